@@ -1,0 +1,45 @@
+"""Tuned cuTile kernels, shipped and not discovered. Light and lazy: imports neither torch nor cuda.tile."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from aot_tune.arch import Arch as Arch
+    from aot_tune.bucket import Exact as Exact
+    from aot_tune.bucket import Pow2 as Pow2
+    from aot_tune.config import Config as Config
+    from aot_tune.device import Device as Device
+    from aot_tune.problem import Problem as Problem
+    from aot_tune.tunable import Close as Close
+    from aot_tune.tunable import Tunable as Tunable
+    from aot_tune.tunable import Work as Work
+
+_HOMES = {
+    "Arch": "arch",
+    "Close": "tunable",
+    "Config": "config",
+    "Device": "device",
+    "Exact": "bucket",
+    "Pow2": "bucket",
+    "Problem": "problem",
+    "Tunable": "tunable",
+    "Work": "tunable",
+}
+
+__all__ = ["Arch", "Close", "Config", "Device", "Exact", "Pow2", "Problem", "Tunable", "Work", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'aot_tune' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(import_module(f"aot_tune.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,142 @@
+"""GPU architectures: parse, order and print their names; which GPUs this machine has. Creates no CUDA context."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aot_tune.errors import ArchError
+
+_NAME = re.compile(r"(?:sm_?|compute_?)?(\d{2,3})[af]?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, order=True)
+class Arch:
+    """A GPU architecture such as ``sm90``. Ordered by compute capability."""
+
+    major: int
+    """Compute capability, major."""
+
+    minor: int
+    """Compute capability, minor."""
+
+    @classmethod
+    def parse(cls, name: str | Sequence[int] | Arch) -> Arch:
+        """Read ``sm90``, ``sm_90``, ``90``, ``90a``, ``9.0`` or ``(9, 0)``.
+
+        Raises:
+            ArchError: It names no architecture that cuTile compiles for.
+        """
+        if isinstance(name, Arch):
+            return name
+        if isinstance(name, str):
+            text = name.strip()
+            dotted = re.fullmatch(r"(\d{1,2})\.(\d)", text)
+            found = _NAME.fullmatch(text)
+            if dotted:
+                arch = cls(int(dotted[1]), int(dotted[2]))
+            elif found:
+                arch = cls(int(found[1][:-1]), int(found[1][-1]))
+            else:
+                raise ArchError(f"no GPU architecture is called {name!r}; write one of {_known_names()}")
+        else:
+            major, minor = name
+            arch = cls(major, minor)
+        if arch not in KNOWN_ARCHS:
+            raise ArchError(f"cuTile does not compile for {name!r}; write one of {_known_names()}")
+        return arch
+
+    def __str__(self) -> str:
+        return f"sm{self.major}{self.minor}"
+
+    @property
+    def cutile_name(self) -> str:
+        """The name cuTile and its compiler use, ``sm_90``."""
+        return f"sm_{self.major}{self.minor}"
+
+
+KNOWN_ARCHS: tuple[Arch, ...] = tuple(
+    Arch(*capability)
+    for capability in (
+        (8, 0), (8, 6), (8, 7), (8, 8), (8, 9), (9, 0), (10, 0), (10, 3), (10, 7), (11, 0), (12, 0), (12, 1),
+    )
+)  # fmt: skip
+"""What tileiras 13.4 compiles for, oldest first."""
+
+
+def _known_names() -> str:
+    return " ".join(str(arch) for arch in KNOWN_ARCHS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU of this machine, as NVML tells it."""
+
+    index: int
+    """Its place among the devices this process may use, as torch counts them (``cuda:<index>``)."""
+
+    name: str
+    """The product's name, ``NVIDIA H200``."""
+
+    arch: Arch | None
+    """Its architecture; None where cuTile does not compile for it."""
+
+    uuid: str
+    """NVML's identifier, ``GPU-…``."""
+
+
+def visible_gpus() -> tuple[Gpu, ...] | None:
+    """The GPUs this process may use, without creating a CUDA context (58 ms, measured on an H200 host).
+
+    Honours CUDA_VISIBLE_DEVICES by index and by UUID, as the CUDA driver does.
+
+    Returns:
+        The GPUs in torch's order, or None where NVML cannot tell (no driver, no library).
+    """
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # NVML's errors are many and of its own types; each means the same here
+        return None
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        uuids = [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+        gpus = []
+        for place in _visible_places(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids):
+            capability = Arch(*pynvml.nvmlDeviceGetCudaComputeCapability(handles[place]))
+            gpus.append(
+                Gpu(
+                    index=len(gpus),
+                    name=_text(pynvml.nvmlDeviceGetName(handles[place])),
+                    arch=capability if capability in KNOWN_ARCHS else None,
+                    uuid=uuids[place],
+                )
+            )
+        return tuple(gpus)
+    except Exception:  # a MIG slice or a container may forbid some of these questions
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _visible_places(variable: str | None, uuids: Sequence[str]) -> list[int]:
+    """Places in NVML's order that CUDA_VISIBLE_DEVICES admits, in its order; it ends at the first bad token."""
+    if variable is None:
+        return list(range(len(uuids)))
+    places: list[int] = []
+    for token in (part.strip() for part in variable.split(",")):
+        if token.isdigit():
+            matching = [int(token)] if int(token) < len(uuids) else []
+        else:
+            matching = [i for i, uuid in enumerate(uuids) if token and uuid.startswith(token)]
+        if len(matching) != 1 or matching[0] in places:
+            break
+        places.append(matching[0])
+    return places
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,104 @@
+"""A config: the constants and hints one candidate of a search space is made of. Pure: knows no kernel and no file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from aot_tune.errors import DeclarationError
+
+Constant = bool | int | float | str
+"""A ``ct.Constant`` argument that a document can hold."""
+
+HINTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {
+        "num_ctas": (1, 2, 4, 8, 16),
+        "occupancy": tuple(range(1, 33)),
+        "num_worker_warps": (1, 2, 4, 8, 16, 32),
+        "opt_level": (0, 1, 2, 3),
+    }
+)
+"""The hints that ``replace_hints`` takes, in canonical order, each with the values cuTile accepts."""
+
+
+class Config:
+    """One candidate: a kernel's ``ct.Constant`` arguments and its compiler hints. Frozen and hashable.
+
+    Two configs are equal when they hold the same values, whatever the order they were written in. Hints print in the
+    order of `HINTS`; constants as written, which a `Tunable` makes the order of the kernel's parameters.
+
+    Args:
+        constants: Name to bool, int, float or str.
+        hints: Name to int, of `HINTS`.
+
+    Raises:
+        DeclarationError: A value of another type, an unknown hint or a value that cuTile would refuse.
+    """
+
+    __slots__ = ("_hash", "_key", "constants", "hints")
+
+    constants: Mapping[str, Constant]
+    """The kernel's constants."""
+
+    hints: Mapping[str, int]
+    """The compiler hints."""
+
+    def __init__(
+        self, *, constants: Mapping[str, Constant] | None = None, hints: Mapping[str, int] | None = None
+    ) -> None:
+        given_constants, given_hints = dict(constants or {}), dict(hints or {})
+        for name, value in given_constants.items():
+            if not isinstance(value, bool | int | float | str):
+                raise DeclarationError(f"constant {name} is {value!r}; write a bool, int, float or str")
+        for hint, number in given_hints.items():
+            if hint not in HINTS:
+                raise DeclarationError(f"no compiler hint is called {hint!r}; write one of {' '.join(HINTS)}")
+            if isinstance(number, bool) or not isinstance(number, int) or number not in HINTS[hint]:
+                raise DeclarationError(f"hint {hint} is {number!r}; cuTile takes {_values(HINTS[hint])}")
+        ordered_hints = {hint: given_hints[hint] for hint in HINTS if hint in given_hints}
+        # True == 1 in Python, but they are different constants to a kernel: the type is part of the key.
+        key = (
+            frozenset((name, type(value).__name__, value) for name, value in given_constants.items()),
+            tuple(ordered_hints.items()),
+        )
+        object.__setattr__(self, "constants", MappingProxyType(given_constants))
+        object.__setattr__(self, "hints", MappingProxyType(ordered_hints))
+        object.__setattr__(self, "_key", key)
+        object.__setattr__(self, "_hash", hash(key))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Config is frozen; make a new one to change {name}")
+
+    def __getitem__(self, constant: str) -> Constant:
+        """The constant's value."""
+        return self.constants[constant]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Config) and self._key == other._key  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[attr-defined, no-any-return]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (dict(self.constants), dict(self.hints))
+
+    def __repr__(self) -> str:
+        return f"Config({self})"
+
+    def __str__(self) -> str:
+        parts = [f"{name}={value}" for name, value in (*self.constants.items(), *self.hints.items())]
+        return " ".join(parts) or "no constants, no hints"
+
+    def with_constant_order(self, names: tuple[str, ...]) -> Config:
+        """The same config with its constants in the order of `names`."""
+        ordered = {name: self.constants[name] for name in names if name in self.constants}
+        return Config(constants=ordered, hints=self.hints)
+
+
+def _rebuild(constants: dict[str, Constant], hints: dict[str, int]) -> Config:
+    return Config(constants=constants, hints=hints)
+
+
+def _values(values: tuple[int, ...]) -> str:
+    contiguous = len(values) > 5 and values == tuple(range(values[0], values[-1] + 1))
+    return f"{values[0]} to {values[-1]}" if contiguous else ", ".join(map(str, values))

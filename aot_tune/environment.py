@@ -1,0 +1,87 @@
+"""Every environment variable that aot_tune reads, in one place. Read when asked, so that a test or a fork may set them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from aot_tune.errors import UsageError
+
+TABLES = "AOT_TUNE_TABLES"
+CACHE_DIR = "AOT_TUNE_CACHE_DIR"
+CONFIG = "AOT_TUNE_CONFIG"
+RANKED = "AOT_TUNE_RANKED"
+SEARCH_SECONDS = "AOT_TUNE_SEARCH_SECONDS"
+LOG = "AOT_TUNE_LOG"
+DISABLE = "DISABLE_AUTOTUNE"
+
+DESCRIPTIONS = {
+    TABLES: "folders of tables (joined as in PATH) read before a package's own; the only place predicted entries are read",
+    CACHE_DIR: "where live searches are remembered; default: the user's cache folder",
+    CONFIG: "'default' launches every kernel with its default config: the A/B switch",
+    RANKED: "the world size of this process where nothing else tells it; above 1 it never searches nor reads the cache",
+    SEARCH_SECONDS: "the longest live search that a miss may start, seconds; default 1",
+    LOG: "'1' prints each choice and its reason to stderr, once per unseen problem",
+    DISABLE: "'1' forbids live searches, as it does for Triton and others",
+}
+"""What each does, one line: the README's table and `aot-tune doctor` print this."""
+
+DEFAULT_SEARCH_SECONDS = 1.0
+"""A miss over prebuilt cubins costs 44 ms and eight compilations 5 s (measured, H200): the limit admits the first."""
+
+
+def table_folders() -> tuple[Path, ...]:
+    """The folders named by AOT_TUNE_TABLES, in order."""
+    return tuple(Path(part) for part in os.environ.get(TABLES, "").split(os.pathsep) if part)
+
+
+def cache_folder() -> Path | None:
+    """The folder named by AOT_TUNE_CACHE_DIR."""
+    named = os.environ.get(CACHE_DIR)
+    return Path(named) if named else None
+
+
+def forces_default() -> bool:
+    """Whether AOT_TUNE_CONFIG asks for defaults.
+
+    Raises:
+        UsageError: It holds anything but ``default`` or nothing.
+    """
+    value = os.environ.get(CONFIG, "")
+    if value not in ("", "default"):
+        raise UsageError(f"{CONFIG}={value!r}: write 'default' to launch defaults, or unset it")
+    return value == "default"
+
+
+def search_seconds() -> float:
+    """The longest live search, seconds; 0 forbids it."""
+    value = os.environ.get(SEARCH_SECONDS, "")
+    if not value:
+        return DEFAULT_SEARCH_SECONDS
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise UsageError(f"{SEARCH_SECONDS}={value!r}: write a number of seconds, 0 to forbid live searches")
+    return seconds
+
+
+def search_disabled() -> bool:
+    """Whether DISABLE_AUTOTUNE forbids live searches."""
+    return _on(DISABLE)
+
+
+def logs_choices() -> bool:
+    """Whether AOT_TUNE_LOG asks for each choice to be printed."""
+    return _on(LOG)
+
+
+def world_size() -> int:
+    """The largest world size that AOT_TUNE_RANKED or WORLD_SIZE tells; 1 where neither is a number."""
+    told = [os.environ.get(name, "") for name in (RANKED, "WORLD_SIZE")]
+    return max([1, *(int(value) for value in told if value.isdigit())])
+
+
+def _on(name: str) -> bool:
+    return os.environ.get(name, "").strip().lower() not in ("", "0", "false", "no", "off")

@@ -1,0 +1,73 @@
+"""Every error and warning that aot_tune raises, under one root. Knows nothing of the rest."""
+
+from __future__ import annotations
+
+
+class AotTuneError(Exception):
+    """The root: catching it catches all that aot_tune raises on purpose."""
+
+
+class UsageError(AotTuneError):
+    """A request that cannot be met as it was written: an unknown arch, kernel or problem (exit code 2)."""
+
+
+class ArchError(UsageError):
+    """A text that names no GPU architecture."""
+
+
+class DeclarationError(AotTuneError):
+    """A kernel's declaration contradicts itself; the message says what to write instead."""
+
+
+class TableError(AotTuneError):
+    """A document that is not a table of this schema. Names the place as a dotted path.
+
+    Attributes:
+        path: Where in the document, such as ``entries[3].config.hints.num_ctas``; empty for the whole.
+        problem: What was found and what was expected.
+    """
+
+    def __init__(self, problem: str, path: str = "") -> None:
+        super().__init__(f"{problem} (at {path})" if path else problem)
+        self.problem = problem
+        self.path = path
+
+
+class NewerSchemaError(TableError):
+    """A table written by a later release of aot_tune."""
+
+
+class StoreError(AotTuneError):
+    """A folder or file of tables cannot be read or written; names the path and the next step."""
+
+
+class TuneError(AotTuneError):
+    """A sweep cannot start, go on or publish; names the reason and the next step (exit code 1)."""
+
+
+class JournalMismatchError(TuneError):
+    """A sweep's journal was made under other conditions: driver, compiler, source or GPU changed."""
+
+
+class LaunchError(AotTuneError):
+    """A call's arguments cannot be launched: names the argument and what to pass instead."""
+
+
+class CutileError(AotTuneError):
+    """cuTile cannot do what was asked of it in this installation: a version, the compiler, a symbol."""
+
+
+class AotTuneWarning(UserWarning):
+    """The root of the warnings. Serving goes on after each of them."""
+
+
+class TableWarning(AotTuneWarning):
+    """A table was left out or is used with a reservation."""
+
+
+class MissWarning(AotTuneWarning):
+    """A problem has no tuned entry; names the command that would tune it."""
+
+
+class CacheWarning(AotTuneWarning):
+    """The user's cache was left out or could not be written."""

@@ -1,0 +1,63 @@
+"""Random tensors for a declaration's ``make_args``: the same from the same seed, and shapes alone on device "meta"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def _generator(device: torch.device, seed: int) -> torch.Generator | None:
+    return None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
+
+
+def randn(
+    shape: Sequence[int],
+    dtype: str | torch.dtype,
+    device: str | torch.device,
+    seed: int,
+    *,
+    scale: float = 1.0,
+) -> torch.Tensor:
+    """Normally distributed values, drawn in float32 where `dtype` has no generator of its own.
+
+    Args:
+        shape: Sizes.
+        dtype: A torch dtype or its name, ``bfloat16``.
+        device: A torch device; ``meta`` gives a tensor without storage.
+        seed: Equal seeds give equal values on one device; give each argument a seed of its own.
+        scale: Standard deviation.
+    """
+    device, dtype = torch.device(device), named_dtype(dtype)
+    direct = dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    values = torch.randn(
+        tuple(shape), dtype=dtype if direct else torch.float32, device=device, generator=_generator(device, seed)
+    )
+    if scale != 1.0:
+        values.mul_(scale)
+    return values if direct else values.to(dtype)
+
+
+def randint(
+    shape: Sequence[int], low: int, high: int, dtype: str | torch.dtype, device: str | torch.device, seed: int
+) -> torch.Tensor:
+    """Integers from `low` up to but not `high`, evenly distributed; arguments as `randn`."""
+    device = torch.device(device)
+    return torch.randint(
+        low, high, tuple(shape), dtype=named_dtype(dtype), device=device, generator=_generator(device, seed)
+    )
+
+
+def empty(shape: Sequence[int], dtype: str | torch.dtype, device: str | torch.device) -> torch.Tensor:
+    """An output to be written; its content is arbitrary."""
+    return torch.empty(tuple(shape), dtype=named_dtype(dtype), device=device)
+
+
+def named_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """The torch dtype called `dtype`, such as ``bfloat16``."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    found = getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"torch has no dtype called {dtype!r}")
+    return found

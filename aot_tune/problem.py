@@ -1,0 +1,79 @@
+"""A problem: the sizes and dtypes of one call, all that a choice of config may depend on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from aot_tune.errors import DeclarationError
+
+Value = int | str | bool
+
+
+class Problem(Mapping[str, Value]):
+    """Sizes (int) and classes (str or bool: dtypes, layouts, flags) by name. Frozen, hashable; order is kept.
+
+    ``problem["M"]`` and ``problem.M`` read the same value. A ``torch.dtype`` is stored by its name, ``bfloat16``.
+    """
+
+    __slots__ = ("_hash", "_values")
+    _values: dict[str, Value]
+
+    def __init__(self, values: Mapping[str, object]) -> None:
+        plain: dict[str, Value] = {}
+        for name, value in values.items():
+            if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
+                value = str(value).removeprefix("torch.")
+            if not isinstance(value, int | str):
+                raise DeclarationError(
+                    f"a problem's {name} is {value!r} of type {type(value).__name__}; return an int size, "
+                    "a dtype, a str or a bool"
+                )
+            # torch hands out sizes as plain ints in eager mode; a SymInt would not be an int.
+            plain[name] = value
+        object.__setattr__(self, "_values", plain)
+        object.__setattr__(self, "_hash", hash(frozenset(plain.items())))
+
+    def __getitem__(self, name: str) -> Value:
+        return self._values[name]
+
+    def __getattr__(self, name: str) -> Value:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(f"this problem has no {name}; it has {' '.join(self._values)}") from None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a Problem is frozen; use replaced()")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[attr-defined, no-any-return]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Problem) and self._values == other._values
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Problem, (dict(self._values),)
+
+    def __repr__(self) -> str:
+        return f"Problem({self})"
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self._values.items())
+
+    def size(self, name: str) -> int:
+        """The size called `name`; for callers that know it is one."""
+        value = self._values[name]
+        assert isinstance(value, int)
+        return value
+
+    def replaced(self, **values: Value) -> Problem:
+        """The same problem with other values for the named keys."""
+        return Problem({**self._values, **values})

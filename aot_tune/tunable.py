@@ -1,0 +1,231 @@
+"""A kernel's declaration: what an offline build and a launch must know of it. Touches no GPU until it is called."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aot_tune.arch import Arch
+from aot_tune.bucket import Axis, Pow2, bucket_of
+from aot_tune.config import Config
+from aot_tune.device import Device
+from aot_tune.errors import DeclarationError
+from aot_tune.problem import Problem
+
+if TYPE_CHECKING:
+    import torch
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Close:
+    """What an output must equal, and how closely: ``|output - value| <= atol + rtol * |value|`` everywhere."""
+
+    value: torch.Tensor
+    """The right result, in higher precision than the kernel's; any float dtype, the output's shape."""
+
+    rtol: float
+    """Relative tolerance."""
+
+    atol: float
+    """Absolute tolerance, in the output's unit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What one tile (block of work) costs, for the performance model."""
+
+    steps: int = 1
+    """Iterations of the inner loop."""
+
+    flops: float = 0.0
+    """Matrix-unit operations of one step (a multiply-add counts two); 0 for a kernel that uses none."""
+
+    load_bytes: float = 0.0
+    """Bytes loaded in one step."""
+
+    store_bytes: float = 0.0
+    """Bytes written once at the end."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tunable:
+    """A cuTile kernel with its search space, its rules and the shapes it meets in practice.
+
+    `problem`, `args_fn` and `reference` take the arguments of `launch`, by position. Argument names in `outputs`,
+    `inplace` and `reset` are the parameter names of `problem`. Every config handed out has its constants in the order
+    of the kernel's parameters.
+
+    Raises:
+        DeclarationError: The declaration contradicts itself; the message says what to write instead.
+    """
+
+    name: str
+    """Lower-case name, unique in the package; the table's file name."""
+
+    package: str
+    """``__package__`` of the declaring module: its tables lie in ``<top-level package>/tuned_configs``."""
+
+    kernel: Any
+    """The ``@ct.kernel`` object, without the hints that are searched."""
+
+    axes: Mapping[str, Axis]
+    """The sizes of a problem, each ``Pow2()`` or ``Exact()``."""
+
+    problem: Callable[..., Mapping[str, object]]
+    """Launch arguments -> sizes and dtypes, the only things a plan depends on."""
+
+    search_space: Callable[[Arch, Problem], Sequence[Config]]
+    """(arch, problem) -> candidates. Pure: asks for the arch, never looks at the machine."""
+
+    default: Callable[[Arch, Problem], Config]
+    """(arch, problem) -> the config for untuned problems; a member of the search space."""
+
+    grid_fn: Callable[[Config, Device, Problem], tuple[int, ...]]
+    """(config, device, problem) -> one to three block counts."""
+
+    args_fn: Callable[..., tuple[Any, ...]]
+    """(config, *launch arguments) -> the kernel's arguments."""
+
+    make_args: Callable[[Problem, Any, int], tuple[Any, ...]]
+    """(problem, torch device, seed) -> realistic random launch arguments; must take device "meta" too."""
+
+    reference: Callable[..., Mapping[str, Close] | Close]
+    """Launch arguments, before the kernel ran -> what each mutated argument must equal; a lone `Close` when one is."""
+
+    typical: Sequence[Mapping[str, object]]
+    """The problems to sweep; a list or tuple as a value stands for each of its members (a product of all)."""
+
+    legal: Callable[[Config, Arch, Problem], bool | str] = lambda config, arch, problem: True
+    """(config, arch, problem) -> whether it may run; a str says why not. The one statement of what is allowed."""
+
+    outputs: Sequence[str] = ()
+    """Arguments the kernel writes whole; poisoned before a check."""
+
+    inplace: Sequence[str] = ()
+    """Arguments the kernel reads and changes; restored before every trial."""
+
+    reset: Sequence[str] = ()
+    """Arguments the kernel adds to; zeroed before every trial."""
+
+    tiles: Callable[[Config, Problem], int] | None = None
+    """(config, problem) -> blocks of work, for scaling between sizes."""
+
+    work: Callable[[Config, Problem], Work] | None = None
+    """(config, problem) -> what one block of work costs, for the performance model; not for occupancy-only spaces."""
+
+    tables: Path | None = None
+    """A folder of tables in place of the package's own."""
+
+    distribution: str | None = None
+    """The installed distribution that ships the kernel, where its name differs from the package's."""
+
+    def __post_init__(self) -> None:
+        from aot_tune.declaration import check_declaration
+
+        check_declaration(self)
+        from aot_tune.serve.dispatch import attach
+
+        attach(self)
+
+    # Launching --------------------------------------------------------------------------------------------------
+
+    def launch(self, *args: Any, config: Config | None = None) -> None:
+        """Launch the kernel with the config that fits these arguments, on the current stream of their device.
+
+        Replaced on construction by a function made for this declaration (`aot_tune.serve.dispatch`).
+
+        Args:
+            *args: The launch arguments: CUDA tensors and scalars, as `problem` takes them.
+            config: Use this config instead of the tuned one.
+
+        Raises:
+            LaunchError: An argument cannot be launched; it names the argument and what to pass.
+        """
+        raise NotImplementedError  # pragma: no cover - attach() shadows it
+
+    # Asking the declaration -------------------------------------------------------------------------------------
+
+    @cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the launch arguments."""
+        return tuple(inspect.signature(self.problem).parameters)
+
+    @cached_property
+    def constant_names(self) -> tuple[str, ...]:
+        """The kernel's ``ct.Constant`` parameters, in order."""
+        from aot_tune import cutile
+
+        return cutile.constant_parameters(self.kernel)
+
+    @property
+    def mutated(self) -> tuple[str, ...]:
+        """All arguments the kernel writes: outputs, in place, reset."""
+        return (*self.outputs, *self.inplace, *self.reset)
+
+    def problem_of(self, *args: Any) -> Problem:
+        """The problem these launch arguments pose."""
+        return Problem(self.problem(*args))
+
+    def bucket_of(self, problem: Problem) -> Problem:
+        """The bucket a problem belongs to."""
+        return bucket_of(self.axes, problem)
+
+    def space(self, arch: Arch, problem: Problem) -> tuple[Config, ...]:
+        """The search space with its constants in the kernel's order, duplicates kept for the check to find."""
+        return tuple(config.with_constant_order(self.constant_names) for config in self.search_space(arch, problem))
+
+    def default_config(self, arch: Arch, problem: Problem) -> Config:
+        """The default with its constants in the kernel's order."""
+        return self.default(arch, problem).with_constant_order(self.constant_names)
+
+    def refusal(self, config: Config, arch: Arch, problem: Problem) -> str | None:
+        """Why `legal` refuses a config, or None when it may run."""
+        verdict = self.legal(config, arch, problem)
+        if isinstance(verdict, str):
+            return verdict
+        return None if verdict else "legal() refuses it"
+
+    def candidates(self, arch: Arch, problem: Problem) -> tuple[Config, ...]:
+        """The search space without what `legal` refuses."""
+        return tuple(c for c in self.space(arch, problem) if self.refusal(c, arch, problem) is None)
+
+    @cached_property
+    def typical_problems(self) -> tuple[Problem, ...]:
+        """`typical` expanded, in order, without repetitions."""
+        return tuple(dict.fromkeys(_expand(self.typical)))
+
+    @cached_property
+    def buckets(self) -> tuple[Problem, ...]:
+        """The buckets of the typical problems, in order, without repetitions."""
+        return tuple(dict.fromkeys(self.bucket_of(problem) for problem in self.typical_problems))
+
+    def has_pow2_axis(self) -> bool:
+        """Whether any axis is bucketed, so that a bucket holds more than one size."""
+        return any(isinstance(axis, Pow2) for axis in self.axes.values())
+
+    def __repr__(self) -> str:
+        return f"Tunable({self.package}:{self.name})"
+
+
+def _expand(typical: Iterable[Mapping[str, object]]) -> Iterable[Problem]:
+    for shape in typical:
+        choices = [value if isinstance(value, list | tuple) else (value,) for value in shape.values()]
+        for values in itertools.product(*choices):
+            yield Problem(dict(zip(shape, values, strict=True)))
+
+
+def check_name(name: str) -> None:
+    """Refuse names that are no plain file name: ``../x``, absolute, NUL, 300 characters."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise DeclarationError(
+            f"a kernel is called {name!r:.80}; write a lower-case name of letters, digits and underscores, "
+            "at most 64 characters, such as 'rms_norm'"
+        )
