@@ -17,6 +17,7 @@ from importlib import metadata
 from typing import Any
 
 from aot_tune.arch import Arch
+from aot_tune.config import HINTS
 from aot_tune.errors import CutileError
 
 TESTED_VERSIONS = ((1, 6), (1, 7))
@@ -79,6 +80,17 @@ def is_kernel(kernel: object) -> bool:
 def python_function(kernel: Any) -> Any:
     """The Python function a kernel was made of."""
     return kernel._annotated_function.pyfunc
+
+
+def is_kernel_like(value: object) -> bool:
+    """Whether an object is a ``@ct.kernel``, told without importing cuda.tile."""
+    return hasattr(value, "_annotated_function")
+
+
+def default_hints(kernel: Any) -> dict[str, object]:
+    """The hints written in a kernel's decorator."""
+    options = getattr(kernel, "_compiler_options", None)
+    return {name: value for name in HINTS if (value := getattr(options, name, None)) is not None}
 
 
 def constant_parameters(kernel: Any) -> tuple[str, ...]:

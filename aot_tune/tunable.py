@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,8 +19,6 @@ from aot_tune.problem import Problem
 
 if TYPE_CHECKING:
     import torch
-
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,12 +217,3 @@ def _expand(typical: Iterable[Mapping[str, object]]) -> Iterable[Problem]:
         choices = [value if isinstance(value, list | tuple) else (value,) for value in shape.values()]
         for values in itertools.product(*choices):
             yield Problem(dict(zip(shape, values, strict=True)))
-
-
-def check_name(name: str) -> None:
-    """Refuse names that are no plain file name: ``../x``, absolute, NUL, 300 characters."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise DeclarationError(
-            f"a kernel is called {name!r:.80}; write a lower-case name of letters, digits and underscores, "
-            "at most 64 characters, such as 'rms_norm'"
-        )

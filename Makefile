@@ -1,0 +1,88 @@
+# Two commands do everything on a fresh machine: `make tune` and `make test`.
+#
+# PYTHON  the interpreter that makes the virtual environment.
+# VENV    where that environment lies. Empty: none is made and $(PYTHON) is used as it is, for a GPU host
+#         without a network: make bench VENV= PYTHON=python3.12
+PYTHON ?= python3
+VENV ?= .venv
+
+# What `make tune` passes on; unset, the command line's own defaults hold.
+ARCH ?=
+KERNEL ?=
+PROBLEM ?=
+LIMIT ?=
+REQUIRE ?=
+# Further arguments of whatever the target runs.
+ARGS ?=
+
+RUN = $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
+TUNE = $(if $(ARCH),--arch $(ARCH)) $(foreach kernel,$(KERNEL),--kernel $(kernel)) $(if $(PROBLEM),--problem '$(PROBLEM)') \
+       $(if $(LIMIT),--limit $(LIMIT)) $(if $(REQUIRE),--require $(REQUIRE))
+
+.DEFAULT_GOAL := help
+.PHONY: help tune test test-gpu check bench lint fmt wheel clean venv
+
+help: ## print this
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+	@echo
+	@echo '  PYTHON=$(PYTHON)  makes the environment VENV=$(VENV); VENV= (empty) uses PYTHON as it is'
+	@echo '  ARGS=...  is passed on, e.g. make test ARGS="-k bucket"'
+
+tune: venv ## tune for ARCH (default: this GPU, else sm100); KERNEL= PROBLEM= LIMIT= REQUIRE=measured
+	$(RUN) -m aot_tune tune $(strip $(TUNE) $(ARGS))
+
+test: venv ## run the tests that need no GPU
+	$(RUN) -m pytest $(ARGS)
+
+test-gpu: venv ## run the tests that need a GPU
+	$(RUN) -m pytest -m gpu $(ARGS)
+
+check: venv ## check the committed tables against the kernels, as a pull request does
+	$(RUN) -m aot_tune check $(ARGS)
+
+bench: venv ## measure what the README states, on a GPU host
+	$(RUN) -m aot_tune.bench $(ARGS)
+
+lint: venv ## ruff and mypy
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+fmt: venv ## format, and mend what ruff can mend
+	$(RUN) -m ruff check --fix-only .
+	$(RUN) -m ruff format .
+
+wheel: venv ## build dist/*.whl with the tables in it
+	rm -rf dist
+	$(RUN) -m pip wheel -q --no-deps --no-build-isolation -w dist .
+	@$(RUN) -m zipfile -l dist/*.whl | grep 'aot_tune/tuned_configs/.*\.json' \
+	  || { echo 'wheel: no tables in dist/*.whl; expected tuned_configs/<arch>/<kernel>.json beside aot_tune/' >&2; exit 1; }
+
+clean: ## remove build/ (unfinished sweeps too), dist/ and caches; the environment stays
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find aot_tune tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment carries a stamp of all that it was made from: both files, the interpreter and the place, since its
+# scripts hold absolute paths. The stamp is written last, so an interrupted one is made anew. Only a folder that is
+# ours is ever removed: the default one, or one with the mark that is written first.
+define STAMP
+import hashlib, os, sys
+made_from = b"".join(open(name, "rb").read() for name in ("pyproject.toml", ".constraints.txt"))
+print(sys.version.split()[0], sys.base_prefix, os.getcwd(), hashlib.sha256(made_from).hexdigest())
+endef
+export STAMP
+
+venv:
+ifneq ($(VENV),)
+	@want=$$($(PYTHON) -c "$$STAMP") || exit 1; \
+	[ "$$want" != "$$(cat '$(VENV)/made-from' 2>/dev/null)" ] || exit 0; \
+	if [ -e '$(VENV)' ] && [ '$(VENV)' != .venv ] && [ ! -e '$(VENV)/made-by-aot-tune' ]; then \
+	  echo 'make: $(VENV) exists and was not made here; remove it, or name another folder: VENV=...' >&2; exit 1; fi; \
+	base=$$($(PYTHON) -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))') || exit 1; \
+	echo "making $(VENV): $$want" >&2; \
+	rm -rf '$(VENV)' && mkdir -p '$(VENV)' && touch '$(VENV)/made-by-aot-tune' && \
+	"$$base" -m venv '$(VENV)' && \
+	'$(VENV)/bin/python' -m pip install -q -c .constraints.txt hatchling && \
+	'$(VENV)/bin/python' -m pip install -q -c .constraints.txt --no-build-isolation -e '.[dev]' && \
+	echo "$$want" > '$(VENV)/made-from'
+endif

@@ -1,0 +1,196 @@
+"""What a pull request's tables must satisfy, as a list of findings. Needs the declarations, and no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aot_tune import declaration, document, fingerprint, store
+from aot_tune.arch import Arch
+from aot_tune.check_entry import Complaint, entry_complaints
+from aot_tune.errors import ArchError, StoreError, TableError, UsageError
+from aot_tune.table import Table
+
+if TYPE_CHECKING:
+    from aot_tune.discovery import Found
+    from aot_tune.tunable import Tunable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is wrong."""
+
+    path: str
+    """The file or folder."""
+
+    entry: str
+    """The bucket, ``M=64 N=4096``, or another place in the file; empty for the whole."""
+
+    what: str
+    """What is wrong."""
+
+    fix: str
+    """What to do about it."""
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (self.path, self.entry, self.what, self.fix) if part)
+
+
+def check(found: Mapping[str, Found], path: Path | None = None) -> list[Finding]:
+    """Check tables against their kernels' declarations.
+
+    Args:
+        found: The declared kernels by name.
+        path: A table, an arch's folder or a folder of those; None for the tables of every kernel in `found`.
+
+    Raises:
+        UsageError: `path` does not exist.
+    """
+    folders = _package_folders(found.values())
+    if path is None:
+        return [
+            finding for folder, kernels in folders.items() for finding in _root(folder, kernels, own=True)
+        ]
+    if not path.exists():
+        raise UsageError(
+            f"{path} does not exist; give a table, a folder of tables, or nothing for all kernels' own"
+        )
+    here = path.resolve()
+    home = next((folder for folder in folders if folder.resolve() in (here, *here.parents)), None)
+    own = home is not None
+    kernels = folders[home] if home is not None else {name: one.tunable for name, one in found.items()}
+    if not path.is_dir():
+        return list(_table(path, kernels, own=own, place=False))
+    if _arch_called(path.name) is not None:
+        return list(_arch_folder(path, kernels, own=own))
+    return list(_root(path, kernels, own=own))
+
+
+def _package_folders(found: Iterable[Found]) -> dict[Path, dict[str, Tunable]]:
+    folders: dict[Path, dict[str, Tunable]] = {}
+    for one in found:
+        folders.setdefault(store.package_folder(one.tunable), {})[one.tunable.name] = one.tunable
+    return folders
+
+
+def _root(folder: Path, kernels: Mapping[str, Tunable], *, own: bool) -> Iterator[Finding]:
+    """All of a folder of arch folders."""
+    archs = []
+    for child in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if child.is_dir() and _arch_called(child.name) is not None:
+            archs.append(child)
+        elif child.is_dir():
+            yield _finding(child, "no GPU arch is called that", "rename it as sm90 is written, or remove it")
+        else:
+            yield _finding(child, "an unknown file", "tables lie in <arch>/<kernel>.json; remove it")
+    if not archs:
+        names = " ".join(kernels)
+        yield _finding(folder, f"holds no tables for {names}", f"tune them: aot-tune tune {names}")
+    for arch_folder in archs:
+        yield from _arch_folder(arch_folder, kernels, own=own)
+
+
+def _arch_folder(folder: Path, kernels: Mapping[str, Tunable], *, own: bool) -> Iterator[Finding]:
+    """All of one arch's folder."""
+    for child in sorted(folder.iterdir()):
+        if child.suffix != ".json":
+            yield _finding(child, "an unknown file", "an arch's folder holds <kernel>.json only; remove it")
+        elif child.stem not in kernels:
+            known = " ".join(kernels)
+            yield _finding(
+                child, "no declared kernel is called that", f"declared are {known}; remove or rename it"
+            )
+        else:
+            yield from _table(child, kernels, own=own)
+    for name in kernels if own else ():
+        path = folder / f"{name}.json"
+        if not path.exists():
+            yield _finding(path, f"{name} has no table for {folder.name}", _tune(name, folder.name))
+
+
+def _table(path: Path, kernels: Mapping[str, Tunable], *, own: bool, place: bool = True) -> Iterator[Finding]:
+    """One file; `place` says whether its name and folder must agree with its content."""
+    try:
+        data = store.read_bytes(path)
+        table = document.parse(data)
+    except (TableError, StoreError) as error:
+        where, what = (error.path, error.problem) if isinstance(error, TableError) else ("", str(error))
+        yield Finding(
+            path=str(path), entry=where, what=what, fix="restore it from version control, or tune again"
+        )
+        return
+    yield from _bytes_findings(path, table, data)
+    if place and (table.kernel, str(table.arch)) != (path.stem, path.parent.name):
+        there = f"{table.arch}/{table.kernel}.json"
+        yield _finding(path, f"it is the table of {table.kernel} on {table.arch}", f"move it to {there}")
+    if table.kernel not in kernels:
+        known = " ".join(kernels)
+        yield _finding(path, f"no declared kernel is called {table.kernel}", f"declared are {known}")
+        return
+    tunable = kernels[table.kernel]
+    for place_in_file, what, fix in _table_complaints(table, tunable, own=own):
+        yield Finding(path=str(path), entry=place_in_file, what=what, fix=fix)
+
+
+def _bytes_findings(path: Path, table: Table, data: bytes) -> Iterator[Finding]:
+    canonical = document.dump(table)
+    if canonical == data:
+        return
+    pairs = zip(data.splitlines(True), canonical.splitlines(True), strict=False)
+    line = next((i for i, (one, other) in enumerate(pairs, 1) if one != other), None)
+    where = f"line {line}" if line else "the end"
+    yield _finding(
+        path, f"not the bytes that aot-tune writes, from {where} on", "do not edit tables; tune again"
+    )
+
+
+def _table_complaints(table: Table, tunable: Tunable, *, own: bool) -> Iterator[tuple[str, str, str]]:
+    """(place, what, what to do) for all that holds against one table."""
+    again = _tune(table.kernel, str(table.arch))
+    if list(table.axes.items()) != list(tunable.axes.items()):
+        declared = " ".join(f"{name}:{axis.kind}" for name, axis in tunable.axes.items())
+        yield "axes", f"the declaration has {declared}", again
+        return
+    if table.source_hash != (fresh := fingerprint.source_hash(tunable)):
+        yield (
+            "source_hash",
+            f"the kernel's code has changed: it is {table.source_hash}, the code's {fresh}",
+            again,
+        )
+    for problem in declaration.declaration_problems(tunable, table.arch):
+        yield "", problem, "correct the declaration"
+    for what, fix in _portfolio_complaints(table, tunable):
+        yield "portfolio", what, fix
+    for entry in table.entries:
+        complaints = entry_complaints(table, tunable, entry, own=own)
+        yield from ((str(entry.bucket), what, fix or again) for what, fix in complaints)
+    for bucket in tunable.buckets:
+        if table.entry(bucket) is None:
+            yield str(bucket), "a declared shape has no entry", again
+
+
+def _portfolio_complaints(table: Table, tunable: Tunable) -> Iterator[Complaint]:
+    for config in table.portfolio:
+        if tuple(config.constants) != tunable.constant_names:
+            wanted = " ".join(tunable.constant_names) or "none"
+            yield f"{config} does not hold the kernel's constants in their order: {wanted}", "tune again"
+        elif not any(config in tunable.candidates(table.arch, entry.bucket) for entry in table.entries):
+            yield f"{config} is legal and in the search space for no entry", "tune again"
+
+
+def _arch_called(name: str) -> Arch | None:
+    try:
+        arch = Arch.parse(name)
+    except ArchError:
+        return None
+    return arch if str(arch) == name else None
+
+
+def _finding(path: Path, what: str, fix: str) -> Finding:
+    return Finding(path=str(path), entry="", what=what, fix=fix)
+
+
+def _tune(kernel: str, arch: str) -> str:
+    return f"run aot-tune tune {kernel} --arch {arch}"

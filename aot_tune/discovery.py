@@ -1,0 +1,121 @@
+"""Find declarations: by the entry-point group ``aot_tune.tunables`` or by module name. Touches no GPU, reads no table."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+from aot_tune.errors import DeclarationError, UsageError
+from aot_tune.tunable import Tunable
+
+GROUP = "aot_tune.tunables"
+"""Each entry point of this group names a module that declares kernels: ``mylib = "mylib.kernels"``."""
+
+OWN_KERNELS = "aot_tune.kernels"
+"""The shipped kernels: found in a checkout too, where nothing is installed that could declare an entry point."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A declaration and where it was found."""
+
+    module: str
+    """The module whose import makes it; another process finds it again by this and its name."""
+
+    tunable: Tunable
+    """The declaration."""
+
+
+def find_tunables(modules: Sequence[str] = ()) -> dict[str, Found]:
+    """All declarations of the named modules; without names, those of every installed entry point.
+
+    The current folder is importable, as it is for ``python -m``. A package is searched with all its modules' globals
+    that it imports itself, not by walking its files.
+
+    Args:
+        modules: Module names such as ``mylib.kernels``; or a path to one, ``mylib/kernels.py``.
+
+    Returns:
+        Kernel name to declaration, in the order found.
+
+    Raises:
+        UsageError: A module cannot be imported or declares nothing, or two declare the same name.
+    """
+    found: dict[str, Found] = {}
+    for module in modules or installed_modules():
+        module = _module_name(module)
+        here = list(_tunables_in(module))
+        if not here:
+            raise UsageError(
+                f"module {module} declares no kernel: it has no global that is a Tunable; "
+                "name the module that holds one, or import them there"
+            )
+        for one in here:
+            other = found.get(one.tunable.name)
+            if other is not None and other.tunable is not one.tunable:
+                raise UsageError(
+                    f"two kernels are called {one.tunable.name!r}: one in {other.module}, one in {module}; "
+                    "name one module with --module"
+                )
+            found.setdefault(one.tunable.name, one)
+    return found
+
+
+def load(module: str, name: str) -> Tunable:
+    """The declaration called `name` in a module: how a child process finds what its parent found.
+
+    Raises:
+        UsageError: The module cannot be imported or has no such kernel; it lists those that it has.
+    """
+    here = {found.tunable.name: found.tunable for found in _tunables_in(module)}
+    if name not in here:
+        raise UsageError(f"module {module} declares no kernel {name!r}; it has {' '.join(sorted(here)) or 'none'}")
+    return here[name]
+
+
+def installed_modules() -> list[str]:
+    """The modules of the entry points, the shipped kernels first."""
+    named = [point.value.partition(":")[0] for point in metadata.entry_points(group=GROUP)]
+    return list(dict.fromkeys([OWN_KERNELS, *sorted(named)]))
+
+
+def _tunables_in(module: str) -> Iterable[Found]:
+    """The Tunables among a module's globals, each once, in the order of their definition."""
+    seen: set[int] = set()
+    for value in vars(_imported(module)).values():
+        if isinstance(value, Tunable) and id(value) not in seen:
+            seen.add(id(value))
+            yield Found(module=module, tunable=value)
+
+
+def _imported(module: str) -> object:
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(module)
+    except DeclarationError:
+        raise  # it names the place and the next step already
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if module == missing or module.startswith(missing + "."):
+            raise UsageError(
+                f"no module is called {module!r} here ({os.getcwd()}) or on the Python path; "
+                "write it as Python imports it, mylib.kernels"
+            ) from error
+        raise UsageError(f"module {module} needs {missing!r}, which is not installed") from error
+    except Exception as error:
+        raise UsageError(f"module {module} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _module_name(text: str) -> str:
+    """``mylib/kernels.py`` and ``mylib/kernels`` as ``mylib.kernels``; a module name as it is."""
+    if not text.endswith(".py") and os.sep not in text:
+        return text
+    relative = os.path.relpath(text) if os.path.isabs(text) else os.path.normpath(text)
+    if relative.startswith(os.pardir):
+        raise UsageError(f"{text} lies outside of the current folder; go to its package's folder, or name the module")
+    return relative.removesuffix(".py").removesuffix(os.sep).replace(os.sep, ".")

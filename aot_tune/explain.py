@@ -1,0 +1,157 @@
+"""Why a problem gets its config, as data: the ladder's answer and the times it compared. Launches nothing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aot_tune import environment
+from aot_tune.arch import Arch
+from aot_tune.config import Config
+from aot_tune.problem import Problem
+from aot_tune.serve import loader
+from aot_tune.serve.index import Index
+from aot_tune.serve.rank import is_rank
+from aot_tune.serve.resolve import Choice, Legality, Source, resolve, tune_command
+from aot_tune.text import aligned
+from aot_tune.tunable import Tunable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """What the rule inside the bucket expects of one config."""
+
+    config: Config
+    """The config."""
+
+    us: float
+    """Expected time, microseconds."""
+
+    point: Mapping[str, int]
+    """The measured size that it was told from."""
+
+    scale: float
+    """Waves at the problem over waves at that point."""
+
+    refusal: str | None
+    """Why it may not run for this problem; None when it may."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What a launch of one problem would run, and why."""
+
+    kernel: str
+    """The kernel."""
+
+    arch: Arch
+    """The arch asked for."""
+
+    problem: Problem
+    """The problem."""
+
+    bucket: Problem
+    """The bucket it belongs to."""
+
+    config: Config
+    """The config a launch would take."""
+
+    default: Config
+    """The declaration's default, for comparison."""
+
+    source: Source
+    """The step of the ladder that told it."""
+
+    reason: str
+    """Why, for people."""
+
+    compared: tuple[Compared, ...]
+    """The times that were compared, fastest first; empty where no table had any."""
+
+    remarks: tuple[str, ...]
+    """Warnings of the tables, what a launch would do beyond this, and the command that tunes a miss."""
+
+
+def explain(tunable: Tunable, arch: Arch, problem: Problem) -> Explanation:
+    """Climb the ladder for one problem as a launch on `arch` would, without searching.
+
+    Raises:
+        LaunchError: Nothing may run: the default itself is not legal.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        index = loader.load(tunable, arch)
+    legality = Legality(tunable, arch)
+    choice = resolve(
+        tunable,
+        arch,
+        problem,
+        index,
+        legality,
+        asked_default=environment.forces_default(),
+        remembered=None,
+    )
+    return Explanation(
+        kernel=tunable.name,
+        arch=arch,
+        problem=problem,
+        bucket=tunable.bucket_of(problem),
+        config=choice.config,
+        default=tunable.default_config(arch, problem),
+        source=choice.source,
+        reason=choice.reason,
+        compared=_compared(tunable, arch, problem, index, legality, choice),
+        remarks=(*(str(one.message) for one in caught), *_remarks(tunable, arch, problem, choice)),
+    )
+
+
+def explanation_lines(told: Explanation) -> list[str]:
+    """The explanation for a person."""
+    rows = [
+        (
+            "  *" if one.config == told.config else "   ",
+            f"{one.us:.2f} us",
+            " ".join(f"{name}={size}" for name, size in one.point.items()) or "-",
+            f"x{one.scale:.2f} waves",
+            f"{one.config}" + (" (default)" if one.config == told.default else ""),
+            f"refused: {one.refusal}" if one.refusal else "",
+        )
+        for one in told.compared
+    ]
+    return [
+        f"{told.kernel} {told.problem} on {told.arch}: {told.config}",
+        f"  {told.source}: {told.reason}",
+        *(["  expected of the portfolio and the default, and the point each is told from:"] if rows else []),
+        *aligned(rows),
+        *(f"  remark: {remark}" for remark in told.remarks),
+    ]
+
+
+def _compared(
+    tunable: Tunable, arch: Arch, problem: Problem, index: Index, legality: Legality, choice: Choice
+) -> tuple[Compared, ...]:
+    candidates = (index.own(problem), index.nearest(problem, float("inf")))
+    found = next((one for one in candidates if one is not None and one.entry is choice.entry), None)
+    if found is None:
+        return ()
+    estimates = index.rule(found).estimates(problem, tunable.default_config(arch, problem))
+    return tuple(
+        Compared(
+            config=estimate.config,
+            us=round(estimate.us, 3),
+            point=estimate.point.size,
+            scale=round(estimate.scale, 4),
+            refusal=legality.refusal(estimate.config, problem),
+        )
+        for estimate in estimates
+    )
+
+
+def _remarks(tunable: Tunable, arch: Arch, problem: Problem, choice: Choice) -> list[str]:
+    if not choice.missed:
+        return []
+    remarks = [f"nothing was tuned for it or near it; tune it: {tune_command(tunable, arch, problem)}"]
+    if not (is_rank() or environment.search_disabled()):
+        remarks.append("a launch may search live first, and remember the winner in the user's cache")
+    return remarks

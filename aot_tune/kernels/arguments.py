@@ -1,0 +1,64 @@
+"""What the shipped host functions refuse, each with one error that names the argument. Knows no kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from aot_tune.errors import LaunchError
+
+LARGEST_INDEX = 2**31 - 1
+"""Sizes and strides are 32-bit numbers to a cuTile kernel, which takes larger ones without a word and cuts them.
+
+Addresses are computed in 64 bits, so a tensor may have more elements than this.
+"""
+
+
+def check_rank(kernel: str, name: str, tensor: torch.Tensor, shape: str) -> None:
+    """Refuse what is no tensor with as many dimensions as `shape` names, ``"tokens heads head_dim"``."""
+    rank = len(shape.split())
+    if not isinstance(tensor, torch.Tensor) or tensor.dim() != rank:
+        found = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else f"a {type(tensor).__name__}"
+        raise LaunchError(f"{kernel}: {name} is {found}; pass a tensor of shape ({', '.join(shape.split())})")
+
+
+def check_shape(kernel: str, name: str, tensor: torch.Tensor, shape: tuple[int, ...], reason: str) -> None:
+    """Refuse a tensor of another shape than `shape`; `reason` says where that comes from."""
+    if tensor.shape != shape:
+        raise LaunchError(f"{kernel}: {name} has shape {tuple(tensor.shape)}; {reason} asks for {tuple(shape)}")
+
+
+def check_dtype(kernel: str, name: str, tensor: torch.Tensor, *allowed: torch.dtype) -> None:
+    """Refuse a tensor of a dtype that is not among `allowed`."""
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype not in allowed:
+        found = _plain(tensor.dtype) if isinstance(tensor, torch.Tensor) else f"a {type(tensor).__name__}"
+        raise LaunchError(
+            f"{kernel}: {name} is {found}; pass {' or '.join(map(_plain, allowed))} "
+            f"({name}.to(...) converts)"
+        )
+
+
+def check_sizes(kernel: str, **tensors: torch.Tensor) -> None:
+    """Refuse tensors on different devices, and sizes and strides that a kernel cannot index with."""
+    device = None
+    for name, tensor in tensors.items():
+        if device is not None and tensor.device != device:
+            raise LaunchError(f"{kernel}: {name} is on {tensor.device}, the tensors before it on {device}; move it")
+        device = tensor.device
+        if max(tensor.shape, default=0) > LARGEST_INDEX or max(tensor.stride(), default=0) > LARGEST_INDEX:
+            raise LaunchError(
+                f"{kernel}: {name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}; the kernel indexes "
+                f"with 32 bits: keep each at most {LARGEST_INDEX}, in several calls if need be"
+            )
+
+
+def check_apart(kernel: str, out: torch.Tensor, **inputs: torch.Tensor) -> None:
+    """Refuse an output that starts where an input does: the compiler is told that arguments never overlap."""
+    for name, tensor in inputs.items():
+        if out.data_ptr() == tensor.data_ptr():
+            raise LaunchError(f"{kernel}: out and {name} share memory; pass another tensor as out, or none")
+
+
+def _plain(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")

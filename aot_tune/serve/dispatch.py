@@ -1,0 +1,320 @@
+"""From launch arguments to a launch: memo, plan, kernel. Knows nothing of documents, and of searching only whom to ask."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from aot_tune import environment
+from aot_tune.arch import Arch
+from aot_tune.config import Config
+from aot_tune.device import Device
+from aot_tune.errors import LaunchError, MissWarning, TableWarning
+from aot_tune.problem import Problem
+from aot_tune.serve import loader
+from aot_tune.serve.arguments import check_arguments, check_problem, explain
+from aot_tune.serve.hinted import HintedKernels
+from aot_tune.serve.index import Found, Index
+from aot_tune.serve.rank import is_rank
+from aot_tune.serve.reads import Followed, Passed, follow_args, follow_problem
+from aot_tune.serve.resolve import Choice, Legality, miss_message, resolve
+from aot_tune.serve.runtime import Runtime, runtime
+from aot_tune.serve.search import LiveSearch, Occasion
+from aot_tune.serve.template import Form, Kind, LaunchFunction
+from aot_tune.tunable import Tunable
+
+_MOST_PLANS = 4096
+"""Plans kept in each memo, a few MB for a kernel; more shapes than a server meets again soon."""
+
+_MOST_WARNINGS = 32
+"""Misses that are warned of by name; a server that meets more has read the first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All that a launch of one problem needs besides its arguments."""
+
+    choice: Choice
+    """The config and why."""
+
+    grid: tuple[int, ...]
+    """One to three block counts."""
+
+    kernel: Any
+    """The hinted kernel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Machine:
+    """One GPU of this process, and what is known for its arch."""
+
+    device: Device
+    index: Index
+    legality: Legality
+
+
+class _Guard:
+    """The lock of the slow path; a forked child gets a fresh one, since its holder stayed in the parent."""
+
+    lock = threading.RLock()
+
+    @classmethod
+    def renew(cls) -> None:
+        cls.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_Guard.renew)
+
+_DISPATCHERS: WeakKeyDictionary[Tunable, Dispatcher] = WeakKeyDictionary()
+
+
+def attach(tunable: Tunable) -> None:
+    """Give a declaration its `launch`: read its tables for this machine's GPUs and make their kernels."""
+    dispatcher = Dispatcher(tunable)
+    for arch in loader.archs_to_load(tunable):
+        dispatcher.load(arch)
+    _DISPATCHERS[tunable] = dispatcher
+    object.__setattr__(tunable, "launch", dispatcher.launch)
+
+
+def dispatcher_of(tunable: Tunable) -> Dispatcher:
+    """The dispatcher that `attach` made."""
+    return _DISPATCHERS[tunable]
+
+
+class Dispatcher:
+    """Launches one declaration. `launch` is the function users call; the rest is its slow path.
+
+    Two memos: what a call's arguments are read for -> the plan as the launch function wants it, and (GPU, problem)
+    -> `Plan`. Both are bounded, and both are read without a lock.
+    """
+
+    def __init__(self, tunable: Tunable) -> None:
+        self._tunable = tunable
+        self.kernels = HintedKernels(tunable)
+        self._function = LaunchFunction(tunable.name, tunable.problem, self._slow)
+        self.launch = self._function.call
+        self._form: Form | None = None
+        self._key: Any = None
+        self._memo: dict[Any, tuple[Any, ...]] = {}
+        self._plans: dict[tuple[int, Problem, Config | None], Plan] = {}
+        self._indexes: dict[Arch, Index] = {}
+        self._machines: dict[int, _Machine] = {}
+        self._search = LiveSearch(tunable, self.kernels)
+        self._checked: set[Arch] = set()
+        self._warned: set[Problem] = set()
+        self._ranked = False
+
+    # Loading -------------------------------------------------------------------------------------------------------
+
+    def load(self, arch: Arch) -> Index:
+        """The tables for an arch; read once, with the kernels of their configs and of the default."""
+        with _Guard.lock:
+            if arch not in self._indexes:
+                index = loader.load(self._tunable, arch)
+                for shipped in index.tables:
+                    for config in (*shipped.table.portfolio, *(e.config for e in shipped.table.entries)):
+                        self.kernels.of(config.hints)
+                for problem in self._tunable.typical_problems[:1]:
+                    self.kernels.of(self._tunable.default(arch, problem).hints)
+                self._indexes[arch] = index
+            return self._indexes[arch]
+
+    def _machine(self, number: int, here: Runtime) -> _Machine:
+        machine = self._machines.get(number)
+        if machine is None:
+            device = here.device(number)
+            machine = _Machine(
+                device=device, index=self.load(device.arch), legality=Legality(self._tunable, device.arch)
+            )
+            self._machines[number] = machine
+        self._check_source(machine.device.arch, machine.index)
+        return machine
+
+    def _check_source(self, arch: Arch, index: Index) -> None:
+        """Warn once of tables made of other source. Not at import: hashing the source takes milliseconds."""
+        if arch in self._checked or not index.tables:
+            return
+        self._checked.add(arch)
+        from aot_tune.fingerprint import source_hash
+
+        now = source_hash(self._tunable)
+        for shipped in index.tables:
+            if shipped.table.source_hash != now:
+                _warn(
+                    f"{shipped.path} was tuned for other source of {self._tunable.name} "
+                    f"({shipped.table.source_hash}, now {now}); it is used, since the kernel's constants still match; "
+                    f"tune again: aot-tune tune {self._tunable.name} --arch {arch}",
+                    TableWarning,
+                )
+
+    # Choosing ------------------------------------------------------------------------------------------------------
+
+    def choice(self, arch: Arch, problem: Problem, *, config: Config | None = None) -> Choice:
+        """What a launch of this problem would run on an arch, without a GPU and without searching."""
+        index = self.load(arch)
+        remembered = None if is_rank() else self._search.remembered(arch, None)
+        return resolve(
+            self._tunable, arch, problem, index, Legality(self._tunable, arch),
+            given=config, asked_default=environment.forces_default(), remembered=remembered,
+        )  # fmt: skip
+
+    def _plan(self, number: int, problem: Problem, given: Config | None, args: tuple[Any, ...], here: Runtime) -> Plan:
+        ranked = is_rank()
+        if ranked != self._ranked:  # it became one of several: what it chose for itself must go
+            self._ranked = ranked
+            self._plans.clear()
+            self._memo.clear()
+        key = (number, problem, given)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._new_plan(number, problem, given, args, here)
+            with _Guard.lock:
+                _put(self._plans, key, plan)
+        return plan
+
+    def _new_plan(
+        self, number: int, problem: Problem, given: Config | None, args: tuple[Any, ...], here: Runtime
+    ) -> Plan:
+        machine = self._machine(number, here)
+        arch = machine.device.arch
+
+        def search(wanted: Problem, nearest: Found | None) -> Config | None:
+            occasion = Occasion(
+                problem=wanted, args=args, number=number, device=machine.device, index=machine.index,
+                legality=machine.legality, nearest=nearest, here=here,
+            )  # fmt: skip
+            return self._search.winner(occasion)
+
+        choice = resolve(
+            self._tunable, arch, problem, machine.index, machine.legality,
+            given=given, asked_default=environment.forces_default(),
+            remembered=None if self._ranked else self._search.remembered(arch, machine.device.name),
+            search=None if self._ranked else search,
+        )  # fmt: skip
+        grid = tuple(self._tunable.grid_fn(choice.config, machine.device, problem))
+        if not 1 <= len(grid) <= 3 or not all(isinstance(blocks, int) and blocks > 0 for blocks in grid):
+            raise LaunchError(
+                f"{self._tunable.name}: grid_fn gives {grid!r} for {problem} with {choice.config}; "
+                "return one to three counts of blocks, ints of 1 or more"
+            )
+        self._tell(arch, problem, choice)
+        return Plan(choice=choice, grid=grid, kernel=self.kernels.of(choice.config.hints))
+
+    def _tell(self, arch: Arch, problem: Problem, choice: Choice) -> None:
+        """Log the choice where asked to, and warn once of a miss."""
+        if environment.logs_choices():
+            name = self._tunable.name
+            sys.stderr.write(f"aot_tune: {name} {problem} on {arch}: {choice.config} ({choice.source}: {choice.reason})\n")
+        if not choice.missed or problem in self._warned or len(self._warned) > _MOST_WARNINGS:
+            return
+        self._warned.add(problem)
+        if len(self._warned) <= _MOST_WARNINGS:
+            _warn(miss_message(self._tunable, arch, problem, choice), MissWarning)
+        else:
+            _warn(
+                f"{self._tunable.name} met more than {_MOST_WARNINGS} problems that nothing was tuned for; "
+                f"further ones are printed only with {environment.LOG}=1",
+                MissWarning,
+            )
+
+    # Launching -----------------------------------------------------------------------------------------------------
+
+    def _slow(self, args: tuple[Any, ...], config: Config | None) -> None:
+        """A call that the memo does not know, with a given config, or with tensors that may require grad."""
+        here = runtime()
+        number = check_arguments(self._tunable, args, here)
+        followed = follow_problem(self._tunable.problem, args, here.tensor_types)
+        if not check_problem(self._tunable, followed.problem):
+            return
+        plan = self._plan(number, followed.problem, config, args, here)
+        kernel_args, passed = follow_args(self._tunable.args_fn, plan.choice.config, args, here.tensor_types)
+        self._fire(number, plan, args, kernel_args, here)
+        if config is None and followed.reads is not None:
+            self._remember(args, followed, passed, plan, here)
+
+    def _fire(
+        self, number: int, plan: Plan, args: tuple[Any, ...], kernel_args: tuple[Any, ...], here: Runtime
+    ) -> None:
+        from cuda.tile import launch
+
+        stream = here.raw_stream(number)
+        try:
+            if not stream and here.current_device() != number:
+                with here.entered(number):
+                    launch(stream, plan.grid, plan.kernel, kernel_args)
+            else:
+                launch(stream, plan.grid, plan.kernel, kernel_args)
+        except (TypeError, ValueError) as error:
+            explain(self._tunable, error, args, here)
+            raise
+
+    def _remember(
+        self, args: tuple[Any, ...], followed: Followed, passed: Passed | None, plan: Plan, here: Runtime
+    ) -> None:
+        with _Guard.lock:
+            form = self._grown(args, followed, passed, here)
+            if form != self._form:
+                self._key, self._memo = self._function.become(form, self._names(here))
+                self._form = form
+            if form.layout is None:
+                row: tuple[Any, ...] = (plan.grid, plan.kernel, plan.choice.config)
+            else:
+                assert passed is not None
+                row = (plan.grid, plan.kernel, *passed.constants)
+            try:
+                _put(self._memo, self._key(*args), row)
+            except TypeError:
+                return  # an argument used by its value has no hash: its plan is asked for at each launch
+
+    def _grown(
+        self, args: tuple[Any, ...], followed: Followed, passed: Passed | None, here: Runtime
+    ) -> Form:
+        """What is known after this call; it only ever grows, so that it settles."""
+        kinds: tuple[Kind, ...] = tuple("tensor" if type(a) in here.tensor_types else "plain" for a in args)
+        reads = (followed.reads or frozenset()) | (passed.reads if passed else frozenset())
+        layout = passed.layout if passed else None
+        known = self._form
+        if known is not None:
+            kinds = tuple(now if now == before else "mixed" for now, before in zip(kinds, known.kinds, strict=True))
+            reads |= known.reads
+            layout = layout if layout == known.layout else None
+        several = here.device_count() > 1
+        return Form(kinds=kinds, reads=reads, layout=layout, several_devices=several)
+
+    def _names(self, here: Runtime) -> dict[str, Any]:
+        from cuda.tile import launch
+
+        return {
+            "ct_launch": launch,
+            "raw_stream": here.raw_stream,
+            "current_device": here.current_device,
+            "grad_enabled": here.grad_enabled,
+            "entered": here.entered,
+            "tensors": frozenset(here.tensor_types),
+            "args_fn": self._tunable.args_fn,
+            "explain": lambda error, args: explain(self._tunable, error, args, here),
+        }
+
+
+def _put(memo: dict[Any, Any], key: Any, value: Any) -> None:
+    """Add to a bounded memo; a full one first forgets its older half, which costs nothing until then."""
+    if len(memo) >= _MOST_PLANS:
+        for old in list(islice(memo, _MOST_PLANS // 2)):
+            memo.pop(old, None)
+    memo[key] = value
+
+
+def _warn(message: str, category: type[Warning]) -> None:
+    """Warn at the caller's line. Each message is warned of once by us: Python's own registry would keep every text."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("aot_tune."):
+        frame = frame.f_back
+    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, registry={})

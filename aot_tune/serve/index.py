@@ -1,0 +1,125 @@
+"""Find an entry of the loaded tables: a bucket's own, or the nearest, in microseconds for any problem. Pure.
+
+`aot_tune.bucket.nearest` states the rule; this gives its answer without walking every bucket, which on a table of
+360 entries takes over a millisecond.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aot_tune.bucket import Axes, Pow2, bucket_of, classes
+from aot_tune.problem import Problem, Value
+from aot_tune.rule import BucketRule, Tiles, rule_of
+from aot_tune.table import Entry, Table
+
+Classes = frozenset[tuple[str, Value]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shipped:
+    """A table that was read and fits the declaration."""
+
+    table: Table
+    """Its values, without entries that may not be used here."""
+
+    path: Path
+    """Where it was read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """An entry and the table it is of."""
+
+    entry: Entry
+    """The entry."""
+
+    shipped: Shipped
+    """Its table."""
+
+
+@dataclass(kw_only=True)
+class _Group:
+    """The entries of equal classes and equal sizes on the Exact axes."""
+
+    exact: tuple[int, ...]
+    """The sizes on the Exact axes."""
+
+    members: list[tuple[tuple[int, ...], int, Found]] = field(default_factory=list)
+    """Exponents of the edges on the Pow2 axes, place in reading order, the entry."""
+
+
+class Index:
+    """The entries of all tables of one kernel on one arch, in reading order.
+
+    Args:
+        axes: The kernel's axes.
+        tiles: The declaration's count of tiles, or None.
+        tables: In the order they are read; the first that has a bucket tells its config.
+    """
+
+    def __init__(self, axes: Axes, tiles: Tiles | None, tables: Sequence[Shipped]) -> None:
+        self.tables = tuple(tables)
+        self._axes = axes
+        self._tiles = tiles
+        self._exact = tuple(name for name, axis in axes.items() if not isinstance(axis, Pow2))
+        self._pow2 = tuple(name for name, axis in axes.items() if isinstance(axis, Pow2))
+        self._own: dict[Problem, Found] = {}
+        self._groups: dict[Classes, dict[tuple[int, ...], _Group]] = {}
+        self._rules: dict[int, BucketRule] = {}
+        for shipped in self.tables:
+            for entry in shipped.table.entries:
+                if entry.bucket not in self._own:
+                    self._add(Found(entry=entry, shipped=shipped))
+
+    def _add(self, found: Found) -> None:
+        bucket = found.entry.bucket
+        place = len(self._own)
+        self._own[bucket] = found
+        exact = tuple(bucket.size(name) for name in self._exact)
+        group = self._groups.setdefault(self._classes(bucket), {}).setdefault(exact, _Group(exact=exact))
+        group.members.append((self._exponents(bucket), place, found))
+
+    def own(self, problem: Problem) -> Found | None:
+        """The entry of the problem's own bucket."""
+        return self._own.get(bucket_of(self._axes, problem))
+
+    def nearest(self, problem: Problem, within: float) -> Found | None:
+        """The closest entry of the same classes: see `aot_tune.bucket.nearest`."""
+        wanted = bucket_of(self._axes, problem)
+        exponents = self._exponents(wanted)
+        exact = tuple(max(wanted.size(name), 1) for name in self._exact)
+        best: tuple[float, tuple[int, ...], int] | None = None
+        chosen: Found | None = None
+        for group in self._groups.get(self._classes(wanted), {}).values():
+            apart = [abs(math.log2(one / max(other, 1))) for one, other in zip(exact, group.exact, strict=True)]
+            outside = sum(apart)
+            if (apart and max(apart) > within) or (best is not None and round(outside, 9) > best[0]):
+                continue
+            for edges, place, found in group.members:
+                steps = [abs(one - other) for one, other in zip(exponents, edges, strict=True)]
+                if steps and max(steps) > within:
+                    continue
+                distance = round(outside + sum(steps), 9)  # rounded so that equal sums in another order still tie
+                if best is not None and distance > best[0]:
+                    continue
+                larger = tuple(-found.entry.bucket.size(name) for name in self._axes)
+                if best is None or (distance, larger, place) < best:
+                    best, chosen = (distance, larger, place), found
+        return chosen
+
+    def rule(self, found: Found) -> BucketRule:
+        """The rule inside this entry's bucket, made once."""
+        rule = self._rules.get(id(found.entry))
+        if rule is None:
+            rule = self._rules[id(found.entry)] = rule_of(found.entry, found.shipped.table, self._tiles)
+        return rule
+
+    def _classes(self, problem: Problem) -> Classes:
+        return frozenset(classes(self._axes, problem).items())
+
+    def _exponents(self, bucket: Problem) -> tuple[int, ...]:
+        return tuple(bucket.size(name).bit_length() - 1 for name in self._pow2)

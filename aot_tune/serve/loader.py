@@ -1,0 +1,103 @@
+"""Read a declaration's tables for this machine's archs. Creates no CUDA context, writes nothing, raises nothing.
+
+Every fault of a table is one `TableWarning`, and that table is a miss.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from functools import cache
+from pathlib import Path
+
+from aot_tune import environment
+from aot_tune.arch import Arch, Gpu, visible_gpus
+from aot_tune.errors import AotTuneError, TableWarning
+from aot_tune.serve.index import Index, Shipped
+from aot_tune.store import package_folder, read_table, table_path
+from aot_tune.table import Table
+from aot_tune.tunable import Tunable
+
+
+@cache
+def gpus() -> tuple[Gpu, ...] | None:
+    """The GPUs this process may use, asked of NVML once (58 ms); None where it cannot tell."""
+    return visible_gpus()
+
+
+def archs_to_load(tunable: Tunable) -> tuple[Arch, ...]:
+    """The archs of this machine; none where no table of the declaration could be read or NVML cannot tell."""
+    if not any(os.path.isdir(folder) for folder, _ in folders(tunable)):
+        return ()
+    return tuple(dict.fromkeys(gpu.arch for gpu in gpus() or () if gpu.arch is not None))
+
+
+def folders(tunable: Tunable) -> list[tuple[Path, bool]]:
+    """Where tables are looked for, in order, and whether the user named the place: only there predictions are read."""
+    named = [(folder, True) for folder in environment.table_folders()]
+    try:
+        return [*named, (package_folder(tunable), False)]
+    except AotTuneError as error:  # a package that is no folder, run from a string or an archive
+        _warn(f"{tunable.name}: {error}; its own tables are not read")
+        return named
+
+
+def load(tunable: Tunable, arch: Arch) -> Index:
+    """The tables of one declaration for one arch."""
+    tables = []
+    for folder, named in folders(tunable):
+        path = table_path(folder, arch, tunable.name)
+        if not os.path.lexists(path):
+            if named and not os.path.isdir(folder):
+                _warn(f"{environment.TABLES} names {folder}, which is no folder; make it or leave it out")
+            continue  # a table that was never made: the miss at launch says so, and names the command
+        try:
+            table = read_table(path)
+        except Exception as error:  # whatever a file holds, the process that serves goes on
+            _warn(f"{_named(error)}; {tunable.name} is served without it on {arch}: restore {path}")
+            continue
+        reason = mismatch(tunable, arch, table)
+        if reason:
+            _warn(f"{path}: {reason}; {tunable.name} is served without it on {arch}: tune it again")
+            continue
+        tables.append(Shipped(table=table if named else _measured_only(path, table), path=path))
+    return Index(tunable.axes, tunable.tiles, tables)
+
+
+def mismatch(tunable: Tunable, arch: Arch, table: Table) -> str | None:
+    """Why a well-formed table cannot serve this declaration here; None when it can."""
+    if table.kernel != tunable.name:
+        return f"it is the table of {table.kernel!r}, and not of {tunable.name!r}"
+    if table.arch != arch:
+        return f"it is the table of {table.arch}, and not of {arch}"
+    declared = {name: axis.kind for name, axis in tunable.axes.items()}
+    kinds = {name: axis.kind for name, axis in table.axes.items()}
+    if kinds != declared:
+        return f"its axes are {kinds}, the declaration's {declared}"
+    constants = frozenset(tunable.constant_names)
+    for config in (*table.portfolio, *(entry.config for entry in table.entries)):
+        if constants != config.constants.keys():
+            return (
+                f"its configs have the constants {' '.join(config.constants) or 'none'}, "
+                f"the kernel takes {' '.join(tunable.constant_names) or 'none'}"
+            )
+    return None
+
+
+def _measured_only(path: Path, table: Table) -> Table:
+    measured = tuple(entry for entry in table.entries if entry.evidence == "measured")
+    if len(measured) < len(table.entries):
+        _warn(
+            f"{path}: {len(table.entries) - len(measured)} of its entries are predicted and left out; "
+            f"predictions are read only from a folder named in {environment.TABLES}"
+        )
+    return dataclasses.replace(table, entries=measured)
+
+
+def _named(error: Exception) -> str:
+    return str(error) if isinstance(error, AotTuneError) else f"{type(error).__name__}: {error}"
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, TableWarning, stacklevel=2)

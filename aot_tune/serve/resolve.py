@@ -1,0 +1,204 @@
+"""From a problem to a config: the ladder, climbed once per unseen problem. Pure: what has effects is passed in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from aot_tune.arch import Arch
+from aot_tune.bucket import NEAR_DOUBLINGS
+from aot_tune.config import Config
+from aot_tune.errors import LaunchError
+from aot_tune.problem import Problem, Value
+from aot_tune.rule import pick
+from aot_tune.serve.index import Found, Index
+from aot_tune.table import Entry
+from aot_tune.tunable import Tunable
+
+Source = Literal["given", "asked default", "own", "cached", "nearest", "searched", "far", "default"]
+"""The step of the ladder: 1, 1, 2, 2, 3, 4, 4, 5."""
+
+MISSES: frozenset[Source] = frozenset({"searched", "far", "default"})
+"""The sources that mean that nothing was tuned for the problem or near it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The config a problem takes, and why."""
+
+    config: Config
+    """The config to run."""
+
+    source: Source
+    """The step of the ladder that told it."""
+
+    reason: str
+    """For people: which entry and point, or what was missing."""
+
+    entry: Entry | None = None
+    """The table's entry behind it."""
+
+    @property
+    def missed(self) -> bool:
+        """Whether nothing was tuned for the problem or near it."""
+        return self.source in MISSES
+
+
+class Legality:
+    """What may run: legal, and in the search space. One for a declaration on an arch.
+
+    The search space is asked for once per set of classes (dtypes), since it may hold a thousand configs; a config that
+    is not in it is looked for in the space of the very problem.
+    """
+
+    def __init__(self, tunable: Tunable, arch: Arch) -> None:
+        self._tunable = tunable
+        self._arch = arch
+        self._spaces: dict[frozenset[tuple[str, Value]], frozenset[Config]] = {}
+
+    def refusal(self, config: Config, problem: Problem) -> str | None:
+        """Why a config may not run for a problem; None when it may."""
+        reason = self._tunable.refusal(config, self._arch, problem)
+        return reason or (None if self._in_space(config, problem) else "it is not in the search space")
+
+    def _in_space(self, config: Config, problem: Problem) -> bool:
+        kind = frozenset((name, value) for name, value in problem.items() if name not in self._tunable.axes)
+        space = self._spaces.get(kind)
+        if space is not None and config in space:
+            return True
+        here = frozenset(self._tunable.search_space(self._arch, problem))
+        if space is None and len(self._spaces) < _MOST_SPACES:
+            self._spaces[kind] = here
+        return config in here
+
+
+_MOST_SPACES = 64
+"""Sets of classes whose search space is kept: more than any kernel has dtypes."""
+
+
+def resolve(
+    tunable: Tunable,
+    arch: Arch,
+    problem: Problem,
+    index: Index,
+    legality: Legality,
+    *,
+    given: Config | None = None,
+    asked_default: bool = False,
+    remembered: Callable[[Problem], Config | None] | None = None,
+    search: Callable[[Problem, Found | None], Config | None] | None = None,
+) -> Choice:
+    """Choose the config of a problem.
+
+    1. the config the caller gives, or the default when AOT_TUNE_CONFIG=default
+    2. its own bucket: the shipped tables, by the rule inside a bucket (`aot_tune.rule`), then `remembered`
+    3. the nearest bucket with the same classes, at most one doubling away on each axis
+    4. a miss: `search`, else the nearest bucket at any distance
+    5. the default
+
+    A config that is not legal, or not in the search space, is passed over on each step.
+
+    Args:
+        tunable: The declaration.
+        arch: The GPU's.
+        problem: What is launched.
+        index: The tables of this arch.
+        legality: What may run.
+        given: The caller's config.
+        asked_default: Whether AOT_TUNE_CONFIG asks for the default.
+        remembered: Bucket -> the winner that the user's cache holds. None for a rank.
+        search: (problem, nearest entry) -> the winner of a live search, None where it is not made. None for a rank,
+            during graph capture, and where searching is forbidden.
+
+    Raises:
+        LaunchError: The caller's config, or the default as the last resort, is not legal.
+    """
+
+    def allowed(config: Config) -> bool:
+        return legality.refusal(config, problem) is None
+
+    def told(found: Found | None, source: Source, where: str) -> Choice | None:
+        if found is None:
+            return None
+        chosen = pick(
+            found.entry, found.shipped.table, tunable.tiles, default, problem, allowed, rule=index.rule(found)
+        )
+        if chosen is None:
+            return None
+        reason = f"{where} {_named(found.entry.bucket)} of {found.shipped.path}: {chosen.reason}"
+        return Choice(config=chosen.config, source=source, reason=reason, entry=found.entry)
+
+    if given is not None:
+        return _given(tunable, arch, problem, given)
+    default = tunable.default_config(arch, problem)
+    if asked_default:
+        return _default(tunable, arch, problem, default, "asked default", "AOT_TUNE_CONFIG=default")
+    if choice := told(index.own(problem), "own", "bucket"):
+        return choice
+    bucket = tunable.bucket_of(problem)
+    cached = remembered(bucket) if remembered is not None else None
+    if cached is not None and allowed(cached):
+        return Choice(config=cached, source="cached", reason=f"an earlier live search, bucket {_named(bucket)}")
+    if choice := told(index.nearest(problem, NEAR_DOUBLINGS), "nearest", "nearest bucket"):
+        return choice
+    far = index.nearest(problem, math.inf)
+    winner = search(problem, far) if search is not None else None
+    if winner is not None and allowed(winner):
+        return Choice(config=winner, source="searched", reason="the winner of a live search")
+    if choice := told(far, "far", "no bucket within one doubling; the nearest is"):
+        return choice
+    missing = "no table has an entry of these dtypes" if index.tables else f"no table for {arch}"
+    return _default(tunable, arch, problem, default, "default", missing)
+
+
+def _given(tunable: Tunable, arch: Arch, problem: Problem, config: Config) -> Choice:
+    wanted, constants = set(tunable.constant_names), set(config.constants)
+    if wanted != constants:
+        raise LaunchError(
+            f"{tunable.name}: config={config} has the constants {' '.join(sorted(constants)) or 'none'}; "
+            f"the kernel takes {' '.join(tunable.constant_names) or 'none'}"
+        )
+    reason = tunable.refusal(config, arch, problem)
+    if reason is not None:
+        raise LaunchError(f"{tunable.name}: config={config} may not run for {problem} on {arch}: {reason}")
+    return Choice(config=config, source="given", reason="given by the caller")
+
+
+def _default(
+    tunable: Tunable, arch: Arch, problem: Problem, config: Config, source: Source, why: str
+) -> Choice:
+    reason = tunable.refusal(config, arch, problem)
+    if reason is not None:
+        raise LaunchError(
+            f"{tunable.name}: nothing may run for {problem} on {arch}: {why}, and the default, {config}, is refused: "
+            f"{reason}; make default() and legal() of the declaration agree"
+        )
+    return Choice(config=config, source=source, reason=f"the default: {why}")
+
+
+def tune_command(tunable: Tunable, arch: Arch, problem: Problem) -> str:
+    """The command that tunes one problem."""
+    values = ",".join(f"{name}={_word(value)}" for name, value in problem.items())
+    own = tunable.package.partition(".")[0] == "aot_tune"
+    module = "" if own else f" --module {getattr(tunable.problem, '__module__', None) or tunable.package}"
+    return f"aot-tune tune {tunable.name} --arch {arch}{module} --problem {values}"
+
+
+def miss_message(tunable: Tunable, arch: Arch, problem: Problem, choice: Choice) -> str:
+    """One line on a problem that nothing was tuned for."""
+    return (
+        f"no tuned config for {tunable.name} {_named(problem)} on {arch}; took {choice.config} ({choice.reason}); "
+        f"tune it: {tune_command(tunable, arch, problem)}"
+    )
+
+
+def _named(problem: Problem) -> str:
+    return " ".join(f"{name}={_word(value)}" for name, value in problem.items())
+
+
+def _word(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+

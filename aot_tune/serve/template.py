@@ -1,0 +1,158 @@
+"""Write the function that launches: its source, made for one declaration and what is known of its calls. Pure.
+
+As ``dataclasses`` and ``namedtuple`` do, because a loop over arguments would cost more than the launch may: a key of
+exactly what is read, one look-up, one call.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import Any, Literal
+
+from aot_tune.errors import DeclarationError
+from aot_tune.serve.reads import Read
+
+Kind = Literal["tensor", "mixed", "plain"]
+"""Whether an argument was a tensor in all calls, in some, or in none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What is known of a declaration's calls, from which its launch function is written."""
+
+    kinds: tuple[Kind, ...]
+    """Of each argument."""
+
+    reads: frozenset[Read]
+    """What `problem` and `args_fn` read: the key."""
+
+    layout: tuple[int | None, ...] | None
+    """Where each kernel argument comes from (`aot_tune.serve.reads.Passed`); None calls `args_fn` at each launch."""
+
+    several_devices: bool
+    """Whether this process sees more than one GPU, so that the key tells them apart."""
+
+
+class LaunchFunction:
+    """One declaration's launch function; `become` rewrites it in place, so that who holds it holds the newest.
+
+    Its globals are what the source below names: ``plans<generation>`` (the memo), ``slow``, ``explain``, ``ct_launch``,
+    ``raw_stream``, ``current_device``, ``grad_enabled``, ``entered``, ``tensors``, ``args_fn``.
+
+    Args:
+        name: The declaration's name, for tracebacks.
+        problem: Its `problem`, whose parameters the launch function takes.
+        slow: Called with (args, config) where the memo has no plan.
+    """
+
+    def __init__(self, name: str, problem: Callable[..., Any], slow: Callable[..., None]) -> None:
+        self._file = f"<launch of {name}>"
+        parameters = inspect.signature(problem).parameters.values()
+        self.names = tuple(parameter.name for parameter in parameters)
+        self._check(name, tuple(parameters))
+        self.globals: dict[str, Any] = {"__name__": __name__, "slow": slow}
+        self._generation = 0
+        defaults = tuple(p.default for p in parameters if p.default is not p.empty)
+        code = self._code(self._source_of_launch(["return slow(({args}), config)"]), "launch")
+        self.call = FunctionType(code, self.globals, "launch", defaults)
+        self.call.__kwdefaults__ = {"config": None}
+        self.call.__qualname__ = f"{name}.launch"
+
+    def become(self, form: Form, names: dict[str, Any]) -> tuple[Callable[..., tuple[Any, ...]], dict[Any, Any]]:
+        """Rewrite the function for what is known now.
+
+        Returns:
+            The function that makes a key of the launch arguments, and the new, empty memo. Old plans are not found
+            again: their keys tell less apart than the new ones do.
+        """
+        self._generation += 1
+        memo: dict[Any, Any] = {}
+        self.globals.update(names)
+        self.globals[f"plans{self._generation}"] = memo
+        key = self._key_expression(form)
+        key_code = self._code(f"def key({', '.join(self.names)}):\n return {key}\n", "key")
+        self.call.__code__ = self._code(self._source_of_launch(self._hot_path(form, key)), "launch")
+        self.globals.pop(f"plans{self._generation - 2}", None)  # a thread may still be inside the last one
+        return FunctionType(key_code, self.globals, "key"), memo
+
+    # The source ----------------------------------------------------------------------------------------------------
+
+    def _hot_path(self, form: Form, key: str) -> list[str]:
+        tensors = [(n, kind) for n, kind in zip(self.names, form.kinds, strict=True) if kind != "plain"]
+        grad = " or ".join(
+            f"{n}.requires_grad" if kind == "tensor" else f"getattr({n}, 'requires_grad', False)" for n, kind in tensors
+        )
+        constants = [f"c{i}" for i in range((form.layout or ()).count(None))]
+        if form.layout is None:
+            constants, passed = ["chosen"], "args_fn(chosen, {args})"
+        else:
+            rest = iter(constants)
+            passed = "(" + "".join(f"{next(rest) if p is None else self.names[p]}, " for p in form.layout) + ")"
+        first = next((n for n, kind in tensors if kind == "tensor"), None)
+        several = form.several_devices and first is not None
+        call = f"ct_launch(stream, grid, kernel, {passed})"
+        return [
+            f"if config is not None{f' or grad_enabled() and ({grad})' if grad else ''}:",
+            " return slow(({args}), config)",
+            "try:",
+            f" plan = plans{self._generation}.get({key})",
+            "except (AttributeError, TypeError):",  # another kind of argument than before, or one without a hash
+            " plan = None",
+            "if plan is None:",
+            " return slow(({args}), config)",
+            f"grid, kernel, {''.join(f'{c}, ' for c in constants)}= plan",
+            f"index = {first}.get_device()" if several else "index = 0",
+            "stream = raw_stream(index)",
+            "try:",
+            # cuTile asks the driver for the context of stream 0, which is the thread's current one.
+            *([" if not stream and current_device() != index:", "  with entered(index):", f"   {call}", "   return"]
+              if several else []),
+            f" {call}",
+            "except (TypeError, ValueError) as error:",
+            " explain(error, ({args}))",
+            " raise",
+        ]  # fmt: skip
+
+    def _key_expression(self, form: Form) -> str:
+        parts = [f"type({name})" for name in self.names]
+        wanted = {(position, "device") for position, kind in enumerate(form.kinds) if kind != "plain"}
+        reads = form.reads | (wanted if form.several_devices else set())
+        for position, what in sorted(reads):
+            name, kind = self.names[position], form.kinds[position]
+            read = {"shape": f"{name}.shape", "dtype": f"{name}.dtype", "stride": f"{name}.stride()",
+                    "device": f"{name}.get_device()", "value": name}[what]  # fmt: skip
+            guard = what != "value" and kind == "mixed"
+            parts.append(f"({read} if type({name}) in tensors else None)" if guard else read)
+        return f"({', '.join(parts)},)"
+
+    def _source_of_launch(self, body: Sequence[str]) -> str:
+        args = "".join(f"{name}, " for name in self.names)
+        lines = [f" {line.replace('{args}', args)}" for line in body]
+        return "\n".join([f"def launch({args}*, config):", *lines, ""])
+
+    def _code(self, source: str, name: str) -> CodeType:
+        namespace: dict[str, Any] = {}
+        exec(compile(source, self._file, "exec"), namespace)
+        code: CodeType = namespace[name].__code__
+        return code
+
+    def _check(self, name: str, parameters: Sequence[inspect.Parameter]) -> None:
+        for parameter in parameters:
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.POSITIONAL_ONLY):
+                raise DeclarationError(
+                    f"{name}: problem() takes {parameter}; write each launch argument as a parameter with a name"
+                )
+            if parameter.name in _RESERVED:
+                raise DeclarationError(
+                    f"{name}: problem() calls an argument {parameter.name!r}, a name that launch uses itself; rename it"
+                )
+
+
+_RESERVED = frozenset(
+    {"config", "slow", "explain", "ct_launch", "raw_stream", "current_device", "grad_enabled", "entered", "tensors",
+     "args_fn", "plan", "grid", "kernel", "index", "stream", "error", "chosen", "getattr", "type"}
+    | {f"c{i}" for i in range(64)}
+)  # fmt: skip

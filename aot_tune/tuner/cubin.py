@@ -1,0 +1,173 @@
+"""What a cubin says of itself: resources by the vendor's tool, threads and machine code from the ELF. Runs no kernel."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from aot_tune.errors import StoreError, TuneError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What one block of a kernel holds while it runs."""
+
+    registers: int
+    """32-bit registers a thread."""
+
+    stack_bytes: int
+    """Stack of a thread, bytes: registers that did not fit are spilled to it."""
+
+    shared_bytes: int
+    """Static shared memory of a block, bytes."""
+
+    threads: int
+    """Threads a block."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Section:
+    name: str
+    offset: int
+    size: int
+    has_bytes: bool
+
+
+def resources(cubin: bytes) -> Resources:
+    """Read a cubin's resources: ``cuobjdump -res-usage``, and the block's threads from the ELF.
+
+    Raises:
+        TuneError: The file is none that cuobjdump reads, or holds another number of kernels than one.
+        StoreError: There is no cuobjdump here.
+    """
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        answer = subprocess.run(
+            [find_tool(), "-res-usage", file.name], capture_output=True, text=True, timeout=60, check=False
+        )
+    usages = _USAGE.findall(answer.stdout)
+    if answer.returncode or len(usages) != 1:
+        said = (answer.stderr or answer.stdout).strip()[-300:]
+        raise TuneError(f"cuobjdump reads {len(usages)} kernels in a cubin, expected one: {said or 'it says nothing'}")
+    registers, stack, shared = map(int, usages[0])
+    return Resources(registers=registers, stack_bytes=stack, shared_bytes=shared, threads=_threads(cubin))
+
+
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)")
+
+
+@cache
+def find_tool() -> str:
+    """Where cuobjdump is: in the pip package's folder, which is not on PATH, else on PATH.
+
+    Raises:
+        StoreError: Nowhere.
+    """
+    try:
+        import nvidia
+
+        folders = [str(folder) for root in nvidia.__path__ for folder in Path(root).glob("*/bin")]
+    except ImportError:
+        folders = []
+    for folder in (*folders, None):
+        found = shutil.which("cuobjdump", path=folder)
+        if found:
+            return found
+    raise StoreError("no cuobjdump here, which reads a cubin's registers; pip install nvidia-cuda-cuobjdump")
+
+
+def code_digest(cubin: bytes) -> str:
+    """A digest that is equal where two cubins do the same: machine code, constants, shared memory, block and cluster.
+
+    Symbol names, parameter layouts by name and notes of the compiler are left out: they differ between hints that give
+    the same code. 16 hex digits.
+    """
+    digest = hashlib.sha256()
+    for section in sorted(_sections(cubin), key=lambda section: (_kind(section.name), section.size)):
+        kind = _kind(section.name)
+        if kind in _CODE_KINDS:
+            content = cubin[section.offset : section.offset + section.size] if section.has_bytes else b""
+            digest.update(f"{kind} {section.size}\n".encode() + content)
+    for attribute, value in sorted(_attributes(cubin)):
+        if attribute in (_BLOCK_SHAPE, _CLUSTER_SHAPE):
+            digest.update(bytes([attribute]) + value)
+    return digest.hexdigest()[:16]
+
+
+def machine_code(cubin: bytes) -> bytes:
+    """The bytes of the one kernel's instructions."""
+    return b"".join(
+        cubin[section.offset : section.offset + section.size]
+        for section in _sections(cubin)
+        if _kind(section.name) == ".text"
+    )
+
+
+# The ELF: what the vendor documents of it is its generic part and, in "CUDA Binary Utilities", the attributes' names --
+
+_CODE_KINDS = frozenset({".text", ".nv.shared", ".nv.global", *(f".nv.constant{bank}" for bank in range(5))})
+_BLOCK_SHAPE = 0x10
+"""EIATTR_REQNTID: three counts of threads."""
+_CLUSTER_SHAPE = 0x3D
+"""EIATTR_CTA_PER_CLUSTER: three counts of blocks."""
+_NO_BYTES = 8
+"""SHT_NOBITS: a section that takes memory but no bytes of the file."""
+
+
+def _kind(name: str) -> str:
+    """A section's name without the kernel's: ``.text.matmul`` is a ``.text``."""
+    for kind in (".nv.shared.reserved", ".nv.info", ".nv.shared", ".text"):
+        if name.startswith(kind):
+            return kind
+    return ".".join(name.split(".")[:3])
+
+
+def _sections(cubin: bytes) -> tuple[_Section, ...]:
+    if cubin[:5] != b"\x7fELF\x02":
+        raise TuneError("a cubin that is no 64-bit ELF file; delete it to compile it again")
+    try:
+        table, size, count, names_at = struct.unpack_from("<40xQ10xHHH", cubin)
+        headers = [struct.unpack_from("<IIQQQQ", cubin, table + place * size) for place in range(count)]
+        names = headers[names_at][4]
+        return tuple(
+            _Section(
+                name=cubin[names + name : cubin.index(b"\0", names + name)].decode(),
+                offset=offset,
+                size=length,
+                has_bytes=kind != _NO_BYTES,
+            )
+            for name, kind, _, _, offset, length in headers
+        )
+    except (struct.error, IndexError, ValueError) as error:
+        raise TuneError(f"a cubin that is cut short ({error}); delete it to compile it again") from error
+
+
+def _attributes(cubin: bytes) -> Iterator[tuple[int, bytes]]:
+    """(attribute, value) of the kernel's ``.nv.info``, where a value has bytes of its own."""
+    for section in _sections(cubin):
+        if not section.name.startswith(".nv.info."):
+            continue
+        at, end = section.offset, section.offset + section.size
+        while at + 4 <= end:
+            layout, attribute, length = struct.unpack_from("<BBH", cubin, at)
+            at += 4
+            if layout == 4:  # the only layout whose third field is a length, and not the value
+                yield attribute, cubin[at : at + length]
+                at += length
+
+
+def _threads(cubin: bytes) -> int:
+    shapes = [struct.unpack("<III", value) for attribute, value in _attributes(cubin) if attribute == _BLOCK_SHAPE]
+    if len(shapes) != 1:
+        raise TuneError(f"a cubin that states its threads {len(shapes)} times, expected once")
+    x, y, z = shapes[0]
+    return int(x * y * z)

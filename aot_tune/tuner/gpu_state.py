@@ -1,0 +1,155 @@
+"""What NVML says of one GPU: clocks, why they are held back, who else computes on it. Creates no CUDA context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aot_tune.arch import visible_gpus
+
+REASONS = {
+    0x001: "idle",
+    0x002: "application clocks",
+    0x004: "power cap",
+    0x008: "hardware slowdown",
+    0x010: "sync boost",
+    0x020: "thermal (software)",
+    0x040: "thermal (hardware)",
+    0x080: "power brake",
+    0x100: "display clocks",
+}
+"""NVML's clock event reasons, ``nvmlClocksEventReason*``."""
+
+THROTTLED = ("hardware slowdown", "thermal (software)", "thermal (hardware)", "power brake")
+"""The reasons that spoil a sample. The software power cap is none: a large matmul reaches it whenever it runs, in a
+server as here, and measuring again would meet it again. It is recorded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuState:
+    """One reading. None wherever NVML cannot tell."""
+
+    sm_clock_mhz: int | None = None
+    """Clock of the multiprocessors, MHz."""
+
+    memory_clock_mhz: int | None = None
+    """Clock of the memory, MHz."""
+
+    temperature_c: int | None = None
+    """Temperature, degrees Celsius."""
+
+    reasons: tuple[str, ...] | None = None
+    """Why the clocks are not higher, of `REASONS`."""
+
+    clocks_locked: bool | None = None
+    """Whether application clocks are set. A range set by ``nvidia-smi -lgc`` is not among what NVML tells."""
+
+    def as_record(self) -> dict[str, object]:
+        """Plain values, for a journal."""
+        return {
+            "sm_clock_mhz": self.sm_clock_mhz,
+            "memory_clock_mhz": self.memory_clock_mhz,
+            "temperature_c": self.temperature_c,
+            "reasons": None if self.reasons is None else list(self.reasons),
+            "clocks_locked": self.clocks_locked,
+        }
+
+
+class GpuMonitor:
+    """Reads one GPU's state. NVML stays initialised as long as this process: starting it anew costs 10 ms and more.
+
+    Args:
+        uuid: NVML's identifier, ``GPU-…``; where NVML knows none such, each answer is None.
+    """
+
+    def __init__(self, uuid: str) -> None:
+        self._nvml = self._handle = None
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            self._nvml = pynvml
+        except Exception:  # no library, no driver, no such GPU: NVML's own types, all meaning that it cannot tell
+            self._nvml = None
+
+    def read(self) -> GpuState:
+        """The state now."""
+        nvml, handle = self._nvml, self._handle
+        if nvml is None:
+            return GpuState()
+        mask = self._mask()
+        sm, memory = nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM
+        wanted = _ask(lambda: int(nvml.nvmlDeviceGetApplicationsClock(handle, sm)))
+        normal = _ask(lambda: int(nvml.nvmlDeviceGetDefaultApplicationsClock(handle, sm)))
+        return GpuState(
+            sm_clock_mhz=_ask(lambda: int(nvml.nvmlDeviceGetClockInfo(handle, sm))),
+            memory_clock_mhz=_ask(lambda: int(nvml.nvmlDeviceGetClockInfo(handle, memory))),
+            temperature_c=_ask(lambda: int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
+            reasons=None if mask is None else named(mask),
+            clocks_locked=_locked(mask, wanted, normal),
+        )
+
+    def throttled(self) -> str | None:
+        """Why samples taken now are spoilt, or None."""
+        held_back = [reason for reason in named(self._mask() or 0) if reason in THROTTLED]
+        return ", ".join(held_back) or None
+
+    def processes(self) -> frozenset[int] | None:
+        """Process ids that compute on it, ours included. A container may show none, or ids of another namespace."""
+        nvml, handle = self._nvml, self._handle
+        if nvml is None:
+            return None
+        running = _ask(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        return None if running is None else frozenset(int(process.pid) for process in running)
+
+    def driver(self) -> str:
+        """The driver's version; empty where NVML cannot tell."""
+        if self._nvml is None:
+            return ""
+        version = _ask(self._nvml.nvmlSystemGetDriverVersion)
+        return version.decode() if isinstance(version, bytes) else version or ""
+
+    def _mask(self) -> int | None:
+        nvml, handle = self._nvml, self._handle
+        if nvml is None:
+            return None
+        mask: int | None = _ask(lambda: int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)))
+        if mask is None:  # drivers before 535 know the older name alone
+            mask = _ask(lambda: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)))
+        return mask
+
+
+def named(mask: int) -> tuple[str, ...]:
+    """NVML's bit mask of reasons as names."""
+    return tuple(name for bit, name in REASONS.items() if mask & bit)
+
+
+def _locked(mask: int | None, wanted: int | None, normal: int | None) -> bool | None:
+    if mask is not None and "application clocks" in named(mask):
+        return True
+    if wanted is None or normal is None:
+        return None if mask is None else False
+    return wanted != normal
+
+
+def identity(gpu_index: int) -> dict[str, str]:
+    """What figures taken on this GPU depend on beside the kernel: its name and UUID, and the driver's version.
+
+    Args:
+        gpu_index: As torch counts: ``cuda:<index>``.
+    """
+    gpus = visible_gpus() or ()
+    if gpu_index >= len(gpus):
+        return {"gpu": "", "uuid": "", "driver": ""}
+    gpu = gpus[gpu_index]
+    return {"gpu": gpu.name, "uuid": gpu.uuid, "driver": GpuMonitor(gpu.uuid).driver()}
+
+
+def _ask(question: Callable[[], Any]) -> Any:
+    """The answer, or None: containers, MIG slices and consumer boards leave many questions unanswered."""
+    try:
+        return question()
+    except Exception:
+        return None

@@ -1,0 +1,277 @@
+"""A sweep's journal: every record is on disk before it is acknowledged. Knows nothing of what records mean.
+
+One record a line: ``crc32 length identity {json}``. The length and the checksum let intact records be found
+again between any damage; the identity, a digest of the conditions, says whom a record belongs to even when
+the first line, which spells the conditions out, is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from aot_tune.errors import JournalMismatchError, TuneError
+
+Record = dict[str, Any]
+
+_START = re.compile(rb"([0-9a-f]{8}) ([0-9]{1,8}) ([0-9a-f]{16}) (?=\{)")
+_IDENTITY_KEY = "made_with"
+
+
+class Journal:
+    """An open journal, held by this process alone. Make one with `Journal.open`.
+
+    Attributes:
+        damage: What was wrong with the file and where the damaged bytes are, one line; None when whole.
+    """
+
+    def __init__(self, path: Path, lock: FileLock, identity: Mapping[str, str]) -> None:
+        self._path = path
+        self._lock = lock
+        self._digest = _digest(identity)
+        self._records: list[Record] = []
+        self._descriptor: int | None = None
+        self._failed: str | None = None
+        self._saved = 0
+        self.damage: str | None = None
+
+    @classmethod
+    def open(cls, path: Path, identity: Mapping[str, str]) -> Journal:
+        """Open a journal to go on with it, or start one.
+
+        Args:
+            path: The file; its folder is made where it is missing.
+            identity: The conditions its records hold under: driver, compiler, source, GPU. Name to text.
+
+        Raises:
+            JournalMismatchError: It was made under other conditions; names what differs.
+            TuneError: Another process holds it (names its pid), or it cannot be read or written.
+        """
+        path = Path(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = _locked(path)
+        except OSError as error:
+            raise TuneError(
+                f"{path}: cannot open the journal: {_words(error)}; choose another folder"
+            ) from error
+        journal = cls(path, lock, identity)
+        try:
+            journal._start(identity)
+        except OSError as error:
+            journal.close()
+            raise TuneError(
+                f"{path}: cannot open the journal: {_words(error)}; make room or choose another folder"
+            ) from error
+        except BaseException:
+            journal.close()
+            raise
+        return journal
+
+    @property
+    def records(self) -> list[Record]:
+        """The records that were there when it was opened, in their order."""
+        return list(self._records)
+
+    def append(self, record: Record) -> None:
+        """Put one record on disk. When this returns, no crash loses it.
+
+        Args:
+            record: Of plain JSON values that come back equal; NaN and infinities are none.
+
+        Raises:
+            ValueError: The record would not come back as it is.
+            TuneError: It could not be written; the journal takes no more, and keeps all it acknowledged.
+        """
+        if _IDENTITY_KEY in record:
+            raise ValueError(
+                f"a record may not have the key {_IDENTITY_KEY!r}: the journal's first line has it"
+            )
+        self._write(_line(record, self._digest))
+
+    def close(self) -> None:
+        """Let go of the file. Safe to call twice."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+        self._lock.release(force=True)
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self, identity: Mapping[str, str]) -> None:
+        """Read what is there, check whose it is, set damage aside, and be ready to append."""
+        if self._path.exists() and not self._path.is_file():
+            raise TuneError(f"{self._path}: is no plain file; move it away or choose another folder")
+        data = self._path.read_bytes() if self._path.exists() else b""
+        found = _scan(data)
+        _check_identity(self._path, found.records, identity, self._digest)
+        self._records = [record for _, record in found.records if _IDENTITY_KEY not in record]
+        header = _line({_IDENTITY_KEY: dict(identity)}, self._digest)
+        clean = header + b"".join(_line(record, self._digest) for record in self._records)
+        # An empty file is a crash between creating it and its first line: nothing was lost.
+        if data and data != clean:
+            self.damage = self._set_aside(found.damaged)
+        if data != clean:
+            _replace(self._path, clean)
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._saved = len(clean)
+
+    def _set_aside(self, damaged: Sequence[bytes]) -> str:
+        if not damaged:
+            return f"{self._path}: lacked a line end or its first line; {len(self._records)} records are kept"
+        aside = self._path.with_name(self._path.name + ".damaged")
+        with aside.open("ab") as file:
+            file.write(b"\n".join([*damaged, b""]))
+            file.flush()
+            os.fsync(file.fileno())
+        return (
+            f"{self._path}: was damaged in {len(damaged)} places; {sum(map(len, damaged))} bytes are set "
+            f"aside in {aside}, {len(self._records)} records are intact and kept"
+        )
+
+    def _write(self, line: bytes) -> None:
+        if self._descriptor is None:
+            raise TuneError(self._failed or f"{self._path}: the journal is closed")
+        try:
+            left = memoryview(line)
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+            os.fsync(self._descriptor)
+        except OSError as error:
+            self._failed = (
+                f"{self._path}: cannot save a measurement: {_words(error)}; all that was reported is kept, "
+                "make room and run the same command again"
+            )
+            self._stop()
+            raise TuneError(self._failed) from error
+        self._saved += len(line)
+
+    def _stop(self) -> None:
+        """Take back a half-written line and write no more: after a failed fsync nobody knows what is saved."""
+        assert self._descriptor is not None
+        with contextlib.suppress(OSError):  # else the next opening sets the torn line aside
+            os.ftruncate(self._descriptor, self._saved)
+        os.close(self._descriptor)
+        self._descriptor = None
+
+
+# Bytes ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What a journal's bytes hold."""
+
+    records: tuple[tuple[str, Record], ...]
+    """Intact records in their order, each with the digest of its conditions."""
+
+    damaged: tuple[bytes, ...]
+    """The bytes between them, in their order; line ends that are in place are no damage."""
+
+
+def _line(record: Record, digest: str) -> bytes:
+    text = json.dumps(record, allow_nan=False, separators=(",", ":"))
+    if json.loads(text) != record:
+        raise ValueError(f"a record would come back from the journal as {text:.200}; use lists and str keys")
+    body = f"{digest} {text}".encode()
+    return b"%08x %d %b\n" % (zlib.crc32(body), len(body), body)
+
+
+def _scan(data: bytes) -> _Found:
+    """Find every intact record, wherever the damage is."""
+    records: list[tuple[str, Record]] = []
+    damaged: list[bytes] = []
+    done = at = 0
+    while start := _START.search(data, at):
+        end = start.start(3) + int(start[2])
+        body = data[start.start(3) : end]
+        if end > len(data) or zlib.crc32(body) != int(start[1], 16):
+            at = start.start() + 1
+            continue
+        if start.start() > done:
+            damaged.append(data[done : start.start()])
+        records.append((start[3].decode(), json.loads(body[start.end() - start.start(3) :])))
+        done = at = end + 1 if data[end : end + 1] == b"\n" else end
+    if done < len(data):
+        damaged.append(data[done:])
+    return _Found(records=tuple(records), damaged=tuple(damaged))
+
+
+def _digest(identity: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(sorted(identity.items())).encode()).hexdigest()[:16]
+
+
+def _check_identity(
+    path: Path, records: Sequence[tuple[str, Record]], identity: Mapping[str, str], digest: str
+) -> None:
+    foreign = [record for theirs, record in records if theirs != digest]
+    if not foreign:
+        return
+    spelled = next((record[_IDENTITY_KEY] for record in foreign if _IDENTITY_KEY in record), None)
+    differences = "its first line, which told them, is damaged"
+    if spelled is not None:
+        differences = "; ".join(
+            f"{name} was {spelled.get(name, 'not set')}, is {identity.get(name, 'not set')}"
+            for name in dict.fromkeys((*identity, *spelled))
+            if spelled.get(name) != identity.get(name)
+        )
+    raise JournalMismatchError(
+        f"{path}: this sweep was begun under other conditions: {differences}; its times can not be mixed "
+        "with new ones: move the file away to start over, or restore the conditions to go on"
+    )
+
+
+# Files ------------------------------------------------------------------------------------------------------
+
+
+def _locked(path: Path) -> FileLock:
+    """The lock beside the journal; its file holds the pid of who has it."""
+    lock_path = path.with_name(path.name + ".lock")
+
+    def sign(descriptor: int) -> None:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+
+    lock = FileLock(lock_path, timeout=0, on_acquired=sign, preserve_lock_file=True, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        holder = lock_path.read_text(errors="replace").strip() or "unknown"
+        raise TuneError(
+            f"{path}: another tuner, pid {holder}, holds this journal; wait for it or stop it, "
+            "or tune into another folder"
+        ) from None
+    return lock
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file whole, in one step: a crash leaves the old bytes or the new ones."""
+    temporary = path.with_name(path.name + ".new")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _words(error: OSError) -> str:
+    return error.strerror or str(error)

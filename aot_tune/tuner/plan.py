@@ -1,0 +1,228 @@
+"""What to compile and measure: problems x search space for one arch, each compilation once. Runs no compiler, no GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aot_tune import cutile
+from aot_tune.arch import Arch
+from aot_tune.config import Config
+from aot_tune.device import Device
+from aot_tune.discovery import Found
+from aot_tune.errors import AotTuneError, DeclarationError, TuneError
+from aot_tune.fingerprint import source_hash
+from aot_tune.problem import Problem
+from aot_tune.table import Table
+from aot_tune.tuner.compiled import CompileJob
+from aot_tune.tuner.model import Launched
+from aot_tune.tuner.outcome import Failure
+
+_SEED = 0
+"""make_args on device "meta" draws nothing: any seed gives the same shapes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemPlan:
+    """One problem and what may run it."""
+
+    problem: Problem
+    """The problem."""
+
+    default: Config
+    """Its default; the first candidate."""
+
+    incumbent: Config | None
+    """What the present table gives it, where that may still run; the second candidate."""
+
+    candidates: tuple[Config, ...]
+    """All configs that `legal` and the device's limits admit, without repetitions."""
+
+    refused: tuple[Failure, ...]
+    """The others, and why."""
+
+    jobs: Mapping[Config, CompileJob]
+    """The compilation that each candidate needs; many share one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All problems of one kernel on one arch."""
+
+    kernel: Kernel
+    """The kernel on its arch and device."""
+
+    problems: tuple[ProblemPlan, ...]
+    """One a problem, in the order asked for."""
+
+    @property
+    def jobs(self) -> tuple[CompileJob, ...]:
+        """Every compilation once, those of the first problem first."""
+        each = {job.key: job for problem in self.problems for job in problem.jobs.values()}
+        return tuple(each.values())
+
+
+class Kernel:
+    """A declaration on one arch and device, asked for what a config needs there. Keeps what is dear to ask twice.
+
+    Args:
+        found: The declaration and its module.
+        arch: Target.
+        device: The GPU whose limits and counts hold; the arch's reference device where none is named.
+
+    Raises:
+        TuneError: There is no compiler here.
+    """
+
+    def __init__(self, found: Found, arch: Arch, device: Device | None = None) -> None:
+        self.found, self.tunable, self.arch = found, found.tunable, arch
+        self.device = device or Device.reference(arch)
+        compiler = cutile.compiler_version()
+        if compiler is None:
+            raise TuneError(
+                "no cuTile compiler (tileiras) is installed here; install the tuner's parts: pip install 'aot-tune[tune]'"
+            )
+        self._versions = (source_hash(self.tunable), cutile.version(), compiler)
+        self._args: dict[Problem, tuple[Any, ...]] = {}
+
+    def job(self, problem: Problem, config: Config) -> CompileJob:
+        """The compilation that a config needs on a problem."""
+        signature = cutile.signature_of(self.tunable.kernel, self.kernel_args(problem, config))
+        parts = [*self._versions, str(self.arch), signature, sorted(config.hints.items())]
+        return CompileJob(
+            key=hashlib.sha256(json.dumps(parts).encode()).hexdigest(),
+            module=self.found.module,
+            name=self.tunable.name,
+            signature=signature,
+            hints=dict(config.hints),
+            arch=self.arch,
+        )
+
+    def launch_key(self, problem: Problem, config: Config) -> Hashable:
+        """What a launch is made of beside its machine code: the grid and the arguments that are not constants."""
+        constants = set(self.tunable.constant_names)
+        names = inspect.signature(cutile.python_function(self.tunable.kernel)).parameters
+        passed = zip(names, self.kernel_args(problem, config), strict=True)
+        return (
+            self.grid(problem, config),
+            tuple(_described(value) for name, value in passed if name not in constants),
+        )
+
+    def launched(self, problem: Problem, config: Config) -> Launched:
+        """What the performance model needs to know; only where the kernel declares `work`."""
+        tunable = self.tunable
+        assert tunable.work is not None
+        blocks = 1
+        for count in self.grid(problem, config):
+            blocks *= count
+        tensors = {id(arg): arg for arg in self._launch_args(problem) if hasattr(arg, "element_size")}
+        return Launched(
+            work=tunable.work(config, problem),
+            tiles=tunable.tiles(config, problem) if tunable.tiles is not None else blocks,
+            blocks=blocks,
+            ctas=config.hints.get("num_ctas", 1),
+            memory_bytes=float(sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())),
+        )
+
+    def grid(self, problem: Problem, config: Config) -> tuple[int, ...]:
+        """The grid on this device."""
+        return tuple(self.tunable.grid_fn(config, self.device, problem))
+
+    def kernel_args(self, problem: Problem, config: Config) -> tuple[Any, ...]:
+        """The kernel's arguments, shapes and strides alone.
+
+        Raises:
+            DeclarationError: args_fn raises.
+        """
+        try:
+            return tuple(self.tunable.args_fn(config, *self._launch_args(problem)))
+        except AotTuneError:
+            raise
+        except Exception as error:  # the author's code: whatever it raises says that the declaration is wrong
+            raise DeclarationError(
+                f"{self.tunable.name}: args_fn for {config} on {problem} raised {type(error).__name__}: {error}"
+            ) from error
+
+    def _launch_args(self, problem: Problem) -> tuple[Any, ...]:
+        if problem not in self._args:
+            try:
+                self._args[problem] = tuple(self.tunable.make_args(problem, "meta", _SEED))
+            except Exception as error:
+                raise DeclarationError(
+                    f"{self.tunable.name}: make_args({problem}, 'meta', {_SEED}) raised {type(error).__name__}: "
+                    f"{error}; it must take device 'meta', as aot_tune.inputs does"
+                ) from error
+        return self._args[problem]
+
+
+def plan(
+    found: Found,
+    arch: Arch,
+    problems: Sequence[Problem],
+    *,
+    incumbent: Table | None = None,
+    device: Device | None = None,
+) -> Plan:
+    """Say what each problem may run and what must be compiled for it.
+
+    Args:
+        found: The kernel and its module.
+        arch: Target.
+        problems: Problems, at their buckets' edges as a rule.
+        incumbent: The present table, whose choices are candidates too.
+        device: The GPU to tune for; the arch's reference device where none is named.
+
+    Raises:
+        TuneError: There is no compiler here, or no config of a problem may run.
+        DeclarationError: The declaration cannot be asked; it says what raised.
+    """
+    kernel = Kernel(found, arch, device)
+    return Plan(kernel=kernel, problems=tuple(_planned(kernel, problem, incumbent) for problem in problems))
+
+
+def _planned(kernel: Kernel, problem: Problem, table: Table | None) -> ProblemPlan:
+    tunable, arch = kernel.tunable, kernel.arch
+    default = tunable.default_config(arch, problem)
+    space = tunable.space(arch, problem)
+    entry = table.entry(tunable.bucket_of(problem)) if table is not None else None
+    kept = [entry.config] if entry is not None and entry.config in space else []
+    refused: dict[Config, Failure] = {}
+    admitted: list[Config] = []
+    for config in dict.fromkeys([default, *kept, *space]):
+        reason = tunable.refusal(config, arch, problem) or _over_limit(config, kernel.device)
+        if reason is None:
+            admitted.append(config)
+        else:
+            refused[config] = Failure(config=config, stage="legal", message=reason)
+    if default in refused:
+        raise DeclarationError(
+            f"{tunable.name}: the default {default} may not run {problem} on {arch}: {refused[default].message}; "
+            "declare another default there"
+        )
+    return ProblemPlan(
+        problem=problem,
+        default=default,
+        incumbent=kept[0] if kept and kept[0] not in refused else None,
+        candidates=tuple(admitted),
+        refused=tuple(refused.values()),
+        jobs={config: kernel.job(problem, config) for config in admitted},
+    )
+
+
+def _over_limit(config: Config, device: Device) -> str | None:
+    """Why a device cannot do what a config's hints ask for; None where it can."""
+    occupancy = config.hints.get("occupancy", 1)
+    if occupancy > device.blocks_per_sm:
+        return f"occupancy {occupancy}: {device.name} holds at most {device.blocks_per_sm} blocks a multiprocessor"
+    return None
+
+
+def _described(value: Any) -> Hashable:
+    """A runtime argument by all that a launch reads of it."""
+    if hasattr(value, "stride") and hasattr(value, "dtype"):
+        return (tuple(value.shape), tuple(value.stride()), str(value.dtype))
+    return (type(value).__name__, repr(value))

@@ -1,0 +1,29 @@
+"""Refuse a run of GPU tests where there is no GPU. Knows nothing of the package under test."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Stop a run that selected `gpu` tests without a GPU: skipped, they would look like tests that passed."""
+    chosen = [item for item in session.items if item.get_closest_marker("gpu")]
+    if chosen and not session.config.option.collectonly and _gpus() == 0:
+        raise pytest.UsageError(
+            f"{len(chosen)} of the selected tests need an NVIDIA GPU and NVML finds none: "
+            f'run them on a GPU host (make test-gpu), or leave them out (-m "not gpu", the default)'
+        )
+
+
+def _gpus() -> int:
+    # NVML and not CUDA: a test that forks needs a parent without a CUDA context.
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return 0
+    try:
+        return int(pynvml.nvmlDeviceGetCount())
+    finally:
+        pynvml.nvmlShutdown()
