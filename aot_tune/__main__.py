@@ -1,4 +1,4 @@
-"""`python -m aot_tune` and the script `aot-tune`. Knows only whether the command line's needs are installed."""
+"""`python -m aot_tune` and the script `aot-tune`. Knows only whether what it needs is installed."""
 
 from __future__ import annotations
 

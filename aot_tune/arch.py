@@ -1,4 +1,4 @@
-"""GPU architectures: parse, order and print their names; which GPUs this machine has. Creates no CUDA context."""
+"""GPU architectures: parse, order and print them; which GPUs this machine has. Creates no CUDA context."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from aot_tune.errors import ArchError
 
-_NAME = re.compile(r"(?:sm_?|compute_?)?(\d{2,3})[af]?", re.IGNORECASE)
+_NAME = re.compile(r"(?:sm_?|compute_?)?([1-9][0-9]{1,2})[af]?", re.IGNORECASE)
+_DOTTED = re.compile(r"([1-9][0-9]?)\.([0-9])")
 
 
 @dataclass(frozen=True, order=True)
@@ -31,21 +32,20 @@ class Arch:
         """
         if isinstance(name, Arch):
             return name
+        arch: Arch | None = None
         if isinstance(name, str):
-            text = name.strip()
-            dotted = re.fullmatch(r"(\d{1,2})\.(\d)", text)
-            found = _NAME.fullmatch(text)
-            if dotted:
+            if dotted := _DOTTED.fullmatch(name.strip()):
                 arch = cls(int(dotted[1]), int(dotted[2]))
-            elif found:
+            elif found := _NAME.fullmatch(name.strip()):
                 arch = cls(int(found[1][:-1]), int(found[1][-1]))
-            else:
-                raise ArchError(f"no GPU architecture is called {name!r}; write one of {_known_names()}")
-        else:
-            major, minor = name
-            arch = cls(major, minor)
+        elif (
+            isinstance(name, tuple | list) and len(name) == 2 and all(type(number) is int for number in name)
+        ):
+            arch = cls(*name)
+        if arch is None:
+            raise ArchError(f"no GPU architecture is called {name!r:.80}; write one of {_known_names()}")
         if arch not in KNOWN_ARCHS:
-            raise ArchError(f"cuTile does not compile for {name!r}; write one of {_known_names()}")
+            raise ArchError(f"cuTile does not compile for {name!r:.80}; write one of {_known_names()}")
         return arch
 
     def __str__(self) -> str:
@@ -90,7 +90,8 @@ class Gpu:
 def visible_gpus() -> tuple[Gpu, ...] | None:
     """The GPUs this process may use, without creating a CUDA context (58 ms, measured on an H200 host).
 
-    Honours CUDA_VISIBLE_DEVICES by index and by UUID, as the CUDA driver does.
+    Honours CUDA_VISIBLE_DEVICES by index and by UUID. NVML counts by PCI bus, and CUDA by speed unless
+    CUDA_DEVICE_ORDER=PCI_BUS_ID says otherwise: on a host with several kinds of GPU an index may mean another.
 
     Returns:
         The GPUs in torch's order, or None where NVML cannot tell (no driver, no library).
@@ -104,7 +105,7 @@ def visible_gpus() -> tuple[Gpu, ...] | None:
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         uuids = [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-        gpus = []
+        gpus: list[Gpu] = []
         for place in _visible_places(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids):
             capability = Arch(*pynvml.nvmlDeviceGetCudaComputeCapability(handles[place]))
             gpus.append(
@@ -123,7 +124,10 @@ def visible_gpus() -> tuple[Gpu, ...] | None:
 
 
 def _visible_places(variable: str | None, uuids: Sequence[str]) -> list[int]:
-    """Places in NVML's order that CUDA_VISIBLE_DEVICES admits, in its order; it ends at the first bad token."""
+    """Places in NVML's order that CUDA_VISIBLE_DEVICES admits, in its order.
+
+    As CUDA reads it, the list ends at the first token that names no device, and naming one twice admits none.
+    """
     if variable is None:
         return list(range(len(uuids)))
     places: list[int] = []
@@ -132,8 +136,10 @@ def _visible_places(variable: str | None, uuids: Sequence[str]) -> list[int]:
             matching = [int(token)] if int(token) < len(uuids) else []
         else:
             matching = [i for i, uuid in enumerate(uuids) if token and uuid.startswith(token)]
-        if len(matching) != 1 or matching[0] in places:
+        if len(matching) != 1:
             break
+        if matching[0] in places:
+            return []
         places.append(matching[0])
     return places
 

@@ -1,4 +1,4 @@
-"""Map a size to its bucket, and say how far two buckets are apart. Pure: knows nothing of kernels, files or GPUs."""
+"""Map a size to its bucket; say how far two buckets are apart. Pure: knows no kernel, file or GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEAR_DOUBLINGS = 1.0
 
 @dataclass(frozen=True)
 class Pow2:
-    """An axis bucketed by power of two: a size belongs to the smallest power not below it, the bucket's edge."""
+    """An axis bucketed by power of two: a size belongs to the smallest power not below it, its edge."""
 
     kind: ClassVar[str] = "pow2"
 

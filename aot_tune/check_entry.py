@@ -48,7 +48,7 @@ def entry_complaints(table: Table, tunable: Tunable, entry: Entry, *, own: bool)
 def _key_complaints(tunable: Tunable, bucket: Problem) -> Iterator[Complaint]:
     """Whether the runtime's own key function ever asks for this bucket."""
     pattern = tunable.typical_problems[0]
-    if tuple(bucket) != tuple(pattern):
+    if bucket.keys() != pattern.keys():
         yield f"its keys are {' '.join(bucket)}, the kernel's problems have {' '.join(pattern)}", ""
         return
     for name, value in bucket.items():

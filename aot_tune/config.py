@@ -1,7 +1,8 @@
-"""A config: the constants and hints one candidate of a search space is made of. Pure: knows no kernel and no file."""
+"""A config: the constants and hints of one candidate of a search space. Pure: knows no kernel and no file."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -21,11 +22,14 @@ HINTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
 """The hints that ``replace_hints`` takes, in canonical order, each with the values cuTile accepts."""
 
 
+_PLAIN = frozenset({bool, int, float, str})
+
+
 class Config:
     """One candidate: a kernel's ``ct.Constant`` arguments and its compiler hints. Frozen and hashable.
 
-    Two configs are equal when they hold the same values, whatever the order they were written in. Hints print in the
-    order of `HINTS`; constants as written, which a `Tunable` makes the order of the kernel's parameters.
+    Two configs are equal when they hold the same values, whatever the order they were written in. Hints print in
+    the order of `HINTS`; constants as written, which a `Tunable` makes the order of the kernel's parameters.
 
     Args:
         constants: Name to bool, int, float or str.
@@ -36,6 +40,9 @@ class Config:
     """
 
     __slots__ = ("_hash", "_key", "constants", "hints")
+
+    _hash: int
+    _key: tuple[object, ...]
 
     constants: Mapping[str, Constant]
     """The kernel's constants."""
@@ -48,8 +55,10 @@ class Config:
     ) -> None:
         given_constants, given_hints = dict(constants or {}), dict(hints or {})
         for name, value in given_constants.items():
-            if not isinstance(value, bool | int | float | str):
-                raise DeclarationError(f"constant {name} is {value!r}; write a bool, int, float or str")
+            if type(value) not in _PLAIN:
+                value = given_constants[name] = _plain(name, value)
+            if type(value) is float and not math.isfinite(value):
+                raise DeclarationError(f"constant {name} is {value!r}; write a finite number")
         for hint, number in given_hints.items():
             if hint not in HINTS:
                 raise DeclarationError(f"no compiler hint is called {hint!r}; write one of {' '.join(HINTS)}")
@@ -74,10 +83,10 @@ class Config:
         return self.constants[constant]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Config) and self._key == other._key  # type: ignore[attr-defined]
+        return isinstance(other, Config) and self._key == other._key
 
     def __hash__(self) -> int:
-        return self._hash  # type: ignore[attr-defined, no-any-return]
+        return self._hash
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (dict(self.constants), dict(self.hints))
@@ -93,6 +102,17 @@ class Config:
         """The same config with its constants in the order of `names`."""
         ordered = {name: self.constants[name] for name in names if name in self.constants}
         return Config(constants=ordered, hints=self.hints)
+
+
+def _plain(name: object, value: object) -> Constant:
+    """An enum's or a subclass's value as the plain one that a document holds."""
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise DeclarationError(f"constant {name} is {value!r:.80}; write a bool, int, float or str")
 
 
 def _rebuild(constants: dict[str, Constant], hints: dict[str, int]) -> Config:

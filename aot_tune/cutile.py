@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import sqlite3
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -120,6 +121,7 @@ def with_hints(kernel: Any, hints: Mapping[str, int], cubins: CubinSource | None
 @cache
 def _prebuilt_class() -> Any:
     import cuda.tile as ct
+    from cuda.tile._cext import TileContext
 
     class PrebuiltKernel(ct.kernel):
         """A kernel whose cubins were compiled elsewhere. cuTile calls `_compile` for a signature not yet loaded."""
@@ -136,7 +138,14 @@ def _prebuilt_class() -> Any:
             symbol = signature.with_mangled_symbol(self._pyfunc.__name__).symbol
             cubin = self._cubins(symbol)
             if cubin is None:
-                return super()._compile(signature, context, compute_capability)
+                try:
+                    return super()._compile(signature, context, compute_capability)
+                except (OSError, sqlite3.Error):
+                    if context.config.cache_dir is None:
+                        raise
+                    # Its own disk cache is a folder that cannot be made, or broken; compiling needs none.
+                    config = dataclasses.replace(context.config, cache_dir=None)
+                    return super()._compile(signature, TileContext(config=config), compute_capability)
             return cubin, symbol, None, () if release() >= (1, 7) else []
 
         def replace_hints(self, **hints: Any) -> Any:

@@ -1,7 +1,7 @@
-"""What a GPU can hold and how fast it is: counts and limits that a grid, a rule or a model asks for. Pure values.
+"""What a GPU can hold and how fast it is: what a grid, a rule or a model asks for. Pure values.
 
-The figures are the vendor's: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", for the
-limits of an architecture, and the product datasheets for the reference device of each.
+The figures are the vendor's: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", for
+the limits of an architecture, and the product datasheets for the reference device of each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aot_tune.arch import Arch
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One GPU model. ``grid_fn`` reads ``sm_count``, ``legal`` the limits, the performance model the rates."""
+    """One GPU model: ``grid_fn`` reads ``sm_count``, ``legal`` the limits, the model of times the rates."""
 
     arch: Arch
     """Its architecture."""
@@ -67,7 +67,17 @@ _MIB = 1024 * 1024
 
 
 def _device(
-    arch: tuple[int, int], name: str, sms: int, smem: tuple[int, int], threads: int, blocks: int, *, l2: int, mhz: float, tflops: float, gbps: float  # noqa: E501 (one line a product reads as a table)
+    arch: tuple[int, int],
+    name: str,
+    sms: int,
+    smem: tuple[int, int],
+    threads: int,
+    blocks: int,
+    *,
+    l2: int,
+    mhz: float,
+    tflops: float,
+    gbps: float,
 ) -> Device:
     return Device(
         arch=Arch(*arch), name=name, sm_count=sms,
@@ -82,15 +92,15 @@ _REFERENCE: dict[Arch, Device] = {
     for device in (
         _device((8, 0), "NVIDIA A100", 108, (163, 164), 2048, 32, l2=40, mhz=1410, tflops=312, gbps=2039),
         _device((8, 6), "NVIDIA A10", 72, (99, 100), 1536, 16, l2=6, mhz=1695, tflops=125, gbps=600),
-        _device((8, 7), "NVIDIA Jetson AGX Orin", 16, (163, 164), 1536, 16, l2=4, mhz=1300, tflops=43, gbps=205),
+        _device((8, 7), "NVIDIA AGX Orin", 16, (163, 164), 1536, 16, l2=4, mhz=1300, tflops=43, gbps=205),
         _device((8, 8), "sm88", 16, (99, 100), 1536, 16, l2=4, mhz=1300, tflops=43, gbps=205),
         _device((8, 9), "NVIDIA L40S", 142, (99, 100), 1536, 24, l2=96, mhz=2520, tflops=362, gbps=864),
         _device((9, 0), "NVIDIA H200", 132, (227, 228), 2048, 32, l2=50, mhz=1980, tflops=990, gbps=4800),
         _device((10, 0), "NVIDIA B200", 148, (227, 228), 2048, 32, l2=126, mhz=1965, tflops=2250, gbps=8000),
         _device((10, 3), "NVIDIA B300", 148, (227, 228), 2048, 32, l2=126, mhz=1965, tflops=2250, gbps=8000),
         _device((10, 7), "sm107", 148, (227, 228), 2048, 32, l2=126, mhz=1965, tflops=2250, gbps=8000),
-        _device((11, 0), "NVIDIA Jetson Thor", 20, (227, 228), 1536, 24, l2=32, mhz=1575, tflops=250, gbps=273),
-        _device((12, 0), "NVIDIA RTX PRO 6000", 188, (99, 100), 1536, 24, l2=128, mhz=2617, tflops=500, gbps=1792),
+        _device((11, 0), "NVIDIA Thor", 20, (227, 228), 1536, 24, l2=32, mhz=1575, tflops=250, gbps=273),
+        _device((12, 0), "RTX PRO 6000", 188, (99, 100), 1536, 24, l2=128, mhz=2617, tflops=500, gbps=1792),
         _device((12, 1), "NVIDIA GB10", 48, (99, 100), 1536, 24, l2=24, mhz=2418, tflops=100, gbps=273),
     )
 }

@@ -13,7 +13,7 @@ from aot_tune import __version__, cutile, environment, fingerprint, store
 from aot_tune.arch import Arch, Gpu, visible_gpus
 from aot_tune.discovery import find_tunables
 from aot_tune.errors import AotTuneError, StoreError, TableError
-from aot_tune.serve import loader
+from aot_tune.serve import cache, loader
 from aot_tune.serve.rank import is_rank
 from aot_tune.text import aligned, counted
 from aot_tune.tunable import Tunable
@@ -231,3 +231,15 @@ def _table_state(path: Path, tunable: Tunable, arch: Arch) -> tuple[str, bool]:
     stale = "" if fresh else "; the kernel's code has changed since: tune again"
     entries = counted(len(table.entries), "entry", "entries")
     return f"{entries}, {evidence}, {table.built_with.device_name}{stale}", bool(table.entries)
+
+
+def _cache_state() -> CacheState:
+    folder = cache.folder_here()
+    if folder is None:
+        return CacheState(folder=None, state=f"no place for one; name a folder in {environment.CACHE_DIR}")
+    if reason := cache.UserCache(folder).refusal():
+        return CacheState(folder=folder, state=f"left out: {reason}")
+    if not folder.exists():
+        return CacheState(folder=folder, state="not there yet; a live search makes it")
+    winners = sum(1 for _ in (folder / f"v{cache.SCHEMA}").glob("*/*/*.json"))
+    return CacheState(folder=folder, state=f"{counted(winners, 'remembered winner')}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from aot_tune import environment
@@ -11,10 +11,11 @@ from aot_tune.arch import Arch
 from aot_tune.config import Config
 from aot_tune.problem import Problem
 from aot_tune.serve import loader
+from aot_tune.serve.dispatch import dispatcher_of
 from aot_tune.serve.index import Index
 from aot_tune.serve.rank import is_rank
-from aot_tune.serve.resolve import Choice, Legality, Source, resolve, tune_command
-from aot_tune.text import aligned
+from aot_tune.serve.resolve import Choice, Legality, Source, tune_command
+from aot_tune.text import aligned, counted
 from aot_tune.tunable import Tunable
 
 
@@ -81,17 +82,8 @@ def explain(tunable: Tunable, arch: Arch, problem: Problem) -> Explanation:
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        index = loader.load(tunable, arch)
-    legality = Legality(tunable, arch)
-    choice = resolve(
-        tunable,
-        arch,
-        problem,
-        index,
-        legality,
-        asked_default=environment.forces_default(),
-        remembered=None,
-    )
+        index = loader.load(tunable, arch)  # anew, since what is loaded already has given its warnings
+        choice = dispatcher_of(tunable).choice(arch, problem)
     return Explanation(
         kernel=tunable.name,
         arch=arch,
@@ -101,9 +93,21 @@ def explain(tunable: Tunable, arch: Arch, problem: Problem) -> Explanation:
         default=tunable.default_config(arch, problem),
         source=choice.source,
         reason=choice.reason,
-        compared=_compared(tunable, arch, problem, index, legality, choice),
-        remarks=(*(str(one.message) for one in caught), *_remarks(tunable, arch, problem, choice)),
+        compared=_compared(tunable, arch, problem, index, choice),
+        remarks=(
+            *dict.fromkeys(str(one.message) for one in caught),
+            *_remarks(tunable, arch, problem, choice),
+        ),
     )
+
+
+def overview_lines(told: Sequence[Explanation]) -> list[str]:
+    """Many problems of a kernel, one line each, and what all their remarks come to."""
+    heads = ("problem", "step", "config")
+    rows = [(str(one.problem), one.source, str(one.config)) for one in told]
+    missed = [one for one in told if one.remarks]
+    again = f"{counted(len(missed), 'problem')} with remarks; name one with --problem to see why"
+    return [*aligned([heads, *rows]), *([again] if missed else [])]
 
 
 def explanation_lines(told: Explanation) -> list[str]:
@@ -129,12 +133,13 @@ def explanation_lines(told: Explanation) -> list[str]:
 
 
 def _compared(
-    tunable: Tunable, arch: Arch, problem: Problem, index: Index, legality: Legality, choice: Choice
+    tunable: Tunable, arch: Arch, problem: Problem, index: Index, choice: Choice
 ) -> tuple[Compared, ...]:
     candidates = (index.own(problem), index.nearest(problem, float("inf")))
-    found = next((one for one in candidates if one is not None and one.entry is choice.entry), None)
+    found = next((one for one in candidates if one is not None and one.entry == choice.entry), None)
     if found is None:
         return ()
+    legality = Legality(tunable, arch)
     estimates = index.rule(found).estimates(problem, tunable.default_config(arch, problem))
     return tuple(
         Compared(

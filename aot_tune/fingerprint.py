@@ -1,7 +1,7 @@
-"""Hash the code a table's figures depend on: kernel, grid and arguments, with all they read. Imports no cuda.tile.
+"""Hash the code that a table's figures depend on: kernel, grid and arguments. Imports no cuda.tile.
 
-Two processes, two Python releases and two checkouts agree on the hash of the same code: it is taken from syntax
-trees in a normal form and from values, never from bytecode, addresses, file names or iteration over sets.
+Processes, Python releases and checkouts agree on the hash of the same code: it is taken from syntax trees in
+a normal form and from values, never from bytecode, addresses, file names or the order of a set.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from typing import TYPE_CHECKING, Any
 
 from aot_tune import cutile
 from aot_tune.source import (
-    Definition,
-    Name,
     NoSourceError,
+    annotations_of,
     class_trees,
+    closure_of,
+    counts_by_name,
     function_trees,
-    normal_form,
-    outer_names,
+    public_name,
+    slots_of,
 )
+from aot_tune.syntax import Definition, Name, normal_form, outer_names
 
 if TYPE_CHECKING:
     from aot_tune.tunable import Tunable
@@ -43,10 +45,8 @@ HEX_DIGITS = 16
 MOST_PARTS = 2000
 """Functions, classes and values of one kernel; one that reads more than this reads a framework's insides."""
 
-_BY_NAME = frozenset({"cuda", "torch", "numpy", "triton", "cupy", "jax"})
-"""Packages whose code counts by name alone: their versions are recorded elsewhere or do not reach the kernel."""
-
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
+_NO_REPR: object = object.__repr__
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented))
 _NATIVE = (
     types.BuiltinFunctionType,
@@ -58,10 +58,11 @@ _NATIVE = (
 
 
 def source_hash(tunable: Tunable) -> str:
-    """Hash a kernel and its helpers, transitively, the globals and closures they read, annotations, grid and args.
+    """Hash kernel, ``grid_fn`` and ``args_fn``, and transitively the helpers, globals and closures they read.
 
-    Comments, docstrings, layout, positions and file names do not count. Where something cannot be hashed, the hash
-    differs in every process: what cannot be hashed counts as changed. `unhashable` says what that is.
+    Annotations, defaults and decorators count; comments, docstrings, layout, positions and file names do not.
+    Where something cannot be hashed, the hash differs at every call: what cannot be hashed counts as changed,
+    and `unhashable` says what it is.
 
     Returns:
         16 hexadecimal digits.
@@ -151,7 +152,7 @@ class _Hasher:
         elif getattr(value, "__module__", "") == "typing":
             self._word("typing", str(getattr(value, "_name", None) or value))  # Any became a class in 3.11
         elif isinstance(value, _NATIVE):
-            self._word("native", *_public_name(value))
+            self._word("native", *public_name(value))
         elif isinstance(value, types.MethodType):
             self._parts_of("method", value.__func__, value.__self__)
         elif isinstance(value, functools.partial):
@@ -191,26 +192,24 @@ class _Hasher:
         self._parts_of("union" if union else str(origin), *typing.get_args(value))
 
     def _module(self, module: types.ModuleType) -> None:
-        if _counts_by_name(module.__name__):
+        if counts_by_name(module.__name__):
             self._word("module", module.__name__)
         else:
             self._obstacle(f"it passes the module {module.__name__} on; read names of it instead")
 
     def _object(self, value: Any) -> None:
-        """Of a class of the author's: class and state. A foreign one: what it prints, if that is its value."""
+        """Of a class of the author's: class and state. Of a foreign one: what it prints, if that tells all."""
         cls = type(value)
-        if not _counts_by_name(cls.__module__):
-            state = {name: getattr(value, name, None) for base in cls.__mro__ for name in slots(base)}
+        if not counts_by_name(cls.__module__):
+            state = {name: getattr(value, name, None) for base in cls.__mro__ for name in slots_of(base)}
             self._parts_of("object", cls, {**state, **getattr(value, "__dict__", {})})
             return
-        says_nothing = cls.__repr__ in (object.__repr__,) or hasattr(
-            value, "shape"
-        )  # arrays leave values out
-        text = "" if says_nothing else repr(value)
+        prints = cls.__repr__ is not _NO_REPR and not hasattr(value, "shape")  # arrays leave values out
+        text = repr(value) if prints else ""
         if not text or _ADDRESS.search(text):
             self._obstacle(f"a {cls.__module__}.{cls.__qualname__} has no value that can be hashed")
         else:
-            self._word("printed", *_public_name(cls), text)
+            self._word("printed", *public_name(cls), text)
 
     # Code ------------------------------------------------------------------------------
 
@@ -219,8 +218,8 @@ class _Hasher:
         if not isinstance(function, types.FunctionType):
             self._value(function)
             return
-        if _counts_by_name(function.__module__):
-            self._word("named", *_public_name(function))
+        if counts_by_name(function.__module__):
+            self._word("named", *public_name(function))
             return
         try:
             trees = function_trees(function)
@@ -228,15 +227,15 @@ class _Hasher:
             self._obstacle(f"{function.__qualname__} has no source: {error}")
             return
         self._parts_of("function", function.__defaults__, function.__kwdefaults__)
-        scope = {**function.__globals__, **closure(function)}
+        scope = {**function.__globals__, **closure_of(function)}
         if self._trees(trees, scope):
             # A factory's local used in an annotation is in no scope that is left; its value may be here.
-            for name, annotation in annotations(function).items():
+            for name, annotation in annotations_of(function).items():
                 self.add(f"{function.__qualname__}({name})", annotation)
 
     def _class(self, cls: type) -> None:
-        if _counts_by_name(cls.__module__):
-            self._word("named", *_public_name(cls))
+        if counts_by_name(cls.__module__):
+            self._word("named", *public_name(cls))
             return
         try:
             trees = class_trees(cls)
@@ -264,8 +263,8 @@ class _Hasher:
             return hasattr(builtins, name[0])
         value = scope[name[0]]
         followed = 1
-        # The attributes of a foreign module are in the tree; of one's own, their values count and not its name.
-        while isinstance(value, types.ModuleType) and not _counts_by_name(value.__name__):
+        # Of a foreign module the tree says which attribute is read; of one's own, the value counts.
+        while isinstance(value, types.ModuleType) and not counts_by_name(value.__name__):
             if followed == len(name) or not hasattr(value, name[followed]):
                 break
             value = getattr(value, name[followed])
@@ -282,7 +281,7 @@ class _Hasher:
                 path, attribute = "." * statement.level + (statement.module or ""), alias.name
             try:
                 full = importlib.util.resolve_name(path, scope.get("__package__") or "")
-                if _counts_by_name(full):
+                if counts_by_name(full):
                     continue  # the tree says all
                 value: object = importlib.import_module(full)
                 if attribute is not None:
@@ -291,17 +290,3 @@ class _Hasher:
                 self._obstacle(f"it imports {path}: {error}")
             else:
                 self.add(alias.name, value)
-
-
-def _counts_by_name(module: str | None) -> bool:
-    """Whether a module's code is left out: the standard library, frameworks, and aot_tune but for its kernels."""
-    top, _, rest = (module or "").partition(".")
-    if top == "aot_tune":
-        return rest.partition(".")[0] != "kernels"
-    return top in _BY_NAME or top in sys.stdlib_module_names
-
-
-def _public_name(value: Any) -> tuple[str, str]:
-    """Package and qualified name; private modules move between releases."""
-    package = (getattr(value, "__module__", None) or "").partition(".")[0]
-    return package, getattr(value, "__qualname__", None) or str(value)

@@ -1,4 +1,4 @@
-"""Random tensors for a declaration's ``make_args``: the same from the same seed, and shapes alone on device "meta"."""
+"""Random tensors for ``make_args``: the same from the same seed, and shapes alone on device "meta"."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def randn(
     device, dtype = torch.device(device), named_dtype(dtype)
     direct = dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     values = torch.randn(
-        tuple(shape), dtype=dtype if direct else torch.float32, device=device, generator=_generator(device, seed)
+        tuple(shape),
+        dtype=dtype if direct else torch.float32,
+        device=device,
+        generator=_generator(device, seed),
     )
     if scale != 1.0:
         values.mul_(scale)

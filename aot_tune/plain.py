@@ -1,4 +1,4 @@
-"""Any of the project's values as plain JSON data, for `--json`. Pure; a table has its own text (`document`)."""
+"""Any of the project's values as plain JSON data, for `--json`. Pure; a table has a text of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
 
 def plain(value: object) -> Plain:
-    """A value as JSON data: dataclasses by their fields, a config by its halves, archs and paths by their text.
+    """A value as JSON data: dataclasses by field, a config by its halves, archs and paths by their text.
 
     Raises:
         TypeError: A value that has no such form, which is a mistake of the caller.

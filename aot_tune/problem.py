@@ -9,27 +9,25 @@ from aot_tune.errors import DeclarationError
 Value = int | str | bool
 
 
+_PLAIN = frozenset({int, str, bool})
+
+
 class Problem(Mapping[str, Value]):
     """Sizes (int) and classes (str or bool: dtypes, layouts, flags) by name. Frozen, hashable; order is kept.
 
-    ``problem["M"]`` and ``problem.M`` read the same value. A ``torch.dtype`` is stored by its name, ``bfloat16``.
+    ``problem["M"]`` and ``problem.M`` read the same value. A ``torch.dtype`` is kept by name, ``bfloat16``.
     """
 
     __slots__ = ("_hash", "_values")
+    _hash: int
     _values: dict[str, Value]
 
     def __init__(self, values: Mapping[str, object]) -> None:
         plain: dict[str, Value] = {}
         for name, value in values.items():
-            if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
-                value = str(value).removeprefix("torch.")
-            if not isinstance(value, int | str):
-                raise DeclarationError(
-                    f"a problem's {name} is {value!r} of type {type(value).__name__}; return an int size, "
-                    "a dtype, a str or a bool"
-                )
-            # torch hands out sizes as plain ints in eager mode; a SymInt would not be an int.
-            plain[name] = value
+            if type(value) not in _PLAIN:
+                value = _plain(name, value)
+            plain[name] = value  # type: ignore[assignment]
         object.__setattr__(self, "_values", plain)
         object.__setattr__(self, "_hash", hash(frozenset(plain.items())))
 
@@ -54,7 +52,7 @@ class Problem(Mapping[str, Value]):
         return len(self._values)
 
     def __hash__(self) -> int:
-        return self._hash  # type: ignore[attr-defined, no-any-return]
+        return self._hash
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Problem) and self._values == other._values
@@ -77,3 +75,18 @@ class Problem(Mapping[str, Value]):
     def replaced(self, **values: Value) -> Problem:
         """The same problem with other values for the named keys."""
         return Problem({**self._values, **values})
+
+
+def _plain(name: str, value: object) -> Value:
+    """A dtype's name, or the plain value of a subclass of int or str."""
+    kind = type(value)
+    if kind.__module__ == "torch" and kind.__name__ == "dtype":
+        return str(value).removeprefix("torch.")
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise DeclarationError(
+        f"a problem's {name} is {value!r:.80} of type {kind.__name__}; "
+        "return an int size, a dtype, a str or a bool"
+    )

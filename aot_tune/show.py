@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from aot_tune import environment, store
+from aot_tune import document, environment, store
 from aot_tune.arch import Arch
 from aot_tune.config import Config
 from aot_tune.discovery import find_tunables, installed_modules
@@ -101,6 +102,11 @@ def table_lines(path: Path, table: Table) -> list[str]:
         *(f"  {name}: {config}" for config, name in names.items()),
         *aligned([heads, *(_entry_row(entry, names) for entry in table.entries)]),
     ]
+
+
+def table_data(path: Path, table: Table) -> dict[str, object]:
+    """A table for a script: the document itself, and where it lies."""
+    return {"path": path, **json.loads(document.dump(table))}
 
 
 def _entry_row(entry: Entry, names: dict[Config, str]) -> tuple[str, ...]:

@@ -1,10 +1,12 @@
 """Find the syntax tree behind a function or class, and what its scope holds. Runs no code of theirs."""
 
 from __future__ import annotations
+import __future__
 
 import ast
 import inspect
 import linecache
+import sys
 import types
 from collections.abc import Iterator
 from functools import lru_cache
@@ -118,15 +120,13 @@ def _same_code(one: types.CodeType, other: types.CodeType) -> bool:
     )
 
 
-_FUTURE_FLAGS = (
-    0x1000000  # CO_FUTURE_ANNOTATIONS, the only one that still changes a lambda's nested functions
-)
+_FUTURE_FLAGS = __future__.annotations.compiler_flag
 
 
-# Scopes ------------------------------------------------------------------------------
+# Scopes and names ------------------------------------------------------------------------------
 
 
-def closure(function: types.FunctionType) -> dict[str, Any]:
+def closure_of(function: types.FunctionType) -> dict[str, Any]:
     """The closure's variables that have a value."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: cell.cell_contents for name, cell in cells if not _is_empty(cell)}
@@ -140,7 +140,7 @@ def _is_empty(cell: types.CellType) -> bool:
     return False
 
 
-def annotations(function: types.FunctionType) -> dict[str, Any]:
+def annotations_of(function: types.FunctionType) -> dict[str, Any]:
     """Those that are no text; evaluated only when asked for since Python 3.14, which may fail."""
     try:
         return {name: value for name, value in function.__annotations__.items() if not isinstance(value, str)}
@@ -148,7 +148,25 @@ def annotations(function: types.FunctionType) -> dict[str, Any]:
         return {}
 
 
-def slots(cls: type) -> tuple[str, ...]:
+def slots_of(cls: type) -> tuple[str, ...]:
     """The attributes that a class keeps in slots of its own."""
     names = vars(cls).get("__slots__", ())
     return (names,) if isinstance(names, str) else tuple(names)
+
+
+_BY_NAME = frozenset({"cuda", "torch", "numpy", "triton", "cupy", "jax"})
+"""Packages whose code counts by name alone: their versions are recorded elsewhere or reach no kernel."""
+
+
+def counts_by_name(module: str | None) -> bool:
+    """Whether a module's code is left out: the standard library, frameworks, aot_tune but for its kernels."""
+    top, _, rest = (module or "").partition(".")
+    if top == "aot_tune":
+        return rest.partition(".")[0] != "kernels"
+    return top in _BY_NAME or top in sys.stdlib_module_names
+
+
+def public_name(value: Any) -> tuple[str, str]:
+    """Package and qualified name; private modules move between releases."""
+    package = (getattr(value, "__module__", None) or "").partition(".")[0]
+    return package, getattr(value, "__qualname__", None) or str(value)

@@ -38,7 +38,7 @@ _LEFTOVER_SECONDS = 3600.0
 def package_folder(tunable: Tunable) -> Path:
     """The folder of a declaration's tables; it need not exist.
 
-    ``tables=``, where the declaration names a folder; else as `folder_of_package` says of its top-level package.
+    ``tables=``, where the declaration names a folder; else as `folder_of_package` says of its package.
 
     Raises:
         StoreError: The package has no folder.
@@ -159,7 +159,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Replace a file by a complete one or leave it as it was, whenever the process is killed or power is lost.
+    """Replace a file by a complete one or leave it as it was, whenever the process is killed or power fails.
 
     Makes the folder where it is missing. An existing file keeps its mode, a new one has the process's usual.
 

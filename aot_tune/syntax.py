@@ -1,7 +1,7 @@
-"""Write a syntax tree in one normal form, and say which outer names it reads. Pure: trees in, text and names out.
+"""Write a syntax tree in one normal form; say which outer names it reads. Pure: trees in, text and names out.
 
-The normal form is the same for every Python from 3.10: no positions, comments or docstrings, and no field that
-is empty, since each release adds some. Bytecode would differ between releases, and text between formatters.
+The normal form is the same for every Python from 3.10: no positions, comments or docstrings, and no field
+that is empty, since each release adds some. Bytecode would differ between releases, text between formatters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def normal_form(node: ast.AST) -> Iterator[str]:
-    """A tree as text, the same for the same code whatever the Python release, layout, comments and docstrings."""
+    """A tree as text: the same for the same code whatever the Python release, layout and comments."""
     yield f"{type(node).__name__}("
     for field, value in ast.iter_fields(node):
         absent = value == [] or (value is None and not isinstance(node, ast.Constant))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from aot_tune.arch import Arch
@@ -48,7 +49,7 @@ class Point:
     """The size on each Pow2 axis."""
 
     us: tuple[float | None, ...]
-    """Mean microseconds of the portfolio's configs in their order, the default's last; None where one cannot run."""
+    """Mean microseconds of the portfolio's configs in order, the default's last; None where one cannot run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ class Entry:
     """The default's mean in the same run, microseconds."""
 
     regret: float
-    """The worst t / t_best - 1 that the rule inside the bucket leaves at its points, each left out in turn."""
+    """The worst t / t_best - 1 that the rule in the bucket leaves at its points, each left out in turn."""
 
     evidence: Evidence
     """Whether the figures are measured or a model's."""
@@ -103,14 +104,18 @@ class Table:
     """The configs that serve every entry, and that a miss searches."""
 
     portfolio_regret: float
-    """The worst t / t_best - 1 of the portfolio and the default over all swept problems, against every candidate."""
+    """The worst t / t_best - 1 of portfolio and default over all swept problems, against every candidate."""
 
     entries: tuple[Entry, ...]
     """Sorted by `entry_order`."""
 
     def entry(self, bucket: Problem) -> Entry | None:
         """The entry of exactly this bucket."""
-        return next((entry for entry in self.entries if entry.bucket == bucket), None)
+        return self._by_bucket.get(bucket)
+
+    @cached_property
+    def _by_bucket(self) -> Mapping[Problem, Entry]:
+        return {entry.bucket: entry for entry in self.entries}
 
 
 def entry_order(axes: Axes, bucket: Problem) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:

@@ -32,13 +32,18 @@ def _scale_kernel(source, target, tile_m: ct.Constant[int], tile_n: ct.Constant[
     ct.store(target, (row, column), tile * 2)
 
 
-def _config(tile_m: int, tile_n: int = 64, *, occupancy: int = 1) -> Config:
-    return Config(
-        constants={"tile_m": tile_m, "tile_n": tile_n}, hints={"occupancy": occupancy, "num_ctas": 1}
-    )
+def _config(tile_m: int, tile_n: int = 64, *, occupancy: int = 1, num_ctas: int = 1) -> Config:
+    hints = {"occupancy": occupancy, "num_ctas": num_ctas}
+    return Config(constants={"tile_m": tile_m, "tile_n": tile_n}, hints=hints)
 
 
-SPACE = [_config(m, n, occupancy=o) for m in (16, 32, 64) for n in (64, 128) for o in (1, 2)]
+SPACE = [
+    _config(m, n, occupancy=o, num_ctas=c)
+    for m in (16, 32, 64)
+    for n in (64, 128)
+    for o in (1, 2)
+    for c in (1, 2)
+]
 DEFAULT = _config(16)
 
 

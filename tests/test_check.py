@@ -90,12 +90,13 @@ def test_bytes_that_were_edited_by_hand_are_found_with_their_line(tmp_path: Path
 
 def test_entries_out_of_order_are_found_by_their_bytes(tmp_path: Path) -> None:
     path = write(tmp_path, scale_table())
+    before = document.parse(path.read_bytes())
     lines = path.read_bytes().splitlines(True)
     places = [i for i, line in enumerate(lines) if b'"bucket"' in line]
     swapped = [line.rstrip(b",\n") + b",\n" for line in (lines[places[1]], lines[places[0]])]
     lines[places[0]], lines[places[1]] = swapped
     path.write_bytes(b"".join(lines))
-    assert document.parse(path.read_bytes()) == scale_table()
+    assert document.parse(path.read_bytes()) == before
     (line,) = _told(tmp_path)
     assert "not the bytes that aot-tune writes" in line
 

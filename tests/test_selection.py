@@ -1,4 +1,4 @@
-"""From a command line's words to archs, GPUs, kernels and problems; what is not there is named with what is."""
+"""From a command line's words to archs, GPUs, kernels and problems; errors name what there is."""
 
 from __future__ import annotations
 

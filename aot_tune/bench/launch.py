@@ -5,27 +5,63 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import cuda.tile as ct
 import torch
 
-from aot_tune.arch import Arch
-from aot_tune.device import Device
-from aot_tune.kernels import rms_norm as module
+from aot_tune.bench.gpu import Gpu
+from aot_tune.kernels.rms_norm import rms_norm_tunable as tunable
 
-_LAUNCHES = 500  # few enough that the driver's queue of 1024 launches never fills and blocks the host
+_LAUNCHES = 500  # fewer than the driver queues, so that the host never waits for the GPU
 _ROUNDS = 41
 
 
-def _host_us(call: Callable[[], object]) -> list[float]:
-    for _ in range(50):
-        call()
-    torch.cuda.synchronize()
-    rounds = []
+def run(gpu: Gpu) -> dict[str, float]:
+    """Median host microseconds of each way to launch one tuned rms_norm, the rounds interleaved."""
+    x = torch.randn(64, 4096, device=gpu.torch_device, dtype=torch.bfloat16)
+    weight, out = torch.ones(4096, device=gpu.torch_device, dtype=torch.bfloat16), torch.empty_like(x)
+    problem = tunable.problem_of(x, weight, out, 1e-6)
+    config = tunable.default_config(gpu.arch, problem)
+    kernel = tunable.kernel.replace_hints(**config.hints)
+    grid, stream = tunable.grid_fn(config, gpu.device, problem), torch.cuda.current_stream().cuda_stream
+    arguments = tunable.args_fn(config, x, weight, out, 1e-6)
+    launch, tuned = ct.launch, tunable.launch
+    tuned_once: dict[Any, Any] = {}
+
+    def by_hand() -> None:
+        # The pattern that cuTile users write: tune on the first call of a shape, keep the kernel by shape and device.
+        key = (x.shape, weight.shape, x.dtype, str(x.device))
+        if key not in tuned_once:
+            tuned_once[key] = (config, kernel)
+        chosen, ready = tuned_once[key]
+        torch.cuda.get_device_properties(x.device)  # the grid of a persistent kernel asks for its multiprocessors
+        ct.launch(torch.cuda.current_stream(), grid, ready, tunable.args_fn(chosen, x, weight, out, 1e-6))
+
+    ways: dict[str, Callable[[], object]] = {
+        "bare ct.launch": lambda: launch(stream, grid, kernel, arguments),
+        "Tunable.launch": lambda: tuned(x, weight, out, 1e-6),
+        "Tunable.launch, grad off": lambda: tuned(x, weight, out, 1e-6),
+        "tune-once pattern by hand": by_hand,
+        "a Python call": lambda: None,
+    }
+    rounds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(_ROUNDS):
-        started = time.perf_counter()
-        for _ in range(_LAUNCHES):
-            call()
-        rounds.append((time.perf_counter() - started) / _LAUNCHES * 1e6)
-        torch.cuda.synchronize()
-    return rounds
+        for name, call in ways.items():
+            with torch.set_grad_enabled(name != "Tunable.launch, grad off"):
+                rounds[name].append(_host_us(call))
+    us = {name: round(statistics.median(times), 3) for name, times in rounds.items()}
+    us["above bare"] = round(us["Tunable.launch"] - us["bare ct.launch"], 3)
+    us["by hand / Tunable.launch"] = round(us["tune-once pattern by hand"] / us["Tunable.launch"], 2)
+    return us
+
+
+def _host_us(call: Callable[[], object]) -> float:
+    call()
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(_LAUNCHES):
+        call()
+    spent = time.perf_counter() - started
+    torch.cuda.synchronize()
+    return spent / _LAUNCHES * 1e6

@@ -9,9 +9,9 @@ import torch
 from aot_tune.errors import LaunchError
 
 LARGEST_INDEX = 2**31 - 1
-"""Sizes and strides are 32-bit numbers to a cuTile kernel, which takes larger ones without a word and cuts them.
+"""Sizes and strides are 32-bit numbers to a cuTile kernel; larger ones are cut silently (cuda-tile 1.7).
 
-Addresses are computed in 64 bits, so a tensor may have more elements than this.
+Addresses are computed in 64 bits, so that a tensor may well have more elements than this.
 """
 
 
@@ -26,7 +26,7 @@ def check_rank(kernel: str, name: str, tensor: torch.Tensor, shape: str) -> None
 def check_shape(kernel: str, name: str, tensor: torch.Tensor, shape: tuple[int, ...], reason: str) -> None:
     """Refuse a tensor of another shape than `shape`; `reason` says where that comes from."""
     if tensor.shape != shape:
-        raise LaunchError(f"{kernel}: {name} has shape {tuple(tensor.shape)}; {reason} asks for {tuple(shape)}")
+        raise LaunchError(f"{kernel}: {name} has shape {tuple(tensor.shape)}; {reason} asks for {shape}")
 
 
 def check_dtype(kernel: str, name: str, tensor: torch.Tensor, *allowed: torch.dtype) -> None:
@@ -34,8 +34,7 @@ def check_dtype(kernel: str, name: str, tensor: torch.Tensor, *allowed: torch.dt
     if not isinstance(tensor, torch.Tensor) or tensor.dtype not in allowed:
         found = _plain(tensor.dtype) if isinstance(tensor, torch.Tensor) else f"a {type(tensor).__name__}"
         raise LaunchError(
-            f"{kernel}: {name} is {found}; pass {' or '.join(map(_plain, allowed))} "
-            f"({name}.to(...) converts)"
+            f"{kernel}: {name} is {found}; pass {' or '.join(map(_plain, allowed))} ({name}.to(...) converts)"
         )
 
 
@@ -44,12 +43,12 @@ def check_sizes(kernel: str, **tensors: torch.Tensor) -> None:
     device = None
     for name, tensor in tensors.items():
         if device is not None and tensor.device != device:
-            raise LaunchError(f"{kernel}: {name} is on {tensor.device}, the tensors before it on {device}; move it")
+            raise LaunchError(f"{kernel}: {name} is on {tensor.device}, not on {device}; move it there")
         device = tensor.device
         if max(tensor.shape, default=0) > LARGEST_INDEX or max(tensor.stride(), default=0) > LARGEST_INDEX:
             raise LaunchError(
-                f"{kernel}: {name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}; the kernel indexes "
-                f"with 32 bits: keep each at most {LARGEST_INDEX}, in several calls if need be"
+                f"{kernel}: {name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}; keep each "
+                f"at most {LARGEST_INDEX}, in several calls if need be: the kernel counts in 32 bits"
             )
 
 

@@ -1,7 +1,7 @@
-"""Matrix product C[M, N] = A[M, K] B[K, N]: kernel, host function, declaration. Knows nothing of tuning or tables.
+"""Matrix product: kernel, host function, declaration. Knows nothing of tuning or tables.
 
-Persistent blocks that take tiles of C in an order that keeps L2 warm: `group` rows of tiles at a time, down its rows
-before along them (the grouped order of Triton's matrix multiplication tutorial).
+Persistent blocks take the tiles of C in an order that keeps L2 warm: `group` rows of tiles at a time, down
+the group before along it (the grouped order of Triton's matrix multiplication tutorial).
 """
 
 from __future__ import annotations
@@ -25,14 +25,9 @@ from aot_tune.tunable import Close, Tunable, Work
 
 @ct.kernel
 def matmul_kernel(  # type: ignore[no-untyped-def]
-    a,
-    b,
-    c,
-    tile_m: ct.Constant[int],
-    tile_n: ct.Constant[int],
-    tile_k: ct.Constant[int],
-    group: ct.Constant[int],
-):
+    a, b, c,
+    tile_m: ct.Constant[int], tile_n: ct.Constant[int], tile_k: ct.Constant[int], group: ct.Constant[int],
+):  # fmt: skip
     """Compute every `num_blocks`-th tile of C, accumulating in float32."""
     zero = ct.PaddingMode.ZERO
     tiles_m, tiles_n = ct.cdiv(a.shape[0], tile_m), ct.cdiv(b.shape[1], tile_n)
@@ -42,9 +37,9 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
         rows = min(tiles_m - first, group)
         place = tile % (group * tiles_n)
         m, n = first + place % rows, place // rows
-        # The first step stands before the loop. Begun from zeros inside it, the compiler folds "step 0 starts from
-        # zero" into the loop: on sm_90 it then chooses every accumulator anew at each step, or waits for each product
-        # before the next, in 77 of 108 configs. Written so, 80 of 108 pipeline and the other 24 spill by their size.
+        # The first step stands before the loop. Begun from zeros inside it, the compiler folds "step 0 starts
+        # from zero" into the loop and selects every accumulator anew at each step, or waits for each product
+        # before the next: of 108 configs 31 were seen to pipeline on sm_90 (tileiras 13.4). So, 80 do.
         acc = ct.mma(
             ct.load(a, (m, 0), (tile_m, tile_k), padding_mode=zero),
             ct.load(b, (0, n), (tile_k, tile_n), padding_mode=zero),
@@ -64,7 +59,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None)
 
     Args:
         a: (M, K), bfloat16 or float16, on a GPU; any strides.
-        b: (K, N), of the dtype of `a`; any strides, so that ``weight.t()`` of a linear layer will do.
+        b: (K, N), of the dtype of `a`; any strides, so that a linear layer's ``weight.t()`` will do.
         out: (M, N), where to write, of the dtype of `a`, apart from both in memory; a new tensor without it.
 
     Returns:
@@ -93,13 +88,13 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None)
     return out
 
 
-# The search space ---------------------------------------------------------------------------------------------------
+# The search space -------------------------------------------------------------------------------
 
 _Rows = Sequence[tuple[tuple[int, ...], ...]]
 """Each row the values of tile_m, tile_n, tile_k, group, num_ctas and occupancy; it stands for their product."""
 
 _WARPGROUP: _Rows = (
-    # A token or a few: only the weights' bytes count, so narrow tiles, to give every multiprocessor one, and deep steps.
+    # A few tokens: only the bytes of B count. Narrow tiles give every multiprocessor one; steps are deep.
     ((16,), (32, 64, 128), (128, 256), (8,), (1,), (1, 2)),
     ((32,), (64, 128), (128,), (8,), (1,), (1, 2)),
     ((64,), (32, 64), (128, 256), (8,), (1,), (1, 2)),
@@ -108,14 +103,14 @@ _WARPGROUP: _Rows = (
     ((64,), (128,), (128,), (8,), (1, 2), (1, 2)),
     ((64,), (256,), (64, 128), (8,), (1, 2), (1,)),
     ((128,), (64,), (64, 128), (8,), (1,), (1, 2)),
-    # Prompts: the largest accumulators that stay in registers; two blocks share one tile or one multiprocessor.
+    # Prompts: the most accumulators that stay in registers; two blocks share a tile or a multiprocessor.
     ((128,), (128,), (64, 128), (8, 16), (1, 2), (1, 2)),
     ((128,), (256,), (64, 128), (8, 16), (2,), (1,)),
-    ((256,), (128,), (64, 128), (8, 16), (1, 2), (1,)),
+    ((256,), (128,), (64, 128), (8, 16), (2,), (1,)),
     ((256,), (128,), (64,), (8, 16), (2,), (2,)),
     ((256,), (64,), (64, 128), (8,), (1,), (1,)),
 )
-"""sm90: 64 rows are the least that its matrix unit takes, fewer run on the older warp-wide one."""
+"""sm90. Its own matrix unit takes 64 rows or more; fewer run on the older one, a warp wide."""
 
 _TENSOR_MEMORY: _Rows = (
     ((16,), (32, 64, 128), (128, 256), (8,), (1,), (1, 2)),
@@ -143,9 +138,7 @@ _WARP: _Rows = (
 
 
 def _rows(arch: Arch) -> _Rows:
-    if arch.major == 9:
-        return _WARPGROUP
-    return _TENSOR_MEMORY if arch.major in (10, 11) else _WARP
+    return {9: _WARPGROUP, 10: _TENSOR_MEMORY, 11: _TENSOR_MEMORY}.get(arch.major, _WARP)
 
 
 def _config(tile_m: int, tile_n: int, tile_k: int, group: int, num_ctas: int, occupancy: int) -> Config:
@@ -157,17 +150,157 @@ def _config(tile_m: int, tile_n: int, tile_k: int, group: int, num_ctas: int, oc
 
 def _search_space(arch: Arch, problem: Problem) -> list[Config]:
     every = (_config(*values) for row in _rows(arch) for values in itertools.product(*row))
-    return [config for config in every if _too_much(config, arch) is None]
+    return [config for config in every if _does_not_fit(config, arch) is None]
 
 
 def _default(arch: Arch, problem: Problem) -> Config:
-    tile = (64, 64, 128) if problem.size("M") <= 64 else (128, 128, 64)
+    few = problem.size("M") <= 64
     if _rows(arch) is _WARP:
-        # Two blocks hide each other's waits, and at an occupancy of 1 the compiler spills.
-        return _config(*(tile if tile[0] == 64 else (128, 128, 32)), 8, 1, 1 if _small(arch) and tile[0] == 64 else 2)
-    return _config(*tile, 8, 1, 1)
+        # Two blocks hide each other's waits; told to expect one, the compiler spills on sm80.
+        return _config(*((64, 128, 64) if few else (128, 128, 32)), group=8, num_ctas=1, occupancy=2)
+    return _config(*((64, 64, 128) if few else (128, 128, 64)), group=8, num_ctas=1, occupancy=1)
 
 
-def _small(arch: Arch) -> bool:
-    """Whether a multiprocessor has about 100 KiB of shared memory instead of 160 or more."""
-    return Device.reference(arch).shared_memory_per_sm < 160 * 1024
+# What is allowed --------------------------------------------------------------------------------
+
+_REGISTER_ACCUMULATORS = 128 * 128
+"""Sums a block keeps in registers. On sm_90 every config with more spilled, and none with fewer."""
+
+_TENSOR_MEMORY_ACCUMULATORS = 128 * 512
+"""Sums in a multiprocessor's tensor memory: 128 lanes of 512 columns (PTX ISA, tcgen05)."""
+
+_LEAST_STAGES = 2
+"""Steps that must fit in shared memory: with one, a block waits for every load."""
+
+_ITEM_BYTES = 2
+"""bfloat16 and float16."""
+
+_LEAST_ROWS = 64
+"""Tiles of this many rows suit every problem, so that one default does."""
+
+_LEAST_GROUP = 8
+"""The group of configs that do not search it."""
+
+
+def _legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
+    return _does_not_fit(config, arch) or _does_not_suit(config, problem) or True
+
+
+def _does_not_fit(config: Config, arch: Arch) -> str | None:
+    """Why a config is not for an arch, or None."""
+    tile_m, tile_n, tile_k, _ = _tile(config)
+    num_ctas, occupancy = config.hints["num_ctas"], config.hints["occupancy"]
+    if num_ctas > 1 and arch < Arch(9, 0):
+        return f"{arch} has no clusters of blocks; num_ctas must be 1"
+    sums = tile_m * tile_n // num_ctas
+    if _rows(arch) is _TENSOR_MEMORY:
+        if sums * occupancy > _TENSOR_MEMORY_ACCUMULATORS:
+            return f"{occupancy} tiles of {tile_m} x {tile_n} over {num_ctas} blocks overflow tensor memory"
+    elif sums > _REGISTER_ACCUMULATORS:
+        return f"a tile of {tile_m} x {tile_n} over {num_ctas} blocks overflows the registers"
+    # Blocks that share a tile split its longer side.
+    stage = (max(tile_m, tile_n) // num_ctas + min(tile_m, tile_n)) * tile_k * _ITEM_BYTES
+    available = Device.reference(arch).shared_memory_per_sm
+    if _LEAST_STAGES * stage * occupancy > available:
+        return f"{occupancy} blocks of {_LEAST_STAGES} x {stage} bytes overflow {available} of shared memory"
+    return None
+
+
+def _does_not_suit(config: Config, problem: Problem) -> str | None:
+    """Why a config is a waste on a problem's bucket, or None; the default never is."""
+    tile_m, _, _, group = _tile(config)
+    rows = edge(problem.size("M"))
+    if tile_m > max(_LEAST_ROWS, 2 * rows):
+        return f"a tile of {tile_m} rows is more than half empty for up to {rows}"
+    if tile_m < _LEAST_ROWS and rows > 4 * tile_m:
+        return f"tiles of {tile_m} rows read B more than four times over for up to {rows}"
+    if group > _LEAST_GROUP and -(-rows // tile_m) <= _LEAST_GROUP:
+        return f"group {group} orders the tiles of up to {rows} rows as group {_LEAST_GROUP} does"
+    return None
+
+
+# The declaration --------------------------------------------------------------------------------
+
+
+def _tile(config: Config) -> tuple[int, int, int, int]:
+    """tile_m, tile_n, tile_k and group of a config."""
+    return int(config["tile_m"]), int(config["tile_n"]), int(config["tile_k"]), int(config["group"])
+
+
+def _problem(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Mapping[str, object]:
+    return {"dtype": a.dtype, "M": a.shape[0], "N": b.shape[1], "K": a.shape[1]}
+
+
+def _tiles(config: Config, problem: Problem) -> int:
+    tile_m, tile_n, _, _ = _tile(config)
+    return -(-problem.size("M") // tile_m) * -(-problem.size("N") // tile_n)
+
+
+def _work(config: Config, problem: Problem) -> Work:
+    tile_m, tile_n, tile_k, _ = _tile(config)
+    return Work(
+        steps=-(-problem.size("K") // tile_k),
+        flops=2.0 * tile_m * tile_n * tile_k,
+        load_bytes=float((tile_m + tile_n) * tile_k * _ITEM_BYTES),
+        store_bytes=float(tile_m * tile_n * _ITEM_BYTES),
+    )
+
+
+def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
+    resident = device.sm_count * config.hints["occupancy"] // config.hints["num_ctas"]
+    return (max(1, min(resident, _tiles(config, problem))),)
+
+
+def _args(config: Config, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[Any, ...]:
+    return a, b, out, *_tile(config)
+
+
+def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
+    m, n, k, dtype = problem.size("M"), problem.size("N"), problem.size("K"), str(problem["dtype"])
+    a = inputs.randn((m, k), dtype, device, 2 * seed)
+    b = inputs.randn((k, n), dtype, device, 2 * seed + 1, scale=k**-0.5)  # so that C is of the order of 1
+    return a, b, inputs.empty((m, n), dtype, device)
+
+
+def _reference(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Close:
+    # One rounding to the output's dtype is half its eps. The absolute term is for the float32 sums, which the
+    # matrix units truncate: 2^-23 of a running sum near 1, 1800 times for the largest K, is 2e-4. A step of
+    # tile_k left out would show as 0.05.
+    return Close(value=a.double() @ b.double(), rtol=torch.finfo(a.dtype).eps, atol=2e-3)
+
+
+_M = Pow2.edges(1, 16384)
+_BOTH = ("bfloat16", "float16")
+
+matmul_tunable = Tunable(
+    name="matmul",
+    package=__package__,
+    kernel=matmul_kernel,
+    axes={"M": Pow2(), "N": Exact(), "K": Exact()},
+    problem=_problem,
+    search_space=_search_space,
+    legal=_legal,
+    default=_default,
+    grid_fn=_grid,
+    args_fn=_args,
+    tiles=_tiles,
+    work=_work,
+    make_args=_make_args,
+    reference=_reference,
+    outputs=("out",),
+    typical=[
+        {"dtype": _BOTH, "M": _M, "N": 6144, "K": 4096},  # Llama 3.1 8B, queries, keys and values
+        {"dtype": "bfloat16", "M": _M, "N": 4096, "K": 4096},  # Llama 3.1 8B, attention output
+        {"dtype": _BOTH, "M": _M, "N": 28672, "K": 4096},  # Llama 3.1 8B, gate and up
+        {"dtype": _BOTH, "M": _M, "N": 4096, "K": 14336},  # Llama 3.1 8B, down
+        {"dtype": "bfloat16", "M": _M, "N": 10240, "K": 8192},  # Llama 3.1 70B, queries, keys and values
+        {"dtype": "bfloat16", "M": _M, "N": 8192, "K": 28672},  # Llama 3.1 70B, down
+        {"dtype": "bfloat16", "M": _M, "N": 5120, "K": 25600},  # Qwen3 32B, down
+        {"dtype": "bfloat16", "M": _M, "N": 5120, "K": 2048},  # Qwen3 30B-A3B, queries, keys and values
+        {"dtype": "bfloat16", "M": _M, "N": 5120, "K": 2880},  # gpt-oss, queries, keys and values
+        {"dtype": "bfloat16", "M": _M, "N": 2880, "K": 4096},  # gpt-oss, attention output
+        {"dtype": "bfloat16", "M": _M, "N": 24576, "K": 1536},  # DeepSeek-V3, queries from their latent
+        {"dtype": "bfloat16", "M": _M, "N": 7168, "K": 16384},  # DeepSeek-V3, attention output
+    ],
+)
+"""The declaration; ``matmul_tunable.launch(a, b, out)`` takes the shapes that `matmul` takes."""

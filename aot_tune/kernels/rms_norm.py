@@ -1,6 +1,7 @@
-"""Root-mean-square norm over the last dimension: kernel, host function, declaration. Knows nothing of tuning or tables.
+"""Root-mean-square norm: kernel, host function, declaration. Knows nothing of tuning or tables.
 
-``out = x / sqrt(mean(x^2) + eps) * weight`` (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019).
+``out = x / sqrt(mean(x^2) + eps) * weight`` over the last dimension (Zhang and Sennrich, "Root Mean Square
+Layer Normalization", 2019).
 """
 
 from __future__ import annotations
@@ -22,18 +23,20 @@ from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
 
 MOST_COLUMNS = 32768
-"""A block holds its rows in registers; this many columns are 256 elements a thread, and more would spill for good."""
+"""A block holds its rows in registers: this many columns are 256 elements a thread; more would only spill."""
 
 _TILE_ELEMENTS = 1024
 """Rows shorter than this share a block: eight elements, one 16-byte load, for each of its 128 threads."""
 
 
 @ct.kernel
-def rms_norm_kernel(x, weight, out, eps, tile_rows: ct.Constant[int], tile_cols: ct.Constant[int]):  # type: ignore[no-untyped-def]
+def rms_norm_kernel(  # type: ignore[no-untyped-def]
+    x, weight, out, eps, tile_rows: ct.Constant[int], tile_cols: ct.Constant[int]
+):
     """Normalise `tile_rows` whole rows a block."""
     block = ct.bid(0)
-    # Plain loads: a row is read once, straight to registers in 16-byte pieces. Through TMA it would come in one box
-    # of 256 elements after the other, by way of shared memory, and the compiler spills at an occupancy of 8.
+    # Plain loads: a row is read once, straight to registers, 16 bytes at a time. Through TMA it would come in
+    # boxes of 256 elements by way of shared memory, and the compiler spills at an occupancy of 8.
     rows = ct.load(x, (block, 0), (tile_rows, tile_cols), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
     scale = ct.load(weight, (0,), (tile_cols,), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
     rows = rows.astype(ct.float32)
@@ -65,7 +68,7 @@ def rms_norm(
     check_dtype("rms_norm", "x", x, torch.bfloat16, torch.float16, torch.float32)
     cols = x.shape[-1] if x.dim() else 0
     if not 0 < cols <= MOST_COLUMNS:
-        raise LaunchError(f"rms_norm: x has shape {tuple(x.shape)}; the last size must be 1 to {MOST_COLUMNS}")
+        raise LaunchError(f"rms_norm: x has shape {tuple(x.shape)}; its last size may be 1 to {MOST_COLUMNS}")
     check_shape("rms_norm", "weight", weight, (cols,), f"x of {cols} columns")
     check_dtype("rms_norm", "weight", weight, x.dtype)
     if out is None:
@@ -93,7 +96,7 @@ def _rows(name: str, tensor: torch.Tensor) -> torch.Tensor:
         ) from error
 
 
-# The declaration --------------------------------------------------------------------------------------------------
+# The declaration --------------------------------------------------------------------------------
 
 
 def _problem(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float) -> Mapping[str, object]:
@@ -114,7 +117,9 @@ def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
     return (_tiles(config, problem),)
 
 
-def _args(config: Config, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float) -> tuple[Any, ...]:
+def _args(
+    config: Config, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float
+) -> tuple[Any, ...]:
     return x, weight, out, eps, *_tile(x.shape[1])
 
 
@@ -135,13 +140,16 @@ def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
 def _reference(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float) -> Close:
     exact = x.double()
     exact = exact * torch.rsqrt(exact.square().mean(dim=1, keepdim=True) + eps) * weight.double()
-    # One rounding to the output's dtype is half its eps; the float32 arithmetic before it is good to 1e-6 or so. The
-    # absolute term is for float16's subnormal numbers.
+    # One rounding to the output's dtype is half its eps; the float32 arithmetic before it is good to 1e-6 or so.
+    # The absolute term is for float16's subnormal numbers.
     return Close(value=exact, rtol=max(torch.finfo(x.dtype).eps, 1e-5), atol=1e-6)
 
 
 _OCCUPANCIES = (1, 2, 4, 8, 16, 32)
 """All that the hint takes, by doubling. The sweep measures once what compiles to the same code."""
+
+_DEFAULT = Config(hints={"occupancy": 2})
+"""The largest that spills on no arch for up to 8192 columns."""
 
 _ROWS = Pow2.edges(1, 16384)
 
@@ -153,7 +161,7 @@ rms_norm_tunable = Tunable(
     problem=_problem,
     search_space=lambda arch, problem: [Config(hints={"occupancy": n}) for n in _OCCUPANCIES],
     legal=_legal,
-    default=lambda arch, problem: Config(hints={"occupancy": 2}),  # the largest that spills on no arch up to 8192
+    default=lambda arch, problem: _DEFAULT,
     grid_fn=_grid,
     args_fn=_args,
     tiles=_tiles,
@@ -168,8 +176,8 @@ rms_norm_tunable = Tunable(
         {"dtype": "bfloat16", "rows": _ROWS, "cols": 5120},  # Qwen3 14B and 32B
         {"dtype": "bfloat16", "rows": _ROWS, "cols": 7168},  # DeepSeek-V3
         {"dtype": "bfloat16", "rows": _ROWS, "cols": 8192},  # Llama 3.1 70B
-        {"dtype": "float16", "rows": _ROWS, "cols": 4096},  # Llama 3.1 8B, quantized checkpoints that run in float16
-        {"dtype": "float16", "rows": _ROWS, "cols": 8192},  # Llama 3.1 70B, the same
+        {"dtype": "float16", "rows": _ROWS, "cols": 4096},  # Llama 3.1 8B, run in float16 (AWQ, GPTQ)
+        {"dtype": "float16", "rows": _ROWS, "cols": 8192},  # Llama 3.1 70B, run in float16
     ],
 )
 """The declaration; ``rms_norm_tunable.launch(x, weight, out, eps)`` takes x and out as (rows, cols)."""

@@ -1,7 +1,7 @@
 """Rotary position embedding in place: kernel, host function, declaration. Knows nothing of tuning or tables.
 
-The rotate-half form of Llama and its kin (Su et al., "RoFormer", 2021): the pair of element i of a head is element
-i + head_dim / 2, and the pair (a, b) becomes (a cos - b sin, b cos + a sin).
+The rotate-half form of Llama and its kin (Su et al., "RoFormer", 2021): elements i and i + head_dim / 2 of a
+head are a pair, and the pair (a, b) becomes (a cos - b sin, b cos + a sin).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
 
 _MOST_ELEMENTS = 32768
-"""A block holds all heads of a token in registers; this many elements are 256 a thread, and more would spill for good."""
+"""A block holds all heads of a token in registers: this many are 256 a thread; more would only spill."""
 
 
-def _rotate(x, token, heads, half, cos, sin):  # type: ignore[no-untyped-def]
+def _rotate(x: Any, token: Any, heads: Any, half: Any, cos: Any, sin: Any) -> None:
     # Both halves are read before either is written: the kernel works in place. Plain loads, as in rms_norm.
     zero = ct.PaddingMode.ZERO
     low = ct.load(x, (token, 0, 0), (1, heads, half), padding_mode=zero, allow_tma=False).astype(ct.float32)
@@ -47,16 +47,18 @@ def rope_kernel(  # type: ignore[no-untyped-def]
     _rotate(k, token, tile_kv_heads, half, token_cos, token_sin)
 
 
-def rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def rope(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate queries and keys in place by their tokens' angles.
 
     Computes in float32 and rounds once.
 
     Args:
-        q: (tokens, heads, head_dim), bfloat16, float16 or float32, on a GPU; any strides, so that a view into a
-            fused projection will do. head_dim is twice a power of two.
+        q: (tokens, heads, head_dim), bfloat16, float16 or float32, on a GPU; any strides, so that a view into
+            a fused projection will do. head_dim is twice a power of two.
         k: (tokens, kv_heads, head_dim), of the dtype of `q`, apart from it in memory.
-        cos: (tokens, head_dim / 2), float32: the cosine of each pair's angle, looked up for each token's position.
+        cos: (tokens, head_dim / 2), float32: the cosine of each pair's angle at each token's position.
         sin: (tokens, head_dim / 2), float32.
 
     Returns:
@@ -72,7 +74,7 @@ def rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor)
     tokens, heads, head_dim = q.shape
     half = head_dim // 2
     if head_dim < 2 or edge(half) * 2 != head_dim:
-        raise LaunchError(f"rope: q has a head_dim of {head_dim}; it must be twice a power of two, 64 or 128 say")
+        raise LaunchError(f"rope: q has a head_dim of {head_dim}; it must be twice a power of two")
     check_shape("rope", "k", k, (tokens, k.shape[1], head_dim), "q")
     for name, table in (("cos", cos), ("sin", sin)):
         check_shape("rope", name, table, (tokens, half), f"q of {tokens} tokens and a head_dim of {head_dim}")
@@ -91,7 +93,7 @@ def rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor)
     return q, k
 
 
-# The declaration --------------------------------------------------------------------------------------------------
+# The declaration --------------------------------------------------------------------------------
 
 
 def _problem(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Mapping[str, object]:
@@ -112,7 +114,9 @@ def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
     return (problem.size("tokens"),)
 
 
-def _args(config: Config, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[Any, ...]:
+def _args(
+    config: Config, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[Any, ...]:
     return q, k, cos, sin, edge(q.shape[1]), edge(k.shape[1]), q.shape[2] // 2
 
 
@@ -129,7 +133,7 @@ def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
     k = inputs.randn((tokens, problem.size("kv_heads"), head_dim), dtype, device, 2 * seed + 1)
     pairs = torch.arange(head_dim // 2, dtype=torch.float32, device=device)
     frequencies = torch.exp2(pairs * (-2 * _LOG2_THETA / head_dim))
-    # Another seed stands for another place in the sequence: wrong tables must not pass by being the same twice.
+    # Another seed stands for another place in the sequence, so that the angles differ too.
     positions = torch.arange(tokens, dtype=torch.float32, device=device) + 17 * seed
     angles = positions[:, None] * frequencies[None, :]
     return q, k, angles.cos(), angles.sin()
@@ -140,8 +144,8 @@ _LOG2_THETA = 18.93
 
 
 def _reference(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> dict[str, Close]:
-    # One rounding to the dtype is half its eps. Where a cos and b sin cancel, float32 leaves an error of 1e-6 or so
-    # for the normally distributed inputs of the sweep: the absolute term.
+    # One rounding to the dtype is half its eps. Where a cos and b sin cancel, float32 leaves an error of 1e-6 or
+    # so for normally distributed inputs: the absolute term.
     return {
         name: Close(value=_rotated(x, cos, sin), rtol=max(torch.finfo(x.dtype).eps, 1e-5), atol=1e-5)
         for name, x in (("q", q), ("k", k))
@@ -157,7 +161,11 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
 _OCCUPANCIES = (1, 2, 4, 8, 16, 32)
 """All that the hint takes, by doubling. The sweep measures once what compiles to the same code."""
 
-_TOKENS = Pow2.edges(1, 16384)
+
+def _shapes(*, heads: int, kv_heads: int, head_dim: int = 128, dtype: str = "bfloat16") -> dict[str, object]:
+    tokens = Pow2.edges(1, 16384)
+    return {"dtype": dtype, "tokens": tokens, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+
 
 rope_tunable = Tunable(
     name="rope",
@@ -175,13 +183,13 @@ rope_tunable = Tunable(
     reference=_reference,
     inplace=("q", "k"),
     typical=[
-        {"dtype": "bfloat16", "tokens": _TOKENS, "heads": 32, "kv_heads": 8, "head_dim": 128},  # Llama 3.1 8B, Qwen3 8B
-        {"dtype": "bfloat16", "tokens": _TOKENS, "heads": 64, "kv_heads": 8, "head_dim": 128},  # Llama 3.1 70B, Qwen3 32B
-        {"dtype": "bfloat16", "tokens": _TOKENS, "heads": 40, "kv_heads": 8, "head_dim": 128},  # Qwen3 14B
-        {"dtype": "bfloat16", "tokens": _TOKENS, "heads": 32, "kv_heads": 4, "head_dim": 128},  # Qwen3 30B-A3B
-        {"dtype": "bfloat16", "tokens": _TOKENS, "heads": 64, "kv_heads": 4, "head_dim": 128},  # Qwen3 235B-A22B
-        {"dtype": "bfloat16", "tokens": _TOKENS, "heads": 64, "kv_heads": 8, "head_dim": 64},  # gpt-oss 20b and 120b
-        {"dtype": "float16", "tokens": _TOKENS, "heads": 32, "kv_heads": 8, "head_dim": 128},  # Llama 3.1 8B, float16
+        _shapes(heads=32, kv_heads=8),  # Llama 3.1 8B, Qwen3 8B
+        _shapes(heads=64, kv_heads=8),  # Llama 3.1 70B, Qwen3 32B
+        _shapes(heads=40, kv_heads=8),  # Qwen3 14B
+        _shapes(heads=32, kv_heads=4),  # Qwen3 30B-A3B
+        _shapes(heads=64, kv_heads=4),  # Qwen3 235B-A22B
+        _shapes(heads=64, kv_heads=8, head_dim=64),  # gpt-oss 20b and 120b
+        _shapes(heads=32, kv_heads=8, dtype="float16"),  # Llama 3.1 8B, run in float16 (AWQ, GPTQ)
     ],
 )
 """The declaration; ``rope_tunable.launch(q, k, cos, sin)`` takes the shapes that `rope` takes."""

@@ -1,1 +1,1 @@
-"""The serve side: load tables, resolve a problem to a config, launch. Small and fast; never imports the tuner."""
+"""The serve side: load tables, resolve problems to configs, launch. Small, fast; never imports the tuner."""

@@ -1,4 +1,4 @@
-"""Check launch arguments where they are seen for the first time: one clear error for each mistake. Launches nothing."""
+"""Check launch arguments seen for the first time: one clear error for each mistake. Launches nothing."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def check_arguments(tunable: Tunable, args: Sequence[Any], here: Runtime) -> int
             continue
         if recording and arg.requires_grad:
             raise LaunchError(
-                f"{place} requires grad while grad is enabled, and a launch is not recorded by autograd; launch under "
-                "torch.no_grad(), pass .detach(), or launch from the forward of a torch.autograd.Function"
+                f"{place} requires grad while grad is enabled, and autograd does not record a launch; launch "
+                "under torch.no_grad(), pass .detach(), or launch in the forward of a torch.autograd.Function"
             )
         on = here.index_of(arg)
         if on is None:
@@ -45,7 +45,9 @@ def check_arguments(tunable: Tunable, args: Sequence[Any], here: Runtime) -> int
         if index is None:
             index, first = on, name
     if index is None:
-        raise LaunchError(f"{tunable.name}.launch: no argument is a tensor; pass the CUDA tensors that problem() takes")
+        raise LaunchError(
+            f"{tunable.name}.launch: no argument is a tensor; pass CUDA tensors, as problem() takes"
+        )
     return index
 
 
@@ -59,7 +61,8 @@ def check_problem(tunable: Tunable, problem: Problem) -> bool:
         size = problem.get(axis)
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise LaunchError(
-                f"{tunable.name}.launch: problem() gives {size!r} for the axis {axis}; return its size, an int >= 0"
+                f"{tunable.name}.launch: problem() gives {size!r} for the axis {axis}; "
+                "return its size, an int of 0 or more"
             )
     return all(problem.size(axis) for axis in tunable.axes)
 
@@ -80,11 +83,12 @@ def _check_no_array(place: str, arg: Any, here: Runtime) -> None:
     if isinstance(arg, here.tensor_types):
         kind = type(arg)
         raise LaunchError(
-            f"{place} is a {kind.__module__}.{kind.__qualname__}, and what a subclass of torch.Tensor means by its "
-            "data is not known here; pass its plain data, such as .as_subclass(torch.Tensor)"
+            f"{place} is a {kind.__module__}.{kind.__qualname__}, and what a subclass of torch.Tensor means "
+            "by its data is not known here; pass its plain data, such as .as_subclass(torch.Tensor)"
         )
     if hasattr(arg, "__cuda_array_interface__") or hasattr(arg, "__dlpack__"):
-        raise LaunchError(f"{place} is a {type(arg).__name__}; pass a torch.Tensor, such as torch.from_dlpack(it)")
+        name = type(arg).__name__
+        raise LaunchError(f"{place} is a {name}; pass a torch.Tensor, such as torch.from_dlpack(it)")
 
 
 def _check_writable(place: str, arg: Any) -> None:

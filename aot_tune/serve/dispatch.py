@@ -1,21 +1,18 @@
-"""From launch arguments to a launch: memo, plan, kernel. Knows nothing of documents, and of searching only whom to ask."""
+"""From launch arguments to a launch: memo, plan, kernel. Knows no document, and of searching whom to ask."""
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
-import warnings
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from aot_tune import environment
 from aot_tune.arch import Arch
 from aot_tune.config import Config
 from aot_tune.device import Device
-from aot_tune.errors import LaunchError, MissWarning, TableWarning
+from aot_tune.errors import LaunchError
 from aot_tune.problem import Problem
 from aot_tune.serve import loader
 from aot_tune.serve.arguments import check_arguments, check_problem, explain
@@ -23,17 +20,15 @@ from aot_tune.serve.hinted import HintedKernels
 from aot_tune.serve.index import Found, Index
 from aot_tune.serve.rank import is_rank
 from aot_tune.serve.reads import Followed, Passed, follow_args, follow_problem
-from aot_tune.serve.resolve import Choice, Legality, miss_message, resolve
+from aot_tune.serve.resolve import Choice, Legality, resolve
 from aot_tune.serve.runtime import Runtime, runtime
 from aot_tune.serve.search import LiveSearch, Occasion
 from aot_tune.serve.template import Form, Kind, LaunchFunction
+from aot_tune.serve.told import Told
 from aot_tune.tunable import Tunable
 
 _MOST_PLANS = 4096
 """Plans kept in each memo, a few MB for a kernel; more shapes than a server meets again soon."""
-
-_MOST_WARNINGS = 32
-"""Misses that are warned of by name; a server that meets more has read the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,27 +67,27 @@ class _Guard:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_Guard.renew)
 
-_DISPATCHERS: WeakKeyDictionary[Tunable, Dispatcher] = WeakKeyDictionary()
-
 
 def attach(tunable: Tunable) -> None:
     """Give a declaration its `launch`: read its tables for this machine's GPUs and make their kernels."""
     dispatcher = Dispatcher(tunable)
     for arch in loader.archs_to_load(tunable):
         dispatcher.load(arch)
-    _DISPATCHERS[tunable] = dispatcher
+    object.__setattr__(tunable, "_dispatcher", dispatcher)
     object.__setattr__(tunable, "launch", dispatcher.launch)
 
 
 def dispatcher_of(tunable: Tunable) -> Dispatcher:
     """The dispatcher that `attach` made."""
-    return _DISPATCHERS[tunable]
+    dispatcher: Dispatcher = vars(tunable)["_dispatcher"]
+    return dispatcher
 
 
 class Dispatcher:
     """Launches one declaration. `launch` is the function users call; the rest is its slow path.
 
-    Two memos: what a call's arguments are read for -> the plan as the launch function wants it, and (GPU, problem)
+    Two memos: what is read of a call's arguments -> the plan as the launch function wants it, and (GPU,
+    problem)
     -> `Plan`. Both are bounded, and both are read without a lock.
     """
 
@@ -108,11 +103,10 @@ class Dispatcher:
         self._indexes: dict[Arch, Index] = {}
         self._machines: dict[int, _Machine] = {}
         self._search = LiveSearch(tunable, self.kernels)
-        self._checked: set[Arch] = set()
-        self._warned: set[Problem] = set()
+        self._told = Told(tunable)
         self._ranked = False
 
-    # Loading -------------------------------------------------------------------------------------------------------
+    # Loading ------------------------------------------------------------------------------------------------
 
     def load(self, arch: Arch) -> Index:
         """The tables for an arch; read once, with the kernels of their configs and of the default."""
@@ -135,38 +129,24 @@ class Dispatcher:
                 device=device, index=self.load(device.arch), legality=Legality(self._tunable, device.arch)
             )
             self._machines[number] = machine
-        self._check_source(machine.device.arch, machine.index)
+        self._told.source(machine.device.arch, machine.index)
         return machine
 
-    def _check_source(self, arch: Arch, index: Index) -> None:
-        """Warn once of tables made of other source. Not at import: hashing the source takes milliseconds."""
-        if arch in self._checked or not index.tables:
-            return
-        self._checked.add(arch)
-        from aot_tune.fingerprint import source_hash
-
-        now = source_hash(self._tunable)
-        for shipped in index.tables:
-            if shipped.table.source_hash != now:
-                _warn(
-                    f"{shipped.path} was tuned for other source of {self._tunable.name} "
-                    f"({shipped.table.source_hash}, now {now}); it is used, since the kernel's constants still match; "
-                    f"tune again: aot-tune tune {self._tunable.name} --arch {arch}",
-                    TableWarning,
-                )
-
-    # Choosing ------------------------------------------------------------------------------------------------------
+    # Choosing -----------------------------------------------------------------------------------------------
 
     def choice(self, arch: Arch, problem: Problem, *, config: Config | None = None) -> Choice:
         """What a launch of this problem would run on an arch, without a GPU and without searching."""
         index = self.load(arch)
-        remembered = None if is_rank() else self._search.remembered(arch, None)
+        name = next((gpu.name for gpu in loader.gpus() or () if gpu.arch == arch), "")
+        remembered = None if is_rank() else self._search.remembered(arch, name)
         return resolve(
             self._tunable, arch, problem, index, Legality(self._tunable, arch),
             given=config, asked_default=environment.forces_default(), remembered=remembered,
         )  # fmt: skip
 
-    def _plan(self, number: int, problem: Problem, given: Config | None, args: tuple[Any, ...], here: Runtime) -> Plan:
+    def _plan(
+        self, number: int, problem: Problem, given: Config | None, args: tuple[Any, ...], here: Runtime
+    ) -> Plan:
         ranked = is_rank()
         if ranked != self._ranked:  # it became one of several: what it chose for itself must go
             self._ranked = ranked
@@ -205,27 +185,10 @@ class Dispatcher:
                 f"{self._tunable.name}: grid_fn gives {grid!r} for {problem} with {choice.config}; "
                 "return one to three counts of blocks, ints of 1 or more"
             )
-        self._tell(arch, problem, choice)
+        self._told.choice(arch, problem, choice)
         return Plan(choice=choice, grid=grid, kernel=self.kernels.of(choice.config.hints))
 
-    def _tell(self, arch: Arch, problem: Problem, choice: Choice) -> None:
-        """Log the choice where asked to, and warn once of a miss."""
-        if environment.logs_choices():
-            name = self._tunable.name
-            sys.stderr.write(f"aot_tune: {name} {problem} on {arch}: {choice.config} ({choice.source}: {choice.reason})\n")
-        if not choice.missed or problem in self._warned or len(self._warned) > _MOST_WARNINGS:
-            return
-        self._warned.add(problem)
-        if len(self._warned) <= _MOST_WARNINGS:
-            _warn(miss_message(self._tunable, arch, problem, choice), MissWarning)
-        else:
-            _warn(
-                f"{self._tunable.name} met more than {_MOST_WARNINGS} problems that nothing was tuned for; "
-                f"further ones are printed only with {environment.LOG}=1",
-                MissWarning,
-            )
-
-    # Launching -----------------------------------------------------------------------------------------------------
+    # Launching ----------------------------------------------------------------------------------------------
 
     def _slow(self, args: tuple[Any, ...], config: Config | None) -> None:
         """A call that the memo does not know, with a given config, or with tensors that may require grad."""
@@ -274,16 +237,15 @@ class Dispatcher:
             except TypeError:
                 return  # an argument used by its value has no hash: its plan is asked for at each launch
 
-    def _grown(
-        self, args: tuple[Any, ...], followed: Followed, passed: Passed | None, here: Runtime
-    ) -> Form:
+    def _grown(self, args: tuple[Any, ...], followed: Followed, passed: Passed | None, here: Runtime) -> Form:
         """What is known after this call; it only ever grows, so that it settles."""
         kinds: tuple[Kind, ...] = tuple("tensor" if type(a) in here.tensor_types else "plain" for a in args)
         reads = (followed.reads or frozenset()) | (passed.reads if passed else frozenset())
         layout = passed.layout if passed else None
         known = self._form
         if known is not None:
-            kinds = tuple(now if now == before else "mixed" for now, before in zip(kinds, known.kinds, strict=True))
+            pairs = zip(kinds, known.kinds, strict=True)
+            kinds = tuple(now if now == before else "mixed" for now, before in pairs)
             reads |= known.reads
             layout = layout if layout == known.layout else None
         several = here.device_count() > 1
@@ -310,11 +272,3 @@ def _put(memo: dict[Any, Any], key: Any, value: Any) -> None:
         for old in list(islice(memo, _MOST_PLANS // 2)):
             memo.pop(old, None)
     memo[key] = value
-
-
-def _warn(message: str, category: type[Warning]) -> None:
-    """Warn at the caller's line. Each message is warned of once by us: Python's own registry would keep every text."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("aot_tune."):
-        frame = frame.f_back
-    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, registry={})

@@ -1,6 +1,7 @@
-"""A declaration's kernels with hints: made once per distinct set of hints, never dropped. Knows no table and no search.
+"""A declaration's kernels with hints: made once per distinct set of hints, never dropped. Knows no table.
 
-cuTile aborts the process when a launched kernel is collected while a graph is being captured, so they are kept for ever.
+The process aborts when a launched kernel is collected while a graph is being captured, so they are kept for
+ever.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class HintedKernels:
         key = tuple(hints.items())
         kernel = self._made.get(key)
         if kernel is None:
-            made = cutile.with_hints(self._tunable.kernel, hints, lambda signature: self._cubin(key, signature))
+            made = cutile.with_hints(self._tunable.kernel, hints, lambda symbol: self._cubin(key, symbol))
             kernel = self._made.setdefault(key, made)  # of two threads that make it, both take the first
         return kernel
 
@@ -47,7 +48,7 @@ class HintedKernels:
         return (tuple(config.hints.items()), signature) in self._compiled
 
     def _cubin(self, hints: Hints, signature: str) -> bytes | None:
-        """cuTile asks for this before it compiles: the last moment at which a capture can be left untouched."""
+        """Asked for before cuTile compiles: the last moment at which a capture can be left untouched."""
         if runtime().capturing():
             raise LaunchError(
                 f"{self._tunable.name} would be compiled during graph capture for the signature {signature}; "

@@ -1,6 +1,7 @@
 """Find an entry of the loaded tables: a bucket's own, or the nearest, in microseconds for any problem. Pure.
 
-`aot_tune.bucket.nearest` states the rule; this gives its answer without walking every bucket, which on a table of
+`aot_tune.bucket.nearest` states the rule; this gives its answer without walking every bucket, which on a
+table of
 360 entries takes over a millisecond.
 """
 
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aot_tune.bucket import Axes, Pow2, bucket_of, classes
+from aot_tune.bucket import Axes, Pow2, bucket_of
 from aot_tune.problem import Problem, Value
 from aot_tune.rule import BucketRule, Tiles, rule_of
 from aot_tune.table import Entry, Table
@@ -95,7 +96,9 @@ class Index:
         best: tuple[float, tuple[int, ...], int] | None = None
         chosen: Found | None = None
         for group in self._groups.get(self._classes(wanted), {}).values():
-            apart = [abs(math.log2(one / max(other, 1))) for one, other in zip(exact, group.exact, strict=True)]
+            apart = [
+                abs(math.log2(one / max(other, 1))) for one, other in zip(exact, group.exact, strict=True)
+            ]
             outside = sum(apart)
             if (apart and max(apart) > within) or (best is not None and round(outside, 9) > best[0]):
                 continue
@@ -103,7 +106,9 @@ class Index:
                 steps = [abs(one - other) for one, other in zip(exponents, edges, strict=True)]
                 if steps and max(steps) > within:
                     continue
-                distance = round(outside + sum(steps), 9)  # rounded so that equal sums in another order still tie
+                distance = round(
+                    outside + sum(steps), 9
+                )  # rounded so that equal sums in another order still tie
                 if best is not None and distance > best[0]:
                     continue
                 larger = tuple(-found.entry.bucket.size(name) for name in self._axes)
@@ -119,7 +124,7 @@ class Index:
         return rule
 
     def _classes(self, problem: Problem) -> Classes:
-        return frozenset(classes(self._axes, problem).items())
+        return frozenset((name, problem[name]) for name in problem if name not in self._axes)
 
     def _exponents(self, bucket: Problem) -> tuple[int, ...]:
         return tuple(bucket.size(name).bit_length() - 1 for name in self._pow2)

@@ -1,4 +1,4 @@
-"""Read a declaration's tables for this machine's archs. Creates no CUDA context, writes nothing, raises nothing.
+"""Read a declaration's tables for this machine's archs. Makes no CUDA context, writes and raises nothing.
 
 Every fault of a table is one `TableWarning`, and that table is a miss.
 """
@@ -34,7 +34,7 @@ def archs_to_load(tunable: Tunable) -> tuple[Arch, ...]:
 
 
 def folders(tunable: Tunable) -> list[tuple[Path, bool]]:
-    """Where tables are looked for, in order, and whether the user named the place: only there predictions are read."""
+    """Where tables are looked for, in order; True where the user named it, so that predictions are read."""
     named = [(folder, True) for folder in environment.table_folders()]
     try:
         return [*named, (package_folder(tunable), False)]

@@ -1,9 +1,9 @@
-"""Find out what `problem` and `args_fn` read of the launch arguments, so that a plan is keyed by exactly that. Pure.
+"""Find out what `problem` and `args_fn` read of the launch arguments: a plan is keyed by just that. Pure.
 
-A declaration's functions are run on stand-ins that write down what is asked of them. A function that is given equal
-answers takes equal paths, so two calls that agree in all that was ever read have the same plan. A stand-in cannot see
-``a is b`` between two arguments, and a function that asks for anything but metadata is not followed: its plan is then
-asked for at each launch.
+A declaration's functions are run on stand-ins that write down what is asked of them. A function that is given
+equal answers takes equal paths, so two calls that agree in all that was ever read have the same plan. A
+stand-in cannot see ``a is b`` between two arguments, and a function that asks for anything but metadata is
+not followed: its plan is then asked for at each launch.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ _FOLLOWED: dict[str, tuple[What, ...]] = {
 """What may be asked of a tensor, and what its answer depends on."""
 
 _OPERATORS = (
-    "bool", "len", "iter", "contains", "getitem", "hash", "eq", "ne", "lt", "le", "gt", "ge", "int", "float", "index",
-    "complex", "str", "repr", "format", "call", "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv",
-    "floordiv", "rfloordiv", "mod", "rmod", "divmod", "rdivmod", "pow", "rpow", "and", "rand", "or", "ror", "xor",
-    "rxor", "lshift", "rlshift", "rshift", "rrshift", "neg", "pos", "abs", "invert", "round", "trunc", "floor", "ceil",
-    "matmul", "rmatmul", "torch_function", "array",
+    "bool", "len", "iter", "contains", "getitem", "hash", "eq", "ne", "lt", "le", "gt", "ge", "int",
+    "float", "index", "complex", "str", "repr", "format", "call", "add", "radd", "sub", "rsub", "mul",
+    "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod", "divmod", "rdivmod", "pow",
+    "rpow", "and", "rand", "or", "ror", "xor", "rxor", "lshift", "rlshift", "rshift", "rrshift", "neg",
+    "pos", "abs", "invert", "round", "trunc", "floor", "ceil", "matmul", "rmatmul", "torch_function",
+    "array",
 )  # fmt: skip
+"""All that Python may ask of a value besides its attributes."""
 
 
 class _UnfollowedError(Exception):
@@ -109,7 +111,8 @@ class _PlainStandIn:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        return _touch(self)
+        refused: type = _touch(self)
+        return refused
 
     def __getattr__(self, name: str) -> Any:
         _touch(self)
@@ -139,7 +142,9 @@ def follow_problem(
     """
     real = Problem(problem(*args))
     by_value: set[int] = set()
-    for _ in range(len(args) + 1):  # each round but the last finds one more argument that is used by its value
+    for _ in range(
+        len(args) + 1
+    ):  # each round but the last finds one more argument that is used by its value
         log = _Log()
         stand_ins = _stand_ins(args, tensor_types, by_value, log)
         try:
@@ -166,7 +171,7 @@ def follow_problem(
 def follow_args(
     args_fn: Callable[..., tuple[Any, ...]], config: Any, args: Sequence[Any], tensor_types: tuple[type, ...]
 ) -> tuple[tuple[Any, ...], Passed | None]:
-    """The kernel's arguments, and how to make them again without calling `args_fn`; None when that is not known.
+    """The kernel's arguments, and how to make them without calling `args_fn`; None where that is not known.
 
     A scalar whose value is looked at makes the answer None: positions and seeds would fill the memo.
     """
@@ -185,7 +190,9 @@ def follow_args(
     for item, truth in zip(answer, real, strict=True):
         if type(item) in (_TensorStandIn, _PlainStandIn) and args[places[id(item)]] is truth:
             layout.append(places[id(item)])
-        elif type(item) is type(truth) and type(item) in (bool, int, float, str, type(None)) and item == truth:
+        elif (
+            type(item) is type(truth) and type(item) in (bool, int, float, str, type(None)) and item == truth
+        ):
             layout.append(None)
             constants.append(item)
         else:

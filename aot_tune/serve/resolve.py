@@ -1,4 +1,4 @@
-"""From a problem to a config: the ladder, climbed once per unseen problem. Pure: what has effects is passed in."""
+"""From a problem to a config: the ladder, climbed once per unseen problem. Pure: effects are passed in."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Choice:
 class Legality:
     """What may run: legal, and in the search space. One for a declaration on an arch.
 
-    The search space is asked for once per set of classes (dtypes), since it may hold a thousand configs; a config that
-    is not in it is looked for in the space of the very problem.
+    The search space is asked for once per set of classes (dtypes), since it may hold a thousand configs; a
+    config that is not in it is looked for in the space of the very problem.
     """
 
     def __init__(self, tunable: Tunable, arch: Arch) -> None:
@@ -109,7 +109,8 @@ def resolve(
         given: The caller's config.
         asked_default: Whether AOT_TUNE_CONFIG asks for the default.
         remembered: Bucket -> the winner that the user's cache holds. None for a rank.
-        search: (problem, nearest entry) -> the winner of a live search, None where it is not made. None for a rank,
+        search: (problem, nearest entry) -> the winner of a live search, None where it is not made. None for a
+        rank,
             during graph capture, and where searching is forbidden.
 
     Raises:
@@ -140,7 +141,9 @@ def resolve(
     bucket = tunable.bucket_of(problem)
     cached = remembered(bucket) if remembered is not None else None
     if cached is not None and allowed(cached):
-        return Choice(config=cached, source="cached", reason=f"an earlier live search, bucket {_named(bucket)}")
+        return Choice(
+            config=cached, source="cached", reason=f"an earlier live search, bucket {_named(bucket)}"
+        )
     if choice := told(index.nearest(problem, NEAR_DOUBLINGS), "nearest", "nearest bucket"):
         return choice
     far = index.nearest(problem, math.inf)
@@ -172,8 +175,8 @@ def _default(
     reason = tunable.refusal(config, arch, problem)
     if reason is not None:
         raise LaunchError(
-            f"{tunable.name}: nothing may run for {problem} on {arch}: {why}, and the default, {config}, is refused: "
-            f"{reason}; make default() and legal() of the declaration agree"
+            f"{tunable.name}: nothing may run for {problem} on {arch}: {why}, and the default, {config}, is "
+            f"refused: {reason}; make default() and legal() of the declaration agree"
         )
     return Choice(config=config, source=source, reason=f"the default: {why}")
 
@@ -189,8 +192,8 @@ def tune_command(tunable: Tunable, arch: Arch, problem: Problem) -> str:
 def miss_message(tunable: Tunable, arch: Arch, problem: Problem, choice: Choice) -> str:
     """One line on a problem that nothing was tuned for."""
     return (
-        f"no tuned config for {tunable.name} {_named(problem)} on {arch}; took {choice.config} ({choice.reason}); "
-        f"tune it: {tune_command(tunable, arch, problem)}"
+        f"no tuned config for {tunable.name} {_named(problem)} on {arch}; took {choice.config} "
+        f"({choice.reason}); tune it: {tune_command(tunable, arch, problem)}"
     )
 
 
@@ -200,5 +203,3 @@ def _named(problem: Problem) -> str:
 
 def _word(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-

@@ -1,4 +1,4 @@
-"""What torch says of the GPUs while serving: devices, streams, capture. Knows torch's private names; no kernel, no table.
+"""What torch says of GPUs while serving: devices, streams, capture. Knows its private names; no kernel.
 
 Everything is asked through `runtime()`, so that a test may put a stand-in in its place with `use`.
 """
@@ -14,7 +14,7 @@ from aot_tune.arch import Arch
 from aot_tune.device import Device
 
 _POOL_STREAMS = 32
-"""torch hands out this many streams of each priority, round robin, and no others (c10/cuda/CUDAStream.cpp)."""
+"""torch hands out so many streams of each priority, round robin, and no others (c10/cuda/CUDAStream.cpp)."""
 
 _RELAXED = 2
 """CU_STREAM_CAPTURE_MODE_RELAXED of the driver API."""
@@ -68,34 +68,44 @@ class TorchRuntime:
         self.grad_enabled: Callable[[], bool] = torch.is_grad_enabled
         private: Any = torch._C
         # 0.06 us instead of the 3.3 us of torch.cuda.current_stream (measured, H200 host).
-        self.raw_stream: Callable[[int], int] = getattr(private, "_cuda_getCurrentRawStream", self._public_raw_stream)
-        self.current_device: Callable[[], int] = getattr(private, "_cuda_getDevice", torch.cuda.current_device)
+        self.raw_stream: Callable[[int], int] = getattr(
+            private, "_cuda_getCurrentRawStream", self._public_raw_stream
+        )
+        self.current_device: Callable[[], int] = getattr(
+            private, "_cuda_getDevice", torch.cuda.current_device
+        )
 
     def _public_raw_stream(self, index: int) -> int:
         handle: int = self._torch.cuda.current_stream(index).cuda_stream
         return handle
 
     def device_count(self) -> int:
+        """See `Runtime`, here and below."""
         return self._torch.cuda.device_count()
 
     def index_of(self, tensor: Any) -> int | None:
+        """The GPU a tensor lies on."""
         return int(tensor.get_device()) if tensor.is_cuda else None
 
     def device(self, index: int) -> Device:
+        """The limits of the arch's reference device with this GPU's name and multiprocessors."""
         properties = self._torch.cuda.get_device_properties(index)
         arch = Arch.parse((properties.major, properties.minor))
         return Device.reference(arch).with_sm_count(properties.name, properties.multi_processor_count)
 
     def entered(self, index: int) -> AbstractContextManager[Any]:
+        """torch.cuda.device."""
         context: AbstractContextManager[Any] = self._torch.cuda.device(index)
         return context
 
     def capturing(self) -> bool:
+        """Whether this thread's current stream is being captured."""
         return self._torch.cuda.is_current_stream_capturing()
 
     def captures_elsewhere(self, index: int) -> bool:
-        # CUDA has no question "does anybody capture", so each stream of torch's pool is asked. Taking as many as the
-        # pool holds brings its round robin back to where it was.
+        """Whether a stream of torch's pool is being captured; takes some 0.5 ms."""
+        # CUDA has no question "does anybody capture", so each stream of torch's pool is asked. Taking as many
+        # as the pool holds brings its round robin back to where it was.
         cuda = self._torch.cuda
         for priority in (0, -1):
             for _ in range(_POOL_STREAMS):
@@ -106,6 +116,7 @@ class TorchRuntime:
 
     @contextmanager
     def relaxed_capture(self) -> Iterator[None]:
+        """CUDA's relaxed mode for this thread; in the usual one its calls would break another's capture."""
         exchange = _capture_mode_exchange()
         if exchange is None:
             yield

@@ -1,7 +1,7 @@
-"""Write the function that launches: its source, made for one declaration and what is known of its calls. Pure.
+"""Write the function that launches: source made for one declaration and what is known of its calls. Pure.
 
-As ``dataclasses`` and ``namedtuple`` do, because a loop over arguments would cost more than the launch may: a key of
-exactly what is read, one look-up, one call.
+As ``dataclasses`` and ``namedtuple`` do, because a loop over arguments would cost more than the launch may: a
+key of exactly what is read, one look-up, one call.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from typing import Any, Literal
 
 from aot_tune.errors import DeclarationError
 from aot_tune.serve.reads import Read
+
+KeyFunction = Callable[..., "tuple[Any, ...]"]
+"""Launch arguments -> their key in the memo."""
 
 Kind = Literal["tensor", "mixed", "plain"]
 """Whether an argument was a tensor in all calls, in some, or in none."""
@@ -30,17 +33,18 @@ class Form:
     """What `problem` and `args_fn` read: the key."""
 
     layout: tuple[int | None, ...] | None
-    """Where each kernel argument comes from (`aot_tune.serve.reads.Passed`); None calls `args_fn` at each launch."""
+    """Where each kernel argument comes from (`aot_tune.serve.reads.Passed`); None: call `args_fn`."""
 
     several_devices: bool
     """Whether this process sees more than one GPU, so that the key tells them apart."""
 
 
 class LaunchFunction:
-    """One declaration's launch function; `become` rewrites it in place, so that who holds it holds the newest.
+    """One declaration's launch function; `become` rewrites it in place: who holds it holds the newest.
 
-    Its globals are what the source below names: ``plans<generation>`` (the memo), ``slow``, ``explain``, ``ct_launch``,
-    ``raw_stream``, ``current_device``, ``grad_enabled``, ``entered``, ``tensors``, ``args_fn``.
+    Its globals are what the source below names: ``plans<generation>`` (the memo), ``slow``, ``explain``,
+    ``ct_launch``, ``raw_stream``, ``current_device``, ``grad_enabled``, ``entered``, ``tensors``,
+    ``args_fn``.
 
     Args:
         name: The declaration's name, for tracebacks.
@@ -56,17 +60,17 @@ class LaunchFunction:
         self.globals: dict[str, Any] = {"__name__": __name__, "slow": slow}
         self._generation = 0
         defaults = tuple(p.default for p in parameters if p.default is not p.empty)
-        code = self._code(self._source_of_launch(["return slow(({args}), config)"]), "launch")
+        code = self._code(self._source_of_launch(_SLOW), "launch")
         self.call = FunctionType(code, self.globals, "launch", defaults)
         self.call.__kwdefaults__ = {"config": None}
         self.call.__qualname__ = f"{name}.launch"
 
-    def become(self, form: Form, names: dict[str, Any]) -> tuple[Callable[..., tuple[Any, ...]], dict[Any, Any]]:
+    def become(self, form: Form, names: dict[str, Any]) -> tuple[KeyFunction, dict[Any, Any]]:
         """Rewrite the function for what is known now.
 
         Returns:
-            The function that makes a key of the launch arguments, and the new, empty memo. Old plans are not found
-            again: their keys tell less apart than the new ones do.
+            The function that makes a key of the launch arguments, and the new, empty memo. Old plans are not
+            found again: their keys tell less apart than the new ones do.
         """
         self._generation += 1
         memo: dict[Any, Any] = {}
@@ -78,38 +82,39 @@ class LaunchFunction:
         self.globals.pop(f"plans{self._generation - 2}", None)  # a thread may still be inside the last one
         return FunctionType(key_code, self.globals, "key"), memo
 
-    # The source ----------------------------------------------------------------------------------------------------
+    # The source ---------------------------------------------------------------------------------------------
 
     def _hot_path(self, form: Form, key: str) -> list[str]:
         tensors = [(n, kind) for n, kind in zip(self.names, form.kinds, strict=True) if kind != "plain"]
         grad = " or ".join(
-            f"{n}.requires_grad" if kind == "tensor" else f"getattr({n}, 'requires_grad', False)" for n, kind in tensors
+            f"{n}.requires_grad" if kind == "tensor" else f"getattr({n}, 'requires_grad', False)"
+            for n, kind in tensors
         )
+        recorded = f" or grad_enabled() and ({grad})" if grad else ""
         constants = [f"c{i}" for i in range((form.layout or ()).count(None))]
         if form.layout is None:
             constants, passed = ["chosen"], "args_fn(chosen, {args})"
         else:
             rest = iter(constants)
-            passed = "(" + "".join(f"{next(rest) if p is None else self.names[p]}, " for p in form.layout) + ")"
+            items = (next(rest) if place is None else self.names[place] for place in form.layout)
+            passed = f"({''.join(f'{item}, ' for item in items)})"
         first = next((n for n, kind in tensors if kind == "tensor"), None)
-        several = form.several_devices and first is not None
         call = f"ct_launch(stream, grid, kernel, {passed})"
+        if form.several_devices and first is None:
+            return _SLOW  # whether its only tensor is there differs from call to call, and so does the device
         return [
-            f"if config is not None{f' or grad_enabled() and ({grad})' if grad else ''}:",
-            " return slow(({args}), config)",
             "try:",
-            f" plan = plans{self._generation}.get({key})",
-            "except (AttributeError, TypeError):",  # another kind of argument than before, or one without a hash
+            f" plan = None if config is not None{recorded} else plans{self._generation}.get({key})",
+            "except (AttributeError, TypeError):",  # another kind of argument than before, or without a hash
             " plan = None",
             "if plan is None:",
-            " return slow(({args}), config)",
+            f" {_SLOW[0]}",
             f"grid, kernel, {''.join(f'{c}, ' for c in constants)}= plan",
-            f"index = {first}.get_device()" if several else "index = 0",
+            f"index = {first}.get_device()" if form.several_devices else "index = 0",
             "stream = raw_stream(index)",
             "try:",
             # cuTile asks the driver for the context of stream 0, which is the thread's current one.
-            *([" if not stream and current_device() != index:", "  with entered(index):", f"   {call}", "   return"]
-              if several else []),
+            *(_ENTERING.format(call=call).splitlines() if form.several_devices else []),
             f" {call}",
             "except (TypeError, ValueError) as error:",
             " explain(error, ({args}))",
@@ -124,8 +129,10 @@ class LaunchFunction:
             name, kind = self.names[position], form.kinds[position]
             read = {"shape": f"{name}.shape", "dtype": f"{name}.dtype", "stride": f"{name}.stride()",
                     "device": f"{name}.get_device()", "value": name}[what]  # fmt: skip
-            guard = what != "value" and kind == "mixed"
-            parts.append(f"({read} if type({name}) in tensors else None)" if guard else read)
+            if kind == "mixed":
+                absent = "not " if what == "value" else ""
+                read = f"({read} if type({name}) {absent}in tensors else None)"
+            parts.append(read)
         return f"({', '.join(parts)},)"
 
     def _source_of_launch(self, body: Sequence[str]) -> str:
@@ -143,16 +150,26 @@ class LaunchFunction:
         for parameter in parameters:
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.POSITIONAL_ONLY):
                 raise DeclarationError(
-                    f"{name}: problem() takes {parameter}; write each launch argument as a parameter with a name"
+                    f"{name}: problem() takes {parameter}; write each launch argument as a named parameter"
                 )
             if parameter.name in _RESERVED:
                 raise DeclarationError(
-                    f"{name}: problem() calls an argument {parameter.name!r}, a name that launch uses itself; rename it"
+                    f"{name}: problem() calls an argument {parameter.name!r}, a name launch uses; rename it"
                 )
 
 
+_SLOW = ["return slow(({args}), config)"]
+
+_ENTERING = """\
+ if not stream and current_device() != index:
+  with entered(index):
+   {call}
+  return
+"""
+"""Every default stream has the handle 0 and means the current device's: the tensors' must be current."""
+
 _RESERVED = frozenset(
-    {"config", "slow", "explain", "ct_launch", "raw_stream", "current_device", "grad_enabled", "entered", "tensors",
-     "args_fn", "plan", "grid", "kernel", "index", "stream", "error", "chosen", "getattr", "type"}
+    {"config", "slow", "explain", "ct_launch", "raw_stream", "current_device", "grad_enabled", "entered",
+     "tensors", "args_fn", "plan", "grid", "kernel", "index", "stream", "error", "chosen", "getattr", "type"}
     | {f"c{i}" for i in range(64)}
 )  # fmt: skip

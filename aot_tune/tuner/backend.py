@@ -49,6 +49,9 @@ class Done:
     disturbance: str | None = None
     """What spoilt the samples and went on for longer than was waited; None when they are clean."""
 
+    verify_s: float = 0.0
+    """Seconds of it spent verifying."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Poisoned:

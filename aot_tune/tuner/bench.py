@@ -55,6 +55,7 @@ class Bench:
         self._backend: Backend = getattr(import_module(module), name)(**arguments)
         self._report = report
         self._patience_s = patience_s
+        self._verify_s = 0.0
 
     def canary(self) -> None:
         """Run something known to be good."""
@@ -101,6 +102,7 @@ class Bench:
     ) -> None:
         for trial in trials:
             self._report(Running(config=trial.config))
+            self._verify_s = 0.0
             try:
                 outcome, disturbance = run(trial)
             except DeclarationError:
@@ -115,10 +117,12 @@ class Bench:
             if not self._backend.healthy():
                 self._report(Poisoned(config=trial.config, message="the GPU's context is dead after this config ran"))
                 return
-            self._report(Done(outcome=outcome, disturbance=disturbance))
+            self._report(Done(outcome=outcome, disturbance=disturbance, verify_s=self._verify_s))
 
     def _wrong(self, trial: Trial) -> Failure | None:
+        began = time.monotonic()
         wrong = self._backend.verify(trial)
+        self._verify_s = time.monotonic() - began
         return None if wrong is None else Failure(config=trial.config, stage="verify", message=wrong)
 
     def _verified(self, trial: Trial) -> tuple[Outcome, str | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,9 +11,9 @@ from aot_tune.problem import Problem
 from aot_tune.tuner.journal import Journal
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 
-Step = Literal["candidates", "finals", "portfolio", "recheck"]
-"""Which pass a record belongs to: all candidates at an edge once; its finalists, interleaved; the portfolio at an edge
-or a point inside; the winners again in a fresh process."""
+Step = Literal["candidates", "candidate finals", "portfolio", "portfolio finals", "recheck"]
+"""Which step a record belongs to: all candidates at an edge once; those near the fastest again, interleaved; the
+portfolio at an edge or a point inside, and again; the winners once more in a fresh process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,3 @@ def _outcome(record: Mapping[str, Any]) -> Outcome:
         num_samples=record["num_samples"],
     )
 
-
-def all_failures(pages: Sequence[Page]) -> tuple[Failure, ...]:
-    """Every failure of some pages."""
-    return tuple(failure for page in pages for failure in page.failures())

@@ -161,7 +161,7 @@ class Journal:
         self._saved += len(line)
 
     def _stop(self) -> None:
-        """Take back a half-written line and write no more: after a failed fsync nobody knows what is saved."""
+        """Take back a half-written line and write no more: after a failed fsync, who knows what is saved."""
         assert self._descriptor is not None
         with contextlib.suppress(OSError):  # else the next opening sets the torn line aside
             os.ftruncate(self._descriptor, self._saved)

@@ -23,22 +23,22 @@ from aot_tune.tunable import Work
 from aot_tune.tuner.cubin import Resources
 from aot_tune.tuner.loop import Loop
 
-LAUNCH_US = 11.0
+LAUNCH_US = 10.0
 """From the launch to the first useful byte, the L2 cache flushed before, microseconds."""
 
-WAIT_CYCLES = 75.0
+WAIT_CYCLES = 50.0
 """One wait until the tensor unit has drained; a loop that is not pipelined has at least one a step."""
 
 PIPELINED_WAIT_CYCLES = 10.0
 """What is left of it where the next step's matrix operations are already queued."""
 
-STEP_CYCLES = 50.0
+STEP_CYCLES = 40.0
 """Barriers and addresses of a step, on its serial chain."""
 
-CLUSTER_CYCLES = 160.0
+CLUSTER_CYCLES = 250.0
 """What a step's barrier costs more across the blocks of a cluster."""
 
-ISSUE_CYCLES = 5.0
+ISSUE_CYCLES = 5.5
 """Issue of one instruction of the loop for the warps of one block."""
 
 SELECT_CYCLES = 4.0
@@ -47,10 +47,10 @@ SELECT_CYCLES = 4.0
 SPILL_CYCLES = 8.0
 """One load or store of a spilled register, on the serial chain."""
 
-LOAD_LATENCY_CYCLES = 2500.0
+LOAD_LATENCY_CYCLES = 2800.0
 """From asking for a stage to having it, under load."""
 
-L2_BYTES_PER_CYCLE = 60.0
+L2_BYTES_PER_CYCLE = 64.0
 """What one multiprocessor gets from the second-level cache."""
 
 SHARED_BYTES_PER_CYCLE = 80.0
@@ -59,7 +59,7 @@ SHARED_BYTES_PER_CYCLE = 80.0
 OPERATIONS_PER_SHARED_BYTE = 64.0
 """Each loaded operand row is used for 64 rows of the other operand before it is read again."""
 
-EPILOGUE_CYCLES = 1600.0
+EPILOGUE_CYCLES = 2000.0
 """Filling the pipeline before a tile and draining it after."""
 
 STORE_CYCLES_PER_BYTE = 0.05

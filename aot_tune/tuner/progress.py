@@ -1,4 +1,4 @@
-"""How far a sweep is, for a person: live bars on a terminal, plain lines elsewhere. Knows nothing of the sweep."""
+"""How far a sweep is, for a person: live bars on a terminal, plain lines elsewhere. Measures nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Progress(Protocol):
         """`done` of `total` compilations have ended, `failures` of them without a cubin."""
 
     def measuring(self, problem: Problem, done: int, total: int) -> None:
-        """`problem` is being measured (or predicted); `done` of `total` problems are complete."""
+        """`problem` is being measured (or predicted); `done` of `total` steps are complete."""
 
     def failure(
         self, kernel: str, problem: Problem | None, config: Config, stage: Stage, message: str
@@ -143,9 +143,7 @@ class LiveProgress(Progress):
         clock: Monotonic seconds.
     """
 
-    def __init__(
-        self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         from rich import progress
         from rich.console import Console
 
@@ -238,7 +236,7 @@ class Estimate:
 
     def _seen(self, kind: str, done: int, total: int) -> None:
         now = self._clock()
-        # What a cache or a journal answered at once says nothing of the rest: rates count from the first call.
+        # What a journal answered at once says nothing of the rest: rates count from the first call.
         began, already = self._firsts.setdefault(kind, (now, done))
         fresh = done - already
         if fresh > 0:

@@ -13,7 +13,7 @@ from aot_tune.tuner.outcome import Stage
 from aot_tune.tuner.report import PREDICTED_FOLDER, KernelReport, SweepRequest
 
 MESSAGE_CHARACTERS = 160
-"""A compiler's message may run over pages: this much of its first line is shown, the journal keeps the rest."""
+"""A compiler's message may run over pages: this much of its first line is shown; the journal keeps all."""
 
 
 def prediction_notice(request: SweepRequest, compiler: str | None) -> list[str]:
@@ -25,11 +25,11 @@ def prediction_notice(request: SweepRequest, compiler: str | None) -> list[str]:
     """
     folder = request.out or PREDICTED_FOLDER
     return [
-        f"no {request.arch} GPU here: this predicts, and measures nothing. Every candidate is compiled by "
+        f"no {request.arch} GPU here: this predicts, and measures nothing. Each candidate is compiled by "
         f"tileiras {compiler or '(not installed)'};",
         "what fails, spills or does not fit is dropped, and a performance model ranks the rest for "
         f"{Device.reference(request.arch).name}.",
-        f"Writes {folder / str(request.arch)}/, each entry marked predicted; measured tables stay as they are. "
+        f"Writes {folder / str(request.arch)}/, marked predicted; measured tables stay as they are. "
         f"To use them: AOT_TUNE_TABLES={folder}",
     ]
 
@@ -39,9 +39,7 @@ def started_line(kernel: str, arch: Arch, problems: int, jobs: int, device: str)
     return f"{kernel} {arch} on {device}: {counted(problems, 'problem')}, {counted(jobs, 'compilation')}"
 
 
-def failure_line(
-    kernel: str, problem: Problem | None, config: Config, stage: Stage, message: str
-) -> str:
+def failure_line(kernel: str, problem: Problem | None, config: Config, stage: Stage, message: str) -> str:
     """One candidate's failure on one line."""
     where = f" {problem}" if problem is not None else ""
     first = next((line.strip() for line in message.splitlines() if line.strip()), "")

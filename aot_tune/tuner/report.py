@@ -1,4 +1,4 @@
-"""What a sweep is asked for and what it reports, as values. Knows neither a GPU, a compiler nor a terminal."""
+"""What a sweep is asked for and what it reports, as values. Knows neither GPU, compiler nor terminal."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class SweepRequest:
     """Index of the GPU to measure on, as torch counts them, of `arch`; None to predict without one."""
 
     journal: Path | None = None
-    """The journal's file; None for its usual place below build/."""
+    """The folder of journals; None for their usual place below build/."""
 
     fresh: bool = False
     """Whether to set an existing journal aside and start over."""
@@ -130,6 +130,9 @@ class KernelReport:
 
     changed: int = 0
     """Entries that differ from the table that was there before."""
+
+    device_name: str = ""
+    """The GPU it was measured on, or the reference device it was predicted for."""
 
     refusals: tuple[str, ...] = ()
     """Why the table was not published, one sentence each; empty when it was."""

@@ -4,8 +4,8 @@ What happens to a config that hangs, crashes the worker or poisons the GPU's con
 
 1. The worker said which config it was running: that one is blamed, no other. The worker's process group is killed.
 2. A fresh worker must pass a canary. `Limits.recoveries` that do not, in a row, end the session (`GpuLostError`).
-3. The config runs again, first in the fresh worker. If it passes, the first time is forgotten.
-4. Otherwise it is recorded (stage ``timeout`` or ``fault``), the worker replaced once more, and the others go on.
+3. The config runs again, first in the fresh worker. If it passes, that is forgiven, once on each problem.
+4. Else it is recorded (stage ``timeout`` or ``fault``), the worker replaced once more, and the others go on.
 5. A config that was recorded on two problems is struck: it is not run again for this kernel.
 
 Running out of memory is retried in a fresh worker too, recorded as ``memory``, and never strikes.
@@ -68,6 +68,8 @@ class MeasureSession:
         self._strikes = Strikes(on_event)
         self.conditions: list[Conditions] = []
         """Of each request that came to its end, in order."""
+        self.verify_s = 0.0
+        """Seconds of all requests so far that were spent verifying."""
 
     def __enter__(self) -> MeasureSession:
         return self
@@ -195,4 +197,5 @@ class MeasureSession:
             raise GpuLostError(str(error), kept) from error
         finally:
             self.conditions += run.conditions
+            self.verify_s += run.verify_s
         return {config: run.outcomes[config] for config in configs}

@@ -52,6 +52,13 @@ class Strikes:
     def __init__(self, on_event: Callable[[str], None]) -> None:
         self._on_event = on_event
         self._faults: dict[Config, dict[Problem, str]] = {}
+        self._pardoned: set[tuple[Problem, Config]] = set()
+
+    def pardon(self, problem: Problem, config: Config) -> bool:
+        """Whether a config may try again: once on each problem, or one that faults every so often would go on."""
+        first = (problem, config) not in self._pardoned
+        self._pardoned.add((problem, config))
+        return first
 
     def count(self, problem: Problem, config: Config, message: str) -> None:
         """Count a config's fault or time-out on a problem."""
@@ -97,7 +104,8 @@ class TrialRun:
         """Trials that have not, in the order to run them."""
         self.conditions: list[Conditions] = []
         """What was measured under, for each worker that came to its end."""
-        self._tried: set[Config] = set()
+        self.verify_s = 0.0
+        """Seconds spent verifying."""
         self._running: Config | None = None
         self._disturbed: dict[Config, str] = {}
         for config in cubins:
@@ -144,11 +152,12 @@ class TrialRun:
             raise _Interrupted("fault", message.message)
         config, outcome = self._running, message.outcome
         assert config is not None
-        if isinstance(outcome, Failure) and outcome.stage == "memory" and config not in self._tried:
+        if isinstance(outcome, Failure) and outcome.stage == "memory":
             raise _Interrupted("memory", outcome.message)
         if message.disturbance:
             self._disturbed[config] = message.disturbance
         self._running = None
+        self.verify_s += message.verify_s
         self.finish(config, outcome)
 
     def _broke(self, supervisor: Supervisor, stage: Stage, message: str) -> None:
@@ -159,8 +168,7 @@ class TrialRun:
             return
         supervisor.worked()
         supervisor.replace(f"{config}: {message}")
-        if config not in self._tried:
-            self._tried.add(config)
+        if self._strikes.pardon(self._problem, config):
             self.pending.remove(config)
             self.pending.insert(0, config)
             return

@@ -110,7 +110,10 @@ def test_the_closing_table_lines_up_and_gives_the_reasons_of_what_was_not_publis
     )
     heads, matmul, rope, reason = closing_table([_row(), refused])
     assert " ".join(heads.split()) == "kernel problems speed-up failures compile s measure s verify s table"
-    assert " ".join(matmul.split()) == "matmul 26 1.23x 3 14.0 61.2 9.0 tuned_configs/sm90/matmul.json (2 changes)"
+    assert (
+        " ".join(matmul.split())
+        == "matmul 26 1.23x 3 14.0 61.2 9.0 tuned_configs/sm90/matmul.json (2 changes)"
+    )
     assert "1.23x predicted" in rope
     assert rope.endswith("not published")
     assert matmul.index("14.0") == rope.index("14.0") == heads.index("compile s")

@@ -1,0 +1,114 @@
+"""Timing on this machine's GPU for the benches: every config of a problem at once, in this process, cubins prebuilt."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from cuda.tile.tune import exhaustive_search
+
+from aot_tune import cutile
+from aot_tune.arch import Arch
+from aot_tune.config import Config
+from aot_tune.device import Device
+from aot_tune.discovery import Found
+from aot_tune.problem import Problem
+from aot_tune.tuner.compiled import Compiled
+from aot_tune.tuner.feed import CompileFeed
+from aot_tune.tuner.plan import Kernel, ProblemPlan, plan
+from aot_tune.tuner.shortlist import Shortlist, shortlist
+
+_SAMPLES = 21
+_FLUSH_BYTES = 256 << 20  # several times the L2 of any GPU
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """All candidates of one problem, timed in one run."""
+
+    problem: Problem
+    """The problem."""
+
+    us: dict[Config, float]
+    """Mean microseconds of each config that ran."""
+
+    listed: Shortlist
+    """What the compiler and the model said of them."""
+
+
+class Gpu:
+    """The current device, and a place to compile for it.
+
+    Args:
+        feed: Compiles.
+    """
+
+    def __init__(self, feed: CompileFeed) -> None:
+        properties = torch.cuda.get_device_properties(0)
+        self.arch = Arch.parse((properties.major, properties.minor))
+        self.device = Device.reference(self.arch).with_sm_count(properties.name, properties.multi_processor_count)
+        self.torch_device = torch.device("cuda", 0)
+        self._feed = feed
+        self._kernels: dict[tuple[str, Path | None, tuple[tuple[str, int], ...]], Any] = {}
+        self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=self.torch_device)
+
+    def plans(self, found: Found, problems: Sequence[Problem]) -> tuple[Kernel, tuple[ProblemPlan, ...]]:
+        """Plan problems and start compiling all their candidates."""
+        planned = plan(found, self.arch, problems, device=self.device)
+        self._feed.submit(planned.jobs)
+        return planned.kernel, planned.problems
+
+    def exhaustive(self, kernel: Kernel, each: ProblemPlan) -> Timed:
+        """Time every candidate that compiles, fits and does not spill."""
+        keys = {job.key for job in each.jobs.values()}
+        compiled = self._feed.wait(keys, lambda: None)
+        listed = shortlist(kernel, each, compiled, exhaustive=True)
+        return Timed(problem=each.problem, us=self.times(kernel, each, listed.configs), listed=listed)
+
+    def times(self, kernel: Kernel, each: ProblemPlan, configs: Sequence[Config]) -> dict[Config, float]:
+        """Time some configs of one problem together, L2 flushed before each run."""
+        results = self._feed.wait({each.jobs[config].key for config in configs}, lambda: None)
+        paths = {
+            config: result.path
+            for config in configs
+            if isinstance(result := results[each.jobs[config].key], Compiled)
+        }
+        tunable = kernel.tunable
+        args = tunable.make_args(each.problem, self.torch_device, 0)
+        found = exhaustive_search(
+            list(paths),
+            torch.cuda.current_stream().cuda_stream,
+            lambda config: kernel.grid(each.problem, config),
+            lambda config: self._kernel(tunable, paths[config], config),
+            lambda config: tuple(tunable.args_fn(config, *args)),
+            quiet=True,
+        )
+        return {one.config: one.mean_us for one in found.successes}
+
+    def flushed_us(self, call: Callable[[], object]) -> float:
+        """Median microseconds of a call on the GPU, L2 flushed before each run, as `exhaustive_search` does."""
+        for _ in range(3):
+            call()
+        times = []
+        for _ in range(_SAMPLES):
+            self._flush.zero_()
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) * 1e3)
+        return statistics.median(times)
+
+    def _kernel(self, tunable: Any, path: Path, config: Config) -> Any:
+        key = (tunable.name, path, tuple(config.hints.items()))
+        if key not in self._kernels:
+            cubin = path.read_bytes()
+            self._kernels[key] = cutile.with_hints(
+                tunable.kernel, config.hints, lambda symbol: cubin if symbol.encode() + b"\0" in cubin else None
+            )
+        return self._kernels[key]

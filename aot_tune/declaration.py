@@ -1,0 +1,223 @@
+"""Refuse a declaration that contradicts itself and say what to write instead. Touches no GPU, reads no table.
+
+`check_declaration` runs at every construction, so in every serving process: it looks at one problem and arch.
+`declaration_problems` looks at all of them, for the tuner and for `check`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from aot_tune import cutile
+from aot_tune.arch import KNOWN_ARCHS, Arch
+from aot_tune.bucket import Exact, Pow2
+from aot_tune.errors import DeclarationError, LaunchError
+from aot_tune.mistakes import (
+    argument_mistakes,
+    config_mistakes,
+    names,
+    problem_mistakes,
+    space_mistakes,
+    told,
+)
+from aot_tune.names import check_name
+from aot_tune.problem import Problem
+
+if TYPE_CHECKING:
+    from aot_tune.tunable import Tunable
+
+_CALLABLES = (
+    "problem", "search_space", "default", "grid_fn", "args_fn", "make_args", "reference", "legal",
+)  # fmt: skip
+_OPTIONAL_CALLABLES = ("tiles", "work")
+_MUTATED = ("outputs", "inplace", "reset")
+
+_FIRST_ARCHS = (Arch(9, 0), Arch(10, 0), Arch(12, 0))
+"""Asked first for a space to look at, as most kernels have one there."""
+
+# At construction ----------------------------------------------------------------------------------
+
+
+def check_declaration(tunable: Tunable) -> None:
+    """Refuse the mistakes that can be seen without torch, on the first typical problem.
+
+    Raises:
+        DeclarationError: It names the kernel, the field, what was found and what to write.
+    """
+    check_name(tunable.name)
+    _check_place(tunable)
+    if not cutile.is_kernel(tunable.kernel):
+        _refuse(tunable, f"kernel is {tunable.kernel!r:.80}; pass the function decorated with @ct.kernel")
+    _check_axes(tunable)
+    _check_functions(tunable)
+    _check_arguments(tunable)
+    problem = _first_problem(tunable)
+    for mistake in problem_mistakes(tunable, problem):
+        _refuse(tunable, mistake)
+    arch = _an_arch(tunable, problem)
+    for mistake in config_mistakes(tunable, arch, problem):
+        _refuse(tunable, mistake)
+
+
+def _refuse(tunable: Tunable, mistake: str) -> NoReturn:
+    raise DeclarationError(f"{tunable.name}: {mistake}")
+
+
+def _check_place(tunable: Tunable) -> None:
+    package, tables, distribution = tunable.package, tunable.tables, tunable.distribution
+    if tables is not None and not isinstance(tables, Path):
+        _refuse(tunable, f"tables is {tables!r:.80}; write Path({str(tables)!r:.80})")
+    parts = package.split(".") if isinstance(package, str) else [""]
+    if not all(part.isidentifier() for part in parts) and (package or tables is None):
+        _refuse(
+            tunable,
+            f"package is {package!r:.80}; write package=__package__ in a module of a package, or name the "
+            "folder of its tables: package='', tables=Path(__file__).parent / 'tuned_configs'",
+        )
+    if distribution is not None and not isinstance(distribution, str):
+        _refuse(tunable, f"distribution is {distribution!r:.80}; write the name that pip installs")
+
+
+def _check_axes(tunable: Tunable) -> None:
+    if not isinstance(tunable.axes, Mapping) or not tunable.axes:
+        _refuse(tunable, "axes is empty; name each size of a problem: axes={'M': Pow2(), 'N': Exact()}")
+    for name, axis in tunable.axes.items():
+        if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
+            _refuse(tunable, f"an axis is called {name!r:.80}; write a Python name such as 'M'")
+        if hasattr(Problem, name):
+            _refuse(tunable, f"an axis is called {name!r}, which is a method of Problem; call it otherwise")
+        if not isinstance(axis, Pow2 | Exact):
+            _refuse(tunable, f"axes[{name!r}] is {axis!r:.80}; write Pow2() or Exact()")
+
+
+def _check_functions(tunable: Tunable) -> None:
+    for field in (*_CALLABLES, *_OPTIONAL_CALLABLES):
+        value = getattr(tunable, field)
+        if not callable(value) and not (value is None and field in _OPTIONAL_CALLABLES):
+            _refuse(tunable, f"{field} is {value!r:.80}; write a function")
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    for parameter in inspect.signature(tunable.problem).parameters.values():
+        if parameter.kind not in kinds:
+            _refuse(
+                tunable,
+                f"problem() takes {parameter}; write out the launch arguments, each by name and by position",
+            )
+
+
+def _check_arguments(tunable: Tunable) -> None:
+    known = tunable.parameters
+    for field in _MUTATED:
+        value = getattr(tunable, field)
+        if isinstance(value, str):
+            _refuse(tunable, f"{field} is the text {value!r:.80}; write {field}=({value!r:.80},)")
+        for name in value:
+            if name not in known:
+                _refuse(
+                    tunable,
+                    f"{field} names {name!r}, which problem() does not take; it takes {names(known)}",
+                )
+    mutated = list(tunable.mutated)
+    if not mutated:
+        _refuse(
+            tunable,
+            "no argument is written; name the arguments the kernel writes in outputs, those it changes in "
+            "inplace and those it adds to in reset",
+        )
+    for name in mutated:
+        if mutated.count(name) > 1:
+            _refuse(tunable, f"{name!r} is named twice among outputs, inplace and reset; name it once")
+
+
+def _first_problem(tunable: Tunable) -> Problem:
+    typical = tunable.typical
+    if not isinstance(typical, Sequence) or isinstance(typical, str) or not typical:
+        _refuse(
+            tunable, "typical is empty; list the problems to sweep: typical=[{'dtype': 'bfloat16', 'M': 16}]"
+        )
+    for i, shape in enumerate(typical):
+        if not isinstance(shape, Mapping) or not shape:
+            _refuse(
+                tunable,
+                f"typical[{i}] is {shape!r:.80}; write a dict such as {{'dtype': 'bfloat16', 'M': 16}}",
+            )
+        empty = [name for name, value in shape.items() if isinstance(value, list | tuple) and not value]
+        if empty:
+            _refuse(tunable, f"typical[{i}][{empty[0]!r}] lists no value; list at least one")
+    first = {name: v[0] if isinstance(v, list | tuple) else v for name, v in typical[0].items()}
+    try:
+        return Problem(first)
+    except DeclarationError as error:
+        _refuse(tunable, f"typical[0]: {error}")
+
+
+def _an_arch(tunable: Tunable, problem: Problem) -> Arch:
+    """The first arch with a search space for this problem."""
+    raised: Exception | None = None
+    for arch in dict.fromkeys((*_FIRST_ARCHS, *KNOWN_ARCHS)):
+        try:
+            if len(tunable.search_space(arch, problem)) > 0:
+                return arch
+        except Exception as error:  # the author's code may not know every arch; one that it knows is enough
+            raised = raised or error
+    if raised is not None:
+        raise DeclarationError(f"{tunable.name}: search_space({problem}) raised {told(raised)}") from raised
+    _refuse(tunable, f"search_space is empty for {problem} on every arch; return at least the default")
+
+
+# Before a sweep -----------------------------------------------------------------------------------
+
+
+def declaration_problems(tunable: Tunable, arch: Arch) -> list[str]:
+    """All that is wrong with a declaration on one arch, over every typical problem; empty when nothing is.
+
+    Imports torch and makes every problem's arguments without storage. A mistake that several problems share
+    is told once, for the first of them.
+    """
+    found: dict[tuple[str, str], str] = {}
+    sound: list[Problem] = []
+    for problem in tunable.typical_problems:
+        mistakes = [("problem", text) for text in problem_mistakes(tunable, problem)]
+        if not mistakes:
+            mistakes += [("config", text) for text in config_mistakes(tunable, arch, problem)]
+        if not mistakes:
+            sound.append(problem)
+            mistakes += [("arguments", text) for text in argument_mistakes(tunable, arch, problem)]
+        for kind, text in mistakes:
+            # The same mistake differs only in the problem it names.
+            found.setdefault((kind, text.replace(str(problem), "")), text)
+    space = space_mistakes(tunable, arch, sound)
+    return [f"{tunable.name}: {text}" for text in (*found.values(), *space)]
+
+
+# At a launch --------------------------------------------------------------------------------------
+
+
+def check_args(tunable: Tunable, args: Sequence[Any]) -> Problem:
+    """The problem that launch arguments pose; a size may be 0.
+
+    Raises:
+        LaunchError: There are too many or too few of them.
+        DeclarationError: `problem` returns other names than `typical` lists, or no size for an axis.
+    """
+    parameters = inspect.signature(tunable.problem).parameters.values()
+    needed = sum(parameter.default is inspect.Parameter.empty for parameter in parameters)
+    if not needed <= len(args) <= len(parameters):
+        raise LaunchError(
+            f"{tunable.name}.launch takes {', '.join(tunable.parameters)}; it was given {len(args)} arguments"
+        )
+    problem = tunable.problem_of(*args)
+    for name in tunable.axes:
+        size = problem.get(name)
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            _refuse(tunable, f"problem() returned {size!r} for the axis {name}; return its size, an int")
+    expected = tunable.typical_problems[0].keys()
+    if problem.keys() != expected:
+        _refuse(
+            tunable,
+            f"problem() returned {names(problem)}, typical lists {names(expected)}; "
+            "return and list the same names",
+        )
+    return problem

@@ -1,0 +1,174 @@
+"""What is wrong with a typical problem of a declaration, in words that say what to write. Touches no GPU."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from aot_tune import cutile
+from aot_tune.arch import Arch
+from aot_tune.config import Config
+from aot_tune.device import Device
+from aot_tune.problem import Problem
+
+if TYPE_CHECKING:
+    from aot_tune.tunable import Tunable
+
+_CLUSTERS_SINCE = Arch(10, 0)
+"""From here on two blocks can share a matrix product, so that num_ctas 2 is always worth a trial."""
+
+
+def problem_mistakes(tunable: Tunable, problem: Problem) -> Iterator[str]:
+    """What is wrong with the sizes and classes of a typical problem."""
+    for name in tunable.axes:
+        if name not in problem:
+            yield f"the typical problem {problem} lacks the axis {name}; add it, or remove it from axes"
+        else:
+            size = problem[name]
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                yield f"the typical problem {problem} has {name}={size!r}; write a size of 1 or more"
+    for name, value in problem.items():
+        if name not in tunable.axes and isinstance(value, int) and not isinstance(value, bool):
+            yield f"the typical problem {problem} has the size {name}, no axis; add {name!r}: Exact() to axes"
+
+
+def config_mistakes(tunable: Tunable, arch: Arch, problem: Problem) -> Iterator[str]:
+    """What is wrong with the space, the default and what is computed of them, for one problem on one arch."""
+    where = f"({arch}, {problem})"
+    try:
+        space = tunable.search_space(arch, problem)
+        default = tunable.default(arch, problem)
+    except Exception as error:
+        yield f"search_space or default {where} raised {told(error)}"
+        return
+    if len(space) == 0:
+        yield f"search_space{where} is empty; return at least the default"
+        return
+    known = frozenset(tunable.constant_names)
+    for config in (default, *space):
+        if not isinstance(config, Config):
+            yield f"search_space or default {where} returned {config!r:.80}; return Config(...) objects"
+            return
+        # A constant that no config names is args_fn's own to compute; one that the kernel lacks is a slip.
+        if not config.constants.keys() <= known:
+            yield (
+                f"the config {config} {where} has the constants {names(config.constants)}; the kernel's "
+                f"ct.Constant parameters are {names(tunable.constant_names)}: use their names"
+            )
+            return
+        if config.constants.keys() != default.constants.keys():
+            yield (
+                f"the config {config} {where} has the constants {names(config.constants)}, the default has "
+                f"{names(default.constants)}; name the same ones in all"
+            )
+            return
+    if len(set(space)) < len(space):
+        twice = next(config for i, config in enumerate(space) if config in space[:i])
+        yield f"search_space{where} holds {twice} twice; list it once"
+    if default not in space:
+        yield f"default{where} is {default}, which search_space lacks; add it there, or choose a member"
+    yield from _evaluation_mistakes(tunable, arch, problem, default)
+
+
+def _evaluation_mistakes(tunable: Tunable, arch: Arch, problem: Problem, default: Config) -> Iterator[str]:
+    where = f"for the default, {default}, {problem} on {arch}"
+    checks: list[tuple[str, Callable[[], object], Callable[[Any], bool], str]] = [
+        (
+            "legal",
+            lambda: tunable.legal(default, arch, problem),
+            lambda verdict: verdict is True,
+            "return True for it, or choose a default that is allowed",
+        ),
+        (
+            "grid_fn",
+            lambda: tunable.grid_fn(default, Device.reference(arch), problem),
+            _is_grid,
+            "return a tuple of one to three block counts, each 1 or more",
+        ),
+    ]
+    if tunable.tiles is not None:
+        tiles = tunable.tiles
+        checks.append(
+            ("tiles", lambda: tiles(default, problem), _is_count, "return a number of blocks, an int above 0")
+        )
+    for name, ask, fits, advice in checks:
+        try:
+            answer = ask()
+        except Exception as error:
+            yield f"{name} {where} raised {told(error)}"
+        else:
+            if not fits(answer):
+                yield f"{name} {where} returned {answer!r:.200}; {advice}"
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_grid(value: object) -> bool:
+    return isinstance(value, tuple | list) and 1 <= len(value) <= 3 and all(map(_is_count, value))
+
+
+def told(error: Exception) -> str:
+    """An error of the author's code, in one line."""
+    return f"{type(error).__name__}: {error}"
+
+
+def names(texts: Iterable[str]) -> str:
+    """Names in a sentence."""
+    return ", ".join(texts) or "none"
+
+
+def argument_mistakes(tunable: Tunable, arch: Arch, problem: Problem) -> Iterator[str]:
+    """What is wrong with the arguments made for a problem, asked for without storage. Imports torch."""
+    import torch
+
+    try:
+        args = tunable.make_args(problem, torch.device("meta"), 0)
+    except Exception as error:
+        yield f"make_args({problem}) on device 'meta' raised {told(error)}; make them with aot_tune.inputs"
+        return
+    if not isinstance(args, tuple) or len(args) > len(tunable.parameters):
+        made = len(args) if isinstance(args, tuple) else f"a {type(args).__name__}"
+        yield f"make_args returned {made}; return a tuple of {names(tunable.parameters)}"
+        return
+    try:
+        posed = tunable.problem_of(*args)
+        kernel_args = tunable.args_fn(tunable.default_config(arch, problem), *args)
+    except Exception as error:
+        yield f"problem or args_fn raised {told(error)} for the arguments of make_args({problem})"
+        return
+    if posed != problem or posed.keys() != problem.keys():
+        yield f"problem() of the arguments made for {problem} is {posed}; make_args or problem() must change"
+    parameters = inspect.signature(cutile.python_function(tunable.kernel)).parameters
+    if not isinstance(kernel_args, tuple) or len(kernel_args) != len(parameters):
+        made = len(kernel_args) if isinstance(kernel_args, tuple) else f"a {type(kernel_args).__name__}"
+        yield f"args_fn returned {made}; return a tuple of what the kernel takes: {names(parameters)}"
+    for name, arg in zip(tunable.parameters, args, strict=False):
+        if name in tunable.mutated and not isinstance(arg, torch.Tensor):
+            yield f"{name} is written by the kernel; make_args made it a {type(arg).__name__}, not a tensor"
+
+
+def space_mistakes(tunable: Tunable, arch: Arch, problems: Iterable[Problem]) -> Iterator[str]:
+    """What a full search must hold from sm100 on, over all problems together.
+
+    A search over constants is full. There the best cluster and tile sizes are other than sm90's, and a space
+    that was written for sm90 would never find them.
+    """
+    if arch < _CLUSTERS_SINCE:
+        return
+    candidates = [config for problem in problems for config in tunable.candidates(arch, problem)]
+    values: dict[str, set[object]] = {name: set() for name in tunable.constant_names}
+    for config in candidates:
+        for name, value in config.constants.items():
+            values[name].add(value)
+    if all(len(found) < 2 for found in values.values()):
+        return
+    clusters = {config.hints.get("num_ctas") for config in candidates}
+    for count in (1, 2):
+        if count not in clusters:
+            yield f"no candidate on {arch} has num_ctas {count}; since {_CLUSTERS_SINCE}, search 1 and 2"
+    for name, found in values.items():
+        if name.startswith("tile_") and len(found) < 2:
+            yield f"all candidates on {arch} have {name}={next(iter(found))}; search two values or more"

@@ -1,0 +1,68 @@
+"""What is said while serving: each choice where asked, each miss and stale table once. Chooses nothing."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from aot_tune import environment
+from aot_tune.arch import Arch
+from aot_tune.errors import MissWarning, TableWarning
+from aot_tune.problem import Problem
+from aot_tune.serve.index import Index
+from aot_tune.serve.resolve import Choice, miss_message
+from aot_tune.tunable import Tunable
+
+_MOST_WARNINGS = 32
+"""Misses that are warned of by name; a server that meets more has read the first."""
+
+
+class Told:
+    """What was said of one declaration."""
+
+    def __init__(self, tunable: Tunable) -> None:
+        self._tunable = tunable
+        self._checked: set[Arch] = set()
+        self._warned: set[Problem] = set()
+
+    def source(self, arch: Arch, index: Index) -> None:
+        """Warn once of tables made of other source. Not at import: hashing the source takes milliseconds."""
+        if arch in self._checked or not index.tables:
+            return
+        self._checked.add(arch)
+        from aot_tune.fingerprint import source_hash
+
+        now = source_hash(self._tunable)
+        for shipped in index.tables:
+            if shipped.table.source_hash != now:
+                _warn(
+                    f"{shipped.path} was tuned for other source of {self._tunable.name} "
+                    f"({shipped.table.source_hash}, now {now}); it is used, since the kernel's constants "
+                    f"still match; tune again: aot-tune tune {self._tunable.name} --arch {arch}",
+                    TableWarning,
+                )
+
+    def choice(self, arch: Arch, problem: Problem, choice: Choice) -> None:
+        """Print a new choice where AOT_TUNE_LOG asks for it, and warn once of a miss."""
+        if environment.logs_choices():
+            what = f"{self._tunable.name} {problem} on {arch}"
+            sys.stderr.write(f"aot_tune: {what}: {choice.config} ({choice.source}: {choice.reason})\n")
+        if not choice.missed or problem in self._warned or len(self._warned) > _MOST_WARNINGS:
+            return
+        self._warned.add(problem)
+        if len(self._warned) <= _MOST_WARNINGS:
+            _warn(miss_message(self._tunable, arch, problem, choice), MissWarning)
+        else:
+            _warn(
+                f"{self._tunable.name} met more than {_MOST_WARNINGS} problems that nothing was tuned for; "
+                f"further ones are printed only with {environment.LOG}=1",
+                MissWarning,
+            )
+
+
+def _warn(message: str, category: type[Warning]) -> None:
+    """Warn at the caller's line, without Python's registry of what was said: it would keep every text."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("aot_tune."):
+        frame = frame.f_back
+    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, registry={})

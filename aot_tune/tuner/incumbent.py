@@ -1,0 +1,79 @@
+"""What of the table to be replaced stays: whole lines, and entries that a partial sweep left out. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+
+from aot_tune.config import Config
+from aot_tune.errors import TuneError
+from aot_tune.problem import Problem
+from aot_tune.table import Entry, Table
+from aot_tune.tuner.outcome import Measurement
+from aot_tune.tuner.times import Sweep, is_tie
+
+
+def comparable(sweep: Sweep, incumbent: Table | None, keep: Collection[Problem]) -> Table | None:
+    """The incumbent, or None where it is a table of another arch or of other axes.
+
+    Raises:
+        TuneError: Entries that were not swept can not stand beside new ones: they were made under other
+        conditions,
+            or their portfolio holds a config that is wrong.
+    """
+    if incumbent is None or incumbent.arch != sweep.arch or dict(incumbent.axes) != dict(sweep.axes):
+        return None
+    carried = carried_entries(sweep, incumbent, keep)
+    changed = differences(sweep, incumbent) if carried else []
+    if carried and changed:
+        raise TuneError(
+            f"{sweep.kernel}: {len(carried)} entries of the table were not swept, and can not stand beside "
+            f"new ones: {'; '.join(changed)}; tune the whole kernel, or into another folder"
+        )
+    broken = [config for config in incumbent.portfolio if config in sweep.wrong]
+    if carried and broken:
+        raise TuneError(
+            f"{sweep.kernel}: {broken[0]} computed a wrong result, and {len(carried)} entries that were not "
+            "swept may rest on it; tune the whole kernel"
+        )
+    return incumbent
+
+
+def differences(sweep: Sweep, incumbent: Table) -> list[str]:
+    """What of source, device, compiler and evidence is not as it was. The driver may change."""
+    old, new = incumbent.built_with, sweep.built_with
+    evidence = sorted({entry.evidence for entry in incumbent.entries} or {sweep.evidence})
+    pairs: list[tuple[str, object, object]] = [
+        ("the source's hash", incumbent.source_hash, sweep.source_hash),
+        ("the device", old.device_name, new.device_name),
+        ("its count of multiprocessors", old.sm_count, new.sm_count),
+        ("cuda-tile", old.cuda_tile, new.cuda_tile),
+        ("tileiras", old.tileiras, new.tileiras),
+        ("the evidence", " and ".join(evidence), sweep.evidence),
+    ]
+    return [f"{name} was {was}, is {now}" for name, was, now in pairs if was != now]
+
+
+def carried_entries(sweep: Sweep, incumbent: Table, keep: Collection[Problem]) -> list[Entry]:
+    """The incumbent's entries that stay although they were not swept."""
+    swept, kept = set(sweep.edges(sweep.times())), set(keep)
+    return [entry for entry in incumbent.entries if entry.bucket in kept and entry.bucket not in swept]
+
+
+def widened(entry: Entry, old: Sequence[Config], new: Sequence[Config]) -> Entry:
+    """A carried entry under a portfolio that grew at its end: it was not measured with the configs added."""
+    added = (None,) * (len(new) - len(old))
+    if not added:
+        return entry
+    points = tuple(
+        dataclasses.replace(point, us=(*point.us[:-1], *added, point.us[-1])) for point in entry.points
+    )
+    return dataclasses.replace(entry, points=points)
+
+
+def keeps_figures(entry: Entry, time: Measurement) -> bool:
+    """Whether a new time of an entry's config is the one it has."""
+    old = Measurement(
+        config=entry.config, mean_us=entry.mean_us, error_margin_us=entry.error_margin_us, num_samples=1
+    )
+    return is_tie(old, time)

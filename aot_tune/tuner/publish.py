@@ -1,0 +1,97 @@
+"""Whether a table may replace the one that is there, and replacing it in one step. Knows no measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from aot_tune import document, store
+from aot_tune.bucket import Axes
+from aot_tune.check_entry import entry_complaints
+from aot_tune.fingerprint import source_hash
+from aot_tune.table import Table
+from aot_tune.tunable import Tunable
+
+
+def refusals(new: Table, old: Table | None, tunable: Tunable) -> list[str]:
+    """Why a table must not be published; empty when it may.
+
+    1. it has no entries
+    2. it is not of this kernel, this arch or these axes, or the kernel's code has changed since it was swept
+    3. it lacks an entry that the old one has, of a shape that is still declared
+    4. it puts predictions beside measurements, or in their place
+    5. an entry is slower than its default, or has a config that is illegal, outside the search space, or
+       neither in the portfolio nor the default; the portfolio has a config that no entry may run
+
+    Args:
+        new: The table to be published.
+        old: The one that is there, if any.
+        tunable: The kernel's declaration.
+    """
+    if not new.entries:
+        return ["it has no entries"]
+    if new.kernel != tunable.name:
+        return [f"it is the table of {new.kernel}, not of {tunable.name}"]
+    if dict(new.axes) != dict(tunable.axes):
+        return [f"its axes are {_axes(new.axes)}, the declaration has {_axes(tunable.axes)}"]
+    return [
+        *_against_code(new, tunable),
+        *_against_old(new, old, tunable),
+        *_against_declaration(new, tunable),
+    ]
+
+
+def publish(path: Path, table: Table) -> bool:
+    """Replace a table's file by a complete new one; a crash leaves the old bytes or the new ones.
+
+    Ask `refusals` first. A file that already holds these bytes is not touched.
+
+    Returns:
+        Whether the file changed.
+
+    Raises:
+        TableError: The table would not come back from its text; nothing was written.
+        StoreError: The file can not be written; it is as it was.
+    """
+    data = document.dump(table)
+    document.parse(data)
+    if path.is_file() and store.read_bytes(path) == data:
+        return False
+    store.write_atomic(path, data)
+    return True
+
+
+def _against_code(new: Table, tunable: Tunable) -> Iterator[str]:
+    fresh = source_hash(tunable)
+    if new.source_hash != fresh:
+        yield f"the kernel's code has changed since it was swept: the table's {new.source_hash}, now {fresh}"
+
+
+def _against_old(new: Table, old: Table | None, tunable: Tunable) -> Iterator[str]:
+    predicted = [entry.bucket for entry in new.entries if entry.evidence == "predicted"]
+    measured = [entry.bucket for entry in new.entries if entry.evidence == "measured"]
+    if predicted and measured:
+        yield f"it puts {len(predicted)} predictions beside measurements, first {predicted[0]}"
+    if old is None:
+        return
+    if old.arch != new.arch:
+        yield f"it is for {new.arch}, and would replace a table for {old.arch}"
+    if predicted and any(entry.evidence == "measured" for entry in old.entries):
+        yield f"it puts predictions in the place of measurements, first {predicted[0]}"
+    declared, present = set(tunable.buckets), {entry.bucket for entry in new.entries}
+    lost = [entry.bucket for entry in old.entries if entry.bucket in declared and entry.bucket not in present]
+    if lost:
+        yield f"it lacks {len(lost)} of the {len(old.entries)} entries before that are declared, first {lost[0]}"
+
+
+def _against_declaration(new: Table, tunable: Tunable) -> Iterator[str]:
+    for entry in new.entries:
+        for what, _ in entry_complaints(new, tunable, entry, own=False):
+            yield f"{entry.bucket}: {what}"
+    for config in new.portfolio:
+        if not any(config in tunable.candidates(new.arch, entry.bucket) for entry in new.entries):
+            yield f"portfolio: {config} is legal and in the search space for no entry"
+
+
+def _axes(axes: Axes) -> str:
+    return " ".join(f"{name}:{axis.kind}" for name, axis in axes.items())

@@ -1,0 +1,216 @@
+"""`aot-tune tune`, from a request to published tables: kernel after kernel, measured on a GPU or predicted without one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import monotonic
+
+from aot_tune import cutile, store
+from aot_tune.declaration import declaration_problems
+from aot_tune.discovery import Found
+from aot_tune.errors import DeclarationError, TuneError
+from aot_tune.fingerprint import source_hash
+from aot_tune.problem import Problem
+from aot_tune.table import BuiltWith, Table
+from aot_tune.tuner import predict, publish
+from aot_tune.tuner.book import Book
+from aot_tune.tuner.choose import choose_entries, settle_portfolio, unserved
+from aot_tune.tuner.compile import CompilePool
+from aot_tune.tuner.feed import CompileFeed
+from aot_tune.tuner.journal import Journal
+from aot_tune.tuner.kernel_sweep import KernelSweep, Swept
+from aot_tune.tuner.plan import Plan, plan
+from aot_tune.tuner.progress import Progress
+from aot_tune.tuner.report import KernelReport, SweepReport, SweepRequest, geometric_mean
+from aot_tune.tuner.session import MeasureSession
+from aot_tune.tuner.times import Sweep
+
+CUBINS = Path("build/cubins")
+"""Where cubins are kept between runs, for all archs: their names tell them apart."""
+
+JOURNALS = Path("build/journal")
+"""Where journals lie, ``<arch>/<kernel>.jsonl`` below it."""
+
+
+def run(request: SweepRequest, progress: Progress) -> SweepReport:
+    """Sweep the kernels asked for and publish their tables.
+
+    Args:
+        request: What to sweep; with no GPU in it, it predicts.
+        progress: Told what happens.
+
+    Raises:
+        TuneError: It cannot start, go on or be saved; what was reported as measured is in the journal.
+        DeclarationError: A declaration is wrong; nothing was measured of that kernel.
+    """
+    started = monotonic()
+    if cutile.release() < cutile.TUNE_SINCE:
+        since = ".".join(map(str, cutile.TUNE_SINCE))
+        raise TuneError(
+            f"cuda-tile {cutile.version() or 'is not installed; version'} {since} or later is needed to tune: "
+            "pip install 'aot-tune[tune]'"
+        )
+    for found in request.kernels:
+        _check(found, request)
+    pool = partial(CompilePool, request.jobs or os.cpu_count() or 1, folder=CUBINS)
+    tune = predict.predict_kernel if request.predicts else _measure_kernel
+    rows: list[KernelReport] = []
+    with CompileFeed(pool) as feed:
+        for found in request.kernels:
+            rows.append(tune(request, found, feed, progress))
+    report = SweepReport(
+        arch=request.arch, device_name=rows[0].device_name if rows else "", rows=tuple(rows), seconds=monotonic() - started
+    )
+    progress.finished(report.rows)
+    return report
+
+
+def _check(found: Found, request: SweepRequest) -> None:
+    """All that can be known to be wrong before anything is compiled."""
+    problems = declaration_problems(found.tunable, request.arch)
+    if problems:
+        raise DeclarationError("\n".join(problems))
+    store.check_writable(table_folder(request, found) / str(request.arch))
+
+
+def table_folder(request: SweepRequest, found: Found) -> Path:
+    """The folder of tables that a request writes a kernel's to."""
+    if request.out is not None:
+        return request.out
+    return predict.TABLES if request.predicts else store.package_folder(found.tunable)
+
+
+def present_table(path: Path) -> Table | None:
+    """The table to be replaced; None where there is none.
+
+    Raises:
+        TuneError: There is one that cannot be read.
+    """
+    if not path.exists():
+        return None
+    try:
+        return store.read_table(path)
+    except Exception as error:
+        raise TuneError(f"{error}; restore it, or remove it to start over: {path}") from error
+
+
+def _measure_kernel(request: SweepRequest, found: Found, feed: CompileFeed, progress: Progress) -> KernelReport:
+    """Sweep one kernel on the GPU and publish its table."""
+    assert request.gpu is not None
+    started, before = monotonic(), feed.counts()
+    path = store.table_path(table_folder(request, found), request.arch, found.tunable.name)
+    old = present_table(path)
+    journal_path = (request.journal or JOURNALS) / str(request.arch) / f"{found.tunable.name}.jsonl"
+    if request.fresh and journal_path.exists():
+        journal_path.replace(journal_path.with_suffix(".old"))
+    with MeasureSession(found, request.gpu, on_event=progress.note) as session:
+        device = session.device()
+        identity = {**session.identity(), "source_hash": source_hash(found.tunable)}
+        # The journal may be resumed on another card of the same model: figures of one model are comparable.
+        identity.pop("uuid")
+        planned = plan(found, request.arch, request.buckets(found), incumbent=old, device=device)
+        progress.started(
+            kernel=found.tunable.name,
+            arch=request.arch,
+            problems=len(planned.problems),
+            jobs=len(planned.jobs),
+            device=device.name,
+        )
+        built_with = BuiltWith(
+            device_name=device.name,
+            sm_count=device.sm_count,
+            cuda_tile=cutile.version(),
+            tileiras=cutile.compiler_version() or "",
+            driver=identity["driver"],
+        )
+        with Journal.open(journal_path, identity) as journal:
+            if journal.damage:
+                progress.note(journal.damage)
+            book = Book(journal)
+            if book.resumed:
+                progress.note(f"{book.resumed} measurements of an earlier run are taken over from {journal_path}")
+            keep = () if _whole(request, found) else tuple(entry.bucket for entry in old.entries) if old else ()
+            decide = _Decision(planned, built_with, old, keep)
+            kernel_sweep = KernelSweep(
+                planned, feed, session, book, progress, portfolio=decide.portfolio, exhaustive=request.exhaustive
+            )
+            swept = kernel_sweep.run()
+            table = decide.table(swept)
+            while kernel_sweep.recheck({entry.bucket: entry.config for entry in table.entries if entry.bucket in swept.portfolio_times}):
+                table = decide.table(swept)
+            for line in unserved(decide.sweep(swept)):
+                progress.note(line)
+        refusals = publish.refusals(table, old, found.tunable)
+        if not refusals:
+            publish.publish(path, table)
+            # What was measured is in the table now; the next sweep measures anew.
+            journal_path.replace(journal_path.with_suffix(".done"))
+    compiled_s = max(feed.last_result_s - started, 0.0) if feed.counts() != before else 0.0
+    return _report(found, table, old, swept, path, refusals, compiled_s, device.name)
+
+
+def _whole(request: SweepRequest, found: Found) -> bool:
+    return request.limit is None and found.tunable.name not in request.problems
+
+
+class _Decision:
+    """From what was measured to a portfolio and a table."""
+
+    def __init__(
+        self, planned: Plan, built_with: BuiltWith, old: Table | None, keep: tuple[Problem, ...]
+    ) -> None:
+        tunable = planned.kernel.tunable
+        self._old, self._keep = old, keep
+        self._empty = Sweep(
+            kernel=tunable.name,
+            arch=planned.kernel.arch,
+            source_hash=source_hash(tunable),
+            built_with=built_with,
+            axes=tunable.axes,
+            tiles=tunable.tiles,
+            defaults={each.problem: each.default for each in planned.problems},
+            candidates={},
+        )
+
+    def sweep(self, swept: Swept) -> Sweep:
+        return replace(
+            self._empty,
+            candidates=swept.candidates,
+            finals=swept.portfolio_times,
+            wrong=frozenset(swept.wrong),
+        )
+
+    def portfolio(self, swept: Swept) -> tuple:  # type: ignore[type-arg]
+        return settle_portfolio(self.sweep(swept), self._old, keep=self._keep)
+
+    def table(self, swept: Swept) -> Table:
+        return choose_entries(self.sweep(swept), swept.portfolio, incumbent=self._old, keep=self._keep)
+
+
+def _report(
+    found: Found,
+    table: Table,
+    old: Table | None,
+    swept: Swept,
+    path: Path,
+    refusals: list[str],
+    compile_s: float,
+    device_name: str,
+) -> KernelReport:
+    before = {entry.bucket: entry for entry in old.entries} if old is not None else {}
+    return KernelReport(
+        kernel=found.tunable.name,
+        evidence="measured",
+        problems=len(swept.candidates),
+        speedup=geometric_mean(entry.default_us / entry.mean_us for entry in table.entries),
+        failures=swept.failures,
+        compile_s=compile_s,
+        measure_s=swept.measure_s,
+        verify_s=swept.verify_s,
+        path=None if refusals else path,
+        changed=sum(before.get(entry.bucket) != entry for entry in table.entries),
+        refusals=tuple(refusals),
+    )

@@ -1,0 +1,107 @@
+"""The times a table is chosen from, and when two of them are the same. Pure: values and no policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aot_tune.arch import Arch
+from aot_tune.bucket import Axes, bucket_of
+from aot_tune.config import Config
+from aot_tune.problem import Problem
+from aot_tune.rule import Tiles
+from aot_tune.table import BuiltWith, Evidence
+from aot_tune.tuner.outcome import Measurement
+
+Times = Mapping[Problem, Mapping[Config, Measurement]]
+"""What is known of each config at each problem. A config that failed or was not tried is not there."""
+
+TIE = 0.02
+"""Times closer than this fraction are the same: repeated runs of one kernel differ by as much."""
+
+
+def is_tie(one: Measurement, other: Measurement) -> bool:
+    """Whether two times are the same: within `TIE` of each other, or with overlapping 95 % intervals."""
+    apart = abs(one.mean_us - other.mean_us)
+    near = TIE * min(one.mean_us, other.mean_us)
+    return apart <= max(near, one.error_margin_us + other.error_margin_us)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What is known of one kernel on one arch when its table is chosen."""
+
+    kernel: str
+    """The kernel's declared name."""
+
+    arch: Arch
+    """The arch it was swept on."""
+
+    source_hash: str
+    """Hash of the kernel's code, 16 hex digits."""
+
+    built_with: BuiltWith
+    """What the figures were taken with."""
+
+    axes: Axes
+    """The declaration's axes."""
+
+    tiles: Tiles | None
+    """The declaration's count of tiles."""
+
+    defaults: Mapping[Problem, Config]
+    """The default at every edge; inside a bucket too where it is another one there."""
+
+    candidates: Times
+    """First pass: every candidate at the edges."""
+
+    finals: Times = field(default_factory=dict)
+    """Second pass: the portfolio and the default, at edges and inside buckets. Supersedes the first pass."""
+
+    wrong: frozenset[Config] = frozenset()
+    """Configs that computed a wrong result anywhere: they win nowhere."""
+
+    evidence: Evidence = "measured"
+    """Whether the times are measured or a model's."""
+
+    least_gain: float = 0.0
+    """How much faster than the default a config must be, as a fraction; `rule.PREDICTED_GAIN` for a model's
+    times."""
+
+    def edge_times(self) -> Times:
+        """The first pass without wrong configs, at edges where the default has a time."""
+        return {
+            problem: right
+            for problem, times in self.candidates.items()
+            if self.default(problem) in (right := self._right(times))
+        }
+
+    def times(self) -> Times:
+        """Both passes without wrong configs."""
+        problems = dict.fromkeys((*self.candidates, *self.finals))
+        return {
+            problem: self._right({**self.candidates.get(problem, {}), **self.finals.get(problem, {})})
+            for problem in problems
+        }
+
+    def default(self, problem: Problem) -> Config:
+        """The default at a problem, else at its bucket's edge."""
+        return self.defaults.get(problem) or self.defaults[bucket_of(self.axes, problem)]
+
+    def edges(self, times: Times) -> list[Problem]:
+        """The edges that can have an entry: those where the default has a time."""
+        return [p for p in times if bucket_of(self.axes, p) == p and self.default(p) in times[p]]
+
+    def _right(self, times: Mapping[Config, Measurement]) -> dict[Config, Measurement]:
+        return {config: time for config, time in times.items() if config not in self.wrong}
+
+
+def unserved(sweep: Sweep) -> tuple[str, ...]:
+    """The swept edges that get no entry, a line each: the default has no time there to be compared with."""
+    times = sweep.times()
+    served = set(sweep.edges(times))
+    return tuple(
+        f"{problem}: no entry: its default ({sweep.default(problem)}) has no time"
+        for problem in times
+        if bucket_of(sweep.axes, problem) == problem and problem not in served
+    )

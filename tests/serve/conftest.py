@@ -1,0 +1,48 @@
+"""The stand-in driver for tests that launch, and an environment without anybody's variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from aot_tune import environment
+from aot_tune.arch import Gpu
+from aot_tune.serve import loader, runtime
+from tests import fake_driver
+from tests.samples import SM90
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in (*environment.DESCRIPTIONS, "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(environment.CACHE_DIR, str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_driver.Driver]:
+    """One H200 that NVML tells of too; nothing runs on it."""
+    fake_driver.install()
+    fake_driver.DRIVER.reset()
+    here = fake_driver.FakeRuntime()
+    runtime.use(here)
+    fake_driver.DRIVER.runtime = here
+    gpu = Gpu(index=0, name="NVIDIA H200", arch=SM90, uuid="GPU-0")
+    monkeypatch.setattr(loader, "gpus", lambda: (gpu,))
+    yield fake_driver.DRIVER
+    runtime.use(None)
+    fake_driver.DRIVER.reset()
+
+
+@pytest.fixture
+def launched(driver: fake_driver.Driver) -> Callable[[], list[tuple[int, ...]]]:
+    """The grids launched since the last call."""
+
+    def take() -> list[tuple[int, ...]]:
+        grids = [one.grid for one in driver.launches]
+        driver.launches.clear()
+        return grids
+
+    return take

@@ -1,0 +1,167 @@
+"""A1, A2, A5, A6 with kernels that are really broken, on a real GPU; and that this process never gets a CUDA context."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from aot_tune import cutile
+from aot_tune.arch import visible_gpus
+from aot_tune.config import Config
+from aot_tune.discovery import Found
+from aot_tune.errors import DeclarationError
+from aot_tune.problem import Problem
+from aot_tune.tunable import Tunable
+from aot_tune.tuner.outcome import Failure, Measurement, Outcome
+from aot_tune.tuner.session import MeasureSession
+from aot_tune.tuner.supervise import Limits
+from tests.tuner import broken_kernels as broken
+
+pytestmark = pytest.mark.gpu
+
+SMALL, LARGE = Problem({"n": 65536}), Problem({"n": 1048576})
+QUICK = Limits(config_s=8.0, patience_s=5.0)
+"""A compilation in the worker, where a test gives no cubin, takes up to 1 s."""
+
+Start = Callable[[Tunable], MeasureSession]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    sessions: list[MeasureSession] = []
+
+    def started(tunable: Tunable) -> MeasureSession:
+        found = Found(module="tests.tuner.broken_kernels", tunable=tunable)
+        sessions.append(MeasureSession(found, 0, QUICK, on_event=print))
+        return sessions[-1]
+
+    yield started
+    for session in sessions:
+        session.close()
+    assert not torch.cuda.is_initialized(), "the tuner's own process must stay free of CUDA"
+
+
+def modes(*values: int) -> dict[Config, Path | None]:
+    return {broken.config(mode): None for mode in values}
+
+
+def by_mode(outcomes: list[Outcome]) -> dict[int, str]:
+    return {int(o.config["mode"]): o.stage if isinstance(o, Failure) else "ok" for o in outcomes}
+
+
+def compiled(config: Config, problem: Problem, folder: Path) -> Path:
+    tunable = broken.add_one
+    signature = cutile.signature_of(
+        tunable.kernel, tunable.args_fn(config, *tunable.make_args(problem, torch.device("meta"), 0))
+    )
+    arch = (visible_gpus() or ())[0].arch
+    assert arch is not None
+    path = folder / f"{'-'.join(str(config).split())}.cubin"
+    path.write_bytes(cutile.compile_cubin(tunable.kernel, config.hints, signature, arch))
+    return path
+
+
+def test_an_illegal_access_is_blamed_on_its_config_alone_and_strikes_after_two_problems(start: Start) -> None:
+    session = start(broken.add_one)
+    right_again = broken.config(broken.RIGHT, occupancy=2)
+    configs = {**modes(broken.RIGHT, broken.FAULTS), right_again: None}
+    for problem in (SMALL, LARGE):
+        first, bad, last = session.measure(problem, configs)
+        assert isinstance(first, Measurement)
+        assert isinstance(last, Measurement)
+        assert isinstance(bad, Failure)
+        assert bad.stage == "fault"
+        print(bad.message)
+    struck = session.struck(broken.config(broken.FAULTS))
+    assert struck is not None
+
+
+def test_a_kernel_that_never_ends_is_killed_and_the_sweep_goes_on(start: Start) -> None:
+    session = start(broken.add_one)
+    began = time.monotonic()
+    right_again = broken.config(broken.RIGHT, occupancy=2)
+    outcomes = session.measure(SMALL, {**modes(broken.HANGS), right_again: None})
+    assert [o.stage if isinstance(o, Failure) else "ok" for o in outcomes] == ["timeout", "ok"]
+    print(f"two time-outs of {QUICK.config_s} s and three starts: {time.monotonic() - began:.1f} s")
+    assert time.monotonic() - began < 90
+
+
+def test_wrong_results_cannot_win(start: Start) -> None:
+    outcomes = start(broken.add_one).measure(
+        SMALL, modes(broken.PARTIAL, broken.RIGHT, broken.NOTHING, broken.NAN)
+    )
+    assert by_mode(outcomes) == {
+        broken.PARTIAL: "verify", broken.RIGHT: "ok", broken.NOTHING: "verify", broken.NAN: "verify",
+    }  # fmt: skip
+    partial = outcomes[0]
+    assert isinstance(partial, Failure)
+    assert partial.message.startswith(f"out: {broken.TILE} of 65536 elements are wrong, first out[0] is nan")
+
+
+def test_a_winner_passes_its_second_check_in_a_fresh_process(start: Start) -> None:
+    session = start(broken.add_one)
+    session.measure(SMALL, modes(broken.RIGHT))
+    assert session.recheck(SMALL, modes(broken.RIGHT)) == []
+    (failure,) = session.recheck(LARGE, modes(broken.PARTIAL))
+    assert failure.stage == "verify"
+
+
+def test_an_undeclared_mutation_is_a_hard_error_that_names_the_argument(start: Start) -> None:
+    with pytest.raises(DeclarationError, match="changes its argument x, which the declaration does not name"):
+        start(broken.undeclared).measure(SMALL, modes(broken.RIGHT))
+
+
+def test_an_in_place_kernel_gets_fresh_inputs_for_each_check_and_each_trial(start: Start) -> None:
+    session = start(broken.in_place)
+    (outcome,) = session.measure(SMALL, modes(broken.RIGHT))
+    assert isinstance(outcome, Measurement)
+    (again,) = session.measure(SMALL, modes(broken.RIGHT))  # after ten launches and more on the same tensors
+    assert isinstance(again, Measurement)
+
+
+def test_a_cubin_compiled_elsewhere_is_what_runs(start: Start, tmp_path: Path) -> None:
+    session, config = start(broken.add_one), broken.config(broken.RIGHT)
+    good = compiled(config, SMALL, tmp_path)
+    (outcome,) = session.measure(SMALL, {config: good})
+    assert isinstance(outcome, Measurement)
+    # One that has the right name inside and nothing else cannot be loaded: had cuTile compiled, it would run.
+    other = broken.config(broken.RIGHT, occupancy=2)
+    damaged = tmp_path / "damaged.cubin"
+    whole = compiled(other, SMALL, tmp_path).read_bytes()
+    damaged.write_bytes(b"\x7fNOT" + whole[4:])
+    (failed,) = session.measure(SMALL, {other: damaged})
+    assert isinstance(failed, Failure)
+    assert failed.stage == "launch"
+
+
+def test_finals_tell_the_order_and_the_conditions(start: Start) -> None:
+    session = start(broken.add_one)
+    configs = {broken.config(broken.RIGHT, occupancy): None for occupancy in (1, 2, 4)}
+    session.measure(LARGE, configs)
+    outcomes = session.finals(LARGE, configs)
+    for outcome in outcomes:
+        assert isinstance(outcome, Measurement)
+        assert outcome.num_samples >= 15
+        print(f"{outcome.config}: {outcome.mean_us:.2f} us ± {outcome.error_margin_us:.2f}, {outcome.num_samples}")
+    conditions = session.conditions[-1]
+    print(conditions.before, conditions.after, conditions.disturbed, session.identity(), session.device())
+    assert conditions.after.sm_clock_mhz
+
+
+def test_thirty_candidates_with_cubins_take_at_most_a_second_and_a_half(start: Start, tmp_path: Path) -> None:
+    session = start(broken.add_one)
+    configs: dict[Config, Path | None] = {
+        broken.config(broken.RIGHT, occupancy): compiled(broken.config(broken.RIGHT, occupancy), LARGE, tmp_path)
+        for occupancy in range(1, 31)
+    }
+    session.measure(LARGE, modes(broken.RIGHT))  # the worker's start and the first compilation are not counted
+    began = time.monotonic()
+    outcomes = session.measure(LARGE, configs)
+    seconds = time.monotonic() - began
+    print(f"30 candidates: {seconds:.2f} s, {session.verify_s:.2f} s of it verifying")
+    assert all(isinstance(outcome, Measurement) for outcome in outcomes)
+    assert seconds < 1.5

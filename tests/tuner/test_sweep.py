@@ -1,0 +1,214 @@
+"""A whole measuring sweep on the real compiler, with a scripted session in place of the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aot_tune import document, store
+from aot_tune.config import Config
+from aot_tune.device import Device
+from aot_tune.errors import DeclarationError, JournalMismatchError, TuneError
+from aot_tune.problem import Problem
+from aot_tune.tuner import sweep
+from aot_tune.tuner.outcome import Failure, Measurement, Outcome
+from aot_tune.tuner.report import SweepReport, SweepRequest
+from tests.samples import DEFAULT, SM90, scale_in
+
+
+class Session:
+    """Times by a formula: tall tiles are fast from M = 64 on, at M = 1 the default is. Counts what it is asked."""
+
+    wrong: frozenset[int] = frozenset()
+    """Values of tile_m that compute a wrong result."""
+
+    fails_after: int | None = None
+    """Requests after which the GPU is lost."""
+
+    noise = 1.0
+    driver = "580.1"
+
+    def __init__(self, found: Any, gpu_index: int, *, on_event: Any) -> None:
+        self.asked: list[tuple[str, Problem, frozenset[Config]]] = []
+        sessions.append(self)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def identity(self) -> dict[str, str]:
+        return {"gpu": "NVIDIA H200", "uuid": "GPU-1", "driver": self.driver, "cuda_tile": "1.7.0", "tileiras": "13.4.92"}
+
+    def device(self) -> Device:
+        return Device.reference(SM90)
+
+    def measure(self, problem: Problem, configs: Mapping[Config, Path | None]) -> list[Outcome]:
+        return self._answer("measure", problem, configs)
+
+    def finals(self, problem: Problem, configs: Mapping[Config, Path | None]) -> list[Outcome]:
+        return self._answer("finals", problem, configs)
+
+    def recheck(self, problem: Problem, configs: Mapping[Config, Path | None]) -> list[Failure]:
+        self.asked.append(("recheck", problem, frozenset(configs)))
+        return []
+
+    def remember_fault(self, problem: Problem, config: Config, message: str) -> None:
+        pass
+
+    def _answer(self, what: str, problem: Problem, configs: Mapping[Config, Path | None]) -> list[Outcome]:
+        if self.fails_after is not None and len(self.asked) >= self.fails_after:
+            raise TuneError("the GPU is lost")
+        self.asked.append((what, problem, frozenset(configs)))
+        assert all(path is not None and path.read_bytes()[:4] == b"\x7fELF" for path in configs.values())
+        return [self._outcome(problem, config) for config in configs]
+
+    def _outcome(self, problem: Problem, config: Config) -> Outcome:
+        tall = int(config["tile_m"])
+        if tall in self.wrong:
+            return Failure(config=config, stage="verify", message="half of it is NaN")
+        us = 10.0 + problem.size("M") / tall + (tall if problem.size("M") == 1 else 0)
+        us += config.hints["num_ctas"] + config.hints["occupancy"] + int(config["tile_n"]) / 64
+        return Measurement(config=config, mean_us=us * self.noise, error_margin_us=0.01, num_samples=5)
+
+
+sessions: list[Session] = []
+
+
+class Quiet:
+    """A progress that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **named: self.said.append(f"{name} {args} {named}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder whose sweeps use `Session`; cubins are shared by all tests of this file."""
+    monkeypatch.setattr(sweep, "MeasureSession", Session)
+    monkeypatch.setattr(sweep, "CUBINS", Path("build/test-cubins").absolute())
+    monkeypatch.setattr(sweep, "JOURNALS", tmp_path / "journal")
+    for name, value in {"wrong": frozenset(), "fails_after": None, "noise": 1.0, "driver": "580.1"}.items():
+        monkeypatch.setattr(Session, name, value)
+    sessions.clear()
+    return tmp_path
+
+
+def _tune(folder: Path, **changes: Any) -> SweepReport:
+    request = SweepRequest(kernels=(scale_in(folder / "tables")["scale"],), arch=SM90, gpu=0, jobs=2, **changes)
+    return sweep.run(request, Quiet())
+
+
+def _path(folder: Path) -> Path:
+    return store.table_path(folder / "tables", SM90, "scale")
+
+
+def test_a_sweep_publishes_the_fastest_right_config_of_each_bucket(folder: Path) -> None:
+    report = _tune(folder)
+    table = store.read_table(_path(folder))
+    assert report.published
+    assert report.rows[0].problems == len(table.entries) == 3
+    winners = {entry.bucket.size("M"): entry.config for entry in table.entries}
+    assert winners[1] == DEFAULT
+    assert winners[256]["tile_m"] == 64
+    assert all(entry.mean_us <= entry.default_us for entry in table.entries)
+    assert document.dump(table) == _path(folder).read_bytes()
+
+
+def test_winners_are_rechecked_before_they_are_published(folder: Path) -> None:
+    _tune(folder)
+    rechecked = {problem.size("M") for what, problem, _ in sessions[0].asked if what == "recheck"}
+    assert rechecked == {1, 64, 256}
+
+
+def test_a_second_sweep_with_the_same_outcome_changes_no_byte(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _tune(folder)
+    first = _path(folder).read_bytes()
+    monkeypatch.setattr(Session, "noise", 1.008)
+    report = _tune(folder)
+    assert len(sessions[1].asked) == len(sessions[0].asked), "it measured again"
+    assert _path(folder).read_bytes() == first
+    assert report.rows[0].changed == 0
+
+
+def test_a_config_that_is_wrong_wins_nowhere_and_is_counted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "wrong", frozenset({64}))
+    report = _tune(folder)
+    table = store.read_table(_path(folder))
+    assert all(config["tile_m"] != 64 for config in table.portfolio)
+    assert all(entry.config["tile_m"] != 64 for entry in table.entries)
+    assert report.rows[0].failures > 0
+
+
+@pytest.mark.parametrize("lost_after", [1, 3, 6, 9])
+def test_a_sweep_that_was_stopped_goes_on_and_repeats_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, lost_after: int
+) -> None:
+    monkeypatch.setattr(Session, "fails_after", lost_after)
+    with pytest.raises(TuneError, match="lost"):
+        _tune(folder)
+    assert not _path(folder).exists()
+    monkeypatch.setattr(Session, "fails_after", None)
+    _tune(folder)
+    first, second = sessions[0].asked, sessions[1].asked
+    assert len(first) == lost_after
+    assert not set(first) & set(second)
+    whole = _path(folder).read_bytes()
+    _path(folder).unlink()
+    _tune(folder)
+    assert _path(folder).read_bytes() == whole, "stopped and resumed, or in one go: the same table"
+    assert len(sessions[2].asked) == len(first) + len(second)
+
+
+def test_a_changed_driver_is_not_mixed_with_what_was_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "fails_after", 2)
+    with pytest.raises(TuneError):
+        _tune(folder)
+    monkeypatch.setattr(Session, "driver", "590.2")
+    with pytest.raises(JournalMismatchError, match=r"driver.*580\.1.*590\.2"):
+        _tune(folder)
+    monkeypatch.setattr(Session, "fails_after", None)
+    assert _tune(folder, fresh=True).published
+
+
+def test_a_partial_sweep_keeps_the_other_entries(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _tune(folder)
+    before = store.read_table(_path(folder))
+    monkeypatch.setattr(Session, "noise", 1.005)
+    bucket = Problem({"dtype": "bfloat16", "M": 64, "N": 1024})
+    _tune(folder, problems={"scale": (bucket,)})
+    after = store.read_table(_path(folder))
+    assert [entry.bucket for entry in after.entries] == [entry.bucket for entry in before.entries]
+    assert {problem.size("M") for _, problem, _ in sessions[1].asked} <= set(range(33, 65))
+
+
+def test_a_truncated_table_stops_the_sweep_and_is_left_as_it_was(folder: Path) -> None:
+    _tune(folder)
+    whole = _path(folder).read_bytes()
+    _path(folder).write_bytes(whole[:100])
+    with pytest.raises(TuneError, match=r"scale\.json.*remove it"):
+        _tune(folder)
+    assert _path(folder).read_bytes() == whole[:100]
+
+
+def test_a_read_only_folder_is_refused_before_anything_is_measured(folder: Path) -> None:
+    (folder / "tables").write_text("in the way")
+    with pytest.raises(Exception, match="tables"):
+        _tune(folder)
+    assert not sessions
+
+
+def test_a_wrong_declaration_is_refused_before_anything_is_measured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "declaration_problems", lambda tunable, arch: ["scale: its space is empty"])
+    with pytest.raises(DeclarationError, match="space is empty"):
+        _tune(folder)
+    assert not sessions
