@@ -91,7 +91,7 @@ def visible_gpus() -> tuple[Gpu, ...] | None:
     """The GPUs this process may use, without creating a CUDA context (58 ms, measured on an H200 host).
 
     Honours CUDA_VISIBLE_DEVICES by index and by UUID. NVML counts by PCI bus, and CUDA by speed unless
-    CUDA_DEVICE_ORDER=PCI_BUS_ID says otherwise: on a host with several kinds of GPU an index may mean another.
+    CUDA_DEVICE_ORDER=PCI_BUS_ID says otherwise: where a host has several kinds of GPU, an index may differ.
 
     Returns:
         The GPUs in torch's order, or None where NVML cannot tell (no driver, no library).

@@ -172,10 +172,14 @@ def _table_complaints(table: Table, tunable: Tunable, *, own: bool) -> Iterator[
 
 
 def _portfolio_complaints(table: Table, tunable: Tunable) -> Iterator[Complaint]:
+    constants = tunable.config_constants(table.arch)
     for config in table.portfolio:
-        if tuple(config.constants) != tunable.constant_names:
-            wanted = " ".join(tunable.constant_names) or "none"
-            yield f"{config} does not hold the kernel's constants in their order: {wanted}", "tune again"
+        if tuple(config.constants) != constants:
+            wanted = " ".join(constants) or "none"
+            yield (
+                f"{config} does not hold the declaration's constants in the kernel's order: {wanted}",
+                "tune again",
+            )
         elif not any(config in tunable.candidates(table.arch, entry.bucket) for entry in table.entries):
             yield f"{config} is legal and in the search space for no entry", "tune again"
 

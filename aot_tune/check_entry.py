@@ -71,9 +71,9 @@ def _key_complaints(tunable: Tunable, bucket: Problem) -> Iterator[Complaint]:
 
 def _config_complaints(table: Table, tunable: Tunable, entry: Entry) -> Iterator[Complaint]:
     config, default = entry.config, tunable.default_config(table.arch, entry.bucket)
-    if tuple(config.constants) != tunable.constant_names:
-        wanted = " ".join(tunable.constant_names) or "none"
-        yield f"{config} does not hold the kernel's constants in their order: {wanted}", ""
+    if tuple(config.constants) != tuple(default.constants):
+        wanted = " ".join(default.constants) or "none"
+        yield f"{config} does not hold the declaration's constants in the kernel's order: {wanted}", ""
         return
     if config not in tunable.space(table.arch, entry.bucket):
         yield f"{config} is outside the search space", ""

@@ -119,7 +119,8 @@ def _sweep(request: SweepRequest) -> SweepReport:
             return sweep.run(request, progress)
         except KeyboardInterrupt:
             progress.close()
-            command.say(f"stopped; what was reported as measured is saved. To go on: {request.command()}")
+            kept = "what was compiled is kept" if request.predicts else "what was measured is saved"
+            command.say(f"stopped; {kept}. To go on: {request.command()}")
             raise
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import sqlite3
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -140,10 +139,11 @@ def _prebuilt_class() -> Any:
             if cubin is None:
                 try:
                     return super()._compile(signature, context, compute_capability)
-                except (OSError, sqlite3.Error):
-                    if context.config.cache_dir is None:
+                except Exception as error:
+                    of_disk_cache = isinstance(error, OSError) or type(error).__module__ == "sqlite3"
+                    if context.config.cache_dir is None or not of_disk_cache:
                         raise
-                    # Its own disk cache is a folder that cannot be made, or broken; compiling needs none.
+                    # Its folder cannot be made, or its database is broken; compiling needs neither.
                     config = dataclasses.replace(context.config, cache_dir=None)
                     return super()._compile(signature, TileContext(config=config), compute_capability)
             return cubin, symbol, None, () if release() >= (1, 7) else []

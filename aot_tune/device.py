@@ -1,7 +1,7 @@
 """What a GPU can hold and how fast it is: what a grid, a rule or a model asks for. Pure values.
 
-The figures are the vendor's: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", for
-the limits of an architecture, and the product datasheets for the reference device of each.
+The figures are the vendor's: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability",
+for the limits of an architecture, and the product datasheets for the reference device of each.
 """
 
 from __future__ import annotations

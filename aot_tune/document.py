@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import re
 
 from aot_tune.arch import Arch
@@ -11,6 +13,7 @@ from aot_tune.config import Config
 from aot_tune.entry_reader import ENTRY_KEYS, Configs, read_entries
 from aot_tune.errors import ArchError, NewerSchemaError, TableError
 from aot_tune.names import is_name
+from aot_tune.problem import Problem
 from aot_tune.strict_json import (
     Json,
     as_list,
@@ -145,7 +148,11 @@ def dump(table: Table) -> bytes:
     Raises:
         TableError: The table holds what `parse` would refuse; nothing unreadable is ever written.
     """
-    entries = sorted(table.entries, key=lambda entry: entry_order(table.axes, entry.bucket))
+    names = tuple(table.entries[0].bucket) if table.entries else ()
+    entries = sorted(
+        (dataclasses.replace(entry, bucket=_in_order(entry.bucket, names)) for entry in table.entries),
+        key=lambda entry: entry_order(table.axes, entry.bucket),
+    )
     built_with = {name: getattr(table.built_with, name) for name in _BUILT_WITH}
     values: dict[str, str] = {
         "schema": str(SCHEMA),
@@ -189,12 +196,20 @@ def _entry_json(entry: Entry, axes: Axes) -> dict[str, Json]:
     return {key: values[key] for key in ENTRY_KEYS}
 
 
-def _microseconds(us: float) -> float:
+def _in_order(bucket: Problem, names: tuple[str, ...]) -> Problem:
+    """The bucket with its names in the order of the table's first entry; what is missing stays missing."""
+    return Problem({name: bucket[name] for name in dict.fromkeys((*names, *bucket)) if name in bucket})
+
+
+def _microseconds(us: float) -> Json:
     """Rounded, but never to nothing, which the reader refuses. What is no time stays, to be refused."""
-    return max(_rounded(us, _US_DECIMALS), 10**-_US_DECIMALS) if us > 0 else us
+    rounded = _rounded(us, _US_DECIMALS)
+    return 10**-_US_DECIMALS if us > 0 and rounded == 0 else rounded
 
 
-def _rounded(value: float, decimals: int) -> float:
+def _rounded(value: float, decimals: int) -> Json:
+    if not math.isfinite(value):
+        return str(value)  # JSON has no such number; as a text it is refused with its path
     return round(float(value), decimals) + 0.0  # -0.0 + 0.0 == 0.0
 
 

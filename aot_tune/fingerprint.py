@@ -198,7 +198,7 @@ class _Hasher:
             self._obstacle(f"it passes the module {module.__name__} on; read names of it instead")
 
     def _object(self, value: Any) -> None:
-        """Of a class of the author's: class and state. Of a foreign one: what it prints, if that tells all."""
+        """Of a class of the author's: class and state. Of a foreign one: what it prints."""
         cls = type(value)
         if not counts_by_name(cls.__module__):
             state = {name: getattr(value, name, None) for base in cls.__mro__ for name in slots_of(base)}

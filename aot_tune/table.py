@@ -49,7 +49,7 @@ class Point:
     """The size on each Pow2 axis."""
 
     us: tuple[float | None, ...]
-    """Mean microseconds of the portfolio's configs in order, the default's last; None where one cannot run."""
+    """Mean microseconds of the portfolio's configs in order, the default's last; None where it cannot run."""
 
 
 @dataclass(frozen=True, kw_only=True)

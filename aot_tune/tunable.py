@@ -183,6 +183,10 @@ class Tunable:
         """The default with its constants in the kernel's order."""
         return self.default(arch, problem).with_constant_order(self.constant_names)
 
+    def config_constants(self, arch: Arch) -> tuple[str, ...]:
+        """The constants that every config names, in the kernel's order; `args_fn` computes the others."""
+        return tuple(self.default_config(arch, self.typical_problems[0]).constants)
+
     def refusal(self, config: Config, arch: Arch, problem: Problem) -> str | None:
         """Why `legal` refuses a config, or None when it may run."""
         verdict = self.legal(config, arch, problem)

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Loaded machines run these tests too: how long an example takes says nothing of the code.
+settings.register_profile("aot_tune", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("aot_tune")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -161,7 +161,7 @@ def _pop_context(out: Any) -> int:
 
 @_plays("cuDeviceGetCount", POINTER(c_int))
 def _device_count(out: Any) -> int:
-    out[0] = DRIVER.devices
+    out[0] = 2  # cuTile asks once: what is shown of them is up to `Driver.devices`
     return 0
 
 
@@ -376,7 +376,8 @@ class FakeRuntime:
         self.tensor_types: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter, FakeTensor)
         self.raw_stream: Callable[[int], int] = lambda index: self.streams.get(index, 0)
         self.current_device: Callable[[], int] = current_device
-        self.grad_enabled: Callable[[], bool] = lambda: grad
+        self.grad = grad
+        self.grad_enabled: Callable[[], bool] = lambda: self.grad
         self.streams: dict[int, int] = {}
         self.entries: list[int] = []
         self._device = Device.reference(Arch.parse(arch)).with_sm_count(name, 132)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from aot_tune import document
+from aot_tune import document, fingerprint
 from aot_tune.arch import Arch
 from aot_tune.check import check
 from aot_tune.config import Config
 from aot_tune.errors import UsageError
+from aot_tune.serve import loader
 from aot_tune.table import Table
 from tests.samples import DEFAULT, SPACE, scale, scale_in, scale_table, with_entry, write
 
@@ -145,6 +146,42 @@ def test_a_kernel_without_a_table_for_an_arch_that_has_others_is_found(tmp_path:
 def test_a_kernel_without_any_table_is_found(tmp_path: Path) -> None:
     (line,) = _told(tmp_path / "none")
     assert "holds no tables for scale: tune them: aot-tune tune scale" in line
+
+
+def test_configs_need_not_name_constants_that_args_fn_computes(tmp_path: Path) -> None:
+    space = [Config(hints={"occupancy": occupancy}) for occupancy in (1, 2)]
+    found = scale_in(tmp_path)["scale"]
+    tunable = dataclasses.replace(
+        found.tunable,
+        search_space=lambda arch, problem: space,
+        legal=lambda config, arch, problem: True,
+        default=lambda arch, problem: space[0],
+        grid_fn=lambda config, device, problem: (problem.size("M"), 1),
+        args_fn=lambda config, source, target: (source, target, 1, source.shape[1]),
+        tiles=None,
+    )
+    columns = (10.0, 15.0)
+    entries = tuple(
+        dataclasses.replace(
+            entry,
+            config=space[1],
+            mean_us=10.0,
+            default_us=15.0,
+            points=tuple(dataclasses.replace(point, us=columns) for point in entry.points),
+        )
+        for entry in scale_table().entries
+    )
+    table = dataclasses.replace(
+        scale_table(), source_hash=fingerprint.source_hash(tunable), portfolio=(space[1],), entries=entries
+    )
+    path = write(tmp_path, table)
+    assert check({"scale": dataclasses.replace(found, tunable=tunable)}) == []
+    assert loader.mismatch(tunable, table.arch, table) is None
+    path.write_bytes(document.dump(scale_table()))
+    told = [finding.what for finding in check({"scale": dataclasses.replace(found, tunable=tunable)})]
+    assert any(
+        "does not hold the declaration's constants in the kernel's order: none" in what for what in told
+    )
 
 
 def test_predictions_outside_of_a_package_are_no_fault(tmp_path: Path) -> None:

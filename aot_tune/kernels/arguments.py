@@ -52,11 +52,11 @@ def check_sizes(kernel: str, **tensors: torch.Tensor) -> None:
             )
 
 
-def check_apart(kernel: str, out: torch.Tensor, **inputs: torch.Tensor) -> None:
-    """Refuse an output that starts where an input does: the compiler is told that arguments never overlap."""
-    for name, tensor in inputs.items():
-        if out.data_ptr() == tensor.data_ptr():
-            raise LaunchError(f"{kernel}: out and {name} share memory; pass another tensor as out, or none")
+def check_apart(kernel: str, name: str, written: torch.Tensor, **others: torch.Tensor) -> None:
+    """Refuse a written argument that starts where another does: the compiler is told that none overlap."""
+    for other, tensor in others.items():
+        if written.data_ptr() == tensor.data_ptr():
+            raise LaunchError(f"{kernel}: {name} and {other} share memory; pass another tensor as {name}")
 
 
 def _plain(dtype: Any) -> str:

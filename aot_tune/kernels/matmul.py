@@ -36,21 +36,17 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
         first = tile // (group * tiles_n) * group
         rows = min(tiles_m - first, group)
         place = tile % (group * tiles_n)
-        m, n = first + place % rows, place // rows
+        m, n = first + place % rows, place // group
         # The first step stands before the loop. Begun from zeros inside it, the compiler folds "step 0 starts
         # from zero" into the loop and selects every accumulator anew at each step, or waits for each product
         # before the next: of 108 configs 31 were seen to pipeline on sm_90 (tileiras 13.4). So, 80 do.
-        acc = ct.mma(
-            ct.load(a, (m, 0), (tile_m, tile_k), padding_mode=zero),
-            ct.load(b, (0, n), (tile_k, tile_n), padding_mode=zero),
-            ct.zeros((tile_m, tile_n), ct.float32),
-        )
+        x = ct.load(a, (m, 0), (tile_m, tile_k), padding_mode=zero)
+        y = ct.load(b, (0, n), (tile_k, tile_n), padding_mode=zero)
+        acc = ct.mma(x, y, ct.zeros((tile_m, tile_n), ct.float32))
         for step in range(1, steps):
-            acc = ct.mma(
-                ct.load(a, (m, step), (tile_m, tile_k), padding_mode=zero),
-                ct.load(b, (step, n), (tile_k, tile_n), padding_mode=zero),
-                acc,
-            )
+            x = ct.load(a, (m, step), (tile_m, tile_k), padding_mode=zero)
+            y = ct.load(b, (step, n), (tile_k, tile_n), padding_mode=zero)
+            acc = ct.mma(x, y, acc)
         ct.store(c, (m, n), acc.astype(c.dtype))
 
 
@@ -83,7 +79,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None)
     if k == 0:
         return out.zero_()  # a sum of nothing
     check_sizes("matmul", a=a, b=b, out=out)
-    check_apart("matmul", out, a=a, b=b)
+    check_apart("matmul", "out", out, a=a, b=b)
     matmul_tunable.launch(a, b, out)
     return out
 
@@ -91,7 +87,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None)
 # The search space -------------------------------------------------------------------------------
 
 _Rows = Sequence[tuple[tuple[int, ...], ...]]
-"""Each row the values of tile_m, tile_n, tile_k, group, num_ctas and occupancy; it stands for their product."""
+"""Values of tile_m, tile_n, tile_k, group, num_ctas and occupancy; a row stands for their product."""
 
 _WARPGROUP: _Rows = (
     # A few tokens: only the bytes of B count. Narrow tiles give every multiprocessor one; steps are deep.
@@ -128,10 +124,9 @@ _WARP: _Rows = (
     ((32,), (64, 128), (64, 128), (8,), (1,), (1, 2)),
     ((64,), (64,), (64, 128), (8,), (1,), (1, 2)),
     ((64,), (128, 256), (32, 64), (8,), (1,), (1, 2)),
-    ((128,), (64,), (32, 64), (8,), (1,), (1, 2)),
+    ((128, 256), (64,), (32, 64), (8,), (1,), (1, 2)),
     ((128,), (128,), (32, 64), (8, 16), (1, 2), (1, 2)),
     ((128,), (256,), (32, 64), (8, 16), (2,), (1,)),
-    ((256,), (64,), (32, 64), (8,), (1,), (1, 2)),
     ((256,), (128,), (32, 64), (8, 16), (2,), (1,)),
 )
 """sm80 to sm89, sm120 and later: matrix units fed from registers, a warp at a time."""
@@ -149,7 +144,7 @@ def _config(tile_m: int, tile_n: int, tile_k: int, group: int, num_ctas: int, oc
 
 
 def _search_space(arch: Arch, problem: Problem) -> list[Config]:
-    every = (_config(*values) for row in _rows(arch) for values in itertools.product(*row))
+    every = (_config(*v) for row in _rows(arch) for v in itertools.product(*row))
     return [config for config in every if _does_not_fit(config, arch) is None]
 
 
@@ -169,17 +164,10 @@ _REGISTER_ACCUMULATORS = 128 * 128
 _TENSOR_MEMORY_ACCUMULATORS = 128 * 512
 """Sums in a multiprocessor's tensor memory: 128 lanes of 512 columns (PTX ISA, tcgen05)."""
 
-_LEAST_STAGES = 2
-"""Steps that must fit in shared memory: with one, a block waits for every load."""
+_ITEM_BYTES = 2  # bfloat16 and float16
 
-_ITEM_BYTES = 2
-"""bfloat16 and float16."""
-
-_LEAST_ROWS = 64
-"""Tiles of this many rows suit every problem, so that one default does."""
-
-_LEAST_GROUP = 8
-"""The group of configs that do not search it."""
+_ALWAYS_ROWS = 64
+"""Tiles of this many rows suit every problem, so that a default does."""
 
 
 def _legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
@@ -189,7 +177,7 @@ def _legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
 def _does_not_fit(config: Config, arch: Arch) -> str | None:
     """Why a config is not for an arch, or None."""
     tile_m, tile_n, tile_k, _ = _tile(config)
-    num_ctas, occupancy = config.hints["num_ctas"], config.hints["occupancy"]
+    num_ctas, occupancy = _hints(config)
     if num_ctas > 1 and arch < Arch(9, 0):
         return f"{arch} has no clusters of blocks; num_ctas must be 1"
     sums = tile_m * tile_n // num_ctas
@@ -198,11 +186,11 @@ def _does_not_fit(config: Config, arch: Arch) -> str | None:
             return f"{occupancy} tiles of {tile_m} x {tile_n} over {num_ctas} blocks overflow tensor memory"
     elif sums > _REGISTER_ACCUMULATORS:
         return f"a tile of {tile_m} x {tile_n} over {num_ctas} blocks overflows the registers"
-    # Blocks that share a tile split its longer side.
+    # Two steps must fit: with one, each load is waited for. Blocks that share a tile split its long side.
     stage = (max(tile_m, tile_n) // num_ctas + min(tile_m, tile_n)) * tile_k * _ITEM_BYTES
     available = Device.reference(arch).shared_memory_per_sm
-    if _LEAST_STAGES * stage * occupancy > available:
-        return f"{occupancy} blocks of {_LEAST_STAGES} x {stage} bytes overflow {available} of shared memory"
+    if 2 * stage * occupancy > available:
+        return f"{occupancy} blocks of 2 x {stage} bytes overflow {available} of shared memory"
     return None
 
 
@@ -210,12 +198,12 @@ def _does_not_suit(config: Config, problem: Problem) -> str | None:
     """Why a config is a waste on a problem's bucket, or None; the default never is."""
     tile_m, _, _, group = _tile(config)
     rows = edge(problem.size("M"))
-    if tile_m > max(_LEAST_ROWS, 2 * rows):
+    if tile_m > max(_ALWAYS_ROWS, 2 * rows):
         return f"a tile of {tile_m} rows is more than half empty for up to {rows}"
-    if tile_m < _LEAST_ROWS and rows > 4 * tile_m:
+    if tile_m < _ALWAYS_ROWS and rows > 4 * tile_m:
         return f"tiles of {tile_m} rows read B more than four times over for up to {rows}"
-    if group > _LEAST_GROUP and -(-rows // tile_m) <= _LEAST_GROUP:
-        return f"group {group} orders the tiles of up to {rows} rows as group {_LEAST_GROUP} does"
+    if group > 8 and -(-rows // tile_m) <= 8:
+        return f"group {group} orders the tiles of up to {rows} rows as group 8 does"
     return None
 
 
@@ -225,6 +213,11 @@ def _does_not_suit(config: Config, problem: Problem) -> str | None:
 def _tile(config: Config) -> tuple[int, int, int, int]:
     """tile_m, tile_n, tile_k and group of a config."""
     return int(config["tile_m"]), int(config["tile_n"]), int(config["tile_k"]), int(config["group"])
+
+
+def _hints(config: Config) -> tuple[int, int]:
+    """num_ctas and occupancy of a config, which a caller's own may leave out."""
+    return config.hints.get("num_ctas", 1), config.hints.get("occupancy", 1)
 
 
 def _problem(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Mapping[str, object]:
@@ -247,8 +240,8 @@ def _work(config: Config, problem: Problem) -> Work:
 
 
 def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
-    resident = device.sm_count * config.hints["occupancy"] // config.hints["num_ctas"]
-    return (max(1, min(resident, _tiles(config, problem))),)
+    num_ctas, occupancy = _hints(config)
+    return (max(1, min(device.sm_count * occupancy // num_ctas, _tiles(config, problem))),)
 
 
 def _args(config: Config, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[Any, ...]:

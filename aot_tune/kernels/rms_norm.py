@@ -53,8 +53,8 @@ def rms_norm(
     Computes in float32 and rounds once.
 
     Args:
-        x: (..., cols), bfloat16, float16 or float32, on a GPU; at most `MOST_COLUMNS` columns, leading dimensions
-            that ``view`` can flatten.
+        x: (..., cols), bfloat16, float16 or float32, on a GPU; at most `MOST_COLUMNS` columns, and leading
+            dimensions that ``view`` can flatten.
         weight: (cols,), of the dtype of `x`.
         eps: Added to the mean of the squares.
         out: Where to write, of the shape and dtype of `x`, apart from it in memory; a new tensor without it.
@@ -79,7 +79,7 @@ def rms_norm(
         return out
     flat_x, flat_out = _rows("x", x), _rows("out", out)
     check_sizes("rms_norm", x=flat_x, weight=weight, out=flat_out)
-    check_apart("rms_norm", out, x=x, weight=weight)
+    check_apart("rms_norm", "out", out, x=x, weight=weight)
     rms_norm_tunable.launch(flat_x, weight, flat_out, eps)
     return out
 
@@ -91,8 +91,8 @@ def _rows(name: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.view(-1, tensor.shape[-1])
     except RuntimeError as error:
         raise LaunchError(
-            f"rms_norm: {name} of shape {tuple(tensor.shape)} and strides {tensor.stride()} cannot be viewed as rows; "
-            f"call {name}.contiguous() first"
+            f"rms_norm: {name} of shape {tuple(tensor.shape)} and strides {tensor.stride()} cannot be viewed "
+            f"as rows; call {name}.contiguous() first"
         ) from error
 
 
@@ -125,7 +125,7 @@ def _args(
 
 def _legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
     most = Device.reference(arch).blocks_per_sm
-    if config.hints["occupancy"] > most:
+    if config.hints.get("occupancy", 1) > most:
         return f"{arch} keeps at most {most} blocks on a multiprocessor"
     return True
 
@@ -140,8 +140,8 @@ def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
 def _reference(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float) -> Close:
     exact = x.double()
     exact = exact * torch.rsqrt(exact.square().mean(dim=1, keepdim=True) + eps) * weight.double()
-    # One rounding to the output's dtype is half its eps; the float32 arithmetic before it is good to 1e-6 or so.
-    # The absolute term is for float16's subnormal numbers.
+    # One rounding to the output's dtype is half its eps; the float32 arithmetic before it is good to 1e-6 or
+    # so. The absolute term is for float16's subnormal numbers.
     return Close(value=exact, rtol=max(torch.finfo(x.dtype).eps, 1e-5), atol=1e-6)
 
 

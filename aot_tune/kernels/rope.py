@@ -88,7 +88,8 @@ def rope(
     if tokens == 0:
         return q, k
     check_sizes("rope", q=q, k=k, cos=cos, sin=sin)
-    check_apart("rope", k, q=q, cos=cos, sin=sin)
+    check_apart("rope", "q", q, k=k, cos=cos, sin=sin)
+    check_apart("rope", "k", k, cos=cos, sin=sin)
     rope_tunable.launch(q, k, cos, sin)
     return q, k
 
@@ -122,7 +123,7 @@ def _args(
 
 def _legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
     most = Device.reference(arch).blocks_per_sm
-    if config.hints["occupancy"] > most:
+    if config.hints.get("occupancy", 1) > most:
         return f"{arch} keeps at most {most} blocks on a multiprocessor"
     return True
 
@@ -144,8 +145,8 @@ _LOG2_THETA = 18.93
 
 
 def _reference(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> dict[str, Close]:
-    # One rounding to the dtype is half its eps. Where a cos and b sin cancel, float32 leaves an error of 1e-6 or
-    # so for normally distributed inputs: the absolute term.
+    # One rounding to the dtype is half its eps. Where a cos and b sin cancel, float32 leaves an error of 1e-6
+    # or so for normally distributed inputs: the absolute term.
     return {
         name: Close(value=_rotated(x, cos, sin), rtol=max(torch.finfo(x.dtype).eps, 1e-5), atol=1e-5)
         for name, x in (("q", q), ("k", k))

@@ -75,12 +75,12 @@ def mismatch(tunable: Tunable, arch: Arch, table: Table) -> str | None:
     kinds = {name: axis.kind for name, axis in table.axes.items()}
     if kinds != declared:
         return f"its axes are {kinds}, the declaration's {declared}"
-    constants = frozenset(tunable.constant_names)
+    constants = tunable.config_constants(arch)
     for config in (*table.portfolio, *(entry.config for entry in table.entries)):
-        if constants != config.constants.keys():
+        if config.constants.keys() != set(constants):
             return (
                 f"its configs have the constants {' '.join(config.constants) or 'none'}, "
-                f"the kernel takes {' '.join(tunable.constant_names) or 'none'}"
+                f"the declaration's have {' '.join(constants) or 'none'}"
             )
     return None
 

@@ -157,11 +157,11 @@ def resolve(
 
 
 def _given(tunable: Tunable, arch: Arch, problem: Problem, config: Config) -> Choice:
-    wanted, constants = set(tunable.constant_names), set(config.constants)
-    if wanted != constants:
+    wanted = tunable.config_constants(arch)
+    if config.constants.keys() != set(wanted):
         raise LaunchError(
-            f"{tunable.name}: config={config} has the constants {' '.join(sorted(constants)) or 'none'}; "
-            f"the kernel takes {' '.join(tunable.constant_names) or 'none'}"
+            f"{tunable.name}: config={config} has the constants {' '.join(config.constants) or 'none'}; "
+            f"the kernel takes {' '.join(wanted) or 'none'}"
         )
     reason = tunable.refusal(config, arch, problem)
     if reason is not None:

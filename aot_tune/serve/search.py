@@ -170,12 +170,12 @@ class LiveSearch:
         )  # fmt: skip
 
     def _in_child(self, occasion: Occasion, limit_s: float) -> Callable[[], trial.Winner | None] | None:
-        arch = occasion.device.arch
-        tabled = dict.fromkeys(c for shipped in occasion.index.tables for c in shipped.table.portfolio)
-        default = self._tunable.default_config(arch, occasion.problem)
         few = child.few(limit_s)
         if few < 2:
             return None
+        arch = occasion.device.arch
+        tabled = dict.fromkeys(c for shipped in occasion.index.tables for c in shipped.table.portfolio)
+        default = self._tunable.default_config(arch, occasion.problem)
         space = self._tunable.candidates(arch, occasion.problem)
         spread = space[:: max(-(-len(space) // few), 1)]
         wanted = dict.fromkeys((default, *tabled, *spread))

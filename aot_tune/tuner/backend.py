@@ -1,4 +1,4 @@
-"""What a worker asks of the machine it measures on, and the messages it sends. Knows neither torch nor cuda.tile."""
+"""What a worker asks of the machine it measures on, and the messages it sends. Knows no GPU library."""
 
 from __future__ import annotations
 

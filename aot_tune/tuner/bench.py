@@ -1,7 +1,7 @@
-"""Runs trials one after another in the worker process, and says before each one which it is. Knows no GPU library.
+"""Runs trials one after another in the worker process, and says before each which it is. Knows no GPU.
 
-A time that no clock can give (zero, negative, not finite) is discarded, as are samples taken while the GPU was
-throttled or shared; both are taken again, a bounded number of times.
+A time that no clock can give (zero, negative, not finite) is discarded, as are samples taken while the GPU
+was throttled or shared; both are taken again, a bounded number of times.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ TRIES = 3
 """Times one config is timed when what comes out cannot be used."""
 
 WIDE = 0.05
-"""An error margin above this fraction of the mean is worth another try: one bad sample among five makes it."""
+"""An error margin above this fraction of the mean is worth another try: one bad sample of five makes it."""
 
 PAUSE_SECONDS = 0.5
 """Wait before samples that were spoilt are taken again."""
 
 PATIENCE_SECONDS = 60.0
-"""Wait of this kind in the life of one worker. Afterwards spoilt samples are kept and said to be so: somebody's idle
-process may sit on the GPU all day."""
+"""Wait of this kind in the life of one worker. Afterwards spoilt samples are kept and said to be so:
+somebody's idle process may sit on the GPU all day."""
 
 
 class Bench:
@@ -113,9 +113,11 @@ class Bench:
                     self._report(Poisoned(config=trial.config, message=_words(error)))
                     return
                 outcome = Failure(config=trial.config, stage=stage, message=_words(error))
-            # A launch is asynchronous: a fault may show only now, and must not be held against the next config.
+            # A launch is asynchronous: a fault may show only now. It must not be held against the next.
             if not self._backend.healthy():
-                self._report(Poisoned(config=trial.config, message="the GPU's context is dead after this config ran"))
+                self._report(
+                    Poisoned(config=trial.config, message="the GPU's context is dead after this config ran")
+                )
                 return
             self._report(Done(outcome=outcome, disturbance=disturbance, verify_s=self._verify_s))
 
@@ -130,7 +132,7 @@ class Bench:
         return (failure, None) if failure else self._timed(trial)
 
     def _timed(self, trial: Trial) -> tuple[Outcome, str | None]:
-        """Time until the result can be used, at most `TRIES` times beside the waits for a disturbance to end."""
+        """Time until the result can be used, at most `TRIES` times beside waits for a disturbance to end."""
         best: Measurement | None = None
         refused: list[str] = []
         tries = 0

@@ -18,10 +18,14 @@ from aot_tune.rule import leave_one_out_regret
 from aot_tune.table import Entry, Point, Table, entry_order
 from aot_tune.tuner.incumbent import carried_entries, comparable, differences, keeps_figures, widened
 from aot_tune.tuner.outcome import Measurement
-from aot_tune.tuner.portfolio import MOST, choose_portfolio, estimates_inside, regrets
-from aot_tune.tuner.times import TIE, Sweep, Times, is_tie, unserved
+from aot_tune.tuner.portfolio import MOST, WORST, choose_portfolio, clear_regrets, estimates_inside, regrets
+from aot_tune.tuner.times import PREFERENCE, TIE, Sweep, Times, is_tie, unserved
 
 __all__ = ["Sweep", "Times", "choose_entries", "choose_portfolio", "is_tie", "settle_portfolio", "unserved"]
+
+TIE_OF_MEANS = 0.005
+"""Portfolios whose mean regrets differ by less are the same. A mean over a sweep has far less noise than a time:
+in re-tunes of the recorded sweep it moved by 0.1 %."""
 
 
 def settle_portfolio(
@@ -29,8 +33,9 @@ def settle_portfolio(
 ) -> tuple[Config, ...]:
     """The portfolio to measure in the second pass and to publish.
 
-    1. The incumbent's, in its order, while all its configs are still candidates, and neither its worst regret
-       nor its mean regret is beyond a new portfolio's by more than the tie band.
+    1. The incumbent's, in its order, while all its configs are still candidates and it serves as well: its
+       worst regret is beyond what a portfolio may leave by no more than the tie band, and its mean regret is no
+       more than `TIE_OF_MEANS` beyond a new portfolio's. A time that ties with the best is no regret here.
     2. Where entries that were not swept are kept, the incumbent's with configs added at its end: points are
        columns over the portfolio, and the kept entries' columns stay what they are.
     3. Else a new one.
@@ -56,8 +61,8 @@ def settle_portfolio(
             edges, defaults, most=most, estimates=estimates, start=start, least_gain=sweep.least_gain
         )
 
-    def regret(portfolio: Sequence[Config], times: Times) -> list[float]:
-        return regrets(times, defaults, portfolio, least_gain=sweep.least_gain)
+    def lags(portfolio: Sequence[Config], times: Times) -> list[float]:
+        return clear_regrets(times, defaults, portfolio, least_gain=sweep.least_gain)
 
     new = chosen()
     if incumbent is None:
@@ -65,9 +70,9 @@ def settle_portfolio(
     old, carried = incumbent.portfolio, carried_entries(sweep, incumbent, keep)
     known = {config for times in edges.values() for config in times}
     if carried or known.issuperset(old):
-        worst_old, worst_new = (max(regret(portfolio, edges), default=0.0) for portfolio in (old, new))
-        mean_old, mean_new = (_mean([*regret(p, edges), *regret(p, estimates)]) for p in (old, new))
-        if worst_old <= worst_new + TIE and mean_old <= mean_new + TIE:
+        worst_old, worst_new = (max(lags(portfolio, edges), default=0.0) for portfolio in (old, new))
+        mean_old, mean_new = (_mean([*lags(p, edges), *lags(p, estimates)]) for p in (old, new))
+        if worst_old <= max(worst_new, WORST) + TIE and mean_old <= mean_new + TIE_OF_MEANS:
             return old
     return chosen(old) if carried else new
 
@@ -94,9 +99,9 @@ def choose_entries(
 ) -> Table:
     """Choose each edge's winner and make the table.
 
-    At an edge the fastest of the portfolio and the default wins, never one slower than the default. Of those
-    that tie with it the incumbent is taken, then the default, then the one that ties at most edges, then the
-    fastest.
+    At an edge the fastest of the portfolio and the default wins, never one slower than the default. If the
+    incumbent ties with it, the incumbent stays; else, within half of the tie band (`PREFERENCE`), the default
+    is taken, then the one that ties at most edges, then the fastest.
 
     Where source, device, compiler and portfolio are as before, an entry whose config stays and whose new mean
     ties with the old one keeps its line, points included. When every entry does, the incumbent itself is
@@ -198,9 +203,10 @@ def _winner(
     """Of the configs that tie: the incumbent, the default, the one that ties at most edges, the fastest."""
     if old is not None and old.config in tied:
         return old.config
-    if default in tied:
+    close = [config for config in tied if is_tie(times[config], times[tied[0]], part=PREFERENCE)]
+    if default in close:
         return default
-    return min(tied, key=lambda config: (-serves[config], times[config].mean_us, str(config)))
+    return min(close, key=lambda config: (-serves[config], times[config].mean_us, str(config)))
 
 
 def _points(

@@ -147,7 +147,7 @@ def _sections(cubin: bytes) -> tuple[_Section, ...]:
             )
             for name, kind, _, _, offset, length in headers
         )
-    except (struct.error, IndexError, ValueError) as error:
+    except (struct.error, IndexError, ValueError, OverflowError) as error:
         raise TuneError(f"a cubin that is cut short ({error}); delete it to compile it again") from error
 
 

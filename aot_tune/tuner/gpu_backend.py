@@ -1,9 +1,9 @@
-"""The real backend: one kernel on one GPU, by torch and cuda.tile. Runs in a worker, never in the tuner's own process.
+"""The real backend: one kernel on one GPU, by torch and cuda.tile. Runs in a worker alone.
 
-Timing is `cuda.tile.tune.exhaustive_search` on one config at a time, so that a fault is that config's: three warm-ups
-(after at least `WARM_LAUNCHES` launches, the checked ones among them), the L2 flushed before each sample, five samples
-or more until their 95 % interval is within 1 % or 0.5 us. It takes a plain mean; `aot_tune.tuner.rounds` says how
-outliers are handled.
+Timing is `cuda.tile.tune.exhaustive_search` on one config at a time, so that a fault is that config's: three
+warm-ups (after at least `WARM_LAUNCHES` launches, the checked ones among them), the L2 flushed before each
+sample, five samples or more until their 95 % interval is within 1 % or 0.5 us. It takes a plain mean;
+`aot_tune.tuner.rounds` says how outliers are handled.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class GpuBackend:
         return f"another process on the GPU: {', '.join(map(str, sorted(others)))}" if others else None
 
     def canary(self) -> None:
-        """Compute something known with torch: no declared kernel, which might itself be what breaks the GPU."""
+        """Compute something known with torch: a declared kernel might be what breaks the GPU."""
         numbers = torch.arange(1 << 20, device=self._torch_device, dtype=torch.float64)
         total = float((numbers * 2 + 1).sum())
         if total != float(1 << 40):  # the sum of the first n odd numbers is n squared

@@ -14,7 +14,7 @@ from aot_tune.errors import TuneError
 
 
 class GpuLock:
-    """Holds a GPU from construction to `release`. The system frees it when this process ends, however it ends.
+    """Holds a GPU from construction to `release`. The system frees it when this process ends.
 
     Args:
         gpu: The GPU's UUID, or another text that names it on this host.
@@ -28,18 +28,20 @@ class GpuLock:
     def __init__(self, gpu: str, purpose: str, folder: Path | None = None) -> None:
         place = folder or Path(tempfile.gettempdir())
         path = place / f"aot-tune-{re.sub(r'[^A-Za-z0-9-]', '_', gpu)}.lock"
-        # The lock file itself stays empty; a reader could not tell a holder's line from one left by a dead one.
+        # The lock file itself stays empty; a reader could not tell a live holder's line from a dead one's.
         self._note = path.with_suffix(".holder")
         # Readable and writable by all: the next tuner may be another user's.
         self._lock = FileLock(path, mode=0o666, thread_local=False, fallback_to_soft=False)
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
-            raise TuneError(f"GPU {gpu} is taken by {self._holder()}; wait for it, or choose another GPU") from None
+            raise TuneError(
+                f"GPU {gpu} is taken by {self._holder()}; wait for it, or choose another GPU"
+            ) from None
         except OSError as error:
             raise TuneError(
-                f"{path}: GPU {gpu} cannot be locked ({error.strerror}); remove the file, or set TMPDIR to a folder "
-                "that all tuners on this host can write"
+                f"{path}: GPU {gpu} cannot be locked ({error.strerror}); remove the file, "
+                "or set TMPDIR to a folder that all tuners on this host can write"
             ) from error
         with suppress(OSError):  # the note only makes a refusal clearer
             self._note.unlink(missing_ok=True)

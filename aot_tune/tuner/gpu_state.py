@@ -1,4 +1,4 @@
-"""What NVML says of one GPU: clocks, why they are held back, who else computes on it. Creates no CUDA context."""
+"""What NVML says of one GPU: clocks, why they are held back, who else computes on it. Creates no context."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ REASONS = {
 """NVML's clock event reasons, ``nvmlClocksEventReason*``."""
 
 THROTTLED = ("hardware slowdown", "thermal (software)", "thermal (hardware)", "power brake")
-"""The reasons that spoil a sample. The software power cap is none: a large matmul reaches it whenever it runs, in a
-server as here, and measuring again would meet it again. It is recorded."""
+"""The reasons that spoil a sample. The software power cap is none: a large matmul reaches it whenever it
+runs, in a server as here, and measuring again would meet it again. It is recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class GpuState:
 
 
 class GpuMonitor:
-    """Reads one GPU's state. NVML stays initialised as long as this process: starting it anew costs 10 ms and more.
+    """Reads one GPU's state. NVML stays initialised as long as this process: a start costs 10 ms and more.
 
     Args:
         uuid: NVML's identifier, ``GPU-…``; where NVML knows none such, each answer is None.
@@ -71,7 +71,7 @@ class GpuMonitor:
             pynvml.nvmlInit()
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
             self._nvml = pynvml
-        except Exception:  # no library, no driver, no such GPU: NVML's own types, all meaning that it cannot tell
+        except Exception:  # no library, no driver, no such GPU: of many types, all saying it cannot tell
             self._nvml = None
 
     def read(self) -> GpuState:
@@ -97,7 +97,7 @@ class GpuMonitor:
         return ", ".join(held_back) or None
 
     def processes(self) -> frozenset[int] | None:
-        """Process ids that compute on it, ours included. A container may show none, or ids of another namespace."""
+        """Process ids that compute on it, ours included. A container may show none, or foreign ids."""
         nvml, handle = self._nvml, self._handle
         if nvml is None:
             return None
@@ -135,7 +135,7 @@ def _locked(mask: int | None, wanted: int | None, normal: int | None) -> bool | 
 
 
 def identity(gpu_index: int) -> dict[str, str]:
-    """What figures taken on this GPU depend on beside the kernel: its name and UUID, and the driver's version.
+    """What figures taken on this GPU depend on beside the kernel: its name and UUID, and the driver.
 
     Args:
         gpu_index: As torch counts: ``cuda:<index>``.

@@ -112,6 +112,8 @@ class KernelSweep:
         self._compiled: dict[str, CompileResult] = {}
         self._told: set[tuple[Config, str]] = set()
         self._steps, self._done = 0, 0
+        self._earlier = feed.counts()  # of the kernels before
+        self._last_counts = (0, 0, 0)
 
     def run(self) -> Swept:
         """Do all three steps.
@@ -229,8 +231,8 @@ class KernelSweep:
         keys = {each.jobs[config].key for config in configs}
         missing = keys - self._compiled.keys()
         if missing:
-            self._compiled.update(self._feed.wait(missing, lambda: self._progress.compiled(*self._feed.counts())))
-            self._progress.compiled(*self._feed.counts())
+            self._compiled.update(self._feed.wait(missing, self._tell_compiled))
+            self._tell_compiled()
         return {key: self._compiled[key] for key in keys}
 
     def _cubins(self, each: ProblemPlan, configs: Sequence[Config]) -> dict[Config, Path | None]:
@@ -240,6 +242,12 @@ class KernelSweep:
             result = results[each.jobs[config].key]
             found[config] = result.path if isinstance(result, Compiled) else None
         return found
+
+    def _tell_compiled(self) -> None:
+        done, total, failed = (now - then for now, then in zip(self._feed.counts(), self._earlier, strict=True))
+        if (done, total, failed) != self._last_counts:
+            self._last_counts = done, total, failed
+            self._progress.compiled(done, total, failed)
 
     def _tell(self, problem: Problem, failure: Failure) -> None:
         """Report a failure once a config and stage; a config refused everywhere would fill the screen."""

@@ -20,8 +20,8 @@ _BRANCH = 0x147
 _SELECT = frozenset({0x007, 0x008})  # SEL, FSEL
 _LOCAL = frozenset({0x183, 0x187})  # LDL, STL
 _WARPGROUP = 0x1C5
-_TENSOR = frozenset({0x1F0, 0x03C, 0x037, 0x03D, 0x07A, 0x07C})
-"""HGMMA of sm_90; HMMA, IMMA and others of the archs before and after it."""
+_TENSOR = frozenset({0x1F0, 0x1EA, 0x03C})
+"""HGMMA of sm_90, UTCHMMA of sm_100 to sm_110, HMMA of all others (16-bit floats: what has been seen)."""
 
 
 @dataclass(frozen=True, kw_only=True)

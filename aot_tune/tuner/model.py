@@ -56,8 +56,11 @@ L2_BYTES_PER_CYCLE = 64.0
 SHARED_BYTES_PER_CYCLE = 80.0
 """What the tensor unit gets from shared memory, bank conflicts included; 128 without them."""
 
-OPERATIONS_PER_SHARED_BYTE = 64.0
-"""Each loaded operand row is used for 64 rows of the other operand before it is read again."""
+ROWS_PER_READ = 64.0
+"""Rows of the result that one reading of the second operand from shared memory serves; its bytes are 2 an element."""
+
+ROWS_PER_READ_TENSOR_MEMORY = 128.0
+"""The same on sm_100 to sm_110, whose matrix operations take 128 rows at a time."""
 
 EPILOGUE_CYCLES = 2000.0
 """Filling the pipeline before a tile and draining it after."""
@@ -152,7 +155,8 @@ def _step_cycles(
         chain += SELECT_CYCLES * loop.selects + SPILL_CYCLES * loop.local_accesses
         issue = ISSUE_CYCLES * loop.instructions
     depth = max(shared // loaded, 1.0) if loaded else 1.0
-    operands = (flops / OPERATIONS_PER_SHARED_BYTE + loaded / 2) if flops else 0.0
+    rows = ROWS_PER_READ_TENSOR_MEMORY if device.arch.major in (10, 11) else ROWS_PER_READ
+    operands = (flops / rows + loaded / 2) if flops else 0.0
     return max(
         tensor * resident,
         chain,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from aot_tune.errors import AotTuneError, DeclarationError, TuneError
 from aot_tune.fingerprint import source_hash
 from aot_tune.problem import Problem
 from aot_tune.table import Table
+from aot_tune.tunable import Work
 from aot_tune.tuner.compiled import CompileJob
 from aot_tune.tuner.model import Launched
 from aot_tune.tuner.outcome import Failure
@@ -88,10 +90,15 @@ class Kernel:
             )
         self._versions = (source_hash(self.tunable), cutile.version(), compiler)
         self._args: dict[Problem, tuple[Any, ...]] = {}
+        self._signatures: dict[Hashable, str] = {}
 
     def job(self, problem: Problem, config: Config) -> CompileJob:
         """The compilation that a config needs on a problem."""
-        signature = cutile.signature_of(self.tunable.kernel, self.kernel_args(problem, config))
+        args = self.kernel_args(problem, config)
+        described = tuple(_described(arg) for arg in args)
+        if described not in self._signatures:  # 0.7 ms each, and hints alone do not change it
+            self._signatures[described] = cutile.signature_of(self.tunable.kernel, args)
+        signature = self._signatures[described]
         parts = [*self._versions, str(self.arch), signature, sorted(config.hints.items())]
         return CompileJob(
             key=hashlib.sha256(json.dumps(parts).encode()).hexdigest(),
@@ -113,19 +120,19 @@ class Kernel:
         )
 
     def launched(self, problem: Problem, config: Config) -> Launched:
-        """What the performance model needs to know; only where the kernel declares `work`."""
+        """What the performance model needs to know; of a kernel without `work` the memory it moves, and no more."""
         tunable = self.tunable
-        assert tunable.work is not None
-        blocks = 1
-        for count in self.grid(problem, config):
-            blocks *= count
         tensors = {id(arg): arg for arg in self._launch_args(problem) if hasattr(arg, "element_size")}
+        memory_bytes = float(sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
+        if tunable.work is None:
+            return Launched(work=Work(), tiles=1, blocks=1, ctas=1, memory_bytes=memory_bytes)
+        blocks = math.prod(self.grid(problem, config))
         return Launched(
             work=tunable.work(config, problem),
             tiles=tunable.tiles(config, problem) if tunable.tiles is not None else blocks,
             blocks=blocks,
             ctas=config.hints.get("num_ctas", 1),
-            memory_bytes=float(sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())),
+            memory_bytes=memory_bytes,
         )
 
     def grid(self, problem: Problem, config: Config) -> tuple[int, ...]:
@@ -224,5 +231,5 @@ def _over_limit(config: Config, device: Device) -> str | None:
 def _described(value: Any) -> Hashable:
     """A runtime argument by all that a launch reads of it."""
     if hasattr(value, "stride") and hasattr(value, "dtype"):
-        return (tuple(value.shape), tuple(value.stride()), str(value.dtype))
+        return (tuple(value.shape), tuple(value.stride()), value.dtype)
     return (type(value).__name__, repr(value))

@@ -11,7 +11,7 @@ from aot_tune.config import Config
 from aot_tune.problem import Problem
 from aot_tune.rule import Tiles, sizes_inside, waves
 from aot_tune.tuner.outcome import Measurement
-from aot_tune.tuner.times import TIE, Times
+from aot_tune.tuner.times import Times, is_tie
 
 MOST = 8
 """A portfolio's size: what a live search can afford, and what few cubins a wheel can carry."""
@@ -39,17 +39,15 @@ def estimates_inside(times_at_edges: Times, axes: Axes, tiles: Tiles | None, sm_
     found: dict[Problem, dict[Config, Measurement]] = {}
     for bucket, times in times_at_edges.items():
         for problem in sizes_inside(axes, bucket):
-            found[problem] = {
-                config: Measurement(
+            found[problem] = {}
+            for config, time in times.items():
+                here, there = (waves(tiles(config, p), config, sm_count) for p in (problem, bucket))
+                found[problem][config] = Measurement(
                     config=config,
-                    mean_us=time.mean_us
-                    * waves(tiles(config, problem), config, sm_count)
-                    / waves(tiles(config, bucket), config, sm_count),
-                    error_margin_us=0.0,
+                    mean_us=time.mean_us * here / there,
+                    error_margin_us=time.error_margin_us * here / there,
                     num_samples=0,
                 )
-                for config, time in times.items()
-            }
     return found
 
 
@@ -103,26 +101,38 @@ def regrets(
     return [row.regret(portfolio) for row in _rows(times, defaults, least_gain)]
 
 
+def clear_regrets(
+    times: Times, defaults: Mapping[Problem, Config], portfolio: Iterable[Config], *, least_gain: float = 0.0
+) -> list[float]:
+    """As `regrets`, with 0 where the portfolio's time ties with the best: what is left beyond the noise."""
+    portfolio = list(portfolio)
+    return [
+        0.0 if is_tie(row.served(portfolio), row.best) else row.regret(portfolio)
+        for row in _rows(times, defaults, least_gain)
+    ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Row:
-    """One problem's times, microseconds."""
+    """One problem's times."""
 
-    default: float
+    default: Measurement
     """The default's."""
 
-    others: Mapping[Config, float]
+    others: Mapping[Config, Measurement]
     """Those of the configs that count."""
 
-    best: float
+    best: Measurement
     """The shortest of all."""
 
-    def served(self, chosen: Iterable[Config]) -> float:
+    def served(self, chosen: Iterable[Config]) -> Measurement:
         """The time it takes with these configs and the default."""
-        return min([self.default, *(self.others.get(config, math.inf) for config in chosen)])
+        times = [self.others[config] for config in chosen if config in self.others]
+        return min([self.default, *times], key=_mean_us)
 
     def regret(self, chosen: Iterable[Config]) -> float:
         """What these configs and the default leave."""
-        return self.served(chosen) / self.best - 1
+        return self.served(chosen).mean_us / self.best.mean_us - 1
 
 
 def _rows(times: Times, defaults: Mapping[Problem, Config], least_gain: float) -> list[_Row]:
@@ -132,11 +142,14 @@ def _rows(times: Times, defaults: Mapping[Problem, Config], least_gain: float) -
         if default is None:
             continue
         limit = default.mean_us / (1 + least_gain)
-        others = {config: time.mean_us for config, time in measured.items() if time.mean_us <= limit}
-        rows.append(
-            _Row(default=default.mean_us, others=others, best=min([default.mean_us, *others.values()]))
-        )
+        others = {config: time for config, time in measured.items() if time.mean_us <= limit}
+        best = min([default, *others.values()], key=_mean_us)
+        rows.append(_Row(default=default, others=others, best=best))
     return rows
+
+
+def _mean_us(time: Measurement) -> float:
+    return time.mean_us
 
 
 def _most_useful(rows: Sequence[_Row], chosen: Sequence[Config]) -> Config | None:
@@ -145,10 +158,10 @@ def _most_useful(rows: Sequence[_Row], chosen: Sequence[Config]) -> Config | Non
     helps: set[Config] = set()
     for row in rows:
         now = row.served(chosen)
-        for config, us in row.others.items():
-            if us < now:
-                saved[config] = saved.get(config, 0.0) + math.log(now / us)
-                if now / us > 1 + TIE:
+        for config, time in row.others.items():
+            if time.mean_us < now.mean_us:
+                saved[config] = saved.get(config, 0.0) + math.log(now.mean_us / time.mean_us)
+                if not is_tie(now, time):
                     helps.add(config)
     # Equal savings: by name, so that the same times give the same portfolio.
     return min(helps, key=lambda config: (-round(saved[config], 9), str(config)), default=None)

@@ -1,8 +1,9 @@
 """Several rounds of timing one config made into one figure, and whether finalists are told apart. Pure.
 
-``exhaustive_search`` gives a plain mean of its samples, which one interrupted launch can move. So a finalist is timed
-in rounds, each a search of its own, interleaved with the other finalists', and counts with the median of its rounds'
-means. A round whose mean lies further than `OUTLIER` from that median is left out and another one is run in its place.
+``exhaustive_search`` gives a plain mean of its samples, which one interrupted launch can move. So a finalist
+is timed in rounds, each a search of its own, interleaved with the other finalists', and counts with the
+median of its rounds' means. A round whose mean lies further than `OUTLIER` from that median is left out and
+another one is run in its place.
 """
 
 from __future__ import annotations
@@ -21,21 +22,23 @@ MOST_ROUNDS = 9
 """Rounds after which finalists that are still inside the noise are left as tied."""
 
 OUTLIER = 0.10
-"""A round further than this fraction from the median of the rounds is an outlier. Clocks that move within their normal
-range change a time by 2-5 %; an interrupted launch among five samples changes the mean by far more."""
+"""A round further than this fraction from the median of the rounds is an outlier. Clocks that move within
+their normal range change a time by 2-5 %; an interrupted launch among five samples changes the mean by far
+more."""
 
 RESOLUTION_US = 0.5
 """What GPU timing events resolve: a smaller difference from the median is never an outlier."""
 
 TIED = 0.01
-"""Once the noise is below this fraction, half of the tie band, more rounds cannot make two tied configs differ."""
+"""Once the noise is below this fraction, half of the tie band, more rounds cannot make two tied configs
+differ."""
 
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31)
 """Student's t, 97.5 %, for 2, 3, ... 9 rounds."""
 
 
 def usable(measurement: Measurement) -> bool:
-    """Whether a time can be one: finite and above zero. An event timer that was reset or never ran gives others."""
+    """Whether a time can be one: finite and above zero. An event timer that never ran gives others."""
     return (
         math.isfinite(measurement.mean_us)
         and measurement.mean_us > 0
@@ -73,8 +76,7 @@ def combined(config: Config, rounds: Sequence[Measurement]) -> Measurement:
 
 
 def settled(rounds: Sequence[Sequence[Measurement]]) -> bool:
-    """Whether no further round is needed: each finalist has enough clean rounds, and is told apart from the fastest or
-    tied with it.
+    """Whether each finalist has enough clean rounds, and is told apart from the fastest or tied with it.
 
     Args:
         rounds: Each finalist's rounds so far.

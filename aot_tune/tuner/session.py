@@ -1,9 +1,9 @@
-"""Measure one kernel's configs on one GPU from a process that holds no CUDA context, and survive what they do to it.
+"""Measure one kernel's configs on one GPU from a process that holds no CUDA context, and survive them.
 
 What happens to a config that hangs, crashes the worker or poisons the GPU's context:
 
-1. The worker said which config it was running: that one is blamed, no other. The worker's process group is killed.
-2. A fresh worker must pass a canary. `Limits.recoveries` that do not, in a row, end the session (`GpuLostError`).
+1. The worker said which config it was running: that is blamed, no other. Its process group is killed.
+2. A fresh worker must pass a canary. `Limits.recoveries` in a row that do not are a `GpuLostError`.
 3. The config runs again, first in the fresh worker. If it passes, that is forgiven, once on each problem.
 4. Else it is recorded (stage ``timeout`` or ``fault``), the worker replaced once more, and the others go on.
 5. A config that was recorded on two problems is struck: it is not run again for this kernel.
@@ -31,6 +31,7 @@ from aot_tune.tuner.supervise import GpuLostError, Limits, OutOfMemory, Supervis
 from aot_tune.tuner.trials import Conditions, Cubins, Strikes, TrialRun
 
 GPU_BACKEND = "aot_tune.tuner.gpu_backend:GpuBackend"
+
 
 class MeasureSession:
     """Holds one GPU and a worker on it. Not for several threads.
@@ -112,7 +113,7 @@ class MeasureSession:
 
         Raises:
             GpuLostError: The GPU does not come back; its `outcomes` are those reported before.
-            DeclarationError: The declaration is wrong, as by an argument that the kernel changes and it does not name.
+            DeclarationError: The kernel changes an argument that the declaration does not name, say.
         """
         return list(self._run("measure", problem, configs, SEEDS, on_outcome).values())
 

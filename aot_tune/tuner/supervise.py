@@ -1,6 +1,6 @@
-"""Keep a measuring worker alive: start it, prove the GPU with a canary, open a problem in it, replace it when it breaks.
+"""Keep a measuring worker alive: start it, prove the GPU with a canary, open a problem, replace it.
 
-Runs in the tuner's own process, which never creates a CUDA context. Knows no trial: `aot_tune.tuner.session` does.
+Runs in the tuner's own process, which never creates a CUDA context. Knows no trial.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Limits:
     """For a problem's arguments and references, seconds."""
 
     config_s: float = 30.0
-    """For one config to be verified and timed once, seconds. A search measures for 5 s at most; the rest is for a
-    compilation, where no cubin was given."""
+    """For one config to be verified and timed once, seconds. A search measures for 5 s at most; the rest is
+    for a compilation, where no cubin was given."""
 
     recoveries: int = 3
     """Replacements of a worker in a row that may fail before the sweep stops."""
@@ -141,7 +141,8 @@ class Supervisor:
         self._failures.append(reason)
         if len(self._failures) >= self._limits.recoveries:
             raise GpuLostError(
-                f"{len(self._failures)} fresh workers in a row could not use the GPU: {'; '.join(self._failures)}. "
+                f"{len(self._failures)} fresh workers in a row could not use the GPU: "
+                f"{'; '.join(self._failures)}. "
                 "All results so far are kept; check the GPU (nvidia-smi), then give the same command to go on"
             )
 

@@ -20,11 +20,22 @@ TIE = 0.02
 """Times closer than this fraction are the same: repeated runs of one kernel differ by as much."""
 
 
-def is_tie(one: Measurement, other: Measurement) -> bool:
-    """Whether two times are the same: within `TIE` of each other, or with overlapping 95 % intervals."""
+PREFERENCE = 0.5
+"""The part of the tie band within which a slower config is preferred to a faster one for another reason. Half, so
+that the noise of the next tune, which keeps an incumbent within the whole band, does not undo the preference."""
+
+
+def is_tie(one: Measurement, other: Measurement, *, part: float = 1.0) -> bool:
+    """Whether two times are the same: within `TIE` of each other, or with overlapping 95 % intervals.
+
+    Args:
+        one: A time.
+        other: Another.
+        part: How much of that band counts, as a fraction.
+    """
     apart = abs(one.mean_us - other.mean_us)
     near = TIE * min(one.mean_us, other.mean_us)
-    return apart <= max(near, one.error_margin_us + other.error_margin_us)
+    return apart <= part * max(near, one.error_margin_us + other.error_margin_us)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Several trials on one problem, run to their ends through hangs, crashes and poisoned contexts, the right one blamed.
+"""Several trials on one problem, run to their ends through hangs and crashes, the right one blamed.
 
 Runs in the tuner's own process. The rules are written in `aot_tune.tuner.session`.
 """
@@ -55,7 +55,7 @@ class Strikes:
         self._pardoned: set[tuple[Problem, Config]] = set()
 
     def pardon(self, problem: Problem, config: Config) -> bool:
-        """Whether a config may try again: once on each problem, or one that faults every so often would go on."""
+        """Whether a config may try again: once on each problem, or a flaky one would go on."""
         first = (problem, config) not in self._pardoned
         self._pardoned.add((problem, config))
         return first
@@ -161,7 +161,7 @@ class TrialRun:
         self.finish(config, outcome)
 
     def _broke(self, supervisor: Supervisor, stage: Stage, message: str) -> None:
-        """The worker is of no more use. Blame the config it was running, if it was; then it has one more try."""
+        """The worker is of no more use. Blame the config it was running; it has one more try."""
         config = self._running
         if config is None:
             supervisor.discard(message)

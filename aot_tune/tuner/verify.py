@@ -1,7 +1,8 @@
-"""Whether a kernel computes the right result: poison, restore, compare, in torch on any device. Launches nothing.
+"""Whether a kernel computes the right result: poison, restore, compare. Launches nothing.
 
-Before a check the outputs hold a poison that no right result contains, another one for each seed: NaN bits, then
-a huge finite number. So a kernel that writes nothing, or only a part, cannot pass by what an earlier one left there.
+Before a check the outputs hold a poison that no right result contains, another one for each seed: NaN bits,
+then a huge finite number. So a kernel that writes nothing, or only a part, cannot pass by what an earlier one
+left there.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ CHUNK = 1 << 24
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _POISONS = {1: (0xFF, 0x7F), 2: (-1, 0x7F7F), 4: (-1, 0x7F7F7F7F), 8: (-1, 0x7F7F7F7F7F7F7F7F)}
-"""By bytes an element. All bits set is NaN in every float dtype and -1 in ints; 0x7F bytes are 3.4e38 in bfloat16 and
-float32, 1.4e306 in float64, NaN in float16 and fp8, 127 in int8."""
+"""By bytes an element. All bits set is NaN in every float dtype and -1 in ints; 0x7F bytes are 3.4e38 in
+bfloat16 and float32, 1.4e306 in float64, NaN in float16 and fp8, 127 in int8."""
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -45,16 +46,13 @@ def compare(name: str, output: torch.Tensor, expected: Close) -> str | None:
     A NaN or infinity in the output is never close to a finite value; an infinity equals the same infinity.
     """
     right = expected.value
-    wide = torch.float64 if torch.float64 in (right.dtype, output.dtype) or not _is_float(output) else torch.float32
+    exact = torch.float64 in (right.dtype, output.dtype) or not output.dtype.is_floating_point
+    wide = torch.float64 if exact else torch.float32
     wrong = torch.zeros((), dtype=torch.int64, device=output.device)
     for part, right_part in zip(_chunks(output), _chunks(right), strict=True):
         wrong += _off(part.to(wide), right_part.to(wide), expected).sum()
     count = int(wrong)
     return None if count == 0 else _explained(name, output, expected, count, wide)
-
-
-def _is_float(tensor: torch.Tensor) -> bool:
-    return tensor.dtype.is_floating_point
 
 
 def _off(part: torch.Tensor, right: torch.Tensor, expected: Close) -> torch.Tensor:
@@ -108,7 +106,8 @@ class Case:
     """By mutated argument."""
 
     saved: Mapping[str, torch.Tensor]
-    """Copies of the tensors that are read: restored from (in place), or compared with (not declared as mutated)."""
+    """Copies of the tensors that are read: restored from (in place), or compared with (not declared as
+    mutated)."""
 
     @classmethod
     def make(cls, tunable: Tunable, problem: Problem, device: torch.device, seed: int) -> Case:
@@ -127,7 +126,9 @@ class Case:
         named = {name: arg for name, arg in zip(names, args, strict=True) if isinstance(arg, torch.Tensor)}
         for name in tunable.mutated:
             if name not in named:
-                raise DeclarationError(f"{tunable.name}: make_args returns no tensor for {name}, which is mutated")
+                raise DeclarationError(
+                    f"{tunable.name}: make_args returns no tensor for {name}, which is mutated"
+                )
         for name in tunable.reset:
             named[name].zero_()
         written = (*tunable.outputs, *tunable.reset)
@@ -136,7 +137,9 @@ class Case:
         case = cls(tunable=tunable, seed=seed, args=args, expected=expected, saved=saved)
         changed = case.changed((*saved,))
         if changed:
-            raise DeclarationError(f"{tunable.name}: reference changes its argument {changed}; compute on a copy of it")
+            raise DeclarationError(
+                f"{tunable.name}: reference changes its argument {changed}; compute on a copy"
+            )
         return case
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -169,9 +172,9 @@ class Case:
             kept = self.tensor(changed)
             kept.copy_(self.saved[changed])
             raise DeclarationError(
-                f"{self.tunable.name}: the kernel changes its argument {changed}, which the declaration does not name; "
-                f"add {changed!r} to outputs, inplace or reset. If the kernel should not change it, it writes out of "
-                "bounds: repair it, or refuse the config in legal()"
+                f"{self.tunable.name}: the kernel changes its argument {changed}, which the declaration does "
+                f"not name; add {changed!r} to outputs, inplace or reset. If it should not be changed, the "
+                "kernel writes out of bounds: repair it, or refuse the config in legal()"
             )
         for name, expected in self.expected.items():
             wrong = compare(name, self.tensor(name), expected)
@@ -194,7 +197,9 @@ def _called(tunable: Tunable, function: str, *arguments: Any) -> Any:
     except (torch.OutOfMemoryError, DeclarationError):
         raise
     except Exception as error:
-        raise DeclarationError(f"{tunable.name}: {function} raises {type(error).__name__}: {error}") from error
+        raise DeclarationError(
+            f"{tunable.name}: {function} raises {type(error).__name__}: {error}"
+        ) from error
 
 
 def _references(
@@ -204,14 +209,15 @@ def _references(
     if isinstance(found, Close):
         if len(tunable.mutated) != 1:
             raise DeclarationError(
-                f"{tunable.name}: reference returns one Close and {len(tunable.mutated)} arguments are mutated "
-                f"({', '.join(tunable.mutated)}); return a dict with one for each"
+                f"{tunable.name}: reference returns one Close and {len(tunable.mutated)} arguments are "
+                f"mutated ({', '.join(tunable.mutated)}); return a dict with one for each"
             )
         found = {tunable.mutated[0]: found}
     if not isinstance(found, Mapping) or set(found) != set(tunable.mutated):
         told = ", ".join(map(str, found)) if isinstance(found, Mapping) else f"a {type(found).__name__}"
         raise DeclarationError(
-            f"{tunable.name}: reference returns {told}; return a dict of a Close for each of {', '.join(tunable.mutated)}"
+            f"{tunable.name}: reference returns {told}; "
+            f"return a dict of a Close for each of {', '.join(tunable.mutated)}"
         )
     for name, close in found.items():
         if close.value.shape != named[name].shape:
@@ -220,12 +226,16 @@ def _references(
                 f"the argument has {tuple(named[name].shape)}"
             )
         if any(bool(part.isnan().any()) for part in _chunks(close.value)):
-            raise DeclarationError(f"{tunable.name}: reference gives {name} a NaN; make_args must lead to numbers")
+            raise DeclarationError(
+                f"{tunable.name}: reference gives {name} a NaN; make_args must lead to numbers"
+            )
         if close.value.device != named[name].device:
             raise DeclarationError(
                 f"{tunable.name}: reference gives {name} on {close.value.device}, the argument is on "
                 f"{named[name].device}; compute it there"
             )
         if close.value.numel() and close.value.data_ptr() == named[name].data_ptr():
-            raise DeclarationError(f"{tunable.name}: reference returns the argument {name} itself; compute on a copy")
+            raise DeclarationError(
+                f"{tunable.name}: reference returns the argument {name} itself; compute on a copy"
+            )
     return found

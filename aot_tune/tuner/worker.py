@@ -1,10 +1,10 @@
-"""A child process that answers requests, and that can be killed and replaced. Knows no kernel, no compiler and no GPU.
+"""A child process that answers requests, and that can be killed and replaced. Knows no kernel and no GPU.
 
-The child is a fresh interpreter (never a fork: a forked child of a process with threads or CUDA is a trap) with the
-parent's ``sys.path``, in a session and process group of its own, so that killing it takes the compiler it started along.
-A *guard*, a second tiny process, holds one end of a pipe whose other end only the parent has: when the parent
-dies, of whatever, the guard kills the group. PR_SET_PDEATHSIG would not do: it fires when the *thread* that started
-the child ends, and it leaves the child's own children running.
+The child is a fresh interpreter (never a fork: a forked child of a process with threads or CUDA is a trap)
+with the parent's ``sys.path``, in a session and process group of its own, so that killing it takes the
+compiler it started along. A *guard*, a second tiny process, holds one end of a pipe whose other end only the
+parent has: when the parent dies, of whatever, the guard kills the group. PR_SET_PDEATHSIG would not do: it
+fires when the *thread* that started the child ends, and it leaves the child's own children running.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from aot_tune.errors import TuneError
 from aot_tune.tuner.worker_main import HEADER, send
 
 START_SECONDS = 120.0
-"""How long a child may take to start; importing torch and creating a CUDA context took 3-8 s on a busy host."""
+"""How long a child may take to start; importing torch and creating a CUDA context took 3-8 s on a busy
+host."""
 
 _REAP_SECONDS = 10.0
 """How long a killed child may take to disappear; the driver first tears down its context."""
@@ -103,7 +104,8 @@ class Worker:
     """One child process and the object that lives in it.
 
     Args:
-        target: ``package.module:Class``; the child builds ``Class(report, **init)`` and requests call its methods.
+        target: ``package.module:Class``; the child builds ``Class(report, **init)`` and requests call its
+        methods.
             ``report(message)`` sends a progress message, any picklable value.
         init: Keyword arguments of the class; picklable.
         environment: Variables to set in the child beside the parent's own.
@@ -263,13 +265,13 @@ class Worker:
 
     def kill(self) -> None:
         """End the child and all it started, at once. May be called again, and on a child that is gone."""
-        if self._process.returncode is None or _group_exists(self.pid):
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError, PermissionError):  # what a dead child started may still run
+            os.killpg(self.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):  # a child stuck in the driver cannot be waited for
             self._process.wait(_REAP_SECONDS)
         self._last_said = self.said()
-        for close in (self._to_child.close, self._stderr.close, *map(_closer, (self._from_child, self._lifeline))):
+        pipes = map(_closer, (self._from_child, self._lifeline))
+        for close in (self._to_child.close, self._stderr.close, *pipes):
             with suppress(OSError, ValueError):
                 close()
         self._from_child = self._lifeline = -1
@@ -283,15 +285,6 @@ class Worker:
 
 def _closer(descriptor: int) -> Callable[[], None]:
     return lambda: os.close(descriptor) if descriptor >= 0 else None
-
-
-def _group_exists(group: int) -> bool:
-    """Whether a dead child left processes of its group behind."""
-    try:
-        os.killpg(group, 0)
-    except OSError:
-        return False
-    return True
 
 
 def _last_lines(text: str, most: int = 5) -> str:

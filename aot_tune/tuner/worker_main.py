@@ -1,4 +1,4 @@
-"""The half of a `Worker` that runs in the child process: build the target, answer requests, and fork the guard."""
+"""The half of a `Worker` in the child process: build the target, answer requests, fork the guard."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _next(pipe: BinaryIO) -> Any:
 
 
 def main(requests_from: int, replies_to: int, lifeline: int) -> None:
-    """Build the target, then answer requests until the parent closes the pipe. The arguments are descriptors."""
+    """Build the target, then answer requests until the parent closes the pipe. Takes descriptors."""
     _guard(lifeline, (requests_from, replies_to))
     os.close(lifeline)
     for descriptor in (requests_from, replies_to):
@@ -68,7 +68,7 @@ def _described(error: Exception) -> tuple[str, str, str]:
 
 
 def _guard(lifeline: int, others: tuple[int, ...]) -> None:
-    """Fork the guard: it waits until the parent's end of `lifeline` closes, then kills this process's group."""
+    """Fork the guard: it waits until the parent's end of `lifeline` closes, then kills this group."""
     group = os.getpid()
     if os.fork():
         return

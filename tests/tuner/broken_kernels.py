@@ -20,7 +20,7 @@ RIGHT, FAULTS, HANGS, PARTIAL, NOTHING, NAN = range(6)
 
 TILE = 256
 FAR = 3 << 28
-"""Elements past the start of an array: 3 GiB, beyond what these tests have mapped, in 32 bit arithmetic too."""
+"""Elements past the start of an array: 3 GiB, beyond what these tests map, in 32 bits as well."""
 
 
 @ct.kernel

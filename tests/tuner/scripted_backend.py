@@ -1,7 +1,7 @@
-"""A backend that does as its script says, in a real child process: times, wrong results, crashes, hangs. No GPU.
+"""A backend that does as its script says, in a real child process. Uses no GPU.
 
-A script maps a config's ``name`` constant to its behaviour. What is to happen only so many times is counted in files,
-since the process that counted may be the one that is killed.
+A script maps a config's ``name`` constant to its behaviour. What is to happen only so many times is counted
+in files, since the process that counted may be the one that is killed.
 """
 
 from __future__ import annotations

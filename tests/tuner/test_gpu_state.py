@@ -26,7 +26,10 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "nvmlDeviceGetDefaultApplicationsClock": lambda handle, clock: 1980,
         "nvmlDeviceGetClockInfo": lambda handle, clock: 1755 if clock == pynvml.NVML_CLOCK_SM else 3201,
         "nvmlDeviceGetTemperature": lambda handle, sensor: 41,
-        "nvmlDeviceGetComputeRunningProcesses": lambda handle: [SimpleNamespace(pid=7), SimpleNamespace(pid=3)],
+        "nvmlDeviceGetComputeRunningProcesses": lambda handle: [
+            SimpleNamespace(pid=7),
+            SimpleNamespace(pid=3),
+        ],
     }
     for name in answers:
         monkeypatch.setattr(pynvml, name, lambda *arguments, name=name: answers[name](*arguments))
@@ -35,7 +38,11 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_a_reading_names_the_reasons_and_the_clocks(nvml: dict[str, Any]) -> None:
     assert GpuMonitor("GPU-1").read() == GpuState(
-        sm_clock_mhz=1755, memory_clock_mhz=3201, temperature_c=41, reasons=("power cap",), clocks_locked=False
+        sm_clock_mhz=1755,
+        memory_clock_mhz=3201,
+        temperature_c=41,
+        reasons=("power cap",),
+        clocks_locked=False,
     )
 
 
@@ -49,13 +56,17 @@ def test_the_power_cap_spoils_nothing_and_heat_does(nvml: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("mask", "wanted", "locked"), [(0x2, 1980, True), (0x4, 1410, True), (0x4, 1980, False)]
 )
-def test_application_clocks_are_locked_clocks(nvml: dict[str, Any], mask: int, wanted: int, locked: bool) -> None:
+def test_application_clocks_are_locked_clocks(
+    nvml: dict[str, Any], mask: int, wanted: int, locked: bool
+) -> None:
     nvml["nvmlDeviceGetCurrentClocksEventReasons"] = lambda handle: mask
     nvml["nvmlDeviceGetApplicationsClock"] = lambda handle, clock: wanted
     assert GpuMonitor("GPU-1").read().clocks_locked is locked
 
 
-def test_an_old_driver_is_asked_by_the_older_name(nvml: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_driver_is_asked_by_the_older_name(
+    nvml: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     nvml["nvmlDeviceGetCurrentClocksEventReasons"] = refuses
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons", lambda handle: 0x20)
     assert GpuMonitor("GPU-1").throttled() == "thermal (software)"

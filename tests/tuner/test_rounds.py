@@ -36,7 +36,9 @@ def test_a_difference_below_what_the_timer_resolves_is_no_outlier() -> None:
 
 
 def test_the_interval_is_the_wider_of_within_and_between_the_rounds() -> None:
-    assert combined(A, taken(10.0, 10.0, 10.0, margin=0.3)).error_margin_us == pytest.approx(0.3 / math.sqrt(3))
+    assert combined(A, taken(10.0, 10.0, 10.0, margin=0.3)).error_margin_us == pytest.approx(
+        0.3 / math.sqrt(3)
+    )
     assert combined(A, taken(9.9, 10.0, 10.1)).error_margin_us == pytest.approx(4.30 * 0.1 / math.sqrt(3))
 
 

@@ -70,7 +70,7 @@ def verdict(kernel: Callable[..., None], tunable: Any = None, seed: int = 0) -> 
     return case.check()
 
 
-# Poison -------------------------------------------------------------------------------------------------------------
+# Poison -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -99,11 +99,14 @@ def test_poison_stays_inside_a_strided_view() -> None:
     assert bool((whole[:, 5:] == 0).all())
 
 
-# Comparing ----------------------------------------------------------------------------------------------------------
+# Comparing --------------------------------------------------------------------------------------------------
 
 
 def test_an_output_within_tolerance_is_right() -> None:
-    assert compare("out", torch.tensor([1.0, 100.9, 0.0005]), close(torch.tensor([1.0, 100.0, 0.0]).double())) is None
+    assert (
+        compare("out", torch.tensor([1.0, 100.9, 0.0005]), close(torch.tensor([1.0, 100.0, 0.0]).double()))
+        is None
+    )
 
 
 def test_what_is_wrong_is_counted_and_the_first_place_told() -> None:
@@ -129,7 +132,9 @@ def test_an_infinity_equals_the_same_infinity_alone() -> None:
 
 def test_an_output_without_dimensions_is_compared() -> None:
     assert compare("out", torch.tensor(1.0), close(torch.tensor(1.0))) is None
-    assert "first out is 2 and should be 1" in str(compare("out", torch.tensor(2.0), close(torch.tensor(1.0))))
+    assert "first out is 2 and should be 1" in str(
+        compare("out", torch.tensor(2.0), close(torch.tensor(1.0)))
+    )
 
 
 def test_integers_are_compared_exactly_where_no_tolerance_is_given() -> None:
@@ -143,7 +148,9 @@ def test_comparing_in_chunks_finds_what_comparing_at_once_finds(
     rows: int, cols: int, chunk: int, data: st.DataObject
 ) -> None:
     output, right = torch.zeros(rows, cols), torch.zeros(rows, cols)
-    wrong = data.draw(st.lists(st.integers(0, max(rows * cols - 1, 0)), unique=True, max_size=3)) if rows else []
+    wrong = (
+        data.draw(st.lists(st.integers(0, max(rows * cols - 1, 0)), unique=True, max_size=3)) if rows else []
+    )
     output.view(-1)[wrong] = 1.0
     whole = compare("out", output, close(right))
     with pytest.MonkeyPatch.context() as patch:
@@ -152,7 +159,7 @@ def test_comparing_in_chunks_finds_what_comparing_at_once_finds(
     assert (whole is None) == (not wrong)
 
 
-# Cases --------------------------------------------------------------------------------------------------------------
+# Cases ------------------------------------------------------------------------------------------------------
 
 
 def test_a_right_kernel_passes_again_and_again() -> None:
@@ -169,7 +176,9 @@ def test_a_kernel_that_does_nothing_fails_on_either_seed_even_after_a_right_one(
     case.prepare()
     right_kernel(*case.args)
     case.prepare()
-    assert f"48 of 48 elements are wrong, first out[0, 0] is {'nan' if seed == 0 else '3.39615e+38'}" in str(case.check())
+    assert f"48 of 48 elements are wrong, first out[0, 0] is {'nan' if seed == 0 else '3.39615e+38'}" in str(
+        case.check()
+    )
 
 
 def test_a_partial_write_fails_after_a_right_one() -> None:
@@ -218,7 +227,9 @@ def test_an_argument_changed_but_not_declared_is_a_hard_error_that_names_it() ->
         right_kernel(x, out, state, total, scale)
         x[3, 3] = 0.0
 
-    with pytest.raises(DeclarationError, match=r"changes its argument x, .*add 'x' to outputs, inplace or reset"):
+    with pytest.raises(
+        DeclarationError, match=r"changes its argument x, .*add 'x' to outputs, inplace or reset"
+    ):
         verdict(kernel)
 
 
@@ -247,7 +258,7 @@ def test_strides_and_offset_are_those_that_make_args_gave() -> None:
     assert case.args[1].storage_offset() == 10
 
 
-# Declarations that contradict themselves ----------------------------------------------------------------------------
+# Declarations that contradict themselves --------------------------------------------------------------------
 
 
 def wrong_shape(x: Any, out: Any, state: Any, total: Any, scale: float) -> dict[str, Close]:
@@ -275,10 +286,16 @@ def has_nan(x: Any, out: Any, state: Any, total: Any, scale: float) -> dict[str,
         ({"reference": returns_itself}, "returns the argument state itself"),
         ({"reference": has_nan}, "gives out a NaN"),
         ({"reference": lambda *args: close(args[0])}, "one Close and 3 arguments are mutated"),
-        ({"reference": lambda *args: {"out": close(args[0])}}, "a dict of a Close for each of out, state, total"),
+        (
+            {"reference": lambda *args: {"out": close(args[0])}},
+            "a dict of a Close for each of out, state, total",
+        ),
         ({"reference": lambda *args: None}, "returns a NoneType"),
         ({"reference": lambda x: None}, "reference raises TypeError"),
-        ({"make_args": lambda problem, device, seed: (torch.ones(2),)}, "returns 1 arguments and launch takes 5"),
+        (
+            {"make_args": lambda problem, device, seed: (torch.ones(2),)},
+            "returns 1 arguments and launch takes 5",
+        ),
         ({"make_args": lambda problem, device, seed: (torch.ones(2), 1, 2, 3, 4)}, "no tensor for out"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A Worker over real child processes: answers, progress, silence, crashes, and that nothing is left behind."""
+"""A Worker over real child processes: answers, progress, silence, crashes; nothing is left behind."""
 
 from __future__ import annotations
 
@@ -186,7 +186,10 @@ def test_a_slow_start_is_told_apart_from_a_slow_answer() -> None:
 
 
 def test_a_target_that_cannot_be_built_says_why() -> None:
-    with Worker(f"{HERE}:CannotBeBuilt") as worker, pytest.raises(RemoteError, match="OSError: no driver here"):
+    with (
+        Worker(f"{HERE}:CannotBeBuilt") as worker,
+        pytest.raises(RemoteError, match="OSError: no driver here"),
+    ):
         worker.wait_ready(30)
 
 

@@ -1,0 +1,251 @@
+"""matmul without a GPU: the space and its rules, the tiles, the arithmetic, what the host function refuses."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from aot_tune.arch import KNOWN_ARCHS, Arch
+from aot_tune.config import Config
+from aot_tune.device import Device
+from aot_tune.errors import LaunchError
+from aot_tune.kernels import matmul, matmul_tunable
+from aot_tune.problem import Problem
+from tests.kernels import emulator
+from tests.kernels.agree import assert_agrees, expected, poison, problem
+from tests.samples import SM90
+
+CPU = torch.device("cpu")
+
+
+def shape(m: int, n: int = 6144, k: int = 4096, dtype: str = "bfloat16") -> Problem:
+    return problem(dtype=dtype, M=m, N=n, K=k)
+
+
+def config(
+    tile_m: int, tile_n: int, tile_k: int, *, group: int = 8, num_ctas: int = 1, occupancy: int = 1
+) -> Config:
+    return Config(
+        constants={"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k, "group": group},
+        hints={"num_ctas": num_ctas, "occupancy": occupancy},
+    )
+
+
+def refusal(candidate: Config, arch: str = "sm90", m: int = 4096) -> str:
+    return matmul_tunable.refusal(candidate, Arch.parse(arch), shape(m)) or ""
+
+
+# The space --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", KNOWN_ARCHS, ids=str)
+def test_the_default_is_a_candidate_of_every_declared_problem(arch: Arch) -> None:
+    for one in matmul_tunable.typical_problems:
+        assert matmul_tunable.default_config(arch, one) in matmul_tunable.candidates(arch, one), one
+
+
+@pytest.mark.parametrize("arch", KNOWN_ARCHS, ids=str)
+def test_the_default_is_one_for_all_sizes_of_a_bucket(arch: Arch) -> None:
+    for size in (1, 3, 33, 63, 64, 65, 100, 127, 129, 3000):
+        one = shape(size)
+        assert matmul_tunable.default_config(arch, one) == matmul_tunable.default_config(
+            arch, matmul_tunable.bucket_of(one)
+        )
+
+
+@pytest.mark.parametrize("arch", KNOWN_ARCHS, ids=str)
+def test_a_config_is_legal_for_a_size_exactly_when_it_is_for_its_bucket(arch: Arch) -> None:
+    for size in (1, 3, 17, 33, 65, 129, 700, 1025):
+        one = shape(size)
+        assert matmul_tunable.candidates(arch, one) == matmul_tunable.candidates(
+            arch, matmul_tunable.bucket_of(one)
+        )
+
+
+def test_the_space_of_sm90_is_a_sweep_of_minutes() -> None:
+    assert 60 <= len(matmul_tunable.space(SM90, shape(4096))) <= 130
+
+
+@pytest.mark.parametrize("arch", [a for a in KNOWN_ARCHS if a >= Arch(10, 0)], ids=str)
+def test_from_sm100_on_clusters_and_every_tile_size_are_searched(arch: Arch) -> None:
+    for size in (256, 16384):
+        candidates = matmul_tunable.candidates(arch, shape(size))
+        assert {c.hints["num_ctas"] for c in candidates} >= {1, 2}
+        for name in ("tile_m", "tile_n", "tile_k"):
+            assert len({c[name] for c in candidates}) >= 2, name
+
+
+@pytest.mark.parametrize("arch", [a for a in KNOWN_ARCHS if a < Arch(9, 0)], ids=str)
+def test_before_sm90_no_config_asks_for_a_cluster(arch: Arch) -> None:
+    assert {c.hints["num_ctas"] for c in matmul_tunable.space(arch, shape(4096))} == {1}
+
+
+def test_what_does_not_fit_is_refused_with_its_reason() -> None:
+    assert "registers" in refusal(config(128, 256, 64))
+    assert refusal(config(128, 256, 64, num_ctas=2)) == ""
+    assert "clusters" in refusal(config(128, 128, 32, num_ctas=2), "sm80")
+    assert "shared memory" in refusal(config(128, 128, 128), "sm120")
+    assert "shared memory" in refusal(config(128, 128, 128, occupancy=2))
+    assert "tensor memory" in refusal(config(256, 256, 64, occupancy=2), "sm100")
+    assert refusal(config(256, 256, 64), "sm100") == ""
+
+
+def test_what_is_a_waste_on_a_bucket_is_refused_with_its_reason() -> None:
+    assert "half empty" in refusal(config(128, 128, 64), m=32)
+    assert refusal(config(128, 128, 64), m=33) == ""
+    assert "B more than four times" in refusal(config(16, 64, 128), m=65)
+    assert refusal(config(16, 64, 128), m=64) == ""
+    assert "as group 8" in refusal(config(128, 128, 64, group=16), m=1024)
+    assert refusal(config(128, 128, 64, group=16), m=1025) == ""
+
+
+def test_a_config_without_hints_is_judged_as_one_block_on_one_multiprocessor() -> None:
+    bare = Config(constants={"tile_m": 64, "tile_n": 64, "tile_k": 64, "group": 8})
+    assert matmul_tunable.refusal(bare, SM90, shape(64)) is None
+    assert matmul_tunable.grid_fn(bare, Device.reference(SM90), shape(8192)) == (132,)
+
+
+def test_the_declared_shapes_are_twelve_weights_three_of_them_in_float16_too() -> None:
+    weights = {(p["dtype"], p["N"], p["K"]) for p in matmul_tunable.typical_problems}
+    assert len({w for w in weights if w[0] == "bfloat16"}) == 12
+    assert len({w for w in weights if w[0] == "float16"}) == 3
+    assert {p["M"] for p in matmul_tunable.typical_problems} == {2**i for i in range(15)}
+
+
+# Tiles and grid ---------------------------------------------------------------------------------
+
+
+def test_tiles_count_partly_filled_ones() -> None:
+    assert matmul_tunable.tiles is not None
+    assert matmul_tunable.tiles(config(128, 64, 64), shape(129, 65)) == 2 * 2
+    assert matmul_tunable.tiles(config(128, 64, 64), shape(128, 64)) == 1
+
+
+def test_the_grid_is_what_the_gpu_holds_at_once_and_no_more_than_the_tiles() -> None:
+    device = Device.reference(SM90)
+    grid = matmul_tunable.grid_fn
+    assert grid(config(128, 128, 64), device, shape(4096)) == (132,)
+    assert grid(config(128, 128, 64, occupancy=2), device, shape(4096)) == (264,)
+    assert grid(config(128, 256, 64, num_ctas=2), device, shape(4096)) == (66,)
+    assert grid(config(128, 128, 64), device, shape(1)) == (48,)
+
+
+def test_the_work_of_all_tiles_is_the_work_of_the_product() -> None:
+    assert matmul_tunable.work is not None
+    assert matmul_tunable.tiles is not None
+    one, candidate = shape(4096, 6144, 4096), config(128, 256, 64, num_ctas=2)
+    work, tiles = matmul_tunable.work(candidate, one), matmul_tunable.tiles(candidate, one)
+    assert tiles * work.steps * work.flops == 2 * 4096 * 6144 * 4096
+    assert tiles * work.store_bytes == 4096 * 6144 * 2
+    assert work.load_bytes == (128 + 256) * 64 * 2
+
+
+# The kernel -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 1, 1), (64, 96, 64), (65, 97, 65), (5, 200, 31), (300, 40, 100), (257, 257, 33)]
+)
+def test_the_kernel_agrees_with_the_reference(
+    m: int, n: int, k: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = matmul_tunable.make_args(shape(m, n, k, dtype), CPU, 1)
+    poison(matmul_tunable, args)
+    wanted = expected(matmul_tunable, args)
+    emulator.run(matmul_tunable, args, config(16, 32, 32, group=8), monkeypatch)
+    assert_agrees(matmul_tunable, args, wanted)
+
+
+@pytest.mark.parametrize("group", [1, 3, 8, 16])
+def test_every_tile_is_computed_once_in_any_group_and_on_any_number_of_multiprocessors(
+    group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for sms in (1, 7, 200):
+        args = matmul_tunable.make_args(shape(16 * 11 + 3, 16 * 5 + 1, 16), CPU, 0)
+        wanted = expected(matmul_tunable, args)
+        blocks = emulator.run(matmul_tunable, args, config(16, 16, 16, group=group), monkeypatch, sms=sms)
+        assert blocks == min(sms, 12 * 6)
+        assert_agrees(matmul_tunable, args, wanted)
+
+
+def test_the_tolerance_tells_a_missing_step_from_a_rounding() -> None:
+    args = matmul_tunable.make_args(shape(64, 64, 28672), CPU, 0)
+    wanted = expected(matmul_tunable, args)
+    a, b, out = args
+    out.copy_(a.float() @ b.float())
+    assert_agrees(matmul_tunable, args, wanted)
+    out.copy_(a[:, 64:].float() @ b[64:].float())
+    with pytest.raises(AssertionError, match="are wrong"):
+        assert_agrees(matmul_tunable, args, wanted)
+
+
+def test_arguments_without_storage_pose_the_problem_that_made_them() -> None:
+    for one in matmul_tunable.typical_problems[:: len(matmul_tunable.typical_problems) // 20]:
+        assert matmul_tunable.problem_of(*matmul_tunable.make_args(one, torch.device("meta"), 0)) == one
+
+
+# The host function ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    calls: list[tuple[Any, ...]] = []
+    module = sys.modules["aot_tune.kernels.matmul"]
+    monkeypatch.setattr(module, "matmul_tunable", SimpleNamespace(launch=lambda *args: calls.append(args)))
+    return calls
+
+
+def half(*sizes: int) -> torch.Tensor:
+    return torch.zeros(sizes, dtype=torch.bfloat16)
+
+
+def test_the_host_function_allocates_the_product_and_launches_once(launched: list[tuple[Any, ...]]) -> None:
+    a, b = half(3, 4), half(5, 4).t()
+    out = matmul(a, b)
+    assert (tuple(out.shape), out.dtype) == ((3, 5), torch.bfloat16)
+    [(passed_a, passed_b, passed_out)] = launched
+    assert passed_a is a
+    assert passed_b is b
+    assert passed_out is out
+
+
+def test_the_host_function_writes_where_it_is_told(launched: list[tuple[Any, ...]]) -> None:
+    out = half(3, 5)
+    assert matmul(half(3, 4), half(4, 5), out=out) is out
+    assert launched[0][2] is out
+
+
+@pytest.mark.parametrize(("m", "n"), [(0, 5), (3, 0)])
+def test_an_empty_product_is_not_launched(m: int, n: int, launched: list[tuple[Any, ...]]) -> None:
+    assert matmul(half(m, 4), half(4, n)).shape == (m, n)
+    assert launched == []
+
+
+def test_a_sum_of_nothing_is_zero_without_a_launch(launched: list[tuple[Any, ...]]) -> None:
+    out = torch.ones((3, 5), dtype=torch.bfloat16)
+    assert bool((matmul(half(3, 0), half(0, 5), out=out) == 0).all())
+    assert launched == []
+
+
+def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> None:
+    def refused(says: str, *args: torch.Tensor, **more: torch.Tensor) -> None:
+        with pytest.raises(LaunchError, match=says):
+            matmul(*args, **more)
+
+    refused(r"b has shape \(5, 6\); a of 4 columns asks for \(4, 6\)", half(3, 4), half(5, 6))
+    refused(r"a is \(2, 3, 4\); pass a tensor of shape \(M, K\)", half(2, 3, 4), half(4, 5))
+    refused("b is a list", half(3, 4), [1.0])  # type: ignore[arg-type]
+    refused("a is float32; pass bfloat16 or float16", half(3, 4).float(), half(4, 5))
+    refused("b is float16; pass bfloat16", half(3, 4), half(4, 5).half())
+    refused(r"out has shape \(5, 3\)", half(3, 4), half(4, 5), out=half(5, 3))
+    refused("out is float32; pass bfloat16", half(3, 4), half(4, 5), out=half(3, 5).float())
+    square = half(4, 4)
+    refused("out and a share memory", square, half(4, 4), out=square)
+    refused("b is on meta, not on cpu", half(3, 4), half(4, 5).to("meta"))
+    refused("at most 2147483647", half(1, 1).expand(2**31, 1).to("meta"), half(1, 1).to("meta"))
+    assert launched == []

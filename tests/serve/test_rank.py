@@ -1,0 +1,45 @@
+"""What makes a process one of several."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+
+import pytest
+
+from aot_tune import environment
+from aot_tune.serve.rank import is_rank
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", environment.RANKED])
+@pytest.mark.parametrize(("value", "ranked"), [("2", True), ("1", False), ("0", False), ("", False), ("x", False)])
+def test_b10_a_world_size_above_one_makes_a_rank(
+    name: str, value: str, ranked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B10: told by the environment."""
+    monkeypatch.setenv(name, value)
+    assert is_rank() is ranked
+
+
+@pytest.mark.parametrize(("initialised", "size", "ranked"), [(True, 2, True), (True, 1, False), (False, 2, False)])
+def test_b10_torch_distributed_tells_once_it_is_initialised(
+    initialised: bool, size: int, ranked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B10: told by torch."""
+    fake = types.SimpleNamespace(
+        is_available=lambda: True, is_initialized=lambda: initialised, get_world_size=lambda: size
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", fake)  # type: ignore[arg-type]
+    assert is_rank() is ranked
+
+
+def test_a_half_imported_torch_distributed_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed", types.ModuleType("torch.distributed"))
+    assert is_rank() is False
+
+
+def test_asking_does_not_import_torch() -> None:
+    code = "import sys; from aot_tune.serve.rank import is_rank; is_rank(); print('torch' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "False"

@@ -1,0 +1,48 @@
+"""aot_tune.inputs: random tensors for make_args."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aot_tune import inputs
+
+DTYPES = ["bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_equal_seeds_give_equal_values_and_others_do_not(dtype):
+    one, again, other = (inputs.randn((64, 3), dtype, "cpu", seed).float() for seed in (1, 1, 2))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_device_meta_gives_shapes_and_strides_without_storage(dtype):
+    real, meta = (inputs.randn((5, 7), dtype, device, 0) for device in ("cpu", torch.device("meta")))
+    assert meta.is_meta
+    assert (meta.shape, meta.stride(), meta.dtype) == (real.shape, real.stride(), real.dtype)
+    assert inputs.empty((5, 7), dtype, "meta").is_meta
+    assert inputs.randint((5,), 0, 9, "int32", "meta", 0).is_meta
+
+
+def test_the_scale_is_the_standard_deviation():
+    assert inputs.randn((100_000,), "float32", "cpu", 0, scale=0.02).std().item() == pytest.approx(0.02, rel=0.02)
+
+
+def test_values_do_not_depend_on_what_was_drawn_before():
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    inputs.randn((8,), "float32", "cpu", 0)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_integers_keep_their_bounds():
+    values = inputs.randint((10_000,), 3, 7, torch.int64, "cpu", 0)
+    assert (values.min().item(), values.max().item(), values.dtype) == (3, 6, torch.int64)
+
+
+@pytest.mark.parametrize("name", ["float31", "nn", "", "zeros"])
+def test_a_name_that_is_no_dtype_is_refused(name):
+    with pytest.raises(ValueError, match="no dtype called"):
+        inputs.named_dtype(name)
