@@ -133,7 +133,7 @@ class _Hasher:
             self._obstacle(f"it reads more than {MOST_PARTS} functions and values")
         else:
             self._parts += 1
-            if isinstance(value, types.FunctionType | type):
+            if isinstance(value, types.FunctionType | type) and typing.get_origin(value) is None:
                 self._described[id(value)] = (len(self._described), value)
             self._open.append(id(value))
             self._describe(value)
@@ -143,12 +143,12 @@ class _Hasher:
         """By the first that fits: code, a foreign thing with a name, a container, an object."""
         if isinstance(value, types.FunctionType) or hasattr(value, "__wrapped__"):
             self._function(value)
+        elif typing.get_origin(value) is not None:  # before classes: list[int] passes for one on Python 3.10
+            self._alias(value)
         elif isinstance(value, type):
             self._class(value)
         elif isinstance(value, types.ModuleType):
             self._module(value)
-        elif typing.get_origin(value) is not None:
-            self._alias(value)
         elif getattr(value, "__module__", "") == "typing":
             self._word("typing", str(getattr(value, "_name", None) or value))  # Any became a class in 3.11
         elif isinstance(value, _NATIVE):
@@ -188,8 +188,16 @@ class _Hasher:
     def _alias(self, value: Any) -> None:
         """``int | None``, ``ct.Constant[int]``: by their parts, since releases print them differently."""
         origin = typing.get_origin(value)
-        union = origin in (typing.Union, types.UnionType)
-        self._parts_of("union" if union else str(origin), *typing.get_args(value))
+        if origin in (typing.Union, types.UnionType):
+            self._word("alias", "Union")
+        elif isinstance(origin, type) and not counts_by_name(origin.__module__):
+            self._value(origin)
+        else:  # Annotated is a class up to Python 3.12 and none since
+            self._word(
+                "alias",
+                getattr(origin, "__qualname__", None) or getattr(origin, "_name", None) or str(origin),
+            )
+        self._parts_of("of", *typing.get_args(value))
 
     def _module(self, module: types.ModuleType) -> None:
         if counts_by_name(module.__name__):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 
@@ -34,9 +35,8 @@ def normal_form(node: ast.AST) -> Iterator[str]:
             continue
         yield f"{field}="
         if isinstance(value, list):
-            documented = field == "body" and isinstance(node, SCOPES) and _is_docstring(value[0])
             yield "["
-            for item in value[1:] if documented else value:
+            for item in _significant(node, field, value):
                 yield from normal_form(item) if isinstance(item, ast.AST) else (repr(item),)
                 yield ","
             yield "]"
@@ -46,6 +46,15 @@ def normal_form(node: ast.AST) -> Iterator[str]:
             yield f"{type(value).__name__}:{value!r}"
         yield ","
     yield ")"
+
+
+def _significant(node: ast.AST, field: str, items: list[Any]) -> list[Any]:
+    """A list without its docstring; an f-string's without empty texts, which Python 3.12 adds."""
+    if field == "body" and isinstance(node, SCOPES) and _is_docstring(items[0]):
+        return items[1:]
+    if isinstance(node, ast.JoinedStr):
+        return [item for item in items if not (isinstance(item, ast.Constant) and item.value == "")]
+    return items
 
 
 def _is_docstring(statement: ast.AST) -> bool:

@@ -1,4 +1,4 @@
-"""A stand-in CUDA driver and runtime: `ct.launch` runs whole on any machine, deriving real signatures and compiling for real.
+"""A stand-in CUDA driver and runtime: `ct.launch` runs whole on any machine, compiling for real.
 
 Nothing runs on a GPU: grids, symbols, streams and devices are recorded. `install` before the first driver
 call of the process; two devices are always there, `DRIVER.devices` says how many are shown. Written for
@@ -274,9 +274,10 @@ for _name, _more in {
     _plays_handle(_name, *_more)
 
 _NOTHING_TO_DO = (
-    "cuMemFree", "cuMemFreeHost", "cuMemcpyHtoDAsync", "cuStreamSynchronize", "cuCtxSynchronize", "cuEventRecord",
-    "cuEventQuery", "cuEventDestroy", "cuGraphLaunch", "cuGraphDestroy", "cuGraphExecDestroy", "cuStreamDestroy",
-    "cuStreamWaitEvent", "cuKernelSetAttribute", "cuLaunchKernel",
+    "cuMemFree", "cuMemFreeHost", "cuMemcpyHtoDAsync", "cuStreamSynchronize", "cuCtxSynchronize",
+    "cuEventRecord", "cuEventQuery", "cuEventDestroy", "cuGraphLaunch", "cuGraphDestroy",
+    "cuGraphExecDestroy", "cuStreamDestroy", "cuStreamWaitEvent", "cuKernelSetAttribute",
+    "cuLaunchKernel",
 )  # fmt: skip
 
 

@@ -15,7 +15,9 @@ def test_every_known_arch_has_a_reference_device_of_its_own(arch):
     assert 0 < device.shared_memory_per_block < device.shared_memory_per_sm
     assert device.threads_per_sm % 32 == 0
     assert 0 < device.blocks_per_sm <= device.threads_per_sm // 32
-    assert min(device.sm_count, device.l2_bytes, device.clock_mhz, device.tensor_tflops, device.memory_gbps) > 0
+    assert (
+        min(device.sm_count, device.l2_bytes, device.clock_mhz, device.tensor_tflops, device.memory_gbps) > 0
+    )
 
 
 def test_the_hopper_reference_has_the_figures_of_an_h200():

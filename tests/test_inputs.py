@@ -27,7 +27,9 @@ def test_device_meta_gives_shapes_and_strides_without_storage(dtype):
 
 
 def test_the_scale_is_the_standard_deviation():
-    assert inputs.randn((100_000,), "float32", "cpu", 0, scale=0.02).std().item() == pytest.approx(0.02, rel=0.02)
+    assert inputs.randn((100_000,), "float32", "cpu", 0, scale=0.02).std().item() == pytest.approx(
+        0.02, rel=0.02
+    )
 
 
 def test_values_do_not_depend_on_what_was_drawn_before():

@@ -93,10 +93,10 @@ class Gpu:
         """Median microseconds of a call on the GPU, L2 flushed before each run, as `exhaustive_search` does."""
         for _ in range(3):
             call()
-        times = []
+        times: list[float] = []
         for _ in range(_SAMPLES):
             self._flush.zero_()
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             start.record()
             call()
             end.record()

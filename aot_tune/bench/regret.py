@@ -14,6 +14,7 @@ from aot_tune.config import Config
 from aot_tune.discovery import Found
 from aot_tune.problem import Problem
 from aot_tune.rule import sizes_inside
+from aot_tune.serve.dispatch import dispatcher_of
 from aot_tune.tuner.report import geometric_mean
 
 SIZES = 44
@@ -44,14 +45,12 @@ def of_resolver(gpu: Gpu, found: Found) -> tuple[dict[str, Any], list[Timed]]:
     Returns:
         The regrets' geometric mean, 95th percentile and worst, beside the default's; and all times.
     """
-    from aot_tune.serve.dispatch import choice_for
-
     tunable = found.tunable
     kernel, plans = gpu.plans(found, problems(found))
     timed = [gpu.exhaustive(kernel, each) for each in plans]
     taken, default = [], []
     for each, one in zip(plans, timed, strict=True):
-        choice = choice_for(tunable, gpu.device, each.problem)
+        choice = dispatcher_of(tunable).choice(gpu.arch, each.problem)
         config = one.listed.twins.get(choice.config, choice.config)
         if config not in one.us:
             one.us.update(gpu.times(kernel, each, [config]))

@@ -36,7 +36,7 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
         first = tile // (group * tiles_n) * group
         rows = min(tiles_m - first, group)
         place = tile % (group * tiles_n)
-        m, n = first + place % rows, place // group
+        m, n = first + place % rows, place // rows
         # The first step stands before the loop. Begun from zeros inside it, the compiler folds "step 0 starts
         # from zero" into the loop and selects every accumulator anew at each step, or waits for each product
         # before the next: of 108 configs 31 were seen to pipeline on sm_90 (tileiras 13.4). So, 80 do.

@@ -77,7 +77,10 @@ def folder_here() -> Path | None:
     if named is None:
         import platformdirs
 
-        named = Path(platformdirs.user_cache_dir("aot_tune", appauthor=False))
+        try:
+            named = Path(platformdirs.user_cache_dir("aot_tune", appauthor=False))
+        except (RuntimeError, OSError, KeyError):  # neither HOME nor a user of this uid
+            return None
     return named if named.is_absolute() else None
 
 

@@ -176,10 +176,11 @@ class LiveSearch:
         arch = occasion.device.arch
         tabled = dict.fromkeys(c for shipped in occasion.index.tables for c in shipped.table.portfolio)
         default = self._tunable.default_config(arch, occasion.problem)
-        space = self._tunable.candidates(arch, occasion.problem)
-        spread = space[:: max(-(-len(space) // few), 1)]
-        wanted = dict.fromkeys((default, *tabled, *spread))
-        configs = [c for c in wanted if occasion.legality.refusal(c, occasion.problem) is None][:few]
+        legality, problem = occasion.legality, occasion.problem
+        first = [c for c in dict.fromkeys((default, *tabled)) if legality.refusal(c, problem) is None][:few]
+        rest = [c for c in self._tunable.candidates(arch, problem) if c not in first]
+        more = min(few - len(first), len(rest))
+        configs = first + [rest[place * len(rest) // more] for place in range(more)]  # spread evenly
         return lambda: child.fastest(
             self._tunable, occasion.problem, configs, number=occasion.number, limit_s=limit_s
         )

@@ -29,8 +29,8 @@ class Page:
     verify_s: float = 0.0
     """Seconds spent on comparing with the reference."""
 
-    conditions: Mapping[str, Any] | None = None
-    """The GPU's state before and after: clocks, throttle reasons, whether clocks were locked."""
+    conditions: tuple[Mapping[str, Any], ...] = ()
+    """The GPU's state before and after each request: clocks, why they are held back, whether they were locked."""
 
     def measurements(self) -> dict[Config, Measurement]:
         """The outcomes that are times, by config."""
@@ -85,7 +85,7 @@ def _record(step: Step, problem: Problem, page: Page) -> dict[str, Any]:
         "outcomes": [_outcome_record(outcome) for outcome in page.outcomes],
         "measure_s": page.measure_s,
         "verify_s": page.verify_s,
-        "conditions": dict(page.conditions) if page.conditions else None,
+        "conditions": [dict(one) for one in page.conditions],
     }
 
 
@@ -94,7 +94,7 @@ def _page(record: Mapping[str, Any]) -> tuple[Step, Problem, Page]:
         outcomes=tuple(_outcome(each) for each in record["outcomes"]),
         measure_s=record["measure_s"],
         verify_s=record["verify_s"],
-        conditions=record["conditions"],
+        conditions=tuple(record["conditions"]),
     )
     return record["step"], Problem(record["problem"]), page
 

@@ -28,6 +28,7 @@ from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.tuner.plan import Plan, ProblemPlan, plan
 from aot_tune.tuner.progress import Progress
 from aot_tune.tuner.shortlist import shortlist
+from aot_tune.tuner.trials import Conditions
 
 Times = dict[Problem, dict[Config, Measurement]]
 Cubins = Mapping[Config, "Path | None"]
@@ -41,6 +42,12 @@ MOST_FINALISTS = 8
 
 class Measurer(Protocol):
     """What a sweep asks of a measuring session (`aot_tune.tuner.session.MeasureSession`)."""
+
+    conditions: list[Conditions]
+    """What each request so far was measured under."""
+
+    verify_s: float
+    """Seconds spent verifying so far."""
 
     def measure(self, problem: Problem, configs: Cubins) -> list[Outcome]:
         """Verify and time each config once."""
@@ -210,11 +217,16 @@ class KernelSweep:
         page = self._book.read(step, each.problem, configs)
         if page is None:
             cubins = self._cubins(each, configs)
-            started = monotonic()
+            started, verified, requests = monotonic(), self._session.verify_s, len(self._session.conditions)
             outcomes = measure(each.problem, cubins)
-            page = self._book.write(
-                step, each.problem, Page(outcomes=tuple(outcomes), measure_s=monotonic() - started)
+            verify_s = self._session.verify_s - verified
+            page = Page(
+                outcomes=tuple(outcomes),
+                measure_s=monotonic() - started - verify_s,
+                verify_s=verify_s,
+                conditions=tuple(one.as_record() for one in self._session.conditions[requests:]),
             )
+            self._book.write(step, each.problem, page)
         else:
             for failure in page.failures():
                 if failure.stage in ("fault", "timeout"):

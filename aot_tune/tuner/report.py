@@ -59,6 +59,9 @@ class SweepRequest:
     journal: Path | None = None
     """The folder of journals; None for their usual place below build/."""
 
+    cubins: Path | None = None
+    """Folder of cubins to reuse and add to; None for its usual place below build/."""
+
     fresh: bool = False
     """Whether to set an existing journal aside and start over."""
 
@@ -130,6 +133,9 @@ class KernelReport:
 
     changed: int = 0
     """Entries that differ from the table that was there before."""
+
+    resumed: int = 0
+    """Measurements taken over from the journal of an earlier run."""
 
     device_name: str = ""
     """The GPU it was measured on, or the reference device it was predicted for."""

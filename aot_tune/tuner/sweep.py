@@ -9,9 +9,7 @@ from pathlib import Path
 from time import monotonic
 
 from aot_tune import cutile, store
-from aot_tune.arch import visible_gpus
 from aot_tune.declaration import declaration_problems
-from aot_tune.device import Device
 from aot_tune.discovery import Found
 from aot_tune.errors import DeclarationError, TuneError
 from aot_tune.fingerprint import source_hash
@@ -57,7 +55,7 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
         )
     for found in request.kernels:
         _check(found, request)
-    pool = partial(CompilePool, request.jobs or os.cpu_count() or 1, folder=CUBINS)
+    pool = partial(CompilePool, request.jobs or os.cpu_count() or 1, folder=request.cubins or CUBINS)
     tune = predict.predict_kernel if request.predicts else _measure_kernel
     rows: list[KernelReport] = []
     with CompileFeed(pool) as feed:
@@ -65,17 +63,13 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
             rows.append(tune(request, found, feed, progress))
     report = SweepReport(
         arch=request.arch,
-        device_name=_device_name(request),
+        device_name=rows[0].device_name if rows else "",
         rows=tuple(rows),
         seconds=monotonic() - started,
+        resumed=sum(row.resumed for row in rows),
     )
     progress.finished(report.rows)
     return report
-
-
-def _device_name(request: SweepRequest) -> str:
-    gpus = visible_gpus() if request.gpu is not None else None
-    return gpus[request.gpu].name if gpus and request.gpu is not None else Device.reference(request.arch).name
 
 
 def _check(found: Found, request: SweepRequest) -> None:
@@ -159,7 +153,7 @@ def _measure_kernel(request: SweepRequest, found: Found, feed: CompileFeed, prog
             # What was measured is in the table now; the next sweep measures anew.
             journal_path.replace(journal_path.with_suffix(".done"))
     compiled_s = max(feed.last_result_s - started, 0.0) if feed.counts() != before else 0.0
-    return _report(found, table, old, swept, path, refusals, compiled_s)
+    return _report(found, table, old, swept, path, refusals, compiled_s, book.resumed)
 
 
 def _whole(request: SweepRequest, found: Found) -> bool:
@@ -208,6 +202,7 @@ def _report(
     path: Path,
     refusals: list[str],
     compile_s: float,
+    resumed: int,
 ) -> KernelReport:
     before = {entry.bucket: entry for entry in old.entries} if old is not None else {}
     return KernelReport(
@@ -222,4 +217,6 @@ def _report(
         path=None if refusals else path,
         changed=sum(before.get(entry.bucket) != entry for entry in table.entries),
         refusals=tuple(refusals),
+        device_name=table.built_with.device_name,
+        resumed=resumed,
     )

@@ -21,8 +21,8 @@ TIE = 0.02
 
 
 PREFERENCE = 0.5
-"""The part of the tie band within which a slower config is preferred to a faster one for another reason. Half, so
-that the noise of the next tune, which keeps an incumbent within the whole band, does not undo the preference."""
+"""The part of the tie band within which a slower config is preferred to a faster one for another reason. Half,
+so that the noise of the next tune, which keeps an incumbent within the whole band, does not undo it."""
 
 
 def is_tie(one: Measurement, other: Measurement, *, part: float = 1.0) -> bool:

@@ -41,6 +41,14 @@ class Conditions:
     disturbed: Mapping[Config, str]
     """Configs whose samples stayed spoilt for longer than was waited, and by what."""
 
+    def as_record(self) -> dict[str, object]:
+        """Plain values, for a journal."""
+        return {
+            "before": self.before.as_record(),
+            "after": self.after.as_record(),
+            "disturbed": {str(config): by for config, by in self.disturbed.items()},
+        }
+
 
 class Strikes:
     """The faults of one kernel's configs, by problem.

@@ -1,7 +1,7 @@
 """Tile code run on the CPU, block after block, on torch tensors. Not a test itself.
 
-Holds only what the shipped kernels use of cuda.tile. It shows that their indexing and arithmetic are right; what
-the compiler makes of them is for the GPU tests.
+Holds only what the shipped kernels use of cuda.tile. It shows that their indexing and arithmetic are right;
+what the compiler makes of them is for the GPU tests.
 """
 
 from __future__ import annotations

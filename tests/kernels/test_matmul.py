@@ -1,4 +1,4 @@
-"""matmul without a GPU: the space and its rules, the tiles, the arithmetic, what the host function refuses."""
+"""matmul without a GPU: the space and its rules, tiles, arithmetic, what the host function refuses."""
 
 from __future__ import annotations
 

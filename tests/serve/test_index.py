@@ -36,7 +36,9 @@ def index_of(*tables: Table) -> Index:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(problems, max_size=20), problems, st.sampled_from([1.0, 2.0, math.inf]))
-def test_the_nearest_entry_is_the_one_the_rule_names(swept: list[Problem], wanted: Problem, within: float) -> None:
+def test_the_nearest_entry_is_the_one_the_rule_names(
+    swept: list[Problem], wanted: Problem, within: float
+) -> None:
     buckets = list(dict.fromkeys(bucket_of(AXES, problem) for problem in swept))
     found = index_of(table_of(buckets)).nearest(wanted, within)
     expected = nearest(AXES, wanted, buckets, within=within)

@@ -42,7 +42,9 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     "1 GB": sparse,
     "NaN": lambda path: path.write_bytes(WHOLE.replace(b'"mean_us": 10', b'"mean_us": NaN', 1)),
     "true for 1": lambda path: path.write_bytes(WHOLE.replace(b'"schema": 1', b'"schema": true', 1)),
-    "30-digit int": lambda path: path.write_bytes(WHOLE.replace(b"\"num_ctas\": 1", b"\"num_ctas\": " + b"9" * 30, 1)),
+    "30-digit int": lambda path: path.write_bytes(
+        WHOLE.replace(b'"num_ctas": 1', b'"num_ctas": ' + b"9" * 30, 1)
+    ),
     "duplicate keys": lambda path: path.write_bytes(WHOLE.replace(b'"arch":', b'"kernel": "x", "arch":', 1)),
     "BOM": lambda path: path.write_bytes(b"\xef\xbb\xbf" + WHOLE),
     "lone surrogate": lambda path: path.write_bytes(WHOLE.replace(b"NVIDIA", b"\\ud800", 1)),
@@ -96,7 +98,10 @@ def _renamed_constants(table: Table) -> Table:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: dataclasses.replace(t, arch=Arch.parse("sm100")), "it is the table of sm100, and not of sm90"),
+        (
+            lambda t: dataclasses.replace(t, arch=Arch.parse("sm100")),
+            "it is the table of sm100, and not of sm90",
+        ),
         (lambda t: dataclasses.replace(t, kernel="other"), "it is the table of 'other', and not of 'scale'"),
         (_renamed_constants, "its configs have the constants tile_x tile_n, .* tile_m tile_n"),
     ],

@@ -13,7 +13,9 @@ from aot_tune.serve.rank import is_rank
 
 
 @pytest.mark.parametrize("name", ["WORLD_SIZE", environment.RANKED])
-@pytest.mark.parametrize(("value", "ranked"), [("2", True), ("1", False), ("0", False), ("", False), ("x", False)])
+@pytest.mark.parametrize(
+    ("value", "ranked"), [("2", True), ("1", False), ("0", False), ("", False), ("x", False)]
+)
 def test_b10_a_world_size_above_one_makes_a_rank(
     name: str, value: str, ranked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -22,7 +24,9 @@ def test_b10_a_world_size_above_one_makes_a_rank(
     assert is_rank() is ranked
 
 
-@pytest.mark.parametrize(("initialised", "size", "ranked"), [(True, 2, True), (True, 1, False), (False, 2, False)])
+@pytest.mark.parametrize(
+    ("initialised", "size", "ranked"), [(True, 2, True), (True, 1, False), (False, 2, False)]
+)
 def test_b10_torch_distributed_tells_once_it_is_initialised(
     initialised: bool, size: int, ranked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

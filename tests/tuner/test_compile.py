@@ -31,9 +31,7 @@ PROBLEM = Problem({"dtype": "bfloat16", "M": 64, "N": 1024})
 
 def job(tile_m: int, occupancy: int = 1) -> CompileJob:
     kernel = Kernel(Found(module=MODULE, tunable=scale), SM90)
-    config = Config(
-        constants={"tile_m": tile_m, "tile_n": 64}, hints={"occupancy": occupancy, "num_ctas": 1}
-    )
+    config = Config(constants={"tile_m": tile_m, "tile_n": 64}, hints={"occupancy": occupancy, "num_ctas": 1})
     return kernel.job(PROBLEM, config)
 
 
@@ -64,7 +62,9 @@ def put_on_path(monkeypatch: pytest.MonkeyPatch, folder: Path, what_it_does: str
     real = _compile._find_compiler_bin().path
     folder.mkdir()
     script = folder / "tileiras"
-    script.write_text(f'#!/bin/bash\nif [ -f "$1" ] && grep -aq I32_I64 "$1"; then\n{what_it_does}\nfi\nexec {real} "$@"\n')
+    script.write_text(
+        f'#!/bin/bash\nif [ -f "$1" ] && grep -aq I32_I64 "$1"; then\n{what_it_does}\nfi\nexec {real} "$@"\n'
+    )
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
@@ -76,7 +76,9 @@ def assert_none_left(mark: str, within_s: float = 10.0) -> None:
     assert left == []
 
 
-def test_jobs_compile_in_children_and_a_second_run_takes_them_from_the_folder(tmp_path: Path, mark: str) -> None:
+def test_jobs_compile_in_children_and_a_second_run_takes_them_from_the_folder(
+    tmp_path: Path, mark: str
+) -> None:
     jobs = [job(16), job(32), job(16, occupancy=2)]
     with CompilePool(2, 60.0, tmp_path) as pool:
         for one in [*jobs, jobs[0]]:  # the repetition is not compiled again

@@ -74,7 +74,8 @@ def test_another_symbol_does_not_make_other_code() -> None:
 @functools.cache
 def matmul_of_size(m: int) -> bytes:
     config = Config(
-        constants={"tile_m": 128, "tile_n": 128, "tile_k": 64, "group": 8}, hints={"num_ctas": 1, "occupancy": 1}
+        constants={"tile_m": 128, "tile_n": 128, "tile_k": 64, "group": 8},
+        hints={"num_ctas": 1, "occupancy": 1},
     )
     args = matmul_tunable.args_fn(config, *matmul_tunable.make_args(LARGE.replaced(M=m), "meta", 0))
     signature = cutile.signature_of(matmul_tunable.kernel, args)
@@ -103,7 +104,10 @@ def test_any_changed_instruction_changes_the_digest() -> None:
 
 
 def test_the_inner_loop_of_a_matmul_is_found_on_every_generation() -> None:
-    loops = {arch: inner_loop(cubin.machine_code(matmul(arch, 64, 128, 64))) for arch in ("sm80", "sm90", "sm100", "sm120")}
+    loops = {
+        arch: inner_loop(cubin.machine_code(matmul(arch, 64, 128, 64)))
+        for arch in ("sm80", "sm90", "sm100", "sm120")
+    }
     for arch, loop in loops.items():
         assert isinstance(loop, Loop), arch
         assert 0 < loop.tensor_ops < loop.instructions

@@ -107,7 +107,9 @@ def test_leaving_the_default_for_a_predicted_tenth_is_never_slower() -> None:
     assert sum(gain > 1.02 for gain in gains) >= 12
 
 
-def test_the_shortlist_stands_when_every_constant_is_off_by_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shortlist_stands_when_every_constant_is_off_by_a_quarter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The form matters, the constants hardly do: the figures are rounded and from one GPU."""
     names = [name for name in vars(model) if name.isupper() and isinstance(getattr(model, name), float)]
     exact, chance, means = {name: getattr(model, name) for name in names}, random.Random(1), []
@@ -147,7 +149,8 @@ def test_blocks_that_do_not_fit_together_run_one_after_another() -> None:
 
 
 @pytest.mark.parametrize(
-    "worse", [{"pipelined": False, "waits": 4}, {"selects": 128}, {"local_accesses": 300}, {"instructions": 900}]
+    "worse",
+    [{"pipelined": False, "waits": 4}, {"selects": 128}, {"local_accesses": 300}, {"instructions": 900}],
 )
 def test_a_worse_loop_is_never_predicted_faster(worse: dict[str, int]) -> None:
     deep = dataclasses.replace(HELD, shared_bytes=200_000)  # so that loads are not what it waits for

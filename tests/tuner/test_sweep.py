@@ -32,6 +32,8 @@ class Session:
     driver = "580.1"
 
     def __init__(self, found: Any, gpu_index: int, *, on_event: Any) -> None:
+        self.conditions: list[Any] = []
+        self.verify_s = 0.0
         self.asked: list[tuple[str, Problem, frozenset[Config]]] = []
         sessions.append(self)
 
@@ -42,7 +44,13 @@ class Session:
         pass
 
     def identity(self) -> dict[str, str]:
-        return {"gpu": "NVIDIA H200", "uuid": "GPU-1", "driver": self.driver, "cuda_tile": "1.7.0", "tileiras": "13.4.92"}
+        return {
+            "gpu": "NVIDIA H200",
+            "uuid": "GPU-1",
+            "driver": self.driver,
+            "cuda_tile": "1.7.0",
+            "tileiras": "13.4.92",
+        }
 
     def device(self) -> Device:
         return Device.reference(SM90)
@@ -102,7 +110,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _tune(folder: Path, **changes: Any) -> SweepReport:
-    request = SweepRequest(kernels=(scale_in(folder / "tables")["scale"],), arch=SM90, gpu=0, jobs=2, **changes)
+    request = SweepRequest(
+        kernels=(scale_in(folder / "tables")["scale"],), arch=SM90, gpu=0, jobs=2, **changes
+    )
     return sweep.run(request, Quiet())
 
 
@@ -128,7 +138,9 @@ def test_winners_are_rechecked_before_they_are_published(folder: Path) -> None:
     assert rechecked == {1, 64, 256}
 
 
-def test_a_second_sweep_with_the_same_outcome_changes_no_byte(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_sweep_with_the_same_outcome_changes_no_byte(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _tune(folder)
     first = _path(folder).read_bytes()
     monkeypatch.setattr(Session, "noise", 1.008)
@@ -138,7 +150,9 @@ def test_a_second_sweep_with_the_same_outcome_changes_no_byte(folder: Path, monk
     assert report.rows[0].changed == 0
 
 
-def test_a_config_that_is_wrong_wins_nowhere_and_is_counted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_config_that_is_wrong_wins_nowhere_and_is_counted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Session, "wrong", frozenset({64}))
     report = _tune(folder)
     table = store.read_table(_path(folder))
@@ -166,7 +180,9 @@ def test_a_sweep_that_was_stopped_goes_on_and_repeats_nothing(
     assert sessions[2].asked == first + second
 
 
-def test_a_changed_driver_is_not_mixed_with_what_was_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_driver_is_not_mixed_with_what_was_measured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Session, "fails_after", 2)
     with pytest.raises(TuneError):
         _tune(folder)
