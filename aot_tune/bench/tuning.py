@@ -107,9 +107,9 @@ def _serial_search(gpu: Gpu, found: Found, problems: Sequence[Problem]) -> tuple
         searched = exhaustive_search(
             space,
             torch.cuda.current_stream().cuda_stream,
-            lambda config, problem=problem: tunable.grid_fn(config, gpu.device, problem),  # type: ignore[misc]
+            lambda config, problem=problem: tunable.grid_fn(config, gpu.device, problem),
             tunable.kernel,
-            lambda config, args=args: tunable.args_fn(config, *args),  # type: ignore[misc]
+            lambda config, args=args: tunable.args_fn(config, *args),
             lambda config: dict(config.hints),
             quiet=True,
         )
