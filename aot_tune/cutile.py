@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
+import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import metadata
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from aot_tune import signature
 from aot_tune.arch import Arch
 from aot_tune.config import HINTS
-from aot_tune.errors import CutileError
+from aot_tune.errors import CompilerMissingError, CutileError
 
 TESTED_VERSIONS = ((1, 6), (1, 7))
 """Releases of cuda-tile whose private names were checked; others take the public way."""
@@ -26,8 +30,19 @@ TESTED_VERSIONS = ((1, 6), (1, 7))
 TUNE_SINCE = (1, 7)
 """The first release whose ``exhaustive_search`` flushes the L2 cache."""
 
-CubinSource = Callable[[str], "bytes | None"]
-"""Signature -> the cubin compiled for it, or None to let cuTile compile."""
+
+class Cubin(NamedTuple):
+    """Compiled code that can be loaded."""
+
+    code: bytes
+    """The file, an ELF."""
+
+    symbol: str
+    """What the kernel is called inside."""
+
+
+CubinSource = Callable[[str, Arch], "Cubin | None"]
+"""(signature, arch of the GPU) -> the cubin compiled for it, or None to let cuTile compile."""
 
 
 # What is installed ----------------------------------------------------------------------------------------------
@@ -67,6 +82,23 @@ def compiler_version() -> str | None:
     return numbers[-1] if numbers else answer.strip() or None
 
 
+def may_have_compiler() -> bool:
+    """Whether a compiler seems to be installed, told in 1 ms and without importing cuTile's compiling half (143 ms).
+
+    Looks where cuTile does: its pip package, PATH, CUDA_HOME and the toolkit's usual folder.
+    """
+    try:
+        metadata.version("nvidia-cuda-tileiras")
+        return True
+    except metadata.PackageNotFoundError:
+        home = os.environ.get("CUDA_HOME")
+        return bool(
+            shutil.which("tileiras")
+            or (home and shutil.which("tileiras", path=os.path.join(home, "bin")))
+            or any(shutil.which("tileiras", path=str(folder)) for folder in Path("/usr/local").glob("cuda*/bin"))
+        )
+
+
 # Kernels --------------------------------------------------------------------------------------------------------
 
 
@@ -95,12 +127,7 @@ def default_hints(kernel: Any) -> dict[str, object]:
 
 def constant_parameters(kernel: Any) -> tuple[str, ...]:
     """The names of a kernel's ``ct.Constant`` parameters, in order."""
-    annotated = kernel._annotated_function
-    return tuple(
-        name
-        for name, node in zip(annotated.pysig.parameters, annotated.parameter_annotations, strict=True)
-        if getattr(node, "constant", False)
-    )
+    return tuple(name for name, node in _parameters(kernel) if getattr(node, "constant", False))
 
 
 def with_hints(kernel: Any, hints: Mapping[str, int], cubins: CubinSource | None = None) -> Any:
@@ -120,7 +147,7 @@ def with_hints(kernel: Any, hints: Mapping[str, int], cubins: CubinSource | None
 @cache
 def _prebuilt_class() -> Any:
     import cuda.tile as ct
-    from cuda.tile._cext import TileContext
+    from cuda.tile._cext import TileContext, get_compute_capability
 
     class PrebuiltKernel(ct.kernel):
         """A kernel whose cubins were compiled elsewhere. cuTile calls `_compile` for a signature not yet loaded."""
@@ -135,18 +162,25 @@ def _prebuilt_class() -> Any:
 
         def _compile(self, signature: Any, context: Any, compute_capability: Any = None) -> Any:
             symbol = signature.with_mangled_symbol(self._pyfunc.__name__).symbol
-            cubin = self._cubins(symbol)
-            if cubin is None:
-                try:
-                    return super()._compile(signature, context, compute_capability)
-                except Exception as error:
-                    of_disk_cache = isinstance(error, OSError) or type(error).__module__ == "sqlite3"
-                    if context.config.cache_dir is None or not of_disk_cache:
-                        raise
-                    # Its folder cannot be made, or its database is broken; compiling needs neither.
-                    config = dataclasses.replace(context.config, cache_dir=None)
-                    return super()._compile(signature, TileContext(config=config), compute_capability)
-            return cubin, symbol, None, () if release() >= (1, 7) else []
+            cubin = self._cubins(symbol, Arch(*(compute_capability or get_compute_capability())))
+            if cubin is not None:
+                return cubin.code, cubin.symbol, None, () if release() >= (1, 7) else []
+            try:
+                return super()._compile(signature, context, compute_capability)
+            except FileNotFoundError as error:
+                if "tileiras" not in str(error):
+                    raise
+                raise CompilerMissingError(
+                    f"{self._pyfunc.__name__} has no cubin for {symbol}, and there is no compiler here (tileiras) to "
+                    "make one; ship the cubin (aot-tune compile) or install the compiler: pip install 'aot-tune[tune]'"
+                ) from error
+            except Exception as error:
+                of_disk_cache = isinstance(error, OSError) or type(error).__module__ == "sqlite3"
+                if context.config.cache_dir is None or not of_disk_cache:
+                    raise
+                # Its folder cannot be made, or its database is broken; compiling needs neither.
+                config = dataclasses.replace(context.config, cache_dir=None)
+                return super()._compile(signature, TileContext(config=config), compute_capability)
 
         def replace_hints(self, **hints: Any) -> Any:
             # exhaustive_search calls this even without hints, and would get a plain kernel that compiles again.
@@ -166,121 +200,37 @@ def signature_of(kernel: Any, kernel_args: Sequence[Any]) -> str:
     Raises:
         CutileError: An argument of a kind that has no signature here.
     """
-    from cuda.tile.compilation import CallingConvention, KernelSignature
+    return signature.signature_of(symbol_of(kernel), _parameters(kernel), kernel_args)
 
+
+def weakest_signature(kernel: Any, strong: str) -> str:
+    """The signature that assumes nothing of the arrays; a kernel compiled for it serves `strong` as well."""
+    return signature.weakest(strong, _parameters(kernel))
+
+
+def symbol_of(kernel: Any) -> str:
+    """The name of the function a kernel was made of: what a cubin of an archive calls the kernel inside."""
+    name: str = python_function(kernel).__name__
+    return name
+
+
+def _parameters(kernel: Any) -> list[tuple[str, Any]]:
+    """Name and annotation of each parameter."""
     annotated = kernel._annotated_function
-    nodes = annotated.parameter_annotations
-    names = tuple(annotated.pysig.parameters)
-    if len(kernel_args) != len(nodes):
-        raise CutileError(
-            f"{annotated.pyfunc.__name__} takes {len(nodes)} arguments ({', '.join(names)}), "
-            f"args_fn returned {len(kernel_args)}"
-        )
-    # The smallest convention that fits: the second one only where a static shape (a size of 1, say) is present.
-    static = any(_static_dims(getattr(node, "array", None)) for node in nodes)
-    unit = any(1 in arg.shape for arg in kernel_args if _is_array(arg))
-    convention = (
-        CallingConvention.cutile_python_v2() if unit or static else CallingConvention.cutile_python_v1()
-    )
-    constraints = [
-        _constraint(arg, node, name, unit) for arg, node, name in zip(kernel_args, nodes, names, strict=True)
-    ]
-    signature = KernelSignature(constraints, convention)
-    symbol: str = signature.with_mangled_symbol(annotated.pyfunc.__name__).symbol
-    return symbol
-
-
-def _is_array(arg: object) -> bool:
-    return hasattr(arg, "shape") and hasattr(arg, "dtype") and hasattr(arg, "stride")
-
-
-def _constraint(arg: Any, node: Any, name: str, unit: bool) -> Any:
-    import cuda.tile as ct
-    from cuda.tile.compilation import ConstantConstraint, ScalarConstraint
-
-    if getattr(node, "constant", False):
-        return ConstantConstraint(arg)
-    if _is_array(arg):
-        return _array_constraint(arg, node, unit)
-    if isinstance(arg, bool):
-        return ScalarConstraint(ct.bool_)
-    if isinstance(arg, int):
-        wide = getattr(node, "scalar", None)
-        return ScalarConstraint(ct.int64 if wide is not None else ct.int32)
-    if isinstance(arg, float):
-        return ScalarConstraint(ct.float32)
-    raise CutileError(f"kernel argument {name} is a {type(arg).__name__}; pass a tensor, an int, a float or a bool")
-
-
-def _array_constraint(arg: Any, node: Any, unit: bool) -> Any:
-    """The rule of cuda-tile 1.6 and 1.7 for one array; a test holds it against cuTile's own on random arrays."""
-    import cuda.tile as ct
-    from cuda.tile.compilation import ArrayConstraint
-
-    dtype = getattr(ct, {"bool": "bool_"}.get(name := str(arg.dtype).removeprefix("torch."), name))
-    shape, strides = tuple(arg.shape), tuple(arg.stride())
-    rank, bits = len(shape), dtype.bitwidth
-    annotation = getattr(node, "array", None)
-    static_shape, static_stride = _static_dims(annotation), tuple(getattr(annotation, "static_stride_dims", ()))
-    stride_constant: list[int | None] = [None] * rank
-    shape_constant: list[int | None] = [None] * rank
-    stride_divisible, shape_divisible = [1] * rank, [1] * rank
-    if rank <= _MOST_SPECIALISED_DIMENSIONS:
-        for i, (size, stride) in enumerate(zip(shape, strides, strict=True)):
-            if (stride * bits) % (8 * _ALIGNMENT) == 0:
-                stride_divisible[i] = max(8 * _ALIGNMENT // bits, 1)
-            if (size * bits) % 8 == 0 and size % _ALIGNMENT == 0:
-                shape_divisible[i] = _ALIGNMENT
-            if stride == 1 and not static_stride:
-                stride_constant[i] = 1
-            if unit and size == 1 and not static_shape:
-                shape_constant[i] = 1
-    for i in static_shape:
-        shape_constant[i % rank] = shape[i % rank]
-    for i in static_stride:
-        stride_constant[i % rank] = strides[i % rank]
-    index_dtype = getattr(annotation, "index_dtype", None) or ct.int32
-    address = 0 if getattr(arg, "is_meta", False) else arg.data_ptr()
-    return ArrayConstraint(
-        dtype,
-        rank,
-        index_dtype=index_dtype,
-        stride_constant=stride_constant,
-        shape_constant=shape_constant,
-        stride_lower_bound_incl=0,
-        alias_groups=(),
-        may_alias_internally=not _disjoint(shape, strides),
-        stride_divisible_by=stride_divisible,
-        shape_divisible_by=shape_divisible,
-        base_addr_divisible_by=_ALIGNMENT if address % _ALIGNMENT == 0 else 1,
-    )
-
-
-def _static_dims(annotation: Any) -> tuple[int, ...]:
-    return tuple(getattr(annotation, "static_shape_dims", None) or ())
-
-
-_ALIGNMENT = 16
-"""cuTile specialises on divisibility by this: bytes of addresses and strides, elements of shapes."""
-
-_MOST_SPECIALISED_DIMENSIONS = 5
-
-
-def _disjoint(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether no two indices can share memory, by cuTile's sufficient test on the strides in ascending order."""
-    if not shape:
-        return True
-    ordered = sorted(zip(strides, shape, strict=True))
-    return ordered[0][0] > 0 and all(
-        outer > 0 and outer >= inner * size for (inner, size), (outer, _) in zip(ordered, ordered[1:], strict=False)
-    )
+    return list(zip(annotated.pysig.parameters, annotated.parameter_annotations, strict=True))
 
 
 # Compiling ------------------------------------------------------------------------------------------------------
 
 
 def compile_cubin(
-    kernel: Any, hints: Mapping[str, int], signature: str, arch: Arch, *, timeout_s: float | None = None
+    kernel: Any,
+    hints: Mapping[str, int],
+    signature: str,
+    arch: Arch,
+    *,
+    timeout_s: float | None = None,
+    symbol: str | None = None,
 ) -> bytes:
     """Compile one kernel for one signature, without a GPU.
 
@@ -293,6 +243,7 @@ def compile_cubin(
         signature: As `signature_of` gives it.
         arch: Target.
         timeout_s: Limit for the compiler's run, seconds.
+        symbol: What the kernel is called inside; the signature itself where none is given.
 
     Raises:
         CutileError: The compiler refused it, crashed or ran too long; the message starts with its own words.
@@ -301,7 +252,7 @@ def compile_cubin(
     from cuda.tile.compilation import demangle_kernel_name, export_kernel
 
     hinted = kernel.replace_hints(**hints)
-    parsed = demangle_kernel_name(signature)[1].with_symbol(signature)
+    parsed = demangle_kernel_name(signature)[1].with_symbol(symbol or signature)
     try:
         if private_names_known():
             return _compile_anonymous(hinted, parsed, arch, timeout_s)

@@ -133,7 +133,9 @@ def _check_arguments(tunable: Tunable) -> None:
 
 def _first_problem(tunable: Tunable) -> Problem:
     typical = tunable.typical
-    if not isinstance(typical, Sequence) or isinstance(typical, str) or not typical:
+    if not isinstance(typical, Sequence) or isinstance(typical, str):
+        _refuse(tunable, f"typical is {typical!r:.80}; write a list of the problems to sweep")
+    if not typical:
         _refuse(
             tunable, "typical is empty; list the problems to sweep: typical=[{'dtype': 'bfloat16', 'M': 16}]"
         )

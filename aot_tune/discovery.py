@@ -1,4 +1,4 @@
-"""Find declarations: by the entry-point group ``aot_tune.tunables`` or by module name. Touches no GPU, reads no table."""
+"""Find declarations by the entry-point group ``aot_tune.tunables`` or by module name. Touches no GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GROUP = "aot_tune.tunables"
 """Each entry point of this group names a module that declares kernels: ``mylib = "mylib.kernels"``."""
 
 OWN_KERNELS = "aot_tune.kernels"
-"""The shipped kernels: found in a checkout too, where nothing is installed that could declare an entry point."""
+"""The shipped kernels: found in a checkout too, where nothing installed declares an entry point."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,8 @@ class Found:
 def find_tunables(modules: Sequence[str] = ()) -> dict[str, Found]:
     """All declarations of the named modules; without names, those of every installed entry point.
 
-    The current folder is importable, as it is for ``python -m``. A package is searched with all its modules' globals
-    that it imports itself, not by walking its files.
+    The current folder is importable, as it is for ``python -m``. A module's globals are looked at, imported
+    ones too; the files of a package are not walked.
 
     Args:
         modules: Module names such as ``mylib.kernels``; or a path to one, ``mylib/kernels.py``.
@@ -73,7 +73,9 @@ def load(module: str, name: str) -> Tunable:
     """
     here = {found.tunable.name: found.tunable for found in _tunables_in(module)}
     if name not in here:
-        raise UsageError(f"module {module} declares no kernel {name!r}; it has {' '.join(sorted(here)) or 'none'}")
+        raise UsageError(
+            f"module {module} declares no kernel {name!r}; it has {' '.join(sorted(here)) or 'none'}"
+        )
     return here[name]
 
 
@@ -117,5 +119,7 @@ def _module_name(text: str) -> str:
         return text
     relative = os.path.relpath(text) if os.path.isabs(text) else os.path.normpath(text)
     if relative.startswith(os.pardir):
-        raise UsageError(f"{text} lies outside of the current folder; go to its package's folder, or name the module")
+        raise UsageError(
+            f"{text} lies outside of the current folder; go to its package's folder, or name the module"
+        )
     return relative.removesuffix(".py").removesuffix(os.sep).replace(os.sep, ".")

@@ -57,6 +57,14 @@ class CutileError(AotTuneError):
     """cuTile cannot do what was asked of it in this installation: a version, the compiler, a symbol."""
 
 
+class CompilerMissingError(CutileError):
+    """A kernel would have to be compiled where no compiler is installed."""
+
+
+class ArchiveError(AotTuneError):
+    """A file that is not an archive of cubins, or is damaged; names the place in it."""
+
+
 class AotTuneWarning(UserWarning):
     """The root of the warnings. Serving goes on after each of them."""
 
@@ -71,3 +79,7 @@ class MissWarning(AotTuneWarning):
 
 class CacheWarning(AotTuneWarning):
     """The user's cache was left out or could not be written."""
+
+
+class CubinWarning(AotTuneWarning):
+    """Prebuilt cubins were left out; the kernel is compiled on its first launch instead."""

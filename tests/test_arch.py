@@ -41,8 +41,8 @@ def test_every_known_arch_survives_being_printed_in_either_style(arch):
 
 @pytest.mark.parametrize(
     "name",
-    ["", "sm", "sm9", "hopper", "sm_1000", "sm090", "9.0.0", "sm\uff19\uff10", "../sm90", "sm90\0", None, 90, 9.0,
-     (9,), (9, 0, 0), (9.0, 0), ("9", "0"), (True, False), "sm70", "sm91", (7, 5)],
+    ["", "sm", "sm9", "hopper", "sm_1000", "sm090", "9.0.0", "sm\uff19\uff10", "../sm90", "sm90\0",
+     None, 90, 9.0, (9,), (9, 0, 0), (9.0, 0), ("9", "0"), (True, False), "sm70", "sm91", (7, 5)],
 )  # fmt: skip
 def test_what_names_no_arch_is_refused_with_the_names_that_do(name):
     with pytest.raises(ArchError, match=r"sm80 .*sm90 .*sm121") as caught:

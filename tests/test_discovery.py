@@ -70,7 +70,9 @@ def test_a_named_module_is_found_in_the_current_folder_and_alone(here: Path) -> 
     assert load("mylib.kernels", "double") is found["double"].tunable
 
 
-@pytest.mark.parametrize("text", ["mylib/kernels.py", "./mylib/kernels.py", "mylib/kernels", "{here}/mylib/kernels.py"])
+@pytest.mark.parametrize(
+    "text", ["mylib/kernels.py", "./mylib/kernels.py", "mylib/kernels", "{here}/mylib/kernels.py"]
+)
 def test_a_path_names_its_module(here: Path, text: str) -> None:
     package(here, KERNELS.format(name="double"))
     assert find_tunables([text.format(here=here)])["double"].module == "mylib.kernels"
@@ -90,7 +92,9 @@ def test_a_declaration_imported_by_two_modules_is_one(here: Path) -> None:
 def test_two_kernels_of_one_name_are_refused_naming_both_modules(here: Path) -> None:
     package(here, KERNELS.format(name="double"))
     package(here, KERNELS.format(name="double"), name="mylib2")
-    with pytest.raises(UsageError, match=r"two kernels are called 'double': one in mylib\.kernels, one in mylib2\.kernels"):
+    with pytest.raises(
+        UsageError, match=r"two kernels are called 'double': one in mylib\.kernels, one in mylib2\.kernels"
+    ):
         find_tunables(["mylib.kernels", "mylib2.kernels"])
 
 
@@ -107,7 +111,9 @@ def test_two_kernels_of_one_name_are_refused_naming_both_modules(here: Path) -> 
         ("not a name", r"no module is called 'not a name'"),
     ],
 )
-def test_a_module_that_cannot_be_used_is_refused_with_the_reason(here: Path, module: str, message: str) -> None:
+def test_a_module_that_cannot_be_used_is_refused_with_the_reason(
+    here: Path, module: str, message: str
+) -> None:
     package(here, KERNELS.format(name="double"))
     (here / "mylib" / "needs.py").write_text("import not_there\n")
     (here / "mylib" / "broken.py").write_text("1 / 0\n")

@@ -69,8 +69,8 @@ TEXT = """\
   "entries": [
     {"bucket": {"dtype": "bfloat16", "M": 64, "N": 6144}, "config": {"constants": {"tile_m": 64}, "hints": \
 {"num_ctas": 1, "occupancy": 2}}, "mean_us": 23.1, "error_margin_us": 0.1, "default_us": 30.2, \
-"regret": 0.01, "evidence": "measured", "points": [{"size": {"M": 40}, "us": [23.0, null, 30.0]}, {"size": {"M": 64}, "us": \
-[23.1, 24.0, 30.2]}]}
+"regret": 0.01, "evidence": "measured", "points": [{"size": {"M": 40}, "us": [23.0, null, 30.0]}, \
+{"size": {"M": 64}, "us": [23.1, 24.0, 30.2]}]}
   ]
 }
 """
@@ -262,8 +262,7 @@ WRONG = [
     (_set("axes", "a b", "exact"), "axes"),
     (_set("portfolio", {}), "portfolio"),
     (_set("portfolio", [{"constants": {"tile_m": n}, "hints": {}} for n in range(17)]), "portfolio"),
-    (_set("portfolio", 1, json.loads('{"constants": {"tile_m": 64}, "hints": {"occupancy": 2, "num_ctas": 1}}')),
-     "portfolio"),
+    (lambda document: document["portfolio"].append(document["portfolio"][0]), "portfolio"),
     (_set("portfolio", 0, "hints", "num_ctas", True), "portfolio[0].hints.num_ctas"),
     (_set("portfolio", 0, "hints", "warps", 4), "portfolio[0].hints"),
     (_set("portfolio", 0, "constants", "tile_m", [64]), "portfolio[0].constants.tile_m"),

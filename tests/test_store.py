@@ -278,7 +278,7 @@ while True:
 
 
 def test_a15_a_kill_at_any_step_leaves_the_old_or_the_new_file_whole(tmp_path):
-    """The child is killed before its n-th traced line or call in the module, for every n until it comes through."""
+    """The child is killed before its n-th line in the module, for every n until it comes through."""
     lines = [line.split() for line in _child(KILLER, tmp_path).stdout.splitlines()]
     outcomes = [outcome for _, outcome, _ in lines]
     assert len(outcomes) > 20

@@ -22,4 +22,5 @@ def test_entries_are_ordered_by_classes_then_exact_sizes_then_bucketed_ones_as_n
         Problem({"dtype": dtype, "M": m, "N": n})
         for dtype, n, m in [("a", 512, 16), ("a", 512, 128), ("a", 4096, 2), ("b", 64, 1)]
     ]
-    assert sorted(reversed(ordered), key=lambda bucket: entry_order(axes, bucket)) == ordered
+    backwards = ordered[::-1]
+    assert sorted(backwards, key=lambda bucket: entry_order(axes, bucket)) == ordered

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import cuda.tile as ct
@@ -143,9 +144,10 @@ def _config(tile_m: int, tile_n: int, tile_k: int, group: int, num_ctas: int, oc
     )
 
 
-def _search_space(arch: Arch, problem: Problem) -> list[Config]:
+@cache
+def _space(arch: Arch) -> tuple[Config, ...]:
     every = (_config(*v) for row in _rows(arch) for v in itertools.product(*row))
-    return [config for config in every if _does_not_fit(config, arch) is None]
+    return tuple(config for config in every if _does_not_fit(config, arch) is None)
 
 
 def _default(arch: Arch, problem: Problem) -> Config:
@@ -225,8 +227,7 @@ def _problem(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Mapping[str
 
 
 def _tiles(config: Config, problem: Problem) -> int:
-    tile_m, tile_n, _, _ = _tile(config)
-    return -(-problem.size("M") // tile_m) * -(-problem.size("N") // tile_n)
+    return -(-problem.size("M") // int(config["tile_m"])) * -(-problem.size("N") // int(config["tile_n"]))
 
 
 def _work(config: Config, problem: Problem) -> Work:
@@ -262,8 +263,7 @@ def _reference(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Close:
     return Close(value=a.double() @ b.double(), rtol=torch.finfo(a.dtype).eps, atol=2e-3)
 
 
-_M = Pow2.edges(1, 16384)
-_BOTH = ("bfloat16", "float16")
+_M, _BOTH = Pow2.edges(1, 16384), ("bfloat16", "float16")
 
 matmul_tunable = Tunable(
     name="matmul",
@@ -271,7 +271,7 @@ matmul_tunable = Tunable(
     kernel=matmul_kernel,
     axes={"M": Pow2(), "N": Exact(), "K": Exact()},
     problem=_problem,
-    search_space=_search_space,
+    search_space=lambda arch, problem: _space(arch),
     legal=_legal,
     default=_default,
     grid_fn=_grid,

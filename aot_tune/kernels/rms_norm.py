@@ -145,11 +145,11 @@ def _reference(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: fl
     return Close(value=exact, rtol=max(torch.finfo(x.dtype).eps, 1e-5), atol=1e-6)
 
 
-_OCCUPANCIES = (1, 2, 4, 8, 16, 32)
+_SPACE = tuple(Config(hints={"occupancy": n}) for n in (1, 2, 4, 8, 16, 32))
 """All that the hint takes, by doubling. The sweep measures once what compiles to the same code."""
 
-_DEFAULT = Config(hints={"occupancy": 2})
-"""The largest that spills on no arch for up to 8192 columns."""
+_DEFAULT = _SPACE[1]
+"""An occupancy of 2, the largest that spills on no arch for up to 8192 columns."""
 
 _ROWS = Pow2.edges(1, 16384)
 
@@ -159,7 +159,7 @@ rms_norm_tunable = Tunable(
     kernel=rms_norm_kernel,
     axes={"rows": Pow2(), "cols": Exact()},
     problem=_problem,
-    search_space=lambda arch, problem: [Config(hints={"occupancy": n}) for n in _OCCUPANCIES],
+    search_space=lambda arch, problem: _SPACE,
     legal=_legal,
     default=lambda arch, problem: _DEFAULT,
     grid_fn=_grid,

@@ -159,7 +159,7 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=2)
 
 
-_OCCUPANCIES = (1, 2, 4, 8, 16, 32)
+_SPACE = tuple(Config(hints={"occupancy": n}) for n in (1, 2, 4, 8, 16, 32))
 """All that the hint takes, by doubling. The sweep measures once what compiles to the same code."""
 
 
@@ -174,9 +174,9 @@ rope_tunable = Tunable(
     kernel=rope_kernel,
     axes={"tokens": Pow2(), "heads": Exact(), "kv_heads": Exact(), "head_dim": Exact()},
     problem=_problem,
-    search_space=lambda arch, problem: [Config(hints={"occupancy": n}) for n in _OCCUPANCIES],
+    search_space=lambda arch, problem: _SPACE,
     legal=_legal,
-    default=lambda arch, problem: Config(hints={"occupancy": 2}),
+    default=lambda arch, problem: _SPACE[1],  # an occupancy of 2, which spills on no arch
     grid_fn=_grid,
     args_fn=_args,
     tiles=_tiles,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aot_tune import environment
 from aot_tune.arch import Arch
@@ -22,10 +23,12 @@ from aot_tune.serve.rank import is_rank
 from aot_tune.serve.reads import Followed, Passed, follow_args, follow_problem
 from aot_tune.serve.resolve import Choice, Legality, resolve
 from aot_tune.serve.runtime import Runtime, runtime
-from aot_tune.serve.search import LiveSearch, Occasion
 from aot_tune.serve.template import Form, Kind, LaunchFunction
 from aot_tune.serve.told import Told
 from aot_tune.tunable import Tunable
+
+if TYPE_CHECKING:
+    from aot_tune.serve.search import LiveSearch
 
 _MOST_PLANS = 4096
 """Plans kept in each memo, a few MB for a kernel; more shapes than a server meets again soon."""
@@ -102,7 +105,6 @@ class Dispatcher:
         self._plans: dict[tuple[int, Problem, Config | None], Plan] = {}
         self._indexes: dict[Arch, Index] = {}
         self._machines: dict[int, _Machine] = {}
-        self._search = LiveSearch(tunable, self.kernels)
         self._told = Told(tunable)
         self._ranked = False
 
@@ -132,13 +134,19 @@ class Dispatcher:
         self._told.source(machine.device.arch, machine.index)
         return machine
 
+    @cached_property
+    def _search(self) -> LiveSearch:
+        from aot_tune.serve.search import LiveSearch  # not needed by a process whose problems are all tuned
+
+        return LiveSearch(self._tunable, self.kernels)
+
     # Choosing -----------------------------------------------------------------------------------------------
 
     def choice(self, arch: Arch, problem: Problem, *, config: Config | None = None) -> Choice:
         """What a launch of this problem would run on an arch, without a GPU and without searching."""
         index = self.load(arch)
         name = next((gpu.name for gpu in loader.gpus() or () if gpu.arch == arch), "")
-        remembered = None if is_rank() else self._search.remembered(arch, name)
+        remembered = None if is_rank() else lambda bucket: self._search.remembered(arch, name, bucket)
         return resolve(
             self._tunable, arch, problem, index, Legality(self._tunable, arch),
             given=config, asked_default=environment.forces_default(), remembered=remembered,
@@ -166,7 +174,12 @@ class Dispatcher:
         machine = self._machine(number, here)
         arch = machine.device.arch
 
+        def remembered(bucket: Problem) -> Config | None:
+            return self._search.remembered(arch, machine.device.name, bucket)
+
         def search(wanted: Problem, nearest: Found | None) -> Config | None:
+            from aot_tune.serve.search import Occasion
+
             occasion = Occasion(
                 problem=wanted, args=args, number=number, device=machine.device, index=machine.index,
                 legality=machine.legality, nearest=nearest, here=here,
@@ -176,7 +189,7 @@ class Dispatcher:
         choice = resolve(
             self._tunable, arch, problem, machine.index, machine.legality,
             given=given, asked_default=environment.forces_default(),
-            remembered=None if self._ranked else self._search.remembered(arch, machine.device.name),
+            remembered=None if self._ranked else remembered,
             search=None if self._ranked else search,
         )  # fmt: skip
         grid = tuple(self._tunable.grid_fn(choice.config, machine.device, problem))

@@ -95,26 +95,35 @@ class Index:
         exact = tuple(max(wanted.size(name), 1) for name in self._exact)
         best: tuple[float, tuple[int, ...], int] | None = None
         chosen: Found | None = None
-        for group in self._groups.get(self._classes(wanted), {}).values():
-            apart = [
-                abs(math.log2(one / max(other, 1))) for one, other in zip(exact, group.exact, strict=True)
-            ]
-            outside = sum(apart)
-            if (apart and max(apart) > within) or (best is not None and round(outside, 9) > best[0]):
-                continue
+        for outside, group in self._by_distance(wanted, exact, within):
+            if best is not None and outside > best[0]:
+                break
             for edges, place, found in group.members:
                 steps = [abs(one - other) for one, other in zip(exponents, edges, strict=True)]
-                if steps and max(steps) > within:
-                    continue
-                distance = round(
-                    outside + sum(steps), 9
-                )  # rounded so that equal sums in another order still tie
-                if best is not None and distance > best[0]:
+                distance = round(outside + sum(steps), 9)  # so that equal sums in another order still tie
+                if (best is not None and distance > best[0]) or (steps and max(steps) > within):
                     continue
                 larger = tuple(-found.entry.bucket.size(name) for name in self._axes)
                 if best is None or (distance, larger, place) < best:
                     best, chosen = (distance, larger, place), found
         return chosen
+
+    def _by_distance(
+        self, wanted: Problem, exact: tuple[int, ...], within: float
+    ) -> list[tuple[float, _Group]]:
+        """The groups of the problem's classes in reach on the Exact axes, nearest first: few need a look."""
+        reached: list[tuple[float, _Group]] = []
+        for group in self._groups.get(self._classes(wanted), {}).values():
+            outside = 0.0
+            for one, other in zip(exact, group.exact, strict=True):
+                apart = abs(math.log2(one / max(other, 1)))
+                if apart > within:
+                    break
+                outside += apart
+            else:
+                reached.append((round(outside, 9), group))
+        reached.sort(key=_distance)
+        return reached
 
     def rule(self, found: Found) -> BucketRule:
         """The rule inside this entry's bucket, made once."""
@@ -128,3 +137,7 @@ class Index:
 
     def _exponents(self, bucket: Problem) -> tuple[int, ...]:
         return tuple(bucket.size(name).bit_length() - 1 for name in self._pow2)
+
+
+def _distance(reached: tuple[float, _Group]) -> float:
+    return reached[0]

@@ -107,11 +107,12 @@ class TorchRuntime:
         # CUDA has no question "does anybody capture", so each stream of torch's pool is asked. Taking as many
         # as the pool holds brings its round robin back to where it was.
         cuda = self._torch.cuda
-        for priority in (0, -1):
-            for _ in range(_POOL_STREAMS):
-                with cuda.stream(cuda.Stream(index, priority=priority)):
-                    if cuda.is_current_stream_capturing():
-                        return True
+        with self.relaxed_capture():
+            for priority in (0, -1):
+                for _ in range(_POOL_STREAMS):
+                    with cuda.stream(cuda.Stream(index, priority=priority)):
+                        if cuda.is_current_stream_capturing():
+                            return True
         return self.capturing()
 
     @contextmanager

@@ -84,18 +84,14 @@ class LiveSearch:
         self._tried: set[tuple[Arch, str, Problem]] = set()
         self._searches = 0
 
-    def remembered(self, arch: Arch, device_name: str) -> Callable[[Problem], Config | None]:
-        """Bucket -> the winner found before, by this process or by one that shares the user's cache."""
-
-        def look(bucket: Problem) -> Config | None:
-            place = (arch, device_name, bucket)
-            if place not in self._known:
-                if len(self._known) >= _MOST_REMEMBERED:
-                    self._known.clear()
-                self._known[place] = UserCache(folder_here()).read(self._key(arch, device_name, bucket))
-            return self._known[place]
-
-        return look
+    def remembered(self, arch: Arch, device_name: str, bucket: Problem) -> Config | None:
+        """The winner found before, by this process or by one that shares the user's cache."""
+        place = (arch, device_name, bucket)
+        if place not in self._known:
+            if len(self._known) >= _MOST_REMEMBERED:
+                self._known.clear()
+            self._known[place] = UserCache(folder_here()).read(self._key(arch, device_name, bucket))
+        return self._known[place]
 
     def winner(self, occasion: Occasion) -> Config | None:
         """Search, where that is allowed and fits; None leaves the choice to the ladder's next step.

@@ -79,7 +79,8 @@ class LaunchFunction:
         key = self._key_expression(form)
         key_code = self._code(f"def key({', '.join(self.names)}):\n return {key}\n", "key")
         self.call.__code__ = self._code(self._source_of_launch(self._hot_path(form, key)), "launch")
-        self.globals.pop(f"plans{self._generation - 2}", None)  # a thread may still be inside the last one
+        if self._generation > 1:  # a thread may still be inside the last one: it finds nothing, and goes slow
+            self.globals[f"plans{self._generation - 1}"].clear()
         return FunctionType(key_code, self.globals, "key"), memo
 
     # The source ---------------------------------------------------------------------------------------------

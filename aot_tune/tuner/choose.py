@@ -24,7 +24,7 @@ from aot_tune.tuner.times import PREFERENCE, TIE, Sweep, Times, is_tie, unserved
 __all__ = ["Sweep", "Times", "choose_entries", "choose_portfolio", "is_tie", "settle_portfolio", "unserved"]
 
 TIE_OF_MEANS = 0.005
-"""Portfolios whose mean regrets differ by less are the same. A mean over a sweep has far less noise than a time:
+"""Portfolios whose mean regrets differ by less are the same. A mean over a sweep has less noise than a time:
 in 50 re-tunes of the recorded sweep, with its own noise, it moved by at most 0.3 %."""
 
 
@@ -34,8 +34,8 @@ def settle_portfolio(
     """The portfolio to measure in the second pass and to publish.
 
     1. The incumbent's, in its order, while all its configs are still candidates and it serves as well: its
-       worst regret is beyond what a portfolio may leave by no more than the tie band, and its mean regret is no
-       more than `TIE_OF_MEANS` beyond a new portfolio's. A time that ties with the best is no regret here.
+       worst regret is beyond what a portfolio may leave by no more than the tie band, and its mean regret
+       beyond a new portfolio's by no more than `TIE_OF_MEANS`. A time that ties with the best is no regret.
     2. Where entries that were not swept are kept, the incumbent's with configs added at its end: points are
        columns over the portfolio, and the kept entries' columns stay what they are.
     3. Else a new one.

@@ -1,4 +1,4 @@
-"""Compile many kernels at once, each in one of a few killable child processes that see no GPU. Knows no candidate."""
+"""Compile many kernels at once, in a few killable child processes that see no GPU. Knows no candidate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMPILE_SECONDS = 120.0
 """A compiler's time limit. The slowest seen, 256x256 tiles that spill, took 6 s on 16 cores (H200 host)."""
 
 _GRACE_SECONDS = 15.0
-"""What a child has beyond the compiler's limit: it times the compiler itself, and tracing takes up to 1 s of its own."""
+"""What a child has beyond the compiler's limit: it times the compiler itself, and tracing takes up to 1 s."""
 
 _MOST_STARTS = 3
 """Times in a row a child may fail to start before the pool gives up: it is the machine then."""
@@ -48,19 +48,20 @@ class _Seat:
     """When it must have spoken, monotonic seconds."""
 
     compiling: bool = False
-    """Whether it has imported the kernel and started on the job; before that, slowness is not the job's fault."""
+    """Whether it has imported the kernel and begun; before that, slowness is not the job's fault."""
 
 
 class CompilePool:
     """Up to `workers` children that compile. Not for several threads.
 
-    A compiler that crashes, hangs or is killed is that job's failure; its process group is then killed whole and a
-    fresh child takes its place.
+    A compiler that crashes, hangs or is killed is that job's failure; its process group is then killed whole
+    and a fresh child takes its place.
 
     Args:
         workers: Children at most; they start when there is work.
         timeout_s: The compiler's limit for one job, seconds.
-        folder: Where cubins are kept as ``<key>.cubin``, with what is known of each beside it; reused by later runs.
+        folder: Where cubins are kept as ``<key>.cubin``, with what is known of each beside it; later runs
+            reuse them.
         target: What runs in a child; tests put a faulty compiler there.
     """
 
@@ -81,7 +82,9 @@ class CompilePool:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreError(f"{folder}: no folder for cubins can be made ({error.strerror}); free the path") from error
+            raise StoreError(
+                f"{folder}: no folder for cubins can be made ({error.strerror}); free the path"
+            ) from error
 
     @property
     def unfinished(self) -> int:
@@ -128,7 +131,7 @@ class CompilePool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # Seats ------------------------------------------------------------------------------------------------------
+    # Seats --------------------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
         """Give waiting jobs to idle children, and start children while there are more jobs than they."""

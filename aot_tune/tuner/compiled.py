@@ -39,6 +39,9 @@ class CompileJob:
     arch: Arch
     """Target."""
 
+    symbol: str | None = None
+    """What the kernel is called in its cubin; the signature itself where none is given."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
@@ -104,7 +107,7 @@ def cached(folder: Path, key: str) -> Compiled | None:
 
 
 def keep(folder: Path, result: Compiled, cubin: bytes) -> None:
-    """Put a cubin and what is known of it where `cached` finds them. The note comes last: it vouches for the cubin.
+    """Put a cubin and what is known of it where `cached` finds them. The note comes last: it vouches.
 
     Raises:
         StoreError: The folder cannot be written.
@@ -132,4 +135,6 @@ def _replace(path: Path, data: bytes) -> None:
         if temporary:
             with suppress(OSError):
                 os.unlink(temporary)
-        raise StoreError(f"{path} cannot be written ({error.strerror}); free space or name another folder") from error
+        raise StoreError(
+            f"{path} cannot be written ({error.strerror}); free space or name another folder"
+        ) from error

@@ -1,4 +1,4 @@
-"""What a cubin says of itself: resources by the vendor's tool, threads and machine code from the ELF. Runs no kernel."""
+"""What a cubin says of itself: resources by the vendor's tool, machine code from the ELF. Runs no kernel."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def resources(cubin: bytes) -> Resources:
     usages = _USAGE.findall(answer.stdout)
     if answer.returncode or len(usages) != 1:
         said = (answer.stderr or answer.stdout).strip()[-300:]
-        raise TuneError(f"cuobjdump reads {len(usages)} kernels in a cubin, expected one: {said or 'it says nothing'}")
+        raise TuneError(
+            f"cuobjdump reads {len(usages)} kernels in a cubin, expected one: {said or 'it says nothing'}"
+        )
     registers, stack, shared = map(int, usages[0])
     return Resources(registers=registers, stack_bytes=stack, shared_bytes=shared, threads=_threads(cubin))
 
@@ -86,10 +88,10 @@ def find_tool() -> str:
 
 
 def code_digest(cubin: bytes) -> str:
-    """A digest that is equal where two cubins do the same: machine code, constants, shared memory, block and cluster.
+    """A digest that is equal where two cubins do the same, 16 hex digits.
 
-    Symbol names, parameter layouts by name and notes of the compiler are left out: they differ between hints that give
-    the same code. 16 hex digits.
+    It covers instructions, constants, shared memory, and the shapes of block and cluster. Symbol names and
+    notes of the compiler are left out: they differ between hints that give the same code.
     """
     digest = hashlib.sha256()
     for section in sorted(_sections(cubin), key=lambda section: (_kind(section.name), section.size)):
@@ -112,7 +114,8 @@ def machine_code(cubin: bytes) -> bytes:
     )
 
 
-# The ELF: what the vendor documents of it is its generic part and, in "CUDA Binary Utilities", the attributes' names --
+# The ELF. Of its attributes the vendor documents the names ("CUDA Binary Utilities"); the numbers are as
+# cuobjdump prints them.
 
 _CODE_KINDS = frozenset({".text", ".nv.shared", ".nv.global", *(f".nv.constant{bank}" for bank in range(5))})
 _BLOCK_SHAPE = 0x10
@@ -166,7 +169,9 @@ def _attributes(cubin: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _threads(cubin: bytes) -> int:
-    shapes = [struct.unpack("<III", value) for attribute, value in _attributes(cubin) if attribute == _BLOCK_SHAPE]
+    shapes = [
+        struct.unpack("<III", value) for attribute, value in _attributes(cubin) if attribute == _BLOCK_SHAPE
+    ]
     if len(shapes) != 1:
         raise TuneError(f"a cubin that states its threads {len(shapes)} times, expected once")
     x, y, z = shapes[0]

@@ -1,8 +1,9 @@
-"""The inner loop of a kernel's machine code: how it waits for the tensor unit, what else it executes. Optional facts.
+"""The inner loop of a kernel's machine code: how it waits for the tensor unit, what it does besides. Pure.
 
-Instructions are counted in the ELF itself, as the vendor's disassembler refuses some sm_90 cubins. An instruction is
-16 bytes since Volta, its operation the lowest nine bits; operations and a branch's offset were read off the disassembly
-of the cubins that it takes. Where a cubin does not fit that picture there is no `Loop`, and the model does without.
+Instructions are counted in the machine code itself, as the vendor's disassembler refuses some sm_90 cubins.
+An instruction is 16 bytes since Volta, its operation the lowest nine bits; operations and a branch's offset
+were read off the disassembly of the cubins that it takes. Where code does not fit that picture there is no
+`Loop`, and the model does without.
 """
 
 from __future__ import annotations
@@ -80,12 +81,14 @@ def inner_loop(code: bytes) -> Loop | None:
 
 
 def _backward_branches(words: Sequence[_Word], operations: Sequence[int]) -> list[tuple[int, int]]:
-    """(first, last) instruction of every loop, by the encoding of branches under which all targets make sense."""
+    """(first, last) instruction of every loop, by the encoding under which all targets are sound."""
     places = [place for place, operation in enumerate(operations) if operation == _BRANCH]
     for offset_of in (_offset_since_hopper, _offset_before_hopper):
         targets = {place: (place + 1) * _BYTES + offset_of(words[place]) for place in places}
         if all(target % _BYTES == 0 and 0 <= target <= len(words) * _BYTES for target in targets.values()):
-            return [(target // _BYTES, place) for place, target in targets.items() if target <= place * _BYTES]
+            return [
+                (target // _BYTES, place) for place, target in targets.items() if target <= place * _BYTES
+            ]
     return []
 
 
@@ -106,6 +109,6 @@ def _signed(value: int, bits: int) -> int:
 
 
 def _allowed_to_run(word: _Word) -> int | None:
-    """For a WARPGROUP.DEPBAR: how many groups of matrix operations may still run after it; None for WARPGROUP.ARRIVE."""
+    """How many groups of matrix operations may still run after a WARPGROUP.DEPBAR; None for an ARRIVE."""
     low, high = word
     return high >> 8 & 0x7 if low >> 47 & 1 else None

@@ -1,16 +1,17 @@
-"""Predict a candidate's time from what the declaration and the cubin say. Pure: runs nothing, measures nothing.
+"""Predict a candidate's time from what the declaration and the cubin say. Pure: runs and measures nothing.
 
-One model for every kernel and arch. The time is what the busiest multiprocessor takes for the tiles it runs one after
-another: their number, by waves and by the residency that registers and shared memory really allow, times the steps of
-the inner loop, times the slowest of
+One model for every kernel and arch. The time is what the busiest multiprocessor takes for the tiles it runs
+one after another: their number, by waves and by the residency that registers and shared memory really allow,
+times the steps of the inner loop, times the slowest of
 
 - the tensor unit, shared by all resident blocks;
-- one block's serial chain: its own tensor time, the waits of a loop that is not pipelined, a cost of a cluster;
+- one block's serial chain: its own tensor time, the waits of a loop that is not pipelined, a cluster's cost;
 - shared-memory traffic of the tensor unit, and the issue of the loop's other instructions;
 - loads: bytes at the second-level cache's rate, or their latency over the pipeline's depth;
 
-plus an epilogue a tile; never below the time that the memory takes for all arguments once. Figures of cost are cycles
-of one multiprocessor, found on an exhaustive sweep of an H200 and rounded: the form matters, they hardly do.
+plus an epilogue a tile; never below the time that the memory takes for all arguments once. Figures of cost
+are cycles of one multiprocessor, found on an exhaustive sweep of an H200 and rounded: the form matters, they
+hardly do.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ SHARED_BYTES_PER_CYCLE = 80.0
 """What the tensor unit gets from shared memory, bank conflicts included; 128 without them."""
 
 ROWS_PER_READ = 64.0
-"""Rows of the result that one reading of the second operand from shared memory serves; its bytes are 2 an element."""
+"""Rows of the result that one reading of the second operand from shared memory serves, 2 bytes an element."""
 
 ROWS_PER_READ_TENSOR_MEMORY = 128.0
 """The same on sm_100 to sm_110, whose matrix operations take 128 rows at a time."""
@@ -69,7 +70,7 @@ STORE_CYCLES_PER_BYTE = 0.05
 """Converting and storing a result."""
 
 BLOCK_OVERHEAD_BYTES = 1024
-"""Shared memory that the system reserves in every block (CUDA C++ Programming Guide, since compute capability 8.0)."""
+"""Shared memory that the system reserves in every block since sm_80 (CUDA C++ Programming Guide)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +120,8 @@ def predict_us(launched: Launched, device: Device, resources: Resources | None, 
     Args:
         launched: The config on its problem.
         device: The GPU.
-        resources: What the cubin holds; None before it is compiled, when one block a multiprocessor is assumed that
-            fills its shared memory.
+        resources: What the cubin holds; None before it is compiled, when one block a multiprocessor is
+            assumed that fills its shared memory.
         loop: The cubin's inner loop; None takes a plain one that waits once a step.
     """
     groups = max(device.sm_count // launched.ctas, 1)
@@ -143,7 +144,7 @@ def predict_us(launched: Launched, device: Device, resources: Resources | None, 
 def _step_cycles(
     launched: Launched, device: Device, resident: int, per_sm: float, shared: int, loop: Loop | None
 ) -> float:
-    """One step of the inner loop of all resident blocks: the slowest of what they share and what each waits for."""
+    """One step of all resident blocks: the slowest of what they share and what each waits for."""
     flops, loaded = launched.work.flops / launched.ctas, launched.work.load_bytes / launched.ctas
     tensor = flops / _flops_per_cycle(device)
     chain = tensor + STEP_CYCLES + (CLUSTER_CYCLES if launched.ctas > 1 else 0.0)

@@ -1,4 +1,4 @@
-"""What to compile and measure: problems x search space for one arch, each compilation once. Runs no compiler, no GPU."""
+"""What to compile and measure: problems x search space for one arch, each compilation once. Runs neither."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Plan:
 
 
 class Kernel:
-    """A declaration on one arch and device, asked for what a config needs there. Keeps what is dear to ask twice.
+    """A declaration on one arch and device, asked for what a config needs there. Keeps what is dear to ask.
 
     Args:
         found: The declaration and its module.
@@ -86,7 +86,8 @@ class Kernel:
         compiler = cutile.compiler_version()
         if compiler is None:
             raise TuneError(
-                "no cuTile compiler (tileiras) is installed here; install the tuner's parts: pip install 'aot-tune[tune]'"
+                "no cuTile compiler (tileiras) is installed here; install the tuner's parts: "
+                "pip install 'aot-tune[tune]'"
             )
         self._versions = (source_hash(self.tunable), cutile.version(), compiler)
         self._args: dict[Problem, tuple[Any, ...]] = {}
@@ -110,7 +111,7 @@ class Kernel:
         )
 
     def launch_key(self, problem: Problem, config: Config) -> Hashable:
-        """What a launch is made of beside its machine code: the grid and the arguments that are not constants."""
+        """What a launch is made of beside its machine code: the grid, and arguments that are no constants."""
         constants = set(self.tunable.constant_names)
         names = inspect.signature(cutile.python_function(self.tunable.kernel)).parameters
         passed = zip(names, self.kernel_args(problem, config), strict=True)
@@ -120,7 +121,7 @@ class Kernel:
         )
 
     def launched(self, problem: Problem, config: Config) -> Launched:
-        """What the performance model needs to know; of a kernel without `work` the memory it moves, and no more."""
+        """What the model needs to know; of a kernel without `work` the memory it moves, and no more."""
         tunable = self.tunable
         tensors = {id(arg): arg for arg in self._launch_args(problem) if hasattr(arg, "element_size")}
         memory_bytes = float(sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
@@ -151,7 +152,8 @@ class Kernel:
             raise
         except Exception as error:  # the author's code: whatever it raises says that the declaration is wrong
             raise DeclarationError(
-                f"{self.tunable.name}: args_fn for {config} on {problem} raised {type(error).__name__}: {error}"
+                f"{self.tunable.name}: args_fn for {config} on {problem} raised "
+                f"{type(error).__name__}: {error}"
             ) from error
 
     def _launch_args(self, problem: Problem) -> tuple[Any, ...]:
@@ -160,8 +162,8 @@ class Kernel:
                 self._args[problem] = tuple(self.tunable.make_args(problem, "meta", _SEED))
             except Exception as error:
                 raise DeclarationError(
-                    f"{self.tunable.name}: make_args({problem}, 'meta', {_SEED}) raised {type(error).__name__}: "
-                    f"{error}; it must take device 'meta', as aot_tune.inputs does"
+                    f"{self.tunable.name}: make_args({problem}, 'meta', {_SEED}) raised "
+                    f"{type(error).__name__}: {error}; it must take device 'meta', as aot_tune.inputs does"
                 ) from error
         return self._args[problem]
 
@@ -207,8 +209,8 @@ def _planned(kernel: Kernel, problem: Problem, table: Table | None) -> ProblemPl
             refused[config] = Failure(config=config, stage="legal", message=reason)
     if default in refused:
         raise DeclarationError(
-            f"{tunable.name}: the default {default} may not run {problem} on {arch}: {refused[default].message}; "
-            "declare another default there"
+            f"{tunable.name}: the default {default} may not run {problem} on {arch}: "
+            f"{refused[default].message}; declare another default there"
         )
     return ProblemPlan(
         problem=problem,
@@ -224,7 +226,8 @@ def _over_limit(config: Config, device: Device) -> str | None:
     """Why a device cannot do what a config's hints ask for; None where it can."""
     occupancy = config.hints.get("occupancy", 1)
     if occupancy > device.blocks_per_sm:
-        return f"occupancy {occupancy}: {device.name} holds at most {device.blocks_per_sm} blocks a multiprocessor"
+        most = device.blocks_per_sm
+        return f"occupancy {occupancy}: {device.name} holds at most {most} blocks a multiprocessor"
     return None
 
 

@@ -1,4 +1,4 @@
-"""`tune` for an arch of which there is no GPU here: compile for real, rank by the model, mark all `predicted`.
+"""`tune` for an arch without a GPU here: compile for real, rank by the model, mark all `predicted`.
 
 Touches no GPU and no measured table. A predicted entry keeps the default unless the model promises 10 % more
 (`rule.PREDICTED_GAIN`); a kernel whose space no model ranks keeps its defaults, and the compiler proves them.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 
-from aot_tune import cutile, store
+from aot_tune import cutile, document, store
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.discovery import Found
@@ -42,13 +42,15 @@ class Predicted:
     """What the compiler and the model say of one kernel."""
 
     sweep: Sweep
-    """The model's times as a sweep's: at edges of every candidate, inside buckets of the portfolio once it is known."""
+    """The model's times at edges as a sweep's, of every candidate that is left."""
 
     failures: dict[Problem, tuple[Failure, ...]] = field(default_factory=dict)
     """Candidates that do not compile, spill or do not fit."""
 
 
-def predict_kernel(request: SweepRequest, found: Found, feed: CompileFeed, progress: Progress) -> KernelReport:
+def predict_kernel(
+    request: SweepRequest, found: Found, feed: CompileFeed, progress: Progress
+) -> KernelReport:
     """Predict one kernel's table and write it among the predicted ones.
 
     Args:
@@ -78,7 +80,8 @@ def predict_kernel(request: SweepRequest, found: Found, feed: CompileFeed, progr
     predicted = predict(planned, compiled, progress)
     whole = request.limit is None and found.tunable.name not in request.problems
     kept = old if old is not None and not whole and not differences(predicted.sweep, old) else None
-    table = predicted_table(planned, compiled, predicted.sweep, kept)
+    # As a reader will see it, floats rounded: an unchanged prediction is then equal to the one before.
+    table = document.parse(document.dump(predicted_table(planned, compiled, predicted.sweep, kept)))
     for line in unserved(predicted.sweep):
         progress.note(line)
     refusals = publish.refusals(table, None, found.tunable)
@@ -216,8 +219,8 @@ def _times(
 ) -> dict[Config, Measurement]:
     """The model's times at a size of a bucket, from the cubins compiled for its edge.
 
-    A size that is not divisible by 16 is compiled apart from the edge, to the same machine code: so it was for all 96
-    configs of a matmul on sm_90.
+    A size that is not divisible by 16 is compiled apart from the edge, to the same machine code: so it was
+    for all 96 configs of a matmul on sm_90.
     """
     kernel = planned.kernel
     times = {}
@@ -239,8 +242,8 @@ def _folder(request: SweepRequest, found: Found) -> Path:
     own = store.package_folder(found.tunable)
     if folder.resolve() == own.resolve():
         raise TuneError(
-            f"{folder} holds the measured tables of {found.tunable.package}, and without a GPU of {request.arch} this "
-            f"predicts; name another folder with --out, or leave it away for {TABLES}"
+            f"{folder} holds the measured tables of {found.tunable.package}, and without a GPU of "
+            f"{request.arch} this predicts; name another folder with --out, or leave it away for {TABLES}"
         )
     return folder
 
@@ -254,5 +257,7 @@ def _earlier(path: Path) -> Table | None:
     except AotTuneError:
         return None
     if any(entry.evidence == "measured" for entry in table.entries):
-        raise TuneError(f"{path} holds measured entries, which predictions never replace; name another folder with --out")
+        raise TuneError(
+            f"{path} holds measured entries, which predictions never replace; name another folder with --out"
+        )
     return table

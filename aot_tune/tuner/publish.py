@@ -8,7 +8,7 @@ from pathlib import Path
 from aot_tune import document, store
 from aot_tune.bucket import Axes
 from aot_tune.check_entry import entry_complaints
-from aot_tune.fingerprint import source_hash
+from aot_tune.fingerprint import source_hash, unhashable
 from aot_tune.table import Table
 from aot_tune.tunable import Tunable
 
@@ -62,8 +62,9 @@ def publish(path: Path, table: Table) -> bool:
 
 
 def _against_code(new: Table, tunable: Tunable) -> Iterator[str]:
-    fresh = source_hash(tunable)
-    if new.source_hash != fresh:
+    if obstacles := unhashable(tunable):
+        yield f"the kernel's code can not be hashed, so a table never fits it: {obstacles[0]}"
+    elif new.source_hash != (fresh := source_hash(tunable)):
         yield f"the kernel's code has changed since it was swept: the table's {new.source_hash}, now {fresh}"
 
 
@@ -81,7 +82,7 @@ def _against_old(new: Table, old: Table | None, tunable: Tunable) -> Iterator[st
     declared, present = set(tunable.buckets), {entry.bucket for entry in new.entries}
     lost = [entry.bucket for entry in old.entries if entry.bucket in declared and entry.bucket not in present]
     if lost:
-        yield f"it lacks {len(lost)} of the {len(old.entries)} entries before that are declared, first {lost[0]}"
+        yield f"it lacks {len(lost)} of the {len(old.entries)} entries there, still declared: {lost[0]}"
 
 
 def _against_declaration(new: Table, tunable: Tunable) -> Iterator[str]:

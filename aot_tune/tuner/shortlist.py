@@ -1,4 +1,4 @@
-"""Of a problem's candidates those worth measuring, from what the compiler reports and the model ranks. Pure."""
+"""Of a problem's candidates those worth measuring, by what the compiler reports and the model ranks. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_CANDIDATES = 30
 """Most candidates measured on one problem, default and incumbent included, unless all are asked for."""
 
 BEST_BY_MODEL = 20
-"""How many of the model's best are measured: on 27 matmul problems of an H200 eight of 96 left 0.3 %, worst 3 %."""
+"""The model's best that are measured. On 27 matmul problems of an H200 8 of 96 left 0.3 %, at worst 3 %."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Shortlist:
     """Refused by the compiler, or for what it reports."""
 
     predicted_us: Mapping[Config, float]
-    """The model's time of every candidate that is left, fastest first; empty where no model ranks the space."""
+    """The model's time of every candidate left, fastest first; empty where no model ranks the space."""
 
 
 def shortlist(
@@ -46,10 +46,10 @@ def shortlist(
 ) -> Shortlist:
     """Choose what to measure on a problem.
 
-    1. What the compiler refused, what does not fit the device, and what spills is left out; a spilling config stays
-       when it is the default or the incumbent, or when nothing else is left.
-    2. Of configs that launch the same machine code the same way one is measured: the default, the incumbent, else
-       the simplest.
+    1. What the compiler refused, what does not fit the device, and what spills is left out; a spilling config
+       stays when it is the default or the incumbent, or when nothing else is left.
+    2. Of configs that launch the same machine code the same way one is measured: the default, the incumbent,
+       else the simplest.
     3. The model's best are kept, beside the default, the incumbent and what `also` names.
 
     Args:
@@ -138,8 +138,8 @@ def _judged(
 def _too_large(result: Compiled) -> str:
     held = result.resources
     return (
-        f"a block needs {held.shared_bytes} bytes of shared memory and {held.registers} registers for each of "
-        f"{held.threads} threads: it does not fit a multiprocessor"
+        f"a block needs {held.shared_bytes} bytes of shared memory and {held.registers} registers for each "
+        f"of {held.threads} threads: it does not fit a multiprocessor"
     )
 
 

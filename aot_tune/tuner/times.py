@@ -21,7 +21,7 @@ TIE = 0.02
 
 
 PREFERENCE = 0.5
-"""The part of the tie band within which a slower config is preferred to a faster one for another reason. Half,
+"""The part of the tie band within which a slower config is preferred to a faster for another reason. Half,
 so that the noise of the next tune, which keeps an incumbent within the whole band, does not undo it."""
 
 

@@ -1,4 +1,4 @@
-"""The live search: when it is made, over what, what becomes of its result. cuTile's own, with made-up times."""
+"""The live search: when it is made, over what, what becomes of its result. Made-up times."""
 
 from __future__ import annotations
 

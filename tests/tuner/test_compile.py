@@ -197,7 +197,7 @@ def test_children_that_never_start_end_the_run_with_an_error(tmp_path: Path, mar
     """A4."""
     with CompilePool(1, 60.0, tmp_path, target=other("NeverStarts")) as pool:
         pool.submit(job(16))
-        with pytest.raises(TuneError, match="no compiling process starts here, tried 3 times.*exit code 7"):
+        with pytest.raises(TuneError, match=r"no compiling process starts here, tried 3 times.*exit code 7"):
             all_results(pool)
     assert_none_left(mark)
 

@@ -65,7 +65,7 @@ def test_hints_that_do_nothing_give_the_same_code() -> None:
 
 
 def test_another_symbol_does_not_make_other_code() -> None:
-    """Sizes divisible by 16 and others are different signatures, and for this kernel the same instructions."""
+    """Sizes divisible by 16 and others are two signatures, and for this kernel the same instructions."""
     one, two = matmul_of_size(4096), matmul_of_size(4097)
     assert one != two
     assert cubin.code_digest(one) == cubin.code_digest(two)
@@ -111,7 +111,7 @@ def test_the_inner_loop_of_a_matmul_is_found_on_every_generation() -> None:
     for arch, loop in loops.items():
         assert isinstance(loop, Loop), arch
         assert 0 < loop.tensor_ops < loop.instructions
-    # Four steps of 16 in a tile_k of 64: hopper's unit takes 64 rows at a time, and a block has one warpgroup for them.
+    # Four steps of 16 in a tile_k of 64, each of the 64 rows that the unit takes at a time.
     assert loops["sm90"].tensor_ops % 4 == 0
     # One warp's share of 64 x 128 x 64 in operations of 16 x 8 x 16, four warps or eight.
     assert loops["sm80"].tensor_ops in (64, 128)

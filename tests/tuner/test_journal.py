@@ -1,4 +1,4 @@
-"""The journal under damage, kills, full disks, a second opener and changed conditions (A8, A9, A10, A12, A14)."""
+"""The journal under damage, kills, full disks, two openers and changed conditions (A8, A9, A10, A12, A14)."""
 
 from __future__ import annotations
 

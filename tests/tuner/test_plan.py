@@ -45,7 +45,7 @@ def _work(config: Config, problem: Problem) -> Work:
     return Work(steps=16, flops=32.0 * tile_m * tile_n, load_bytes=32.0 * (tile_m + tile_n))
 
 
-# The plan -------------------------------------------------------------------------------------------------------
+# The plan ---------------------------------------------------------------------------------------------------
 
 
 def test_a_plan_holds_each_problems_legal_configs_the_default_first() -> None:
@@ -141,7 +141,7 @@ def test_make_args_without_meta_tensors_is_an_error_that_says_what_it_must_take(
 
     tunable = dataclasses.replace(samples.scale)
     object.__setattr__(tunable, "make_args", cuda_only)
-    with pytest.raises(DeclarationError, match="'meta'.*no CUDA here; it must take device 'meta'"):
+    with pytest.raises(DeclarationError, match=r"'meta'.*no CUDA here; it must take device 'meta'"):
         plan(Found(module="x", tunable=tunable), SM90, [SMALL])
 
 
@@ -151,7 +151,7 @@ def test_without_a_compiler_planning_says_what_to_install(monkeypatch: pytest.Mo
         plan(SCALE, SM90, [SMALL])
 
 
-# The shortlist --------------------------------------------------------------------------------------------------
+# The shortlist ----------------------------------------------------------------------------------------------
 
 
 def compiled(planned: Plan, **by_config: Mapping[Config, object]) -> dict[str, CompileResult]:
@@ -185,7 +185,8 @@ TOO_LARGE = dataclasses.replace(GOOD, shared_bytes=228 * 1024)
 
 
 def of_scale(tunable: Tunable = samples.scale, **values: object) -> tuple[Plan, ProblemPlan]:
-    planned = plan(Found(module=samples.MODULE, tunable=tunable), SM90, [SMALL], **values)  # type: ignore[arg-type]
+    found = Found(module=samples.MODULE, tunable=tunable)
+    planned = plan(found, SM90, [SMALL], **values)  # type: ignore[arg-type]
     return planned, planned.problems[0]
 
 

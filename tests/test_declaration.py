@@ -1,0 +1,378 @@
+"""aot_tune.declaration and aot_tune.mistakes: each mistake is refused, and the error says what to write."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+import types
+from pathlib import Path
+
+import cuda.tile as ct
+import pytest
+import torch
+
+from aot_tune import inputs
+from aot_tune.arch import Arch
+from aot_tune.bucket import Exact, Pow2
+from aot_tune.config import Config
+from aot_tune.declaration import check_args, check_declaration, declaration_problems
+from aot_tune.errors import DeclarationError, LaunchError
+from aot_tune.problem import Problem
+from aot_tune.tunable import Close, Tunable
+
+SM90, SM100 = Arch.parse("sm90"), Arch.parse("sm100")
+
+
+@ct.kernel
+def scale_kernel(x, out, tile_m: ct.Constant[int], tile_n: ct.Constant[int]):
+    """Double a matrix."""
+    tile = ct.load(x, (ct.bid(0), ct.bid(1)), (tile_m, tile_n))
+    ct.store(out, (ct.bid(0), ct.bid(1)), tile * 2)
+
+
+def _config(tile_m: int, tile_n: int = 64, **hints: int) -> Config:
+    return Config(constants={"tile_m": tile_m, "tile_n": tile_n}, hints=hints)
+
+
+SPACE = [_config(m, n, num_ctas=c) for m in (32, 64) for n in (64, 128) for c in (1, 2)]
+
+
+@pytest.fixture(autouse=True)
+def _unattached(monkeypatch):
+    """Declarations here are looked at and never launched: none reads tables or asks for GPUs."""
+    dispatch = types.ModuleType("aot_tune.serve.dispatch")
+    dispatch.attach = lambda tunable: None
+    monkeypatch.setitem(sys.modules, "aot_tune.serve.dispatch", dispatch)
+
+
+def declared(**changes: object) -> Tunable:
+    """A right declaration, but for the changes."""
+    fields = {
+        "name": "scale",
+        "package": "tests",
+        "kernel": scale_kernel,
+        "axes": {"M": Pow2(), "N": Exact()},
+        "problem": lambda x, out: {"dtype": x.dtype, "M": x.shape[0], "N": x.shape[1]},
+        "search_space": lambda arch, problem: SPACE,
+        "default": lambda arch, problem: SPACE[0],
+        "grid_fn": lambda config, device, problem: (problem["M"] // config["tile_m"] + 1, 1),
+        "args_fn": lambda config, x, out: (x, out, config["tile_m"], config["tile_n"]),
+        "make_args": lambda problem, device, seed: (
+            inputs.randn((problem["M"], problem["N"]), problem["dtype"], device, seed),
+            inputs.empty((problem["M"], problem["N"]), problem["dtype"], device),
+        ),
+        "reference": lambda x, out: Close(value=x.double() * 2, rtol=0, atol=0),
+        "outputs": ("out",),
+        "typical": [{"dtype": ["bfloat16", "float16"], "M": [1, 64], "N": 128}],
+    }
+    return Tunable(**{**fields, **changes})
+
+
+def test_a_right_declaration_is_taken_and_has_nothing_wrong_anywhere():
+    tunable = declared()
+    assert declaration_problems(tunable, SM90) == []
+    assert declaration_problems(tunable, SM100) == []
+
+
+def test_checking_takes_less_than_2_ms():
+    tunable = declared()
+
+    def seconds() -> float:
+        started = time.perf_counter()
+        check_declaration(tunable)
+        return time.perf_counter() - started
+
+    assert min(seconds() for _ in range(10)) < 0.002
+
+
+def _raise(error: Exception):
+    raise error
+
+
+MISTAKES = {
+    # name: (changes, what the error must say)
+    "a path as a name": ({"name": "../x"}, "lower-case name"),
+    "no package": ({"package": None}, "package=__package__"),
+    "an empty package": ({"package": ""}, "package=__package__"),
+    "a script as a package": ({"package": "my-lib"}, "package=__package__"),
+    "a text as a folder": ({"tables": "tuned"}, r"tables is 'tuned'; write Path\('tuned'\)"),
+    "a distribution that is no text": ({"distribution": 3}, "name that pip installs"),
+    "a plain function": ({"kernel": lambda x: x}, "decorated with @ct.kernel"),
+    "no axes": ({"axes": {}}, r"axes=\{'M': Pow2\(\)"),
+    "an axis's class": ({"axes": {"M": Pow2, "N": Exact()}}, r"axes\['M'\] is .*write Pow2\(\) or Exact\(\)"),
+    "an axis named as a method": ({"axes": {"size": Pow2()}}, "'size', which is a method of Problem"),
+    "an axis that is no name": ({"axes": {"M N": Pow2()}}, "Python name"),
+    "no function": ({"grid_fn": (1, 1)}, r"grid_fn is \(1, 1\); write a function"),
+    "tiles that is no function": ({"tiles": 8}, "tiles is 8; write a function"),
+    "a problem of anything": ({"problem": lambda *args: {}}, r"problem\(\) takes \*args; write out"),
+    "a keyword": ({"problem": lambda x, out, *, eps: {}}, r"problem\(\) takes eps; write out"),
+    "outputs as a text": ({"outputs": "out"}, r"write outputs=\('out',\)"),
+    "an unknown output": ({"outputs": ("y",)}, r"outputs names 'y'.*it takes x, out"),
+    "nothing written": ({"outputs": ()}, "no argument is written; name the arguments"),
+    "an argument named twice": ({"inplace": ("out",)}, "'out' is named twice"),
+    "no typical problem": ({"typical": []}, "typical is empty"),
+    "a generator": ({"typical": ({"M": m} for m in (1, 2))}, "typical is .*generator.*; write a list"),
+    "a problem as a list": ({"typical": [["M", 1]]}, r"typical\[0\] is .*write a dict"),
+    "no value": (
+        {"typical": [{"dtype": "bfloat16", "M": [], "N": 1}]},
+        r"typical\[0\]\['M'\] lists no value",
+    ),
+    "a float size": (
+        {"typical": [{"dtype": "bfloat16", "M": 1.5, "N": 1}]},
+        r"typical\[0\]: a problem's M is 1.5",
+    ),
+    "a missing axis": ({"typical": [{"dtype": "bfloat16", "M": 1}]}, "lacks the axis N; add it"),
+    "a size of 0": ({"typical": [{"M": 0, "N": 1}]}, "M=0; write a size of 1 or more"),
+    "a true for a size": ({"typical": [{"M": True, "N": 1}]}, "M=True; write a size"),
+    "a size that is no axis": (
+        {"typical": [{"M": 1, "N": 1, "K": 2}]},
+        r"the size K, no axis; add 'K': Exact\(\)",
+    ),
+    "an empty space": (
+        {"search_space": lambda arch, problem: []},
+        "search_space is empty .* at least the default",
+    ),
+    "a space that raises": (
+        {"search_space": lambda arch, problem: _raise(KeyError("h"))},
+        "search_space.* KeyError",
+    ),
+    "a space twice over": (
+        {"search_space": lambda arch, problem: SPACE * 2},
+        "tile_m=32 .* twice; list it once",
+    ),
+    "a space of dicts": ({"search_space": lambda arch, problem: [{"tile_m": 1}]}, "return Config"),
+    "a default outside": (
+        {"default": lambda arch, problem: _config(256)},
+        "tile_m=256 .* which search_space lacks",
+    ),
+    "a default that raises": ({"default": lambda arch, problem: _raise(ValueError("no"))}, "ValueError: no"),
+    "a default that is none": ({"default": lambda arch, problem: None}, "returned None; return Config"),
+    "an unknown constant": (
+        {"default": lambda a, p: Config(constants={"tile_k": 1}), "search_space": lambda a, p: [Config()]},
+        "constants tile_k; the kernel's ct.Constant parameters are tile_m, tile_n: use their names",
+    ),
+    "a constant left out": (
+        {"search_space": lambda arch, problem: [*SPACE, Config(constants={"tile_m": 32})]},
+        "the constants tile_m, the default has tile_m, tile_n; name the same ones in all",
+    ),
+    "a hint cuTile lacks": (
+        {"search_space": lambda arch, problem: [_config(32, warps=4)]},
+        "no compiler hint",
+    ),
+    "a default not allowed": (
+        {"legal": lambda c, a, p: "too large"},
+        "legal .* returned 'too large'; return True",
+    ),
+    "a rule without return": ({"legal": lambda c, a, p: None}, "legal .* returned None; return True"),
+    "a grid of floats": (
+        {"grid_fn": lambda c, d, p: (p["M"] / 2,)},
+        r"grid_fn .* returned \(0.5,\); return a tuple",
+    ),
+    "a grid of 4": ({"grid_fn": lambda c, d, p: (1, 1, 1, 1)}, "one to three block counts"),
+    "a grid of 0": ({"grid_fn": lambda c, d, p: (0,)}, r"returned \(0,\)"),
+    "a grid that raises": ({"grid_fn": lambda c, d, p: (c["tile_k"],)}, "grid_fn .* raised KeyError"),
+    "no tiles": ({"tiles": lambda c, p: 0}, "tiles .* returned 0; return a number of blocks"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_refused_at_construction_and_told_what_to_write(name):
+    changes, told = MISTAKES[name]
+    with pytest.raises(DeclarationError, match=told) as caught:
+        declared(**changes)
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("name", sorted(MISTAKES.keys() - {"a path as a name", "a hint cuTile lacks"}))
+def test_the_error_starts_with_the_kernels_name(name):
+    with pytest.raises(DeclarationError, match=r"^scale: "):
+        declared(**MISTAKES[name][0])
+
+
+def test_a_script_may_name_its_folder_of_tables_instead_of_a_package():
+    assert declared(package="", tables=Path("tuned_configs")).tables == Path("tuned_configs")
+
+
+def test_a_constant_that_no_config_names_is_left_to_args_fn():
+    space = [Config(constants={"tile_m": m}) for m in (32, 64)]
+    declared(
+        search_space=lambda arch, problem: space,
+        default=lambda arch, problem: space[0],
+        grid_fn=lambda config, device, problem: (1,),
+    )
+
+
+def test_a_kernel_for_one_arch_alone_is_taken():
+    for only in (Arch.parse("sm80"), Arch.parse("sm121")):
+        declared(search_space=lambda arch, problem, only=only: SPACE if arch == only else [])
+        declared(search_space=lambda arch, problem, only=only: {only: SPACE}[arch])
+
+
+def test_declaring_evaluates_no_second_problem_and_makes_no_arguments():
+    asked = []
+
+    def search_space(arch, problem):
+        asked.append(problem)
+        return SPACE
+
+    declared(
+        search_space=search_space, make_args=lambda problem, device, seed: _raise(AssertionError("made"))
+    )
+    assert set(asked) == {Problem({"dtype": "bfloat16", "M": 1, "N": 128})}
+
+
+# Before a sweep ---------------------------------------------------------------------------------------------
+
+
+def _only(problem: Problem, large: object, small: object) -> object:
+    return large if problem["M"] == 64 else small
+
+
+DEEP = {
+    "an empty space later": (
+        {"search_space": lambda arch, problem: _only(problem, [], SPACE)},
+        SM90,
+        "M=64 .*is empty",
+    ),
+    "a default outside later": (
+        {"default": lambda arch, problem: _only(problem, _config(8), SPACE[0])},
+        SM90,
+        "M=64.*which search_space lacks",
+    ),
+    "a default that is not legal later": (
+        {"legal": lambda config, arch, problem: _only(problem, "no", True)},
+        SM90,
+        "legal .*returned 'no'",
+    ),
+    "an arch that raises": (
+        {"search_space": lambda arch, problem: {SM90: SPACE}[arch]},
+        SM100,
+        "search_space.* raised KeyError",
+    ),
+    "a later problem without an axis": (
+        {"typical": [{"dtype": "bfloat16", "M": 1, "N": 2}, {"dtype": "bfloat16", "N": 2}]},
+        SM90,
+        "lacks the axis M",
+    ),
+    "arguments that need a GPU": (
+        {"make_args": lambda problem, device, seed: (torch.zeros(1, device="meta").item(),)},
+        SM90,
+        "on device 'meta'",
+    ),
+    "arguments in a list": (
+        {"make_args": lambda problem, device, seed: [1, 2]},
+        SM90,
+        "make_args returned a list; return a tuple of x, out",
+    ),
+    "too many arguments": (
+        {"make_args": lambda problem, device, seed: (1, 2, 3)},
+        SM90,
+        "make_args returned 3; return a tuple of x, out",
+    ),
+    "another problem": (
+        {"problem": lambda x, out: {"dtype": x.dtype, "M": x.shape[1], "N": x.shape[0]}},
+        SM90,
+        "is dtype=bfloat16 M=128",
+    ),
+    "an axis that problem does not return": (
+        {"problem": lambda x, out: {"dtype": x.dtype, "M": x.shape[0]}},
+        SM90,
+        "is dtype=bfloat16 M=1; make_args or",
+    ),
+    "too few kernel arguments": (
+        {"args_fn": lambda config, x, out: (x, out)},
+        SM90,
+        "args_fn returned 2; .* x, out, tile_m, tile_n",
+    ),
+    "no kernel arguments": ({"args_fn": lambda config, x, out: None}, SM90, "args_fn returned a NoneType"),
+    "an output that is no tensor": (
+        {
+            "make_args": lambda problem, device, seed: (
+                torch.empty(problem["M"], problem["N"], dtype=torch.bfloat16, device=device),
+                3,
+            ),
+            "typical": [{"dtype": "bfloat16", "M": 1, "N": 8}],
+        },
+        SM90,
+        "made it a int, not a tensor",
+    ),
+    "one cluster size on sm100": (
+        {"search_space": lambda arch, problem: [c for c in SPACE if c.hints["num_ctas"] == 1]},
+        SM100,
+        "num_ctas 2",
+    ),
+    "one tile size on sm100": (
+        {"search_space": lambda arch, problem: [c for c in SPACE if c["tile_m"] == 32]},
+        SM100,
+        "have tile_m=32; search",
+    ),
+    "one tile size that legal leaves": (
+        {"legal": lambda config, arch, problem: config["tile_n"] == 64},
+        SM100,
+        "have tile_n=64; search",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_a_mistake_beyond_the_first_problem_is_found_before_a_sweep(name):
+    changes, arch, told = DEEP[name]
+    found = declaration_problems(declared(**changes), arch)
+    assert any(re.search(told, text) for text in found), found
+    assert all(text.startswith("scale: ") for text in found)
+
+
+def test_a_mistake_that_many_problems_share_is_told_once():
+    tunable = declared(
+        args_fn=lambda config, x, out: (x,), typical=[{"dtype": "bfloat16", "M": list(range(1, 60)), "N": 8}]
+    )
+    assert len(declaration_problems(tunable, SM90)) == 1
+
+
+def test_a_space_of_hints_alone_or_for_sm90_need_not_hold_clusters():
+    occupancies = [_config(32, occupancy=count) for count in (1, 2, 4)]
+    alone = declared(
+        search_space=lambda arch, problem: occupancies, default=lambda arch, problem: occupancies[0]
+    )
+    assert declaration_problems(alone, SM100) == []
+    narrow = declared(search_space=lambda arch, problem: SPACE[:1] if arch == SM90 else SPACE)
+    assert declaration_problems(narrow, SM90) == []
+
+
+# At a launch ------------------------------------------------------------------------------------------------
+
+
+def _tensors(m: int = 4, n: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty(m, n, dtype=torch.bfloat16), torch.empty(m, n, dtype=torch.bfloat16)
+
+
+def test_launch_arguments_pose_a_problem_and_a_size_may_be_0():
+    assert check_args(declared(), _tensors()) == Problem({"dtype": "bfloat16", "M": 4, "N": 8})
+    assert check_args(declared(), _tensors(0))["M"] == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_wrong_number_of_launch_arguments_is_refused_with_their_names(count):
+    with pytest.raises(LaunchError, match=f"takes x, out; it was given {count}"):
+        check_args(declared(), [torch.empty(1, 1)] * count)
+
+
+def test_an_argument_with_a_default_may_be_left_out():
+    tunable = declared(problem=lambda x, out, eps=1e-6: {"dtype": x.dtype, "M": x.shape[0], "N": x.shape[1]})
+    assert check_args(tunable, _tensors())["N"] == 8
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        ({"dtype": "bfloat16", "M": 1}, "returned None for the axis N; return its size"),
+        ({"dtype": "bfloat16", "M": 1, "N": True}, "returned True for the axis N"),
+        ({"dtype": "bfloat16", "M": -1, "N": 1}, "returned -1 for the axis M"),
+        ({"M": 1, "N": 1}, "returned M, N, typical lists dtype, M, N"),
+        ({"dtype": "bfloat16", "M": 1, "N": 1, "K": 2}, "return and list the same names"),
+    ],
+)
+def test_a_problem_of_other_names_than_typical_lists_is_refused(returned, told):
+    with pytest.raises(DeclarationError, match=told):
+        check_args(declared(problem=lambda x, out: returned), _tensors())

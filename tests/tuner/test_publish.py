@@ -1,0 +1,173 @@
+"""A table that would be worse is not published, and the old file stays byte for byte (A15)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aot_tune import document, store
+from aot_tune.arch import Arch
+from aot_tune.bucket import Exact
+from aot_tune.config import Config
+from aot_tune.errors import StoreError, TableError
+from aot_tune.problem import Problem
+from aot_tune.table import Table
+from aot_tune.tuner.publish import publish, refusals
+from tests import samples
+
+SCALE = samples.scale
+
+
+def illegal(table: Table) -> Table:
+    config = Config(constants={"tile_m": 64, "tile_n": 128}, hints={"occupancy": 1, "num_ctas": 1})
+    return samples.with_entry(
+        dataclasses.replace(table, portfolio=(config, table.portfolio[1])), 1, config=config
+    )
+
+
+def foreign(table: Table) -> Table:
+    config = Config(constants={"tile_m": 8, "tile_n": 64}, hints={"occupancy": 1, "num_ctas": 1})
+    return samples.with_entry(
+        dataclasses.replace(table, portfolio=(config, table.portfolio[1])), 1, config=config
+    )
+
+
+def test_a_sound_table_is_not_refused() -> None:
+    table = samples.scale_table()
+    assert refusals(table, None, SCALE) == []
+    assert refusals(table, table, SCALE) == []
+
+
+WORSE: dict[str, tuple[Callable[[Table], Table], str]] = {
+    "empty": (lambda t: dataclasses.replace(t, entries=()), "no entries"),
+    "fewer entries": (lambda t: dataclasses.replace(t, entries=t.entries[1:]), "lacks 1 of the 3 entries"),
+    "slower than the default": (
+        lambda t: samples.with_entry(t, 1, mean_us=10.1, default_us=10.0),
+        "slower than the default",
+    ),
+    "illegal": (illegal, "64 x 128 does not fit"),
+    "outside its space": (foreign, "outside the search space"),
+    "a portfolio no entry may run": (foreign, "portfolio: tile_m=8"),
+    "a config of neither portfolio nor default": (
+        lambda t: samples.with_entry(t, 1, config=samples.SPACE[-3]),
+        "neither in the portfolio nor the default",
+    ),
+    "predictions beside measurements": (
+        lambda t: samples.with_entry(t, 0, evidence="predicted"),
+        "predictions beside measurements",
+    ),
+    "predictions in the place of measurements": (
+        lambda t: dataclasses.replace(
+            t, entries=tuple(dataclasses.replace(e, evidence="predicted") for e in t.entries)
+        ),
+        "predictions in the place of measurements",
+    ),
+    "another source": (lambda t: dataclasses.replace(t, source_hash="0" * 16), "code has changed"),
+    "another kernel": (lambda t: dataclasses.replace(t, kernel="other"), "the table of other, not of scale"),
+    "another arch": (lambda t: dataclasses.replace(t, arch=Arch.parse("sm100")), "replace a table for sm90"),
+    "other axes": (
+        lambda t: dataclasses.replace(t, axes={"M": Exact(), "N": Exact()}),
+        "M:exact N:exact, the declaration has M:pow2 N:exact",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WORSE)
+def test_a_table_that_would_be_worse_is_refused_with_the_reason(name: str) -> None:
+    spoil, reason = WORSE[name]
+    old = samples.scale_table()
+    reasons = refusals(spoil(old), old, SCALE)
+    assert any(reason in line for line in reasons), reasons
+
+
+def test_all_reasons_are_listed_and_name_their_entry() -> None:
+    old = samples.scale_table()
+    new = dataclasses.replace(
+        samples.with_entry(old, 1, mean_us=10.1, default_us=10.0),
+        entries=samples.with_entry(old, 1, mean_us=10.1, default_us=10.0).entries[1:],
+        source_hash="0" * 16,
+    )
+    reasons = refusals(new, old, SCALE)
+    assert len(reasons) == 3
+    assert any(line.startswith(str(new.entries[0].bucket)) for line in reasons)
+
+
+def test_entries_of_shapes_that_are_no_longer_declared_may_go() -> None:
+    new = samples.scale_table()
+    undeclared = dataclasses.replace(
+        new.entries[2], bucket=Problem({"dtype": "bfloat16", "M": 512, "N": 1024}), points=()
+    )
+    old = dataclasses.replace(new, entries=(*new.entries, undeclared))
+    assert refusals(new, old, SCALE) == []
+
+
+def test_predictions_may_replace_predictions() -> None:
+    old = samples.scale_table()
+    predicted = dataclasses.replace(
+        old, entries=tuple(dataclasses.replace(e, evidence="predicted") for e in old.entries)
+    )
+    assert refusals(predicted, None, SCALE) == []
+    assert refusals(predicted, predicted, SCALE) == []
+    assert refusals(old, predicted, SCALE) == []
+
+
+def test_code_that_can_not_be_hashed_is_refused_with_what_stands_in_the_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("aot_tune.tuner.publish.unhashable", lambda tunable: ("a lock: threading.Lock",))
+    (reason,) = refusals(samples.scale_table(), None, SCALE)
+    assert "can not be hashed" in reason
+    assert "a lock" in reason
+
+
+# Writing ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return store.table_path(tmp_path / "tuned_configs", samples.SM90, "scale")
+
+
+def test_a_published_table_is_read_back_equal(path: Path) -> None:
+    assert publish(path, samples.scale_table()) is True
+    assert store.read_table(path) == document.parse(document.dump(samples.scale_table()))
+    assert [file.name for file in path.parent.iterdir()] == ["scale.json"]
+
+
+def test_the_same_bytes_are_not_written_again(path: Path) -> None:
+    publish(path, samples.scale_table())
+    before = path.stat()
+    assert publish(path, samples.scale_table()) is False
+    after = path.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_a_table_that_would_not_come_back_leaves_the_old_file_as_it_was(path: Path) -> None:
+    publish(path, samples.scale_table())
+    before = path.read_bytes()
+    with pytest.raises(TableError):
+        publish(path, samples.with_entry(samples.scale_table(), 1, mean_us=float("nan")))
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == ["scale.json"]
+
+
+@pytest.mark.parametrize("failing", ["os.write", "os.fsync", "os.replace"])
+def test_a_disk_that_fails_leaves_the_old_file_as_it_was(
+    path: Path, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(path, samples.scale_table())
+    before = path.read_bytes()
+
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    # The store writes through a file object, which no patch of os.write would reach.
+    monkeypatch.setattr("aot_tune.store._write_new" if failing == "os.write" else failing, broken)
+    with pytest.raises(StoreError, match="No space left"):
+        publish(path, samples.with_entry(samples.scale_table(), 1, mean_us=9.0))
+    monkeypatch.undo()
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == ["scale.json"]
