@@ -60,7 +60,9 @@ def version() -> str:
 def release() -> tuple[int, int]:
     """The installed cuda-tile's version as (major, minor); (0, 0) when it is not installed."""
     numbers = version().split(".")[:2]
-    return (int(numbers[0]), int(numbers[1])) if len(numbers) == 2 and all(map(str.isdigit, numbers)) else (0, 0)
+    return (
+        (int(numbers[0]), int(numbers[1])) if len(numbers) == 2 and all(map(str.isdigit, numbers)) else (0, 0)
+    )
 
 
 def private_names_known() -> bool:
@@ -75,10 +77,16 @@ def compiler_version() -> str | None:
         from cuda.tile._compile import _find_compiler_bin
 
         path = _find_compiler_bin().path
-        answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
+        answer = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=30, check=True
+        ).stdout
     except Exception:  # not installed, not executable, another layout: all mean there is none to use
         return None
-    numbers = [word.strip(",V") for word in answer.split() if word.strip(",V").replace(".", "").isdigit() and "." in word]
+    numbers = [
+        word.strip(",V")
+        for word in answer.split()
+        if word.strip(",V").replace(".", "").isdigit() and "." in word
+    ]
     return numbers[-1] if numbers else answer.strip() or None
 
 
@@ -95,7 +103,9 @@ def may_have_compiler() -> bool:
         return bool(
             shutil.which("tileiras")
             or (home and shutil.which("tileiras", path=os.path.join(home, "bin")))
-            or any(shutil.which("tileiras", path=str(folder)) for folder in Path("/usr/local").glob("cuda*/bin"))
+            or any(
+                shutil.which("tileiras", path=str(folder)) for folder in Path("/usr/local").glob("cuda*/bin")
+            )
         )
 
 
@@ -167,14 +177,12 @@ def _prebuilt_class() -> Any:
                 return cubin.code, cubin.symbol, None, () if release() >= (1, 7) else []
             try:
                 return super()._compile(signature, context, compute_capability)
-            except FileNotFoundError as error:
-                if "tileiras" not in str(error):
-                    raise
-                raise CompilerMissingError(
-                    f"{self._pyfunc.__name__} has no cubin for {symbol}, and there is no compiler here (tileiras) to "
-                    "make one; ship the cubin (aot-tune compile) or install the compiler: pip install 'aot-tune[tune]'"
-                ) from error
             except Exception as error:
+                if isinstance(error, FileNotFoundError) and "tileiras" in str(error):
+                    raise CompilerMissingError(
+                        f"{self._pyfunc.__name__} has no cubin for {symbol}, and no compiler (tileiras) is here to make "
+                        "one; ship it (aot-tune compile), or install the compiler: pip install 'aot-tune[tune]'"
+                    ) from error
                 of_disk_cache = isinstance(error, OSError) or type(error).__module__ == "sqlite3"
                 if context.config.cache_dir is None or not of_disk_cache:
                     raise

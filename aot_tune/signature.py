@@ -67,12 +67,15 @@ def signature_of(name: str, parameters: Sequence[tuple[str, Any]], kernel_args: 
     """
     if len(kernel_args) != len(parameters):
         names = ", ".join(parameter for parameter, _ in parameters)
-        raise CutileError(f"{name} takes {len(parameters)} arguments ({names}), args_fn returned {len(kernel_args)}")
+        raise CutileError(
+            f"{name} takes {len(parameters)} arguments ({names}), args_fn returned {len(kernel_args)}"
+        )
     # The smallest convention that fits: the second one only where a static shape (a size of 1, say) is present.
     static = any(_static_shape(node) for _, node in parameters)
     unit = any(1 in arg.shape for arg in kernel_args if _is_array(arg))
     told = tuple(
-        _parameter(arg, node, parameter, unit) for arg, (parameter, node) in zip(kernel_args, parameters, strict=True)
+        _parameter(arg, node, parameter, unit)
+        for arg, (parameter, node) in zip(kernel_args, parameters, strict=True)
     )
     return _mangled(name, unit or static, told)
 
@@ -93,7 +96,12 @@ def weakest(signature: str, parameters: Sequence[tuple[str, Any]]) -> str:
         signature: As `signature_of` gives it.
         parameters: As for `signature_of`.
     """
-    from cuda.tile.compilation import ArrayConstraint, CallingConvention, KernelSignature, demangle_kernel_name
+    from cuda.tile.compilation import (
+        ArrayConstraint,
+        CallingConvention,
+        KernelSignature,
+        demangle_kernel_name,
+    )
 
     name, parsed = demangle_kernel_name(signature)
     weak: list[Any] = []
@@ -108,8 +116,12 @@ def weakest(signature: str, parameters: Sequence[tuple[str, Any]]) -> str:
                 constraint.dtype,
                 constraint.ndim,
                 index_dtype=constraint.index_dtype,
-                stride_constant=[v if i in kept_stride else None for i, v in enumerate(constraint.stride_constant)],
-                shape_constant=[v if i in kept_shape else None for i, v in enumerate(constraint.shape_constant)],
+                stride_constant=[
+                    v if i in kept_stride else None for i, v in enumerate(constraint.stride_constant)
+                ],
+                shape_constant=[
+                    v if i in kept_shape else None for i, v in enumerate(constraint.shape_constant)
+                ],
                 stride_lower_bound_incl=0,
                 alias_groups=constraint.alias_groups,
                 may_alias_internally=True,
@@ -139,7 +151,9 @@ def _parameter(arg: Any, node: Any, name: str, unit: bool) -> _Parameter:
         return _Scalar("int32" if getattr(node, "scalar", None) is None else "int64")
     if isinstance(arg, float):
         return _Scalar("float32")
-    raise CutileError(f"kernel argument {name} is a {type(arg).__name__}; pass a tensor, an int, a float or a bool")
+    raise CutileError(
+        f"kernel argument {name} is a {type(arg).__name__}; pass a tensor, an int, a float or a bool"
+    )
 
 
 def _array(arg: Any, node: Any, unit: bool) -> _Array:
@@ -195,7 +209,8 @@ def _disjoint(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
         return True
     ordered = sorted(zip(strides, shape, strict=True))
     return ordered[0][0] > 0 and all(
-        outer > 0 and outer >= inner * size for (inner, size), (outer, _) in zip(ordered, ordered[1:], strict=False)
+        outer > 0 and outer >= inner * size
+        for (inner, size), (outer, _) in zip(ordered, ordered[1:], strict=False)
     )
 
 
@@ -203,7 +218,9 @@ def _disjoint(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 def _mangled(name: str, second_convention: bool, parameters: tuple[_Parameter, ...]) -> str:
     from cuda.tile.compilation import CallingConvention, KernelSignature
 
-    convention = CallingConvention.cutile_python_v2() if second_convention else CallingConvention.cutile_python_v1()
+    convention = (
+        CallingConvention.cutile_python_v2() if second_convention else CallingConvention.cutile_python_v1()
+    )
     constraints = [_constraint(parameter) for parameter in parameters]
     symbol: str = KernelSignature(constraints, convention).with_mangled_symbol(name).symbol
     return symbol

@@ -137,9 +137,9 @@ def test_a_prebuilt_cubin_is_launched_without_compiling(monkeypatch: pytest.Monk
     cubin = cutile.compile_cubin(_copy, {"occupancy": 2}, signature, SM90)
     asked = []
 
-    def source(wanted: str) -> bytes:
-        asked.append(wanted)
-        return cubin
+    def source(wanted: str, arch: Arch) -> cutile.Cubin:
+        asked.append((wanted, arch))
+        return cutile.Cubin(cubin, wanted)
 
     kernel = cutile.with_hints(_copy, {"occupancy": 2}, source)
     from cuda.tile import _compile
@@ -147,17 +147,17 @@ def test_a_prebuilt_cubin_is_launched_without_compiling(monkeypatch: pytest.Monk
     monkeypatch.setattr(_compile, "compile_tile", lambda *a, **k: pytest.fail("it compiled"))
     ct.launch(0, (1,), kernel, arguments)
     ct.launch(0, (1,), kernel, arguments)
-    assert asked == [signature]
+    assert asked == [(signature, SM90)]
     # exhaustive_search asks for the same kernel without hints: it must not lose its cubins.
     assert kernel.replace_hints() is kernel
 
 
 def test_a_signature_without_a_cubin_is_compiled_by_cutile() -> None:
     array = torch.empty((48, 32), dtype=torch.float16, device="meta")
-    kernel = cutile.with_hints(_copy, {}, lambda signature: None)
-    before = len(fake_driver.LAUNCHES)
+    kernel = cutile.with_hints(_copy, {}, lambda signature, arch: None)
+    before = len(fake_driver.DRIVER.launches)
     ct.launch(0, (1,), kernel, (_Array(array), _Array(array), 3, 1.5, 32))
-    assert len(fake_driver.LAUNCHES) == before + 1
+    assert len(fake_driver.DRIVER.launches) == before + 1
 
 
 def test_an_untested_release_takes_the_public_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_an_untested_release_takes_the_public_way(monkeypatch: pytest.MonkeyPatc
     array = torch.empty((32, 32), dtype=torch.float16, device="meta")
     signature = cutile.signature_of(_copy, (array, array, 3, 1.5, 32))
     assert cutile.compile_cubin(_copy, {}, signature, SM90)[:4] == b"\x7fELF"
-    assert type(cutile.with_hints(_copy, {}, lambda s: None)) is ct.kernel
+    assert type(cutile.with_hints(_copy, {}, lambda signature, arch: None)) is ct.kernel
 
 
 def test_the_installed_compiler_is_found() -> None:

@@ -109,6 +109,8 @@ class Gpu:
         if key not in self._kernels:
             cubin = path.read_bytes()
             self._kernels[key] = cutile.with_hints(
-                tunable.kernel, config.hints, lambda symbol: cubin if symbol.encode() + b"\0" in cubin else None
+                tunable.kernel,
+                config.hints,
+                lambda symbol, arch: cutile.Cubin(cubin, symbol) if symbol.encode() + b"\0" in cubin else None,
             )
         return self._kernels[key]

@@ -89,9 +89,8 @@ def dispatcher_of(tunable: Tunable) -> Dispatcher:
 class Dispatcher:
     """Launches one declaration. `launch` is the function users call; the rest is its slow path.
 
-    Two memos: what is read of a call's arguments -> the plan as the launch function wants it, and (GPU,
-    problem)
-    -> `Plan`. Both are bounded, and both are read without a lock.
+    Two memos, both bounded and both read without a lock: from what is read of a call's arguments to the plan
+    as the launch function wants it, and from GPU, problem and given config to the `Plan`.
     """
 
     def __init__(self, tunable: Tunable) -> None:
@@ -118,8 +117,8 @@ class Dispatcher:
                 for shipped in index.tables:
                     for config in (*shipped.table.portfolio, *(e.config for e in shipped.table.entries)):
                         self.kernels.of(config.hints)
-                for problem in self._tunable.typical_problems[:1]:
-                    self.kernels.of(self._tunable.default(arch, problem).hints)
+                first = self._tunable.typical_problems[0]
+                self.kernels.of(self._tunable.default(arch, first).hints)
                 self._indexes[arch] = index
             return self._indexes[arch]
 
@@ -142,24 +141,15 @@ class Dispatcher:
 
     # Choosing -----------------------------------------------------------------------------------------------
 
-    def choice(self, arch: Arch, problem: Problem, *, config: Config | None = None) -> Choice:
-        """What a launch of this problem would run on an arch, without a GPU and without searching."""
-        index = self.load(arch)
-        name = next((gpu.name for gpu in loader.gpus() or () if gpu.arch == arch), "")
-        remembered = None if is_rank() else lambda bucket: self._search.remembered(arch, name, bucket)
-        return resolve(
-            self._tunable, arch, problem, index, Legality(self._tunable, arch),
-            given=config, asked_default=environment.forces_default(), remembered=remembered,
-        )  # fmt: skip
-
     def _plan(
         self, number: int, problem: Problem, given: Config | None, args: tuple[Any, ...], here: Runtime
     ) -> Plan:
         ranked = is_rank()
         if ranked != self._ranked:  # it became one of several: what it chose for itself must go
-            self._ranked = ranked
-            self._plans.clear()
-            self._memo.clear()
+            with _Guard.lock:
+                self._ranked = ranked
+                self._plans.clear()
+                self._memo.clear()
         key = (number, problem, given)
         plan = self._plans.get(key)
         if plan is None:

@@ -35,7 +35,9 @@ class HintedKernels:
         key = tuple(hints.items())
         kernel = self._made.get(key)
         if kernel is None:
-            made = cutile.with_hints(self._tunable.kernel, hints, lambda symbol: self._cubin(key, symbol))
+            made = cutile.with_hints(
+                self._tunable.kernel, hints, lambda symbol, arch: self._cubin(key, symbol)
+            )
             kernel = self._made.setdefault(key, made)  # of two threads that make it, both take the first
         return kernel
 
@@ -47,7 +49,7 @@ class HintedKernels:
             return False
         return (tuple(config.hints.items()), signature) in self._compiled
 
-    def _cubin(self, hints: Hints, signature: str) -> bytes | None:
+    def _cubin(self, hints: Hints, signature: str) -> cutile.Cubin | None:
         """Asked for before cuTile compiles: the last moment at which a capture can be left untouched."""
         if runtime().capturing():
             raise LaunchError(

@@ -113,6 +113,8 @@ class LiveSearch:
             return None  # not counted as tried: after the capture it may be searched
         way = self._in_process if self._is_verified(occasion.index) else self._in_child
         run = way(occasion, limit_s)
+        if len(self._tried) >= _MOST_REMEMBERED:
+            self._tried.clear()
         if run is None:
             self._tried.add(place)
             return None

@@ -38,7 +38,9 @@ class Compiler:
         kernel = load(job.module, job.name).kernel
         self._report("compiling")  # importing is over: from here on slowness is the job's
         begun = time.monotonic()
-        data = cutile.compile_cubin(kernel, job.hints, job.signature, job.arch, timeout_s=self._timeout_s)
+        data = cutile.compile_cubin(
+            kernel, job.hints, job.signature, job.arch, timeout_s=self._timeout_s, symbol=job.symbol
+        )
         result = Compiled(
             key=job.key,
             path=self._folder / f"{job.key}.cubin",

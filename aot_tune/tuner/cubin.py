@@ -114,8 +114,8 @@ def machine_code(cubin: bytes) -> bytes:
     )
 
 
-# The ELF. Of its attributes the vendor documents the names ("CUDA Binary Utilities"); the numbers are as
-# cuobjdump prints them.
+# The ELF. Of its attributes cuobjdump prints name and value; their numbers were found by matching these
+# to the bytes.
 
 _CODE_KINDS = frozenset({".text", ".nv.shared", ".nv.global", *(f".nv.constant{bank}" for bank in range(5))})
 _BLOCK_SHAPE = 0x10

@@ -182,16 +182,17 @@ class GpuBackend:
         key = (tuple(hints.items()), trial.cubin)
         if key not in self._kernels:
             cubin = trial.cubin
-            source = (lambda symbol: None) if cubin is None else (lambda symbol: _cubin_of(cubin, symbol))
-            self._kernels[key] = cutile.with_hints(self._tunable.kernel, hints, cubins=source)
+            self._kernels[key] = cutile.with_hints(
+                self._tunable.kernel, hints, lambda symbol, arch: _cubin_of(cubin, symbol) if cubin else None
+            )
         return self._kernels[key]
 
 
-def _cubin_of(path: Path, symbol: str) -> bytes | None:
+def _cubin_of(path: Path, symbol: str) -> cutile.Cubin | None:
     """The cubin at `path`, if it is there and holds this very symbol; else None, and cuTile compiles."""
     try:
         cubin = path.read_bytes()
     except OSError:
         return None
     # A name in an ELF file ends in NUL, and one compiled for other alignments has another name.
-    return cubin if symbol.encode() + b"\0" in cubin else None
+    return cutile.Cubin(cubin, symbol) if symbol.encode() + b"\0" in cubin else None

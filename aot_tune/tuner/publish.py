@@ -54,7 +54,6 @@ def publish(path: Path, table: Table) -> bool:
         StoreError: The file can not be written; it is as it was.
     """
     data = document.dump(table)
-    document.parse(data)
     if path.is_file() and store.read_bytes(path) == data:
         return False
     store.write_atomic(path, data)

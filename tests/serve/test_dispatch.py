@@ -621,9 +621,3 @@ def test_b17_a_broken_disk_cache_of_cutile_does_not_stop_serving(
     monkeypatch.setattr(type(kernel), "_compile", compile_in_broken)
     tuned.launch(*tensors(64))
     assert launched() == [blocks(64, 1024, AT_64)]
-
-
-def test_the_arch_of_the_gpu_and_not_of_the_caller_tells_the_table(tuned: Tunable) -> None:
-    assert (
-        dispatcher_of(tuned).choice(SM90, Problem({"dtype": "bfloat16", "M": 64, "N": 1024})).config == AT_64
-    )

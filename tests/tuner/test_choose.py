@@ -323,8 +323,8 @@ def test_a_portfolio_that_serves_as_well_as_a_new_one_is_kept_in_its_order() -> 
     old = choose_entries(sweep({64: {DEFAULT: 30.0, A: 20.0}, 128: {DEFAULT: 30.0, B: 20.0}}), (A, B))
     assert settle_portfolio(sweep(rows)) == (B, C)
     assert settle_portfolio(sweep(rows), old) == (A, B)
-    slower: dict[int, Row] = {64: {DEFAULT: 30.0, A: 21.0, C: 20.0}, 128: {DEFAULT: 30.0, B: 10.0}}
-    assert settle_portfolio(sweep(slower), old) == (B, C), "its mean is 2.5 % worse"
+    slower: dict[int, Row] = {64: {DEFAULT: 30.0, A: 20.8, C: 20.0}, 128: {DEFAULT: 30.0, B: 10.0}}
+    assert settle_portfolio(sweep(slower), old) == (B, C), "its mean is 2 % worse"
 
 
 @pytest.mark.parametrize(("us", "portfolio"), [(20.9, (A,)), (21.1, (A, C))])
@@ -355,7 +355,7 @@ def test_a_table_of_other_axes_is_no_incumbent() -> None:
 
 def whole() -> Table:
     rows: dict[int, Row] = {
-        64: {DEFAULT: 30.0, A: 20.0, B: 25.0},
+        64: {DEFAULT: 30.0, A: 20.0, B: 25.0, C: 16.0},
         128: {DEFAULT: 30.0, A: 25.0, B: 20.0},
         256: {DEFAULT: 30.0, A: 22.0, B: 24.0},
     }
@@ -375,7 +375,7 @@ def test_a_partial_sweep_keeps_the_entries_that_it_left_out() -> None:
     assert [line.config for line in new.entries] == [A, A, A]
     assert new.entries[0] is old.entries[0]
     assert new.entries[2] is old.entries[2]
-    assert new.portfolio_regret >= old.portfolio_regret
+    assert new.portfolio_regret == old.portfolio_regret == 0.25, "the worst is at an entry left out"
 
 
 def test_a_partial_sweep_without_a_change_gives_the_same_table() -> None:

@@ -1,0 +1,87 @@
+"""Which signatures a kernel meets: sizes that stand for all of a bucket, and what they compile to. Runs no compiler."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from aot_tune import cutile
+from aot_tune.bucket import Pow2, edge
+from aot_tune.config import Config
+from aot_tune.problem import Problem
+from aot_tune.table import Table
+from aot_tune.tunable import Tunable
+from aot_tune.tuner.plan import Kernel
+
+_BELOW_EDGE = (0, 8, 4, 2, 1)
+"""Distances from an edge to sizes of every class: a size counts modulo 16, and as a stride modulo 16 bytes, which
+is 16, 8, 4 or 2 elements. A size of 1 is its own edge."""
+
+
+@dataclass(frozen=True, order=True)
+class Compilation:
+    """What one cubin is compiled for."""
+
+    hints: tuple[tuple[str, int], ...]
+    """Compiler hints in their canonical order."""
+
+    signature: str
+    """What the compiler assumes of the arguments, constants included."""
+
+
+def representatives(tunable: Tunable, bucket: Problem) -> tuple[Problem, ...]:
+    """Problems of one bucket, one for every class of sizes on its Pow2 axes; the edge first."""
+    pow2 = [name for name, axis in tunable.axes.items() if isinstance(axis, Pow2)]
+    choices = [_sizes(bucket.size(name)) for name in pow2]
+    return tuple(bucket.replaced(**dict(zip(pow2, sizes, strict=True))) for sizes in itertools.product(*choices))
+
+
+def _sizes(size: int) -> tuple[int, ...]:
+    top = edge(size)
+    return tuple(top - below for below in _BELOW_EDGE if edge(top - below) == top and top > below)
+
+
+def compilations(kernel: Kernel, tables: Sequence[Table]) -> tuple[Compilation, ...]:
+    """Every (hints, signature) that serving these tables can ask for, sorted, each once.
+
+    Of each bucket of the tables and of the typical problems: the default, and every config of a table's portfolio and
+    entries that is legal there; for every class of sizes in the bucket. A size beyond all buckets has one of
+    these classes too. Beside them the default's weakest signatures: one a dtype and set of constants.
+
+    Args:
+        kernel: The declaration on an arch.
+        tables: Its tables there; none leaves the defaults.
+
+    Raises:
+        DeclarationError: The declaration cannot be asked; it says what raised.
+    """
+    configs = tuple(dict.fromkeys(_configs(tables)))
+    found: dict[Compilation, None] = {}
+    for bucket in _buckets(kernel.tunable, tables):
+        for problem in representatives(kernel.tunable, bucket):
+            default = kernel.tunable.default_config(kernel.arch, problem)
+            own = _compilation(kernel, problem, default)
+            found[own] = None
+            weak = cutile.weakest_signature(kernel.tunable.kernel, own.signature)
+            found[Compilation(own.hints, weak)] = None
+            for config in configs:
+                if kernel.tunable.refusal(config, kernel.arch, problem) is None:
+                    found[_compilation(kernel, problem, config)] = None
+    return tuple(sorted(found))
+
+
+def _compilation(kernel: Kernel, problem: Problem, config: Config) -> Compilation:
+    signature = cutile.signature_of(kernel.tunable.kernel, kernel.kernel_args(problem, config))
+    return Compilation(tuple(config.hints.items()), signature)
+
+
+def _configs(tables: Iterable[Table]) -> Iterator[Config]:
+    for table in tables:
+        yield from table.portfolio
+        yield from (entry.config for entry in table.entries)
+
+
+def _buckets(tunable: Tunable, tables: Iterable[Table]) -> tuple[Problem, ...]:
+    tabled = (entry.bucket for table in tables for entry in table.entries)
+    return tuple(dict.fromkeys((*tabled, *tunable.buckets)))
