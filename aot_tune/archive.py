@@ -1,4 +1,4 @@
-"""The archive of one arch's cubins: its format, and reading one cubin of it alone. Knows no kernel, no compiler, no GPU.
+"""The archive of one arch's cubins: its format, and reading one cubin of it alone. Knows no kernel, no GPU.
 
 ``<folder of tables>/<arch>/cubins.aot``, a build product:
 
@@ -7,10 +7,11 @@
     sections      zlib of JSON, one a kernel: what it was compiled from, and (hints, signature) -> block
     blocks        zlib of one cubin each; all but a kernel's first with that first one as preset dictionary
 
-Each part is found by offset and length and has its SHA-256 beside them, so that a launch reads the index, one section
-and one block. Cubins of one kernel resemble each other: with the dictionary fifteen of a matmul take 80 KB, alone 130.
-LZMA over all of them takes 28, but has to be unpacked whole (1.4 ms, where a block takes 0.06). Equal cubins
-are stored once. Equal input gives equal bytes. Nothing in a file is imported, evaluated or unpickled.
+Each part is found by offset and length and has its SHA-256 beside them, so that a launch reads the index, one
+section and one block. Cubins of one kernel resemble each other: with the dictionary fifteen of a matmul take
+80 KB, alone 130. LZMA over all of them takes 28, but has to be unpacked whole (1.4 ms, where a block takes
+0.06). Equal cubins are stored once. Equal input gives equal bytes. Nothing in a file is imported, evaluated
+or unpickled.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ import os
 import stat
 import struct
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,11 +28,13 @@ from typing import Any, NamedTuple
 from aot_tune import strict_json
 from aot_tune.arch import Arch
 from aot_tune.errors import AotTuneError, ArchiveError
+from aot_tune.origin import Origin
 
 FILE_NAME = "cubins.aot"
 
 SCHEMA = 1
-"""The version of the format this release writes, and the only one it reads: an archive is built with its package."""
+"""The version of the format this release writes, and the only one it reads: an archive is built with its
+package."""
 
 HEADER = struct.Struct("<16sII32s")
 MAGIC = b"aot_tune cubins\n"
@@ -50,29 +51,6 @@ CubinKey = tuple[Hints, str]
 """(hints in their canonical order, signature)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """What a kernel's cubins were compiled from and with. They serve only what is the same."""
-
-    source_hash: str
-    """`aot_tune.fingerprint.source_hash` of the declaration."""
-
-    files: Mapping[str, str]
-    """Module -> SHA-256 of its file, for every module that holds code of the kernel."""
-
-    values: Mapping[str, str]
-    """``module:name`` -> what the global prints as, for every global value that this code reads."""
-
-    complete: bool
-    """Whether files and values are all that the code depends on, so that the hash need not be taken again."""
-
-    cuda_tile: str
-    """Version of cuda-tile."""
-
-    tileiras: str
-    """Version of cuTile's compiler."""
-
-
 class Place(NamedTuple):
     """A part of the file."""
 
@@ -85,14 +63,14 @@ class Place(NamedTuple):
     """Of the unpacked bytes, in hexadecimal digits."""
 
 
-# Reading ------------------------------------------------------------------------------------------------------------
+# Reading ----------------------------------------------------------------------------------------------------
 
 
 class Archive:
     """An archive on disk. Opening it reads the index; sections and cubins are read when asked for.
 
-    The file is opened for each read and not kept open, so that a server may close all its descriptors. Whatever
-    is wrong with the file is an `ArchiveError`; where it is replaced meanwhile, a hash differs.
+    The file is opened for each read and not kept open, so that a server may close all its descriptors.
+    Whatever is wrong with the file is an `ArchiveError`; where it is replaced meanwhile, a hash differs.
 
     Args:
         path: The file.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from aot_tune import declaration, document, fingerprint, store
 from aot_tune.arch import Arch
-from aot_tune.check_entry import Complaint, entry_complaints
+from aot_tune.check_entry import entry_complaints, portfolio_complaints
 from aot_tune.errors import ArchError, StoreError, TableError, UsageError
 from aot_tune.table import Table
 
@@ -161,27 +161,14 @@ def _table_complaints(table: Table, tunable: Tunable, *, own: bool) -> Iterator[
         )
     for problem in declaration.declaration_problems(tunable, table.arch):
         yield "", problem, "correct the declaration"
-    for what, fix in _portfolio_complaints(table, tunable):
-        yield "portfolio", what, fix
+    for what, fix in portfolio_complaints(table, tunable):
+        yield "portfolio", what, fix or again
     for entry in table.entries:
         complaints = entry_complaints(table, tunable, entry, own=own)
         yield from ((str(entry.bucket), what, fix or again) for what, fix in complaints)
     for bucket in tunable.buckets:
         if table.entry(bucket) is None:
             yield str(bucket), "a declared shape has no entry", again
-
-
-def _portfolio_complaints(table: Table, tunable: Tunable) -> Iterator[Complaint]:
-    constants = tunable.config_constants(table.arch)
-    for config in table.portfolio:
-        if tuple(config.constants) != constants:
-            wanted = " ".join(constants) or "none"
-            yield (
-                f"{config} does not hold the declaration's constants in the kernel's order: {wanted}",
-                "tune again",
-            )
-        elif not any(config in tunable.candidates(table.arch, entry.bucket) for entry in table.entries):
-            yield f"{config} is legal and in the search space for no entry", "tune again"
 
 
 def _arch_called(name: str) -> Arch | None:

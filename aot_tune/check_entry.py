@@ -45,6 +45,17 @@ def entry_complaints(table: Table, tunable: Tunable, entry: Entry, *, own: bool)
         yield "its last point is not the bucket's edge", ""
 
 
+def portfolio_complaints(table: Table, tunable: Tunable) -> Iterator[Complaint]:
+    """All that holds against a table's portfolio."""
+    constants = tunable.config_constants(table.arch)
+    for config in table.portfolio:
+        if tuple(config.constants) != constants:
+            wanted = " ".join(constants) or "none"
+            yield f"{config} does not hold the declaration's constants in the kernel's order: {wanted}", ""
+        elif not any(config in tunable.candidates(table.arch, entry.bucket) for entry in table.entries):
+            yield f"{config} is legal and in the search space for no entry", ""
+
+
 def _key_complaints(tunable: Tunable, bucket: Problem) -> Iterator[Complaint]:
     """Whether the runtime's own key function ever asks for this bucket."""
     pattern = tunable.typical_problems[0]

@@ -29,7 +29,8 @@ class Config:
     """One candidate: a kernel's ``ct.Constant`` arguments and its compiler hints. Frozen and hashable.
 
     Two configs are equal when they hold the same values, whatever the order they were written in. Hints
-    print in the order of `HINTS`; constants as written, which a `Tunable` makes the order of the kernel's parameters.
+    print in the order of `HINTS`; constants as written, which a `Tunable` makes the order of the kernel's
+    parameters.
 
     Args:
         constants: Name to bool, int, float or str.

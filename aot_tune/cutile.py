@@ -1,9 +1,10 @@
-"""The one module that knows cuTile's private names, each guarded by version and with the public way it falls back to.
+"""The one module that knows cuTile's private names, guarded by version, each with the public way in its place.
 
 Importing it imports neither cuda.tile nor torch; each function does, when it is called.
 
 A *signature* here is cuTile's own mangled symbol, such as ``matmul_kernel_Kt1_A2bf16_...``: a text that says
-all the compiler assumes of the arguments, so that a cubin can be compiled in one process and launched in another.
+all the compiler assumes of the arguments, so that a cubin can be compiled in one process and launched in
+another.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ CubinSource = Callable[[str, Arch], "Cubin | None"]
 """(signature, arch of the GPU) -> the cubin compiled for it, or None to let cuTile compile."""
 
 
-# What is installed ----------------------------------------------------------------------------------------------
+# What is installed ------------------------------------------------------------------------------------------
 
 
 @cache
@@ -91,7 +92,8 @@ def compiler_version() -> str | None:
 
 
 def may_have_compiler() -> bool:
-    """Whether a compiler seems to be installed, told in 1 ms and without importing cuTile's compiling half (143 ms).
+    """Whether a compiler seems to be installed, told in 1 ms and without importing cuTile's compiling half
+    (143 ms).
 
     Looks where cuTile does: its pip package, PATH, CUDA_HOME and the toolkit's usual folder.
     """
@@ -109,7 +111,7 @@ def may_have_compiler() -> bool:
         )
 
 
-# Kernels --------------------------------------------------------------------------------------------------------
+# Kernels ----------------------------------------------------------------------------------------------------
 
 
 def is_kernel(kernel: object) -> bool:
@@ -141,7 +143,8 @@ def constant_parameters(kernel: Any) -> tuple[str, ...]:
 
 
 def with_hints(kernel: Any, hints: Mapping[str, int], cubins: CubinSource | None = None) -> Any:
-    """A kernel with these hints and an empty JIT cache of its own (52-65 us); never call it on the launch path.
+    """A kernel with these hints and an empty JIT cache of its own (52-65 us); never call it on the launch
+    path.
 
     Args:
         kernel: A ``@ct.kernel``.
@@ -160,7 +163,7 @@ def _prebuilt_class() -> Any:
     from cuda.tile._cext import TileContext, get_compute_capability
 
     class PrebuiltKernel(ct.kernel):
-        """A kernel whose cubins were compiled elsewhere. cuTile calls `_compile` for a signature not yet loaded."""
+        """A kernel whose cubins were compiled elsewhere; `_compile` is called for what is not yet loaded."""
 
         def __new__(cls, hinted: Any, cubins: CubinSource) -> Any:
             return super().__new__(cls, hinted._pyfunc)
@@ -191,13 +194,14 @@ def _prebuilt_class() -> Any:
                 return super()._compile(signature, TileContext(config=config), compute_capability)
 
         def replace_hints(self, **hints: Any) -> Any:
-            # exhaustive_search calls this even without hints, and would get a plain kernel that compiles again.
+            # exhaustive_search calls this even without hints, and would get a plain kernel that compiles
+            # again.
             return super().replace_hints(**hints) if hints else self
 
     return PrebuiltKernel
 
 
-# Signatures -----------------------------------------------------------------------------------------------------
+# Signatures -------------------------------------------------------------------------------------------------
 
 
 def signature_of(kernel: Any, kernel_args: Sequence[Any]) -> str:
@@ -228,7 +232,7 @@ def _parameters(kernel: Any) -> list[tuple[str, Any]]:
     return list(zip(annotated.pysig.parameters, annotated.parameter_annotations, strict=True))
 
 
-# Compiling ------------------------------------------------------------------------------------------------------
+# Compiling --------------------------------------------------------------------------------------------------
 
 
 def compile_cubin(
@@ -242,8 +246,8 @@ def compile_cubin(
 ) -> bytes:
     """Compile one kernel for one signature, without a GPU.
 
-    On a tested release, source paths and line numbers are left out, so that equal code gives equal bytes from any
-    directory. Holds a process-wide lock inside cuTile: run it in several processes, not threads.
+    On a tested release, source paths and line numbers are left out, so that equal code gives equal bytes from
+    any directory. Holds a process-wide lock inside cuTile: run it in several processes, not threads.
 
     Args:
         kernel: A ``@ct.kernel``.

@@ -1,8 +1,8 @@
 """The JIT signature of kernel arguments in plain Python, and its weakest form. Public names of cuTile only.
 
-A *signature* is cuTile's own mangled symbol, such as ``matmul_kernel_Kt1_A2bf16_...``: a text that says all the
-compiler assumes of the arguments. The rule is that of cuda-tile 1.6 and 1.7, which a test holds against cuTile's own
-on random arrays.
+A *signature* is cuTile's own mangled symbol, such as ``matmul_kernel_Kt1_A2bf16_...``: a text that says all
+the compiler assumes of the arguments. The rule is that of cuda-tile 1.6 and 1.7, which a test holds against
+cuTile's own on random arrays.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def signature_of(name: str, parameters: Sequence[tuple[str, Any]], kernel_args: 
         raise CutileError(
             f"{name} takes {len(parameters)} arguments ({names}), args_fn returned {len(kernel_args)}"
         )
-    # The smallest convention that fits: the second one only where a static shape (a size of 1, say) is present.
+    # The smallest convention that fits: the second one only where a static shape (a size of 1, say) is
+    # present.
     static = any(_static_shape(node) for _, node in parameters)
     unit = any(1 in arg.shape for arg in kernel_args if _is_array(arg))
     told = tuple(
@@ -84,13 +85,14 @@ def weakest(signature: str, parameters: Sequence[tuple[str, Any]]) -> str:
     """The signature of the same kernel and constants that assumes nothing of its arrays: no alignment, no
     divisibility, no stride or size of 1, no disjoint elements.
 
-    A kernel compiled for it may be launched in place of one compiled for `signature`. What is passed at a launch
-    follows from the arguments and the kernel's annotations alone: for each array its address, then every size and
-    every stride that no annotation makes static, stride 1 and size 1 among them, in either calling convention. cuTile's
-    compiler declares the same parameters whatever a signature assumes of their values (`_compile._get_array_ty` drops
-    assumed constants of dimensions that are not annotated), and the launcher knows of a cubin only its symbol. Sizes
-    and strides that an annotation makes static are kept, since those are not passed. Index widths are kept too: they
-    come from annotations, and 64-bit ones would be passed in 64 bits.
+    A kernel compiled for it may be launched in place of one compiled for `signature`. What is passed at a
+    launch follows from the arguments and the kernel's annotations alone: for each array its address, then
+    every size and every stride that no annotation makes static, stride 1 and size 1 among them, in either
+    calling convention. cuTile's compiler declares the same parameters whatever a signature assumes of their
+    values (`_compile._get_array_ty` drops assumed constants of dimensions that are not annotated), and the
+    launcher knows of a cubin only its symbol. Sizes and strides that an annotation makes static are kept,
+    since those are not passed. Index widths are kept too: they come from annotations, and 64-bit ones would
+    be passed in 64 bits.
 
     Args:
         signature: As `signature_of` gives it.
@@ -133,7 +135,7 @@ def weakest(signature: str, parameters: Sequence[tuple[str, Any]]) -> str:
     return symbol
 
 
-# The rule -------------------------------------------------------------------------------------------------------
+# The rule ---------------------------------------------------------------------------------------------------
 
 
 def _is_array(arg: object) -> bool:
@@ -204,7 +206,8 @@ def _static_stride(node: Any) -> tuple[int, ...]:
 
 
 def _disjoint(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether no two indices can share memory, by cuTile's sufficient test on the strides in ascending order."""
+    """Whether no two indices can share memory, by cuTile's sufficient test on the strides in ascending
+    order."""
     if not shape:
         return True
     ordered = sorted(zip(strides, shape, strict=True))

@@ -14,7 +14,6 @@ from aot_tune.arch import Arch
 from aot_tune.bucket import Axis, Pow2, bucket_of
 from aot_tune.config import Config
 from aot_tune.device import Device
-from aot_tune.errors import DeclarationError
 from aot_tune.problem import Problem
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from aot_tune.tuner.book import Book, Page, Step
 from aot_tune.tuner.compiled import Compiled, CompileResult
 from aot_tune.tuner.feed import CompileFeed
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
-from aot_tune.tuner.plan import Plan, ProblemPlan, plan
+from aot_tune.tuner.plan import Plan, ProblemPlan, plan_only
 from aot_tune.tuner.progress import Progress
 from aot_tune.tuner.shortlist import shortlist
 from aot_tune.tuner.trials import Conditions
@@ -136,13 +136,12 @@ class KernelSweep:
             self._step(each, lambda each=each: self._candidates(each))  # type: ignore[misc]
         swept.portfolio = self._portfolio(swept)
         everywhere = [problem for edge, sizes in inside.items() for problem in (*sizes, edge)]
-        points = plan(kernel.found, kernel.arch, everywhere, device=kernel.device)
-        members = {each.problem: self._members(each) for each in points.problems}
-        self._feed.submit(each.jobs[config] for each in points.problems for config in members[each.problem])
-        for each in points.problems:
-            self._plans[each.problem] = each
-            finals = each.problem in inside
-            self._step(each, lambda each=each: self._everywhere(each, members[each.problem], finals))  # type: ignore[misc]  # noqa: B023 - called at once
+        portfolio = [config for config in swept.portfolio if config not in swept.wrong]
+        self._plans = {problem: plan_only(kernel, problem, portfolio) for problem in everywhere}
+        self._feed.submit(job for each in self._plans.values() for job in each.jobs.values())
+        for problem, each in self._plans.items():
+            finals = problem in inside
+            self._step(each, lambda each=each, finals=finals: self._everywhere(each, finals))  # type: ignore[misc]
         return swept
 
     def recheck(self, winners: Mapping[Problem, Config]) -> frozenset[Config]:
@@ -188,15 +187,11 @@ class KernelSweep:
                 times[twin] = as_of(times[leader], twin)
         self._swept.candidates[each.problem] = times
 
-    def _everywhere(self, each: ProblemPlan, members: Sequence[Config], finals: bool) -> None:
+    def _everywhere(self, each: ProblemPlan, finals: bool) -> None:
+        members = [config for config in each.candidates if config not in self._swept.wrong]
         self._swept.portfolio_times[each.problem] = self._timed(
             "portfolio", each, members, finals=finals, keep=[each.default]
         )
-
-    def _members(self, each: ProblemPlan) -> tuple[Config, ...]:
-        """The portfolio and the default, as far as they may run on a problem."""
-        wanted = dict.fromkeys([*self._swept.portfolio, each.default])
-        return tuple(config for config in wanted if config in each.jobs and config not in self._swept.wrong)
 
     # One problem ----------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
-"""What a kernel's cubins depend on, in a form that a serving process compares in microseconds. Compiles nothing.
+"""What a kernel's cubins depend on, in a form that a serving process compares in microseconds. Compiles
+nothing.
 
-`source_hash` says all, but taking it parses the sources: 8 to 16 ms, more than a whole first launch. So an archive
-names the files that hold the kernel's code, and the global values which that code reads.
+`source_hash` says all, but taking it parses the sources: 8 to 16 ms, more than a whole first launch. So an
+archive names the files that hold the kernel's code, and the global values which that code reads.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ import types
 from typing import Any
 
 from aot_tune import cutile
-from aot_tune.archive import Origin
 from aot_tune.fingerprint import source_hash
-from aot_tune.serve.sources import file_digest, printed
+from aot_tune.origin import Origin, file_digest, printed
 from aot_tune.source import NoSourceError, closure_of, counts_by_name, function_trees
 from aot_tune.syntax import outer_names
 from aot_tune.tunable import Tunable
@@ -78,10 +78,10 @@ class _Walk:
             self._value(value.__name__, attributes[0], getattr(value, attributes[0]), attributes[1:])
         elif cutile.is_kernel_like(value):
             self.function(cutile.python_function(value))
-        elif isinstance(value, types.FunctionType) and not counts_by_name(value.__module__):
+        elif callable(value) and counts_by_name(getattr(value, "__module__", None)):
+            return  # a framework's function or class, named in a file that is hashed
+        elif isinstance(value, types.FunctionType):
             self.function(value)
-        elif counts_by_name(getattr(value, "__module__", None)):
-            return  # of a framework: its version is recorded, and it is named in a file that is hashed
         elif (text := printed(value)) is not None:
             self.values[f"{module}:{name}"] = text
         else:

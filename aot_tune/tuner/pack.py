@@ -10,8 +10,9 @@ from typing import Any
 
 import orjson
 
-from aot_tune.archive import HEADER, MAGIC, SCHEMA, WINDOW, CubinKey, Origin, Section
 from aot_tune.arch import Arch
+from aot_tune.archive import HEADER, MAGIC, SCHEMA, WINDOW, CubinKey, Section
+from aot_tune.origin import Origin
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -193,6 +193,26 @@ def plan(
     return Plan(kernel=kernel, problems=tuple(_planned(kernel, problem, incumbent) for problem in problems))
 
 
+def plan_only(kernel: Kernel, problem: Problem, configs: Sequence[Config]) -> ProblemPlan:
+    """Say which of some configs, and the default, may run a problem, and what must be compiled for them."""
+    tunable, arch = kernel.tunable, kernel.arch
+    default, space = tunable.default_config(arch, problem), set(tunable.space(arch, problem))
+    wanted = dict.fromkeys([default, *(config for config in configs if config in space)])
+    admitted = tuple(
+        config
+        for config in wanted
+        if not (tunable.refusal(config, arch, problem) or _over_limit(config, kernel.device))
+    )
+    return ProblemPlan(
+        problem=problem,
+        default=default,
+        incumbent=None,
+        candidates=admitted,
+        refused=(),
+        jobs={config: kernel.job(problem, config) for config in admitted},
+    )
+
+
 def _planned(kernel: Kernel, problem: Problem, table: Table | None) -> ProblemPlan:
     tunable, arch = kernel.tunable, kernel.arch
     default = tunable.default_config(arch, problem)

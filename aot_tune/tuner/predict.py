@@ -30,7 +30,7 @@ from aot_tune.tuner.outcome import Failure, Measurement
 from aot_tune.tuner.plan import Plan, ProblemPlan, plan
 from aot_tune.tuner.progress import Progress
 from aot_tune.tuner.report import PREDICTED_FOLDER, KernelReport, SweepRequest, geometric_mean
-from aot_tune.tuner.shortlist import Shortlist, is_ranked, shortlist
+from aot_tune.tuner.shortlist import Shortlist, shortlist
 from aot_tune.tuner.times import Sweep
 
 TABLES = PREDICTED_FOLDER
@@ -67,7 +67,7 @@ def predict_kernel(
     path = store.table_path(_folder(request, found), request.arch, found.tunable.name)
     old = _earlier(path)
     device = Device.reference(request.arch)
-    planned = narrowed(plan(found, request.arch, request.buckets(found), device=device))
+    planned = plan(found, request.arch, request.buckets(found), device=device)
     progress.started(
         kernel=found.tunable.name,
         arch=request.arch,
@@ -101,19 +101,6 @@ def predict_kernel(
         changed=sum(before.get(entry.bucket) != entry for entry in table.entries),
         device_name=device.name,
         refusals=tuple(refusals),
-    )
-
-
-def narrowed(planned: Plan) -> Plan:
-    """The plan without candidates that could not win: where no model ranks a space, all but the default."""
-    return replace(
-        planned,
-        problems=tuple(
-            each
-            if is_ranked(planned.kernel, each)
-            else replace(each, candidates=(each.default,), jobs={each.default: each.jobs[each.default]})
-            for each in planned.problems
-        ),
     )
 
 

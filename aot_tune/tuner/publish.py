@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aot_tune import document, store
 from aot_tune.bucket import Axes
-from aot_tune.check_entry import entry_complaints
+from aot_tune.check_entry import entry_complaints, portfolio_complaints
 from aot_tune.fingerprint import source_hash, unhashable
 from aot_tune.table import Table
 from aot_tune.tunable import Tunable
@@ -88,9 +88,8 @@ def _against_declaration(new: Table, tunable: Tunable) -> Iterator[str]:
     for entry in new.entries:
         for what, _ in entry_complaints(new, tunable, entry, own=False):
             yield f"{entry.bucket}: {what}"
-    for config in new.portfolio:
-        if not any(config in tunable.candidates(new.arch, entry.bucket) for entry in new.entries):
-            yield f"portfolio: {config} is legal and in the search space for no entry"
+    for what, _ in portfolio_complaints(new, tunable):
+        yield f"portfolio: {what}"
 
 
 def _axes(axes: Axes) -> str:

@@ -1,4 +1,5 @@
-"""Which signatures a kernel meets: sizes that stand for all of a bucket, and what they compile to. Runs no compiler."""
+"""Which signatures a kernel meets: sizes that stand for all of a bucket, and what they compile to. Runs no
+compiler."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from aot_tune.tunable import Tunable
 from aot_tune.tuner.plan import Kernel
 
 _BELOW_EDGE = (0, 8, 4, 2, 1)
-"""Distances from an edge to sizes of every class: a size counts modulo 16, and as a stride modulo 16 bytes, which
-is 16, 8, 4 or 2 elements. A size of 1 is its own edge."""
+"""Distances from an edge to sizes of every class: a size counts modulo 16, and as a stride modulo 16 bytes,
+which is 16, 8, 4 or 2 elements. A size of 1 is its own edge."""
 
 
 @dataclass(frozen=True, order=True)
@@ -34,7 +35,9 @@ def representatives(tunable: Tunable, bucket: Problem) -> tuple[Problem, ...]:
     """Problems of one bucket, one for every class of sizes on its Pow2 axes; the edge first."""
     pow2 = [name for name, axis in tunable.axes.items() if isinstance(axis, Pow2)]
     choices = [_sizes(bucket.size(name)) for name in pow2]
-    return tuple(bucket.replaced(**dict(zip(pow2, sizes, strict=True))) for sizes in itertools.product(*choices))
+    return tuple(
+        bucket.replaced(**dict(zip(pow2, sizes, strict=True))) for sizes in itertools.product(*choices)
+    )
 
 
 def _sizes(size: int) -> tuple[int, ...]:
@@ -45,9 +48,10 @@ def _sizes(size: int) -> tuple[int, ...]:
 def compilations(kernel: Kernel, tables: Sequence[Table]) -> tuple[Compilation, ...]:
     """Every (hints, signature) that serving these tables can ask for, sorted, each once.
 
-    Of each bucket of the tables and of the typical problems: the default, and every config of a table's portfolio and
-    entries that is legal there; for every class of sizes in the bucket. A size beyond all buckets has one of
-    these classes too. Beside them the default's weakest signatures: one a dtype and set of constants.
+    Of each bucket of the tables and of the typical problems: the default, and every config of a table's
+    portfolio and entries that is legal there; for every class of sizes in the bucket. A size beyond all
+    buckets has one of these classes too. Beside them the default's weakest signatures: one a dtype and set of
+    constants.
 
     Args:
         kernel: The declaration on an arch.
@@ -57,17 +61,19 @@ def compilations(kernel: Kernel, tables: Sequence[Table]) -> tuple[Compilation, 
         DeclarationError: The declaration cannot be asked; it says what raised.
     """
     configs = tuple(dict.fromkeys(_configs(tables)))
-    found: dict[Compilation, None] = {}
+    found: set[Compilation] = set()
+    weakened: set[Compilation] = set()
     for bucket in _buckets(kernel.tunable, tables):
         for problem in representatives(kernel.tunable, bucket):
             default = kernel.tunable.default_config(kernel.arch, problem)
             own = _compilation(kernel, problem, default)
-            found[own] = None
-            weak = cutile.weakest_signature(kernel.tunable.kernel, own.signature)
-            found[Compilation(own.hints, weak)] = None
+            if own not in weakened:
+                weakened.add(own)
+                weak = cutile.weakest_signature(kernel.tunable.kernel, own.signature)
+                found |= {own, Compilation(own.hints, weak)}
             for config in configs:
                 if kernel.tunable.refusal(config, kernel.arch, problem) is None:
-                    found[_compilation(kernel, problem, config)] = None
+                    found.add(_compilation(kernel, problem, config))
     return tuple(sorted(found))
 
 

@@ -20,6 +20,7 @@ from aot_tune.tuner.book import Book
 from aot_tune.tuner.choose import choose_entries, settle_portfolio, unserved
 from aot_tune.tuner.compile import CompilePool
 from aot_tune.tuner.feed import CompileFeed
+from aot_tune.tuner.incumbent import comparable
 from aot_tune.tuner.journal import Journal
 from aot_tune.tuner.kernel_sweep import KernelSweep, Swept
 from aot_tune.tuner.plan import Plan, plan
@@ -178,6 +179,7 @@ class _Decision:
             defaults={each.problem: each.default for each in planned.problems},
             candidates={},
         )
+        comparable(self._empty, old, keep)  # refuses before anything is measured
 
     def sweep(self, swept: Swept) -> Sweep:
         return replace(

@@ -1,0 +1,220 @@
+"""`aot-tune compile`: every cubin that serving a kernel's tables can ask for, in one archive an arch. Needs
+no GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aot_tune import cutile, environment, store
+from aot_tune.arch import Arch
+from aot_tune.archive import FILE_NAME, Archive
+from aot_tune.discovery import Found
+from aot_tune.errors import ArchiveError, TuneError
+from aot_tune.fingerprint import source_hash
+from aot_tune.table import Table
+from aot_tune.tuner.compile import CompilePool
+from aot_tune.tuner.cubin_report import ArchiveReport, CubinRequest, KernelReport
+from aot_tune.tuner.compiled import Compiled, CompileFailure, CompileJob, CompileResult
+from aot_tune.tuner.origin import origin_of
+from aot_tune.tuner.pack import KernelCubins, pack
+from aot_tune.tuner.plan import Kernel
+from aot_tune.tuner.signature_classes import Compilation, compilations
+
+_POLL_SECONDS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """What one kernel needs on one arch."""
+
+    kernel: Kernel
+    folder: Path
+    jobs: Mapping[Compilation, CompileJob]
+
+
+def build(request: CubinRequest, say: Callable[[str], None]) -> tuple[ArchiveReport, ...]:
+    """Compile what is not there yet and write the archives, each whole or not at all.
+
+    Args:
+        request: What to compile.
+        say: Told of progress, a line at a time.
+
+    Returns:
+        One report an archive, by arch and then by folder.
+
+    Raises:
+        TuneError: Nothing can be compiled here.
+        TableError: A table that serves a kernel cannot be read: its archive would lack what it uses.
+        StoreError: A folder cannot be written.
+    """
+    wanted = [_wanted(request, found, arch) for arch in request.archs for found in request.kernels]
+    for one in wanted:
+        store.check_writable(one.folder / str(one.kernel.arch))
+    results = _compiled(request, [job for one in wanted for job in one.jobs.values()], say)
+    places = dict.fromkeys((one.kernel.arch, one.folder) for one in wanted)
+    return tuple(
+        _written(request, arch, folder, [one for one in wanted if (one.kernel.arch, one.folder) == (arch, folder)],
+                 results, say)
+        for arch, folder in places
+    )  # fmt: skip
+
+
+def _wanted(request: CubinRequest, found: Found, arch: Arch) -> _Wanted:
+    kernel = Kernel(found, arch)
+    own = store.package_folder(found.tunable)
+    source = source_hash(found.tunable)
+    tables = list(_tables([*environment.table_folders(), own], arch, found.tunable.name))
+    jobs = {one: _job(kernel, one, source) for one in compilations(kernel, tables)}
+    return _Wanted(kernel=kernel, folder=request.out or own, jobs=jobs)
+
+
+def _tables(folders: Iterable[Path], arch: Arch, name: str) -> Iterator[Table]:
+    """The tables that a serving process with this environment reads."""
+    for folder in folders:
+        path = store.table_path(folder, arch, name)
+        if os.path.lexists(path):
+            yield store.read_table(path)
+
+
+def _job(kernel: Kernel, one: Compilation, source: str) -> CompileJob:
+    symbol = cutile.symbol_of(kernel.tunable.kernel)
+    parts = [
+        source,
+        cutile.version(),
+        cutile.compiler_version(),
+        str(kernel.arch),
+        symbol,
+    ]
+    return CompileJob(
+        key=hashlib.sha256(json.dumps([*parts, one.signature, one.hints]).encode()).hexdigest(),
+        module=kernel.found.module,
+        name=kernel.tunable.name,
+        signature=one.signature,
+        hints=dict(one.hints),
+        arch=kernel.arch,
+        symbol=symbol,
+    )
+
+
+# Compiling --------------------------------------------------------------------------------------------------
+
+
+def _compiled(
+    request: CubinRequest, jobs: Sequence[CompileJob], say: Callable[[str], None]
+) -> dict[str, CompileResult]:
+    results: dict[str, CompileResult] = {}
+    with CompilePool(request.jobs or os.cpu_count() or 1, folder=request.cubins) as pool:
+        for job in jobs:
+            pool.submit(job)
+        there = {result.key: result for result in pool.poll()}
+        results |= there
+        if pool.unfinished:
+            say(f"compiling {pool.unfinished} kernels, {len(there)} are there already")
+        while pool.unfinished:
+            results |= {result.key: result for result in pool.poll(_POLL_SECONDS)}
+            say(f"compiled {len(results) - len(there)} of {len({job.key for job in jobs}) - len(there)}")
+    return results
+
+
+# Writing ----------------------------------------------------------------------------------------------------
+
+
+def _written(
+    request: CubinRequest,
+    arch: Arch,
+    folder: Path,
+    wanted: Sequence[_Wanted],
+    results: Mapping[str, CompileResult],
+    say: Callable[[str], None],
+) -> ArchiveReport:
+    path = folder / str(arch) / FILE_NAME
+    mine = {one.kernel.tunable.name: _cubins(one, results) for one in wanted}
+    others = _kept(path, arch, set(mine), say) if request.only_these else []
+    data = pack(arch, [*(cubins for cubins in mine.values() if cubins.cubins), *others])
+    changed = not path.is_file() or path.read_bytes() != data
+    if changed:
+        store.write_atomic(path, data)
+    compiled = {one.kernel.tunable.name: _fresh(one, results) for one in wanted}
+    return ArchiveReport(
+        path=path,
+        arch=arch,
+        bytes=len(data),
+        changed=changed,
+        kernels=_kernel_reports(Archive(path), compiled),
+        failures=tuple(line for one in wanted for line in _failures(one, results)),
+    )
+
+
+def _cubins(one: _Wanted, results: Mapping[str, CompileResult]) -> KernelCubins:
+    tileiras = cutile.compiler_version() or ""
+    cubins = {}
+    for compilation, job in one.jobs.items():
+        result = results[job.key]
+        if isinstance(result, Compiled):
+            cubins[compilation.hints, compilation.signature] = _read(result.path)
+    return KernelCubins(
+        kernel=one.kernel.tunable.name,
+        symbol=cutile.symbol_of(one.kernel.tunable.kernel),
+        origin=origin_of(one.kernel.tunable, tileiras),
+        cubins=cubins,
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TuneError(f"{path}, compiled a moment ago, cannot be read: {error.strerror}") from error
+
+
+def _kept(path: Path, arch: Arch, replaced: set[str], say: Callable[[str], None]) -> list[KernelCubins]:
+    """The kernels of the archive that is there which this run does not compile."""
+    if not os.path.lexists(path):
+        return []
+    try:
+        archive = Archive(path)
+        if archive.arch != arch:
+            raise ArchiveError(f"{path} is of {archive.arch}")
+        sections = [(name, archive.section(name)) for name in archive.kernels if name not in replaced]
+        return [KernelCubins.unpacked(name, section) for name, section in sections if section is not None]
+    except ArchiveError as error:
+        say(f"what was in it is left out, since {error}; compile all kernels to have them again")
+        return []
+
+
+def _fresh(one: _Wanted, results: Mapping[str, CompileResult]) -> int:
+    mine = [results[job.key] for job in one.jobs.values()]
+    return sum(isinstance(result, Compiled) and not result.cached for result in mine)
+
+
+def _failures(one: _Wanted, results: Mapping[str, CompileResult]) -> Iterator[str]:
+    for compilation, job in one.jobs.items():
+        result = results[job.key]
+        if isinstance(result, CompileFailure):
+            hints = " ".join(f"{name}={value}" for name, value in compilation.hints) or "no hints"
+            reason = " ".join(result.message.split())
+            yield f"{job.name} on {job.arch} with {hints} for {compilation.signature}: {reason}"
+
+
+def _kernel_reports(archive: Archive, compiled: Mapping[str, int]) -> tuple[KernelReport, ...]:
+    reports = []
+    for name in archive.kernels:
+        section = archive.section(name)
+        assert section is not None
+        cubins, stored, unpacked = section.sizes()
+        reports.append(
+            KernelReport(
+                kernel=name,
+                signatures=len(section.keys),
+                cubins=cubins,
+                compiled=compiled.get(name, 0),
+                stored_bytes=stored,
+                bytes=unpacked,
+            )
+        )
+    return tuple(reports)
