@@ -20,7 +20,7 @@ TUNE = $(if $(ARCH),--arch $(ARCH)) $(foreach kernel,$(KERNEL),--kernel $(kernel
        $(if $(LIMIT),--limit $(LIMIT)) $(if $(REQUIRE),--require $(REQUIRE))
 
 .DEFAULT_GOAL := help
-.PHONY: help tune test test-gpu check bench lint fmt wheel clean venv
+.PHONY: help tune cubins test test-gpu check bench lint fmt wheel clean venv
 
 help: ## print this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -30,6 +30,9 @@ help: ## print this
 
 tune: venv ## tune for ARCH (default: this GPU, else sm100); KERNEL= PROBLEM= LIMIT= REQUIRE=measured
 	$(RUN) -m aot_tune tune $(strip $(TUNE) $(ARGS))
+
+cubins: venv ## compile what the tables need for ARCH="sm90 sm100" into tuned_configs/<arch>/cubins.aot; KERNEL=
+	$(RUN) -m aot_tune compile $(strip $(foreach arch,$(ARCH),--arch $(arch)) $(foreach kernel,$(KERNEL),--kernel $(kernel)) $(ARGS))
 
 test: venv ## run the tests that need no GPU
 	$(RUN) -m pytest $(ARGS)
@@ -52,11 +55,13 @@ fmt: venv ## format, and mend what ruff can mend
 	$(RUN) -m ruff check --fix-only .
 	$(RUN) -m ruff format .
 
-wheel: venv ## build dist/*.whl with the tables in it
+wheel: venv $(if $(ARCH),cubins) ## build dist/*.whl with the tables in it; ARCH="sm90 sm100": with their cubins
 	rm -rf dist
 	$(RUN) -m pip wheel -q --no-deps --no-build-isolation -w dist .
 	@$(RUN) -m zipfile -l dist/*.whl | grep 'aot_tune/tuned_configs/.*\.json' \
 	  || { echo 'wheel: no tables in dist/*.whl; expected tuned_configs/<arch>/<kernel>.json beside aot_tune/' >&2; exit 1; }
+	@for arch in $(ARCH); do $(RUN) -m zipfile -l dist/*.whl | grep "aot_tune/tuned_configs/$$arch/cubins.aot" \
+	  || { echo "wheel: no cubins for $$arch in dist/*.whl" >&2; exit 1; }; done
 
 clean: ## remove build/ (unfinished sweeps too), dist/ and caches; the environment stays
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -126,6 +126,49 @@ def _sweep(request: SweepRequest) -> SweepReport:
 
 @app.command()
 @guarded
+def compile(
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="ARCH", help="Further archs: --arch sm90 sm100.")
+    ] = None,
+    arch: Annotated[
+        list[str] | None,
+        typer.Option("--arch", metavar="sm90", help="By default this machine's, else sm100."),
+    ] = None,
+    kernel: Annotated[list[str] | None, typer.Option("--kernel", help="A kernel; all by default.")] = None,
+    module: Modules = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of archives; beside the package's tables by default.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Compiling processes; one a core by default.")
+    ] = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compile what the tables can ask for into one archive an arch, for serving without a compiler."""
+    from aot_tune.discovery import find_tunables
+    from aot_tune.tuner.build_cubins import build
+    from aot_tune.tuner.cubin_report import CubinRequest, report_lines
+
+    named = [*(arch or ()), *(more or ())]
+    request = CubinRequest(
+        kernels=selection.chosen_kernels(find_tunables(module or ()), kernel or ()),
+        archs=tuple(dict.fromkeys(map(selection.chosen_arch, named or [None]))),
+        only_these=bool(kernel),
+        out=out,
+        jobs=jobs,
+    )
+    with command.sigterm_stops():
+        reports = build(request, command.say)
+    for report in reports:
+        for line in report.failures:
+            command.say(f"not compiled: {line}")
+    command.put(json_text(reports) if as_json else (line for one in reports for line in report_lines(one)))
+    command.leave(failed=any(report.failures for report in reports))
+
+
+@app.command()
+@guarded
 def show(
     kernel: Kernel = None,
     arch: Annotated[str | None, typer.Option("--arch", metavar="sm90", help="All by default.")] = None,

@@ -1,4 +1,4 @@
-"""The one module that knows cuTile's private names, guarded by version, each with the public way in its place.
+"""The one module that knows cuTile's private names, guarded by version, each with a public way beside it.
 
 Importing it imports neither cuda.tile nor torch; each function does, when it is called.
 
@@ -92,8 +92,7 @@ def compiler_version() -> str | None:
 
 
 def may_have_compiler() -> bool:
-    """Whether a compiler seems to be installed, told in 1 ms and without importing cuTile's compiling half
-    (143 ms).
+    """Whether a compiler seems to be installed, told without importing cuTile's compiling half (143 ms).
 
     Looks where cuTile does: its pip package, PATH, CUDA_HOME and the toolkit's usual folder.
     """
@@ -143,8 +142,7 @@ def constant_parameters(kernel: Any) -> tuple[str, ...]:
 
 
 def with_hints(kernel: Any, hints: Mapping[str, int], cubins: CubinSource | None = None) -> Any:
-    """A kernel with these hints and an empty JIT cache of its own (52-65 us); never call it on the launch
-    path.
+    """A kernel with these hints and an empty JIT cache of its own (52-65 us); not for the launch path.
 
     Args:
         kernel: A ``@ct.kernel``.
@@ -183,8 +181,8 @@ def _prebuilt_class() -> Any:
             except Exception as error:
                 if isinstance(error, FileNotFoundError) and "tileiras" in str(error):
                     raise CompilerMissingError(
-                        f"{self._pyfunc.__name__} has no cubin for {symbol}, and no compiler (tileiras) is here to make "
-                        "one; ship it (aot-tune compile), or install the compiler: pip install 'aot-tune[tune]'"
+                        f"no cubin was shipped for {symbol}, and no compiler (tileiras) is here to make one; "
+                        "ship it (aot-tune compile), or install the compiler: pip install 'aot-tune[tune]'"
                     ) from error
                 of_disk_cache = isinstance(error, OSError) or type(error).__module__ == "sqlite3"
                 if context.config.cache_dir is None or not of_disk_cache:

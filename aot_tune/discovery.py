@@ -46,8 +46,7 @@ def find_tunables(modules: Sequence[str] = ()) -> dict[str, Found]:
         UsageError: A module cannot be imported or declares nothing, or two declare the same name.
     """
     found: dict[str, Found] = {}
-    for module in modules or installed_modules():
-        module = _module_name(module)
+    for module in module_names(modules):
         here = list(_tunables_in(module))
         if not here:
             raise UsageError(
@@ -63,6 +62,18 @@ def find_tunables(modules: Sequence[str] = ()) -> dict[str, Found]:
                 )
             found.setdefault(one.tunable.name, one)
     return found
+
+
+def module_names(modules: Sequence[str] = ()) -> list[str]:
+    """The named modules as Python imports them; without names, those of every installed entry point.
+
+    The current folder is importable from then on. Imports none of them.
+
+    Raises:
+        UsageError: A path lies outside of the current folder.
+    """
+    _add_current_folder()
+    return [_module_name(module) for module in modules] or installed_modules()
 
 
 def load(module: str, name: str) -> Tunable:
@@ -94,9 +105,13 @@ def _tunables_in(module: str) -> Iterable[Found]:
             yield Found(module=module, tunable=value)
 
 
-def _imported(module: str) -> object:
+def _add_current_folder() -> None:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
+
+
+def _imported(module: str) -> object:
+    _add_current_folder()
     try:
         return importlib.import_module(module)
     except DeclarationError:

@@ -1,4 +1,4 @@
-"""Every environment variable that aot_tune reads, in one place. Read when asked, so that a test or a fork may set them."""
+"""Every environment variable that aot_tune reads. Read when asked, so that a test or a fork may set them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LOG = "AOT_TUNE_LOG"
 DISABLE = "DISABLE_AUTOTUNE"
 
 DESCRIPTIONS = {
-    TABLES: "folders of tables (joined as in PATH) read before a package's own; the only place predicted entries are read",
+    TABLES: "folders of tables, joined as in PATH, read before a package's own; predicted entries are read only there",
     CACHE_DIR: "where live searches are remembered; default: the user's cache folder",
     CONFIG: "'default' launches every kernel with its default config: the A/B switch",
-    RANKED: "the world size of this process where nothing else tells it; above 1 it never searches nor reads the cache",
+    RANKED: "the world size where nothing else tells it; above 1 nothing is searched and no cache is read",
     SEARCH_SECONDS: "the longest live search that a miss may start, seconds; default 1",
     LOG: "'1' prints each choice and its reason to stderr, once per unseen problem",
     DISABLE: "'1' forbids live searches, as it does for Triton and others",
@@ -27,7 +27,7 @@ DESCRIPTIONS = {
 """What each does, one line: the README's table and `aot-tune doctor` print this."""
 
 DEFAULT_SEARCH_SECONDS = 1.0
-"""A miss over prebuilt cubins costs 44 ms and eight compilations 5 s (measured, H200): the limit admits the first."""
+"""A miss over prebuilt cubins costs 44 ms, eight compilations 5 s (measured, H200): the first fits the limit."""
 
 
 def table_folders() -> tuple[Path, ...]:

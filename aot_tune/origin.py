@@ -1,5 +1,4 @@
-"""What cubins were compiled from, and whether that is the code here. Imports and runs nothing that a file
-names."""
+"""What cubins were compiled from, and whether that is the code here. Runs nothing that a file names."""
 
 from __future__ import annotations
 
@@ -79,13 +78,17 @@ def file_digest(module: str) -> str | None:
 
 
 def printed(value: object) -> str | None:
-    """A plain value, or a framework's such as a dtype, as text that tells it from others; None for the
-    rest."""
+    """A plain value, or a framework's such as a dtype, as text that tells it from others, else None."""
     if type(value) in _PLAIN:
         return repr(value)
     if type(value) is tuple:
         return None if any(printed(part) is None for part in value) else repr(value)
-    if counts_by_name(type(value).__module__) and type(value).__repr__ is not object.__repr__:
+    kind = type(value)
+    if (
+        kind.__module__ != "builtins"
+        and counts_by_name(kind.__module__)
+        and kind.__repr__ is not object.__repr__
+    ):
         text = repr(value)
         return None if _ADDRESS.search(text) or hasattr(value, "shape") else text
     return None

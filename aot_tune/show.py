@@ -9,7 +9,7 @@ from pathlib import Path
 from aot_tune import document, environment, store
 from aot_tune.arch import Arch
 from aot_tune.config import Config
-from aot_tune.discovery import find_tunables, installed_modules
+from aot_tune.discovery import find_tunables, module_names
 from aot_tune.errors import UsageError
 from aot_tune.table import Entry, Table
 from aot_tune.text import aligned, counted
@@ -34,7 +34,7 @@ def tables_found(
         StoreError: A folder or a file cannot be read.
     """
     folders = [*environment.table_folders()]
-    folders += [store.folder_of_package(module) for module in modules or installed_modules()]
+    folders += [store.folder_of_package(module) for module in module_names(modules)]
     paths = [path for folder in dict.fromkeys(folders) for path in store.listed(folder)]
     chosen = _chosen(paths, kernel, arch)
     if not chosen:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from aot_tune.errors import CutileError
@@ -70,8 +71,7 @@ def signature_of(name: str, parameters: Sequence[tuple[str, Any]], kernel_args: 
         raise CutileError(
             f"{name} takes {len(parameters)} arguments ({names}), args_fn returned {len(kernel_args)}"
         )
-    # The smallest convention that fits: the second one only where a static shape (a size of 1, say) is
-    # present.
+    # The smallest convention that fits: the second only where a static shape (a size of 1, say) is present.
     static = any(_static_shape(node) for _, node in parameters)
     unit = any(1 in arg.shape for arg in kernel_args if _is_array(arg))
     told = tuple(
@@ -82,9 +82,9 @@ def signature_of(name: str, parameters: Sequence[tuple[str, Any]], kernel_args: 
 
 
 def weakest(signature: str, parameters: Sequence[tuple[str, Any]]) -> str:
-    """The signature of the same kernel and constants that assumes nothing of its arrays: no alignment, no
-    divisibility, no stride or size of 1, no disjoint elements.
+    """The signature of the same kernel and constants that assumes nothing of its arrays.
 
+    That is no alignment, no divisibility, no stride or size of 1, no elements that never share memory.
     A kernel compiled for it may be launched in place of one compiled for `signature`. What is passed at a
     launch follows from the arguments and the kernel's annotations alone: for each array its address, then
     every size and every stride that no annotation makes static, stride 1 and size 1 among them, in either
@@ -206,14 +206,12 @@ def _static_stride(node: Any) -> tuple[int, ...]:
 
 
 def _disjoint(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether no two indices can share memory, by cuTile's sufficient test on the strides in ascending
-    order."""
+    """Whether no two indices can share memory, by cuTile's sufficient test on the ascending strides."""
     if not shape:
         return True
     ordered = sorted(zip(strides, shape, strict=True))
     return ordered[0][0] > 0 and all(
-        outer > 0 and outer >= inner * size
-        for (inner, size), (outer, _) in zip(ordered, ordered[1:], strict=False)
+        outer > 0 and outer >= inner * size for (inner, size), (outer, _) in pairwise(ordered)
     )
 
 

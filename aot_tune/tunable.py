@@ -1,4 +1,4 @@
-"""A kernel's declaration: what an offline build and a launch must know of it. Touches no GPU until it is called."""
+"""A kernel's declaration: what a build and a launch must know of it. Touches no GPU until it is called."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Close:
-    """What an output must equal, and how closely: ``|output - value| <= atol + rtol * |value|`` everywhere."""
+    """What an output must equal, and how closely: everywhere ``|output - value| <= atol + rtol * |value|``."""
 
     value: torch.Tensor
     """The right result, in higher precision than the kernel's; any float dtype, the output's shape."""
@@ -55,9 +55,9 @@ class Work:
 class Tunable:
     """A cuTile kernel with its search space, its rules and the shapes it meets in practice.
 
-    `problem`, `args_fn` and `reference` take the arguments of `launch`, by position. Argument names in `outputs`,
-    `inplace` and `reset` are the parameter names of `problem`. Every config handed out has its constants in the order
-    of the kernel's parameters.
+    `problem`, `args_fn` and `reference` take the arguments of `launch`, by position. Argument names in
+    `outputs`, `inplace` and `reset` are the parameter names of `problem`. Every config handed out has its
+    constants in the order of the kernel's parameters.
 
     Raises:
         DeclarationError: The declaration contradicts itself; the message says what to write instead.
@@ -94,13 +94,13 @@ class Tunable:
     """(problem, torch device, seed) -> realistic random launch arguments; must take device "meta" too."""
 
     reference: Callable[..., Mapping[str, Close] | Close]
-    """Launch arguments, before the kernel ran -> what each mutated argument must equal; a lone `Close` when one is."""
+    """Launch arguments, before the kernel ran -> what each mutated argument must equal; of one, its `Close`."""
 
     typical: Sequence[Mapping[str, object]]
     """The problems to sweep; a list or tuple as a value stands for each of its members (a product of all)."""
 
     legal: Callable[[Config, Arch, Problem], bool | str] = lambda config, arch, problem: True
-    """(config, arch, problem) -> whether it may run; a str says why not. The one statement of what is allowed."""
+    """(config, arch, problem) -> whether it may run; a str says why not. The one statement of that."""
 
     outputs: Sequence[str] = ()
     """Arguments the kernel writes whole; poisoned before a check."""
@@ -115,7 +115,7 @@ class Tunable:
     """(config, problem) -> blocks of work, for scaling between sizes."""
 
     work: Callable[[Config, Problem], Work] | None = None
-    """(config, problem) -> what one block of work costs, for the performance model; not for occupancy-only spaces."""
+    """(config, problem) -> what one block of work costs, for the model; not for occupancy-only spaces."""
 
     tables: Path | None = None
     """A folder of tables in place of the package's own."""
@@ -131,7 +131,7 @@ class Tunable:
 
         attach(self)
 
-    # Launching --------------------------------------------------------------------------------------------------
+    # Launching ----------------------------------------------------------------------------------------------
 
     def launch(self, *args: Any, config: Config | None = None) -> None:
         """Launch the kernel with the config that fits these arguments, on the current stream of their device.
@@ -147,7 +147,7 @@ class Tunable:
         """
         raise NotImplementedError  # pragma: no cover - attach() shadows it
 
-    # Asking the declaration -------------------------------------------------------------------------------------
+    # Asking the declaration ---------------------------------------------------------------------------------
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
@@ -175,8 +175,10 @@ class Tunable:
         return bucket_of(self.axes, problem)
 
     def space(self, arch: Arch, problem: Problem) -> tuple[Config, ...]:
-        """The search space with its constants in the kernel's order, duplicates kept for the check to find."""
-        return tuple(config.with_constant_order(self.constant_names) for config in self.search_space(arch, problem))
+        """The search space, constants in the kernel's order, duplicates kept for the check to find."""
+        return tuple(
+            config.with_constant_order(self.constant_names) for config in self.search_space(arch, problem)
+        )
 
     def default_config(self, arch: Arch, problem: Problem) -> Config:
         """The default with its constants in the kernel's order."""

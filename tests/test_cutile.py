@@ -1,4 +1,5 @@
-"""The cuTile adapter against cuTile itself: signatures, compiled code, cubins handed over. Runs on the stand-in driver."""
+"""The cuTile adapter against cuTile itself: signatures, compiled code, cubins handed over. Runs on the
+stand-in driver."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ class _Array:
 
     def __init__(self, layout: torch.Tensor, address: int = 4096) -> None:
         size = layout.element_size()
-        kind = {torch.float16: "<f2", torch.float32: "<f4", torch.int64: "<i8", torch.uint8: "|u1"}[layout.dtype]
+        kind = {torch.float16: "<f2", torch.float32: "<f4", torch.int64: "<i8", torch.uint8: "|u1"}[
+            layout.dtype
+        ]
         self.__cuda_array_interface__ = {
             "typestr": kind,
             "shape": tuple(layout.shape),
@@ -68,7 +71,9 @@ def test_signatures_of_random_arrays_equal_cutiles_own() -> None:
         if any(stride >= 2**31 for stride in layout.stride()):
             continue
         convention = (
-            CallingConvention.cutile_python_v2() if 1 in layout.shape else CallingConvention.cutile_python_v1()
+            CallingConvention.cutile_python_v2()
+            if 1 in layout.shape
+            else CallingConvention.cutile_python_v1()
         )
         own = KernelSignature.from_kernel_args(_copy, (_Array(layout), _Array(other), 3, 1.5, 32), convention)
         assert cutile.signature_of(_copy, (layout, other, 3, 1.5, 32)) == own.symbol
@@ -86,7 +91,7 @@ def test_scalars_have_cutiles_own_types(value: object, mark: str) -> None:
 
 
 def test_a_wrong_number_of_arguments_names_the_kernels_parameters() -> None:
-    with pytest.raises(CutileError, match="_copy takes 5 arguments .*width.*args_fn returned 1"):
+    with pytest.raises(CutileError, match=r"_copy takes 5 arguments .*width.*args_fn returned 1"):
         cutile.signature_of(_copy, (1,))
 
 
@@ -114,7 +119,8 @@ from aot_tune import cutile
 from aot_tune.arch import Arch
 array = torch.empty((32, 32), dtype=torch.float16, device="meta")
 signature = cutile.signature_of(double_kernel.double, (array, array, 32))
-print(hashlib.sha256(cutile.compile_cubin(double_kernel.double, {}, signature, Arch.parse("sm90"))).hexdigest())
+cubin = cutile.compile_cubin(double_kernel.double, {}, signature, Arch.parse("sm90"))
+print(hashlib.sha256(cubin).hexdigest())
 """
 
 
@@ -124,7 +130,9 @@ def test_equal_code_gives_equal_bytes_from_any_directory_and_line(tmp_path: Path
         folder = tmp_path / place
         folder.mkdir()
         (folder / "double_kernel.py").write_text("\n" * blank_lines + _KERNEL_FILE)
-        code = f"import sys; sys.path[:0] = [{str(folder)!r}, {str(Path.cwd())!r}]\n" + textwrap.dedent(_COMPILE_THERE)
+        code = f"import sys; sys.path[:0] = [{str(folder)!r}, {str(Path.cwd())!r}]\n" + textwrap.dedent(
+            _COMPILE_THERE
+        )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         digests.add(done.stdout.strip())
     assert len(digests) == 1

@@ -53,6 +53,19 @@ def test_a_folder_that_only_the_declaration_names_is_found(
     assert len(tables_found("scale", None)) == 2
 
 
+def test_a_module_in_the_current_folder_is_found_by_name_and_by_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "besidelib").mkdir()
+    (tmp_path / "besidelib" / "kernels.py").write_text("raise AssertionError('imported')")
+    path = write(tmp_path / "besidelib" / "tuned_configs", scale_table())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
+    monkeypatch.delenv("AOT_TUNE_TABLES", raising=False)
+    for module in ("besidelib.kernels", "besidelib/kernels.py"):
+        assert [found for found, _ in tables_found("scale", None, [module])] == [path]
+
+
 def test_the_overview_gives_gains_and_the_worst_regret() -> None:
     heads, line = overview_lines([(Path("sm90/scale.json"), scale_table())])
     assert heads.split()[:3] == ["arch", "kernel", "entries"]

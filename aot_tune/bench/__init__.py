@@ -1,1 +1,1 @@
-"""`make bench`: what aot_tune promises, measured side by side in one run on this machine's GPU. Not used by the rest."""
+"""`make bench`: what aot_tune promises, side by side in one run on this machine's GPU. The rest knows nothing of it."""

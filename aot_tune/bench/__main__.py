@@ -1,4 +1,4 @@
-"""`python -m aot_tune.bench`: run the benches, print them, write them as JSON. Needs a GPU with tuned tables."""
+"""`python -m aot_tune.bench`: run the benches, print them, write them as JSON. Needs a tuned GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m aot_tune.bench", description=__doc__)
     parser.add_argument("sections", nargs="*", help=f"which to run, of {' '.join(_SECTIONS)}; default: all")
     parser.add_argument("--out", type=Path, default=Path("build/bench.json"), help="where the JSON goes")
-    parser.add_argument("--again", type=int, default=30, help="problems of each kernel to sweep a second time")
+    parser.add_argument(
+        "--again", type=int, default=30, help="problems of each kernel to sweep a second time"
+    )
     options = parser.parse_args()
     unknown = set(options.sections) - set(_SECTIONS)
     if unknown:
@@ -64,13 +66,18 @@ def _on_gpu(results: dict[str, Any], wanted: list[str], again: int) -> None:
             "compile": lambda: tuning.compile_speed(gpu, found["matmul"]),
             "sweep": lambda: tuning.against_serial_search(gpu, found["matmul"], folder / "sweep"),
             "quality": lambda: {
-                **{f"{name}, tuned against default": quality.against_default(gpu, one) for name, one in found.items()},
+                **{
+                    f"{name}, tuned against default": quality.against_default(gpu, one)
+                    for name, one in found.items()
+                },
                 "matmul against cuBLAS": quality.matmul_against_cublas(gpu, found["matmul"]),
                 "rms_norm against others": quality.rms_norm_against_others(gpu, found["rms_norm"]),
                 "rope against others": quality.rope_against_others(gpu, found["rope"]),
             },
             "regret": lambda: _regret(gpu, found, regret),
-            "again": lambda: {name: tuning.tune_again(gpu, one, folder / "again", again) for name, one in found.items()},
+            "again": lambda: {
+                name: tuning.tune_again(gpu, one, folder / "again", again) for name, one in found.items()
+            },
         }
         for name in _SECTIONS:
             if name in wanted and name in run:

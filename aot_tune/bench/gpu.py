@@ -1,4 +1,4 @@
-"""Timing on this machine's GPU for the benches: every config of a problem at once, in this process, cubins prebuilt."""
+"""Timing on this machine's GPU for the benches: every config of a problem at once, cubins prebuilt."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ class Gpu:
     def __init__(self, feed: CompileFeed) -> None:
         properties = torch.cuda.get_device_properties(0)
         self.arch = Arch.parse((properties.major, properties.minor))
-        self.device = Device.reference(self.arch).with_sm_count(properties.name, properties.multi_processor_count)
+        self.device = Device.reference(self.arch).with_sm_count(
+            properties.name, properties.multi_processor_count
+        )
         self.torch_device = torch.device("cuda", 0)
         self._feed = feed
         self._kernels: dict[tuple[str, Path | None, tuple[tuple[str, int], ...]], Any] = {}
@@ -90,7 +92,7 @@ class Gpu:
         return {one.config: one.mean_us for one in found.successes}
 
     def flushed_us(self, call: Callable[[], object]) -> float:
-        """Median microseconds of a call on the GPU, L2 flushed before each run, as `exhaustive_search` does."""
+        """Median microseconds of a call on the GPU, L2 flushed before each, as `exhaustive_search` does."""
         for _ in range(3):
             call()
         times: list[float] = []
@@ -111,6 +113,8 @@ class Gpu:
             self._kernels[key] = cutile.with_hints(
                 tunable.kernel,
                 config.hints,
-                lambda symbol, arch: cutile.Cubin(cubin, symbol) if symbol.encode() + b"\0" in cubin else None,
+                lambda symbol, arch: (
+                    cutile.Cubin(cubin, symbol) if symbol.encode() + b"\0" in cubin else None
+                ),
             )
         return self._kernels[key]

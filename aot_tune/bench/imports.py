@@ -1,4 +1,4 @@
-"""What importing costs: best of several fresh interpreters, so that the file cache is warm for all of them alike."""
+"""What importing costs: the best of several fresh interpreters, so that the file cache is warm."""
 
 from __future__ import annotations
 

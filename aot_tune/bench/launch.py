@@ -1,4 +1,4 @@
-"""What a launch costs on the host: a bare `ct.launch`, through `Tunable.launch`, and the hand-written pattern."""
+"""What a launch costs on the host: a bare `ct.launch`, `Tunable.launch`, and the hand-written pattern."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ def run(gpu: Gpu) -> dict[str, float]:
     tuned_once: dict[Any, Any] = {}
 
     def by_hand() -> None:
-        # The pattern that cuTile users write: tune on the first call of a shape, keep the kernel by shape and device.
+        # What cuTile users write: tune on the first call of a shape, keep the kernel by shape and device.
         key = (x.shape, weight.shape, x.dtype, str(x.device))
         if key not in tuned_once:
             tuned_once[key] = (config, kernel)
         chosen, ready = tuned_once[key]
-        torch.cuda.get_device_properties(x.device)  # the grid of a persistent kernel asks for its multiprocessors
+        torch.cuda.get_device_properties(
+            x.device
+        )  # the grid of a persistent kernel asks for its multiprocessors
         ct.launch(torch.cuda.current_stream(), grid, ready, tunable.args_fn(chosen, x, weight, out, 1e-6))
 
     ways: dict[str, Callable[[], object]] = {

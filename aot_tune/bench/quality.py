@@ -1,8 +1,9 @@
-"""How good the tuned kernels are: beside their defaults on every declared shape, and beside what else there is."""
+"""How good the tuned kernels are: beside their defaults on all declared shapes, and beside what else there is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ def against_default(gpu: Gpu, found: Found) -> dict[str, Any]:
     """Time the tuned config and the default of every declared shape together.
 
     Returns:
-        The geometric mean of default / tuned, the worst shape, and the shapes where tuned is slower beyond noise.
+        The geometric mean of default / tuned, the worst shape, and shapes where tuned is slower beyond noise.
     """
     tunable = found.tunable
     table = store.read_table(store.table_path(store.package_folder(tunable), gpu.arch, tunable.name))
@@ -34,7 +35,9 @@ def against_default(gpu: Gpu, found: Found) -> dict[str, Any]:
             continue
         us = gpu.times(kernel, each, [entry.config, each.default])
         again = gpu.times(kernel, each, [each.default, entry.config])
-        ratios[each.problem] = min(us[each.default], again[each.default]) / min(us[entry.config], again[entry.config])
+        ratios[each.problem] = min(us[each.default], again[each.default]) / min(
+            us[entry.config], again[entry.config]
+        )
     worst = min(ratios, key=lambda problem: ratios[problem])
     return {
         "problems": len(ratios),
@@ -54,8 +57,17 @@ def matmul_against_cublas(gpu: Gpu, found: Found) -> list[dict[str, Any]]:
     for m, n, k in shapes:
         problem = Problem({"dtype": "bfloat16", "M": m, "N": n, "K": k})
         a, b, out = found.tunable.make_args(problem, gpu.torch_device, 0)
-        ours, theirs = _both(gpu, lambda: found.tunable.launch(a, b, out), lambda: torch.matmul(a, b, out=out))
-        rows.append({"shape": str(problem), "aot_tune_us": ours, "cublas_us": theirs, "ratio": round(theirs / ours, 3)})
+        ours, theirs = _both(
+            gpu, partial(found.tunable.launch, a, b, out), partial(torch.matmul, a, b, out=out)
+        )
+        rows.append(
+            {
+                "shape": str(problem),
+                "aot_tune_us": ours,
+                "cublas_us": theirs,
+                "ratio": round(theirs / ours, 3),
+            }
+        )
     return rows
 
 
@@ -71,7 +83,7 @@ def rms_norm_against_others(gpu: Gpu, found: Found) -> list[dict[str, Any]]:
     for rows_count, cols in ((64, 4096), (1024, 8192), (4096, 4096), (16384, 8192)):
         problem = Problem({"dtype": "bfloat16", "rows": rows_count, "cols": cols})
         args = found.tunable.make_args(problem, gpu.torch_device, 0)
-        rows.append(_beside(gpu, found, problem, args, lambda: compiled(*args), 2 * args[0].nbytes))
+        rows.append(_beside(gpu, found, problem, args, partial(compiled, *args), 2 * args[0].nbytes))
     return rows
 
 
@@ -87,10 +99,12 @@ def rope_against_others(gpu: Gpu, found: Found) -> list[dict[str, Any]]:
     compiled = torch.compile(eager, dynamic=False)
     rows = []
     for tokens, heads in ((64, 32), (1024, 64), (4096, 32), (16384, 64)):
-        problem = Problem({"dtype": "bfloat16", "tokens": tokens, "heads": heads, "kv_heads": 8, "head_dim": 128})
+        problem = Problem(
+            {"dtype": "bfloat16", "tokens": tokens, "heads": heads, "kv_heads": 8, "head_dim": 128}
+        )
         args = found.tunable.make_args(problem, gpu.torch_device, 0)
         moved = 2 * (args[0].nbytes + args[1].nbytes) + args[2].nbytes + args[3].nbytes
-        rows.append(_beside(gpu, found, problem, args, lambda: compiled(*args), moved))
+        rows.append(_beside(gpu, found, problem, args, partial(compiled, *args), moved))
     return rows
 
 

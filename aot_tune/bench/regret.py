@@ -1,4 +1,4 @@
-"""Sizes that were not swept: what the resolver's choice loses against every candidate, and what the model's would."""
+"""Sizes that were not swept: what the resolver's choice loses against all candidates, and what the model's."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def of_resolver(gpu: Gpu, found: Found) -> tuple[dict[str, Any], list[Timed]]:
 
 
 def of_model(timed: Sequence[Timed], defaults: Sequence[Config]) -> dict[str, Any]:
-    """Regret of the best of the model's top 1, 3 and 5, and of the default, on exhaustively timed problems."""
+    """Regret of the best of the model's top 1, 3 and 5, and of the default, where every config was timed."""
     result: dict[str, Any] = {"problems": len(timed)}
     for top in (1, 3, 5):
         result[f"best of top {top}"] = summary(

@@ -1,4 +1,4 @@
-"""What a sweep costs: compiling in parallel, the whole against a plain serial search, and a second sweep's diff."""
+"""What a sweep costs: compiling in parallel, all of it against a serial search, and a second sweep's diff."""
 
 from __future__ import annotations
 
@@ -138,7 +138,12 @@ def tune_again(gpu: Gpu, found: Found, folder: Path, problems: int) -> dict[str,
     shutil.copyfile(old_path, target)
     chosen = spread(tunable.buckets, problems)
     request = SweepRequest(
-        kernels=(found,), arch=gpu.arch, gpu=0, problems={tunable.name: chosen}, out=folder, journal=folder / "journal"
+        kernels=(found,),
+        arch=gpu.arch,
+        gpu=0,
+        problems={tunable.name: chosen},
+        out=folder,
+        journal=folder / "journal",
     )
     sweep.run(request, PlainProgress())
     old, new = store.read_table(old_path), store.read_table(target)

@@ -141,6 +141,15 @@ class Dispatcher:
 
     # Choosing -----------------------------------------------------------------------------------------------
 
+    def choice(self, arch: Arch, problem: Problem, *, config: Config | None = None) -> Choice:
+        """What a launch of this problem would run on an arch, without a GPU and without searching."""
+        name = next((gpu.name for gpu in loader.gpus() or () if gpu.arch == arch), "")
+        remembered = None if is_rank() else lambda bucket: self._search.remembered(arch, name, bucket)
+        return resolve(
+            self._tunable, arch, problem, self.load(arch), Legality(self._tunable, arch),
+            given=config, asked_default=environment.forces_default(), remembered=remembered,
+        )  # fmt: skip
+
     def _plan(
         self, number: int, problem: Problem, given: Config | None, args: tuple[Any, ...], here: Runtime
     ) -> Plan:

@@ -1,8 +1,7 @@
 """Find an entry of the loaded tables: a bucket's own, or the nearest, in microseconds for any problem. Pure.
 
-`aot_tune.bucket.nearest` states the rule; this gives its answer without walking every bucket, which on a
-table of
-360 entries takes over a millisecond.
+`aot_tune.bucket.nearest` states the rule; this gives its answer without walking every bucket, which
+takes over a millisecond on a table of 360 entries.
 """
 
 from __future__ import annotations

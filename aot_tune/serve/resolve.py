@@ -110,8 +110,7 @@ def resolve(
         asked_default: Whether AOT_TUNE_CONFIG asks for the default.
         remembered: Bucket -> the winner that the user's cache holds. None for a rank.
         search: (problem, nearest entry) -> the winner of a live search, None where it is not made. None for a
-        rank,
-            during graph capture, and where searching is forbidden.
+            rank.
 
     Raises:
         LaunchError: The caller's config, or the default as the last resort, is not legal.

@@ -1,1 +1,1 @@
-"""The tuner: plan, compile, measure, verify, choose, publish. Slow and careful; a serving process never imports it."""
+"""The tuner: plan, compile, measure, verify, choose, publish. No serving process imports it."""

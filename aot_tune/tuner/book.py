@@ -12,8 +12,8 @@ from aot_tune.tuner.journal import Journal
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 
 Step = Literal["candidates", "candidate finals", "portfolio", "portfolio finals", "recheck"]
-"""Which step a record belongs to: all candidates at an edge once; those near the fastest again, interleaved; the
-portfolio at an edge or a point inside, and again; the winners once more in a fresh process."""
+"""Which step a record belongs to: all candidates at an edge once; those near the fastest again, interleaved;
+the portfolio at an edge or a point inside, and again; the winners once more in a fresh process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Page:
     """Seconds spent on comparing with the reference."""
 
     conditions: tuple[Mapping[str, Any], ...] = ()
-    """The GPU's state before and after each request: clocks, why they are held back, whether they were locked."""
+    """The GPU's state before and after each request: clocks, why they are held back, whether locked."""
 
     def measurements(self) -> dict[Config, Measurement]:
         """The outcomes that are times, by config."""
@@ -121,4 +121,3 @@ def _outcome(record: Mapping[str, Any]) -> Outcome:
         error_margin_us=record["error_margin_us"],
         num_samples=record["num_samples"],
     )
-

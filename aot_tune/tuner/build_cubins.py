@@ -1,11 +1,11 @@
-"""`aot-tune compile`: every cubin that serving a kernel's tables can ask for, in one archive an arch. Needs
-no GPU."""
+"""`aot-tune compile`: all cubins that serving a kernel's tables can ask for, an archive an arch. No GPU."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +18,15 @@ from aot_tune.errors import ArchiveError, TuneError
 from aot_tune.fingerprint import source_hash
 from aot_tune.table import Table
 from aot_tune.tuner.compile import CompilePool
-from aot_tune.tuner.cubin_report import ArchiveReport, CubinRequest, KernelReport
 from aot_tune.tuner.compiled import Compiled, CompileFailure, CompileJob, CompileResult
+from aot_tune.tuner.cubin_report import ArchiveReport, CubinRequest, KernelReport
 from aot_tune.tuner.origin import origin_of
 from aot_tune.tuner.pack import KernelCubins, pack
 from aot_tune.tuner.plan import Kernel
 from aot_tune.tuner.signature_classes import Compilation, compilations
 
 _POLL_SECONDS = 1.0
+_SAY_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +58,7 @@ def build(request: CubinRequest, say: Callable[[str], None]) -> tuple[ArchiveRep
         store.check_writable(one.folder / str(one.kernel.arch))
     results = _compiled(request, [job for one in wanted for job in one.jobs.values()], say)
     places = dict.fromkeys((one.kernel.arch, one.folder) for one in wanted)
-    return tuple(
-        _written(request, arch, folder, [one for one in wanted if (one.kernel.arch, one.folder) == (arch, folder)],
-                 results, say)
-        for arch, folder in places
-    )  # fmt: skip
+    return tuple(_written(request, place, wanted, results, say) for place in places)
 
 
 def _wanted(request: CubinRequest, found: Found, arch: Arch) -> _Wanted:
@@ -111,13 +108,16 @@ def _compiled(
     with CompilePool(request.jobs or os.cpu_count() or 1, folder=request.cubins) as pool:
         for job in jobs:
             pool.submit(job)
-        there = {result.key: result for result in pool.poll()}
-        results |= there
+        results |= {result.key: result for result in pool.poll()}
+        there, all_of_them = len(results), len({job.key for job in jobs})
         if pool.unfinished:
-            say(f"compiling {pool.unfinished} kernels, {len(there)} are there already")
+            say(f"compiling {all_of_them - there} kernels, {there} are there already")
+        said = time.monotonic()
         while pool.unfinished:
             results |= {result.key: result for result in pool.poll(_POLL_SECONDS)}
-            say(f"compiled {len(results) - len(there)} of {len({job.key for job in jobs}) - len(there)}")
+            if time.monotonic() - said > _SAY_SECONDS:
+                said = time.monotonic()
+                say(f"compiled {len(results) - there} of {all_of_them - there}")
     return results
 
 
@@ -126,12 +126,13 @@ def _compiled(
 
 def _written(
     request: CubinRequest,
-    arch: Arch,
-    folder: Path,
-    wanted: Sequence[_Wanted],
+    place: tuple[Arch, Path],
+    everything: Sequence[_Wanted],
     results: Mapping[str, CompileResult],
     say: Callable[[str], None],
 ) -> ArchiveReport:
+    arch, folder = place
+    wanted = [one for one in everything if (one.kernel.arch, one.folder) == place]
     path = folder / str(arch) / FILE_NAME
     mine = {one.kernel.tunable.name: _cubins(one, results) for one in wanted}
     others = _kept(path, arch, set(mine), say) if request.only_these else []

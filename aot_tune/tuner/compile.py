@@ -9,6 +9,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from aot_tune.errors import StoreError, TuneError
 from aot_tune.tuner.compiled import Compiled as Compiled
@@ -16,7 +17,7 @@ from aot_tune.tuner.compiled import CompileFailure as CompileFailure
 from aot_tune.tuner.compiled import CompileJob as CompileJob
 from aot_tune.tuner.compiled import CompileResult as CompileResult
 from aot_tune.tuner.compiled import cached
-from aot_tune.tuner.worker import START_SECONDS, RemoteError, Worker, WorkerDied, ending
+from aot_tune.tuner.worker import START_SECONDS, Kind, RemoteError, Worker, WorkerDied, ending
 
 COMPILE_SECONDS = 120.0
 """A compiler's time limit. The slowest seen, 256x256 tiles that spill, took 6 s on 16 cores (H200 host)."""
@@ -174,13 +175,13 @@ class CompilePool:
 
     def _hear(self, seat: _Seat) -> None:
         try:
-            message = seat.worker.receive(0.0)
+            # All there is: what was read together with the first message no selector tells of again.
+            while seat in self._seats and (message := seat.worker.receive(0.0)) is not None:
+                self._take_in(seat, *message)
         except WorkerDied as death:
             self._end(seat, f"the compiling process {ending(death.code)}: {death.said[-500:]}".rstrip(": "))
-            return
-        if message is None:
-            return
-        kind, value = message
+
+    def _take_in(self, seat: _Seat, kind: Kind, value: Any) -> None:
         if kind == "progress":
             seat.compiling, seat.limit = True, time.monotonic() + self._timeout_s + _GRACE_SECONDS
         elif kind == "reply" and seat.job is not None:

@@ -14,7 +14,6 @@ CUBINS = Path("build") / "archive-cubins"
 inside."""
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class CubinRequest:
     """One `aot-tune compile`."""
@@ -90,6 +89,7 @@ def report_lines(report: ArchiveReport) -> Iterator[str]:
     yield f"{report.path}  {report.bytes / 1000:,.0f} KB  {state}"
     for one in report.kernels:
         yield (
-            f"  {report.arch}  {one.kernel:<16} {one.stored_bytes / 1000:>7,.0f} KB of {one.bytes / 1000:,.0f}  "
-            f"{one.signatures} signatures, {one.cubins} different, {one.compiled} compiled now"
+            f"  {report.arch}  {one.kernel:<16} {one.stored_bytes / 1000:>7,.0f} KB, "
+            f"{one.bytes / 1000:,.0f} unpacked; {one.signatures} signatures, {one.cubins} different cubins, "
+            f"{one.compiled} compiled now"
         )

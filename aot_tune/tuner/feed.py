@@ -1,4 +1,4 @@
-"""Compiling beside measuring: a thread that owns the compile pool, so that no child waits while the GPU is busy."""
+"""Compiling beside measuring: a thread owns the compile pool, so that no child waits while the GPU is busy."""
 
 from __future__ import annotations
 

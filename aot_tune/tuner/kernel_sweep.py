@@ -1,13 +1,13 @@
-"""Measure one kernel on one GPU: candidates at the edges, a portfolio, the portfolio everywhere. Writes no table.
+"""Measure one kernel on one GPU: candidates at edges, a portfolio, the portfolio everywhere. Writes no table.
 
-1. *Candidates*: at each bucket's edge the shortlist is verified and timed once; what comes near the fastest is timed
-   again, interleaved (the finals).
+1. *Candidates*: at each bucket's edge the shortlist is verified and timed once; what comes near the fastest
+   is timed again, interleaved (the finals).
 2. *Portfolio*: a few configs are chosen over all edges.
-3. *Portfolio times*: at each edge and at each point inside its bucket the portfolio and the default are verified and
-   timed, at the edges with finals of their own.
+3. *Portfolio times*: at each edge and at each point inside its bucket the portfolio and the default are
+   verified and timed, at the edges with finals of their own.
 
-Compiling goes on meanwhile; what the journal holds already is not measured again. Winners are checked once more in
-a fresh process when the table is known (`KernelSweep.recheck`).
+Compiling goes on meanwhile; what the journal holds already is not measured again. Winners are checked once
+more in a fresh process when the table is known (`KernelSweep.recheck`).
 """
 
 from __future__ import annotations
@@ -129,7 +129,9 @@ class KernelSweep:
             TuneError: The GPU is lost, the disk is full, nothing can be compiled; what was measured is kept.
         """
         swept, kernel = self._swept, self._plan.kernel
-        inside = {each.problem: sizes_inside(kernel.tunable.axes, each.problem) for each in self._plan.problems}
+        inside = {
+            each.problem: sizes_inside(kernel.tunable.axes, each.problem) for each in self._plan.problems
+        }
         self._steps = 2 * len(inside) + sum(map(len, inside.values()))
         self._feed.submit(self._plan.jobs)
         for each in self._plan.problems:
@@ -168,7 +170,7 @@ class KernelSweep:
         self._swept.wrong |= failed
         return frozenset(failed)
 
-    # The steps ------------------------------------------------------------------------------------------------------
+    # The steps ----------------------------------------------------------------------------------------------
 
     def _step(self, each: ProblemPlan, do: Callable[[], None]) -> None:
         self._progress.measuring(each.problem, self._done, self._steps)
@@ -176,7 +178,9 @@ class KernelSweep:
         self._done += 1
 
     def _candidates(self, each: ProblemPlan) -> None:
-        listed = shortlist(self._plan.kernel, each, self._wait(each, each.candidates), exhaustive=self._exhaustive)
+        listed = shortlist(
+            self._plan.kernel, each, self._wait(each, each.candidates), exhaustive=self._exhaustive
+        )
         for failure in listed.failures:
             self._tell(each.problem, failure)
         keep = [each.default, *([each.incumbent] if each.incumbent else [])]
@@ -193,10 +197,16 @@ class KernelSweep:
             "portfolio", each, members, finals=finals, keep=[each.default]
         )
 
-    # One problem ----------------------------------------------------------------------------------------------------
+    # One problem --------------------------------------------------------------------------------------------
 
     def _timed(
-        self, step: Step, each: ProblemPlan, configs: Sequence[Config], *, finals: bool, keep: Sequence[Config]
+        self,
+        step: Step,
+        each: ProblemPlan,
+        configs: Sequence[Config],
+        *,
+        finals: bool,
+        keep: Sequence[Config],
     ) -> dict[Config, Measurement]:
         """Verify and time configs, those near the fastest again; from the book where they are in it."""
         times = self._page(step, each, configs, self._session.measure).measurements()
@@ -251,7 +261,9 @@ class KernelSweep:
         return found
 
     def _tell_compiled(self) -> None:
-        done, total, failed = (now - then for now, then in zip(self._feed.counts(), self._earlier, strict=True))
+        done, total, failed = (
+            now - then for now, then in zip(self._feed.counts(), self._earlier, strict=True)
+        )
         if (done, total, failed) != self._last_counts:
             self._last_counts = done, total, failed
             self._progress.compiled(done, total, failed)

@@ -1,5 +1,4 @@
-"""What a kernel's cubins depend on, in a form that a serving process compares in microseconds. Compiles
-nothing.
+"""What a kernel's cubins depend on, as a serving process can compare it quickly. Compiles nothing.
 
 `source_hash` says all, but taking it parses the sources: 8 to 16 ms, more than a whole first launch. So an
 archive names the files that hold the kernel's code, and the global values which that code reads.
@@ -78,7 +77,7 @@ class _Walk:
             self._value(value.__name__, attributes[0], getattr(value, attributes[0]), attributes[1:])
         elif cutile.is_kernel_like(value):
             self.function(cutile.python_function(value))
-        elif callable(value) and counts_by_name(getattr(value, "__module__", None)):
+        elif hasattr(value, "__qualname__") and counts_by_name(getattr(value, "__module__", None)):
             return  # a framework's function or class, named in a file that is hashed
         elif isinstance(value, types.FunctionType):
             self.function(value)

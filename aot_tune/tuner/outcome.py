@@ -8,8 +8,9 @@ from typing import Literal
 from aot_tune.config import Config
 
 Stage = Literal["legal", "compile", "resources", "launch", "verify", "timeout", "fault", "memory", "timing"]
-"""Where a candidate failed: refused by a rule, by the compiler, for what the compiler reports (spills, shared memory),
-raised at launch, computed a wrong result, hung, poisoned the GPU's context, ran out of memory, gave no usable time."""
+"""Where a candidate failed: refused by a rule, by the compiler, for what the compiler reports (spills, shared
+memory), raised at launch, computed a wrong result, hung, poisoned the GPU's context, ran out of memory, gave
+no usable time."""
 
 
 @dataclass(frozen=True, kw_only=True)

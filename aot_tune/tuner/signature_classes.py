@@ -1,5 +1,4 @@
-"""Which signatures a kernel meets: sizes that stand for all of a bucket, and what they compile to. Runs no
-compiler."""
+"""Which signatures a kernel meets: sizes that stand for all of a bucket, and their signatures. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`aot-tune tune`, from a request to published tables: kernel after kernel, measured on a GPU or predicted without one."""
+"""`aot-tune tune`, from a request to published tables: kernel after kernel, measured, or predicted without a GPU."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
     if cutile.release() < cutile.TUNE_SINCE:
         since = ".".join(map(str, cutile.TUNE_SINCE))
         raise TuneError(
-            f"cuda-tile {cutile.version() or 'is not installed; version'} {since} or later is needed to tune: "
-            "pip install 'aot-tune[tune]'"
+            f"cuda-tile {cutile.version() or 'is not installed; version'} "
+            f"{since} or later is needed to tune: pip install 'aot-tune[tune]'"
         )
     for found in request.kernels:
         _check(found, request)
@@ -102,7 +102,9 @@ def present_table(path: Path) -> Table | None:
         raise TuneError(f"{error}; restore it, or remove it to start over: {path}") from error
 
 
-def _measure_kernel(request: SweepRequest, found: Found, feed: CompileFeed, progress: Progress) -> KernelReport:
+def _measure_kernel(
+    request: SweepRequest, found: Found, feed: CompileFeed, progress: Progress
+) -> KernelReport:
     """Sweep one kernel on the GPU and publish its table."""
     assert request.gpu is not None
     started, before = monotonic(), feed.counts()
@@ -136,15 +138,31 @@ def _measure_kernel(request: SweepRequest, found: Found, feed: CompileFeed, prog
                 progress.note(journal.damage)
             book = Book(journal)
             if book.resumed:
-                progress.note(f"{book.resumed} measurements of an earlier run are taken over from {journal_path}")
-            keep = () if _whole(request, found) else tuple(entry.bucket for entry in old.entries) if old else ()
+                progress.note(
+                    f"{book.resumed} measurements of an earlier run are taken over from {journal_path}"
+                )
+            keep = (
+                () if _whole(request, found) else tuple(entry.bucket for entry in old.entries) if old else ()
+            )
             decide = _Decision(planned, built_with, old, keep)
             kernel_sweep = KernelSweep(
-                planned, feed, session, book, progress, portfolio=decide.portfolio, exhaustive=request.exhaustive
+                planned,
+                feed,
+                session,
+                book,
+                progress,
+                portfolio=decide.portfolio,
+                exhaustive=request.exhaustive,
             )
             swept = kernel_sweep.run()
             table = decide.table(swept)
-            while kernel_sweep.recheck({entry.bucket: entry.config for entry in table.entries if entry.bucket in swept.portfolio_times}):
+            while kernel_sweep.recheck(
+                {
+                    entry.bucket: entry.config
+                    for entry in table.entries
+                    if entry.bucket in swept.portfolio_times
+                }
+            ):
                 table = decide.table(swept)
             for line in unserved(decide.sweep(swept)):
                 progress.note(line)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from aot_tune.errors import CutileError
 from aot_tune.tuner.compile_child import Compiler
 from aot_tune.tuner.compiled import CompileJob
 
@@ -43,6 +44,15 @@ class HangsAtOccupancyTwo(Compiler):
             self._report("compiling")
             time.sleep(1000)
         super().compile(job)
+
+
+class RefusesInOneBreath(Compiler):
+    """All that it says of a job arrives at once."""
+
+    def compile(self, job: CompileJob) -> None:
+        for _ in range(200):
+            self._report("compiling")
+        raise CutileError("not with me")
 
 
 class StartsTheThirdTime(Compiler):

@@ -102,6 +102,15 @@ def test_jobs_compile_in_children_and_a_second_run_takes_them_from_the_folder(
     assert all(isinstance(result, Compiled) and result.cached for result in second.values())
 
 
+def test_a_refusal_that_comes_together_with_other_messages_is_heard_at_once(tmp_path: Path) -> None:
+    jobs = [job(16), job(32)]
+    with CompilePool(1, 60.0, tmp_path, target=other("RefusesInOneBreath")) as pool:
+        for one in jobs:
+            pool.submit(one)
+        results = all_results(pool, within_s=30.0)
+    assert [result.message for result in results.values()] == ["not with me"] * 2  # type: ignore[union-attr]
+
+
 def test_a_damaged_cubin_in_the_folder_is_compiled_again(tmp_path: Path) -> None:
     with CompilePool(1, 60.0, tmp_path) as pool:
         pool.submit(job(16))

@@ -1,0 +1,296 @@
+"""The README, held to its word: its code runs, its commands exist, its tables are the code's."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from aot_tune import cli, document, environment, tunable
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+PROBLEM_ROWS, PROBLEM_COLS = 1000, 4096
+"""The size that the README's example launches: inside the bucket of 1024 rows."""
+
+
+def example(name: str) -> str:
+    """The code block below ``<!-- example: name -->``."""
+    found = re.findall(rf"<!-- example: {re.escape(name)} -->\n```\w+\n(.*?)^```$", README, re.S | re.M)
+    assert len(found) == 1, f"the README has {len(found)} examples called {name}"
+    return str(found[0])
+
+
+def commands(text: str = README) -> list[str]:
+    """Every line that a console block gives to a shell, without its comment."""
+    blocks = re.findall(r"^ *```console\n(.*?)^ *```$", text, re.S | re.M)
+    lines = [line.strip().removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    return [line.partition("  #")[0].strip() for line in lines]
+
+
+# The own package --------------------------------------------------------------------------------------------
+
+STAND_IN = """
+import json, os, sys, warnings
+import torch
+from torch.overrides import TorchFunctionMode
+from aot_tune.arch import Arch, Gpu
+from aot_tune.device import Device
+from aot_tune.serve import loader, runtime
+from tests import fake_driver
+
+arch = Arch.parse(sys.argv[1])
+name = Device.reference(arch).name
+fake_driver.install()
+here = fake_driver.FakeRuntime(arch=str(arch), name=name)
+here.grad_enabled = torch.is_grad_enabled
+runtime.use(here)
+loader.gpus = lambda: (Gpu(index=0, name=name, arch=arch, uuid="GPU-0"),)
+
+
+class CudaIsPlayed(TorchFunctionMode):
+    '''"cuda" is the meta device, which the stand-in takes for GPU 0; its tensors lie apart.'''
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if kwargs.get("device") == "cuda":
+            kwargs["device"] = "meta"
+        if getattr(function, "__name__", "") == "data_ptr" and args[0].is_meta:
+            return id(args[0])
+        return function(*args, **kwargs)
+
+
+space = {}
+with CudaIsPlayed(), warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    exec(compile(sys.stdin.read(), "README.md", "exec"), space)
+launches = [{"grid": one.grid, "symbol": one.symbol} for one in fake_driver.DRIVER.launches]
+answer = {"launches": launches, "warnings": [str(one.message) for one in caught], "more": space.get("more")}
+print(json.dumps(answer))
+"""
+
+
+class Child:
+    """Runs commands and code as a new user would, in a folder of its own, with no GPU of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.variables = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in environment.DESCRIPTIONS and name != "WORLD_SIZE"
+        } | {
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONPATH": str(ROOT),
+            environment.CACHE_DIR: str(folder / "cache"),
+        }
+
+    def command(self, line: str) -> subprocess.CompletedProcess[str]:
+        """A line of the README; ``aot-tune`` is this checkout's, ``export`` holds for what follows."""
+        words = shlex.split(line)
+        if words[0] == "export":
+            self.variables.update([words[1].split("=", 1)])
+            return subprocess.CompletedProcess(words, 0, "", "")
+        assert words[0] == "aot-tune", line
+        return self._run([sys.executable, "-m", "aot_tune", *words[1:]], "")
+
+    def launch(self, code: str, arch: str, **variables: str) -> tuple[dict[str, object], str]:
+        """What some code launched on the stand-in driver, and what it wrote to stderr."""
+        done = self._run([sys.executable, "-c", STAND_IN, arch], code, **variables)
+        assert done.returncode == 0, done.stderr
+        answer: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+        return answer, done.stderr
+
+    def _run(self, words: list[str], text: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            words, input=text, capture_output=True, text=True, cwd=self.folder,
+            env=self.variables | variables, timeout=300,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Child:
+    """The README's package, tuned by the README's command: predicted, for want of a GPU."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "mylib").mkdir()
+    (folder / "mylib" / "__init__.py").touch()
+    (folder / "mylib" / "kernels.py").write_text(example("mylib/kernels.py"))
+    child = Child(folder)
+    (line,) = commands(f"```console\n{example('tune')}```\n")
+    done = child.command(line)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "build/tuned_configs/sm100/scale.json\n"
+    return child
+
+
+LAUNCH = f"""
+import torch
+from mylib.kernels import scale
+x = torch.randn({PROBLEM_ROWS}, {PROBLEM_COLS}, device="cuda", dtype=torch.bfloat16)
+scale.launch(x, torch.empty_like(x), 0.5)
+"""
+
+
+def test_the_own_package_is_tuned_and_its_launch_takes_the_tuned_config_and_grid(own: Child) -> None:
+    table = document.parse((own.folder / "build/tuned_configs/sm100/scale.json").read_bytes())
+    (entry,) = (one for one in table.entries if one.bucket.rows == 1024)
+    tuned, default = int(entry.config["tile"]), 256
+    assert tuned != default, "the example should show that tuning changes something"
+    before, _ = own.launch(LAUNCH, "sm100")
+    after, said = own.launch(
+        LAUNCH, "sm100", AOT_TUNE_TABLES=str(own.folder / "build/tuned_configs"), AOT_TUNE_LOG="1"
+    )
+    assert [one["grid"] for one in before["launches"]] == [[PROBLEM_ROWS, PROBLEM_COLS // default, 1]]
+    assert [one["grid"] for one in after["launches"]] == [[PROBLEM_ROWS, PROBLEM_COLS // tuned, 1]]
+    assert f"I{tuned}" in after["launches"][0]["symbol"]
+    assert f"{entry.config} (own: " in said
+    assert after["warnings"] == []
+    (miss,) = before["warnings"]
+    assert "tune it: aot-tune tune scale --arch sm100 --module mylib.kernels --problem " in miss
+    assert own.command(miss.partition("tune it: ")[2] + " --limit 1").returncode == 0
+
+
+def test_the_autograd_example_runs_forward_and_backward(own: Child) -> None:
+    code = example("autograd") + "\nmore = [list(x.grad.shape), str(x.grad.dtype)]"
+    answer, _ = own.launch(code, "sm100")
+    assert len(answer["launches"]) == 2
+    assert answer["more"] == [[PROBLEM_ROWS, PROBLEM_COLS], "torch.bfloat16"]
+
+
+def test_a_launch_refuses_what_the_autograd_section_says_it_refuses(own: Child) -> None:
+    code = LAUNCH.replace("x = torch.randn(", "x = torch.randn(requires_grad=True, size=(").replace(
+        f"{PROBLEM_COLS}, device", f"{PROBLEM_COLS}), device"
+    )
+    caught = code.replace("scale.launch(", "try:\n    scale.launch(") + "except Exception as error:\n"
+    answer, _ = own.launch(caught + "    more = [type(error).__name__, str(error)]", "sm100")
+    assert answer["launches"] == []
+    assert answer["more"][0] == "LaunchError"
+    assert "x requires grad while grad is enabled" in answer["more"][1]
+
+
+def test_the_commands_that_use_predictions_show_them(own: Child) -> None:
+    exported, show, doctor = commands(f"```console\n{example('use predictions')}```\n")
+    own.command(exported)
+    try:
+        shown, told = own.command(show), own.command(doctor)
+    finally:
+        del own.variables[environment.TABLES]
+    assert shown.returncode == 0, shown.stderr
+    assert "predicted" in shown.stdout
+    assert told.returncode == 0, told.stderr
+    assert "own: bucket dtype=bfloat16 rows=1024 cols=4096 of build/tuned_configs" in told.stdout
+
+
+def test_without_the_exported_folder_nothing_predicted_is_found(own: Child) -> None:
+    done = own.command("aot-tune show scale --module mylib.kernels")
+    assert done.returncode == 2
+    assert "no table of scale is there" in done.stderr
+
+
+def test_the_first_launch_runs_in_at_most_six_lines(tmp_path: Path) -> None:
+    code = example("first launch")
+    assert len(code.splitlines()) <= 6
+    answer, _ = Child(tmp_path).launch(code, "sm90")
+    assert [one["grid"] for one in answer["launches"]] == [[64, 1, 1]]
+
+
+# What it says of the code -----------------------------------------------------------------------------------
+
+
+def test_the_table_of_environment_variables_is_the_codes() -> None:
+    section = README.partition("## Environment variables")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.M)
+    assert dict(rows) == environment.DESCRIPTIONS
+    assert [name for name, _ in rows] == list(environment.DESCRIPTIONS)
+
+
+def test_every_environment_variable_it_names_is_one_that_the_code_reads() -> None:
+    named = set(re.findall(r"\b(?:AOT_TUNE_[A-Z_]+|DISABLE_[A-Z]+)\b", README))
+    assert named == set(environment.DESCRIPTIONS)
+
+
+def test_the_example_of_a_table_is_a_table_in_the_bytes_that_are_written() -> None:
+    text = example("table")
+    assert document.dump(document.parse(text)).decode() == text
+
+
+def test_every_field_of_a_table_that_needs_a_word_has_one() -> None:
+    section = README.partition("## The file format")[2].partition("\n## ")[0]
+    rows = "".join(re.findall(r"^\| (`.*?) \|", section, re.M))
+    table = json.loads(example("table"))
+    plain = {"schema", "kernel", "arch", "axes", "entries"}
+    wanted = (table.keys() | table["entries"][0].keys()) - plain
+    assert set(re.findall(r"`(\w+)`", rows)) == wanted
+
+
+def test_every_argument_of_a_declaration_that_it_explains_exists_and_the_required_are_all_explained() -> None:
+    section = README.partition("## Tuning your own kernel")[2].partition("\n### ")[0]
+    rows = "".join(re.findall(r"^\| (`.*?) \|", section, re.M))
+    explained, fields = set(re.findall(r"`(\w+)`", rows)), tunable.Tunable.__dataclass_fields__
+    assert explained <= set(fields)
+    code = example("mylib/kernels.py")
+    written = {name for name in fields if re.search(rf"^    {name}=", code, re.M)}
+    assert written - explained == {"name", "package", "kernel", "tiles", "work"}
+
+
+def _aot_tune_lines() -> list[str]:
+    quoted = re.findall(r"`(aot-tune [^`]*)`", README)
+    return sorted({*quoted, *(line for line in commands() if line.startswith("aot-tune"))})
+
+
+@pytest.mark.parametrize("line", _aot_tune_lines())
+def test_every_aot_tune_command_line_parses(line: str) -> None:
+    words = shlex.split(line)[1:]
+    words = [word for word in words if word != "..."]
+    if words and words[-1] == "--problem":
+        words.append("M=1")
+    if words in (["diff"], ["check"]) or not words:
+        words.append("--help")
+    command = typer.main.get_command(cli.app)
+    verb, _, rest = command.resolve_command(command.make_context("aot-tune", [*words]), [*words])  # type: ignore[attr-defined]
+    if rest != ["--help"]:
+        command.commands[verb].make_context(verb, rest)  # type: ignore[attr-defined]
+
+
+def _makefile_targets() -> set[str]:
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)
+    return set(phony.split())
+
+
+def test_every_make_target_it_names_exists_and_every_variable_is_read() -> None:
+    lines = [*re.findall(r"`(make [^`]*)`", README), *(x for x in commands() if x.startswith("make "))]
+    words = [shlex.split(line)[1:] for line in lines]
+    targets = {word for line in words for word in line if "=" not in word}
+    variables = {word.partition("=")[0] for line in words for word in line if "=" in word}
+    assert targets <= _makefile_targets()
+    assert {"tune", "test", "test-gpu", "check", "bench", "lint", "fmt", "wheel", "clean"} <= targets
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(re.search(rf"^{name} \?=", makefile, re.M) for name in variables)
+
+
+def _named_places() -> list[str]:
+    places = set(re.findall(r"`([\w./]+(?:\.py|/))`", README))
+    return sorted(place for place in places if not place.startswith(("mylib/", "build/")))
+
+
+@pytest.mark.parametrize("path", _named_places())
+def test_every_file_and_folder_of_the_project_that_it_names_exists(path: str) -> None:
+    assert (ROOT / path).exists() or (ROOT / "aot_tune" / path).exists()
+
+
+def test_every_module_has_its_place_in_how_it_is_built() -> None:
+    section = README.partition("## How it is built")[2]
+    rows = re.findall(r"^\| (`.*?) \|", section, re.M)
+    named = set(re.findall(r"`([\w./]+)`", " ".join(rows)))
+    package = ROOT / "aot_tune"
+    here = {path.name for path in package.glob("*.py")} - {"__init__.py", "__main__.py"}
+    here |= {f"{path.name}/" for path in package.iterdir() if (path / "__init__.py").exists()}
+    assert here - named == set()

@@ -1,0 +1,234 @@
+"""`aot-tune compile` with the real compiler and no GPU: what is compiled, what is kept, what is said of
+failures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from aot_tune import discovery
+from aot_tune.arch import Arch
+from aot_tune.archive import Archive, Section
+from aot_tune.cli import app
+from aot_tune.config import Config
+from aot_tune.discovery import Found
+from aot_tune.errors import StoreError, TableError
+from aot_tune.table import Table
+from aot_tune.tuner import build_cubins
+from aot_tune.tuner.build_cubins import build
+from aot_tune.tuner.cubin_report import ArchiveReport, CubinRequest
+from tests.samples import DEFAULT, MODULE, SM90, entry, scale, scale_table, write
+
+SM100 = Arch.parse("sm100")
+WIDER = Config(constants={"tile_m": 32, "tile_n": 64}, hints=DEFAULT.hints)
+
+
+@pytest.fixture(autouse=True)
+def _no_tables_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AOT_TUNE_TABLES", raising=False)
+
+
+@pytest.fixture(scope="module")
+def cubins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one test compiled, the next need not."""
+    return tmp_path_factory.mktemp("cubins")
+
+
+def sample(folder: Path, name: str = "scale") -> Found:
+    few = [{"dtype": "bfloat16", "M": [1, 64], "N": 1024}]
+    tunable = dataclasses.replace(scale, tables=folder, typical=few)
+    object.__setattr__(tunable, "name", name)
+    return Found(module=MODULE, tunable=tunable)
+
+
+def request(folder: Path, cubins: Path, **values: object) -> CubinRequest:
+    given = {"kernels": (sample(folder),), "archs": (SM90,), "jobs": 2, "cubins": cubins, **values}
+    return CubinRequest(**given)  # type: ignore[arg-type]
+
+
+def one(reports: tuple[ArchiveReport, ...]) -> ArchiveReport:
+    (report,) = reports
+    return report
+
+
+def section(report: ArchiveReport, kernel: str = "scale") -> Section:
+    found = Archive(report.path).section(kernel)
+    assert found is not None
+    return found
+
+
+def small_table(*portfolio: Config) -> Table:
+    whole = scale_table()
+    made = entry(whole.entries[0].bucket, portfolio[0], portfolio)
+    return dataclasses.replace(whole, portfolio=portfolio, entries=(made,))
+
+
+def test_a_second_run_compiles_nothing_and_leaves_the_file_as_it_was(tmp_path: Path, cubins: Path) -> None:
+    first = one(build(request(tmp_path, cubins), lambda line: None))
+    assert first.changed
+    assert first.path == tmp_path / "sm90" / "cubins.aot"
+    assert not first.failures
+    status = first.path.stat()
+    second = one(build(request(tmp_path, cubins), lambda line: pytest.fail(line)))
+    assert not second.changed
+    assert [kernel.compiled for kernel in second.kernels] == [0]
+    assert first.path.stat().st_mtime_ns == status.st_mtime_ns
+    assert (first.bytes, second.bytes) == (status.st_size, status.st_size)
+
+
+def test_without_a_table_it_holds_the_default_for_each_class_and_for_none(
+    tmp_path: Path, cubins: Path
+) -> None:
+    keys = section(one(build(request(tmp_path, cubins), lambda line: None))).keys
+    assert {hints for hints, _ in keys} == {tuple(DEFAULT.hints.items())}
+    signatures = sorted(signature.partition("_K")[2] for _, signature in keys)
+    assert len(signatures) == 4
+    assert any("_A2bf16_3l0_i" in signature for signature in signatures)  # the weakest
+    assert sum(signature.startswith("t2") for signature in signatures) == 1  # a size of 1
+
+
+def test_signatures_of_equal_code_share_one_cubin(tmp_path: Path, cubins: Path) -> None:
+    report = one(build(request(tmp_path, cubins), lambda line: None))
+    (kernel,) = report.kernels
+    assert (kernel.signatures, kernel.cubins) == (4, 3)
+    keys = [key for key in section(report).keys if "_K" in key[1]]
+    codes = {section(report).cubin(*key) for key in keys}
+    assert len(codes) == 3
+    assert all(code is not None and b"_scale_kernel\0" in code for code in codes)
+
+
+def test_a_changed_table_compiles_only_what_it_adds(tmp_path: Path, cubins: Path) -> None:
+    before = one(build(request(tmp_path, cubins), lambda line: None))
+    write(tmp_path, small_table(WIDER))
+    after = one(build(request(tmp_path, cubins), lambda line: None))
+    (old,), (new,) = before.kernels, after.kernels
+    assert after.changed
+    assert (
+        new.signatures - old.signatures == new.compiled == 3
+    )  # its three classes; the weakest is the default's
+    assert any("_I32_I64" in signature for _, signature in section(after).keys)
+
+
+def test_another_folder_gets_the_same_bytes(tmp_path: Path, cubins: Path) -> None:
+    here = one(build(request(tmp_path, cubins), lambda line: None))
+    there = one(build(request(tmp_path, cubins, out=tmp_path / "there"), lambda line: None))
+    assert there.path == tmp_path / "there" / "sm90" / "cubins.aot"
+    assert here.path.read_bytes() == there.path.read_bytes()
+
+
+def test_each_arch_gets_its_archive(tmp_path: Path, cubins: Path) -> None:
+    reports = build(request(tmp_path, cubins, archs=(SM90, SM100)), lambda line: None)
+    assert [Archive(report.path).arch for report in reports] == [SM90, SM100]
+    hopper, blackwell = (section(report) for report in reports)
+    assert hopper.keys == blackwell.keys
+    assert hopper.cubin(*hopper.keys[0]) != blackwell.cubin(*hopper.keys[0])
+
+
+def test_naming_a_kernel_keeps_the_others(tmp_path: Path, cubins: Path) -> None:
+    other = sample(
+        tmp_path, "rescale"
+    )  # the same kernel by another name, which a child must find: compiled already
+    build(request(tmp_path, cubins), lambda line: None)
+    jobs_of = build_cubins._job
+
+    def as_scale(*args: object) -> object:
+        return dataclasses.replace(jobs_of(*args), name="scale")  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build_cubins, "_job", as_scale)
+        both = one(build(request(tmp_path, cubins, kernels=(other,), only_these=True), lambda line: None))
+        assert [kernel.kernel for kernel in both.kernels] == ["rescale", "scale"]
+        assert section(both, "scale").cubin(*section(both, "scale").keys[0]) is not None
+        alone = one(build(request(tmp_path, cubins, kernels=(other,)), lambda line: None))
+    assert [kernel.kernel for kernel in alone.kernels] == ["rescale"]
+
+
+def test_a_damaged_archive_is_replaced_and_the_loss_is_said(tmp_path: Path, cubins: Path) -> None:
+    path = tmp_path / "sm90" / "cubins.aot"
+    path.parent.mkdir()
+    path.write_bytes(b"aot_tune cubins\n" + bytes(100))
+    said: list[str] = []
+    report = one(build(request(tmp_path, cubins, only_these=True), said.append))
+    assert any("left out" in line and str(path) in line for line in said)
+    assert section(report).keys
+
+
+def test_a_config_that_does_not_compile_is_named_and_the_rest_is_written(
+    tmp_path: Path, cubins: Path
+) -> None:
+    odd = Config(constants={"tile_m": 24, "tile_n": 64}, hints=DEFAULT.hints)  # no power of two
+    write(tmp_path, small_table(odd))
+    report = one(build(request(tmp_path, cubins), lambda line: None))
+    assert len(report.failures) == 3
+    assert all("scale on sm90" in line and "_I24_I64" in line and "power" in line for line in report.failures)
+    assert len(section(report).keys) == 4
+
+
+def test_a_table_that_cannot_be_read_is_an_error_before_anything_is_compiled(
+    tmp_path: Path, cubins: Path
+) -> None:
+    path = tmp_path / "sm90" / "scale.json"
+    path.parent.mkdir()
+    path.write_text("{")
+    with pytest.raises(TableError, match=r"scale\.json"):
+        build(request(tmp_path, cubins), lambda line: None)
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_before_anything_is_compiled(
+    tmp_path: Path, cubins: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="file"):
+        build(request(tmp_path, cubins, out=tmp_path / "file"), lambda line: None)
+
+
+# The verb ---------------------------------------------------------------------------------------------------
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["compile", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture
+def declared(tmp_path: Path, cubins: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(discovery, "find_tunables", lambda modules=(): {"scale": sample(tmp_path)})
+    build_here = build_cubins.build
+    monkeypatch.setattr(
+        build_cubins, "build", lambda asked, say: build_here(dataclasses.replace(asked, cubins=cubins), say)
+    )
+    return tmp_path
+
+
+def test_several_archs_follow_one_option_and_sizes_are_printed(declared: Path) -> None:
+    code, out, _ = run("--arch", "sm90", "sm100", "--kernel", "scale")
+    assert code == 0
+    lines = out.splitlines()
+    assert str(declared / "sm90" / "cubins.aot") in lines[0]
+    assert "KB" in lines[0]
+    assert lines[1].split()[:2] == ["sm90", "scale"]
+    assert lines[3].split()[:2] == ["sm100", "scale"]
+
+
+def test_json_reports_what_the_text_does(declared: Path) -> None:
+    code, out, _ = run("--arch", "sm90", "--json")
+    assert code == 0
+    (report,) = json.loads(out)
+    assert report["arch"] == "sm90"
+    assert report["kernels"][0]["signatures"] == 4
+
+
+def test_what_does_not_compile_fails_the_verb(declared: Path) -> None:
+    write(declared, small_table(Config(constants={"tile_m": 24, "tile_n": 64}, hints=DEFAULT.hints)))
+    code, _, err = run("--arch", "sm90")
+    assert code == 1
+    assert "not compiled: scale on sm90" in err
+
+
+def test_an_unknown_arch_or_kernel_is_a_usage_error(declared: Path) -> None:
+    assert run("--arch", "sm17")[0] == 2
+    assert run("--arch", "sm90", "--kernel", "nothing")[0] == 2

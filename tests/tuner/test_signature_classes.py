@@ -1,0 +1,127 @@
+"""The classes of sizes: whatever size a launch has, its signature is among those that are compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aot_tune import cutile
+from aot_tune.arch import Arch
+from aot_tune.bucket import Exact, Pow2, edge
+from aot_tune.discovery import Found
+from aot_tune.problem import Problem
+from aot_tune.table import Table
+from aot_tune.tunable import Tunable
+from aot_tune.tuner.plan import Kernel
+from aot_tune.tuner.signature_classes import Compilation, compilations, representatives
+from tests.samples import DEFAULT, MODULE, SPACE, scale, scale_table
+
+SM90 = Arch.parse("sm90")
+DTYPES = ["bfloat16", "float32", "float64", "int8"]
+
+
+rows = dataclasses.replace(
+    scale,
+    search_space=lambda arch, problem: [DEFAULT],
+    typical=[{"dtype": DTYPES, "M": Pow2.edges(1, 4096), "N": 1024}],
+    make_args=lambda problem, device, seed: tuple(
+        torch.empty(
+            problem.size("M"), problem.size("N"), dtype=getattr(torch, str(problem["dtype"])), device="meta"
+        )
+        for _ in range(2)
+    ),
+)
+"""M is a size and no stride."""
+
+columns = dataclasses.replace(
+    rows,
+    make_args=lambda problem, device, seed: tuple(
+        torch.empty(
+            problem.size("N"), problem.size("M"), dtype=getattr(torch, str(problem["dtype"])), device="meta"
+        ).t()
+        for _ in range(2)
+    ),
+)
+"""M is a size and a stride."""
+
+both = dataclasses.replace(
+    rows, axes={"M": Pow2(), "N": Pow2()}, typical=[{"dtype": "float16", "M": [1, 64], "N": [1, 1024]}]
+)
+"""Two bucketed axes."""
+
+
+@cache
+def compiled(which: str) -> frozenset[Compilation]:
+    tunable = {"rows": rows, "columns": columns, "both": both}[which]
+    return frozenset(compilations(Kernel(Found(module=MODULE, tunable=tunable), SM90), ()))
+
+
+def asked(tunable: Tunable, problem: Problem) -> Compilation:
+    args = tunable.args_fn(DEFAULT, *tunable.make_args(problem, "meta", 0))
+    return Compilation(tuple(DEFAULT.hints.items()), cutile.signature_of(tunable.kernel, args))
+
+
+@given(size=st.integers(1, 100_000), dtype=st.sampled_from(DTYPES))
+def test_every_size_of_a_declared_dtype_has_its_signature_compiled(size: int, dtype: str) -> None:
+    problem = Problem({"dtype": dtype, "M": size, "N": 1024})
+    assert asked(rows, problem) in compiled("rows")
+    assert asked(columns, problem) in compiled("columns")
+
+
+@given(m=st.integers(1, 5000), n=st.integers(1, 5000))
+def test_two_bucketed_axes_are_combined(m: int, n: int) -> None:
+    assert asked(both, Problem({"dtype": "float16", "M": m, "N": n})) in compiled("both")
+
+
+def test_the_classes_are_few() -> None:
+    # Rows: of each dtype a size of 1, a multiple of 16, another; and the weakest.
+    assert len(compiled("rows")) == 4 * len(DTYPES)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 16, 17, 100, 4096])
+def test_representatives_lie_in_the_bucket_and_begin_with_its_edge(size: int) -> None:
+    found = representatives(scale, Problem({"dtype": "bfloat16", "M": size, "N": 1024}))
+    assert found[0].size("M") == edge(size)
+    assert {edge(problem.size("M")) for problem in found} == {edge(size)}
+    assert len(set(found)) == len(found)
+
+
+def test_exact_axes_keep_their_sizes() -> None:
+    one = dataclasses.replace(scale, axes={"M": Exact(), "N": Exact()})
+    problem = Problem({"dtype": "bfloat16", "M": 100, "N": 1000})
+    assert representatives(one, problem) == (problem,)
+
+
+def test_a_tables_configs_are_compiled_where_they_are_legal_and_no_others() -> None:
+    kernel = Kernel(Found(module=MODULE, tunable=scale), SM90)
+    table: Table = scale_table()
+    found = compilations(kernel, [table])
+    used = {DEFAULT, *table.portfolio, *(entry.config for entry in table.entries)}
+    assert len(used) < len(SPACE)
+    exact = {
+        asked_with(config, problem)
+        for config, bucket in itertools.product(used, (entry.bucket for entry in table.entries))
+        for problem in representatives(scale, bucket)
+    }
+    weak = {
+        Compilation(tuple(DEFAULT.hints.items()), cutile.weakest_signature(scale.kernel, one.signature))
+        for one in exact
+        if one.hints == tuple(DEFAULT.hints.items()) and "_I16_" in one.signature
+    }
+    assert len(weak) == 1
+    assert set(found) == exact | weak
+    forbidden = dataclasses.replace(
+        scale, legal=lambda config, arch, problem: config == DEFAULT or "only the default"
+    )
+    assert len(compilations(Kernel(Found(module=MODULE, tunable=forbidden), SM90), [table])) == 4
+
+
+def asked_with(config: object, problem: Problem) -> Compilation:
+    args = scale.args_fn(config, *scale.make_args(problem, "meta", 0))
+    return Compilation(tuple(config.hints.items()), cutile.signature_of(scale.kernel, args))  # type: ignore[attr-defined]
