@@ -63,8 +63,9 @@ wheel: venv $(if $(ARCH),cubins) ## build dist/*.whl with the tables in it; ARCH
 	@for arch in $(ARCH); do $(RUN) -m zipfile -l dist/*.whl | grep "aot_tune/tuned_configs/$$arch/cubins.aot" \
 	  || { echo "wheel: no cubins for $$arch in dist/*.whl" >&2; exit 1; }; done
 
-clean: ## remove build/ (unfinished sweeps too), dist/ and caches; the environment stays
+clean: ## remove build/ (unfinished sweeps too), dist/, cubins and caches; the environment stays
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find tuned_configs -name cubins.aot -type f -delete
 	find aot_tune tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment carries a stamp of all that it was made from: both files, the interpreter and the place, since its

@@ -16,7 +16,7 @@ LOG = "AOT_TUNE_LOG"
 DISABLE = "DISABLE_AUTOTUNE"
 
 DESCRIPTIONS = {
-    TABLES: "folders of tables, joined as in PATH, read before a package's own; predicted entries are read only there",
+    TABLES: "folders of tables, as in PATH, read before a package's own; predictions are read only there",
     CACHE_DIR: "where live searches are remembered; default: the user's cache folder",
     CONFIG: "'default' launches every kernel with its default config: the A/B switch",
     RANKED: "the world size where nothing else tells it; above 1 nothing is searched and no cache is read",
@@ -27,7 +27,7 @@ DESCRIPTIONS = {
 """What each does, one line: the README's table and `aot-tune doctor` print this."""
 
 DEFAULT_SEARCH_SECONDS = 1.0
-"""A miss over prebuilt cubins costs 44 ms, eight compilations 5 s (measured, H200): the first fits the limit."""
+"""A miss over prebuilt cubins costs 44 ms, eight compilations 5 s (measured, H200): the first fits."""
 
 
 def table_folders() -> tuple[Path, ...]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Close:
-    """What an output must equal, and how closely: everywhere ``|output - value| <= atol + rtol * |value|``."""
+    """What an output must equal, and how closely: ``|output - value| <= atol + rtol * |value|``."""
 
     value: torch.Tensor
     """The right result, in higher precision than the kernel's; any float dtype, the output's shape."""
@@ -94,7 +94,7 @@ class Tunable:
     """(problem, torch device, seed) -> realistic random launch arguments; must take device "meta" too."""
 
     reference: Callable[..., Mapping[str, Close] | Close]
-    """Launch arguments, before the kernel ran -> what each mutated argument must equal; of one, its `Close`."""
+    """Launch arguments, before the kernel ran -> what each mutated one must equal; a lone `Close` for one."""
 
     typical: Sequence[Mapping[str, object]]
     """The problems to sweep; a list or tuple as a value stands for each of its members (a product of all)."""

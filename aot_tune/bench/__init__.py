@@ -1,1 +1,1 @@
-"""`make bench`: what aot_tune promises, side by side in one run on this machine's GPU. The rest knows nothing of it."""
+"""`make bench`: what aot_tune promises, side by side in one run on this machine's GPU."""

@@ -1,4 +1,4 @@
-"""How good the tuned kernels are: beside their defaults on all declared shapes, and beside what else there is."""
+"""How good the tuned kernels are: beside their defaults on all declared shapes, and beside others."""
 
 from __future__ import annotations
 

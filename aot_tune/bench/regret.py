@@ -1,4 +1,4 @@
-"""Sizes that were not swept: what the resolver's choice loses against all candidates, and what the model's."""
+"""Sizes that were not swept: what the resolver's choice loses against all candidates, and the model's."""
 
 from __future__ import annotations
 

@@ -146,7 +146,8 @@ def _swept_entries(
 ) -> list[Entry]:
     """An entry for every swept edge: the incumbent's line where it stays, else a new one."""
     edges = sweep.edges(times)
-    tied = {edge: _tied(sweep, portfolio, times[edge], sweep.default(edge)) for edge in edges}
+    races = {edge: sweep.race(edge, times) for edge in edges}
+    tied = {edge: _tied(sweep, portfolio, races[edge], sweep.default(edge)) for edge in edges}
     serves = Counter(config for configs in tied.values() for config in configs)
     inside: dict[Problem, list[Problem]] = {edge: [] for edge in edges}
     for problem in times:
@@ -158,11 +159,11 @@ def _swept_entries(
     for edge in edges:
         old = incumbent.entry(edge) if incumbent is not None else None
         points = _points(sweep, portfolio, {problem: times[problem] for problem in inside[edge]})
-        if old is not None and lines_may_stay and _line_stays(old, times[edge], tied[edge], points):
+        if old is not None and lines_may_stay and _line_stays(old, races[edge], tied[edge], points):
             entries.append(old)
         else:
-            config = _winner(times[edge], tied[edge], sweep.default(edge), old, serves)
-            entries.append(_entry(sweep, portfolio, edge, times[edge][config], times[edge], points))
+            config = _winner(races[edge], tied[edge], sweep.default(edge), old, serves)
+            entries.append(_entry(sweep, portfolio, edge, races[edge][config], races[edge], points))
     return entries
 
 

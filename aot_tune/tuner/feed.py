@@ -1,4 +1,4 @@
-"""Compiling beside measuring: a thread owns the compile pool, so that no child waits while the GPU is busy."""
+"""Compiling beside measuring: a thread owns the compile pool, so that no child waits for the GPU."""
 
 from __future__ import annotations
 

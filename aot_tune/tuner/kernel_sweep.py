@@ -13,7 +13,7 @@ more in a fresh process when the table is known (`KernelSweep.recheck`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Protocol
@@ -28,16 +28,11 @@ from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.tuner.plan import Plan, ProblemPlan, plan_only
 from aot_tune.tuner.progress import Progress
 from aot_tune.tuner.shortlist import shortlist
+from aot_tune.tuner.times import as_of_first_run, finalists
 from aot_tune.tuner.trials import Conditions
 
-Times = dict[Problem, dict[Config, Measurement]]
+Times = dict[Problem, Mapping[Config, Measurement]]
 Cubins = Mapping[Config, "Path | None"]
-
-FINALS_BAND = 0.05
-"""Who comes within this fraction of the fastest is timed again: two and a half times the tie band."""
-
-MOST_FINALISTS = 8
-"""Timed again at most, the default and the incumbent beside them: beyond, more are tied than can matter."""
 
 
 class Measurer(Protocol):
@@ -74,6 +69,9 @@ class Swept:
 
     portfolio_times: Times = field(default_factory=dict)
     """At each edge and each point inside, the times of the portfolio and the default, taken together."""
+
+    runoffs: Times = field(default_factory=dict)
+    """At each edge, the default and what came near the fastest of them, timed again, interleaved."""
 
     wrong: set[Config] = field(default_factory=set)
     """Configs that computed a wrong result anywhere: they win nowhere."""
@@ -184,18 +182,20 @@ class KernelSweep:
         for failure in listed.failures:
             self._tell(each.problem, failure)
         keep = [each.default, *([each.incumbent] if each.incumbent else [])]
-        times = self._timed("candidates", each, listed.configs, finals=True, keep=keep)
+        times, finals = self._timed("candidates", each, listed.configs, keep=keep)
+        times.update(as_of_first_run(times, finals))
         # What launches the same code the same way takes the same time: measured once, it counts for both.
         for twin, leader in listed.twins.items():
             if leader in times:
-                times[twin] = as_of(times[leader], twin)
+                times[twin] = replace(times[leader], config=twin)
         self._swept.candidates[each.problem] = times
 
     def _everywhere(self, each: ProblemPlan, finals: bool) -> None:
         members = [config for config in each.candidates if config not in self._swept.wrong]
-        self._swept.portfolio_times[each.problem] = self._timed(
-            "portfolio", each, members, finals=finals, keep=[each.default]
-        )
+        times, runoff = self._timed("portfolio", each, members, keep=[each.default], finals=finals)
+        self._swept.portfolio_times[each.problem] = times
+        if finals:
+            self._swept.runoffs[each.problem] = runoff
 
     # One problem --------------------------------------------------------------------------------------------
 
@@ -205,16 +205,16 @@ class KernelSweep:
         each: ProblemPlan,
         configs: Sequence[Config],
         *,
-        finals: bool,
         keep: Sequence[Config],
-    ) -> dict[Config, Measurement]:
-        """Verify and time configs, those near the fastest again; from the book where they are in it."""
+        finals: bool = True,
+    ) -> tuple[dict[Config, Measurement], dict[Config, Measurement]]:
+        """Verify and time configs; then time those near the fastest again, interleaved. Two runs, kept apart."""
         times = self._page(step, each, configs, self._session.measure).measurements()
         best = finalists(times, keep)
-        if finals and len(best) > 1:
-            final: Step = "candidate finals" if step == "candidates" else "portfolio finals"
-            times.update(self._page(final, each, best, self._session.finals).measurements())
-        return times
+        if not finals or not best:
+            return times, {}
+        final: Step = "candidate finals" if step == "candidates" else "portfolio finals"
+        return times, self._page(final, each, best, self._session.finals).measurements()
 
     def _page(
         self, step: Step, each: ProblemPlan, configs: Sequence[Config], measure: Callable[..., list[Outcome]]
@@ -276,23 +276,3 @@ class KernelSweep:
             self._progress.failure(
                 self._plan.kernel.tunable.name, problem, failure.config, failure.stage, failure.message
             )
-
-
-def finalists(times: Mapping[Config, Measurement], keep: Sequence[Config]) -> list[Config]:
-    """Who is timed again: what comes near the fastest, and `keep` where it was timed."""
-    if not times:
-        return []
-    fastest = min(one.mean_us for one in times.values())
-    near = [config for config, one in times.items() if one.mean_us <= fastest * (1 + FINALS_BAND)]
-    near.sort(key=lambda config: times[config].mean_us)
-    return list(dict.fromkeys([*near[:MOST_FINALISTS], *(config for config in keep if config in times)]))
-
-
-def as_of(measurement: Measurement, config: Config) -> Measurement:
-    """A config's time, told from another that launches the same code the same way."""
-    return Measurement(
-        config=config,
-        mean_us=measurement.mean_us,
-        error_margin_us=measurement.error_margin_us,
-        num_samples=measurement.num_samples,
-    )

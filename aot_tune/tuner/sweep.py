@@ -1,4 +1,4 @@
-"""`aot-tune tune`, from a request to published tables: kernel after kernel, measured, or predicted without a GPU."""
+"""`aot-tune tune`, from a request to published tables: kernel after kernel, measured or predicted."""
 
 from __future__ import annotations
 
@@ -204,6 +204,7 @@ class _Decision:
             self._empty,
             candidates=swept.candidates,
             finals=swept.portfolio_times,
+            runoffs=swept.runoffs,
             wrong=frozenset(swept.wrong),
         )
 

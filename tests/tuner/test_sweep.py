@@ -20,7 +20,7 @@ from tests.samples import DEFAULT, SM90, scale_in
 
 
 class Session:
-    """Times by a formula: tall tiles are fast from M = 64 on, at M = 1 the default. Counts what it is asked."""
+    """Times by a formula: tall tiles are fast from M = 64 on, at M = 1 the default. Counts requests."""
 
     wrong: frozenset[int] = frozenset()
     """Values of tile_m that compute a wrong result."""
