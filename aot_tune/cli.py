@@ -99,6 +99,7 @@ def tune(
             gpu=device.index if device else None,
             journal=journal,
             fresh=fresh,
+            verbose=verbose,
         )
     )
     command.put(json_text(report) if as_json else (str(row.path) for row in report.rows if row.path))

@@ -48,13 +48,11 @@ MOST_PARTS = 2000
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 _NO_REPR: object = object.__repr__
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented))
+_CODE = types.FunctionType | type
 _NATIVE = (
-    types.BuiltinFunctionType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodWrapperType,
-    types.ClassMethodDescriptorType,
-)
+    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
+    types.MethodWrapperType, types.ClassMethodDescriptorType,
+)  # fmt: skip
 
 
 def source_hash(tunable: Tunable) -> str:
@@ -133,7 +131,8 @@ class _Hasher:
             self._obstacle(f"it reads more than {MOST_PARTS} functions and values")
         else:
             self._parts += 1
-            if isinstance(value, types.FunctionType | type) and typing.get_origin(value) is None:
+            # Any is a class since Python 3.11, and counts as one on 3.10.
+            if value is typing.Any or (isinstance(value, _CODE) and typing.get_origin(value) is None):
                 self._described[id(value)] = (len(self._described), value)
             self._open.append(id(value))
             self._describe(value)
@@ -150,7 +149,7 @@ class _Hasher:
         elif isinstance(value, types.ModuleType):
             self._module(value)
         elif getattr(value, "__module__", "") == "typing":
-            self._word("typing", str(getattr(value, "_name", None) or value))  # Any became a class in 3.11
+            self._word("named", "typing", getattr(value, "_name", None) or str(value))  # Any, before 3.11
         elif isinstance(value, _NATIVE):
             self._word("native", *public_name(value))
         elif isinstance(value, types.MethodType):

@@ -8,18 +8,17 @@ its own would be, times the waves it takes here over the waves it takes there; t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from aot_tune.bucket import Axes, Pow2
 from aot_tune.config import Config
+from aot_tune.estimate import BucketRule as BucketRule
+from aot_tune.estimate import Estimate as Estimate
+from aot_tune.estimate import Tiles as Tiles
+from aot_tune.estimate import waves as waves
 from aot_tune.problem import Problem
 from aot_tune.table import Entry, Point, Table
-
-Tiles = Callable[[Config, Problem], int]
-"""(config, problem) -> blocks of work, as a declaration gives it."""
 
 Allowed = Callable[[Config], bool]
 """Whether a config may run for the problem asked about."""
@@ -50,22 +49,6 @@ class Pick:
     """Why, for people: the point it was told from and the time expected there."""
 
 
-class Estimate(NamedTuple):
-    """What the rule expects of one config at one size. A tuple, because a pick makes one of each config."""
-
-    us: float
-    """Expected time, microseconds."""
-
-    config: Config
-    """The config."""
-
-    point: Point
-    """The point it was told from."""
-
-    scale: float
-    """Waves at the size over waves at the point; 1 where the kernel declares no tiles."""
-
-
 def sizes_inside(axes: Axes, bucket: Problem) -> list[Problem]:
     """The problems inside a bucket that a sweep measures beside its edge, ascending.
 
@@ -86,112 +69,6 @@ def _inside(edge: int, eighths: int, off: int) -> int:
         return 3 if edge == 4 else edge
     size = edge * eighths // 8
     return size - off if size % 16 == 0 else size
-
-
-def waves(tiles: int, config: Config, sm_count: int) -> int:
-    """How often the GPU's blocks in flight must be filled to run so many tiles."""
-    in_flight = sm_count * config.hints.get("occupancy", 1) // config.hints.get("num_ctas", 1)
-    return max(-(-tiles // max(in_flight, 1)), 1)
-
-
-class BucketRule:
-    """The rule made ready for one entry: keep it, and each pick costs one or two counts of tiles a config.
-
-    Args:
-        axes: The kernel's axes.
-        bucket: The problem at the bucket's edge.
-        points: Measured sizes; ``us`` in the order of `portfolio`, the default's last.
-        portfolio: The table's portfolio.
-        tiles: The declaration's count of tiles, or None.
-        sm_count: Multiprocessors of the GPU that the points were measured on.
-        least_gain: How much faster than the default a config must be expected to be, as a fraction.
-    """
-
-    def __init__(
-        self,
-        *,
-        axes: Axes,
-        bucket: Problem,
-        points: Sequence[Point],
-        portfolio: Sequence[Config],
-        tiles: Tiles | None,
-        sm_count: int,
-        least_gain: float = 0.0,
-    ) -> None:
-        self._names = tuple(name for name, axis in axes.items() if isinstance(axis, Pow2))
-        self._points = tuple(points)
-        self._problems = tuple(bucket.replaced(**point.size) for point in points)
-        self._where = tuple(self._logs(problem) for problem in self._problems)
-        self._portfolio = tuple(portfolio)
-        self._tiles = tiles
-        self._sm_count = sm_count
-        self._least_gain = least_gain
-        self._counted: dict[tuple[int, Config], tuple[int, tuple[bool, ...]]] = {}
-
-    def estimates(self, problem: Problem, default: Config) -> list[Estimate]:
-        """What is expected of the portfolio and the default, fastest first; ties in the portfolio's order.
-
-        A config without a time at any point is left out, and so is one without a time at exactly this size.
-        """
-        here = self._logs(problem)
-        # Nearest first by the sum of |log2|, ties to the larger point: points ascend.
-        order = sorted(range(len(self._points)), key=lambda i: (sum(map(_apart, here, self._where[i])), -i))
-        if order and self._problems[order[0]] == problem:
-            order = order[:1]
-        grown = self._grown(problem)
-        found: dict[Config, Estimate] = {}
-        for column, config in enumerate((*self._portfolio, default)):
-            known = [i for i in order if self._points[i].us[column] is not None]
-            if known and config not in found:
-                found[config] = self._estimate(config, column, self._count(config, problem, grown), known)
-        if self._least_gain and default in found:
-            limit = found[default].us / (1 + self._least_gain)
-            found = {config: e for config, e in found.items() if config == default or e.us <= limit}
-        return sorted(found.values(), key=_us)
-
-    def _estimate(
-        self, config: Config, column: int, count: tuple[int, tuple[bool, ...]], known: Sequence[int]
-    ) -> Estimate:
-        """From the nearest of the points `known` that is as full as `count` says, else from the nearest."""
-        waves_here, full = count
-        nearest = next((i for i in known if self._count_at(i, config)[1] == full), known[0])
-        point = self._points[nearest]
-        us, scale = point.us[column], waves_here / self._count_at(nearest, config)[0]
-        assert us is not None
-        return Estimate(us * scale, config, point, scale)
-
-    def _count_at(self, index: int, config: Config) -> tuple[int, tuple[bool, ...]]:
-        key = (index, config)
-        if key not in self._counted:
-            problem = self._problems[index]
-            self._counted[key] = self._count(config, problem, self._grown(problem))
-        return self._counted[key]
-
-    def _count(
-        self, config: Config, problem: Problem, grown: Sequence[Problem]
-    ) -> tuple[int, tuple[bool, ...]]:
-        """Waves, and by axis whether the last tile is full: whether one more would take another tile."""
-        if self._tiles is None:
-            return 1, ()
-        tiles = self._tiles(config, problem)
-        full = tuple(self._tiles(config, larger) > tiles for larger in grown)
-        return waves(tiles, config, self._sm_count), full
-
-    def _grown(self, problem: Problem) -> list[Problem]:
-        if self._tiles is None:
-            return []
-        return [problem.replaced(**{name: problem.size(name) + 1}) for name in self._names]
-
-    def _logs(self, problem: Problem) -> tuple[float, ...]:
-        return tuple(math.log2(max(problem.size(name), 1)) for name in self._names)
-
-
-def _apart(one: float, other: float) -> float:
-    return abs(one - other)
-
-
-def _us(estimate: Estimate) -> float:
-    return estimate.us
 
 
 def rule_of(entry: Entry, table: Table, tiles: Tiles | None) -> BucketRule:

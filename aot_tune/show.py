@@ -42,11 +42,10 @@ def tables_found(
         paths = [path for folder in dict.fromkeys((*folders, *own)) for path in store.listed(folder)]
         chosen = _chosen(paths, kernel, arch)
     if not chosen:
-        wanted = f"of {kernel} " if kernel else ""
+        wanted = (f"of {kernel} " if kernel else "") + (f"for {arch} " if arch else "")
         there = " ".join(f"{path.parent.name}/{path.stem}" for path in paths)
-        raise UsageError(
-            f"no table {wanted}{f'for {arch} ' if arch else ''}is there; there is {there or 'none at all'}"
-        )
+        step = f"make one with aot-tune tune, or name a folder of tables in {environment.TABLES}"
+        raise UsageError(f"no table {wanted}is there; {f'there is {there}' if there else step}")
     return [(path, store.read_table(path)) for path in chosen]
 
 

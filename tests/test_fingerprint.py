@@ -9,10 +9,12 @@ import shutil
 import subprocess
 import sys
 import types
+import typing
 from pathlib import Path
 
 import pytest
 
+from aot_tune import fingerprint
 from aot_tune.fingerprint import source_hash, unhashable
 
 HELPERS = '''
@@ -328,6 +330,7 @@ def store(*args): ...
 CHILD = """
 import sys
 from types import SimpleNamespace
+from aot_tune import fingerprint
 from aot_tune.fingerprint import source_hash, unhashable
 import many_kernel as module
 declared = SimpleNamespace(kernel=module.kernel, grid_fn=module.grid_fn, args_fn=module.args_fn)
@@ -428,3 +431,32 @@ def test_the_hash_is_the_same_in_every_python(elsewhere):
     hashes = {python: elsewhere(python) for python in interpreters}
     assert len(set(hashes.values())) == 1, hashes
     assert next(iter(hashes.values())).endswith(" ()\n")
+
+
+class _SpecialForm:
+    """What typing.Any is on Python 3.10: no class, but an object of the module typing with a name."""
+
+    _name = "Any"
+    __module__ = "typing"
+
+
+def test_any_counts_alike_whether_it_is_a_class_as_since_python_3_11_or_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def digest() -> str:
+        hasher = fingerprint._Hasher()
+        # Twice, and before another class: what is described once is counted.
+        hasher.add("x", (typing.Any, Path, typing.Any, Path))
+        assert hasher.obstacles == []
+        return hasher.digest()
+
+    now = digest()
+    monkeypatch.setattr(typing, "Any", _SpecialForm() if isinstance(typing.Any, type) else _AnyClass)
+    assert digest() == now
+
+
+class _AnyClass:
+    """What it is since."""
+
+
+_AnyClass.__module__, _AnyClass.__qualname__ = "typing", "Any"

@@ -44,6 +44,16 @@ def test_a_table_that_is_not_there_is_refused_with_those_that_are(folder: Path) 
         tables_found("matmul", SM90)
 
 
+def test_where_there_is_no_table_at_all_it_says_how_to_come_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AOT_TUNE_TABLES", raising=False)
+    monkeypatch.setattr(show.store, "folder_of_package", lambda package: tmp_path)
+    monkeypatch.setattr(show, "find_tunables", lambda modules: {})
+    with pytest.raises(UsageError, match=r"no table is there; make one with .* in AOT_TUNE_TABLES"):
+        tables_found(None, None)
+
+
 def test_a_folder_that_only_the_declaration_names_is_found(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from aot_tune import cutile
+from aot_tune.arch import Arch
 from aot_tune.config import Config
 from aot_tune.errors import LaunchError
+from aot_tune.serve.cubins import Cubins
 from aot_tune.serve.runtime import runtime
 from aot_tune.tunable import Tunable
 
@@ -22,12 +24,13 @@ _KEPT: list[dict[Hints, Any]] = []
 
 
 class HintedKernels:
-    """The kernels of one declaration, by their hints."""
+    """The kernels of one declaration, by their hints; what they launch is prebuilt where that may be."""
 
     def __init__(self, tunable: Tunable) -> None:
         self._tunable = tunable
+        self.cubins = Cubins(tunable)
         self._made: dict[Hints, Any] = {}
-        self._compiled: set[tuple[Hints, str]] = set()
+        self._loaded: set[tuple[Hints, str, Arch]] = set()
         _KEPT.append(self._made)
 
     def of(self, hints: Mapping[str, int]) -> Any:
@@ -36,25 +39,28 @@ class HintedKernels:
         kernel = self._made.get(key)
         if kernel is None:
             made = cutile.with_hints(
-                self._tunable.kernel, hints, lambda symbol, arch: self._cubin(key, symbol)
+                self._tunable.kernel, hints, lambda signature, arch: self._cubin(key, signature, arch)
             )
             kernel = self._made.setdefault(key, made)  # of two threads that make it, both take the first
         return kernel
 
-    def is_compiled(self, config: Config, kernel_args: tuple[Any, ...]) -> bool:
-        """Whether launching this would compile nothing: it was compiled before, in this process."""
+    def is_ready(self, config: Config, kernel_args: tuple[Any, ...], arch: Arch) -> bool:
+        """Whether launching this would compile nothing: it was loaded before, or has a cubin (1 ms)."""
         try:
             signature = cutile.signature_of(self._tunable.kernel, kernel_args)
         except Exception:  # an argument whose signature only cuTile itself can tell
             return False
-        return (tuple(config.hints.items()), signature) in self._compiled
+        hints = tuple(config.hints.items())
+        return (hints, signature, arch) in self._loaded or self.cubins.has(hints, signature, arch)
 
-    def _cubin(self, hints: Hints, signature: str) -> cutile.Cubin | None:
-        """Asked for before cuTile compiles: the last moment at which a capture can be left untouched."""
+    def _cubin(self, hints: Hints, signature: str, arch: Arch) -> cutile.Cubin | None:
+        """Asked for before cuTile loads or compiles: the last moment to leave a capture untouched."""
+        name = self._tunable.name
         if runtime().capturing():
             raise LaunchError(
-                f"{self._tunable.name} would be compiled during graph capture for the signature {signature}; "
-                "launch it once with these shapes before the capture"
+                f"{name} would be loaded during graph capture, for the signature {signature} on {arch}, and "
+                f"that would break the graph; load it before: aot_tune.prime(...) with the declaration of "
+                f"{name}, or one launch of these shapes"
             )
-        self._compiled.add((hints, signature))
-        return None
+        self._loaded.add((hints, signature, arch))
+        return self.cubins.find(hints, signature, arch)

@@ -208,7 +208,7 @@ class KernelSweep:
         keep: Sequence[Config],
         finals: bool = True,
     ) -> tuple[dict[Config, Measurement], dict[Config, Measurement]]:
-        """Verify and time configs; then time those near the fastest again, interleaved. Two runs, kept apart."""
+        """Verify and time configs; then those near the fastest again, interleaved. Two runs, kept apart."""
         times = self._page(step, each, configs, self._session.measure).measurements()
         best = finalists(times, keep)
         if not finals or not best:

@@ -87,7 +87,6 @@ def predict_kernel(
     refusals = publish.refusals(table, None, found.tunable)
     if not refusals:
         publish.publish(path, table)
-    before = {entry.bucket: entry for entry in old.entries} if old is not None else {}
     return KernelReport(
         kernel=found.tunable.name,
         evidence="predicted",
@@ -98,7 +97,7 @@ def predict_kernel(
         measure_s=0.0,
         verify_s=0.0,
         path=None if refusals else path,
-        changed=sum(before.get(entry.bucket) != entry for entry in table.entries),
+        changed=publish.changed_entries(old, table),
         device_name=device.name,
         refusals=tuple(refusals),
     )

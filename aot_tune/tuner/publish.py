@@ -29,7 +29,7 @@ def refusals(new: Table, old: Table | None, tunable: Tunable) -> list[str]:
         tunable: The kernel's declaration.
     """
     if not new.entries:
-        return ["it has no entries"]
+        return ["it has no entries: the default has no time in any bucket; the failures told above say why"]
     if new.kernel != tunable.name:
         return [f"it is the table of {new.kernel}, not of {tunable.name}"]
     if dict(new.axes) != dict(tunable.axes):
@@ -94,3 +94,9 @@ def _against_declaration(new: Table, tunable: Tunable) -> Iterator[str]:
 
 def _axes(axes: Axes) -> str:
     return " ".join(f"{name}:{axis.kind}" for name, axis in axes.items())
+
+
+def changed_entries(old: Table | None, new: Table) -> int:
+    """How many entries of a table the one before did not have, or had otherwise."""
+    before = {entry.bucket: entry for entry in old.entries} if old is not None else {}
+    return sum(before.get(entry.bucket) != entry for entry in new.entries)

@@ -65,6 +65,9 @@ class SweepRequest:
     fresh: bool = False
     """Whether to set an existing journal aside and start over."""
 
+    verbose: bool = False
+    """Whether to tell each bucket's choice and its figures."""
+
     @property
     def predicts(self) -> bool:
         """Whether it predicts for want of a GPU."""

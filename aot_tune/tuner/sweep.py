@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
 
 from aot_tune import cutile, store
+from aot_tune.config import Config
 from aot_tune.declaration import declaration_problems
 from aot_tune.discovery import Found
 from aot_tune.errors import DeclarationError, TuneError
@@ -62,6 +64,8 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
     with CompileFeed(pool) as feed:
         for found in request.kernels:
             rows.append(tune(request, found, feed, progress))
+            if request.verbose:
+                _tell_choices(rows[-1], progress)
     report = SweepReport(
         arch=request.arch,
         device_name=rows[0].device_name if rows else "",
@@ -71,6 +75,22 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
     )
     progress.finished(report.rows)
     return report
+
+
+def _tell_choices(row: KernelReport, progress: Progress) -> None:
+    """Each entry of a table just written, and why it is what it is."""
+    if row.path is None:
+        return
+    for entry in store.read_table(row.path).entries:
+        gain = entry.default_us / entry.mean_us
+        won = (
+            f"{gain:.2f}x the default's {entry.default_us} us"
+            if gain > 1
+            else "the default; nothing beats it"
+        )
+        progress.note(
+            f"{row.kernel} {entry.bucket}: {entry.config}: {entry.mean_us} us {entry.evidence}, {won}"
+        )
 
 
 def _check(found: Found, request: SweepRequest) -> None:
@@ -110,14 +130,8 @@ def _measure_kernel(
     started, before = monotonic(), feed.counts()
     path = store.table_path(table_folder(request, found), request.arch, found.tunable.name)
     old = present_table(path)
-    journal_path = (request.journal or JOURNALS) / str(request.arch) / f"{found.tunable.name}.jsonl"
-    if request.fresh and journal_path.exists():
-        journal_path.replace(journal_path.with_suffix(".old"))
     with MeasureSession(found, request.gpu, on_event=progress.note) as session:
         device = session.device()
-        identity = {**session.identity(), "source_hash": source_hash(found.tunable)}
-        # The journal may be resumed on another card of the same model: figures of one model are comparable.
-        identity.pop("uuid")
         planned = plan(found, request.arch, request.buckets(found), incumbent=old, device=device)
         progress.started(
             kernel=found.tunable.name,
@@ -126,72 +140,106 @@ def _measure_kernel(
             jobs=len(planned.jobs),
             device=device.name,
         )
-        built_with = BuiltWith(
-            device_name=device.name,
-            sm_count=device.sm_count,
-            cuda_tile=cutile.version(),
-            tileiras=cutile.compiler_version() or "",
-            driver=identity["driver"],
-        )
+        identity = {**session.identity(), "source_hash": source_hash(found.tunable)}
+        # A journal may be resumed on another card of the same model: figures of one model are comparable.
+        identity.pop("uuid")
+        decision = _Decision(planned, identity, old, () if _whole(request, found) else _buckets(old))
+        journal_path = _journal_path(request, found)
         with Journal.open(journal_path, identity) as journal:
-            if journal.damage:
-                progress.note(journal.damage)
             book = Book(journal)
-            if book.resumed:
-                progress.note(
-                    f"{book.resumed} measurements of an earlier run are taken over from {journal_path}"
-                )
-            keep = (
-                () if _whole(request, found) else tuple(entry.bucket for entry in old.entries) if old else ()
-            )
-            decide = _Decision(planned, built_with, old, keep)
+            for line in _opened(journal, book, journal_path):
+                progress.note(line)
             kernel_sweep = KernelSweep(
-                planned,
-                feed,
-                session,
-                book,
-                progress,
-                portfolio=decide.portfolio,
-                exhaustive=request.exhaustive,
-            )
+                planned, feed, session, book, progress,
+                portfolio=decision.portfolio, exhaustive=request.exhaustive,
+            )  # fmt: skip
             swept = kernel_sweep.run()
-            table = decide.table(swept)
-            while kernel_sweep.recheck(
-                {
-                    entry.bucket: entry.config
-                    for entry in table.entries
-                    if entry.bucket in swept.portfolio_times
-                }
-            ):
-                table = decide.table(swept)
-            for line in unserved(decide.sweep(swept)):
+            table = _rechecked_table(kernel_sweep, decision, swept)
+            for line in unserved(decision.sweep(swept)):
                 progress.note(line)
         refusals = publish.refusals(table, old, found.tunable)
         if not refusals:
             publish.publish(path, table)
             # What was measured is in the table now; the next sweep measures anew.
             journal_path.replace(journal_path.with_suffix(".done"))
-    compiled_s = max(feed.last_result_s - started, 0.0) if feed.counts() != before else 0.0
-    return _report(found, table, old, swept, path, refusals, compiled_s, book.resumed)
+    return KernelReport(
+        kernel=found.tunable.name,
+        evidence="measured",
+        problems=len(swept.candidates),
+        speedup=geometric_mean(entry.default_us / entry.mean_us for entry in table.entries),
+        failures=swept.failures,
+        compile_s=max(feed.last_result_s - started, 0.0) if feed.counts() != before else 0.0,
+        measure_s=swept.measure_s,
+        verify_s=swept.verify_s,
+        path=None if refusals else path,
+        changed=publish.changed_entries(old, table),
+        resumed=book.resumed,
+        device_name=device.name,
+        refusals=tuple(refusals),
+    )
+
+
+def _journal_path(request: SweepRequest, found: Found) -> Path:
+    """Where a kernel's journal lies; an earlier one is set aside for a fresh start."""
+    path = (request.journal or JOURNALS) / str(request.arch) / f"{found.tunable.name}.jsonl"
+    if request.fresh and path.exists():
+        path.replace(path.with_suffix(".old"))
+    return path
+
+
+def _opened(journal: Journal, book: Book, path: Path) -> Iterator[str]:
+    """What a person should know of a journal that was just opened."""
+    if journal.damage:
+        yield journal.damage
+    if book.resumed:
+        yield f"{book.resumed} measurements of an earlier run are taken over from {path}"
+
+
+def _rechecked_table(kernel_sweep: KernelSweep, decision: _Decision, swept: Swept) -> Table:
+    """The table whose every winner was right in a fresh process too."""
+    while True:
+        table = decision.table(swept)
+        winners = {
+            entry.bucket: entry.config for entry in table.entries if entry.bucket in swept.portfolio_times
+        }
+        if not kernel_sweep.recheck(winners):
+            return table
 
 
 def _whole(request: SweepRequest, found: Found) -> bool:
     return request.limit is None and found.tunable.name not in request.problems
 
 
+def _buckets(table: Table | None) -> tuple[Problem, ...]:
+    return tuple(entry.bucket for entry in table.entries) if table is not None else ()
+
+
 class _Decision:
-    """From what was measured to a portfolio and a table."""
+    """From what was measured to a portfolio and a table.
+
+    Args:
+        planned: The kernel's problems.
+        identity: What they are measured with.
+        old: The present table.
+        keep: Its buckets whose entries stay although they are not swept.
+    """
 
     def __init__(
-        self, planned: Plan, built_with: BuiltWith, old: Table | None, keep: tuple[Problem, ...]
+        self, planned: Plan, identity: Mapping[str, str], old: Table | None, keep: tuple[Problem, ...]
     ) -> None:
-        tunable = planned.kernel.tunable
+        tunable, device = planned.kernel.tunable, planned.kernel.device
         self._old, self._keep = old, keep
         self._empty = Sweep(
             kernel=tunable.name,
             arch=planned.kernel.arch,
-            source_hash=source_hash(tunable),
-            built_with=built_with,
+            source_hash=identity["source_hash"],
+            built_with=BuiltWith(
+                device_name=device.name,
+                sm_count=device.sm_count,
+                cuda_tile=identity["cuda_tile"],
+                tileiras=identity["tileiras"],
+                driver=identity["driver"],
+            ),
             axes=tunable.axes,
             tiles=tunable.tiles,
             defaults={each.problem: each.default for each in planned.problems},
@@ -200,6 +248,7 @@ class _Decision:
         comparable(self._empty, old, keep)  # refuses before anything is measured
 
     def sweep(self, swept: Swept) -> Sweep:
+        """What was measured, as the choice takes it."""
         return replace(
             self._empty,
             candidates=swept.candidates,
@@ -208,36 +257,10 @@ class _Decision:
             wrong=frozenset(swept.wrong),
         )
 
-    def portfolio(self, swept: Swept) -> tuple:  # type: ignore[type-arg]
+    def portfolio(self, swept: Swept) -> tuple[Config, ...]:
+        """The configs to time everywhere."""
         return settle_portfolio(self.sweep(swept), self._old, keep=self._keep)
 
     def table(self, swept: Swept) -> Table:
+        """The table to publish."""
         return choose_entries(self.sweep(swept), swept.portfolio, incumbent=self._old, keep=self._keep)
-
-
-def _report(
-    found: Found,
-    table: Table,
-    old: Table | None,
-    swept: Swept,
-    path: Path,
-    refusals: list[str],
-    compile_s: float,
-    resumed: int,
-) -> KernelReport:
-    before = {entry.bucket: entry for entry in old.entries} if old is not None else {}
-    return KernelReport(
-        kernel=found.tunable.name,
-        evidence="measured",
-        problems=len(swept.candidates),
-        speedup=geometric_mean(entry.default_us / entry.mean_us for entry in table.entries),
-        failures=swept.failures,
-        compile_s=compile_s,
-        measure_s=swept.measure_s,
-        verify_s=swept.verify_s,
-        path=None if refusals else path,
-        changed=sum(before.get(entry.bucket) != entry for entry in table.entries),
-        refusals=tuple(refusals),
-        device_name=table.built_with.device_name,
-        resumed=resumed,
-    )

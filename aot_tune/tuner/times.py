@@ -134,8 +134,8 @@ class Sweep:
     def times(self) -> Times:
         """Both passes without wrong configs, told as of the second where there are both.
 
-        A GPU under its power cap runs at other clocks from minute to minute: times of two runs compare only by
-        what both have, the default.
+        A GPU under its power cap runs at other clocks from minute to minute: times of two runs compare only
+        by what both have, the default.
         """
         problems = dict.fromkeys((*self.candidates, *self.finals))
         return {problem: self._right(self._as_of_the_second(problem)) for problem in problems}

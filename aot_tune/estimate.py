@@ -1,0 +1,194 @@
+"""What each config is expected to take at a size of a bucket, told from the times at its points. Pure.
+
+A config's time is that at the nearest point whose last tile is full, or not, as its own would be, times the
+waves it takes here over the waves it takes there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from aot_tune.bucket import Axes, Pow2
+from aot_tune.config import Config
+from aot_tune.problem import Problem
+from aot_tune.table import Point
+
+Tiles = Callable[[Config, Problem], int]
+"""(config, problem) -> blocks of work, as a declaration gives it."""
+
+
+class Estimate(NamedTuple):
+    """What the rule expects of one config at one size. A tuple, because a pick makes one of each config."""
+
+    us: float
+    """Expected time, microseconds."""
+
+    config: Config
+    """The config."""
+
+    point: Point
+    """The point it was told from."""
+
+    scale: float
+    """Waves at the size over waves at the point; 1 where the kernel declares no tiles."""
+
+
+def blocks_in_flight(config: Config, sm_count: int) -> int:
+    """How many blocks of a config the GPU runs at a time."""
+    return max(sm_count * config.hints.get("occupancy", 1) // config.hints.get("num_ctas", 1), 1)
+
+
+def waves(tiles: int, config: Config, sm_count: int) -> int:
+    """How often the GPU's blocks in flight must be filled to run so many tiles."""
+    return max(-(-tiles // blocks_in_flight(config, sm_count)), 1)
+
+
+class _Cell(NamedTuple):
+    """One config at one point."""
+
+    us: float
+    waves: int
+    full: list[bool]
+    """By Pow2 axis, whether its last tile is full: whether one more would take another tile."""
+    point: Point
+
+
+class _Column(NamedTuple):
+    """One config at all points."""
+
+    config: Config
+    in_flight: int
+    mixed: bool
+    """Whether its last tile is full at some points and not at others."""
+    cells: tuple[_Cell | None, ...]
+
+
+class BucketRule:
+    """The rule made ready for one entry: keep it, and each pick costs one or two counts of tiles a config.
+
+    Args:
+        axes: The kernel's axes.
+        bucket: The problem at the bucket's edge.
+        points: Measured sizes; ``us`` in the order of `portfolio`, the default's last.
+        portfolio: The table's portfolio.
+        tiles: The declaration's count of tiles, or None.
+        sm_count: Multiprocessors of the GPU that the points were measured on.
+        least_gain: How much faster than the default a config must be expected to be, as a fraction.
+    """
+
+    def __init__(
+        self,
+        *,
+        axes: Axes,
+        bucket: Problem,
+        points: Sequence[Point],
+        portfolio: Sequence[Config],
+        tiles: Tiles | None,
+        sm_count: int,
+        least_gain: float = 0.0,
+    ) -> None:
+        self._names = tuple(name for name, axis in axes.items() if isinstance(axis, Pow2))
+        self._bucket = bucket
+        self._points = tuple(points)
+        self._portfolio = tuple(portfolio)
+        self._tiles = tiles
+        self._sm_count = sm_count
+        self._least_gain = least_gain
+        self._columns: dict[Config, tuple[_Column, ...]] = {}
+
+    def estimates(self, problem: Problem, default: Config) -> list[Estimate]:
+        """What is expected of the portfolio and the default, fastest first; ties in the portfolio's order.
+
+        A config without a time at any point is left out, and so is one without a time at exactly this size.
+        """
+        here = self._logs(problem)
+        # Nearest first by the sum of |log2|, ties to the larger point: points ascend.
+        order = sorted((sum(map(_apart, here, where)), -i) for i, where in enumerate(self._where))
+        places = [-i for _, i in order]
+        if places and self._problems[places[0]] == problem:
+            places = places[:1]
+        grown = self._grown(problem)
+        found: list[Estimate] = []
+        for column in self._columns_with(default):
+            cells = [cell for i in places if (cell := column.cells[i]) is not None]
+            if cells:
+                found.append(self._estimate(column, cells, problem, grown))
+        if self._least_gain and (own := next((e for e in found if e.config == default), None)):
+            limit = own.us / (1 + self._least_gain)
+            found = [e for e in found if e.config == default or e.us <= limit]
+        found.sort(key=_us)
+        return found
+
+    def _estimate(
+        self, column: _Column, cells: Sequence[_Cell], problem: Problem, grown: Sequence[Problem]
+    ) -> Estimate:
+        """From the nearest cell that is as full as the config's last tile is here, else from the nearest."""
+        tiles, config, nearest = self._tiles, column.config, cells[0]
+        if tiles is None:
+            return Estimate(nearest.us, config, nearest.point, 1.0)
+        count = tiles(config, problem)
+        if column.mixed:
+            full = [tiles(config, larger) > count for larger in grown]
+            for cell in cells:
+                if cell.full == full:
+                    nearest = cell
+                    break
+        scale = max(-(-count // column.in_flight), 1) / nearest.waves
+        return Estimate(nearest.us * scale, config, nearest.point, scale)
+
+    def _columns_with(self, default: Config) -> tuple[_Column, ...]:
+        """What the points tell of each config, once for each default."""
+        columns = self._columns.get(default)
+        if columns is None:
+            configs = dict.fromkeys(self._portfolio)  # a config that is there twice counts where it is first
+            found = [self._column(config, self._portfolio.index(config)) for config in configs]
+            if default not in configs:
+                found.append(self._column(default, len(self._portfolio)))
+            columns = self._columns[default] = tuple(found)
+        return columns
+
+    def _column(self, config: Config, place: int) -> _Column:
+        cells: list[_Cell | None] = []
+        in_flight = blocks_in_flight(config, self._sm_count)
+        for point, problem in zip(self._points, self._problems, strict=True):
+            us = point.us[place]
+            if us is None:
+                cells.append(None)
+                continue
+            count = self._tiles(config, problem) if self._tiles else 1
+            full = (
+                [self._tiles(config, larger) > count for larger in self._grown(problem)]
+                if self._tiles
+                else []
+            )
+            cells.append(_Cell(us, max(-(-count // in_flight), 1), full, point))
+        kinds = [cell.full for cell in cells if cell is not None]
+        return _Column(config, in_flight, any(full != kinds[0] for full in kinds), tuple(cells))
+
+    @cached_property
+    def _problems(self) -> tuple[Problem, ...]:
+        return tuple(self._bucket.replaced(**point.size) for point in self._points)
+
+    @cached_property
+    def _where(self) -> tuple[tuple[float, ...], ...]:
+        return tuple(self._logs(problem) for problem in self._problems)
+
+    def _grown(self, problem: Problem) -> list[Problem]:
+        """One more on each Pow2 axis: where that takes another tile, the last one was full."""
+        if self._tiles is None:
+            return []
+        return [problem.replaced(**{name: problem.size(name) + 1}) for name in self._names]
+
+    def _logs(self, problem: Problem) -> tuple[float, ...]:
+        return tuple(math.log2(max(problem.size(name), 1)) for name in self._names)
+
+
+def _apart(one: float, other: float) -> float:
+    return abs(one - other)
+
+
+def _us(estimate: Estimate) -> float:
+    return estimate.us
