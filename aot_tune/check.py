@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from aot_tune import declaration, document, fingerprint, store
 from aot_tune.arch import Arch
 from aot_tune.check_entry import entry_complaints, portfolio_complaints
+from aot_tune.discovery import module_option
 from aot_tune.errors import ArchError, StoreError, TableError, UsageError
 from aot_tune.table import Table
 
@@ -87,7 +88,8 @@ def _root(folder: Path, kernels: Mapping[str, Tunable], *, own: bool) -> Iterato
             yield _finding(child, "an unknown file", "tables lie in <arch>/<kernel>.json; remove it")
     if not archs:
         names = " ".join(kernels)
-        yield _finding(folder, f"holds no tables for {names}", f"tune them: aot-tune tune {names}")
+        modules = "".join(dict.fromkeys(map(module_option, kernels.values())))
+        yield _finding(folder, f"holds no tables for {names}", f"tune them: aot-tune tune {names}{modules}")
     for arch_folder in archs:
         yield from _arch_folder(arch_folder, kernels, own=own)
 
@@ -107,7 +109,7 @@ def _arch_folder(folder: Path, kernels: Mapping[str, Tunable], *, own: bool) -> 
     for name in kernels if own else ():
         path = folder / f"{name}.json"
         if not path.exists():
-            yield _finding(path, f"{name} has no table for {folder.name}", _tune(name, folder.name))
+            yield _finding(path, f"{name} has no table for {folder.name}", _tune(kernels[name], folder.name))
 
 
 def _table(path: Path, kernels: Mapping[str, Tunable], *, own: bool, place: bool = True) -> Iterator[Finding]:
@@ -148,7 +150,7 @@ def _bytes_findings(path: Path, table: Table, data: bytes) -> Iterator[Finding]:
 
 def _table_complaints(table: Table, tunable: Tunable, *, own: bool) -> Iterator[tuple[str, str, str]]:
     """(place, what, what to do) for all that holds against one table."""
-    again = _tune(table.kernel, str(table.arch))
+    again = _tune(tunable, str(table.arch))
     if list(table.axes.items()) != list(tunable.axes.items()):
         declared = " ".join(f"{name}:{axis.kind}" for name, axis in tunable.axes.items())
         yield "axes", f"the declaration has {declared}", again
@@ -183,5 +185,5 @@ def _finding(path: Path, what: str, fix: str) -> Finding:
     return Finding(path=str(path), entry="", what=what, fix=fix)
 
 
-def _tune(kernel: str, arch: str) -> str:
-    return f"run aot-tune tune {kernel} --arch {arch}"
+def _tune(tunable: Tunable, arch: str) -> str:
+    return f"run aot-tune tune {tunable.name} --arch {arch}{module_option(tunable)}"

@@ -37,7 +37,9 @@ Problems = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, for scripts.")]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Tell each choice and its reason; show an error's traceback.")]
+Verbose = Annotated[
+    bool, typer.Option("-v", "--verbose", help="Tell each choice and its reason; show an error's traceback.")
+]
 
 
 class Terminated(KeyboardInterrupt):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -90,6 +91,13 @@ def load(module: str, name: str) -> Tunable:
     return here[name]
 
 
+def module_option(tunable: Tunable) -> str:
+    """What a command that is to be copied must say of where a kernel is declared; empty for a shipped one."""
+    if tunable.package.partition(".")[0] == OWN_KERNELS.partition(".")[0]:
+        return ""
+    return f" --module {getattr(tunable.problem, '__module__', None) or tunable.package}"
+
+
 def installed_modules() -> list[str]:
     """The modules of the entry points, the shipped kernels first."""
     named = [point.value.partition(":")[0] for point in metadata.entry_points(group=GROUP)]
@@ -125,7 +133,16 @@ def _imported(module: str) -> object:
             ) from error
         raise UsageError(f"module {module} needs {missing!r}, which is not installed") from error
     except Exception as error:
-        raise UsageError(f"module {module} cannot be imported: {type(error).__name__}: {error}") from error
+        place = "" if isinstance(error, SyntaxError) else _raised_at(error)
+        raise UsageError(
+            f"module {module} cannot be imported: {type(error).__name__}: {error}{place}; repair it"
+        ) from error
+
+
+def _raised_at(error: Exception) -> str:
+    """The file and line that raised, as a syntax error tells them; empty where it was the import itself."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return "" if last.filename.startswith("<") else f" ({last.filename}, line {last.lineno})"
 
 
 def _module_name(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from aot_tune import cutile
@@ -148,6 +148,28 @@ def argument_mistakes(tunable: Tunable, arch: Arch, problem: Problem) -> Iterato
     for name, arg in zip(tunable.parameters, args, strict=False):
         if name in tunable.mutated and not isinstance(arg, torch.Tensor):
             yield f"{name} is written by the kernel; make_args made it a {type(arg).__name__}, not a tensor"
+            return
+    yield from _reference_mistakes(tunable, args)
+
+
+def _reference_mistakes(tunable: Tunable, args: tuple[Any, ...]) -> Iterator[str]:
+    """Shapes that differ from what they are compared with, as far as can be told without computing."""
+    from aot_tune.tunable import Close
+
+    try:
+        found = tunable.reference(*args)
+    except Exception:
+        return  # it may look at values, and there are none; the sweep calls it on real ones and tells
+    if isinstance(found, Close):
+        found = {tunable.mutated[0]: found}
+    named = dict(zip(tunable.parameters, args, strict=False))
+    for name, close in found.items() if isinstance(found, Mapping) else ():
+        shape = getattr(getattr(close, "value", None), "shape", None)
+        if name in named and shape is not None and tuple(shape) != tuple(named[name].shape):
+            yield (
+                f"reference gives {name} the shape {tuple(shape)}, the argument has "
+                f"{tuple(named[name].shape)}; return a value of the argument's shape"
+            )
 
 
 def space_mistakes(tunable: Tunable, arch: Arch, problems: Iterable[Problem]) -> Iterator[str]:

@@ -48,6 +48,7 @@ class Driver:
     elapsed_ms: Callable[[str], float] = lambda symbol: 0.02  # symbol -> what events measure
     capturing: bool = False
     captures_elsewhere: bool = False
+    synchronized: list[int] = field(default_factory=list)
     runtime: Any = None  # the FakeRuntime in use
 
     def reset(self) -> None:
@@ -403,6 +404,9 @@ class FakeRuntime:
             yield
         finally:
             _current.device = before
+
+    def synchronize(self, index: int) -> None:
+        DRIVER.synchronized.append(index)
 
     def capturing(self) -> bool:
         return DRIVER.capturing

@@ -137,6 +137,7 @@ def _rows(arch: Arch) -> _Rows:
     return {9: _WARPGROUP, 10: _TENSOR_MEMORY, 11: _TENSOR_MEMORY}.get(arch.major, _WARP)
 
 
+@cache  # _default asks for one at each unseen shape
 def _config(tile_m: int, tile_n: int, tile_k: int, group: int, num_ctas: int, occupancy: int) -> Config:
     return Config(
         constants={"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k, "group": group},

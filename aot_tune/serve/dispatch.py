@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -15,11 +13,11 @@ from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.problem import Problem
-from aot_tune.serve import loader
+from aot_tune.serve import guard, loader
 from aot_tune.serve.arguments import check_arguments, check_problem, explain
 from aot_tune.serve.hinted import HintedKernels
 from aot_tune.serve.index import Found, Index
-from aot_tune.serve.rank import is_rank
+from aot_tune.serve.rank import is_primed, is_rank
 from aot_tune.serve.reads import Followed, Passed, follow_args, follow_problem
 from aot_tune.serve.resolve import Choice, Legality, resolve
 from aot_tune.serve.runtime import Runtime, runtime
@@ -49,26 +47,12 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Machine:
+class Machine:
     """One GPU of this process, and what is known for its arch."""
 
     device: Device
     index: Index
     legality: Legality
-
-
-class _Guard:
-    """The lock of the slow path; a forked child gets a fresh one, since its holder stayed in the parent."""
-
-    lock = threading.RLock()
-
-    @classmethod
-    def renew(cls) -> None:
-        cls.lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_Guard.renew)
 
 
 def attach(tunable: Tunable) -> None:
@@ -103,7 +87,7 @@ class Dispatcher:
         self._memo: dict[Any, tuple[Any, ...]] = {}
         self._plans: dict[tuple[int, Problem, Config | None], Plan] = {}
         self._indexes: dict[Arch, Index] = {}
-        self._machines: dict[int, _Machine] = {}
+        self._machines: dict[int, Machine] = {}
         self._told = Told(tunable)
         self._ranked = False
 
@@ -111,7 +95,7 @@ class Dispatcher:
 
     def load(self, arch: Arch) -> Index:
         """The tables for an arch; read once, with the kernels of their configs and of the default."""
-        with _Guard.lock:
+        with guard.Guard.lock:
             if arch not in self._indexes:
                 index = loader.load(self._tunable, arch)
                 for shipped in index.tables:
@@ -122,11 +106,12 @@ class Dispatcher:
                 self._indexes[arch] = index
             return self._indexes[arch]
 
-    def _machine(self, number: int, here: Runtime) -> _Machine:
+    def machine(self, number: int, here: Runtime) -> Machine:
+        """A GPU of this process, its tables read."""
         machine = self._machines.get(number)
         if machine is None:
             device = here.device(number)
-            machine = _Machine(
+            machine = Machine(
                 device=device, index=self.load(device.arch), legality=Legality(self._tunable, device.arch)
             )
             self._machines[number] = machine
@@ -155,7 +140,7 @@ class Dispatcher:
     ) -> Plan:
         ranked = is_rank()
         if ranked != self._ranked:  # it became one of several: what it chose for itself must go
-            with _Guard.lock:
+            with guard.Guard.lock:
                 self._ranked = ranked
                 self._plans.clear()
                 self._memo.clear()
@@ -163,14 +148,14 @@ class Dispatcher:
         plan = self._plans.get(key)
         if plan is None:
             plan = self._new_plan(number, problem, given, args, here)
-            with _Guard.lock:
+            with guard.Guard.lock:
                 _put(self._plans, key, plan)
         return plan
 
     def _new_plan(
         self, number: int, problem: Problem, given: Config | None, args: tuple[Any, ...], here: Runtime
     ) -> Plan:
-        machine = self._machine(number, here)
+        machine = self.machine(number, here)
         arch = machine.device.arch
 
         def remembered(bucket: Problem) -> Config | None:
@@ -189,16 +174,21 @@ class Dispatcher:
             self._tunable, arch, problem, machine.index, machine.legality,
             given=given, asked_default=environment.forces_default(),
             remembered=None if self._ranked else remembered,
-            search=None if self._ranked else search,
+            search=None if self._ranked or is_primed() else search,
         )  # fmt: skip
-        grid = tuple(self._tunable.grid_fn(choice.config, machine.device, problem))
-        if not 1 <= len(grid) <= 3 or not all(isinstance(blocks, int) and blocks > 0 for blocks in grid):
-            raise LaunchError(
-                f"{self._tunable.name}: grid_fn gives {grid!r} for {problem} with {choice.config}; "
-                "return one to three counts of blocks, ints of 1 or more"
-            )
+        grid = self.grid(machine.device, choice.config, problem)
         self._told.choice(arch, problem, choice)
         return Plan(choice=choice, grid=grid, kernel=self.kernels.of(choice.config.hints))
+
+    def grid(self, device: Device, config: Config, problem: Problem) -> tuple[int, ...]:
+        """What `grid_fn` gives, checked."""
+        grid = tuple(self._tunable.grid_fn(config, device, problem))
+        if not 1 <= len(grid) <= 3 or not all(isinstance(blocks, int) and blocks > 0 for blocks in grid):
+            raise LaunchError(
+                f"{self._tunable.name}: grid_fn gives {grid!r} for {problem} with {config}; "
+                "return one to three counts of blocks, ints of 1 or more"
+            )
+        return grid
 
     # Launching ----------------------------------------------------------------------------------------------
 
@@ -213,7 +203,17 @@ class Dispatcher:
         kernel_args, passed = follow_args(self._tunable.args_fn, plan.choice.config, args, here.tensor_types)
         self._fire(number, plan, args, kernel_args, here)
         if config is None and followed.reads is not None:
-            self._remember(args, followed, passed, plan, here)
+            self._remember(number, args, (followed, passed), plan, here)
+
+    def prepare(self, number: int, args: tuple[Any, ...], here: Runtime) -> Plan:
+        """Make and remember the plan of a call on a GPU; its tensors may be on device "meta"."""
+        followed = follow_problem(self._tunable.problem, args, here.tensor_types)
+        plan = self._plan(number, followed.problem, None, args, here)
+        _, passed = follow_args(self._tunable.args_fn, plan.choice.config, args, here.tensor_types)
+        reads = (followed.reads or frozenset()) | (passed.reads if passed else frozenset())
+        if followed.reads is not None and not any(what == "device" for _, what in reads):
+            self._remember(number, args, (followed, passed), plan, here)
+        return plan
 
     def _fire(
         self, number: int, plan: Plan, args: tuple[Any, ...], kernel_args: tuple[Any, ...], here: Runtime
@@ -232,9 +232,15 @@ class Dispatcher:
             raise
 
     def _remember(
-        self, args: tuple[Any, ...], followed: Followed, passed: Passed | None, plan: Plan, here: Runtime
+        self,
+        number: int,
+        args: tuple[Any, ...],
+        read: tuple[Followed, Passed | None],
+        plan: Plan,
+        here: Runtime,
     ) -> None:
-        with _Guard.lock:
+        followed, passed = read
+        with guard.Guard.lock:
             form = self._grown(args, followed, passed, here)
             if form != self._form:
                 self._key, self._memo = self._function.become(form, self._names(here))
@@ -245,7 +251,7 @@ class Dispatcher:
                 assert passed is not None
                 row = (plan.grid, plan.kernel, *passed.constants)
             try:
-                _put(self._memo, self._key(*args), row)
+                _put(self._memo, self._key(number, *args), row)
             except TypeError:
                 return  # an argument used by its value has no hash: its plan is asked for at each launch
 

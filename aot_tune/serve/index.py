@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from aot_tune.bucket import Axes, Pow2, bucket_of
 from aot_tune.problem import Problem, Value
@@ -17,6 +18,9 @@ from aot_tune.rule import BucketRule, Tiles, rule_of
 from aot_tune.table import Entry, Table
 
 Classes = frozenset[tuple[str, Value]]
+
+_NOISE = 1e-6
+"""Doublings. A difference of logarithms this close to a limit is taken anew, as that of the ratio."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,16 @@ class Found:
     """Its table."""
 
 
+class _Member(NamedTuple):
+    """An entry as `Index.nearest` ranks it."""
+
+    smaller: tuple[int, ...]
+    """Its sizes, negative: of two as near the larger is taken."""
+    place: int
+    """In reading order."""
+    found: Found
+
+
 @dataclass(kw_only=True)
 class _Group:
     """The entries of equal classes and equal sizes on the Exact axes."""
@@ -48,8 +62,11 @@ class _Group:
     exact: tuple[int, ...]
     """The sizes on the Exact axes."""
 
-    members: list[tuple[tuple[int, ...], int, Found]] = field(default_factory=list)
-    """Exponents of the edges on the Pow2 axes, place in reading order, the entry."""
+    logs: tuple[float, ...]
+    """Their base-2 logarithms."""
+
+    members: dict[tuple[int, ...], _Member] = field(default_factory=dict)
+    """By the exponents of the edges on the Pow2 axes."""
 
 
 class Index:
@@ -70,6 +87,7 @@ class Index:
         self._own: dict[Problem, Found] = {}
         self._groups: dict[Classes, dict[tuple[int, ...], _Group]] = {}
         self._rules: dict[int, BucketRule] = {}
+        self._last: tuple[Problem | None, Problem] = (None, Problem({}))
         for shipped in self.tables:
             for entry in shipped.table.entries:
                 if entry.bucket not in self._own:
@@ -80,43 +98,57 @@ class Index:
         place = len(self._own)
         self._own[bucket] = found
         exact = tuple(bucket.size(name) for name in self._exact)
-        group = self._groups.setdefault(self._classes(bucket), {}).setdefault(exact, _Group(exact=exact))
-        group.members.append((self._exponents(bucket), place, found))
+        groups = self._groups.setdefault(self._classes(bucket), {})
+        group = groups.get(exact)
+        if group is None:
+            logs = tuple(math.log2(max(size, 1)) for size in exact)
+            group = groups[exact] = _Group(exact=exact, logs=logs)
+        smaller = tuple(-bucket.size(name) for name in self._axes)
+        group.members[self._exponents(bucket)] = _Member(smaller, place, found)
 
     def own(self, problem: Problem) -> Found | None:
         """The entry of the problem's own bucket."""
-        return self._own.get(bucket_of(self._axes, problem))
+        return self._own.get(self.bucket_of(problem))
+
+    def bucket_of(self, problem: Problem) -> Problem:
+        """The problem's bucket; the last one asked for is kept, since one choice asks several times."""
+        asked, bucket = self._last
+        if asked is not problem:
+            bucket = bucket_of(self._axes, problem)
+            self._last = (problem, bucket)
+        return bucket
 
     def nearest(self, problem: Problem, within: float) -> Found | None:
         """The closest entry of the same classes: see `aot_tune.bucket.nearest`."""
-        wanted = bucket_of(self._axes, problem)
+        wanted = self.bucket_of(problem)
         exponents = self._exponents(wanted)
-        exact = tuple(max(wanted.size(name), 1) for name in self._exact)
         best: tuple[float, tuple[int, ...], int] | None = None
         chosen: Found | None = None
-        for outside, group in self._by_distance(wanted, exact, within):
+        for outside, group in self._by_distance(wanted, within):
             if best is not None and outside > best[0]:
                 break
-            for edges, place, found in group.members:
+            same = group.members.get(exponents)  # nothing of the group is nearer
+            for edges, member in group.members.items() if same is None else ((exponents, same),):
                 steps = [abs(one - other) for one, other in zip(exponents, edges, strict=True)]
-                distance = round(outside + sum(steps), 9)  # so that equal sums in another order still tie
-                if (best is not None and distance > best[0]) or (steps and max(steps) > within):
+                if steps and max(steps) > within:
                     continue
-                larger = tuple(-found.entry.bucket.size(name) for name in self._axes)
-                if best is None or (distance, larger, place) < best:
-                    best, chosen = (distance, larger, place), found
+                # Rounded, so that equal sums in another order still tie.
+                rank = (round(outside + sum(steps), 9), member.smaller, member.place)
+                if best is None or rank < best:
+                    best, chosen = rank, member.found
         return chosen
 
-    def _by_distance(
-        self, wanted: Problem, exact: tuple[int, ...], within: float
-    ) -> list[tuple[float, _Group]]:
+    def _by_distance(self, wanted: Problem, within: float) -> list[tuple[float, _Group]]:
         """The groups of the problem's classes in reach on the Exact axes, nearest first: few need a look."""
+        exact = [(size, math.log2(size)) for name in self._exact if (size := max(wanted.size(name), 1))]
         reached: list[tuple[float, _Group]] = []
         for group in self._groups.get(self._classes(wanted), {}).values():
             outside = 0.0
-            for one, other in zip(exact, group.exact, strict=True):
-                apart = abs(math.log2(one / max(other, 1)))
-                if apart > within:
+            for (size, log), other, other_log in zip(exact, group.exact, group.logs, strict=True):
+                apart = abs(log - other_log)
+                if apart > within - _NOISE and (
+                    apart > within + _NOISE or abs(math.log2(size / max(other, 1))) > within
+                ):
                     break
                 outside += apart
             else:

@@ -1,4 +1,7 @@
-"""Whether this process is a rank: one of several that must all choose alike. Imports nothing heavy."""
+"""Whether this process may search live: not a rank, and not one that was primed. Imports nothing heavy.
+
+A rank is one of several processes that must all choose alike.
+"""
 
 from __future__ import annotations
 
@@ -22,3 +25,16 @@ def is_rank() -> bool:
         )  # fmt: skip
     except (AttributeError, RuntimeError):  # half imported, or torn down while we ask
         return False
+
+
+_primed: list[bool] = []
+
+
+def is_primed() -> bool:
+    """Whether `aot_tune.prime` was called here, after which nothing is searched live."""
+    return bool(_primed)
+
+
+def set_primed(primed: bool) -> None:
+    """Say whether this process was primed; a child that is forked from it was as well."""
+    _primed[:] = [True] if primed else []

@@ -137,7 +137,7 @@ def resolve(
         return _default(tunable, arch, problem, default, "asked default", "AOT_TUNE_CONFIG=default")
     if choice := told(index.own(problem), "own", "bucket"):
         return choice
-    bucket = tunable.bucket_of(problem)
+    bucket = index.bucket_of(problem)
     cached = remembered(bucket) if remembered is not None else None
     if cached is not None and allowed(cached):
         return Choice(

@@ -47,6 +47,9 @@ class Runtime(Protocol):
     def entered(self, index: int) -> AbstractContextManager[Any]:
         """Make a GPU the current one for a while."""
 
+    def synchronize(self, index: int) -> None:
+        """Wait until all that was launched on a GPU has run."""
+
     def capturing(self) -> bool:
         """Whether this thread's current stream is being captured into a graph."""
 
@@ -97,6 +100,10 @@ class TorchRuntime:
         """torch.cuda.device."""
         context: AbstractContextManager[Any] = self._torch.cuda.device(index)
         return context
+
+    def synchronize(self, index: int) -> None:
+        """torch.cuda.synchronize."""
+        self._torch.cuda.synchronize(index)
 
     def capturing(self) -> bool:
         """Whether this thread's current stream is being captured."""

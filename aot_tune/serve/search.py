@@ -1,8 +1,9 @@
 """The live search on a miss: whether it is made, over what, what is remembered. Never made by a rank.
 
-How long it would take is told before it begins, from figures measured on an H200: a config that is not
-compiled costs `_COMPILE_S`; a timing is `_RUNS` runs, each the time that the nearest entry's table tells for
-the config, times the ratio of the sizes, plus `_RUN_OVERHEAD_S`.
+How long it would take is told before it begins, from figures measured on an H200: a config that has no cubin
+costs `_COMPILE_S`, one that has `_LOAD_S`; a timing is `_RUNS` runs, `_MORE_RUNS` more for the best few, each
+the time that the nearest entry's table tells for the config, times the ratio of the sizes, plus
+`_RUN_OVERHEAD_S`. Where timing all configs would take longer than `_AIM_S`, the most promising are timed.
 """
 
 from __future__ import annotations
@@ -31,11 +32,24 @@ from aot_tune.tunable import Tunable
 _COMPILE_S = 0.8
 """Compiling one config, seconds: 0.72 to 0.78."""
 
-_RUNS = 23
-"""Three warm-ups and 20 samples; the search stops between 5 and some 50 samples."""
+_LOAD_S = 0.0012
+"""Loading one config's cubin, seconds."""
 
-_RUN_OVERHEAD_S = 0.001
-"""One run beside the kernel itself, seconds: flushing L2, events. 96 configs took 1.6 to 2.9 s."""
+_RUNS = 8
+"""Three warm-ups and five samples, which is where ``exhaustive_search`` may stop."""
+
+_MORE_RUNS, _BEST, _SHORT_US = 10, 5, 100.0
+"""What it adds for so many of the best, until their means are known to 1 %; the noise of 1 us is less than
+that in kernels that are not as short as this."""
+
+_RUN_OVERHEAD_S = 0.0005
+"""One run beside the kernel itself, seconds: flushing L2, events. Eight cubins took 44 ms."""
+
+_AIM_S = 0.06
+"""What timing may take for a kernel under 1 ms, seconds: with the rest of a miss it stays below 100 ms."""
+
+_AIM_RUNS = 60
+"""What timing may take for a longer kernel, in runs of it."""
 
 _MOST_SEARCHES = 32
 """Live searches of one declaration in a process: a server that meets more new shapes needs a table."""
@@ -155,17 +169,34 @@ class LiveSearch:
         nearest = occasion.nearest
         if nearest is None or nearest.entry.evidence != "measured":
             return None  # nothing tells how long it would take, or that the configs are right
-        times = _times_us(self._tunable, occasion, nearest)
-        configs = [c for c in times if occasion.legality.refusal(c, occasion.problem) is None]
-        compiles = sum(
-            not self._kernels.is_compiled(c, self._tunable.args_fn(c, *occasion.args)) for c in configs
-        )
-        if len(configs) < 2 or estimate_s([times[c] for c in configs], compiles) > limit_s:
+        configs = self._affordable(occasion, nearest, limit_s)
+        if len(configs) < 2:
             return None
         return lambda: trial.fastest(
             self._tunable, occasion.problem, occasion.args, configs, lambda c: self._kernels.of(c.hints),
             device=occasion.device, number=occasion.number, here=occasion.here, limit_s=limit_s,
         )  # fmt: skip
+
+    def _affordable(self, occasion: Occasion, nearest: Found, limit_s: float) -> list[Config]:
+        """Of the portfolio and the default what there is time for, the most promising; in their order."""
+        tunable, arch = self._tunable, occasion.device.arch
+        times = _times_us(tunable, occasion, nearest)
+        allowed = [c for c in times if occasion.legality.refusal(c, occasion.problem) is None]
+        default = tunable.default_config(arch, occasion.problem)
+        expected = occasion.index.rule(nearest).estimates(occasion.problem, default)
+        promising = [e.config for e in expected if e.config in allowed]
+        chosen: list[Config] = []
+        compiles = 0
+        for config in dict.fromkeys((*promising, *allowed)):
+            ready = self._kernels.is_ready(config, tunable.args_fn(config, *occasion.args), arch)
+            timing_s = timing_estimate_s([times[c] for c in (*chosen, config)])
+            aim_s = max(_AIM_S, _AIM_RUNS * min(times[c] for c in (*chosen, config)) * 1e-6)
+            more = compiles + (not ready)
+            if timing_s + more * _COMPILE_S > limit_s or (len(chosen) >= 2 and timing_s > aim_s):
+                continue  # a cheaper one may still fit
+            compiles = more
+            chosen.append(config)
+        return [config for config in times if config in chosen]
 
     def _in_child(self, occasion: Occasion, limit_s: float) -> Callable[[], trial.Winner | None] | None:
         few = child.few(limit_s)
@@ -223,6 +254,10 @@ def _times_us(tunable: Tunable, occasion: Occasion, nearest: Found) -> dict[Conf
     return times
 
 
-def estimate_s(times_us: Sequence[float], compiles: int) -> float:
-    """How long a live search takes: the module's docstring says how that is told."""
-    return compiles * _COMPILE_S + sum(_RUNS * (us * 1e-6 + _RUN_OVERHEAD_S) for us in times_us)
+def timing_estimate_s(times_us: Sequence[float]) -> float:
+    """How long loading and timing configs takes: the module's docstring says how that is told."""
+    runs = [_RUNS] * len(times_us)
+    ranked = sorted(times_us)
+    runs[:_BEST] = [_RUNS + (_MORE_RUNS if us < _SHORT_US else 0) for us in ranked[:_BEST]]
+    spent_s = sum(count * (us * 1e-6 + _RUN_OVERHEAD_S) for count, us in zip(runs, ranked, strict=True))
+    return len(ranked) * _LOAD_S + spent_s

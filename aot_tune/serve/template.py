@@ -16,7 +16,7 @@ from aot_tune.errors import DeclarationError
 from aot_tune.serve.reads import Read
 
 KeyFunction = Callable[..., "tuple[Any, ...]"]
-"""Launch arguments -> their key in the memo."""
+"""(the GPU's index, *launch arguments) -> their key in the memo."""
 
 Kind = Literal["tensor", "mixed", "plain"]
 """Whether an argument was a tensor in all calls, in some, or in none."""
@@ -69,15 +69,17 @@ class LaunchFunction:
         """Rewrite the function for what is known now.
 
         Returns:
-            The function that makes a key of the launch arguments, and the new, empty memo. Old plans are not
-            found again: their keys tell less apart than the new ones do.
+            The function that makes a key of a GPU's index and the launch arguments, and the new, empty memo.
+            Old plans are not found again: their keys tell less apart than the new ones do.
         """
         self._generation += 1
         memo: dict[Any, Any] = {}
         self.globals.update(names)
         self.globals[f"plans{self._generation}"] = memo
-        key = self._key_expression(form)
-        key_code = self._code(f"def key({', '.join(self.names)}):\n return {key}\n", "key")
+        key = self._key_expression(form, "{}.get_device()")
+        # Of arguments whose GPU is known already, or that only stand for some there.
+        known = self._key_expression(form, "index")
+        key_code = self._code(f"def key({', '.join(('index', *self.names))}):\n return {known}\n", "key")
         self.call.__code__ = self._code(self._source_of_launch(self._hot_path(form, key)), "launch")
         if self._generation > 1:  # a thread may still be inside the last one: it finds nothing, and goes slow
             self.globals[f"plans{self._generation - 1}"].clear()
@@ -122,14 +124,14 @@ class LaunchFunction:
             " raise",
         ]  # fmt: skip
 
-    def _key_expression(self, form: Form) -> str:
+    def _key_expression(self, form: Form, device: str) -> str:
         parts = [f"type({name})" for name in self.names]
         wanted = {(position, "device") for position, kind in enumerate(form.kinds) if kind != "plain"}
         reads = form.reads | (wanted if form.several_devices else set())
         for position, what in sorted(reads):
             name, kind = self.names[position], form.kinds[position]
             read = {"shape": f"{name}.shape", "dtype": f"{name}.dtype", "stride": f"{name}.stride()",
-                    "device": f"{name}.get_device()", "value": name}[what]  # fmt: skip
+                    "device": device.format(name), "value": name}[what]  # fmt: skip
             if kind == "mixed":
                 absent = "not " if what == "value" else ""
                 read = f"({read} if type({name}) {absent}in tensors else None)"

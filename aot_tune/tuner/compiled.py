@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -84,6 +85,24 @@ class CompileFailure:
 
 
 CompileResult = Compiled | CompileFailure
+
+_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
+"""How the compiler tells where in the kernel it stopped; of several, the last is the innermost."""
+
+
+def compiles_nowhere(results: Iterable[CompileResult]) -> str | None:
+    """Why no job gave a cubin, in one line with the place in the kernel; None where one did."""
+    failures = []
+    for result in results:
+        if isinstance(result, Compiled):
+            return None
+        failures.append(result.message)
+    if not failures:
+        return None
+    first = next((line.strip() for line in failures[0].splitlines() if line.strip()), "no message")
+    places = _PLACE.findall(failures[0])
+    where = f" ({places[-1][0]}, line {places[-1][1]})" if places else ""
+    return f"none of its {len(failures)} compilations succeeds: {first}{where}; repair the kernel"
 
 
 def cached(folder: Path, key: str) -> Compiled | None:

@@ -22,7 +22,7 @@ from aot_tune.rule import PREDICTED_GAIN, sizes_inside
 from aot_tune.table import BuiltWith, Table
 from aot_tune.tuner import publish
 from aot_tune.tuner.choose import choose_entries, settle_portfolio, unserved
-from aot_tune.tuner.compiled import Compiled, CompileResult
+from aot_tune.tuner.compiled import Compiled, CompileResult, compiles_nowhere
 from aot_tune.tuner.feed import CompileFeed
 from aot_tune.tuner.incumbent import differences
 from aot_tune.tuner.model import predict_us
@@ -77,6 +77,8 @@ def predict_kernel(
     )
     compiled = _compiled(planned, feed, progress)
     compile_s = monotonic() - started
+    if broken := compiles_nowhere(compiled.values()):
+        return _unpublished(planned, len(compiled), compile_s, broken)
     predicted = predict(planned, compiled, progress)
     whole = request.limit is None and found.tunable.name not in request.problems
     kept = old if old is not None and not whole and not differences(predicted.sweep, old) else None
@@ -167,6 +169,23 @@ def predicted_table(
     defaults = {problem: planned.kernel.tunable.default_config(sweep.arch, problem) for problem in finals}
     complete = replace(sweep, finals=finals, defaults={**defaults, **sweep.defaults})
     return choose_entries(complete, portfolio, incumbent=kept, keep=keep)
+
+
+def _unpublished(planned: Plan, failures: int, compile_s: float, refusal: str) -> KernelReport:
+    """The row of a kernel of which there is nothing to predict."""
+    return KernelReport(
+        kernel=planned.kernel.tunable.name,
+        evidence="predicted",
+        problems=len(planned.problems),
+        speedup=1.0,
+        failures=failures,
+        compile_s=compile_s,
+        measure_s=0.0,
+        verify_s=0.0,
+        path=None,
+        device_name=planned.kernel.device.name,
+        refusals=(refusal,),
+    )
 
 
 def _compiled(planned: Plan, feed: CompileFeed, progress: Progress) -> Mapping[str, CompileResult]:

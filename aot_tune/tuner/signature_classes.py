@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from aot_tune import cutile
-from aot_tune.bucket import Pow2, edge
 from aot_tune.config import Config
 from aot_tune.problem import Problem
+from aot_tune.size_classes import representatives as representatives
 from aot_tune.table import Table
 from aot_tune.tunable import Tunable
 from aot_tune.tuner.plan import Kernel
-
-_BELOW_EDGE = (0, 8, 4, 2, 1)
-"""Distances from an edge to sizes of every class: a size counts modulo 16, and as a stride modulo 16 bytes,
-which is 16, 8, 4 or 2 elements. A size of 1 is its own edge."""
 
 
 @dataclass(frozen=True, order=True)
@@ -28,20 +23,6 @@ class Compilation:
 
     signature: str
     """What the compiler assumes of the arguments, constants included."""
-
-
-def representatives(tunable: Tunable, bucket: Problem) -> tuple[Problem, ...]:
-    """Problems of one bucket, one for every class of sizes on its Pow2 axes; the edge first."""
-    pow2 = [name for name, axis in tunable.axes.items() if isinstance(axis, Pow2)]
-    choices = [_sizes(bucket.size(name)) for name in pow2]
-    return tuple(
-        bucket.replaced(**dict(zip(pow2, sizes, strict=True))) for sizes in itertools.product(*choices)
-    )
-
-
-def _sizes(size: int) -> tuple[int, ...]:
-    top = edge(size)
-    return tuple(top - below for below in _BELOW_EDGE if edge(top - below) == top and top > below)
 
 
 def compilations(kernel: Kernel, tables: Sequence[Table]) -> tuple[Compilation, ...]:

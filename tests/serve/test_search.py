@@ -20,10 +20,12 @@ from aot_tune.problem import Problem
 from aot_tune.serve import cache, search, trial
 from aot_tune.serve.cache import UserCache, folder_here
 from aot_tune.serve.dispatch import dispatcher_of
-from aot_tune.serve.search import LiveSearch, estimate_s
+from aot_tune.serve.hinted import HintedKernels
+from aot_tune.serve.search import LiveSearch, timing_estimate_s
+from aot_tune.table import Point
 from aot_tune.tunable import Tunable
 from tests.fake_driver import Driver
-from tests.samples import DEFAULT, SM90, scale, scale_table, with_entry, write
+from tests.samples import DEFAULT, SM90, SPACE, scale, scale_table, with_entry, write
 
 AT_64, AT_256 = scale_table().portfolio
 ILLEGAL = Config(constants={"tile_m": 64, "tile_n": 128}, hints={"occupancy": 1, "num_ctas": 1})
@@ -148,10 +150,34 @@ def test_configs_that_are_compiled_already_make_a_search_fit(
     assert len(searched) == 1
 
 
-def test_an_estimate_grows_with_what_is_run_and_what_is_compiled() -> None:
-    assert estimate_s([50.0] * 9, 0) < 1.0  # a miss over prebuilt cubins fits the default limit
-    assert estimate_s([50.0] * 9, 9) > 5.0  # nine compilations do not
-    assert estimate_s([1e6] * 2, 0) > 40.0  # nor does a kernel that runs a second
+def test_an_estimate_grows_with_what_is_run() -> None:
+    assert 0.04 < timing_estimate_s([50.0] * 8) < 0.1  # eight cubins took 44 ms on an H200
+    assert timing_estimate_s([50.0] * 9) > timing_estimate_s([50.0] * 8)
+    assert timing_estimate_s([1e6] * 2) > 15.0  # a kernel that runs a second
+
+
+def test_of_many_prebuilt_configs_the_most_promising_are_timed_in_less_than_a_tenth_of_a_second(
+    driver: Driver, tmp_path: Path, searched: list[list[Config]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = scale_table()
+    legal = [c for c in SPACE if c != DEFAULT and not (c["tile_m"] == 64 and c["tile_n"] == 128)]
+    portfolio = (*table.portfolio, *(c for c in legal if c not in table.portfolio))[:16]
+    columns = len(portfolio) + 1
+    # All take 900 us, and the later in the portfolio the less.
+    us = tuple(900.0 - place for place in range(columns))
+    entries = tuple(
+        dataclasses.replace(e, mean_us=900.0, points=(Point(size={"M": e.bucket.size("M")}, us=us),))
+        for e in table.entries
+    )
+    write(tmp_path, dataclasses.replace(table, portfolio=portfolio, entries=entries))
+    driver.elapsed_ms = lambda symbol: 0.9
+    monkeypatch.setattr(HintedKernels, "is_ready", lambda *args: True)
+    dataclasses.replace(scale, tables=tmp_path).launch(*tensors(600))
+    [configs] = searched
+    assert 2 <= len(configs) < 8
+    assert configs == [c for c in (*portfolio, DEFAULT) if c in configs]
+    assert timing_estimate_s([900.0 * 600 / 256] * len(configs)) < 0.2
+    assert portfolio[-1] in configs
 
 
 @pytest.mark.parametrize("where", ["capturing", "captures_elsewhere"])

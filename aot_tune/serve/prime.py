@@ -1,0 +1,243 @@
+"""Load kernels onto a GPU before serving or graph capture, so that no launch of theirs has to. Compiles no
+more than those launches would.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from aot_tune import cutile
+from aot_tune.config import Config
+from aot_tune.errors import LaunchError, UsageError
+from aot_tune.problem import Problem
+from aot_tune.serve.dispatch import Dispatcher, Machine, dispatcher_of
+from aot_tune.serve.rank import set_primed
+from aot_tune.serve.runtime import Runtime, runtime
+from aot_tune.size_classes import representatives, smaller_of_class
+from aot_tune.tunable import Tunable, expanded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far priming one kernel has come."""
+
+    kernel: str
+    """The declaration's name."""
+
+    done: int
+    """Signatures loaded."""
+
+    total: int
+    """Signatures to load."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Primed:
+    """What `prime` did."""
+
+    loaded: int
+    """Signatures loaded: each once for each set of hints it is launched with."""
+
+    compiled: int
+    """How many of them had no cubin, and were compiled."""
+
+    plans: int
+    """Problems whose first launch is now as fast as any."""
+
+    seconds: float
+    """How long it took."""
+
+
+def prime(
+    *tunables: Tunable,
+    problems: Mapping[str, Iterable[Mapping[str, object]]] | None = None,
+    device: Any = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Primed:
+    """Load kernels onto a GPU, so that no later launch of these shapes compiles, loads or reads a file.
+
+    One small problem of each signature is launched, on the current stream, and waited for. Of a kernel that
+    `problems` does not name, every declared bucket is primed: each size in it, whichever config of the table
+    it takes. After this the process makes no live search: a miss takes the nearest entry at any distance.
+
+    Call it where the process is what it will be while it serves: after torch.distributed is initialised and
+    after a fork, before the first capture. What it loads is what `make_args` of the declaration makes; tensors
+    of other strides or alignment, such as a transposed weight, are loaded by one launch of theirs.
+
+    Args:
+        *tunables: The declarations.
+        problems: By kernel, exactly the problems to prime, as `typical` states them: a list, tuple or range as
+            a value stands for each of its members.
+        device: The GPU, as torch names it or its index; None for the current one. Call it once for each.
+        progress: Told of each signature that was loaded.
+
+    Returns:
+        What was done.
+
+    Raises:
+        UsageError: No declaration, or `problems` names another kernel or a problem that a kernel cannot have.
+        LaunchError: There is no GPU, or a capture is under way.
+    """
+    started = time.monotonic()
+    here = runtime()
+    number = _checked(tunables, problems or {}, device, here)
+    set_primed(True)
+    parts = [_Part(tunable, number, here) for tunable in tunables]
+    loaded = compiled = plans = 0
+    with here.relaxed_capture(), here.entered(number):  # another thread may be capturing
+        for part in parts:
+            named = (problems or {}).get(part.tunable.name)
+            plans += part.plan(part.tunable.typical_problems if named is None else _named(part.tunable, named))
+            if named is None:
+                part.plan_buckets()
+            compiled += part.compiles()
+            for done in part.load():
+                loaded += 1
+                if progress is not None:
+                    progress(Progress(kernel=part.tunable.name, done=done, total=len(part.wanted)))
+        here.synchronize(number)
+    return Primed(loaded=loaded, compiled=compiled, plans=plans, seconds=time.monotonic() - started)
+
+
+class _Part:
+    """Priming one kernel."""
+
+    def __init__(self, tunable: Tunable, number: int, here: Runtime) -> None:
+        self.tunable = tunable
+        self._number = number
+        self._here = here
+        self._dispatcher: Dispatcher = dispatcher_of(tunable)
+        self._machine: Machine = self._dispatcher.machine(number, here)
+        self.wanted: dict[tuple[Config, str], Problem] = {}
+        """Config and signature -> the smallest problem seen of them. Configs with equal hints share kernels."""
+
+    def plan(self, problems: Sequence[Problem]) -> int:
+        """Make the plans of problems, which want the kernels that they will launch; returns their number."""
+        for problem in problems:
+            args = _arguments(self.tunable, problem, "meta")
+            plan = self._dispatcher.prepare(self._number, args, self._here)
+            self._want(plan.choice.config, problem, args)
+        return len(problems)
+
+    def plan_buckets(self) -> None:
+        """Want the kernels of every size in the declared buckets: the whole portfolio and the default."""
+        arch = self._machine.device.arch
+        tabled = [c for shipped in self._machine.index.tables for c in shipped.table.portfolio]
+        for bucket in self.tunable.buckets:
+            for problem in representatives(self.tunable, bucket):
+                args = _arguments(self.tunable, problem, "meta")
+                default = self.tunable.default_config(arch, problem)
+                self._want(self._dispatcher.prepare(self._number, args, self._here).choice.config, problem, args)
+                for config in dict.fromkeys((*tabled, default)):
+                    if self._machine.legality.refusal(config, problem) is None:
+                        self._want(config, problem, args)
+
+    def _want(self, config: Config, problem: Problem, args: Sequence[Any]) -> None:
+        key = (config, self._signature(config, args))
+        known = self.wanted.get(key)
+        if known is None or self._size(problem) < self._size(known):
+            self.wanted[key] = problem
+
+    def compiles(self) -> int:
+        """How many of what is wanted cuTile will have to compile."""
+        arch, cubins = self._machine.device.arch, self._dispatcher.kernels.cubins
+        return sum(
+            not cubins.has(tuple(config.hints.items()), signature, arch) for config, signature in self.wanted
+        )
+
+    def load(self) -> Iterator[int]:
+        """Launch one small problem of each; yields how many are done."""
+        from cuda.tile import launch
+
+        for done, ((config, signature), problem) in enumerate(self.wanted.items(), 1):
+            small = self._smallest(config, signature, problem)
+            args = _arguments(self.tunable, small, f"cuda:{self._number}")
+            kernel = self._dispatcher.kernels.of(config.hints)
+            grid = self._dispatcher.grid(self._machine.device, config, small)
+            launch(
+                self._here.raw_stream(self._number), grid, kernel, tuple(self.tunable.args_fn(config, *args))
+            )
+            yield done
+
+    def _smallest(self, config: Config, signature: str, problem: Problem) -> Problem:
+        """A problem with every size as small as the signature and `legal` allow."""
+        for name in self.tunable.axes:
+            for size in smaller_of_class(problem.size(name)):
+                smaller = problem.replaced(**{name: size})
+                if self._fits(config, signature, smaller):
+                    problem = smaller
+                    break
+        return problem
+
+    def _fits(self, config: Config, signature: str, problem: Problem) -> bool:
+        try:
+            if self._machine.legality.refusal(config, problem) is not None:
+                return False
+            return self._signature(config, _arguments(self.tunable, problem, "meta")) == signature
+        except Exception:  # the declaration knows no such problem: a size that another must divide, say
+            return False
+
+    def _signature(self, config: Config, args: Sequence[Any]) -> str:
+        return cutile.signature_of(self.tunable.kernel, tuple(self.tunable.args_fn(config, *args)))
+
+    def _size(self, problem: Problem) -> int:
+        return prod(problem.size(name) for name in self.tunable.axes)
+
+
+def _checked(tunables: Sequence[Tunable], problems: Mapping[str, object], device: Any, here: Runtime) -> int:
+    """Refuse what cannot be primed; returns the GPU's index."""
+    for tunable in tunables:
+        if not isinstance(tunable, Tunable):
+            raise UsageError(f"prime takes declarations, and not {tunable!r:.80}; pass the Tunable that launches it")
+    names = [tunable.name for tunable in tunables]
+    for name in problems:
+        if name not in names:
+            raise UsageError(f"problems names the kernel {name!r}; declarations given are {' '.join(names) or 'none'}")
+    if not tunables:
+        raise UsageError("prime was given no declaration; pass such as aot_tune.kernels.matmul_tunable")
+    count = here.device_count()
+    number = here.current_device() if device is None and count else _index(device, here)
+    if not 0 <= number < count:
+        raise LaunchError(f"there is no GPU {number} to prime; this process may use {count}")
+    if here.capturing():
+        raise LaunchError("prime was called during graph capture; call it before the capture begins")
+    return number
+
+
+def _index(device: Any, here: Runtime) -> int:
+    if isinstance(device, int):
+        return device
+    import torch
+
+    named = torch.device("cuda" if device is None else device)
+    if named.type != "cuda":
+        raise UsageError(f"device={device!r} is no GPU; pass such as 'cuda:0'")
+    return 0 if named.index is None and not here.device_count() else (
+        here.current_device() if named.index is None else named.index
+    )
+
+
+def _named(tunable: Tunable, wanted: Iterable[Mapping[str, object]]) -> tuple[Problem, ...]:
+    """The problems that a user states, checked against those the kernel has."""
+    pattern = tunable.typical_problems[0]
+    listed = [
+        {name: tuple(value) if isinstance(value, range) else value for name, value in one.items()}
+        for one in wanted
+    ]
+    problems = tuple(dict.fromkeys(expanded(listed)))
+    for problem in problems:
+        if problem.keys() != pattern.keys() or any(type(problem[n]) is not type(pattern[n]) for n in pattern):
+            raise UsageError(
+                f"problems: {tunable.name} has no problem {problem}; state it like the declared {pattern}"
+            )
+        if not all(problem.size(name) > 0 for name in tunable.axes):
+            raise UsageError(f"problems: {tunable.name} {problem}: a size of 0 is never launched; leave it out")
+    return tuple(Problem({name: problem[name] for name in pattern}) for problem in problems)
+
+
+def _arguments(tunable: Tunable, problem: Problem, device: str) -> tuple[Any, ...]:
+    return tuple(tunable.make_args(problem, device, 0))
