@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from aot_tune.config import Config as Config
     from aot_tune.device import Device as Device
     from aot_tune.problem import Problem as Problem
+    from aot_tune.serve.prime import prime as prime
     from aot_tune.tunable import Close as Close
     from aot_tune.tunable import Tunable as Tunable
     from aot_tune.tunable import Work as Work
@@ -28,9 +29,22 @@ _HOMES = {
     "Problem": "problem",
     "Tunable": "tunable",
     "Work": "tunable",
+    "prime": "serve.prime",
 }
 
-__all__ = ["Arch", "Close", "Config", "Device", "Exact", "Pow2", "Problem", "Tunable", "Work", "__version__"]
+__all__ = [
+    "Arch",
+    "Close",
+    "Config",
+    "Device",
+    "Exact",
+    "Pow2",
+    "Problem",
+    "Tunable",
+    "Work",
+    "__version__",
+    "prime",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -121,6 +122,37 @@ def visible_gpus() -> tuple[Gpu, ...] | None:
         return None
     finally:
         pynvml.nvmlShutdown()
+
+
+class _Question:
+    """NVML's answer, asked for in the background once."""
+
+    thread: threading.Thread | None = None
+    gpus: tuple[Gpu, ...] | None = None
+
+    @classmethod
+    def ask(cls) -> None:
+        cls.gpus = visible_gpus()
+
+
+def ask_for_gpus() -> None:
+    """Begin to ask NVML, which takes 58 ms on an H200 host, while imports go on."""
+    if _Question.thread is None:
+        _Question.thread = threading.Thread(target=_Question.ask, name="aot_tune asks NVML", daemon=True)
+        _Question.thread.start()
+
+
+def gpus_asked_for() -> tuple[Gpu, ...] | None:
+    """`visible_gpus`, asked once in a process; waits for the answer."""
+    ask_for_gpus()
+    if _Question.thread is not None:
+        _Question.thread.join()
+    return _Question.gpus
+
+
+if hasattr(os, "register_at_fork"):
+    # A child forked in the middle of the question would inherit NVML's locks, and nobody to release them.
+    os.register_at_fork(before=lambda: _Question.thread.join() if _Question.thread else None)
 
 
 def _visible_places(variable: str | None, uuids: Sequence[str]) -> list[int]:

@@ -181,7 +181,7 @@ def show(
     from aot_tune.arch import Arch
     from aot_tune.show import overview_lines, table_data, table_lines, tables_found
 
-    tables = tables_found(kernel, Arch.parse(arch) if arch else None, module or ())
+    tables = tables_found(kernel, Arch.parse(arch) if arch is not None else None, module or ())
     if as_json:
         command.put(json_text([table_data(path, table) for path, table in tables]))
     elif kernel is None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -61,9 +62,8 @@ def version() -> str:
 def release() -> tuple[int, int]:
     """The installed cuda-tile's version as (major, minor); (0, 0) when it is not installed."""
     numbers = version().split(".")[:2]
-    return (
-        (int(numbers[0]), int(numbers[1])) if len(numbers) == 2 and all(map(str.isdigit, numbers)) else (0, 0)
-    )
+    known = len(numbers) == 2 and all(map(str.isdigit, numbers))
+    return (int(numbers[0]), int(numbers[1])) if known else (0, 0)
 
 
 def private_names_known() -> bool:
@@ -78,16 +78,11 @@ def compiler_version() -> str | None:
         from cuda.tile._compile import _find_compiler_bin
 
         path = _find_compiler_bin().path
-        answer = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=30, check=True
-        ).stdout
+        asked = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=True)
+        answer = asked.stdout
     except Exception:  # not installed, not executable, another layout: all mean there is none to use
         return None
-    numbers = [
-        word.strip(",V")
-        for word in answer.split()
-        if word.strip(",V").replace(".", "").isdigit() and "." in word
-    ]
+    numbers = re.findall(r"\bV?(\d+(?:\.\d+)+)", answer)
     return numbers[-1] if numbers else answer.strip() or None
 
 
@@ -101,13 +96,9 @@ def may_have_compiler() -> bool:
         return True
     except metadata.PackageNotFoundError:
         home = os.environ.get("CUDA_HOME")
-        return bool(
-            shutil.which("tileiras")
-            or (home and shutil.which("tileiras", path=os.path.join(home, "bin")))
-            or any(
-                shutil.which("tileiras", path=str(folder)) for folder in Path("/usr/local").glob("cuda*/bin")
-            )
-        )
+        folders = [*([Path(home, "bin")] if home else ()), *Path("/usr/local").glob("cuda*/bin")]
+        found = shutil.which("tileiras") or any(shutil.which("tileiras", path=str(f)) for f in folders)
+        return bool(found)
 
 
 # Kernels ----------------------------------------------------------------------------------------------------
@@ -228,6 +219,14 @@ def _parameters(kernel: Any) -> list[tuple[str, Any]]:
     """Name and annotation of each parameter."""
     annotated = kernel._annotated_function
     return list(zip(annotated.pysig.parameters, annotated.parameter_annotations, strict=True))
+
+
+def limit_samples(most: int) -> None:
+    """Let ``exhaustive_search`` take at most `most` samples of a config in this process, not up to 1000."""
+    if private_names_known():
+        from cuda.tile.tune import _tune
+
+        _tune._MAX_REPEATS = most
 
 
 # Compiling --------------------------------------------------------------------------------------------------

@@ -144,14 +144,19 @@ def _points(value: Json, path: str, axes: Axes, bucket: Problem, columns: int) -
     return tuple(points[size] for size in sorted(points))
 
 
+_TIME_TYPES = frozenset({float, type(None)})
+
+
 def _times(value: Json, path: str, columns: int) -> tuple[float | None, ...]:
     times = as_list(value, path)
     if len(times) != columns:
         raise TableError(
             f"expected {columns} times, the portfolio's in order and the default's, got {len(times)}", path
         )
-    if all(type(time) is float and 0.0 < time < math.inf for time in times):
-        return tuple(times)
+    if _TIME_TYPES.issuperset(map(type, times)):  # as `dump` writes them; the loop below names what is not
+        known = [time for time in times if time is not None]
+        if not known or (min(known) > 0.0 and max(known) < math.inf):
+            return tuple(times)
     return tuple(
         None if time is None else as_number(time, f"{path}[{i}]", zero=False) for i, time in enumerate(times)
     )

@@ -77,7 +77,7 @@ def check_keys(value: Json, path: str, keys: tuple[str, ...]) -> None:
     """An object of exactly these keys, in any order."""
     if type(value) is not dict:
         expected("an object", value, path)
-    if len(value) == len(keys) and all(key in value for key in keys):
+    if tuple(value) == keys or value.keys() == set(keys):
         return
     for key in keys:
         if key not in value:

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aot_tune.arch import Arch
+from aot_tune.arch import Arch, ask_for_gpus
 from aot_tune.bucket import Axis, Pow2, bucket_of
 from aot_tune.config import Config
 from aot_tune.device import Device
@@ -124,6 +124,7 @@ class Tunable:
     """The installed distribution that ships the kernel, where its name differs from the package's."""
 
     def __post_init__(self) -> None:
+        ask_for_gpus()  # answered by the time the tables are read
         from aot_tune.declaration import check_declaration
 
         check_declaration(self)
@@ -202,7 +203,7 @@ class Tunable:
     @cached_property
     def typical_problems(self) -> tuple[Problem, ...]:
         """`typical` expanded, in order, without repetitions."""
-        return tuple(dict.fromkeys(_expand(self.typical)))
+        return tuple(dict.fromkeys(expanded(self.typical)))
 
     @cached_property
     def buckets(self) -> tuple[Problem, ...]:
@@ -217,7 +218,8 @@ class Tunable:
         return f"Tunable({self.package}:{self.name})"
 
 
-def _expand(typical: Iterable[Mapping[str, object]]) -> Iterable[Problem]:
+def expanded(typical: Iterable[Mapping[str, object]]) -> Iterable[Problem]:
+    """Problems as `Tunable.typical` states them: a list or tuple stands for each of its members."""
     for shape in typical:
         choices = [value if isinstance(value, list | tuple) else (value,) for value in shape.values()]
         for values in itertools.product(*choices):

@@ -14,6 +14,7 @@ import torch
 from aot_tune.arch import Arch
 from aot_tune.device import Device
 from aot_tune.discovery import load
+from aot_tune.errors import CutileError
 from aot_tune.problem import Problem
 from aot_tune.tuner.backend import Trial
 from aot_tune.tuner.gpu_state import GpuState
@@ -46,6 +47,8 @@ class CpuBackend:
         self._cases = [Case.make(self._tunable, problem, cpu, seed) for seed in seeds]
 
     def verify(self, trial: Trial) -> str | None:
+        if trial.cubin is None:  # the real one compiles it once more, and fails as the compiling child did
+            raise CutileError("it does not compile")
         for case in self._cases:
             case.prepare()
             self._on_cpu(*case.args)
@@ -61,7 +64,7 @@ class CpuBackend:
         return True
 
     def stage(self, error: Exception) -> Stage:
-        return "launch"
+        return "compile" if isinstance(error, CutileError) else "launch"
 
 
 def play_an_h200() -> Any:

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-KERNELS = '''
+KERNELS = """
 import cuda.tile as ct
 from aot_tune import Close, Config, Exact, Pow2, Tunable
 from aot_tune.inputs import empty, randn
@@ -47,12 +47,14 @@ scale = Tunable(
     outputs=("out",),
     typical=[{"dtype": "bfloat16", "rows": 4, "cols": 4096}],
 )
-'''
+"""
 
 PREDICT = ["tune", "--module", "mylib.kernels", "--arch", "sm100"]
 MEASURE = ["tune", "--module", "mylib.kernels", "--arch", "sm90"]
 
-AT_AN_H200 = "from tests.cpu_backend import play_an_h200; play_an_h200(); from aot_tune.__main__ import main; main()"
+AT_AN_H200 = (
+    "from tests.cpu_backend import play_an_h200; play_an_h200(); from aot_tune.__main__ import main; main()"
+)
 """The command line of a machine with a GPU."""
 
 LAUNCH = """
@@ -118,7 +120,8 @@ class Library:
         environment = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("AOT_TUNE", "CUDA_TILE")) and name not in ("WORLD_SIZE", "DISABLE_AUTOTUNE")
+            if not name.startswith(("AOT_TUNE", "CUDA_TILE"))
+            and name not in ("WORLD_SIZE", "DISABLE_AUTOTUNE")
         }
         environment |= {
             "PYTHONPATH": str(ROOT),
@@ -128,7 +131,12 @@ class Library:
             "CUDA_VISIBLE_DEVICES": "",  # the machine of these tests has no GPU, wherever they run
         }
         return subprocess.run(
-            [sys.executable, *words], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=120
+            [sys.executable, *words],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
 
     def refused(self, *words: str, code: int = 1) -> str:
@@ -157,12 +165,21 @@ def library(tmp_path: Path) -> Library:
     return Library(tmp_path)
 
 
-@pytest.fixture
-def tuned(library: Library) -> Library:
-    """The library with a table for sm90, measured and published by the command line."""
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The library's table for sm90, measured and published by the command line."""
+    library = Library(tmp_path_factory.mktemp("measured"))
     result = library.python("-c", AT_AN_H200, *MEASURE)
     assert result.returncode == 0, result.stderr
-    assert b'"evidence": "measured"' in library.table.read_bytes()
+    table = library.table.read_bytes()
+    assert b'"evidence": "measured"' in table
+    return table
+
+
+@pytest.fixture
+def tuned(library: Library, measured: bytes) -> Library:
+    """The library with that table."""
+    library.put("mylib/tuned_configs/sm90/scale.json", measured)
     return library
 
 
@@ -229,17 +246,20 @@ def test_a_kernel_that_does_not_compile_in_any_config(tuned: Library, words: lis
     tuned.declare("(1, tile)) * 2)", "(1, tile)) * two)")
     said = tuned.refused(*words)
     assert "Traceback" not in said
-    (line,) = [line for line in said.splitlines() if "Undefined variable two used" in line]
+    (line,) = [line for line in said.splitlines() if "not published: " in line]
     line_number = 1 + next(i for i, text in enumerate(KERNELS.splitlines()) if "(1, tile)) * 2)" in text)
-    assert line.startswith("scale: not published: none of its 4 compilations succeeds: ")
+    what = "none of its 4 compilations succeeds: Undefined variable two used"
+    assert line.startswith(f"scale: not published: {what} (")
     assert f"mylib/kernels.py, line {line_number}); repair the kernel" in line
 
 
 # Command lines and files ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", ["tune", "show", "doctor", "compile"])
-@pytest.mark.parametrize("arch", ["sm95", "hopper", ""])
+@pytest.mark.parametrize(
+    ("verb", "arch"),
+    [("tune", "sm95"), ("tune", "hopper"), ("show", ""), ("doctor", "sm95"), ("compile", "sm95")],
+)
 def test_an_unknown_arch(library: Library, verb: str, arch: str) -> None:
     said = library.error(verb, "--arch", arch, code=2)
     assert repr(arch) in said
@@ -269,7 +289,9 @@ def test_a_table_that_cannot_be_read_where_it_would_be_replaced(tuned: Library, 
 
 @pytest.mark.parametrize(("damage", "told"), DAMAGES)
 @pytest.mark.parametrize("verb", ["check", "diff", "show"])
-def test_a_table_that_cannot_be_read_where_it_is_looked_at(tuned: Library, verb: str, damage, told: str) -> None:
+def test_a_table_that_cannot_be_read_where_it_is_looked_at(
+    tuned: Library, verb: str, damage, told: str
+) -> None:
     kept = tuned.put("kept.json", tuned.table.read_bytes())
     tuned.table.write_bytes(damage(tuned.table.read_bytes()))
     words = {
@@ -297,7 +319,7 @@ def test_a_read_only_output_folder(tuned: Library, words: list[str]) -> None:
     finally:
         (locked / words[-1]).chmod(0o755)
     assert f"cannot write in locked/{words[-1]}: Permission denied; allow it, free space, or choose" in said
-    assert not (tuned.folder / "build/cubins").exists() or words[0] == "-c"  # told before anything is compiled
+    assert not (tuned.folder / "build/cubins").exists()  # told before anything is compiled
 
 
 # Launches -------------------------------------------------------------------------------------------------

@@ -140,7 +140,9 @@ def test_a_kernel_without_a_table_for_an_arch_that_has_others_is_found(tmp_path:
     write(tmp_path, scale_table())
     (tmp_path / "sm100").mkdir()
     (line,) = _told(tmp_path)
-    assert line.endswith("scale has no table for sm100: run aot-tune tune scale --arch sm100 --module tests.samples")
+    assert line.endswith(
+        "scale has no table for sm100: run aot-tune tune scale --arch sm100 --module tests.samples"
+    )
 
 
 def test_a_kernel_without_any_table_is_found(tmp_path: Path) -> None:

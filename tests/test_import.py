@@ -142,7 +142,7 @@ ALLOWED = {
     "syntax": set(),
     "source": {"syntax"},
     "fingerprint": {"source", "syntax", "cutile"},
-    "mistakes": {"cutile", *VALUES},
+    "mistakes": {"cutile", "tunable", *VALUES},
     "declaration": {"mistakes", "cutile", *VALUES},
     "tunable": {"declaration", "cutile", "serve.dispatch", *VALUES},
 }

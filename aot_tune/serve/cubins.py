@@ -75,6 +75,10 @@ class Cubins:
         """Whether there is a cubin for exactly this: what a launch costs then is loading it, about 1 ms."""
         return any(section.has(hints, signature) for section in self.sections(arch))
 
+    def source_hash(self, arch: Arch) -> str | None:
+        """What `aot_tune.fingerprint.source_hash` gives, told faster by what may be served."""
+        return next((section.origin.source_hash for section in self.sections(arch)), None)
+
     def sections(self, arch: Arch) -> tuple[Section, ...]:
         """What the archives for an arch have of this kernel and may serve; read once."""
         found = self._sections.get(arch)

@@ -115,7 +115,7 @@ class Dispatcher:
                 device=device, index=self.load(device.arch), legality=Legality(self._tunable, device.arch)
             )
             self._machines[number] = machine
-        self._told.source(machine.device.arch, machine.index)
+        self._told.source(machine.device.arch, machine.index, self.kernels.cubins)
         return machine
 
     @cached_property

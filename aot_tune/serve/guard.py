@@ -13,6 +13,7 @@ class Guard:
 
     @classmethod
     def renew(cls) -> None:
+        """Take a new lock."""
         cls.lock = threading.RLock()
 
 

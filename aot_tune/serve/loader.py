@@ -8,11 +8,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
-from functools import cache
 from pathlib import Path
 
 from aot_tune import environment
-from aot_tune.arch import Arch, Gpu, visible_gpus
+from aot_tune.arch import Arch, Gpu, gpus_asked_for
 from aot_tune.errors import AotTuneError, TableWarning
 from aot_tune.serve.index import Index, Shipped
 from aot_tune.store import package_folder, read_table, table_path
@@ -20,10 +19,9 @@ from aot_tune.table import Table
 from aot_tune.tunable import Tunable
 
 
-@cache
 def gpus() -> tuple[Gpu, ...] | None:
-    """The GPUs this process may use, asked of NVML once (58 ms); None where it cannot tell."""
-    return visible_gpus()
+    """The GPUs this process may use, asked of NVML once; None where it cannot tell."""
+    return gpus_asked_for()
 
 
 def archs_to_load(tunable: Tunable) -> tuple[Arch, ...]:

@@ -1,6 +1,4 @@
-"""Load kernels onto a GPU before serving or graph capture, so that no launch of theirs has to. Compiles no
-more than those launches would.
-"""
+"""Load kernels onto a GPU before serving or before graph capture, so that no launch of theirs has to."""
 
 from __future__ import annotations
 
@@ -11,6 +9,7 @@ from math import prod
 from typing import Any
 
 from aot_tune import cutile
+from aot_tune.archive import CubinKey
 from aot_tune.config import Config
 from aot_tune.errors import LaunchError, UsageError
 from aot_tune.problem import Problem
@@ -65,13 +64,13 @@ def prime(
     it takes. After this the process makes no live search: a miss takes the nearest entry at any distance.
 
     Call it where the process is what it will be while it serves: after torch.distributed is initialised and
-    after a fork, before the first capture. What it loads is what `make_args` of the declaration makes; tensors
-    of other strides or alignment, such as a transposed weight, are loaded by one launch of theirs.
+    after a fork, before the first capture. It loads what fits the tensors that `make_args` of the declaration
+    makes; for other strides or alignment, such as those of a transposed weight, launch once with them.
 
     Args:
         *tunables: The declarations.
-        problems: By kernel, exactly the problems to prime, as `typical` states them: a list, tuple or range as
-            a value stands for each of its members.
+        problems: By kernel, exactly the problems to prime, as `typical` states them: a list, tuple or range
+            as a value stands for each of its members.
         device: The GPU, as torch names it or its index; None for the current one. Call it once for each.
         progress: Told of each signature that was loaded.
 
@@ -91,7 +90,9 @@ def prime(
     with here.relaxed_capture(), here.entered(number):  # another thread may be capturing
         for part in parts:
             named = (problems or {}).get(part.tunable.name)
-            plans += part.plan(part.tunable.typical_problems if named is None else _named(part.tunable, named))
+            plans += part.plan(
+                part.tunable.typical_problems if named is None else _named(part.tunable, named)
+            )
             if named is None:
                 part.plan_buckets()
             compiled += part.compiles()
@@ -112,8 +113,8 @@ class _Part:
         self._here = here
         self._dispatcher: Dispatcher = dispatcher_of(tunable)
         self._machine: Machine = self._dispatcher.machine(number, here)
-        self.wanted: dict[tuple[Config, str], Problem] = {}
-        """Config and signature -> the smallest problem seen of them. Configs with equal hints share kernels."""
+        self.wanted: dict[CubinKey, tuple[Config, Problem]] = {}
+        """What is launched, by what it loads: the smallest problem seen."""
 
     def plan(self, problems: Sequence[Problem]) -> int:
         """Make the plans of problems, which want the kernels that they will launch; returns their number."""
@@ -131,29 +132,29 @@ class _Part:
             for problem in representatives(self.tunable, bucket):
                 args = _arguments(self.tunable, problem, "meta")
                 default = self.tunable.default_config(arch, problem)
-                self._want(self._dispatcher.prepare(self._number, args, self._here).choice.config, problem, args)
+                self._want(
+                    self._dispatcher.prepare(self._number, args, self._here).choice.config, problem, args
+                )
                 for config in dict.fromkeys((*tabled, default)):
                     if self._machine.legality.refusal(config, problem) is None:
                         self._want(config, problem, args)
 
     def _want(self, config: Config, problem: Problem, args: Sequence[Any]) -> None:
-        key = (config, self._signature(config, args))
+        key = (tuple(config.hints.items()), self._signature(config, args))
         known = self.wanted.get(key)
-        if known is None or self._size(problem) < self._size(known):
-            self.wanted[key] = problem
+        if known is None or self._size(problem) < self._size(known[1]):
+            self.wanted[key] = config, problem
 
     def compiles(self) -> int:
         """How many of what is wanted cuTile will have to compile."""
         arch, cubins = self._machine.device.arch, self._dispatcher.kernels.cubins
-        return sum(
-            not cubins.has(tuple(config.hints.items()), signature, arch) for config, signature in self.wanted
-        )
+        return sum(not cubins.has(hints, signature, arch) for hints, signature in self.wanted)
 
     def load(self) -> Iterator[int]:
         """Launch one small problem of each; yields how many are done."""
         from cuda.tile import launch
 
-        for done, ((config, signature), problem) in enumerate(self.wanted.items(), 1):
+        for done, ((_, signature), (config, problem)) in enumerate(self.wanted.items(), 1):
             small = self._smallest(config, signature, problem)
             args = _arguments(self.tunable, small, f"cuda:{self._number}")
             kernel = self._dispatcher.kernels.of(config.hints)
@@ -192,15 +193,18 @@ def _checked(tunables: Sequence[Tunable], problems: Mapping[str, object], device
     """Refuse what cannot be primed; returns the GPU's index."""
     for tunable in tunables:
         if not isinstance(tunable, Tunable):
-            raise UsageError(f"prime takes declarations, and not {tunable!r:.80}; pass the Tunable that launches it")
+            raise UsageError(
+                f"prime takes declarations, and not {tunable!r:.80}; pass the Tunable that launches it"
+            )
     names = [tunable.name for tunable in tunables]
     for name in problems:
         if name not in names:
-            raise UsageError(f"problems names the kernel {name!r}; declarations given are {' '.join(names) or 'none'}")
+            raise UsageError(
+                f"problems names the kernel {name!r}; declarations given are {' '.join(names) or 'none'}"
+            )
     if not tunables:
         raise UsageError("prime was given no declaration; pass such as aot_tune.kernels.matmul_tunable")
-    count = here.device_count()
-    number = here.current_device() if device is None and count else _index(device, here)
+    number, count = _index(device, here), here.device_count()
     if not 0 <= number < count:
         raise LaunchError(f"there is no GPU {number} to prime; this process may use {count}")
     if here.capturing():
@@ -216,9 +220,9 @@ def _index(device: Any, here: Runtime) -> int:
     named = torch.device("cuda" if device is None else device)
     if named.type != "cuda":
         raise UsageError(f"device={device!r} is no GPU; pass such as 'cuda:0'")
-    return 0 if named.index is None and not here.device_count() else (
-        here.current_device() if named.index is None else named.index
-    )
+    if named.index is not None:
+        return named.index
+    return here.current_device() if here.device_count() else 0
 
 
 def _named(tunable: Tunable, wanted: Iterable[Mapping[str, object]]) -> tuple[Problem, ...]:
@@ -235,7 +239,9 @@ def _named(tunable: Tunable, wanted: Iterable[Mapping[str, object]]) -> tuple[Pr
                 f"problems: {tunable.name} has no problem {problem}; state it like the declared {pattern}"
             )
         if not all(problem.size(name) > 0 for name in tunable.axes):
-            raise UsageError(f"problems: {tunable.name} {problem}: a size of 0 is never launched; leave it out")
+            raise UsageError(
+                f"problems: {tunable.name} {problem}: a size of 0 is never launched; leave it out"
+            )
     return tuple(Problem({name: problem[name] for name in pattern}) for problem in problems)
 
 

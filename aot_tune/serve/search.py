@@ -219,7 +219,7 @@ class LiveSearch:
     def _key(self, arch: Arch, device_name: str, bucket: Problem) -> Key:
         return Key(
             kernel=self._tunable.name, arch=str(arch), device_name=device_name,
-            distribution=self._distribution, source_hash=self._source_hash, cuda_tile=cutile.version(),
+            distribution=self._distribution, source_hash=self._source_hash(arch), cuda_tile=cutile.version(),
             bucket=tuple(sorted(bucket.items())),
         )  # fmt: skip
 
@@ -231,8 +231,11 @@ class LiveSearch:
         except (metadata.PackageNotFoundError, ValueError):  # a checkout; declared outside of any package
             return f"{name} (not installed)"
 
+    def _source_hash(self, arch: Arch) -> str:
+        return self._kernels.cubins.source_hash(arch) or self._hashed
+
     @cached_property
-    def _source_hash(self) -> str:
+    def _hashed(self) -> str:
         from aot_tune.fingerprint import source_hash
 
         return source_hash(self._tunable)

@@ -9,6 +9,7 @@ from aot_tune import environment
 from aot_tune.arch import Arch
 from aot_tune.errors import MissWarning, TableWarning
 from aot_tune.problem import Problem
+from aot_tune.serve.cubins import Cubins
 from aot_tune.serve.index import Index
 from aot_tune.serve.resolve import Choice, miss_message
 from aot_tune.tunable import Tunable
@@ -25,14 +26,16 @@ class Told:
         self._checked: set[Arch] = set()
         self._warned: set[Problem] = set()
 
-    def source(self, arch: Arch, index: Index) -> None:
+    def source(self, arch: Arch, index: Index, cubins: Cubins) -> None:
         """Warn once of tables made of other source. Not at import: hashing the source takes milliseconds."""
         if arch in self._checked or not index.tables:
             return
         self._checked.add(arch)
-        from aot_tune.fingerprint import source_hash
+        now = cubins.source_hash(arch)
+        if now is None:
+            from aot_tune.fingerprint import source_hash
 
-        now = source_hash(self._tunable)
+            now = source_hash(self._tunable)
         for shipped in index.tables:
             if shipped.table.source_hash != now:
                 _warn(

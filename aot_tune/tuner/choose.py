@@ -104,8 +104,9 @@ def choose_entries(
     is taken, then the one that ties at most edges, then the fastest.
 
     Where source, device, compiler and portfolio are as before, an entry whose config stays and whose new mean
-    ties with the old one keeps its line, points included. When every entry does, the incumbent itself is
-    returned. `built_with` is the newest sweep's as soon as one entry changed.
+    ties with the old one, or whose gain over the default does, keeps its line, points included. When every
+    entry does, the incumbent itself is returned. `built_with` is the newest sweep's as soon as one entry
+    changed.
 
     Args:
         sweep: With both passes.
@@ -159,7 +160,11 @@ def _swept_entries(
     for edge in edges:
         old = incumbent.entry(edge) if incumbent is not None else None
         points = _points(sweep, portfolio, {problem: times[problem] for problem in inside[edge]})
-        if old is not None and lines_may_stay and _line_stays(old, races[edge], tied[edge], points):
+        if (
+            old is not None
+            and lines_may_stay
+            and _line_stays(old, races[edge], tied[edge], sweep.default(edge), points)
+        ):
             entries.append(old)
         else:
             config = _winner(races[edge], tied[edge], sweep.default(edge), old, serves)
@@ -178,7 +183,11 @@ def _tied(
 
 
 def _line_stays(
-    old: Entry, times: Mapping[Config, Measurement], tied: Sequence[Config], points: Sequence[Point]
+    old: Entry,
+    times: Mapping[Config, Measurement],
+    tied: Sequence[Config],
+    default: Config,
+    points: Sequence[Point],
 ) -> bool:
     """Whether an entry stays as it is: its config ties with the fastest, its time and its sizes are the same.
 
@@ -189,7 +198,7 @@ def _line_stays(
     return (
         time is not None
         and is_tie(time, times[tied[0]])
-        and keeps_figures(old, time)
+        and keeps_figures(old, time, times[default])
         and [dict(point.size) for point in old.points] == [dict(point.size) for point in points]
     )
 

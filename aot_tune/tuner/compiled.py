@@ -86,7 +86,7 @@ class CompileFailure:
 
 CompileResult = Compiled | CompileFailure
 
-_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
+_PLACE = re.compile(r'^\s*"([^"]+)", lines? (\d+)', re.MULTILINE)
 """How the compiler tells where in the kernel it stopped; of several, the last is the innermost."""
 
 

@@ -2,8 +2,8 @@
 
 Timing is `cuda.tile.tune.exhaustive_search` on one config at a time, so that a fault is that config's: three
 warm-ups (after at least `WARM_LAUNCHES` launches, the checked ones among them), the L2 flushed before each
-sample, five samples or more until their 95 % interval is within 1 % or 0.5 us. It takes a plain mean;
-`aot_tune.tuner.rounds` says how outliers are handled.
+sample, five samples or more, `MOST_SAMPLES` at most, until their 95 % interval is within 1 % or 0.5 us. It
+takes a plain mean; `aot_tune.tuner.rounds` says how outliers are handled.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ from aot_tune.tuner.gpu_state import GpuMonitor, GpuState
 from aot_tune.tuner.outcome import Measurement, Stage
 from aot_tune.tuner.verify import Case
 
+MOST_SAMPLES = 25
+"""Samples of one search. Under its power cap a GPU never settles within 1 %: without a limit one config of a
+large matmul took 1655 samples, heated the GPU, and the next one was timed 20 % too slow (H200). Finals have
+rounds instead."""
+
 WARM_LAUNCHES = 2
 """Launches of a config on a problem before its first search; with the search's own three, five warm-ups."""
 
@@ -42,6 +47,7 @@ class GpuBackend:
 
     def __init__(self, *, module: str, name: str, gpu_index: int) -> None:
         self._torch_device = torch.device("cuda", gpu_index)
+        cutile.limit_samples(MOST_SAMPLES)
         gpus = visible_gpus() or ()
         self._monitor = GpuMonitor(gpus[gpu_index].uuid if gpu_index < len(gpus) else "")
         before = self._monitor.processes()

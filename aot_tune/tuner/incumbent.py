@@ -10,7 +10,7 @@ from aot_tune.errors import TuneError
 from aot_tune.problem import Problem
 from aot_tune.table import Entry, Table
 from aot_tune.tuner.outcome import Measurement
-from aot_tune.tuner.times import Sweep, is_tie
+from aot_tune.tuner.times import TIE, Sweep, is_tie
 
 
 def comparable(sweep: Sweep, incumbent: Table | None, keep: Collection[Problem]) -> Table | None:
@@ -71,9 +71,13 @@ def widened(entry: Entry, old: Sequence[Config], new: Sequence[Config]) -> Entry
     return dataclasses.replace(entry, points=points)
 
 
-def keeps_figures(entry: Entry, time: Measurement) -> bool:
-    """Whether a new time of an entry's config is the one it has."""
+def keeps_figures(entry: Entry, time: Measurement, default: Measurement) -> bool:
+    """Whether an entry's figures still hold: its config's time is as it was, or its gain over the default is.
+
+    Under a power cap, or on another card of the model, all times of a problem move together; the gain stays.
+    """
     old = Measurement(
         config=entry.config, mean_us=entry.mean_us, error_margin_us=entry.error_margin_us, num_samples=1
     )
-    return is_tie(old, time)
+    gain, new_gain = entry.default_us / entry.mean_us, default.mean_us / time.mean_us
+    return is_tie(old, time) or abs(new_gain - gain) <= TIE * gain

@@ -22,7 +22,7 @@ from aot_tune.config import Config
 from aot_tune.problem import Problem
 from aot_tune.rule import sizes_inside
 from aot_tune.tuner.book import Book, Page, Step
-from aot_tune.tuner.compiled import Compiled, CompileResult
+from aot_tune.tuner.compiled import Compiled, CompileResult, compiles_nowhere
 from aot_tune.tuner.feed import CompileFeed
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.tuner.plan import Plan, ProblemPlan, plan_only
@@ -167,6 +167,10 @@ class KernelSweep:
             self._book.write("recheck", problem, Page(outcomes=(outcome,), verify_s=spent))
         self._swept.wrong |= failed
         return frozenset(failed)
+
+    def broken(self) -> str | None:
+        """Why nothing of this kernel could be compiled; None where something was."""
+        return compiles_nowhere(self._compiled.values())
 
     # The steps ----------------------------------------------------------------------------------------------
 

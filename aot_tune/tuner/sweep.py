@@ -157,7 +157,8 @@ def _measure_kernel(
             table = _rechecked_table(kernel_sweep, decision, swept)
             for line in unserved(decision.sweep(swept)):
                 progress.note(line)
-        refusals = publish.refusals(table, old, found.tunable)
+        broken = kernel_sweep.broken()
+        refusals = [broken] if broken else publish.refusals(table, old, found.tunable)
         if not refusals:
             publish.publish(path, table)
             # What was measured is in the table now; the next sweep measures anew.

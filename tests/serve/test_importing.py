@@ -62,11 +62,12 @@ def test_b4_importing_the_shipped_kernels_writes_no_file_and_makes_no_context() 
 def test_a_forked_child_loads_while_another_thread_of_its_parent_holds_the_lock() -> None:
     code = """
 import os, threading
-from aot_tune.serve.dispatch import _Guard, dispatcher_of
+from aot_tune.serve.dispatch import dispatcher_of
+from aot_tune.serve.guard import Guard
 from tests.samples import SM90, scale
 held, go = threading.Event(), threading.Event()
 def hold():
-    with _Guard.lock:
+    with Guard.lock:
         held.set(); go.wait()
 thread = threading.Thread(target=hold); thread.start(); held.wait()
 child = os.fork()

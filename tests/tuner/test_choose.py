@@ -15,6 +15,7 @@ from aot_tune.problem import Problem
 from aot_tune.rule import PREDICTED_GAIN
 from aot_tune.table import Entry, Table
 from aot_tune.tuner.choose import Sweep, choose_entries, is_tie, settle_portfolio, unserved
+from aot_tune.tuner.incumbent import keeps_figures
 from aot_tune.tuner.outcome import Measurement
 from tests import recorded
 from tests.recorded import DEFAULT, problem
@@ -421,3 +422,22 @@ def test_a_prediction_leaves_the_default_only_for_the_full_gain() -> None:
     assert [line.config for line in table.entries] == [DEFAULT, A]
     assert {line.evidence for line in table.entries} == {"predicted"}
     assert table.portfolio_regret == 0.0
+
+
+def test_an_entry_keeps_its_figures_while_its_gain_over_the_default_stays() -> None:
+    old = Entry(
+        bucket=Problem({"M": 64}), config=Config(constants={"a": 1}), mean_us=80.0, error_margin_us=0.1,
+        default_us=120.0, regret=0.0, evidence="measured", points=(),
+    )  # fmt: skip
+    default = Config(constants={"a": 0})
+
+    def kept(us: float, default_us: float) -> bool:
+        time, beside = (
+            Measurement(config=config, mean_us=mean, error_margin_us=0.1, num_samples=5)
+            for config, mean in ((old.config, us), (default, default_us))
+        )
+        return keeps_figures(old, time, beside)
+
+    assert kept(80.5, 140.0), "the time is as it was"
+    assert kept(88.0, 132.5), "clocks were lower: all times moved together"
+    assert not kept(88.0, 120.0), "it lost a tenth against the default"
