@@ -10,6 +10,14 @@ settings.register_profile("aot_tune", deadline=None, suppress_health_check=[Heal
 settings.load_profile("aot_tune")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what needs two GPUs where there is one."""
+    pairs = [item for item in items if item.get_closest_marker("gpu2")]
+    if pairs and not config.option.collectonly and _gpus() < 2:
+        config.hook.pytest_deselected(items=pairs)
+        items[:] = [item for item in items if item not in pairs]
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Stop a run that selected `gpu` tests without a GPU: skipped, they would look like tests that passed."""
     chosen = [item for item in session.items if item.get_closest_marker("gpu")]

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -275,11 +276,15 @@ def truncated(table: bytes) -> bytes:
     return table[: len(table) // 2]
 
 
+Damage = Callable[[bytes], bytes]
+
 DAMAGES = [(newer, "99"), (truncated, "line ")]
 
 
 @pytest.mark.parametrize(("damage", "told"), DAMAGES)
-def test_a_table_that_cannot_be_read_where_it_would_be_replaced(tuned: Library, damage, told: str) -> None:
+def test_a_table_that_cannot_be_read_where_it_would_be_replaced(
+    tuned: Library, damage: Damage, told: str
+) -> None:
     tuned.table.write_bytes(damage(tuned.table.read_bytes()))
     said = one_error(tuned.refused("-c", AT_AN_H200, *MEASURE))
     assert str(tuned.table.relative_to(tuned.folder)) in said
@@ -288,9 +293,20 @@ def test_a_table_that_cannot_be_read_where_it_would_be_replaced(tuned: Library, 
 
 
 @pytest.mark.parametrize(("damage", "told"), DAMAGES)
+def test_a_table_that_cannot_be_read_where_a_prediction_would_replace_it(
+    tuned: Library, damage: Damage, told: str
+) -> None:
+    there = tuned.put("elsewhere/sm100/scale.json", damage(tuned.table.read_bytes()))
+    said = tuned.error(*PREDICT, "--out", "elsewhere")
+    assert str(there.relative_to(tuned.folder)) in said
+    assert told in said
+    assert "restore it, remove it, or name another folder with --out" in said
+
+
+@pytest.mark.parametrize(("damage", "told"), DAMAGES)
 @pytest.mark.parametrize("verb", ["check", "diff", "show"])
 def test_a_table_that_cannot_be_read_where_it_is_looked_at(
-    tuned: Library, verb: str, damage, told: str
+    tuned: Library, verb: str, damage: Damage, told: str
 ) -> None:
     kept = tuned.put("kept.json", tuned.table.read_bytes())
     tuned.table.write_bytes(damage(tuned.table.read_bytes()))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +18,30 @@ from aot_tune import cutile
 from aot_tune.arch import Arch
 from aot_tune.config import Config
 from aot_tune.device import Device
-from aot_tune.discovery import Found
+from aot_tune.discovery import Found, find_tunables
 from aot_tune.problem import Problem
+from aot_tune.tuner import sweep
+from aot_tune.tuner.compile import CompilePool
 from aot_tune.tuner.compiled import Compiled
 from aot_tune.tuner.feed import CompileFeed
+from aot_tune.tuner.gpu_backend import MOST_SAMPLES
 from aot_tune.tuner.plan import Kernel, ProblemPlan, plan
 from aot_tune.tuner.shortlist import Shortlist, shortlist
 
 _SAMPLES = 21
 _FLUSH_BYTES = 256 << 20  # several times the L2 of any GPU
+
+
+@contextmanager
+def this_gpu() -> Iterator[Gpu]:
+    """The GPU, with a feed over the folder of cubins that sweeps share."""
+    with CompileFeed(partial(CompilePool, os.cpu_count() or 1, folder=sweep.CUBINS)) as feed:
+        yield Gpu(feed)
+
+
+def shipped() -> dict[str, Found]:
+    """The shipped kernels."""
+    return find_tunables(["aot_tune.kernels"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +66,7 @@ class Gpu:
     """
 
     def __init__(self, feed: CompileFeed) -> None:
+        cutile.limit_samples(MOST_SAMPLES)
         properties = torch.cuda.get_device_properties(0)
         self.arch = Arch.parse((properties.major, properties.minor))
         self.device = Device.reference(self.arch).with_sm_count(

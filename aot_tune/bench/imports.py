@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-_RUNS = 7
+_RUNS = 4
 _STEPS = {
     "interpreter": "pass",
     "aot_tune": "import aot_tune",

@@ -10,15 +10,20 @@ from typing import Any
 import cuda.tile as ct
 import torch
 
-from aot_tune.bench.gpu import Gpu
+from aot_tune.bench.gpu import Gpu, this_gpu
 from aot_tune.kernels.rms_norm import rms_norm_tunable as tunable
 
 _LAUNCHES = 500  # fewer than the driver queues, so that the host never waits for the GPU
 _ROUNDS = 41
 
 
-def run(gpu: Gpu) -> dict[str, float]:
+def run() -> dict[str, float]:
     """Median host microseconds of each way to launch one tuned rms_norm, the rounds interleaved."""
+    with this_gpu() as gpu:
+        return _measured(gpu)
+
+
+def _measured(gpu: Gpu) -> dict[str, float]:
     x = torch.randn(64, 4096, device=gpu.torch_device, dtype=torch.bfloat16)
     weight, out = torch.ones(4096, device=gpu.torch_device, dtype=torch.bfloat16), torch.empty_like(x)
     problem = tunable.problem_of(x, weight, out, 1e-6)

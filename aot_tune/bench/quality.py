@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,13 +10,31 @@ from typing import Any
 import torch
 
 from aot_tune import store
-from aot_tune.bench.gpu import Gpu
+from aot_tune.bench.gpu import Gpu, shipped, this_gpu
+from aot_tune.config import Config
 from aot_tune.discovery import Found
 from aot_tune.problem import Problem
+from aot_tune.tuner.plan import Kernel, ProblemPlan
 from aot_tune.tuner.report import geometric_mean
 
 NOISE = 0.03
 """Two times of one kernel, each of a few samples, differ by this fraction now and then: a tie is no loss."""
+
+
+_MORE_ROUNDS = 10
+"""Of a shape that looks slower than its default: a power cap moves single measurements by more than noise."""
+
+
+def run() -> dict[str, Any]:
+    """All of it, kernel by kernel."""
+    found = shipped()
+    with this_gpu() as gpu:
+        return {
+            **{f"{name}, tuned against default": against_default(gpu, one) for name, one in found.items()},
+            "matmul against cuBLAS": matmul_against_cublas(gpu, found["matmul"]),
+            "rms_norm against others": rms_norm_against_others(gpu, found["rms_norm"]),
+            "rope against others": rope_against_others(gpu, found["rope"]),
+        }
 
 
 def against_default(gpu: Gpu, found: Found) -> dict[str, Any]:
@@ -47,6 +66,16 @@ def against_default(gpu: Gpu, found: Found) -> dict[str, Any]:
         "worst at": str(worst),
         "slower than the default beyond noise": [str(p) for p, ratio in ratios.items() if ratio < 1 - NOISE],
     }
+
+
+def _gain(gpu: Gpu, kernel: Kernel, each: ProblemPlan, config: Config, *, rounds: int) -> float:
+    """Median time of the default over that of a config, in rounds that begin with one and the other in turn."""
+    taken: dict[Config, list[float]] = {config: [], each.default: []}
+    for number in range(rounds):
+        order = [config, each.default] if number % 2 else [each.default, config]
+        for one, us in gpu.times(kernel, each, order).items():
+            taken[one].append(us)
+    return statistics.median(taken[each.default]) / statistics.median(taken[config])
 
 
 def matmul_against_cublas(gpu: Gpu, found: Found) -> list[dict[str, Any]]:

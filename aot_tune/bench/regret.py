@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from aot_tune.bench.gpu import Gpu, Timed
+from aot_tune.bench.gpu import Gpu, Timed, shipped, this_gpu
 from aot_tune.bucket import Pow2
 from aot_tune.config import Config
 from aot_tune.discovery import Found
@@ -22,6 +22,18 @@ SIZES = 44
 
 _LARGEST = 8192
 _SEED = 20
+
+
+def run() -> dict[str, Any]:
+    """The regret of each kernel, and the model's on matmul's exhaustive times."""
+    result = {}
+    with this_gpu() as gpu:
+        for name, one in shipped().items():
+            result[name], timed = of_resolver(gpu, one)
+            if name == "matmul":
+                defaults = [one.tunable.default_config(gpu.arch, each.problem) for each in timed]
+                result["model on matmul"] = of_model(timed, defaults)
+    return result
 
 
 def problems(found: Found) -> list[Problem]:

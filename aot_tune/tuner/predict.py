@@ -15,7 +15,7 @@ from aot_tune import cutile, document, store
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.discovery import Found
-from aot_tune.errors import AotTuneError, TuneError
+from aot_tune.errors import AotTuneError, NewerSchemaError, TuneError
 from aot_tune.fingerprint import source_hash
 from aot_tune.problem import Problem
 from aot_tune.rule import PREDICTED_GAIN, sizes_inside
@@ -254,13 +254,22 @@ def _folder(request: SweepRequest, found: Found) -> Path:
 
 
 def _earlier(path: Path) -> Table | None:
-    """The predicted table of an earlier run; a file that cannot be read is a build product like any other."""
+    """The predicted table of an earlier run.
+
+    Below build/ a file that is no table is a build product like any other. Elsewhere, or where a later release
+    wrote it, nobody knows what it holds: it stays.
+
+    Raises:
+        TuneError: It holds measurements, or nobody knows what.
+    """
     if not path.exists():
         return None
     try:
         table = store.read_table(path)
-    except AotTuneError:
-        return None
+    except AotTuneError as error:
+        if path.is_relative_to(TABLES) and not isinstance(error, NewerSchemaError):
+            return None
+        raise TuneError(f"{error}; restore it, remove it, or name another folder with --out") from error
     if any(entry.evidence == "measured" for entry in table.entries):
         raise TuneError(
             f"{path} holds measured entries, which predictions never replace; name another folder with --out"

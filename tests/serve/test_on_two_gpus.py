@@ -1,0 +1,49 @@
+"""Serving on two real GPUs: one process that uses both, and ranks with NCCL. Left out where there is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aot_tune import environment
+from tests.serve.on_gpu import answer, built, start
+
+pytestmark = [pytest.mark.gpu, pytest.mark.gpu2]
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("archives"))
+
+
+def test_two_gpus_in_one_process_each_on_its_default_stream_and_not_current(
+    archives: Path, tmp_path: Path
+) -> None:
+    told = answer(start(archives, tmp_path, "two_gpus"))
+    assert told["failures"] == []
+    assert told["right"] == [True] * 8
+    assert told["primed"] > 0
+
+
+def test_b10_ranks_with_nccl_choose_alike_whatever_their_caches_hold(archives: Path, tmp_path: Path) -> None:
+    """B10: one rank's cache was filled by a process of its own."""
+    filled = tmp_path / "filled"
+    alone = answer(start(archives, filled, "live_search"))
+    assert alone["sources"] == ["searched"] * 3
+    caches = (filled, tmp_path / "empty")
+    ranks = [
+        start(
+            archives,
+            caches[n],
+            "rank",
+            str(n),
+            str(tmp_path / "store"),
+            **{environment.SEARCH_SECONDS: "100"},
+        )
+        for n in range(2)
+    ]
+    for told in map(answer, ranks):
+        assert told["equal"]
+        assert told["different"] > 3
+        assert told["searched"] == []
