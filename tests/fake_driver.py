@@ -42,6 +42,7 @@ class Driver:
     """What the stand-in plays, and what it saw."""
 
     capability: tuple[int, int] = (9, 0)
+    capability_of: dict[int, tuple[int, int]] = field(default_factory=dict)  # of GPUs that differ
     devices: int = 1
     launches: list[Launch] = field(default_factory=list)
     compiled: list[str] = field(default_factory=list)  # symbols of kernels loaded, in order
@@ -174,7 +175,8 @@ def _device(out: Any, index: int) -> int:
 
 @_plays("cuDeviceGetAttribute", POINTER(c_int), c_int, c_int)
 def _attribute(out: Any, attribute: int, device: int) -> int:
-    out[0] = {75: DRIVER.capability[0], 76: DRIVER.capability[1]}.get(attribute, 1 << 30)
+    major, minor = DRIVER.capability_of.get(device, DRIVER.capability)
+    out[0] = {75: major, 76: minor}.get(attribute, 1 << 30)
     return 0
 
 
@@ -394,7 +396,8 @@ class FakeRuntime:
         return 0 if tensor.is_meta else None
 
     def device(self, index: int) -> Device:
-        return self._device
+        other = DRIVER.capability_of.get(index)
+        return Device.reference(Arch(*other)) if other else self._device
 
     @contextlib.contextmanager
     def entered(self, index: int) -> Iterator[None]:

@@ -69,7 +69,7 @@ def against_default(gpu: Gpu, found: Found) -> dict[str, Any]:
 
 
 def _gain(gpu: Gpu, kernel: Kernel, each: ProblemPlan, config: Config, *, rounds: int) -> float:
-    """Median time of the default over that of a config, in rounds that begin with one and the other in turn."""
+    """Median time of the default over that of a config, in rounds that begin with each in turn."""
     taken: dict[Config, list[float]] = {config: [], each.default: []}
     for number in range(rounds):
         order = [config, each.default] if number % 2 else [each.default, config]

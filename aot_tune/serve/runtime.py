@@ -126,11 +126,10 @@ class TorchRuntime:
     def relaxed_capture(self) -> Iterator[None]:
         """CUDA's relaxed mode for this thread; in the usual one its calls would break another's capture."""
         exchange = _capture_mode_exchange()
-        if exchange is None:
-            yield
-            return
         mode = ctypes.c_int(_RELAXED)
-        exchange(ctypes.byref(mode))  # the call leaves the former mode in `mode`
+        if exchange is None or exchange(ctypes.byref(mode)):  # it leaves the former mode in `mode`
+            yield  # there is no driver, or CUDA was not initialised, and nobody captures
+            return
         try:
             yield
         finally:

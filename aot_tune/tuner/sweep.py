@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -35,7 +36,7 @@ CUBINS = Path("build/cubins")
 """Where cubins are kept between runs, for all archs: their names tell them apart."""
 
 JOURNALS = Path("build/journal")
-"""Where journals lie, ``<arch>/<kernel>.jsonl`` below it."""
+"""Where journals lie, ``<arch>/<kernel>.jsonl`` below it for whole sweeps."""
 
 
 def run(request: SweepRequest, progress: Progress) -> SweepReport:
@@ -181,8 +182,15 @@ def _measure_kernel(
 
 
 def _journal_path(request: SweepRequest, found: Found) -> Path:
-    """Where a kernel's journal lies; an earlier one is set aside for a fresh start."""
-    path = (request.journal or JOURNALS) / str(request.arch) / f"{found.tunable.name}.jsonl"
+    """Where a kernel's journal lies; an earlier one is set aside for a fresh start.
+
+    A selection has a journal of its own: when it is published, that of an unfinished whole sweep stays.
+    """
+    name = found.tunable.name
+    if not _whole(request, found):
+        chosen = "\n".join(str(bucket) for bucket in request.buckets(found))
+        name += f".{hashlib.sha256(chosen.encode()).hexdigest()[:8]}"
+    path = (request.journal or JOURNALS) / str(request.arch) / f"{name}.jsonl"
     if request.fresh and path.exists():
         path.replace(path.with_suffix(".old"))
     return path

@@ -1,7 +1,7 @@
 """What the GPU tests of the serve side run, each scenario in a process of its own. Not a test itself.
 
-``python -m tests.serve.gpu_child SCENARIO [ARGUMENTS]`` prints one line of JSON. Tests of the tuner need a pytest
-process without a CUDA context, and much here is about fresh processes.
+``python -m tests.serve.gpu_child SCENARIO [ARGUMENTS]`` prints one line of JSON. Tests of the tuner need a
+pytest process without a CUDA context, and much here is about fresh processes.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def searches() -> Iterator[list[int]]:
         tune.exhaustive_search = real
 
 
-# Graph capture -----------------------------------------------------------------------------------------------
+# Graph capture ----------------------------------------------------------------------------------------------
 
 
 def capture() -> dict[str, Any]:
@@ -105,15 +105,14 @@ def capture() -> dict[str, Any]:
     x = torch.ones(3, 511, device="cuda", dtype=torch.bfloat16)
     graph = torch.cuda.CUDAGraph()
     refused = ""
-    with searches() as searched:
-        with torch.cuda.graph(graph):
-            for args in calls[:2]:
-                matmul_tunable.launch(*args)
-            try:
-                rms_norm_tunable.launch(x, x[0], torch.empty_like(x), 1e-6)
-            except LaunchError as error:
-                refused = str(error)
-            matmul_tunable.launch(*calls[2])
+    with searches() as searched, torch.cuda.graph(graph):
+        for args in calls[:2]:
+            matmul_tunable.launch(*args)
+        try:
+            rms_norm_tunable.launch(x, x[0], torch.empty_like(x), 1e-6)
+        except LaunchError as error:
+            refused = str(error)
+        matmul_tunable.launch(*calls[2])
     replays = []
     for _ in range(2):
         for args in calls:
@@ -175,7 +174,7 @@ def capture_elsewhere() -> dict[str, Any]:
     }
 
 
-# First launches ----------------------------------------------------------------------------------------------
+# First launches ---------------------------------------------------------------------------------------------
 
 
 def first_launches() -> dict[str, Any]:
@@ -216,7 +215,8 @@ def after_prime() -> dict[str, Any]:
         rounds.append(statistics.median(times))
     return {
         "first_us": rounds[0], "warm_us": min(rounds[1:]), "launches": len(calls), "loaded": done.loaded,
-        "compiled": done.compiled, "seconds": done.seconds, "right": all(right(rms_norm_tunable, a) for a in calls),
+        "compiled": done.compiled, "seconds": done.seconds,
+        "right": all(right(rms_norm_tunable, args) for args in calls),
     }  # fmt: skip
 
 
@@ -253,7 +253,7 @@ def live_search() -> dict[str, Any]:
     }
 
 
-# Processes and threads ---------------------------------------------------------------------------------------
+# Processes and threads --------------------------------------------------------------------------------------
 
 
 def forked() -> dict[str, Any]:
@@ -308,7 +308,7 @@ def threads() -> dict[str, Any]:
     return {"failures": failures, "wrong": wrong}
 
 
-# Two GPUs ----------------------------------------------------------------------------------------------------
+# Two GPUs ---------------------------------------------------------------------------------------------------
 
 
 def two_gpus() -> dict[str, Any]:
@@ -373,8 +373,8 @@ def host_function() -> dict[str, Any]:
 
 SCENARIOS: dict[str, Callable[..., dict[str, Any]]] = {
     one.__name__: one
-    for one in (capture, capture_elsewhere, first_launches, after_prime, odd_strides, live_search, forked, threads,
-                two_gpus, rank, host_function)
+    for one in (capture, capture_elsewhere, first_launches, after_prime, odd_strides, live_search, forked,
+                threads, two_gpus, rank, host_function)
 }  # fmt: skip
 
 if __name__ == "__main__":

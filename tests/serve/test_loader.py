@@ -13,7 +13,7 @@ import pytest
 from aot_tune import document, environment
 from aot_tune.arch import Arch
 from aot_tune.config import Config
-from aot_tune.errors import TableWarning
+from aot_tune.errors import DeclarationError, TableWarning
 from aot_tune.serve import loader
 from aot_tune.serve.loader import load
 from aot_tune.table import Table
@@ -138,3 +138,27 @@ def test_a_named_folder_that_is_not_there_is_said_so(tmp_path: Path, monkeypatch
 def test_nvml_is_not_asked_where_no_folder_could_hold_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "gpus", lambda: pytest.fail("NVML was asked, 58 ms"))
     assert loader.archs_to_load(scale) == ()
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/b", "a\0b", "x" * 300, "", ".", "X", "con fig"])
+def test_b14_a_name_that_is_no_file_name_is_refused_when_declared_and_nothing_is_touched(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B14: the whole path, from a declaration to tables, archive and cache."""
+    inside = tmp_path / "root" / "tables"
+    inside.mkdir(parents=True)
+    monkeypatch.setenv(environment.CACHE_DIR, str(tmp_path / "root" / "cache"))
+    monkeypatch.setattr(loader, "gpus", lambda: pytest.fail("it was loaded"))
+    with pytest.raises(DeclarationError, match="name"):
+        dataclasses.replace(scale, name=name, tables=inside)
+    assert sorted(tmp_path.rglob("*")) == [tmp_path / "root", inside]
+
+
+def test_b14_a_table_that_names_a_kernel_elsewhere_is_a_miss(tmp_path: Path) -> None:
+    """B14: a name in a file leads nowhere."""
+    write(tmp_path, scale_table())
+    path = tmp_path / "sm90" / "scale.json"
+    path.write_bytes(WHOLE.replace(b'"kernel": "scale"', b'"kernel": "../../scale"'))
+    tunable = dataclasses.replace(scale, tables=tmp_path)
+    with pytest.warns(TableWarning, match="scale.json"):
+        assert load(tunable, SM90).tables == ()

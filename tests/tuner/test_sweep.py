@@ -204,6 +204,18 @@ def test_a_partial_sweep_keeps_the_other_entries(folder: Path, monkeypatch: pyte
     assert {problem.size("M") for _, problem, _ in sessions[1].asked} <= set(range(33, 65))
 
 
+def test_a_selection_published_meanwhile_leaves_the_journal_of_a_stopped_sweep(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "fails_after", 4)
+    with pytest.raises(TuneError, match="lost"):
+        _tune(folder)
+    monkeypatch.setattr(Session, "fails_after", None)
+    bucket = Problem({"dtype": "bfloat16", "M": 64, "N": 1024})
+    assert _tune(folder, problems={"scale": (bucket,)}).rows[0].resumed == 0
+    assert _tune(folder).rows[0].resumed > 0
+
+
 def test_a_truncated_table_stops_the_sweep_and_is_left_as_it_was(folder: Path) -> None:
     _tune(folder)
     whole = _path(folder).read_bytes()

@@ -1,0 +1,275 @@
+"""One scenario of `bench.serving` in a fresh process: `python -m ... SCENARIO` prints one line of JSON."""
+
+from __future__ import annotations
+
+import importlib.abc
+import json
+import math
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import cuda.tile as ct
+import torch
+
+import aot_tune
+from aot_tune import cutile
+from aot_tune.arch import Arch
+from aot_tune.archive import FILE_NAME, Archive
+from aot_tune.config import Config
+from aot_tune.device import Device
+from aot_tune.kernels import matmul_tunable, rms_norm_tunable, rope_tunable
+from aot_tune.problem import Problem
+from aot_tune.serve import loader
+from aot_tune.serve.dispatch import Dispatcher, dispatcher_of
+from aot_tune.serve.resolve import Legality, resolve
+from aot_tune.tunable import Tunable
+
+_ALL = (rms_norm_tunable, matmul_tunable, rope_tunable)
+_PROBLEMS = {
+    "rms_norm": {"dtype": "bfloat16", "rows": 64, "cols": 4096},
+    "matmul": {"dtype": "bfloat16", "M": 64, "N": 6144, "K": 4096},
+}
+_MISSES = ((64, 512, 256), (256, 640, 512), (1024, 256, 1024))
+"""M, N, K far from all that was tuned, each under 1 ms."""
+
+_LOOK_UPS = 1_000_000
+
+
+class _NoCompiler(importlib.abc.MetaPathFinder):
+    def find_spec(self, name: str, path: Any, target: Any = None) -> None:
+        if name == "cuda.tile._compile":
+            raise SystemExit("the compiler was imported")
+
+
+def _without_compiler() -> None:
+    sys.meta_path.insert(0, _NoCompiler())
+    cutile.may_have_compiler = lambda: False
+
+
+def _arch() -> Arch:
+    return Arch(*torch.cuda.get_device_capability())
+
+
+def _args(tunable: Tunable) -> tuple[Any, ...]:
+    told = _PROBLEMS.get(tunable.name)
+    return tunable.make_args(Problem(told) if told else tunable.typical_problems[6], "cuda:0", 1)
+
+
+def _ms(call: Callable[[], object]) -> float:
+    """Milliseconds of a call, waited for."""
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return round((time.perf_counter() - started) * 1e3, 3)
+
+
+# First launches ---------------------------------------------------------------------------------------------
+
+
+def tune_first() -> dict[str, Any]:
+    """Search the whole space on the first call, as cuTile's users do."""
+    from cuda.tile.tune import exhaustive_search
+
+    told: dict[str, Any] = {}
+    for tunable in (rms_norm_tunable, matmul_tunable):
+        args = _args(tunable)
+        problem, device = tunable.problem_of(*args), dispatcher_of(tunable).machine(0, _runtime()).device
+        configs = tunable.candidates(device.arch, problem)
+
+        search = partial(
+            exhaustive_search, configs, torch.cuda.current_stream().cuda_stream,
+            partial(_grid_of, tunable, device, problem), tunable.kernel, partial(_args_of, tunable, args),
+            lambda config: dict(config.hints), quiet=True,
+        )  # fmt: skip
+        told[f"{tunable.name}_ms"] = _ms(search)
+        told[f"{tunable.name}_configs"] = len(configs)
+    return told
+
+
+def _grid_of(tunable: Tunable, device: Device, problem: Problem, config: Config) -> tuple[int, ...]:
+    return tunable.grid_fn(config, device, problem)
+
+
+def _args_of(tunable: Tunable, args: tuple[Any, ...], config: Config) -> tuple[Any, ...]:
+    return tunable.args_fn(config, *args)
+
+
+def bare_first() -> dict[str, Any]:
+    """`ct.launch` of the tuned config, which cuTile compiles or finds in its disk cache."""
+    told: dict[str, Any] = {}
+    for tunable in (rms_norm_tunable, matmul_tunable):
+        call = _bare(tunable, tunable.kernel.replace_hints)
+        told[f"{tunable.name}_ms"] = _ms(call)
+    return told
+
+
+def _bare(tunable: Tunable, kernel_of: Callable[..., Any]) -> Callable[[], None]:
+    args = _args(tunable)
+    dispatcher, problem = dispatcher_of(tunable), tunable.problem_of(*args)
+    device = dispatcher.machine(0, _runtime()).device
+    config = dispatcher.choice(device.arch, problem).config
+    kernel, grid = kernel_of(**config.hints), tunable.grid_fn(config, device, problem)
+    passed, stream = tunable.args_fn(config, *args), torch.cuda.current_stream().cuda_stream
+    return lambda: ct.launch(stream, grid, kernel, passed)
+
+
+def _runtime() -> Any:
+    from aot_tune.serve.runtime import runtime
+
+    return runtime()
+
+
+def first_launches() -> dict[str, Any]:
+    """`Tunable.launch` from cubins, with no compiler; the first kernel bears what a process does once."""
+    _without_compiler()
+    calls = [(tunable, _args(tunable)) for tunable in _ALL]
+    return {f"{tunable.name}_ms": _ms(partial(tunable.launch, *args)) for tunable, args in calls}
+
+
+def after_prime() -> dict[str, Any]:
+    """Host microseconds of the first launch of each declared rms_norm, and of the same launches again."""
+    _without_compiler()
+    done = aot_tune.prime(*_ALL)
+    problems = [p for p in rms_norm_tunable.typical_problems if p.size("rows") <= 512]
+    calls = [rms_norm_tunable.make_args(problem, "cuda:0", 1) for problem in problems]
+    torch.cuda.synchronize()
+    launch, clock, rounds = rms_norm_tunable.launch, time.perf_counter, []
+    for _ in range(21):
+        times = []
+        for args in calls:
+            started = clock()
+            launch(*args)
+            times.append((clock() - started) * 1e6)
+        torch.cuda.synchronize()
+        rounds.append(statistics.median(times))
+    warm = statistics.median(rounds[1:])
+    return {
+        "first_us": round(rounds[0], 2), "warm_us": round(warm, 2),
+        "first / warm": round(rounds[0] / warm, 3),
+        "signatures loaded": done.loaded, "compiled": done.compiled, "plans": done.plans,
+        "prime_seconds": round(done.seconds, 3),
+    }  # fmt: skip
+
+
+def launches() -> dict[str, Any]:
+    """Host microseconds of a launch above a bare `ct.launch` of the same kernel."""
+    tunable = rms_norm_tunable
+    args = _args(tunable)
+    bare = _bare(tunable, lambda **hints: dispatcher_of(tunable).kernels.of(hints))
+    ways: dict[str, Callable[[], object]] = {"bare_us": bare, "launch_us": lambda: tunable.launch(*args)}
+    rounds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(31):
+        for name, call in ways.items():
+            call()
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            for _ in range(500):
+                call()
+            rounds[name].append((time.perf_counter() - started) / 500 * 1e6)
+            torch.cuda.synchronize()
+    told = {name: round(statistics.median(times), 3) for name, times in rounds.items()}
+    return {**told, "above_us": round(told["launch_us"] - told["bare_us"], 3)}
+
+
+# Misses and look-ups ----------------------------------------------------------------------------------------
+
+
+def misses() -> dict[str, Any]:
+    """Milliseconds of a matmul that nothing was tuned for: searched, launched, waited for."""
+    _without_compiler()
+    matmul_tunable.launch(*_args(matmul_tunable))
+    told: dict[str, Any] = {}
+    for m, n, k in _MISSES:
+        problem = Problem({"dtype": "bfloat16", "M": m, "N": n, "K": k})
+        args = matmul_tunable.make_args(problem, "cuda:0", 1)
+        told[f"{m} x {n} x {k} ms"] = _ms(partial(matmul_tunable.launch, *args))
+        plans = dispatcher_of(matmul_tunable)._plans
+        told[f"{m} x {n} x {k}"] = next(p.choice.source for key, p in plans.items() if key[1] == problem)
+    return told
+
+
+def loading() -> dict[str, Any]:
+    """Milliseconds and resident MB of all tables, and then of the archive's index and sections."""
+    archs = loader.archs_to_load(rms_norm_tunable)
+    before, started = _resident_mb(), time.perf_counter()
+    kept: list[Any] = [Dispatcher(tunable) for tunable in _ALL]
+    for dispatcher in kept:
+        for arch in archs:
+            dispatcher.load(arch)
+    tables, between = time.perf_counter() - started, _resident_mb()
+    started = time.perf_counter()
+    for folder, _ in loader.folders(rms_norm_tunable):
+        for arch in archs:
+            if (path := folder / str(arch) / FILE_NAME).exists():
+                archive = Archive(path)
+                kept += [archive.section(name) for name in archive.kernels]
+    return {
+        "tables_ms": round(tables * 1e3, 2), "tables_mb": round(between - before, 2),
+        "archive_ms": round((time.perf_counter() - started) * 1e3, 2),
+        "archive_mb": round(_resident_mb() - between, 2),
+    }  # fmt: skip
+
+
+def _resident_mb() -> float:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def look_ups() -> dict[str, Any]:
+    """Microseconds of choosing a config for problems not seen before, and how memory grows meanwhile."""
+    arch = _arch()
+    random_ = random.Random(0)
+
+    def size(most: int) -> int:
+        return int(2 ** random_.uniform(0, math.log2(most)))
+
+    draws: dict[str, Callable[[], dict[str, Any]]] = {
+        "matmul": lambda: {"dtype": "bfloat16", "M": size(16384), "N": size(32768), "K": size(32768)},
+        "rms_norm": lambda: {"dtype": "bfloat16", "rows": size(16384), "cols": size(32768)},
+    }
+    told: dict[str, Any] = {}
+    for tunable in (matmul_tunable, rms_norm_tunable):
+        index, legality = dispatcher_of(tunable).load(arch), Legality(tunable, arch)
+        draw, clock, count = draws[tunable.name], time.perf_counter_ns, _LOOK_UPS // 2
+        for _ in range(5000):
+            resolve(tunable, arch, Problem(draw()), index, legality)
+        before = _resident_mb()
+        histogram = [0] * 20001  # tenths of a microsecond; the last for all above 2 ms
+        for _ in range(count):
+            problem = Problem(draw())
+            started = clock()
+            resolve(tunable, arch, problem, index, legality)
+            histogram[min((clock() - started) // 100, 20000)] += 1
+        told[tunable.name] = {
+            "look-ups": count,
+            "median_us": _quantile(histogram, 0.5),
+            "99.9 %_us": _quantile(histogram, 0.999),
+            "under 200 us": round(sum(histogram[:2000]) / count, 6),
+            "grown_mb": round(_resident_mb() - before, 2),
+        }  # fmt: skip
+    return told
+
+
+def _quantile(histogram: list[int], part: float) -> float:
+    left = part * sum(histogram)
+    for place, count in enumerate(histogram):
+        left -= count
+        if left <= 0:
+            return (place + 1) / 10
+    return math.inf
+
+
+_SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
+    one.__name__: one
+    for one in (tune_first, bare_first, first_launches, after_prime, launches, misses, loading, look_ups)
+}
+
+if __name__ == "__main__":
+    print(json.dumps(_SCENARIOS[sys.argv[1]]()))

@@ -1,0 +1,167 @@
+"""The ways that servers run: forked workers, many threads, several ranks, GPUs of different archs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from aot_tune import environment
+from aot_tune.arch import Arch, Gpu
+from aot_tune.serve import loader
+from aot_tune.serve.dispatch import dispatcher_of
+from aot_tune.tunable import Tunable
+from tests.fake_driver import Driver, FakeTensor
+from tests.samples import DEFAULT, SM90, scale, scale_table, write
+
+ROOT = Path(__file__).parents[2]
+SM100 = Arch.parse("sm100")
+AT_64, AT_256 = scale_table().portfolio
+
+
+def tensors(rows: int) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.empty(rows, 1024, dtype=torch.bfloat16, device="meta") for _ in range(2))
+
+
+@pytest.fixture
+def tuned(driver: Driver, tmp_path: Path) -> Tunable:
+    write(tmp_path, scale_table())
+    return dataclasses.replace(scale, tables=tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forking is POSIX")
+def test_workers_forked_from_a_server_launch_what_it_had_launched_and_what_it_had_not(
+    tuned: Tunable, driver: Driver
+) -> None:
+    tuned.launch(*tensors(64))
+    children = []
+    for _ in range(3):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                for rows in (64, 256, 100):
+                    tuned.launch(*tensors(rows))
+                grids = [one.grid[0] for one in driver.launches]
+                code = 0 if grids[:3] == [2, 2, 4] and len(grids) == 4 else 2
+            finally:
+                os._exit(code)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
+    tuned.launch(*tensors(256))
+    assert len(driver.launches) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forking is POSIX")
+def test_a_worker_forked_while_a_thread_of_the_server_resolves_launches(
+    tuned: Tunable, driver: Driver
+) -> None:
+    inside, go = threading.Event(), threading.Event()
+    go.set()  # while it is declared
+
+    def slow(config: object, problem: object) -> int:
+        inside.set()
+        go.wait(30)
+        return 1
+
+    held = dataclasses.replace(tuned, tiles=slow)
+    inside.clear()
+    go.clear()
+    thread = threading.Thread(target=lambda: held.launch(*tensors(100)))
+    thread.start()
+    assert inside.wait(30)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            tuned.launch(*tensors(64))
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    go.set()
+    thread.join()
+
+
+def test_threads_resolve_and_launch_at_once_and_a_fresh_one_joins_them(
+    tuned: Tunable, driver: Driver
+) -> None:
+    driver.devices = 2
+    failures: list[BaseException] = []
+    begun = threading.Event()
+
+    def work(seed: int) -> None:
+        try:
+            for rows in range(33 + seed, 500, 61):
+                for device in (0, 1):
+                    tuned.launch(*(FakeTensor((rows, 1024), torch.bfloat16, device) for _ in range(2)))
+                begun.set()
+        except BaseException as error:
+            failures.append(error)
+            begun.set()
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    begun.wait(60)
+    fresh = threading.Thread(target=work, args=(7,))
+    fresh.start()
+    for thread in (*threads, fresh):
+        thread.join()
+    assert failures == []
+    each = sum(len(range(33 + seed, 500, 61)) for seed in (*range(6), 7))
+    assert sorted(one.device for one in driver.launches) == [0] * each + [1] * each
+    alone = dispatcher_of(dataclasses.replace(tuned))
+    for (_, problem, _), plan in dispatcher_of(tuned)._plans.items():
+        assert plan.choice.config == alone.choice(SM90, problem).config
+
+
+def test_gpus_of_different_archs_in_one_process_take_their_own_tables(
+    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row B3 as well: a table of another arch is read for no GPU but its own."""
+    table = scale_table()
+    write(tmp_path, table)
+    entries = tuple(dataclasses.replace(entry, config=DEFAULT, points=()) for entry in table.entries)
+    write(tmp_path, dataclasses.replace(table, arch=SM100, entries=entries))
+    driver.devices = 2
+    driver.capability_of[1] = (10, 0)
+    gpus = tuple(Gpu(index=n, name="GPU", arch=a, uuid=f"{n}") for n, a in enumerate((SM90, SM100)))
+    monkeypatch.setattr(loader, "gpus", lambda: gpus)
+    tunable = dataclasses.replace(scale, tables=tmp_path)
+    for _ in range(2):
+        for device in (0, 1):
+            tunable.launch(*(FakeTensor((256, 1024), torch.bfloat16, device) for _ in range(2)))
+    rows = [-(-256 // int(config["tile_m"])) for config in (AT_256, DEFAULT)]
+    assert [(one.device, one.grid[0]) for one in driver.launches] == [(0, rows[0]), (1, rows[1])] * 2
+
+
+def test_b10_two_real_ranks_choose_alike_search_nothing_and_read_no_cache(tmp_path: Path) -> None:
+    """B10: with caches of their own, and time for any search."""
+    write(tmp_path / "tables", scale_table())
+    variables = {name: value for name, value in os.environ.items() if name not in environment.DESCRIPTIONS}
+    variables[environment.SEARCH_SECONDS] = "100"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.serve.ranks_child", str(n), str(tmp_path / "store"),
+             str(tmp_path / "tables")],
+            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**variables, environment.CACHE_DIR: str(tmp_path / f"cache{n}")},
+        )
+        for n in range(2)
+    ]  # fmt: skip
+    for one in ranks:
+        out, err = one.communicate(timeout=120)
+        assert one.returncode == 0, err[-2000:]
+        told = json.loads(out.splitlines()[-1])
+        assert told["equal"]
+        assert told["different"] >= 4
+        assert told["read"] == []
+    assert list(tmp_path.glob("cache*")) == []
