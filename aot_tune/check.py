@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from aot_tune import declaration, document, fingerprint, store
 from aot_tune.arch import Arch
 from aot_tune.check_entry import entry_complaints, portfolio_complaints
-from aot_tune.discovery import module_option
 from aot_tune.errors import ArchError, StoreError, TableError, UsageError
 from aot_tune.table import Table
 
@@ -88,7 +87,7 @@ def _root(folder: Path, kernels: Mapping[str, Tunable], *, own: bool) -> Iterato
             yield _finding(child, "an unknown file", "tables lie in <arch>/<kernel>.json; remove it")
     if not archs:
         names = " ".join(kernels)
-        modules = "".join(dict.fromkeys(map(module_option, kernels.values())))
+        modules = "".join(dict.fromkeys(kernel.module_option for kernel in kernels.values()))
         yield _finding(folder, f"holds no tables for {names}", f"tune them: aot-tune tune {names}{modules}")
     for arch_folder in archs:
         yield from _arch_folder(arch_folder, kernels, own=own)
@@ -186,4 +185,4 @@ def _finding(path: Path, what: str, fix: str) -> Finding:
 
 
 def _tune(tunable: Tunable, arch: str) -> str:
-    return f"run aot-tune tune {tunable.name} --arch {arch}{module_option(tunable)}"
+    return f"run aot-tune tune {tunable.name} --arch {arch}{tunable.module_option}"

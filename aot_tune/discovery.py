@@ -91,13 +91,6 @@ def load(module: str, name: str) -> Tunable:
     return here[name]
 
 
-def module_option(tunable: Tunable) -> str:
-    """What a command that is to be copied must say of where a kernel is declared; empty for a shipped one."""
-    if tunable.package.partition(".")[0] == OWN_KERNELS.partition(".")[0]:
-        return ""
-    return f" --module {getattr(tunable.problem, '__module__', None) or tunable.package}"
-
-
 def installed_modules() -> list[str]:
     """The modules of the entry points, the shipped kernels first."""
     named = [point.value.partition(":")[0] for point in metadata.entry_points(group=GROUP)]

@@ -214,6 +214,13 @@ class Tunable:
         """Whether any axis is bucketed, so that a bucket holds more than one size."""
         return any(isinstance(axis, Pow2) for axis in self.axes.values())
 
+    @property
+    def module_option(self) -> str:
+        """What a command to be copied must say of where the kernel is declared; empty for a shipped one."""
+        if self.package.partition(".")[0] == "aot_tune":
+            return ""
+        return f" --module {getattr(self.problem, '__module__', None) or self.package}"
+
     def __repr__(self) -> str:
         return f"Tunable({self.package}:{self.name})"
 

@@ -183,9 +183,7 @@ def _default(
 def tune_command(tunable: Tunable, arch: Arch, problem: Problem) -> str:
     """The command that tunes one problem."""
     values = ",".join(f"{name}={_word(value)}" for name, value in problem.items())
-    own = tunable.package.partition(".")[0] == "aot_tune"
-    module = "" if own else f" --module {getattr(tunable.problem, '__module__', None) or tunable.package}"
-    return f"aot-tune tune {tunable.name} --arch {arch}{module} --problem {values}"
+    return f"aot-tune tune {tunable.name} --arch {arch}{tunable.module_option} --problem {values}"
 
 
 def miss_message(tunable: Tunable, arch: Arch, problem: Problem, choice: Choice) -> str:

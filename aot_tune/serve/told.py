@@ -41,7 +41,8 @@ class Told:
                 _warn(
                     f"{shipped.path} was tuned for other source of {self._tunable.name} "
                     f"({shipped.table.source_hash}, now {now}); it is used, since the kernel's constants "
-                    f"still match; tune again: aot-tune tune {self._tunable.name} --arch {arch}",
+                    f"still match; tune again: aot-tune tune {self._tunable.name} --arch {arch}"
+                    f"{self._tunable.module_option}",
                     TableWarning,
                 )
 

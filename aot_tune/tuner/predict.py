@@ -256,8 +256,8 @@ def _folder(request: SweepRequest, found: Found) -> Path:
 def _earlier(path: Path) -> Table | None:
     """The predicted table of an earlier run.
 
-    Below build/ a file that is no table is a build product like any other. Elsewhere, or where a later release
-    wrote it, nobody knows what it holds: it stays.
+    Below build/ a file that is no table is a build product like any other. Elsewhere, or where a later
+    release wrote it, nobody knows what it holds: it stays.
 
     Raises:
         TuneError: It holds measurements, or nobody knows what.
