@@ -167,14 +167,16 @@ def _prebuilt_class() -> Any:
             cubin = self._cubins(symbol, Arch(*(compute_capability or get_compute_capability())))
             if cubin is not None:
                 return cubin.code, cubin.symbol, None, () if release() >= (1, 7) else []
+            if (
+                not may_have_compiler()
+            ):  # told without importing the compiling half, which a serving image lacks
+                raise CompilerMissingError(
+                    f"no cubin was shipped for {symbol}, and no compiler (tileiras) is here to make one; "
+                    "ship it (aot-tune compile), or install the compiler: pip install 'aot-tune[tune]'"
+                )
             try:
                 return super()._compile(signature, context, compute_capability)
             except Exception as error:
-                if isinstance(error, FileNotFoundError) and "tileiras" in str(error):
-                    raise CompilerMissingError(
-                        f"no cubin was shipped for {symbol}, and no compiler (tileiras) is here to make one; "
-                        "ship it (aot-tune compile), or install the compiler: pip install 'aot-tune[tune]'"
-                    ) from error
                 of_disk_cache = isinstance(error, OSError) or type(error).__module__ == "sqlite3"
                 if context.config.cache_dir is None or not of_disk_cache:
                     raise

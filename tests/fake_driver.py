@@ -332,8 +332,17 @@ class FakeTensor:
     is_cuda = True
     is_meta = False
 
-    def __init__(self, shape: Sequence[int], dtype: torch.dtype = torch.float32, device: int = 0) -> None:
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        device: int = 0,
+        *,
+        strides: Sequence[int] | None = None,
+    ) -> None:
         self._meta = torch.empty(tuple(shape), dtype=dtype, device="meta")
+        if strides is not None:
+            self._meta = torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device="meta")
         self._index = device
 
     @property

@@ -11,7 +11,7 @@ from aot_tune import environment
 from aot_tune.arch import Arch
 from aot_tune.config import Config
 from aot_tune.device import Device
-from aot_tune.errors import LaunchError
+from aot_tune.errors import CompilerMissingError, LaunchError
 from aot_tune.problem import Problem
 from aot_tune.serve import guard, loader
 from aot_tune.serve.arguments import check_arguments, check_problem, explain
@@ -201,7 +201,14 @@ class Dispatcher:
             return
         plan = self._plan(number, followed.problem, config, args, here)
         kernel_args, passed = follow_args(self._tunable.args_fn, plan.choice.config, args, here.tensor_types)
-        self._fire(number, plan, args, kernel_args, here)
+        try:
+            self._fire(number, plan, args, kernel_args, here)
+        except CompilerMissingError:
+            default = self._tunable.default_config(self.machine(number, here).device.arch, followed.problem)
+            if config is not None or plan.choice.config == default:
+                raise
+            self._slow(args, default)  # the only config that has a cubin for any layout
+            return
         if config is None and followed.reads is not None:
             self._remember(number, args, (followed, passed), plan, here)
 
@@ -280,6 +287,7 @@ class Dispatcher:
             "entered": here.entered,
             "tensors": frozenset(here.tensor_types),
             "args_fn": self._tunable.args_fn,
+            "no_compiler": CompilerMissingError,
             "explain": lambda error, args: explain(self._tunable, error, args, here),
         }
 

@@ -122,6 +122,8 @@ class LaunchFunction:
             "except (TypeError, ValueError) as error:",
             " explain(error, ({args}))",
             " raise",
+            "except no_compiler:",  # nothing was launched: the slow path has the default to fall back to
+            f" {_SLOW[0]}",
         ]  # fmt: skip
 
     def _key_expression(self, form: Form, device: str) -> str:
@@ -173,6 +175,7 @@ _ENTERING = """\
 
 _RESERVED = frozenset(
     {"config", "slow", "explain", "ct_launch", "raw_stream", "current_device", "grad_enabled", "entered",
-     "tensors", "args_fn", "plan", "grid", "kernel", "index", "stream", "error", "chosen", "getattr", "type"}
+     "tensors", "args_fn", "no_compiler", "plan", "grid", "kernel", "index", "stream", "error", "chosen",
+     "getattr", "type"}
     | {f"c{i}" for i in range(64)}
 )  # fmt: skip

@@ -19,11 +19,12 @@ from aot_tune.archive import FILE_NAME, Hints
 from aot_tune.errors import CompilerMissingError, CubinWarning
 from aot_tune.serve import cubins as serving
 from aot_tune.serve.cubins import Cubins
+from aot_tune.serve.resolve import Choice
 from aot_tune.tunable import Tunable
 from aot_tune.tuner.origin import origin_of
 from aot_tune.tuner.pack import KernelCubins, pack
 from tests import fake_driver
-from tests.samples import DEFAULT, SM90, scale
+from tests.samples import DEFAULT, SM90, SPACE, scale
 
 SM100 = Arch.parse("sm100")
 HINTS: Hints = tuple(DEFAULT.hints.items())
@@ -243,12 +244,7 @@ def test_nothing_is_written_and_no_descriptor_stays_open(tunable: Tunable) -> No
 def test_without_cubin_and_compiler_nothing_is_launched_and_the_next_step_is_named(
     driver: fake_driver.Driver, tunable: Tunable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cuda.tile import _compile
-
-    def missing(*args: object) -> None:
-        raise FileNotFoundError("'tileiras' compiler not found")  # cuTile's own words
-
-    monkeypatch.setattr(_compile, "compile_tile", missing)
+    with_compiler(monkeypatch, False)
     kernel = cutile.with_hints(scale.kernel, DEFAULT.hints, Cubins(tunable).source(DEFAULT.hints))
     array = fake_driver.FakeTensor((50, 64), torch.bfloat16)
     with pytest.raises(CompilerMissingError, match=r"aot-tune compile.*pip install"):
@@ -268,3 +264,42 @@ def test_a_launch_takes_the_archives_cubin_and_its_symbol(
         array = fake_driver.FakeTensor((rows, 64), torch.bfloat16)
         ct.launch(0, (1,), kernel, (array, array, 16, 64))
     assert [launch.symbol for launch in driver.launches] == ["_scale_kernel", "_scale_kernel"]
+
+
+def test_a_layout_without_a_cubin_of_the_tuned_config_runs_the_defaults_weakest(
+    driver: fake_driver.Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B13: strides are no part of a plan's key, and a serving image may have no compiler."""
+    from cuda.tile import _compile
+
+    monkeypatch.setattr(_compile, "compile_tile", lambda *a, **k: pytest.fail("it compiled"))
+    tuned = next(config for config in SPACE if config.hints != DEFAULT.hints and config["tile_m"] == 16)
+    chosen = cutile.signature_of(
+        scale.kernel,
+        (tensor := torch.empty(64, 64, dtype=torch.bfloat16, device="meta"), tensor, 16, tuned["tile_n"]),
+    )
+    odd = torch.empty_strided((64, 64), (65, 1), dtype=torch.bfloat16, device="meta")
+    weak = cutile.weakest_signature(
+        scale.kernel, cutile.signature_of(scale.kernel, (odd, odd, 16, DEFAULT["tile_n"]))
+    )
+    held = {(tuple(tuned.hints.items()), chosen): b"exact", (HINTS, weak): b"weakest"}
+    path = tmp_path / "tables" / str(SM90) / FILE_NAME
+    path.parent.mkdir(parents=True)
+    kernel = KernelCubins(
+        kernel="scale", symbol="_scale_kernel", origin=origin_of(scale, "13.4.92"), cubins=held
+    )
+    path.write_bytes(pack(SM90, [kernel]))
+    with_compiler(monkeypatch, False)
+    here = dataclasses.replace(scale, tables=tmp_path / "tables", default=scale.default)
+    monkeypatch.setattr(
+        "aot_tune.serve.dispatch.resolve",
+        lambda *args, given=None, **named: Choice(config=given or tuned, source="own", reason="scripted"),
+    )
+    even = fake_driver.FakeTensor((64, 64), torch.bfloat16)
+    ragged = fake_driver.FakeTensor((64, 64), torch.bfloat16, strides=(65, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):  # the slow path, then the hot one, which knows the shape but not the strides
+            here.launch(even, even)
+            here.launch(ragged, ragged)
+    assert len(driver.launches) == 4
