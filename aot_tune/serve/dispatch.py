@@ -98,11 +98,11 @@ class Dispatcher:
         with guard.Guard.lock:
             if arch not in self._indexes:
                 index = loader.load(self._tunable, arch)
-                for shipped in index.tables:
-                    for config in (*shipped.table.portfolio, *(e.config for e in shipped.table.entries)):
-                        self.kernels.of(config.hints)
                 first = self._tunable.typical_problems[0]
-                self.kernels.of(self._tunable.default(arch, first).hints)
+                portfolios = (config for shipped in index.tables for config in shipped.table.portfolio)
+                for config in (*portfolios, self._tunable.default(arch, first)):  # no entry has another
+                    self.kernels.of(config.hints)
+                self.kernels.cubins.sections(arch)  # the index alone: a first launch has 2 ms
                 self._indexes[arch] = index
             return self._indexes[arch]
 
