@@ -9,12 +9,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from aot_tune import cutile
 from aot_tune.arch import KNOWN_ARCHS, Arch
 from aot_tune.bucket import Exact, Pow2
-from aot_tune.errors import DeclarationError, LaunchError
+from aot_tune.errors import DeclarationError
 from aot_tune.mistakes import (
     argument_mistakes,
     config_mistakes,
@@ -192,34 +192,3 @@ def declaration_problems(tunable: Tunable, arch: Arch) -> list[str]:
             found.setdefault((kind, text.replace(str(problem), "")), text)
     space = space_mistakes(tunable, arch, sound)
     return [f"{tunable.name}: {text}" for text in (*found.values(), *space)]
-
-
-# At a launch --------------------------------------------------------------------------------------
-
-
-def check_args(tunable: Tunable, args: Sequence[Any]) -> Problem:
-    """The problem that launch arguments pose; a size may be 0.
-
-    Raises:
-        LaunchError: There are too many or too few of them.
-        DeclarationError: `problem` returns other names than `typical` lists, or no size for an axis.
-    """
-    parameters = inspect.signature(tunable.problem).parameters.values()
-    needed = sum(parameter.default is inspect.Parameter.empty for parameter in parameters)
-    if not needed <= len(args) <= len(parameters):
-        raise LaunchError(
-            f"{tunable.name}.launch takes {', '.join(tunable.parameters)}; it was given {len(args)} arguments"
-        )
-    problem = tunable.problem_of(*args)
-    for name in tunable.axes:
-        size = problem.get(name)
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            _refuse(tunable, f"problem() returned {size!r} for the axis {name}; return its size, an int")
-    expected = tunable.typical_problems[0].keys()
-    if problem.keys() != expected:
-        _refuse(
-            tunable,
-            f"problem() returned {names(problem)}, typical lists {names(expected)}; "
-            "return and list the same names",
-        )
-    return problem

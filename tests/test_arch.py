@@ -7,6 +7,7 @@ import types
 
 import pytest
 
+from aot_tune import arch
 from aot_tune.arch import KNOWN_ARCHS, Arch, visible_gpus
 from aot_tune.errors import ArchError, UsageError
 
@@ -133,3 +134,35 @@ def test_a_question_that_nvml_forbids_makes_the_gpus_unknown_and_closes_nvml(nvm
     nvml.nvmlDeviceGetUUID = fail
     assert visible_gpus() is None
     assert nvml.calls == ["init", "shutdown"]
+
+
+def test_the_gpus_are_asked_for_once_in_the_background(nvml, monkeypatch):
+    monkeypatch.setattr(arch._Question, "thread", None)
+    monkeypatch.setattr(arch._Question, "gpus", None)
+    arch.ask_for_gpus()
+    arch.ask_for_gpus()
+    told = arch.gpus_asked_for()
+    assert [gpu.uuid for gpu in told] == [one[2] for one in THREE]
+    assert arch.gpus_asked_for() is told
+    assert nvml.calls == ["init", "shutdown"]
+
+
+def test_a_fork_waits_for_the_answer_so_that_no_child_inherits_nvmls_locks(nvml, monkeypatch):
+    import os
+    import time
+
+    began = nvml.nvmlInit
+
+    def slowly():
+        time.sleep(0.2)
+        began()
+
+    nvml.nvmlInit = slowly
+    monkeypatch.setattr(arch._Question, "thread", None)
+    monkeypatch.setattr(arch._Question, "gpus", None)
+    arch.ask_for_gpus()
+    child = os.fork()
+    if child == 0:
+        os._exit(arch._Question.thread.is_alive())
+    assert not arch._Question.thread.is_alive()
+    assert os.waitpid(child, 0)[1] == 0

@@ -178,3 +178,33 @@ def test_an_untested_release_takes_the_public_way(monkeypatch: pytest.MonkeyPatc
 
 def test_the_installed_compiler_is_found() -> None:
     assert shutil.which("tileiras") or (cutile.compiler_version() or "").startswith("13.")
+
+
+def _search_that_never_settles(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Samples that ``exhaustive_search`` takes of a kernel whose times scatter widely."""
+    from itertools import cycle
+
+    from cuda.tile.tune import _tune, exhaustive_search
+
+    times = cycle([10.0, 1000.0])
+    monkeypatch.setattr(_tune, "_benchmark", lambda *args: next(times))
+    result = exhaustive_search([0], 0, lambda c: (1,), _copy, lambda c: (), quiet=True)
+    return result.best.num_samples
+
+
+def test_a_search_that_never_settles_stops_at_the_limit_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cuda.tile.tune import _tune
+
+    monkeypatch.setattr(_tune, "_MAX_REPEATS", _tune._MAX_REPEATS)  # brought back after the test
+    assert _search_that_never_settles(monkeypatch) > 25
+    cutile.limit_samples(25)
+    assert _search_that_never_settles(monkeypatch) == 25
+
+
+def test_an_untested_release_keeps_its_own_limit_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cuda.tile.tune import _tune
+
+    own = _tune._MAX_REPEATS
+    monkeypatch.setattr(cutile, "version", lambda: "9.9.0")
+    cutile.limit_samples(25)
+    assert own == _tune._MAX_REPEATS

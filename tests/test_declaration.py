@@ -16,8 +16,8 @@ from aot_tune import inputs
 from aot_tune.arch import Arch
 from aot_tune.bucket import Exact, Pow2
 from aot_tune.config import Config
-from aot_tune.declaration import check_args, check_declaration, declaration_problems
-from aot_tune.errors import DeclarationError, LaunchError
+from aot_tune.declaration import check_declaration, declaration_problems
+from aot_tune.errors import DeclarationError
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
 
@@ -338,41 +338,3 @@ def test_a_space_of_hints_alone_or_for_sm90_need_not_hold_clusters():
     assert declaration_problems(alone, SM100) == []
     narrow = declared(search_space=lambda arch, problem: SPACE[:1] if arch == SM90 else SPACE)
     assert declaration_problems(narrow, SM90) == []
-
-
-# At a launch ------------------------------------------------------------------------------------------------
-
-
-def _tensors(m: int = 4, n: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty(m, n, dtype=torch.bfloat16), torch.empty(m, n, dtype=torch.bfloat16)
-
-
-def test_launch_arguments_pose_a_problem_and_a_size_may_be_0():
-    assert check_args(declared(), _tensors()) == Problem({"dtype": "bfloat16", "M": 4, "N": 8})
-    assert check_args(declared(), _tensors(0))["M"] == 0
-
-
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_a_wrong_number_of_launch_arguments_is_refused_with_their_names(count):
-    with pytest.raises(LaunchError, match=f"takes x, out; it was given {count}"):
-        check_args(declared(), [torch.empty(1, 1)] * count)
-
-
-def test_an_argument_with_a_default_may_be_left_out():
-    tunable = declared(problem=lambda x, out, eps=1e-6: {"dtype": x.dtype, "M": x.shape[0], "N": x.shape[1]})
-    assert check_args(tunable, _tensors())["N"] == 8
-
-
-@pytest.mark.parametrize(
-    ("returned", "told"),
-    [
-        ({"dtype": "bfloat16", "M": 1}, "returned None for the axis N; return its size"),
-        ({"dtype": "bfloat16", "M": 1, "N": True}, "returned True for the axis N"),
-        ({"dtype": "bfloat16", "M": -1, "N": 1}, "returned -1 for the axis M"),
-        ({"M": 1, "N": 1}, "returned M, N, typical lists dtype, M, N"),
-        ({"dtype": "bfloat16", "M": 1, "N": 1, "K": 2}, "return and list the same names"),
-    ],
-)
-def test_a_problem_of_other_names_than_typical_lists_is_refused(returned, told):
-    with pytest.raises(DeclarationError, match=told):
-        check_args(declared(problem=lambda x, out: returned), _tensors())

@@ -17,6 +17,7 @@ from aot_tune.table import Entry, Table
 from aot_tune.tuner.choose import Sweep, choose_entries, is_tie, settle_portfolio, unserved
 from aot_tune.tuner.incumbent import keeps_figures
 from aot_tune.tuner.outcome import Measurement
+from aot_tune.tuner.times import as_of_first_run
 from tests import recorded
 from tests.recorded import DEFAULT, problem
 
@@ -441,3 +442,47 @@ def test_an_entry_keeps_its_figures_while_its_gain_over_the_default_stays() -> N
     assert kept(80.5, 140.0), "the time is as it was"
     assert kept(88.0, 132.5), "clocks were lower: all times moved together"
     assert not kept(88.0, 120.0), "it lost a tenth against the default"
+
+
+# Runs at other clocks ---------------------------------------------------------------------------------------
+
+
+def _at(**us: float) -> dict[Config, Measurement]:
+    """Times of configs by name; `default` is the default."""
+    return {
+        _called(name): Measurement(config=_called(name), mean_us=mean, error_margin_us=0.1, num_samples=5)
+        for name, mean in us.items()
+    }
+
+
+def _called(name: str) -> Config:
+    return (
+        DEFAULT
+        if name == "default"
+        else Config(constants={**DEFAULT.constants, "tile_m": {"tall": 256}[name]})
+    )
+
+
+def test_an_edge_is_decided_within_one_run_whatever_another_run_said() -> None:
+    edge = problem(256)
+    first = recorded.sweep(candidates={edge: _at(default=100.0, tall=108.0)})
+    # The runoff ran under a power cap, at lower clocks: the default took 120 there, and `tall` was not in it.
+    sweep = dataclasses.replace(
+        first, finals={edge: _at(default=100.0, tall=108.0)}, runoffs={edge: _at(default=120.0)}
+    )
+    [entry] = choose_entries(sweep, (_called("tall"),)).entries
+    assert entry.config == DEFAULT
+    assert entry.mean_us == entry.default_us == 120.0
+
+
+def test_times_of_an_earlier_run_are_told_at_the_clocks_of_the_later_one() -> None:
+    edge = problem(256)
+    first = recorded.sweep(candidates={edge: _at(default=100.0, tall=90.0)})
+    sweep = dataclasses.replace(first, finals={edge: _at(default=120.0)})
+    assert sweep.times()[edge][_called("tall")].mean_us == pytest.approx(108.0)
+
+
+def test_finalists_are_told_at_the_clocks_of_the_first_run() -> None:
+    told = as_of_first_run(_at(default=100.0, tall=50.0), _at(default=120.0, tall=60.0))
+    assert {one.mean_us for one in told.values()} == {100.0, 50.0}
+    assert as_of_first_run(_at(default=100.0), {}) == {}

@@ -132,6 +132,18 @@ def test_a_sweep_publishes_the_fastest_right_config_of_each_bucket(folder: Path)
     assert document.dump(table) == _path(folder).read_bytes()
 
 
+def test_verbose_tells_each_choice_and_its_reason(folder: Path) -> None:
+    request = SweepRequest(
+        kernels=(scale_in(folder / "tables")["scale"],), arch=SM90, gpu=0, jobs=2, verbose=True
+    )
+    progress = Quiet()
+    sweep.run(request, progress)
+    told = [line for line in progress.said if "us measured" in line]
+    assert len(told) == 3
+    assert any("nothing beats it" in line for line in told)
+    assert any("x the default's" in line for line in told)
+
+
 def test_winners_are_rechecked_before_they_are_published(folder: Path) -> None:
     _tune(folder)
     rechecked = {problem.size("M") for what, problem, _ in sessions[0].asked if what == "recheck"}
