@@ -57,6 +57,12 @@ class Device:
         """The data-center product of an arch, or its best known one: what `tune` predicts for with no GPU."""
         return _REFERENCE[arch]
 
+    def refusal(self, occupancy: int) -> str | None:
+        """Why a multiprocessor cannot hold so many blocks at a time, or None."""
+        if occupancy <= self.blocks_per_sm:
+            return None
+        return f"occupancy {occupancy}: {self.name} holds at most {self.blocks_per_sm} blocks a multiprocessor"
+
     def with_sm_count(self, name: str, sm_count: int) -> Device:
         """The same limits for another product of the arch, as the driver reports it."""
         return dataclasses.replace(self, name=name, sm_count=sm_count)

@@ -122,10 +122,7 @@ def _args(
 
 
 def _legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
-    most = Device.reference(arch).blocks_per_sm
-    if config.hints.get("occupancy", 1) > most:
-        return f"{arch} keeps at most {most} blocks on a multiprocessor"
-    return True
+    return Device.reference(arch).refusal(config.hints.get("occupancy", 1)) or True
 
 
 def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:

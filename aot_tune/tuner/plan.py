@@ -201,7 +201,9 @@ def plan_only(kernel: Kernel, problem: Problem, configs: Sequence[Config]) -> Pr
     admitted = tuple(
         config
         for config in wanted
-        if not (tunable.refusal(config, arch, problem) or _over_limit(config, kernel.device))
+        if not (
+            tunable.refusal(config, arch, problem) or kernel.device.refusal(config.hints.get("occupancy", 1))
+        )
     )
     return ProblemPlan(
         problem=problem,
@@ -222,7 +224,9 @@ def _planned(kernel: Kernel, problem: Problem, table: Table | None) -> ProblemPl
     refused: dict[Config, Failure] = {}
     admitted: list[Config] = []
     for config in dict.fromkeys([default, *kept, *space]):
-        reason = tunable.refusal(config, arch, problem) or _over_limit(config, kernel.device)
+        reason = tunable.refusal(config, arch, problem) or kernel.device.refusal(
+            config.hints.get("occupancy", 1)
+        )
         if reason is None:
             admitted.append(config)
         else:
@@ -240,15 +244,6 @@ def _planned(kernel: Kernel, problem: Problem, table: Table | None) -> ProblemPl
         refused=tuple(refused.values()),
         jobs={config: kernel.job(problem, config) for config in admitted},
     )
-
-
-def _over_limit(config: Config, device: Device) -> str | None:
-    """Why a device cannot do what a config's hints ask for; None where it can."""
-    occupancy = config.hints.get("occupancy", 1)
-    if occupancy > device.blocks_per_sm:
-        most = device.blocks_per_sm
-        return f"occupancy {occupancy}: {device.name} holds at most {most} blocks a multiprocessor"
-    return None
 
 
 def _described(value: Any) -> Hashable:
