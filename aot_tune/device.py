@@ -59,9 +59,10 @@ class Device:
 
     def refusal(self, occupancy: int) -> str | None:
         """Why a multiprocessor cannot hold so many blocks at a time, or None."""
-        if occupancy <= self.blocks_per_sm:
+        most = self.blocks_per_sm
+        if occupancy <= most:
             return None
-        return f"occupancy {occupancy}: {self.name} holds at most {self.blocks_per_sm} blocks a multiprocessor"
+        return f"occupancy {occupancy}: {self.name} holds at most {most} blocks a multiprocessor"
 
     def with_sm_count(self, name: str, sm_count: int) -> Device:
         """The same limits for another product of the arch, as the driver reports it."""
