@@ -1,14 +1,17 @@
 """Tile code run on the CPU, block after block, on torch tensors. Not a test itself.
 
-Holds only what the shipped kernels use of cuda.tile. It shows that their indexing and arithmetic are right;
-what the compiler makes of them is for the GPU tests.
+Holds what the shipped kernels use of cuda.tile, with its rules: a tile's sizes are powers of two, what stands
+outside of an array is zero or nothing that a result may depend on, and a load or store that its kernel calls
+in bounds is. It shows that indexing and arithmetic are right; what the compiler makes of them is for the GPU
+tests.
 """
 
 from __future__ import annotations
 
-import importlib
 import operator
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,26 +24,104 @@ from aot_tune.device import Device
 from aot_tune.tunable import Tunable
 from tests.samples import SM90
 
+_PACKAGE = "aot_tune.kernels."
+"""The modules whose `ct` is replaced while a kernel runs: a kernel may use what another file declares."""
+
+
+class Array:
+    """A kernel's array argument, or a slice of one; counts how often each element was written."""
+
+    def __init__(self, values: torch.Tensor, written: torch.Tensor) -> None:
+        self.values, self.written = values, written
+        self.shape, self.dtype, self.ndim = tuple(values.shape), values.dtype, values.dim()
+        self.strides = values.stride()
+
+    def slice(self, axis: int, start: Any, stop: Any) -> Array:
+        first, last = int(start), int(stop)
+        assert 0 <= first <= last <= self.shape[axis], "a slice outside of its array"
+        return Array(
+            self.values.narrow(axis, first, last - first), self.written.narrow(axis, first, last - first)
+        )
+
+    def permuted(self, order: Any) -> Array:
+        if order == "C":
+            return self
+        axes = tuple(reversed(range(self.ndim))) if order == "F" else tuple(order)
+        return Array(self.values.permute(axes), self.written.permute(axes))
+
 
 class Tile:
     """A tile: fixed shape, arithmetic with tiles and scalars."""
 
-    def __init__(self, values: torch.Tensor) -> None:
-        self.values = values
+    __hash__ = None  # type: ignore[assignment]
 
-    def astype(self, dtype: torch.dtype) -> Tile:
+    def __init__(self, values: torch.Tensor) -> None:
+        assert all(size & (size - 1) == 0 and size > 0 for size in values.shape), "sizes are powers of two"
+        self.values = values
+        self.shape, self.dtype, self.ndim = tuple(values.shape), values.dtype, values.dim()
+
+    def __index__(self) -> int:
+        return int(self.values.item())
+
+    def __bool__(self) -> bool:
+        return bool(self.values.item())
+
+    def __neg__(self) -> Tile:
+        return Tile(-self.values)
+
+    def __invert__(self) -> Tile:
+        return Tile(~self.values)
+
+    def __getitem__(self, index: Any) -> Tile:
+        return Tile(self.values[index])
+
+    def __matmul__(self, other: Tile) -> Tile:
+        return Tile((self.values.float() @ other.values.float()).to(self.dtype))
+
+    def item(self) -> Tile:
+        return Tile(self.values.reshape(()))
+
+    def astype(self, dtype: torch.dtype, *, rounding_mode: Any = None) -> Tile:
+        if dtype == _TF32:
+            return Tile(((self.values.float().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32))
         return Tile(self.values.to(dtype))
 
-    def reshape(self, shape: tuple[int, ...]) -> Tile:
-        return Tile(self.values.reshape(shape))
+    def reshape(self, shape: Sequence[int]) -> Tile:
+        return Tile(self.values.reshape(tuple(shape)))
+
+    def permute(self, axes: Sequence[int]) -> Tile:
+        return Tile(self.values.permute(tuple(axes)))
+
+    def transpose(self, axis0: int | None = None, axis1: int | None = None) -> Tile:
+        return Tile(self.values.transpose(0 if axis0 is None else axis0, 1 if axis1 is None else axis1))
+
+    def extract(self, index: Sequence[int], shape: Sequence[int]) -> Tile:
+        return Tile(self.values[tuple(slice(i * n, (i + 1) * n) for i, n in zip(index, shape, strict=True))])
 
 
-def _binary(operation: Callable[[Any, Any], Any]) -> Callable[[Tile, Any], Tile]:
-    return lambda self, other: Tile(operation(self.values, getattr(other, "values", other)))
+_TF32: Any = "tfloat32"
+
+_OPERATORS = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor", "lshift", "rshift"),
+    *("lt", "le", "gt", "ge", "eq", "ne"),
+)
 
 
-for _name in ("add", "sub", "mul", "truediv"):
-    setattr(Tile, f"__{_name}__", _binary(getattr(operator, _name)))
+def _values(x: Any) -> Any:
+    return x.values if isinstance(x, Tile) else x
+
+
+def _binary(operation: Callable[[Any, Any], Any], *, swapped: bool = False) -> Callable[[Tile, Any], Tile]:
+    if swapped:
+        return lambda self, other: Tile(operation(_values(other), self.values))
+    return lambda self, other: Tile(operation(self.values, _values(other)))
+
+
+for _name in _OPERATORS:
+    _plain = _name.rstrip("_")
+    setattr(Tile, f"__{_plain}__", _binary(getattr(operator, _name)))
+    if _plain not in ("lt", "le", "gt", "ge", "eq", "ne"):
+        setattr(Tile, f"__r{_plain}__", _binary(getattr(operator, _name), swapped=True))
 
 
 def run(
@@ -48,65 +129,253 @@ def run(
 ) -> int:
     """Run a declaration's kernel on CPU tensors, as `launch` would on a GPU of `sms` multiprocessors.
 
+    Asserts that every element of an output was written once, and of the others that are changed at most once.
+
     Returns:
         The number of blocks.
     """
     function = cutile.python_function(tunable.kernel)
     device = Device.reference(SM90).with_sm_count("emulated", sms)
-    (blocks,) = tunable.grid_fn(config, device, tunable.problem_of(*args))
-    kernel_args = tunable.args_fn(config, *args)
-    written: dict[int, torch.Tensor] = {}
-    for block in range(blocks):
-        monkeypatch.setattr(
-            importlib.import_module(function.__module__), "ct", _tile_functions(block, blocks, written)
-        )
+    grid = tunable.grid_fn(config, device, tunable.problem_of(*args))
+    by_address: dict[int, torch.Tensor] = {}
+    kernel_args = [_argument(arg, by_address) for arg in tunable.args_fn(config, *args)]
+    modules = [
+        m for name, m in list(sys.modules.items()) if name.startswith(_PACKAGE) and hasattr(m, "ct")
+    ] or [sys.modules[function.__module__]]
+    if sys.modules[function.__module__] not in modules:
+        modules.append(sys.modules[function.__module__])
+    sizes = (*grid, 1, 1)[:3]
+    for block in product(*map(range, reversed(sizes))):
+        functions = _tile_functions(tuple(reversed(block)), sizes)
+        for module in modules:
+            monkeypatch.setattr(module, "ct", functions)
         function(*kernel_args)
     for name, arg in zip(tunable.parameters, args, strict=True):
-        if name in tunable.mutated:
-            count = written[arg.data_ptr()]
+        if name in tunable.outputs:
+            count = by_address[arg.data_ptr()]
             assert bool((count == 1).all()), (
                 f"{name} has elements written {count.min()} to {count.max()} times"
             )
-    return blocks
+        elif name in tunable.inplace:
+            count = by_address[arg.data_ptr()]
+            assert bool((count <= 1).all()), f"{name} has elements written {count.max()} times"
+    return sizes[0] * sizes[1] * sizes[2]
 
 
-def _tile_functions(block: int, blocks: int, written: dict[int, torch.Tensor]) -> SimpleNamespace:
-    def load(
-        array: torch.Tensor, index: Any, shape: Any, *, padding_mode: Any = None, allow_tma: Any = None
-    ) -> Tile:
-        # Outside of the array stands what was asked for, or what no result may depend on.
-        tile = torch.full(shape, 0.0 if padding_mode == "zero" else torch.nan, dtype=array.dtype)
-        part = array[_slices(array, index, shape)]
-        tile[tuple(slice(size) for size in part.shape)] = part
-        return Tile(tile)
-
-    def store(array: torch.Tensor, index: Any, tile: Tile, *, allow_tma: Any = None) -> None:
-        assert tile.values.dtype == array.dtype
-        place = _slices(array, index, tile.values.shape)
-        array[place] = tile.values[tuple(slice(size) for size in array[place].shape)]
-        written.setdefault(array.data_ptr(), torch.zeros(array.shape, dtype=torch.int32))[place] += 1
-
-    def mma(x: Tile, y: Tile, acc: Tile) -> Tile:
-        return Tile(acc.values + x.values.float() @ y.values.float())
-
-    return SimpleNamespace(
-        bid=lambda axis: block,
-        num_blocks=lambda axis: blocks,
-        cdiv=lambda x, y: -(-x // y),
-        load=load,
-        store=store,
-        mma=mma,
-        zeros=lambda shape, dtype: Tile(torch.zeros(shape, dtype=dtype)),
-        sum=lambda tile, axis, keepdims: Tile(tile.values.sum(axis, keepdim=keepdims)),
-        rsqrt=lambda tile: Tile(torch.rsqrt(tile.values)),
-        PaddingMode=SimpleNamespace(ZERO="zero"),
-        float32=torch.float32,
-    )
+def _argument(arg: Any, by_address: dict[int, torch.Tensor]) -> Any:
+    if not isinstance(arg, torch.Tensor):
+        return arg
+    return Array(arg, by_address.setdefault(arg.data_ptr(), torch.zeros(arg.shape, dtype=torch.int32)))
 
 
-def _slices(array: torch.Tensor, index: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
-    starts = [place * size for place, size in zip(index, shape, strict=True)]
-    assert all(start < size for start, size in zip(starts, array.shape, strict=True)), (
-        "a tile outside of its array"
-    )
+def _load(
+    array: Array,
+    index: Any,
+    shape: Any,
+    *,
+    order: Any = "C",
+    padding_mode: Any = None,
+    check_bounds: bool = True,
+    **_hints: Any,
+) -> Tile:
+    array = array.permuted(order)
+    shape = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    index = tuple(index) if isinstance(index, Sequence) else (index,)
+    tile = torch.full(shape, 0.0, dtype=torch.float32) if padding_mode == "zero" else _nothing(array, shape)
+    tile = tile.to(array.dtype)
+    part = array.values[_slices(array, index, shape, whole=not check_bounds)]
+    tile[tuple(slice(size) for size in part.shape)] = part
+    return Tile(tile)
+
+
+def _nothing(array: Array, shape: tuple[int, ...]) -> torch.Tensor:
+    """What a result may not depend on."""
+    if array.dtype.is_floating_point:
+        return torch.full(shape, torch.nan)
+    return torch.full(shape, 101)
+
+
+def _store(
+    array: Array, index: Any, tile: Any, *, order: Any = "C", check_bounds: bool = True, **_hints: Any
+) -> None:
+    array = array.permuted(order)
+    index = tuple(index) if isinstance(index, Sequence) else (index,)
+    values = _values(tile)
+    if not isinstance(values, torch.Tensor):
+        values = torch.full((1,) * array.ndim, values, dtype=array.dtype)
+    assert values.dtype == array.dtype, f"{values.dtype} stored into {array.dtype}"
+    values = values.reshape((1,) * (array.ndim - values.dim()) + tuple(values.shape))
+    place = _slices(array, index, values.shape, whole=not check_bounds)
+    array.values[place] = values[tuple(slice(size) for size in array.values[place].shape)]
+    array.written[place] += 1
+
+
+def _slices(array: Array, index: Sequence[Any], shape: Sequence[int], *, whole: bool) -> tuple[slice, ...]:
+    starts = [int(place) * size for place, size in zip(index, shape, strict=True)]
+    assert all(start >= 0 for start in starts), "a tile before its array"
+    if whole:
+        for start, size, there in zip(starts, shape, array.shape, strict=True):
+            assert start + size <= there, "a tile that is not checked leaves its array"
     return tuple(slice(start, start + size) for start, size in zip(starts, shape, strict=True))
+
+
+def _places(array: Array, indices: Any, mask: Any) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    indices = indices if isinstance(indices, tuple) else (indices,)
+    each = torch.broadcast_tensors(  # type: ignore[no-untyped-call]
+        *(torch.as_tensor(_values(i), dtype=torch.int64) for i in indices),
+        torch.as_tensor(True if mask is None else _values(mask)).to(torch.int64),
+    )
+    inside = each[-1] != 0
+    for places, size in zip(each[:-1], array.shape, strict=True):
+        inside = inside & (places >= 0) & (places < size)
+    return tuple(each[:-1]), inside
+
+
+def _gather(array: Array, indices: Any, *, mask: Any = None, padding_value: Any = 0, **_hints: Any) -> Tile:
+    places, inside = _places(array, indices, mask)
+    found = torch.full(inside.shape, float(_values(padding_value))).to(array.dtype)
+    found[inside] = array.values[tuple(p[inside] for p in places)]
+    return Tile(found)
+
+
+def _scatter(array: Array, indices: Any, value: Any, *, mask: Any = None, **_hints: Any) -> None:
+    places, inside = _places(array, indices, mask)
+    values = torch.as_tensor(_values(value)).to(array.dtype).broadcast_to(inside.shape)
+    chosen = tuple(p[inside] for p in places)
+    array.values[chosen] = values[inside]
+    array.written[chosen] += 1
+
+
+def _atomic(change: Callable[[Any, Any], Any]) -> Callable[..., Tile]:
+    def atomic(array: Array, indices: Any, update: Any, **_hints: Any) -> Tile:
+        places, inside = _places(array, indices, None)
+        updates = torch.as_tensor(_values(update)).broadcast_to(inside.shape)
+        before = torch.zeros(inside.shape, dtype=array.dtype)
+        for at in torch.nonzero(inside.reshape(-1)).reshape(-1).tolist():
+            place = tuple(int(p.reshape(-1)[at]) for p in places)
+            before.reshape(-1)[at] = array.values[place]
+            array.values[place] = change(array.values[place], updates.reshape(-1)[at])
+        return Tile(before)
+
+    return atomic
+
+
+def _mma(x: Tile, y: Tile, acc: Tile, **_hints: Any) -> Tile:
+    return Tile(acc.values + (x.values.float() @ y.values.float()).to(acc.dtype))
+
+
+def _unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
+    return lambda x, **_modes: Tile(function(torch.as_tensor(_values(x))))
+
+
+def _pair(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    def apply(x: Any, y: Any, **_modes: Any) -> Any:
+        if not isinstance(x, Tile) and not isinstance(y, Tile):
+            return function(torch.tensor(x), torch.tensor(y)).item()
+        like = x.values if isinstance(x, Tile) else y.values
+        x, y = (_values(v) if isinstance(v, Tile) else torch.as_tensor(v).to(_kind(v, like)) for v in (x, y))
+        return Tile(function(x, y))
+
+    return apply
+
+
+def _kind(scalar: Any, like: torch.Tensor) -> torch.dtype:
+    """The dtype of a Python number beside a tile: the tile's, but a float beside integers is float32."""
+    return torch.float32 if isinstance(scalar, float) and not like.dtype.is_floating_point else like.dtype
+
+
+def _reduction(function: Callable[..., torch.Tensor]) -> Callable[..., Tile]:
+    def reduce(x: Tile, axis: Any = None, *, keepdims: bool = False, **_modes: Any) -> Tile:
+        axes = tuple(range(x.ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+        return Tile(function(x.values, axes, keepdims))
+
+    return reduce
+
+
+def _where(condition: Any, x: Any, y: Any) -> Tile:
+    chosen = torch.where(torch.as_tensor(_values(condition)), _values(x), _values(y))
+    typed = next((v.dtype for v in (x, y) if isinstance(v, Tile)), chosen.dtype)
+    return Tile(chosen.to(typed))
+
+
+def _tile_functions(block: tuple[int, ...], grid: Sequence[int]) -> SimpleNamespace:
+    return SimpleNamespace(
+        bid=lambda axis: block[axis],
+        num_blocks=lambda axis: grid[axis],
+        num_tiles=lambda array, axis, shape, order="C": -(-array.permuted(order).shape[axis] // shape[axis]),
+        **_FUNCTIONS,
+    )
+
+
+def _full(shape: Any, value: Any, dtype: torch.dtype) -> Tile:
+    return Tile(
+        torch.full(tuple(shape) if isinstance(shape, Sequence) else (shape,), _values(value), dtype=dtype)
+    )
+
+
+def _astile(value: Any, *, dtype: torch.dtype) -> Tile:
+    return Tile(torch.as_tensor(_values(value)).to(dtype))
+
+
+def _cdiv(x: Any, y: Any) -> Any:
+    return -(-x // y) if not isinstance(x, Tile) else Tile(-(-x.values // _values(y)))
+
+
+_FUNCTIONS: Mapping[str, Any] = {
+    "load": _load,
+    "store": _store,
+    "gather": _gather,
+    "scatter": _scatter,
+    "atomic_add": _atomic(operator.add),
+    "atomic_xchg": _atomic(lambda _, new: new),
+    "atomic_max": _atomic(max),
+    "mma": _mma,
+    "cdiv": _cdiv,
+    "full": _full,
+    "zeros": lambda shape, dtype: _full(shape, 0, dtype),
+    "ones": lambda shape, dtype: _full(shape, 1, dtype),
+    "arange": lambda size, *, dtype, start=0, step=1: Tile(
+        torch.arange(start, start + size * step, step, dtype=dtype)
+    ),
+    "astile": _astile,
+    "astype": lambda x, dtype, **modes: x.astype(dtype, **modes),
+    "bitcast": lambda x, dtype: Tile(x.values.view(dtype)),
+    "reshape": lambda x, shape: x.reshape(shape),
+    "permute": lambda x, axes: x.permute(axes),
+    "transpose": lambda x, axis0=None, axis1=None: x.transpose(axis0, axis1),
+    "expand_dims": lambda x, axis: Tile(x.values.unsqueeze(axis)),
+    "broadcast_to": lambda x, shape: Tile(x.values.broadcast_to(tuple(shape))),
+    "cat": lambda tiles, axis: Tile(torch.cat([t.values for t in tiles], axis)),
+    "extract": lambda x, index, shape: x.extract(index, shape),
+    "where": _where,
+    "isnan": _unary(torch.isnan),
+    **{name: _unary(getattr(torch, name)) for name in (
+        "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sin", "cos", "abs", "floor", "ceil"
+    )},
+    "maximum": _pair(torch.maximum),
+    "minimum": _pair(torch.minimum),
+    **{name: _pair(getattr(torch, name)) for name in ("add", "sub", "mul", "floor_divide")},
+    "truediv": _pair(torch.true_divide),
+    **{name: _pair(getattr(torch, name)) for name in (
+        "less", "less_equal", "greater", "greater_equal", "not_equal"
+    )},
+    "equal": _pair(torch.eq),
+    "sum": _reduction(lambda x, axes, keep: x.sum(axes, keepdim=keep)),
+    "max": _reduction(lambda x, axes, keep: x.amax(axes, keepdim=keep)),
+    "min": _reduction(lambda x, axes, keep: x.amin(axes, keepdim=keep)),
+    "argmax": _reduction(lambda x, axes, keep: x.argmax(axes[0], keepdim=keep).to(torch.int32)),
+    "cumsum": lambda x, axis=0, **modes: Tile(x.values.cumsum(axis).to(x.dtype)),
+    "static_assert": lambda condition, message=None: None,
+    "PaddingMode": SimpleNamespace(ZERO="zero", UNDETERMINED=None),
+    "RoundingMode": SimpleNamespace(APPROX="approx", FULL="full", RN="rn"),
+    "MemoryOrder": SimpleNamespace(
+        WEAK="weak", RELAXED="relaxed", ACQUIRE="acquire", RELEASE="release", ACQ_REL="acq_rel"
+    ),
+    "MemoryScope": SimpleNamespace(NONE="none", BLOCK="block", DEVICE="device", SYS="sys"),
+    "Constant": {int: int, bool: bool, float: float},
+    **{name: getattr(torch, name) for name in (
+        "float32", "float16", "bfloat16", "float64", "int32", "int64", "int8", "uint8", "float8_e4m3fn"
+    )},
+    "bool_": torch.bool,
+    "tfloat32": _TF32,
+}  # fmt: skip
