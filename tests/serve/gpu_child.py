@@ -10,7 +10,6 @@ import importlib.abc
 import json
 import os
 import random
-import statistics
 import sys
 import threading
 import time
@@ -29,6 +28,8 @@ from aot_tune.kernels import matmul_tunable, rms_norm, rms_norm_tunable, rope_tu
 from aot_tune.problem import Problem
 from aot_tune.serve.dispatch import dispatcher_of
 from aot_tune.tunable import Close, Tunable
+from tests.samples import scale
+from tests.tuner.broken_kernels import add_one
 
 HIT = {"dtype": "bfloat16", "M": 64, "N": 6144, "K": 4096}
 NEAR = {"dtype": "bfloat16", "M": 64, "N": 6000, "K": 4000}
@@ -196,30 +197,6 @@ def first_launches() -> dict[str, Any]:
     return {"ms": spent, "right": [right(*calls[0]), right(*calls[1]), right(*calls[3])]}
 
 
-def after_prime() -> dict[str, Any]:
-    """Host microseconds of first launches after `prime`, and of the same launches again."""
-    without_compiler()
-    done = aot_tune.prime(rms_norm_tunable)
-    problems = [p for p in rms_norm_tunable.typical_problems if p.size("rows") <= 512]
-    calls = [rms_norm_tunable.make_args(problem, "cuda:0", 1) for problem in problems]
-    torch.cuda.synchronize()
-    launch, clock = rms_norm_tunable.launch, time.perf_counter
-    rounds = []
-    for _ in range(6):
-        times = []
-        for args in calls:
-            started = clock()
-            launch(*args)
-            times.append((clock() - started) * 1e6)
-        torch.cuda.synchronize()
-        rounds.append(statistics.median(times))
-    return {
-        "first_us": rounds[0], "warm_us": min(rounds[1:]), "launches": len(calls), "loaded": done.loaded,
-        "compiled": done.compiled, "seconds": done.seconds,
-        "right": all(right(rms_norm_tunable, args) for args in calls),
-    }  # fmt: skip
-
-
 def odd_strides() -> dict[str, Any]:
     """Without a compiler, arrays that no exact cubin fits."""
     without_compiler()
@@ -251,6 +228,33 @@ def live_search() -> dict[str, Any]:
         "sources": [source_of(matmul_tunable, values) for values in MISSES],
         "right": [right(matmul_tunable, args) for args in calls],
     }
+
+
+def untuned() -> dict[str, Any]:
+    """A miss of a kernel without any table, searched by a child of this process."""
+    values = {"dtype": "bfloat16", "M": 64, "N": 1024}
+    args = made(scale, values)
+    torch.cuda.synchronize()
+    with searches() as searched:
+        scale.launch(*args)
+    torch.cuda.synchronize()
+    return {"source": source_of(scale, values), "searched": searched, "right": right(scale, args)}
+
+
+def broken() -> dict[str, Any]:
+    """A miss whose candidates fault, hang and compute wrong results, and then another one of its bucket."""
+    spent, calls = [], [made(add_one, {"n": n}) for n in (65536, 65280)]
+    torch.cuda.synchronize()
+    for args in calls:
+        started = time.perf_counter()
+        add_one.launch(*args)
+        torch.cuda.synchronize()
+        spent.append(time.perf_counter() - started)
+    config = next(iter(dispatcher_of(add_one)._plans.values())).choice.config
+    return {
+        "mode": config["mode"], "seconds": spent, "right": [right(add_one, args) for args in calls],
+        "source": source_of(add_one, {"n": 65536}),
+    }  # fmt: skip
 
 
 # Processes and threads --------------------------------------------------------------------------------------
@@ -373,8 +377,8 @@ def host_function() -> dict[str, Any]:
 
 SCENARIOS: dict[str, Callable[..., dict[str, Any]]] = {
     one.__name__: one
-    for one in (capture, capture_elsewhere, first_launches, after_prime, odd_strides, live_search, forked,
-                threads, two_gpus, rank, host_function)
+    for one in (capture, capture_elsewhere, first_launches, odd_strides, live_search, untuned, broken,
+                forked, threads, two_gpus, rank, host_function)
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -28,14 +28,19 @@ def built(folder: Path) -> Path:
 
 
 def start(
-    archives: Path, cache: Path, scenario: str, *arguments: str, **variables: str
+    archives: Path,
+    cache: Path,
+    scenario: str,
+    *arguments: str,
+    module: str = "tests.serve.gpu_child",
+    **variables: str,
 ) -> subprocess.Popen[str]:
     """A scenario in a process without anybody's variables, its cubins in `archives`."""
     told = {name: value for name, value in os.environ.items() if name not in environment.DESCRIPTIONS}
     told.pop("WORLD_SIZE", None)
     told |= {environment.TABLES: str(archives), environment.CACHE_DIR: str(cache), **variables}
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.serve.gpu_child", scenario, *arguments],
+        [sys.executable, "-m", module, scenario, *arguments],
         cwd=ROOT, env=told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 

@@ -59,11 +59,13 @@ def test_first_launches_from_cubins_need_no_compiler_and_take_milliseconds(run: 
     assert max(best[1:]) <= 2.0
 
 
-def test_after_prime_the_first_launch_of_a_declared_shape_is_like_any(run: Run) -> None:
-    told = run("after_prime")
-    assert told["compiled"] == 0
-    assert told["right"]
-    assert told["first_us"] <= 1.5 * told["warm_us"]  # the slow path takes some hundred microseconds
+def test_after_prime_the_first_launch_of_a_declared_shape_is_like_any(archives: Path, tmp_path: Path) -> None:
+    told = [
+        answer(start(archives, tmp_path, "after_prime", module="aot_tune.bench.serving_child"))
+        for _ in range(3)
+    ]
+    assert [one["compiled"] for one in told] == [0] * 3
+    assert sorted(one["first / warm"] for one in told)[1] <= 1.1
 
 
 def test_arrays_that_no_exact_cubin_fits_are_served_right_without_a_compiler(run: Run) -> None:
@@ -77,6 +79,26 @@ def test_a_miss_over_prebuilt_cubins_takes_at_most_a_tenth_of_a_second(run: Run)
     assert told["sources"] == ["searched"] * 3
     assert all(told["right"])
     assert max(told["ms"]) <= 100.0
+
+
+def test_b11_a_kernel_without_a_table_is_searched_in_a_child_and_its_winner_remembered(
+    archives: Path, tmp_path: Path
+) -> None:
+    """B11: with a compiler, which the child needs."""
+    told = [
+        answer(start(archives, tmp_path, "untuned", **{environment.SEARCH_SECONDS: "100"})) for _ in range(2)
+    ]
+    assert [one["source"] for one in told] == ["searched", "cached"]
+    assert all(one["right"] and one["searched"] == [] for one in told)
+
+
+def test_b11_candidates_that_fault_hang_or_compute_wrong_results_do_the_server_no_harm(run: Run) -> None:
+    """B11: the child dies or is killed, the default serves, and the bucket is not searched again."""
+    told = run("broken", **{environment.SEARCH_SECONDS: "20"})
+    assert told["right"] == [True, True]
+    assert told["mode"] == 0
+    assert told["seconds"][0] <= 25.0
+    assert told["seconds"][1] <= 1.0
 
 
 def test_children_forked_before_cuda_launch(run: Run) -> None:
