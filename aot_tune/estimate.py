@@ -98,6 +98,7 @@ class BucketRule:
         self._sm_count = sm_count
         self._least_gain = least_gain
         self._columns: dict[Config, tuple[_Column, ...]] = {}
+        self._orders: dict[tuple[Config, tuple[int, ...]], list[tuple[_Column, list[_Cell]]]] = {}
 
     def estimates(self, problem: Problem, default: Config) -> list[Estimate]:
         """What is expected of the portfolio and the default, fastest first; ties in the portfolio's order.
@@ -107,37 +108,44 @@ class BucketRule:
         here = self._logs(problem)
         # Nearest first by the sum of |log2|, ties to the larger point: points ascend.
         order = sorted((sum(map(_apart, here, where)), -i) for i, where in enumerate(self._where))
-        places = [-i for _, i in order]
+        places = tuple(-i for _, i in order)
         if places and self._problems[places[0]] == problem:
             places = places[:1]
-        grown = self._grown(problem)
+        tiles, grown = self._tiles, self._grown(problem)
         found: list[Estimate] = []
-        for column in self._columns_with(default):
-            cells = [cell for i in places if (cell := column.cells[i]) is not None]
-            if cells:
-                found.append(self._estimate(column, cells, problem, grown))
+        for column, cells in self._ordered(default, places):
+            # From the nearest cell that is as full as the config's last tile is here, else from the nearest.
+            nearest, config = cells[0], column.config
+            if tiles is None:
+                found.append(Estimate(nearest.us, config, nearest.point, 1.0))
+                continue
+            count = tiles(config, problem)
+            if column.mixed:
+                full = [tiles(config, larger) > count for larger in grown]
+                for cell in cells:
+                    if cell.full == full:
+                        nearest = cell
+                        break
+            scale = (-(-count // column.in_flight) or 1) / nearest.waves
+            found.append(Estimate(nearest.us * scale, config, nearest.point, scale))
         if self._least_gain and (own := next((e for e in found if e.config == default), None)):
             limit = own.us / (1 + self._least_gain)
             found = [e for e in found if e.config == default or e.us <= limit]
         found.sort(key=_us)
         return found
 
-    def _estimate(
-        self, column: _Column, cells: Sequence[_Cell], problem: Problem, grown: Sequence[Problem]
-    ) -> Estimate:
-        """From the nearest cell that is as full as the config's last tile is here, else from the nearest."""
-        tiles, config, nearest = self._tiles, column.config, cells[0]
-        if tiles is None:
-            return Estimate(nearest.us, config, nearest.point, 1.0)
-        count = tiles(config, problem)
-        if column.mixed:
-            full = [tiles(config, larger) > count for larger in grown]
-            for cell in cells:
-                if cell.full == full:
-                    nearest = cell
-                    break
-        scale = max(-(-count // column.in_flight), 1) / nearest.waves
-        return Estimate(nearest.us * scale, config, nearest.point, scale)
+    def _ordered(self, default: Config, places: tuple[int, ...]) -> list[tuple[_Column, list[_Cell]]]:
+        """Each config with what it took at these points, in their order: made once for each order."""
+        key = (default, places)
+        ordered = self._orders.get(key)
+        if ordered is None:
+            ordered = []
+            for column in self._columns_with(default):
+                cells = [cell for i in places if (cell := column.cells[i]) is not None]
+                if cells:
+                    ordered.append((column, cells))
+            self._orders[key] = ordered
+        return ordered
 
     def _columns_with(self, default: Config) -> tuple[_Column, ...]:
         """What the points tell of each config, once for each default."""

@@ -69,6 +69,10 @@ class _Group:
     """By the exponents of the edges on the Pow2 axes."""
 
 
+_Reached = tuple[float, float, _Group]
+"""The sum of the distances on the Exact axes and the widest of them, in doublings, to a group."""
+
+
 class Index:
     """The entries of all tables of one kernel on one arch, in reading order.
 
@@ -88,6 +92,7 @@ class Index:
         self._groups: dict[Classes, dict[tuple[int, ...], _Group]] = {}
         self._rules: dict[int, BucketRule] = {}
         self._last: tuple[Problem | None, Problem] = (None, Problem({}))
+        self._reached: tuple[Problem | None, list[_Reached]] = (None, [])
         for shipped in self.tables:
             for entry in shipped.table.entries:
                 if entry.bucket not in self._own:
@@ -124,9 +129,13 @@ class Index:
         exponents = self._exponents(wanted)
         best: tuple[float, tuple[int, ...], int] | None = None
         chosen: Found | None = None
-        for outside, group in self._by_distance(wanted, within):
+        for outside, widest, group in self._by_distance(wanted):
             if best is not None and outside > best[0]:
                 break
+            if widest > within - _NOISE and (
+                widest > within + _NOISE or not self._reaches(wanted, group, within)
+            ):
+                continue
             same = group.members.get(exponents)  # nothing of the group is nearer
             for edges, member in group.members.items() if same is None else ((exponents, same),):
                 steps = [abs(one - other) for one, other in zip(exponents, edges, strict=True)]
@@ -138,23 +147,28 @@ class Index:
                     best, chosen = rank, member.found
         return chosen
 
-    def _by_distance(self, wanted: Problem, within: float) -> list[tuple[float, _Group]]:
-        """The groups of the problem's classes in reach on the Exact axes, nearest first: few need a look."""
-        exact = [(size, math.log2(size)) for name in self._exact if (size := max(wanted.size(name), 1))]
-        reached: list[tuple[float, _Group]] = []
-        for group in self._groups.get(self._classes(wanted), {}).values():
-            outside = 0.0
-            for (size, log), other, other_log in zip(exact, group.exact, group.logs, strict=True):
-                apart = abs(log - other_log)
-                if apart > within - _NOISE and (
-                    apart > within + _NOISE or abs(math.log2(size / max(other, 1))) > within
-                ):
-                    break
-                outside += apart
-            else:
-                reached.append((round(outside, 9), group))
-        reached.sort(key=_distance)
+    def _by_distance(self, wanted: Problem) -> list[_Reached]:
+        """The groups of a bucket's classes, nearest on the Exact axes first: few need a look.
+
+        The last bucket's are kept, since a miss asks twice.
+        """
+        asked, reached = self._reached
+        if asked is not wanted:
+            logs = [math.log2(max(wanted.size(name), 1)) for name in self._exact]
+            reached = []
+            for group in self._groups.get(self._classes(wanted), {}).values():
+                apart = [abs(log - other) for log, other in zip(logs, group.logs)]  # noqa: B905 - equally long
+                reached.append((round(sum(apart), 9), max(apart, default=0.0), group))
+            reached.sort(key=_distance)
+            self._reached = (wanted, reached)
         return reached
+
+    def _reaches(self, wanted: Problem, group: _Group, within: float) -> bool:
+        """Whether a group is within so many doublings on each Exact axis, by the ratios themselves."""
+        pairs = zip(self._exact, group.exact, strict=True)
+        return all(
+            abs(math.log2(max(wanted.size(name), 1) / max(other, 1))) <= within for name, other in pairs
+        )
 
     def rule(self, found: Found) -> BucketRule:
         """The rule inside this entry's bucket, made once."""
@@ -170,5 +184,5 @@ class Index:
         return tuple(bucket.size(name).bit_length() - 1 for name in self._pow2)
 
 
-def _distance(reached: tuple[float, _Group]) -> float:
+def _distance(reached: _Reached) -> float:
     return reached[0]
