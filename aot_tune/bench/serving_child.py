@@ -137,40 +137,42 @@ def first_launches() -> dict[str, Any]:
 
 
 def after_prime() -> dict[str, Any]:
-    """Host microseconds of a launch: the first of each declared rms_norm, later ones, the same ones again.
+    """Host microseconds of the first launches of declared shapes, and of launches of shapes met before.
 
-    A request comes with tensors that no launch has seen, and after much else has run: the first and the later
-    rounds each get new ones, and caches of the CPU that hold other things.
+    One of each in turn, so that whatever else the host does meets both alike; each with tensors that no
+    launch has seen, and after the CPU's caches held other things, as when a request arrives.
     """
     _without_compiler()
     done = aot_tune.prime(*_ALL)
-    problems = [p for p in rms_norm_tunable.typical_problems if p.size("rows") <= 512]
-    rounds, again, much_else = [], [], torch.zeros(_CPU_CACHES)
-    for seed in range(12):
-        calls = [rms_norm_tunable.make_args(problem, "cuda:0", seed) for problem in problems]
-        torch.cuda.synchronize()
-        much_else += 1
-        rounds.append(_median_us(calls))
-        again.append(_median_us(calls))
-    warm = statistics.median(rounds[1:])
-    return {
-        "first_us": round(rounds[0], 2), "warm_us": round(warm, 2),
-        "the same tensors again_us": round(statistics.median(again[1:]), 2),
-        "first / warm": round(rounds[0] / warm, 3),
+    told: dict[str, Any] = {
         "signatures loaded": done.loaded, "compiled": done.compiled, "plans": done.plans,
         "prime_seconds": round(done.seconds, 3),
     }  # fmt: skip
+    for tunable in _ALL:
+        problems = [p for p in tunable.typical_problems if p.size(next(iter(tunable.axes))) <= 512]
+        met, new = problems[::2], problems[1::2]
+        for seed in range(5):
+            _host_us(tunable, met, seed)
+        times = _host_us(tunable, [p for pair in zip(new, met, strict=False) for p in pair], 5)
+        first, later = statistics.median(times[::2]), statistics.median(times[1::2])
+        told[tunable.name] = {
+            "first_us": round(first, 2), "later_us": round(later, 2), "first / later": round(first / later, 3)
+        }  # fmt: skip
+    return told
 
 
-def _median_us(calls: list[tuple[Any, ...]]) -> float:
-    """The median of one rms_norm launch each, host microseconds."""
-    launch, clock, times = rms_norm_tunable.launch, time.perf_counter, []
+def _host_us(tunable: Tunable, problems: list[Problem], seed: int) -> list[float]:
+    """Host microseconds of one launch of each problem."""
+    calls = [tunable.make_args(problem, "cuda:0", seed) for problem in problems]
+    torch.cuda.synchronize()
+    torch.zeros(_CPU_CACHES).add_(1)
+    launch, clock, times = tunable.launch, time.perf_counter, []
     for args in calls:
         started = clock()
         launch(*args)
         times.append((clock() - started) * 1e6)
     torch.cuda.synchronize()
-    return statistics.median(times)
+    return times
 
 
 def launches() -> dict[str, Any]:

@@ -84,7 +84,10 @@ class TorchRuntime:
 
     def device_count(self) -> int:
         """See `Runtime`, here and below."""
-        return self._torch.cuda.device_count()
+        cuda: Any = self._torch.cuda
+        # torch asks NVML anew, 0.5 ms, which is right only as long as CUDA is not initialised.
+        counted = getattr(self._torch._C, "_cuda_getDeviceCount", None) if cuda.is_initialized() else None
+        return int((counted or cuda.device_count)())
 
     def index_of(self, tensor: Any) -> int | None:
         """The GPU a tensor lies on."""

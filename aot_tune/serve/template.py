@@ -60,7 +60,7 @@ class LaunchFunction:
         self.globals: dict[str, Any] = {"__name__": __name__, "slow": slow}
         self._generation = 0
         defaults = tuple(p.default for p in parameters if p.default is not p.empty)
-        code = self._code(self._source_of_launch(_SLOW), "launch")
+        (code,) = self._codes(launch=self._source_of_launch(_SLOW))
         self.call = FunctionType(code, self.globals, "launch", defaults)
         self.call.__kwdefaults__ = {"config": None}
         self.call.__qualname__ = f"{name}.launch"
@@ -79,8 +79,10 @@ class LaunchFunction:
         key = self._key_expression(form, "{}.get_device()")
         # Of arguments whose GPU is known already, or that only stand for some there.
         known = self._key_expression(form, "index")
-        key_code = self._code(f"def key({', '.join(('index', *self.names))}):\n return {known}\n", "key")
-        self.call.__code__ = self._code(self._source_of_launch(self._hot_path(form, key)), "launch")
+        key_code, self.call.__code__ = self._codes(
+            key=f"def key({', '.join(('index', *self.names))}):\n return {known}\n",
+            launch=self._source_of_launch(self._hot_path(form, key)),
+        )
         if self._generation > 1:  # a thread may still be inside the last one: it finds nothing, and goes slow
             self.globals[f"plans{self._generation - 1}"].clear()
         return FunctionType(key_code, self.globals, "key"), memo
@@ -145,11 +147,11 @@ class LaunchFunction:
         lines = [f" {line.replace('{args}', args)}" for line in body]
         return "\n".join([f"def launch({args}*, config):", *lines, ""])
 
-    def _code(self, source: str, name: str) -> CodeType:
+    def _codes(self, **sources: str) -> list[CodeType]:
+        """Compile functions, by name; all at once, since a first launch waits for it (0.3 ms)."""
         namespace: dict[str, Any] = {}
-        exec(compile(source, self._file, "exec"), namespace)
-        code: CodeType = namespace[name].__code__
-        return code
+        exec(compile("".join(sources.values()), self._file, "exec"), namespace)
+        return [namespace[name].__code__ for name in sources]
 
     def _check(self, name: str, parameters: Sequence[inspect.Parameter]) -> None:
         for parameter in parameters:
