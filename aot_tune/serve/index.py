@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import sub
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,9 +19,6 @@ from aot_tune.rule import BucketRule, Tiles, rule_of
 from aot_tune.table import Entry, Table
 
 Classes = frozenset[tuple[str, Value]]
-
-_NOISE = 1e-6
-"""Doublings. A difference of logarithms this close to a limit is taken anew, as that of the ratio."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +67,8 @@ class _Group:
     """By the exponents of the edges on the Pow2 axes."""
 
 
-_Reached = tuple[float, float, _Group]
-"""The sum of the distances on the Exact axes and the widest of them, in doublings, to a group."""
+_Reached = tuple[float, _Group]
+"""The sum of the distances on the Exact axes, in doublings, to a group."""
 
 
 class Index:
@@ -129,12 +127,11 @@ class Index:
         exponents = self._exponents(wanted)
         best: tuple[float, tuple[int, ...], int] | None = None
         chosen: Found | None = None
-        for outside, widest, group in self._by_distance(wanted):
-            if best is not None and outside > best[0]:
+        for apart, group in self._by_distance(wanted):
+            outside = round(apart, 9)
+            if (best is not None and outside > best[0]) or outside > len(self._exact) * within:
                 break
-            if widest > within - _NOISE and (
-                widest > within + _NOISE or not self._reaches(wanted, group, within)
-            ):
+            if not self._reaches(wanted, group, within):
                 continue
             same = group.members.get(exponents)  # nothing of the group is nearer
             for edges, member in group.members.items() if same is None else ((exponents, same),):
@@ -155,19 +152,18 @@ class Index:
         asked, reached = self._reached
         if asked is not wanted:
             logs = [math.log2(max(wanted.size(name), 1)) for name in self._exact]
-            reached = []
-            for group in self._groups.get(self._classes(wanted), {}).values():
-                apart = [abs(log - other) for log, other in zip(logs, group.logs)]  # noqa: B905 - equally long
-                reached.append((round(sum(apart), 9), max(apart, default=0.0), group))
+            groups = self._groups.get(self._classes(wanted), {}).values()
+            # Written for speed: a miss looks at every group, of which a table has dozens.
+            reached = [(sum(map(abs, map(sub, logs, group.logs))), group) for group in groups]
             reached.sort(key=_distance)
             self._reached = (wanted, reached)
         return reached
 
     def _reaches(self, wanted: Problem, group: _Group, within: float) -> bool:
         """Whether a group is within so many doublings on each Exact axis, by the ratios themselves."""
-        pairs = zip(self._exact, group.exact, strict=True)
-        return all(
-            abs(math.log2(max(wanted.size(name), 1) / max(other, 1))) <= within for name, other in pairs
+        return within == math.inf or all(
+            abs(math.log2(max(wanted.size(name), 1) / max(other, 1))) <= within
+            for name, other in zip(self._exact, group.exact, strict=True)
         )
 
     def rule(self, found: Found) -> BucketRule:

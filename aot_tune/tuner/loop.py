@@ -21,8 +21,9 @@ _BRANCH = 0x147
 _SELECT = frozenset({0x007, 0x008})  # SEL, FSEL
 _LOCAL = frozenset({0x183, 0x187})  # LDL, STL
 _WARPGROUP = 0x1C5
-_TENSOR = frozenset({0x1F0, 0x1EA, 0x03C})
-"""HGMMA of sm_90, UTCHMMA of sm_100 to sm_110, HMMA of all others (16-bit floats: what has been seen)."""
+_TENSOR = frozenset({0x1F0, 0x1F3, 0x1EA, 0x03C, 0x07A})
+"""HGMMA and, of 8-bit floats, QGMMA of sm_90; UTCHMMA and UTCQMMA of sm_100 to sm_110; HMMA and QMMA of all
+others: what has been seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
