@@ -166,6 +166,7 @@ _REGISTER_ACCUMULATORS = 128 * 128
 
 _TENSOR_MEMORY_ACCUMULATORS = 128 * 512
 """Sums in a multiprocessor's tensor memory: 128 lanes of 512 columns (PTX ISA, tcgen05)."""
+
 _ITEM_BYTES = 2  # bfloat16 and float16
 
 _ALWAYS_ROWS = 64
@@ -227,8 +228,7 @@ def _problem(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Mapping[str
 
 
 def _tiles(config: Config, problem: Problem) -> int:
-    tile_m, tile_n = map(int, (config.constants["tile_m"], config.constants["tile_n"]))
-    return -(-problem.size("M") // tile_m) * -(-problem.size("N") // tile_n)
+    return -(-problem.size("M") // int(config["tile_m"])) * -(-problem.size("N") // int(config["tile_n"]))
 
 
 def _work(config: Config, problem: Problem) -> Work:
