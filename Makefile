@@ -20,7 +20,7 @@ TUNE = $(if $(ARCH),--arch $(ARCH)) $(foreach kernel,$(KERNEL),--kernel $(kernel
        $(if $(LIMIT),--limit $(LIMIT)) $(if $(REQUIRE),--require $(REQUIRE))
 
 .DEFAULT_GOAL := help
-.PHONY: help tune cubins test test-gpu check bench lint fmt wheel clean venv
+.PHONY: help tune cubins test test-gpu check check-archs bench lint fmt wheel clean venv
 
 help: ## print this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -35,13 +35,16 @@ cubins: venv ## compile what the tables need for ARCH="sm90 sm100" into tuned_co
 	$(RUN) -m aot_tune compile $(strip $(foreach arch,$(ARCH),--arch $(arch)) $(foreach kernel,$(KERNEL),--kernel $(kernel)) $(ARGS))
 
 test: venv ## run the tests that need no GPU
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) -m pytest -n auto --dist loadfile $(ARGS)
 
 test-gpu: venv ## run the tests that need a GPU
 	$(RUN) -m pytest -m gpu $(ARGS)
 
 check: venv ## check the committed tables against the kernels, as a pull request does
 	$(RUN) -m aot_tune check $(ARGS)
+
+check-archs: venv ## compile every default and portfolio for sm80 sm89 sm100 sm103 sm120; ARGS="--arch sm100 --kernel matmul"
+	$(RUN) -m aot_tune.tuner.check_archs $(ARGS)
 
 bench: venv ## measure what the README states, on a GPU host
 	$(RUN) -m aot_tune.bench $(ARGS)

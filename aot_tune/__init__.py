@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from aot_tune.device import Device as Device
     from aot_tune.problem import Problem as Problem
     from aot_tune.serve.prime import prime as prime
+    from aot_tune.serve.workspace import Workspace as Workspace
+    from aot_tune.serve.workspace import workspace as workspace
     from aot_tune.tunable import Close as Close
     from aot_tune.tunable import Tunable as Tunable
     from aot_tune.tunable import Work as Work
@@ -29,7 +31,9 @@ _HOMES = {
     "Problem": "problem",
     "Tunable": "tunable",
     "Work": "tunable",
+    "Workspace": "serve.workspace",
     "prime": "serve.prime",
+    "workspace": "serve.workspace",
 }
 
 __all__ = [
@@ -42,8 +46,10 @@ __all__ = [
     "Problem",
     "Tunable",
     "Work",
+    "Workspace",
     "__version__",
     "prime",
+    "workspace",
 ]
 
 

@@ -168,6 +168,17 @@ def compile(
     command.leave(failed=any(report.failures for report in reports))
 
 
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+)
+@guarded
+def bench(context: typer.Context) -> None:
+    """Measure what the README states, on a GPU; --kernels: each kernel beside what else a user would pick."""
+    from aot_tune.bench.__main__ import main
+
+    command.leave(failed=main(context.args) != 0)
+
+
 @app.command()
 @guarded
 def show(

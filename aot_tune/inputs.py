@@ -53,6 +53,20 @@ def randint(
     )
 
 
+def uniform(
+    shape: Sequence[int],
+    low: float,
+    high: float,
+    dtype: str | torch.dtype,
+    device: str | torch.device,
+    seed: int,
+) -> torch.Tensor:
+    """Values evenly distributed between `low` and `high`, such as scales; arguments as `randn`."""
+    device, dtype = torch.device(device), named_dtype(dtype)
+    values = torch.empty(tuple(shape), dtype=dtype, device=device)
+    return values if device.type == "meta" else values.uniform_(low, high, generator=_generator(device, seed))
+
+
 def empty(shape: Sequence[int], dtype: str | torch.dtype, device: str | torch.device) -> torch.Tensor:
     """An output to be written; its content is arbitrary."""
     return torch.empty(tuple(shape), dtype=named_dtype(dtype), device=device)

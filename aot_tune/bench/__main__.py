@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,22 @@ SECTIONS = ("imports", "launch", "compile", "sweep", "quality", "regret", "again
 """Each a module of this package with ``run() -> JSON values``."""
 
 
-def main() -> int:
-    """Parse, run, print."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse, run, print; with --kernels that is another's to do."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if "--kernels" in words:
+        from aot_tune.bench import kernels
+
+        words.remove("--kernels")
+        return kernels.main(words)
     parser = argparse.ArgumentParser(prog="python -m aot_tune.bench", description=__doc__)
     parser.add_argument("sections", nargs="*", help=f"which to run, of {' '.join(SECTIONS)}; default: all")
+    parser.add_argument(
+        "--kernels", action="store_true", help="the kernels beside others; more: --kernels -h"
+    )
     parser.add_argument("--out", type=Path, default=Path("build/bench.json"), help="where the JSON goes")
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     if options.child:
         return _child(options.child, options.out)
     unknown = set(options.sections) - set(SECTIONS)

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cuda.tile as ct
 import torch
 from cuda.tile.tune import exhaustive_search
 
@@ -25,7 +26,7 @@ from aot_tune.tuner.compile import CompilePool
 from aot_tune.tuner.compiled import Compiled
 from aot_tune.tuner.feed import CompileFeed
 from aot_tune.tuner.gpu_backend import MOST_SAMPLES
-from aot_tune.tuner.plan import Kernel, ProblemPlan, plan
+from aot_tune.tuner.plan import Kernel, ProblemPlan, plan, plan_only
 from aot_tune.tuner.shortlist import Shortlist, shortlist
 
 _SAMPLES = 21
@@ -82,6 +83,29 @@ class Gpu:
         planned = plan(found, self.arch, problems, device=self.device)
         self._feed.submit(planned.jobs)
         return planned.kernel, planned.problems
+
+    def plan_configs(self, kernel: Kernel, problem: Problem, configs: Sequence[Config]) -> ProblemPlan:
+        """Plan some configs of a problem and its default, and start compiling them."""
+        each = plan_only(kernel, problem, configs)
+        self._feed.submit(each.jobs.values())
+        return each
+
+    def cubins(self, each: ProblemPlan) -> dict[Config, Path]:
+        """The cubins of all that a plan names and the compiler takes, once they are there."""
+        results = self._feed.wait({job.key for job in each.jobs.values()}, lambda: None)
+        return {
+            config: result.path
+            for config, job in each.jobs.items()
+            if isinstance(result := results[job.key], Compiled)
+        }
+
+    def launcher(
+        self, kernel: Kernel, problem: Problem, config: Config, cubin: Path, args: Sequence[Any]
+    ) -> Callable[[], object]:
+        """What launches a config on the current stream, everything else done before."""
+        ready, grid = self._kernel(kernel.tunable, cubin, config), kernel.grid(problem, config)
+        arguments = tuple(kernel.tunable.args_fn(config, *args))
+        return lambda: ct.launch(torch.cuda.current_stream().cuda_stream, grid, ready, arguments)
 
     def exhaustive(self, kernel: Kernel, each: ProblemPlan) -> Timed:
         """Time every candidate that compiles, fits and does not spill."""

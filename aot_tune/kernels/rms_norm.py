@@ -13,36 +13,38 @@ import cuda.tile as ct
 import torch
 
 from aot_tune import inputs
-from aot_tune.arch import Arch
-from aot_tune.bucket import Exact, Pow2, edge
+from aot_tune.bucket import Exact, Pow2
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, check_sizes
+from aot_tune.kernels.rms_norm_space import SPACE, cut, default, legal
+from aot_tune.kernels.rows import MOST_ELEMENTS, as_rows, load_parts, store_part
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
-
-MOST_COLUMNS = 32768
-"""A block holds its rows in registers: this many columns are 256 elements a thread; more would only spill."""
-
-_TILE_ELEMENTS = 1024
-"""Rows shorter than this share a block: eight elements, one 16-byte load, for each of its 128 threads."""
 
 
 @ct.kernel
 def rms_norm_kernel(  # type: ignore[no-untyped-def]
-    x, weight, out, eps, tile_rows: ct.Constant[int], tile_cols: ct.Constant[int]
-):
-    """Normalise `tile_rows` whole rows a block."""
-    block = ct.bid(0)
-    # Plain loads: a row is read once, straight to registers, 16 bytes at a time. Through TMA it would come in
-    # boxes of 256 elements by way of shared memory, and the compiler spills at an occupancy of 8.
-    rows = ct.load(x, (block, 0), (tile_rows, tile_cols), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
-    scale = ct.load(weight, (0,), (tile_cols,), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
-    rows = rows.astype(ct.float32)
-    mean = ct.sum(rows * rows, axis=1, keepdims=True) / x.shape[1]
-    normed = rows * ct.rsqrt(mean + eps) * scale.astype(ct.float32)
-    ct.store(out, (block, 0), normed.astype(out.dtype), allow_tma=False)
+    x, weight, out, eps,
+    height: ct.Constant[int], width: ct.Constant[int], parts: ct.Constant[int], inside: ct.Constant[int],
+):  # fmt: skip
+    """Normalise `height` whole rows a block, kept in registers: `parts` tiles of `width` columns.
+
+    The first `inside` parts need no check of their bounds.
+    """
+    block, zero = ct.bid(0), ct.PaddingMode.ZERO
+    # The weight is not loaded where it is needed, but first: few rows wait for memory once instead of twice.
+    scales = load_parts(weight, (), (width,), parts, inside, zero)
+    rows = load_parts(x, (block,), (height, width), parts, inside, zero)
+    squares = ct.zeros((height, width), ct.float32)
+    for part in ct.static_iter(range(parts)):
+        row = rows[part].astype(ct.float32)
+        squares = squares + row * row
+    norm = ct.rsqrt(ct.sum(squares, axis=1, keepdims=True) / x.shape[1] + eps)
+    for part in ct.static_iter(range(parts)):
+        normed = rows[part].astype(ct.float32) * norm * scales[part].astype(ct.float32)
+        store_part(out, (block, part), normed.astype(out.dtype), part < inside)
 
 
 def rms_norm(
@@ -53,7 +55,7 @@ def rms_norm(
     Computes in float32 and rounds once.
 
     Args:
-        x: (..., cols), bfloat16, float16 or float32, on a GPU; at most `MOST_COLUMNS` columns, and leading
+        x: (..., cols), bfloat16, float16 or float32, on a GPU; at most 32768 columns, and leading
             dimensions that ``view`` can flatten.
         weight: (cols,), of the dtype of `x`.
         eps: Added to the mean of the squares.
@@ -67,8 +69,10 @@ def rms_norm(
     """
     check_dtype("rms_norm", "x", x, torch.bfloat16, torch.float16, torch.float32)
     cols = x.shape[-1] if x.dim() else 0
-    if not 0 < cols <= MOST_COLUMNS:
-        raise LaunchError(f"rms_norm: x has shape {tuple(x.shape)}; its last size may be 1 to {MOST_COLUMNS}")
+    if not 0 < cols <= MOST_ELEMENTS:
+        raise LaunchError(
+            f"rms_norm: x has shape {tuple(x.shape)}; its last size may be 1 to {MOST_ELEMENTS}"
+        )
     check_shape("rms_norm", "weight", weight, (cols,), f"x of {cols} columns")
     check_dtype("rms_norm", "weight", weight, x.dtype)
     if out is None:
@@ -77,23 +81,11 @@ def rms_norm(
     check_dtype("rms_norm", "out", out, x.dtype)
     if x.numel() == 0:
         return out
-    flat_x, flat_out = _rows("x", x), _rows("out", out)
+    flat_x, flat_out = as_rows("rms_norm", "x", x), as_rows("rms_norm", "out", out)
     check_sizes("rms_norm", x=flat_x, weight=weight, out=flat_out)
     check_apart("rms_norm", "out", out, x=x, weight=weight)
     rms_norm_tunable.launch(flat_x, weight, flat_out, eps)
     return out
-
-
-def _rows(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.dim() == 2:
-        return tensor
-    try:
-        return tensor.view(-1, tensor.shape[-1])
-    except RuntimeError as error:
-        raise LaunchError(
-            f"rms_norm: {name} of shape {tuple(tensor.shape)} and strides {tensor.stride()} cannot be viewed "
-            f"as rows; call {name}.contiguous() first"
-        ) from error
 
 
 # The declaration --------------------------------------------------------------------------------
@@ -103,14 +95,8 @@ def _problem(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: floa
     return {"dtype": x.dtype, "rows": x.shape[0], "cols": x.shape[1]}
 
 
-def _tile(cols: int) -> tuple[int, int]:
-    """Rows and columns of a block's tile."""
-    tile_cols = edge(cols)
-    return max(1, _TILE_ELEMENTS // tile_cols), tile_cols
-
-
 def _tiles(config: Config, problem: Problem) -> int:
-    return -(-problem.size("rows") // _tile(problem.size("cols"))[0])
+    return -(-problem.size("rows") // cut(config, problem.size("rows"), problem.size("cols"))[0])
 
 
 def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
@@ -120,11 +106,7 @@ def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
 def _args(
     config: Config, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float
 ) -> tuple[Any, ...]:
-    return x, weight, out, eps, *_tile(x.shape[1])
-
-
-def _legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
-    return Device.reference(arch).refusal(config.hints.get("occupancy", 1)) or True
+    return x, weight, out, eps, *cut(config, *x.shape)
 
 
 def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
@@ -142,13 +124,11 @@ def _reference(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: fl
     return Close(value=exact, rtol=max(torch.finfo(x.dtype).eps, 1e-5), atol=1e-6)
 
 
-_SPACE = tuple(Config(hints={"occupancy": n}) for n in (1, 2, 4, 8, 16, 32))
-"""All that the hint takes, by doubling. The sweep measures once what compiles to the same code."""
+_ROWS = tuple(4**i for i in range(8))
+"""1 to 16384. Sizes in between are at most one doubling from one of these, and take its config."""
 
-_DEFAULT = _SPACE[1]
-"""An occupancy of 2, the largest that spills on no arch for up to 8192 columns."""
-
-_ROWS = Pow2.edges(1, 16384)
+_HEADS = tuple(4**i for i in range(3, 11))
+"""The same tokens, times 64 heads."""
 
 rms_norm_tunable = Tunable(
     name="rms_norm",
@@ -156,9 +136,9 @@ rms_norm_tunable = Tunable(
     kernel=rms_norm_kernel,
     axes={"rows": Pow2(), "cols": Exact()},
     problem=_problem,
-    search_space=lambda arch, problem: _SPACE,
-    legal=_legal,
-    default=lambda arch, problem: _DEFAULT,
+    search_space=lambda arch, problem: SPACE,
+    legal=legal,
+    default=default,
     grid_fn=_grid,
     args_fn=_args,
     tiles=_tiles,
@@ -166,6 +146,7 @@ rms_norm_tunable = Tunable(
     reference=_reference,
     outputs=("out",),
     typical=[
+        {"dtype": "bfloat16", "rows": _HEADS, "cols": 128},  # the heads of Qwen3
         {"dtype": "bfloat16", "rows": _ROWS, "cols": 2048},  # Qwen3 30B-A3B
         {"dtype": "bfloat16", "rows": _ROWS, "cols": 2560},  # Qwen3 4B
         {"dtype": "bfloat16", "rows": _ROWS, "cols": 2880},  # gpt-oss 20b and 120b

@@ -1,12 +1,15 @@
 """Rotary position embedding in place: kernel, host function, declaration. Knows nothing of tuning or tables.
 
-The rotate-half form of Llama and its kin (Su et al., "RoFormer", 2021): elements i and i + head_dim / 2 of a
-head are a pair, and the pair (a, b) becomes (a cos - b sin, b cos + a sin).
+A pair (a, b) of a head becomes (a cos - b sin, b cos + a sin) (Su et al., "RoFormer", 2021). Of the first
+`rotary_dim` elements either i and i + rotary_dim / 2 are a pair (GPT-NeoX, Llama at Hugging Face) or 2 i and
+2 i + 1 (GPT-J, Llama as Meta has it, DeepSeek). The others stay.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import cuda.tile as ct
@@ -19,36 +22,73 @@ from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, check_sizes
+from aot_tune.kernels.rows import load_part, store_part
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
 
-_MOST_ELEMENTS = 32768
-"""A block holds all heads of a token in registers: this many are 256 a thread; more would only spill."""
+_MOST_PAIRS = 4096
+"""Of one head, which a block holds in registers."""
 
-
-def _rotate(x: Any, token: Any, heads: Any, half: Any, cos: Any, sin: Any) -> None:
-    # Both halves are read before either is written: the kernel works in place. Plain loads, as in rms_norm.
-    zero = ct.PaddingMode.ZERO
-    low = ct.load(x, (token, 0, 0), (1, heads, half), padding_mode=zero, allow_tma=False).astype(ct.float32)
-    high = ct.load(x, (token, 0, 1), (1, heads, half), padding_mode=zero, allow_tma=False).astype(ct.float32)
-    ct.store(x, (token, 0, 0), (low * cos - high * sin).astype(x.dtype), allow_tma=False)
-    ct.store(x, (token, 0, 1), (high * cos + low * sin).astype(x.dtype), allow_tma=False)
+_MOST_HEADS = 32767
+"""Of queries, and of keys: the grid's second dimension holds 65535 blocks."""
 
 
 @ct.kernel
 def rope_kernel(  # type: ignore[no-untyped-def]
-    q, k, cos, sin, tile_heads: ct.Constant[int], tile_kv_heads: ct.Constant[int], half: ct.Constant[int]
-):
-    """Rotate all heads of one token a block."""
-    token = ct.bid(0)
-    token_cos = ct.load(cos, (token, 0), (1, half), allow_tma=False).reshape((1, 1, half))
-    token_sin = ct.load(sin, (token, 0), (1, half), allow_tma=False).reshape((1, 1, half))
-    _rotate(q, token, tile_heads, half, token_cos, token_sin)
-    _rotate(k, token, tile_kv_heads, half, token_cos, token_sin)
+    q, k, cos, sin,
+    interleaved: ct.Constant[bool], half: ct.Constant[int],
+    tile_heads: ct.Constant[int], inside: ct.Constant[bool],
+    tile_kv_heads: ct.Constant[int], kv_inside: ct.Constant[bool],
+    together: ct.Constant[bool],
+):  # fmt: skip
+    """Rotate some heads of one token a block, of queries or of keys, or all of both `together`."""
+    token, tile = ct.bid(0), ct.bid(1)
+    token_cos = load_part(cos, (token, 0), (1, half), True, None).reshape((1, 1, half))
+    token_sin = load_part(sin, (token, 0), (1, half), True, None).reshape((1, 1, half))
+    angles, q_tiles = (token_cos, token_sin), ct.cdiv(q.shape[1], tile_heads)
+    q_shape, k_shape = (tile_heads, half, inside), (tile_kv_heads, half, kv_inside)
+    if together:
+        some_q, some_k = _load(q, token, 0, q_shape, interleaved), _load(k, token, 0, k_shape, interleaved)
+        _rotate(q, token, 0, some_q, q_shape, angles, interleaved)
+        _rotate(k, token, 0, some_k, k_shape, angles, interleaved)
+    elif tile < q_tiles:
+        some_q = _load(q, token, tile, q_shape, interleaved)
+        _rotate(q, token, tile, some_q, q_shape, angles, interleaved)
+    else:
+        some_k = _load(k, token, tile - q_tiles, k_shape, interleaved)
+        _rotate(k, token, tile - q_tiles, some_k, k_shape, angles, interleaved)
+
+
+def _load(x: Any, token: Any, tile: Any, shape: Any, interleaved: Any) -> Any:
+    """A tile of heads: as it lies where pairs are neighbours, else its two halves."""
+    heads, half, inside = shape
+    anything = ct.PaddingMode.UNDETERMINED
+    if interleaved:
+        return (load_part(x, (token, tile, 0), (1, heads, 2 * half), inside, anything),)
+    return (
+        load_part(x, (token, tile, 0), (1, heads, half), inside, anything),
+        load_part(x, (token, tile, 1), (1, heads, half), inside, anything),
+    )
+
+
+def _rotate(x: Any, token: Any, tile: Any, loaded: Any, shape: Any, angles: Any, interleaved: Any) -> None:
+    heads, half, inside = shape
+    cos, sin = angles
+    if interleaved:
+        # Pairs are taken apart inside a thread's registers.
+        pairs, one = loaded[0].astype(ct.float32).reshape((heads, half, 2)), (heads, half, 1)
+        a, b = ct.extract(pairs, (0, 0, 0), one), ct.extract(pairs, (0, 0, 1), one)
+        cos, sin = cos.reshape((1, half, 1)), sin.reshape((1, half, 1))
+        turned = ct.cat(((a * cos - b * sin).astype(x.dtype), (b * cos + a * sin).astype(x.dtype)), 2)
+        store_part(x, (token, tile, 0), turned.reshape((1, heads, 2 * half)), inside)
+    else:
+        low, high = loaded[0].astype(ct.float32), loaded[1].astype(ct.float32)
+        store_part(x, (token, tile, 0), (low * cos - high * sin).astype(x.dtype), inside)
+        store_part(x, (token, tile, 1), (high * cos + low * sin).astype(x.dtype), inside)
 
 
 def rope(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate queries and keys in place by their tokens' angles.
 
@@ -56,10 +96,12 @@ def rope(
 
     Args:
         q: (tokens, heads, head_dim), bfloat16, float16 or float32, on a GPU; any strides, so that a view into
-            a fused projection will do. head_dim is twice a power of two.
+            a fused projection will do.
         k: (tokens, kv_heads, head_dim), of the dtype of `q`, apart from it in memory.
-        cos: (tokens, head_dim / 2), float32: the cosine of each pair's angle at each token's position.
-        sin: (tokens, head_dim / 2), float32.
+        cos: (tokens, rotary_dim / 2), float32: the cosine of each pair's angle at each token's position. Its
+            columns, a power of two, say how much of a head is rotated: its first rotary_dim elements.
+        sin: (tokens, rotary_dim / 2), float32.
+        interleaved: Whether neighbours are a pair, as in GPT-J, in place of elements rotary_dim / 2 apart.
 
     Returns:
         `q` and `k`, changed.
@@ -69,111 +111,172 @@ def rope(
     """
     check_rank("rope", "q", q, "tokens heads head_dim")
     check_rank("rope", "k", k, "tokens kv_heads head_dim")
+    check_rank("rope", "cos", cos, "tokens rotary_dim/2")
     check_dtype("rope", "q", q, torch.bfloat16, torch.float16, torch.float32)
     check_dtype("rope", "k", k, q.dtype)
     tokens, heads, head_dim = q.shape
-    half = head_dim // 2
-    if head_dim < 2 or edge(half) * 2 != head_dim:
-        raise LaunchError(f"rope: q has a head_dim of {head_dim}; it must be twice a power of two")
+    half = cos.shape[1]
+    most = min(head_dim // 2, _MOST_PAIRS)
+    if not 0 < half <= most or edge(half) != half:
+        raise LaunchError(
+            f"rope: cos has {half} columns; pass one for each pair to rotate, a power of two and at most "
+            f"{most} for the head_dim of q, {head_dim}"
+        )
     check_shape("rope", "k", k, (tokens, k.shape[1], head_dim), "q")
     for name, table in (("cos", cos), ("sin", sin)):
-        check_shape("rope", name, table, (tokens, half), f"q of {tokens} tokens and a head_dim of {head_dim}")
+        check_shape("rope", name, table, (tokens, half), f"q of {tokens} tokens and cos of {half} columns")
         check_dtype("rope", name, table, torch.float32)
     for name, count in (("q", heads), ("k", k.shape[1])):
-        if not 0 < count * head_dim <= _MOST_ELEMENTS:
+        if not 0 < count <= _MOST_HEADS:
             raise LaunchError(
-                f"rope: {name} has {count} heads of {head_dim}; a block holds all heads of a token, 1 to "
-                f"{_MOST_ELEMENTS // head_dim} of them: pass {name}[:, first:last], some at a time"
+                f"rope: {name} has {count} heads; pass 1 to {_MOST_HEADS}, {name}[:, first:last], at a time"
             )
     if tokens == 0:
         return q, k
     check_sizes("rope", q=q, k=k, cos=cos, sin=sin)
     check_apart("rope", "q", q, k=k, cos=cos, sin=sin)
     check_apart("rope", "k", k, cos=cos, sin=sin)
-    rope_tunable.launch(q, k, cos, sin)
+    rope_tunable.launch(q, k, cos, sin, bool(interleaved))
     return q, k
 
 
 # The declaration --------------------------------------------------------------------------------
 
 
-def _problem(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Mapping[str, object]:
+def _problem(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
+) -> Mapping[str, object]:
     return {
         "dtype": q.dtype,
+        "interleaved": interleaved,
         "tokens": q.shape[0],
         "heads": q.shape[1],
         "kv_heads": k.shape[1],
         "head_dim": q.shape[2],
+        "rotary_dim": 2 * cos.shape[1],
     }
 
 
+_LEAST_ELEMENTS = 512
+"""Of a tile of heads, so that splitting what is no power of two is worth it: 4 for each thread."""
+
+
+def _tile_heads(config: Config, heads: int, rotary_dim: int) -> int:
+    """Heads of a tile: a power of two that divides them if that is large enough, 8 of 40."""
+    tile = min(edge(heads), int(config["tile_heads"]))
+    exact = min(tile, heads & -heads)
+    return exact if exact * rotary_dim >= _LEAST_ELEMENTS else tile
+
+
+def _blocks(config: Config, problem: Problem) -> tuple[int, int]:
+    """Tokens, and blocks of each: one where a tile holds all heads, of queries and of keys."""
+    each = (problem.size("heads"), problem.size("kv_heads"))
+    tiles = [-(-heads // _tile_heads(config, heads, problem.size("rotary_dim"))) for heads in each]
+    return problem.size("tokens"), 1 if tiles == [1, 1] else sum(tiles)
+
+
 def _tiles(config: Config, problem: Problem) -> int:
-    return problem.size("tokens")
+    return math.prod(_blocks(config, problem))
 
 
 def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
-    return (problem.size("tokens"),)
+    return _blocks(config, problem)
 
 
 def _args(
-    config: Config, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    config: Config, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
 ) -> tuple[Any, ...]:
-    return q, k, cos, sin, edge(q.shape[1]), edge(k.shape[1]), q.shape[2] // 2
-
-
-def _legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
-    return Device.reference(arch).refusal(config.hints.get("occupancy", 1)) or True
+    heads, kv_heads, half = q.shape[1], k.shape[1], cos.shape[1]
+    tile, kv_tile = (_tile_heads(config, n, 2 * half) for n in (heads, kv_heads))
+    together = heads <= tile and kv_heads <= kv_tile
+    sizes = (half, tile, heads % tile == 0, kv_tile, kv_heads % kv_tile == 0, together)
+    return q, k, cos, sin, interleaved, *sizes
 
 
 def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
     tokens, head_dim, dtype = problem.size("tokens"), problem.size("head_dim"), str(problem["dtype"])
     q = inputs.randn((tokens, problem.size("heads"), head_dim), dtype, device, 2 * seed)
     k = inputs.randn((tokens, problem.size("kv_heads"), head_dim), dtype, device, 2 * seed + 1)
-    pairs = torch.arange(head_dim // 2, dtype=torch.float32, device=device)
-    frequencies = torch.exp2(pairs * (-2 * _LOG2_THETA / head_dim))
+    half = problem.size("rotary_dim") // 2
+    pairs = torch.arange(half, dtype=torch.float32, device=device)
+    frequencies = torch.exp2(pairs * (-_LOG2_THETA / half))
     # Another seed stands for another place in the sequence, so that the angles differ too.
     positions = torch.arange(tokens, dtype=torch.float32, device=device) + 17 * seed
     angles = positions[:, None] * frequencies[None, :]
-    return q, k, angles.cos(), angles.sin()
+    return q, k, angles.cos(), angles.sin(), problem["interleaved"]
 
 
 _LOG2_THETA = 18.93
 """Base of the angles, 500000, as Llama 3.1 has it."""
 
 
-def _reference(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> dict[str, Close]:
+def _reference(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
+) -> dict[str, Close]:
     # One rounding to the dtype is half its eps. Where a cos and b sin cancel, float32 leaves an error of 1e-6
     # or so for normally distributed inputs: the absolute term.
     return {
-        name: Close(value=_rotated(x, cos, sin), rtol=max(torch.finfo(x.dtype).eps, 1e-5), atol=1e-5)
+        name: Close(
+            value=_rotated(x, cos, sin, interleaved), rtol=max(torch.finfo(x.dtype).eps, 1e-5), atol=1e-5
+        )
         for name, x in (("q", q), ("k", k))
     }
 
 
-def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    low, high = x.double().chunk(2, dim=2)
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    half = cos.shape[1]
+    sizes, two = ((half, 2), 3) if interleaved else ((2, half), 2)
+    result = x.double()
+    a, b = result[:, :, : 2 * half].reshape(*x.shape[:2], *sizes).unbind(two)
     cos, sin = cos.double()[:, None, :], sin.double()[:, None, :]
-    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=2)
+    result[:, :, : 2 * half] = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=two).flatten(2)
+    return result
 
 
-_SPACE = tuple(Config(hints={"occupancy": n}) for n in (1, 2, 4, 8, 16, 32))
-"""All that the hint takes, by doubling. The sweep measures once what compiles to the same code."""
+_TILES = (2048, 4096, 8192)
+"""Elements of a tile, 8 to 64 a thread; 8192 hold all heads of most models."""
 
 
-def _shapes(*, heads: int, kv_heads: int, head_dim: int = 128, dtype: str = "bfloat16") -> dict[str, object]:
-    tokens = Pow2.edges(1, 16384)
-    return {"dtype": dtype, "tokens": tokens, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+@cache
+def _config(tile: int, rotary_dim: int, warps: int) -> Config:
+    return Config(constants={"tile_heads": max(1, tile // rotary_dim)}, hints={"num_worker_warps": warps})
+
+
+def _space(arch: Arch, problem: Problem) -> list[Config]:
+    return [_config(tile, problem.size("rotary_dim"), warps) for tile in _TILES for warps in (4, 8)]
+
+
+def _legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
+    heads, rotary_dim = int(config["tile_heads"]), problem.size("rotary_dim")
+    if heads > 1 and heads * rotary_dim > _TILES[-1]:
+        return f"{heads} heads of {rotary_dim} elements to rotate; a block holds {_TILES[-1]} elements"
+    return True
+
+
+_TOKENS = tuple(4**i for i in range(8))
+"""1 to 16384. Sizes in between are at most one doubling from one of these, and take its config."""
+
+
+def _shapes(
+    *, heads: int, kv_heads: int, head_dim: int = 128, rotary_dim: int = 0, interleaved: bool = False,
+    dtype: str = "bfloat16",
+) -> dict[str, object]:  # fmt: skip
+    """A model's shapes; a rotary_dim of 0 stands for all of head_dim."""
+    return {
+        "dtype": dtype, "interleaved": interleaved, "tokens": _TOKENS, "heads": heads, "kv_heads": kv_heads,
+        "head_dim": head_dim, "rotary_dim": rotary_dim or head_dim,
+    }  # fmt: skip
 
 
 rope_tunable = Tunable(
     name="rope",
     package=__package__,
     kernel=rope_kernel,
-    axes={"tokens": Pow2(), "heads": Exact(), "kv_heads": Exact(), "head_dim": Exact()},
+    axes={"tokens": Pow2(), **dict.fromkeys(("heads", "kv_heads", "head_dim", "rotary_dim"), Exact())},
     problem=_problem,
-    search_space=lambda arch, problem: _SPACE,
+    search_space=_space,
     legal=_legal,
-    default=lambda arch, problem: _SPACE[1],  # an occupancy of 2, which spills on no arch
+    default=lambda arch, problem: _config(4096, problem.size("rotary_dim"), 4),
     grid_fn=_grid,
     args_fn=_args,
     tiles=_tiles,
@@ -188,6 +291,10 @@ rope_tunable = Tunable(
         _shapes(heads=64, kv_heads=4),  # Qwen3 235B-A22B
         _shapes(heads=64, kv_heads=8, head_dim=64),  # gpt-oss 20b and 120b
         _shapes(heads=32, kv_heads=8, dtype="float16"),  # Llama 3.1 8B, run in float16 (AWQ, GPTQ)
+        _shapes(heads=16, kv_heads=2, head_dim=256, rotary_dim=64),  # Qwen3-Next 80B-A3B
+        _shapes(heads=32, kv_heads=8, interleaved=True),  # Llama 3.1 8B as Meta ships it
+        _shapes(heads=128, kv_heads=1, head_dim=64, interleaved=True),  # DeepSeek-V3, of latent attention
+        _shapes(heads=32, kv_heads=2, rotary_dim=64, interleaved=True),  # GLM-4 9B
     ],
 )
-"""The declaration; ``rope_tunable.launch(q, k, cos, sin)`` takes the shapes that `rope` takes."""
+"""The declaration; ``rope_tunable.launch(q, k, cos, sin, interleaved)`` takes what `rope` takes."""

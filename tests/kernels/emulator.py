@@ -43,11 +43,29 @@ class Array:
             self.values.narrow(axis, first, last - first), self.written.narrow(axis, first, last - first)
         )
 
+    def tiled_view(
+        self, tile_shape: Sequence[int], *, padding_mode: Any = None, traversal_steps: Any = None
+    ) -> TiledView:
+        return TiledView(self, tuple(tile_shape), padding_mode, tuple(traversal_steps or tile_shape))
+
     def permuted(self, order: Any) -> Array:
         if order == "C":
             return self
         axes = tuple(reversed(range(self.ndim))) if order == "F" else tuple(order)
         return Array(self.values.permute(axes), self.written.permute(axes))
+
+
+class TiledView:
+    """A view of an array in tiles that may overlap: a tile begins at its index times the traversal steps."""
+
+    def __init__(self, array: Array, shape: tuple[int, ...], padding_mode: Any, steps: Any) -> None:
+        self.array, self.shape, self.padding_mode, self.steps = array, shape, padding_mode, steps
+
+    def load(self, index: Sequence[Any], **hints: Any) -> Tile:
+        start = self.array
+        for axis, (place, step) in enumerate(zip(index, self.steps, strict=True)):
+            start = start.slice(axis, int(place) * step, start.shape[axis])
+        return _load(start, (0,) * len(self.shape), self.shape, padding_mode=self.padding_mode, **hints)
 
 
 class Tile:
@@ -181,7 +199,10 @@ def _load(
     array = array.permuted(order)
     shape = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     index = tuple(index) if isinstance(index, Sequence) else (index,)
-    tile = torch.full(shape, 0.0, dtype=torch.float32) if padding_mode == "zero" else _nothing(array, shape)
+    if shape == ():  # one element
+        return _load(array, index, (1,) * len(index), check_bounds=check_bounds).item()
+    padding = {"zero": 0.0, "neg_inf": -torch.inf}.get(padding_mode)
+    tile = _nothing(array, shape) if padding is None else torch.full(shape, padding, dtype=torch.float32)
     tile = tile.to(array.dtype)
     part = array.values[_slices(array, index, shape, whole=not check_bounds)]
     tile[tuple(slice(size) for size in part.shape)] = part
@@ -236,6 +257,20 @@ def _gather(array: Array, indices: Any, *, mask: Any = None, padding_value: Any 
     found = torch.full(inside.shape, float(_values(padding_value))).to(array.dtype)
     found[inside] = array.values[tuple(p[inside] for p in places)]
     return Tile(found)
+
+
+def _load_advanced_indexing(array: Array, indices: Any, *, padding_mode: Any = None, **_hints: Any) -> Tile:
+    """One of the indices is a tile of places, the others are slices (first, length)."""
+    rank = array.ndim
+    places = []
+    for axis, index in enumerate(indices):
+        along = index.values if isinstance(index, Tile) else torch.arange(index[1]) + int(index[0])
+        places.append(along.reshape([-1 if other == axis else 1 for other in range(rank)]))
+    found, inside = _places(array, tuple(places), None)
+    tile = _nothing(array, tuple(inside.shape)) if padding_mode is None else torch.zeros(inside.shape)
+    tile = tile.to(array.dtype)
+    tile[inside] = array.values[tuple(p[inside] for p in found)]
+    return Tile(tile)
 
 
 def _scatter(array: Array, indices: Any, value: Any, *, mask: Any = None, **_hints: Any) -> None:
@@ -323,6 +358,8 @@ def _cdiv(x: Any, y: Any) -> Any:
 
 _FUNCTIONS: Mapping[str, Any] = {
     "load": _load,
+    "load_advanced_indexing": _load_advanced_indexing,
+    "Slice": lambda start, length: (start, length),
     "store": _store,
     "gather": _gather,
     "scatter": _scatter,
@@ -338,7 +375,7 @@ _FUNCTIONS: Mapping[str, Any] = {
         torch.arange(start, start + size * step, step, dtype=dtype)
     ),
     "astile": _astile,
-    "astype": lambda x, dtype, **modes: x.astype(dtype, **modes),
+    "astype": lambda x, dtype, **modes: Tile(torch.as_tensor(_values(x))).astype(dtype, **modes),
     "bitcast": lambda x, dtype: Tile(x.values.view(dtype)),
     "reshape": lambda x, shape: x.reshape(shape),
     "permute": lambda x, axes: x.permute(axes),
@@ -366,7 +403,9 @@ _FUNCTIONS: Mapping[str, Any] = {
     "argmax": _reduction(lambda x, axes, keep: x.argmax(axes[0], keepdim=keep).to(torch.int32)),
     "cumsum": lambda x, axis=0, **modes: Tile(x.values.cumsum(axis).to(x.dtype)),
     "static_assert": lambda condition, message=None: None,
-    "PaddingMode": SimpleNamespace(ZERO="zero", UNDETERMINED=None),
+    "static_iter": lambda values: values,
+    "static_eval": lambda value: value,
+    "PaddingMode": SimpleNamespace(ZERO="zero", NEG_INF="neg_inf", UNDETERMINED=None),
     "RoundingMode": SimpleNamespace(APPROX="approx", FULL="full", RN="rn"),
     "MemoryOrder": SimpleNamespace(
         WEAK="weak", RELAXED="relaxed", ACQUIRE="acquire", RELEASE="release", ACQ_REL="acq_rel"

@@ -20,7 +20,10 @@ from tests.kernels.agree import assert_agrees, expected, poison, problem
 from tests.samples import SM90
 
 CPU = torch.device("cpu")
-CONFIG = Config(hints={"occupancy": 2})
+
+
+def config(warps: int = 4, occupancy: int = 2) -> Config:
+    return Config(hints={"occupancy": occupancy, "num_worker_warps": warps})
 
 
 def shape(rows: int, cols: int, dtype: str = "bfloat16") -> Problem:
@@ -33,39 +36,59 @@ def test_the_default_is_a_candidate_of_every_declared_problem(arch: Arch) -> Non
         assert rms_norm_tunable.default_config(arch, one) in rms_norm_tunable.candidates(arch, one), one
 
 
-def test_all_occupancies_that_a_multiprocessor_can_keep_are_candidates() -> None:
-    def occupancies(arch: str) -> list[int]:
-        return [c.hints["occupancy"] for c in rms_norm_tunable.candidates(Arch.parse(arch), shape(1, 4096))]
+def test_candidates_are_what_a_block_s_registers_hold() -> None:
+    def candidates(cols: int, warps: int) -> list[int]:
+        found = rms_norm_tunable.candidates(SM90, shape(1, cols))
+        return [c.hints["occupancy"] for c in found if c.hints["num_worker_warps"] == warps]
 
-    assert occupancies("sm90") == [1, 2, 4, 8, 16, 32]
-    assert occupancies("sm86") == [1, 2, 4, 8, 16]
+    assert (candidates(4096, 4), candidates(4096, 8)) == ([2, 4, 6, 8], [1, 2, 3, 4])
+    assert (candidates(8192, 4), candidates(8192, 8)) == ([2, 4], [1, 2, 3, 4])
+    assert (candidates(32768, 4), candidates(32768, 8)) == ([], [1])
+    refusal = rms_norm_tunable.refusal(config(4, 8), SM90, shape(1, 5120))
+    assert refusal == "5120 elements over 128 threads spill at an occupancy of 8"
 
 
 def test_the_declared_problems_are_a_sweep_of_minutes() -> None:
-    assert len(rms_norm_tunable.typical_problems) <= 150
-    assert {p["rows"] for p in rms_norm_tunable.typical_problems} == {2**i for i in range(15)}
+    assert len(rms_norm_tunable.typical_problems) <= 90
+    assert {p["rows"] for p in rms_norm_tunable.typical_problems} == {4**i for i in range(11)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "warps", "wanted"),
+    [(1, 4096, 4, (1, 1024, 4, 4)), (1, 4096, 8, (1, 2048, 2, 2)), (7, 5120, 4, (1, 1024, 5, 5)),
+     (7, 5120, 8, (1, 2048, 3, 2)), (7, 2880, 4, (1, 1024, 3, 2)), (7, 1000, 4, (1, 1024, 1, 0)),
+     (16, 128, 4, (8, 128, 1, 1)), (15, 128, 4, (8, 128, 1, 0)), (3, 1, 4, (16, 1, 1, 0)),
+     (1, 32768, 8, (1, 2048, 16, 16))],
+)  # fmt: skip
+def test_rows_are_cut_into_parts_of_which_the_whole_ones_are_not_checked(
+    rows: int, cols: int, warps: int, wanted: tuple[int, ...]
+) -> None:
+    args = rms_norm_tunable.make_args(shape(rows, cols), CPU, 0)
+    assert rms_norm_tunable.args_fn(config(warps), *args)[4:] == wanted
 
 
 def test_long_rows_have_a_block_each_and_short_ones_share() -> None:
     device = Device.reference(SM90)
-    assert rms_norm_tunable.grid_fn(CONFIG, device, shape(100, 4096)) == (100,)
-    assert rms_norm_tunable.grid_fn(CONFIG, device, shape(100, 1000)) == (100,)
-    assert rms_norm_tunable.grid_fn(CONFIG, device, shape(100, 128)) == (13,)
+    assert rms_norm_tunable.grid_fn(config(), device, shape(100, 4096)) == (100,)
+    assert rms_norm_tunable.grid_fn(config(), device, shape(100, 1000)) == (100,)
+    assert rms_norm_tunable.grid_fn(config(), device, shape(100, 128)) == (13,)
     assert rms_norm_tunable.tiles is not None
-    assert rms_norm_tunable.tiles(CONFIG, shape(100, 128)) == 13
+    assert rms_norm_tunable.tiles(config(), shape(100, 128)) == 13
 
 
+@pytest.mark.parametrize("warps", [4, 8])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(
-    ("rows", "cols"), [(1, 1), (3, 5), (17, 100), (9, 128), (4, 1024), (2, 2880), (3, 1500)]
+    ("rows", "cols"),
+    [(1, 1), (3, 5), (17, 100), (9, 128), (32, 128), (4, 1024), (2, 2880), (3, 1500), (1, 5120)],
 )
 def test_the_kernel_agrees_with_the_reference(
-    rows: int, cols: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+    rows: int, cols: int, dtype: str, warps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = rms_norm_tunable.make_args(shape(rows, cols, dtype), CPU, 1)
     poison(rms_norm_tunable, args)
     wanted = expected(rms_norm_tunable, args)
-    emulator.run(rms_norm_tunable, args, CONFIG, monkeypatch)
+    emulator.run(rms_norm_tunable, args, config(warps), monkeypatch)
     assert_agrees(rms_norm_tunable, args, wanted)
 
 

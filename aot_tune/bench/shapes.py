@@ -1,0 +1,113 @@
+"""The declared shapes of one kernel on this machine's GPU, each beside its rivals. Prints nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from aot_tune.bench.contest import ROUNDS, WARM_UPS, Call, Round, contest
+from aot_tune.bench.gpu import Gpu
+from aot_tune.bench.standard import Standard
+from aot_tune.bench.standing import COPY, DEFAULT, NOISE, TUNED, Shape
+from aot_tune.config import Config
+from aot_tune.errors import TuneError
+from aot_tune.problem import Problem
+from aot_tune.serve.dispatch import dispatcher_of
+from aot_tune.tuner.plan import Kernel, ProblemPlan
+
+MORE_ROUNDS = 3 * ROUNDS
+"""Of a shape that looks slower than its default: a power cap moves single medians by more than noise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelBench:
+    """One kernel on this process's GPU."""
+
+    gpu: Gpu
+    """Compiles all that is launched, ahead and in parallel."""
+
+    kernel: Kernel
+    """The kernel there."""
+
+    standard: Standard
+    """What it is measured against."""
+
+    rounds: Round
+    """Times one round."""
+
+    ceilings: Mapping[str, float]
+    """What `aot_tune.bench.contest.ceilings` found."""
+
+    def shapes(self, problems: Sequence[Problem], until: float) -> Iterator[Shape]:
+        """Time problem after problem; start none after `until`, as `time.monotonic` counts."""
+        choose = dispatcher_of(self.kernel.tunable).choice
+        chosen = {problem: choose(self.gpu.arch, problem).config for problem in problems}
+        plans = [self.gpu.plan_configs(self.kernel, problem, [tuned]) for problem, tuned in chosen.items()]
+        for each in plans:
+            if time.monotonic() > until:
+                return
+            yield self._shape(each, chosen[each.problem])
+            torch.cuda.empty_cache()
+
+    def _shape(self, each: ProblemPlan, tuned: Config) -> Shape:
+        args = self.kernel.tunable.make_args(each.problem, self.gpu.torch_device, 0)
+        moved, flops = self.standard.work(self.kernel.tunable, each.problem, args)
+        dtype = self.standard.matrix_dtype_of(each.problem)
+        contenders: dict[str, Callable[[], Call]] = {TUNED: partial(self._ours, each, tuned, args)}
+        if tuned != each.default:
+            contenders[DEFAULT] = partial(self._ours, each, each.default, args)
+        if self.standard.copies:
+            contenders[COPY] = partial(_copy, int(moved) // 2)
+        torch._dynamo.reset()  # of one function it compiles eight shapes and no more
+        contenders.update({name: partial(rival, *args) for name, rival in self.standard.rivals.items()})
+        failed: dict[str, str] = {}
+        us = timed(contenders, self.rounds, failed)
+        if tuned == each.default and TUNED in us:
+            us[DEFAULT] = us[TUNED]
+        bounds = moved / self.ceilings["copy"], flops / self.ceilings[dtype] if dtype else 0.0
+        return Shape(
+            problem=dict(each.problem),
+            config=str(tuned),
+            bytes=moved,
+            flops=flops,
+            roofline_us=1e6 * max(bounds),
+            us={name: round(value, 2) for name, value in us.items()},
+            failed=failed,
+        )
+
+    def _ours(self, each: ProblemPlan, config: Config, args: Sequence[Any]) -> Call:
+        cubin = self.gpu.cubins(each).get(config)
+        if cubin is None:
+            raise TuneError(f"{config} does not compile")
+        return self.gpu.launcher(self.kernel, each.problem, config, cubin, args)
+
+
+def _copy(size: int) -> Call:
+    source = torch.ones(size, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+def timed(
+    contenders: Mapping[str, Callable[[], Call]], rounds: Round, failed: dict[str, str]
+) -> dict[str, float]:
+    """Warm up and time what can be made; the others go to `failed`, each with its reason."""
+    calls: dict[str, Call] = {}
+    for name, make in contenders.items():
+        try:
+            call = make()
+            for _ in range(WARM_UPS):
+                call()
+            torch.cuda.synchronize()
+            calls[name] = call
+        except Exception as error:  # a rival's, which may raise anything
+            failed[name] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    us = contest(calls, rounds) if calls else {}
+    if DEFAULT in us and TUNED in us and us[DEFAULT] < us[TUNED] * (1 - NOISE):
+        us |= contest({name: calls[name] for name in (TUNED, DEFAULT)}, rounds, rounds=MORE_ROUNDS)
+    return us

@@ -1,0 +1,275 @@
+"""Attention of one new token a sequence over a paged KV cache: host function, declaration."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from aot_tune import Workspace, inputs, workspace
+from aot_tune.bucket import Exact, Pow2, edge
+from aot_tune.config import Config
+from aot_tune.errors import LaunchError
+from aot_tune.kernels import attention_decode_space
+from aot_tune.kernels.arguments import (
+    LARGEST_INDEX,
+    check_apart,
+    check_dtype,
+    check_rank,
+    check_shape,
+    check_sizes,
+)
+from aot_tune.kernels.flash_decoding import attention_decode_kernel
+from aot_tune.problem import Problem
+from aot_tune.tunable import Close, Tunable
+
+
+def attention_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attend with each sequence's last token to the keys in its pages.
+
+    Computes in float32; the softmax's weights are rounded to the dtype of `v_cache` to meet the values.
+    `seq_lens` and `block_table` may be changed between replays of a CUDA graph. Run the same call once before
+    it is captured, on the stream that captures where there are several.
+
+    Args:
+        q: (batch, heads, head_dim), bfloat16 or float16, on a GPU; any strides. head_dim is 64 or 128, and
+            heads a multiple of kv_heads: as many after each other share a KV head.
+        k_cache: (pages, page_size, kv_heads, head_dim), of the dtype of `q`; any strides, so that a cache of
+            (pages, kv_heads, page_size, head_dim) may be passed with ``transpose(1, 2)``. page_size is a
+            power of two from 16 on.
+        v_cache: As `k_cache`.
+        block_table: (batch, max_pages), int32: each sequence's pages in order. What stands behind a
+            sequence's last page, or before its window, is not used.
+        seq_lens: (batch,), int32: keys of each sequence, 0 to max_pages * page_size.
+        scale: What scores are multiplied by; head_dim ** -0.5 without it.
+        window: How many of its last keys a sequence attends to, its own included; all without it.
+        return_lse: Whether to return the scores' log-sum-exp too.
+        out: Where to write, of the shape and dtype of `q`, apart from all in memory; a new tensor without it.
+
+    Returns:
+        `out`, or the new tensor; 0 for an empty sequence. With `return_lse` also (batch, heads), float32: the
+        natural logarithm of the sum of the exponentials of the scaled scores; -inf for an empty sequence.
+
+    Raises:
+        LaunchError: An argument cannot be launched; it names the argument and what to pass.
+    """
+    _check(q, k_cache, v_cache, block_table, seq_lens)
+    if window is not None and window < 1:
+        raise LaunchError(f"attention_decode: window is {window}; pass 1 or more, or None for all keys")
+    (batch, heads, head_dim), (pages, _, kv_heads, _) = q.shape, k_cache.shape
+    if out is None:
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    check_shape("attention_decode", "out", out, tuple(q.shape), "q")
+    check_dtype("attention_decode", "out", out, q.dtype)
+    lse = torch.empty((batch, heads), dtype=torch.float32, device=q.device)
+    if batch and heads and pages and block_table.shape[1]:
+        check_sizes(
+            "attention_decode", q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table,
+            seq_lens=seq_lens, out=out,
+        )  # fmt: skip
+        check_apart("attention_decode", "out", out, q=q, k_cache=k_cache, v_cache=v_cache)
+        attention_decode_tunable.launch(
+            q, k_cache, v_cache, block_table, seq_lens, out, lse, *_workspace(q, kv_heads),
+            head_dim**-0.5 if scale is None else scale, LARGEST_INDEX if window is None else window,
+        )  # fmt: skip
+    else:  # no keys anywhere
+        out.zero_()
+        lse.fill_(-math.inf)
+    return (out, lse) if return_lse else out
+
+
+def _check(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+) -> None:
+    name = "attention_decode"
+    check_rank(name, "q", q, "batch heads head_dim")
+    check_rank(name, "k_cache", k_cache, "pages page_size kv_heads head_dim")
+    check_rank(name, "block_table", block_table, "batch max_pages")
+    check_dtype(name, "q", q, torch.bfloat16, torch.float16)
+    check_dtype(name, "k_cache", k_cache, q.dtype)
+    check_dtype(name, "v_cache", v_cache, q.dtype)
+    check_dtype(name, "block_table", block_table, torch.int32)
+    check_dtype(name, "seq_lens", seq_lens, torch.int32)
+    (batch, heads, head_dim), (pages, page_size, kv_heads, _) = q.shape, k_cache.shape
+    if head_dim not in _HEAD_DIMS:
+        raise LaunchError(f"{name}: q has a head_dim of {head_dim}; it must be 64 or 128")
+    if page_size < _SMALLEST_PAGE or edge(page_size) != page_size:
+        raise LaunchError(
+            f"{name}: k_cache has pages of {page_size}; pass a power of two from {_SMALLEST_PAGE} on"
+        )
+    if kv_heads == 0 or heads % kv_heads or heads > _LARGEST_GROUP * kv_heads:
+        raise LaunchError(
+            f"{name}: q has {heads} heads and k_cache {kv_heads}; pass a multiple of k_cache's heads, "
+            f"1 to {_LARGEST_GROUP} times as many"
+        )
+    check_shape(name, "k_cache", k_cache, (pages, page_size, kv_heads, head_dim), "q")
+    check_shape(name, "v_cache", v_cache, tuple(k_cache.shape), "k_cache")
+    check_shape(name, "block_table", block_table, (batch, block_table.shape[1]), "q")
+    check_shape(name, "seq_lens", seq_lens, (batch,), "q")
+
+
+_HEAD_DIMS = (64, 128)
+_SMALLEST_PAGE = 16
+
+_LARGEST_GROUP = 64
+"""Query heads of a KV head: their sums of a block stay in its registers."""
+
+
+# The declaration --------------------------------------------------------------------------------
+
+
+def _workspace(q: torch.Tensor, kv_heads: int) -> Workspace:
+    """Large enough for every config, since the launch chooses one only later."""
+    floats = attention_decode_space.rows(q.shape[1] // kv_heads) * (q.shape[2] + 1)
+    return workspace(
+        q.device, attention_decode_space.MOST_BLOCKS * floats, attention_decode_space.MOST_BLOCKS
+    )
+
+
+def _problem(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor,
+    seq_lens: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, partials: torch.Tensor,
+    counters: torch.Tensor, scale: float, window: int,
+) -> Mapping[str, object]:  # fmt: skip
+    most = block_table.shape[1] * k_cache.shape[1]
+    return {
+        "dtype": q.dtype,
+        "windowed": window < most,
+        "batch": q.shape[0],
+        "context": min(window, most),
+        "heads": q.shape[1],
+        "kv_heads": k_cache.shape[2],
+        "head_dim": q.shape[2],
+        "page_size": k_cache.shape[1],
+    }
+
+
+def _args(config: Config, *args: Any) -> tuple[Any, ...]:
+    q, k_cache = args[0], args[1]
+    group = q.shape[1] // k_cache.shape[2]
+    shapes = group, attention_decode_space.rows(group), q.shape[2], k_cache.shape[1]
+    return *args, *shapes, config["splits"], config["tile_n"], config["gather"]
+
+
+_WINDOWS = 32
+"""Windows in the longest sequence that is made for a problem with one."""
+
+
+def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
+    batch, heads, kv_heads = problem.size("batch"), problem.size("heads"), problem.size("kv_heads")
+    head_dim, page_size, dtype = problem.size("head_dim"), problem.size("page_size"), str(problem["dtype"])
+    window = problem.size("context") if problem["windowed"] else LARGEST_INDEX
+    longest = problem.size("context") * (_WINDOWS if problem["windowed"] else 1)
+    width = -(-longest // page_size)
+    q = inputs.randn((batch, heads, head_dim), dtype, device, 5 * seed)
+    cache = (batch * width, page_size, kv_heads, head_dim)
+    k_cache, v_cache = (inputs.randn(cache, dtype, device, 5 * seed + i) for i in (1, 2))
+    # Any order of distinct pages; lengths within a factor of four, one of them the longest.
+    shuffled = inputs.randn((batch * width,), "float32", device, 5 * seed + 3).argsort()
+    seq_lens = inputs.randint((batch,), -(-longest // 4), longest + 1, "int32", device, 5 * seed + 4)
+    seq_lens[0] = longest
+    out = inputs.empty((batch, heads, head_dim), dtype, device)
+    lse = inputs.empty((batch, heads), "float32", device)
+    table = shuffled.to(torch.int32).reshape(batch, width)
+    return (
+        q, k_cache, v_cache, table, seq_lens, out, lse, *_workspace(q, kv_heads), head_dim**-0.5, window,
+    )  # fmt: skip
+
+
+def _reference(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor,
+    seq_lens: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, partials: torch.Tensor,
+    counters: torch.Tensor, scale: float, window: int,
+) -> dict[str, Close]:  # fmt: skip
+    each = []
+    for queries, pages, length in zip(q, block_table, seq_lens.tolist(), strict=True):
+        used = pages[: -(-length // k_cache.shape[1])].long()
+        k, v = (cache[used].flatten(0, 1)[max(length - window, 0) : length] for cache in (k_cache, v_cache))
+        grouped = queries.reshape(k.shape[1], -1, q.shape[2]).double()
+        scores = torch.einsum("hgd,nhd->hgn", grouped, k.double()) * scale
+        sums = torch.einsum("hgn,nhd->hgd", scores.softmax(dim=2), v.double())
+        each.append((sums.reshape(queries.shape), scores.logsumexp(dim=2).reshape(-1)))
+    value, log_sums = (torch.stack(parts) for parts in zip(*each, strict=True))
+    # Half an eps is the output's own rounding. The weights' rounding adds a sum of many errors, 0.15 eps of a
+    # usual output; one of 10^7 outputs lies six times as far. 64 values of 32768 mistaken for others change
+    # most outputs by 0.06 of a usual one. Log-sums are float32 throughout: 64 keys left out are 2e-3.
+    eps = torch.finfo(q.dtype).eps
+    return {
+        "out": Close(value=value, rtol=eps, atol=2 * eps * value.square().mean().sqrt().item()),
+        "lse": Close(value=log_sums, rtol=1e-5, atol=1e-4),
+        # Of what splits leave behind only this counts: the next launch finds the counters at zero.
+        "partials": Close(value=torch.zeros_like(partials), rtol=0.0, atol=math.inf),
+        "counters": Close(value=torch.zeros_like(counters), rtol=0.0, atol=0.0),
+    }
+
+
+def _shapes(
+    heads: int, kv_heads: int, *, head_dim: int = 128, page_size: int = 16, dtype: str = "bfloat16",
+    contexts: Sequence[int] = (2048, 8192, 32768), windowed: bool = False,
+) -> Iterator[dict[str, object]]:  # fmt: skip
+    """One model's problems; every size between two of them is at most a doubling away from one."""
+    for batch, context in itertools.product((1, 8, 64, 256), contexts):
+        if 4 * batch * context * kv_heads * head_dim <= _MOST_CACHE_BYTES:
+            yield {
+                "dtype": dtype, "windowed": windowed, "batch": batch, "context": context, "heads": heads,
+                "kv_heads": kv_heads, "head_dim": head_dim, "page_size": page_size,
+            }  # fmt: skip
+
+
+_MOST_CACHE_BYTES = 2**33
+"""Keys and values of a declared problem."""
+
+attention_decode_tunable = Tunable(
+    name="attention_decode",
+    package=__package__,
+    kernel=attention_decode_kernel,
+    axes={
+        "batch": Pow2(),
+        "context": Pow2(),
+        "heads": Exact(),
+        "kv_heads": Exact(),
+        "head_dim": Exact(),
+        "page_size": Exact(),
+    },
+    problem=_problem,
+    search_space=attention_decode_space.space,
+    legal=attention_decode_space.legal,
+    default=attention_decode_space.default,
+    grid_fn=lambda config, device, problem: (attention_decode_space.blocks(config, problem),),
+    args_fn=_args,
+    tiles=attention_decode_space.blocks,
+    work=attention_decode_space.work,
+    make_args=_make_args,
+    reference=_reference,
+    outputs=("out", "lse"),
+    reset=("partials", "counters"),
+    typical=[
+        *_shapes(32, 8),  # Llama 3.1 8B, Qwen3 8B
+        *_shapes(64, 8),  # Llama 3.1 70B, Qwen3 32B
+        *_shapes(8, 1),  # Llama 3.1 70B, a rank of eight
+        *_shapes(32, 4),  # Qwen3 30B-A3B
+        *_shapes(64, 8, head_dim=64),  # gpt-oss 20b and 120b
+        *_shapes(64, 8, head_dim=64, contexts=(128,), windowed=True),  # and every other layer of theirs
+        *_shapes(32, 8, page_size=64, contexts=(8192,)),  # Llama 3.1 8B in larger pages
+        *_shapes(32, 8, dtype="float16", contexts=(8192,)),  # Llama 3.1 8B, run in float16 (AWQ, GPTQ)
+    ],
+)
+"""The declaration; `launch` takes the tensors, out, lse, a `Workspace`, scale and window."""

@@ -1,0 +1,137 @@
+"""Splits and tiles of attention_decode: search space, default, what is legal. Pure; knows no kernel."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+
+from aot_tune.arch import Arch
+from aot_tune.bucket import edge
+from aot_tune.config import Config
+from aot_tune.device import Device
+from aot_tune.problem import Problem
+from aot_tune.tunable import Work
+
+MOST_BLOCKS = 4096
+"""Blocks of a launch that splits: what a workspace must hold. More would be waves of ever smaller blocks."""
+
+MOST_SPLITS = 64
+"""Parts of a sequence; one block combines them all while the others are done."""
+
+FEWEST_ROWS = 8
+"""Queries of a tile, the matrix units' narrowest side."""
+
+_MOST_JOINED = 4
+"""Pages that are loaded one by one and put together to a tile."""
+
+_TILES = (64, 128)
+"""Keys a step. Seeded from NVIDIA's TileGym (suites/flashinfer/cutile/fmha_decode_bsr.py: 32 to 128, with an
+occupancy of 1 or 2). The matrix units of sm90 and sm100 take no fewer than 64 rows."""
+
+
+@cache
+def _space(arch: Arch) -> tuple[Config, ...]:
+    return tuple(
+        _config(splits, tile_n, gather, num_ctas, occupancy)
+        for splits, tile_n, gather, num_ctas, occupancy in itertools.product(
+            (1, 2, 4, 8, 16, 32, MOST_SPLITS), _TILES, (False, True), (1, 2), (1, 2, 3)
+        )
+        if _does_not_fit(_config(splits, tile_n, gather, num_ctas, occupancy), arch) is None
+    )
+
+
+@cache
+def _config(splits: int, tile_n: int, gather: bool, num_ctas: int, occupancy: int) -> Config:
+    return Config(
+        constants={"splits": splits, "tile_n": tile_n, "gather": gather},
+        hints={"num_ctas": num_ctas, "occupancy": occupancy},
+    )
+
+
+def space(arch: Arch, problem: Problem) -> tuple[Config, ...]:
+    """All candidates of an arch."""
+    return _space(arch)
+
+
+def default(arch: Arch, problem: Problem) -> Config:
+    """Some four blocks a multiprocessor, so that long and short sequences even out."""
+    fewest, most = _splits_between(arch, problem, _TILES[0])
+    wanted = edge(-(-4 * Device.reference(arch).sm_count // _pairs(problem)))
+    return _config(min(max(wanted, fewest), most), _TILES[0], False, 1, 2)
+
+
+def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
+    """Whether a config may run."""
+    return _does_not_fit(config, arch) or _does_not_suit(config, arch, problem) or True
+
+
+def _constants(config: Config) -> tuple[int, int, bool]:
+    """splits, tile_n and gather of a config."""
+    return int(config["splits"]), int(config["tile_n"]), bool(config["gather"])
+
+
+def _does_not_fit(config: Config, arch: Arch) -> str | None:
+    """Why a config is not for an arch, or None."""
+    splits, tile_n, gather = _constants(config)
+    num_ctas, occupancy = config.hints.get("num_ctas", 1), config.hints.get("occupancy", 1)
+    if num_ctas > 1 and (arch < Arch(10, 0) or occupancy > 1):
+        return "a narrow tile is worth sharing, if at all, from sm100 on, with a multiprocessor to itself"
+    if tile_n > _TILES[0] and occupancy > 2:
+        return f"registers for {occupancy} blocks of {tile_n} keys would spill"
+    if gather and arch.major not in (9, 10, 11):
+        return f"{arch} has no loads that gather pages"
+    if gather and splits > 1:
+        # "failed to compile Tile IR program", for a release after a loop of gathering loads (tileiras 13.4)
+        return "the compiler fails on gathering loads before the atomic that counts the splits"
+    return None
+
+
+def _does_not_suit(config: Config, arch: Arch, problem: Problem) -> str | None:
+    """Why a config is a waste on a problem's bucket, or None; the default never is."""
+    (splits, tile_n, gather), page_size = _constants(config), problem.size("page_size")
+    if gather and tile_n <= page_size:
+        return f"a tile of {tile_n} lies in a page of {page_size}"
+    if not gather and tile_n > _MOST_JOINED * page_size:
+        return f"a tile of {tile_n} would be put together of more than {_MOST_JOINED} pages"
+    if tile_n > max(_TILES[0], edge(problem.size("context"))):
+        return f"a tile of {tile_n} is more than half empty"
+    fewest, most = _splits_between(arch, problem, tile_n)
+    if not fewest <= splits <= most:
+        return f"{splits} splits; from {fewest} to {most} may suit so many sequences, heads and keys"
+    return None
+
+
+def _splits_between(arch: Arch, problem: Problem, tile_n: int) -> tuple[int, int]:
+    """Fewest and most splits worth a trial: half the multiprocessors busy, and eight times as many blocks."""
+    pairs = _pairs(problem)
+    most = max(min(MOST_SPLITS, edge(problem.size("context")) // tile_n, MOST_BLOCKS // pairs), 1)
+    most = 1 << (most.bit_length() - 1)
+    fewest = min(edge(-(-Device.reference(arch).sm_count // (2 * pairs))), most)
+    return fewest, min(8 * fewest, most)
+
+
+def _pairs(problem: Problem) -> int:
+    """Sequences times KV heads, for all sizes of a bucket."""
+    return edge(problem.size("batch")) * problem.size("kv_heads")
+
+
+def blocks(config: Config, problem: Problem) -> int:
+    """Blocks of a launch."""
+    return problem.size("batch") * problem.size("kv_heads") * int(config["splits"])
+
+
+def rows(group: int) -> int:
+    """Columns of a tile that holds a group of queries."""
+    return max(edge(group), FEWEST_ROWS)
+
+
+def work(config: Config, problem: Problem) -> Work:
+    """What one block costs."""
+    tile_n, head_dim = int(config["tile_n"]), problem.size("head_dim")
+    queries = rows(problem.size("heads") // problem.size("kv_heads"))
+    return Work(
+        steps=max(-(-problem.size("context") // (tile_n * int(config["splits"]))), 1),
+        flops=4.0 * tile_n * head_dim * queries,
+        load_bytes=2.0 * tile_n * head_dim * 2,
+        store_bytes=4.0 * head_dim * queries,
+    )

@@ -1,0 +1,277 @@
+"""Layer norm: kernel, host function, declaration. Knows nothing of tuning or tables.
+
+``out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias`` over the last dimension (Ba, Kiros and
+Hinton, "Layer Normalization", 2016).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import cuda.tile as ct
+import torch
+
+from aot_tune import inputs
+from aot_tune.arch import Arch
+from aot_tune.bucket import Exact, Pow2, edge
+from aot_tune.config import Config
+from aot_tune.device import Device
+from aot_tune.errors import LaunchError
+from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, check_sizes
+from aot_tune.kernels.rows import (
+    MOST_ELEMENTS,
+    as_rows,
+    at_once,
+    exact_width,
+    load_parts,
+    part_refusal,
+    parts,
+    refusal,
+    store_part,
+    threads,
+)
+from aot_tune.problem import Problem
+from aot_tune.tunable import Close, Tunable
+
+
+@ct.kernel
+def layer_norm_kernel(  # type: ignore[no-untyped-def]
+    x, weight, bias, out, eps,
+    height: ct.Constant[int], width: ct.Constant[int], parts: ct.Constant[int], inside: ct.Constant[int],
+    has_bias: ct.Constant[bool], persistent: ct.Constant[bool],
+):  # fmt: skip
+    """Normalise `height` rows at a time, each in `parts` of `width`; without a bias, `bias` is any number.
+
+    A persistent block takes rows until none is left, and holds weight and bias in registers.
+    """
+    shape = height, width, parts, inside
+    if persistent:
+        held = _weight_and_bias(weight, bias, shape, has_bias)
+        for block in range(ct.bid(0), ct.cdiv(x.shape[0], height), ct.num_blocks(0)):
+            rows, mean, norm = _moments(x, block, eps, shape)
+            _write(out, block, rows, mean, norm, held, shape)
+    else:
+        rows, mean, norm = _moments(x, ct.bid(0), eps, shape)
+        _write(out, ct.bid(0), rows, mean, norm, _weight_and_bias(weight, bias, shape, has_bias), shape)
+
+
+def _moments(x: Any, block: Any, eps: Any, shape: Any) -> Any:
+    """The rows of a block, their mean and the inverse of their deviation."""
+    height, width, parts, inside = shape
+    rows = load_parts(x, (block,), (height, width), parts, inside, ct.PaddingMode.ZERO)
+    total, squares = ct.zeros((height, width), ct.float32), ct.zeros((height, width), ct.float32)
+    for part in ct.static_iter(range(parts)):
+        total = total + rows[part].astype(ct.float32)
+    mean = ct.sum(total, axis=1, keepdims=True) / x.shape[1]
+    # The variance is taken about the mean: the mean of the squares less the square of the mean loses all
+    # digits where the mean is large.
+    for part in ct.static_iter(range(parts)):
+        centred = rows[part].astype(ct.float32) - mean
+        if part >= inside:
+            here = part * width + ct.arange(width, dtype=ct.int32) < x.shape[1]
+            centred = ct.where(here, centred, 0.0)
+        squares = squares + centred * centred
+    variance = ct.sum(squares, axis=1, keepdims=True) / x.shape[1]
+    return rows, mean, ct.rsqrt(variance + eps)
+
+
+def _weight_and_bias(weight: Any, bias: Any, shape: Any, has_bias: Any) -> Any:
+    _, width, parts, inside = shape
+    scales, shifts = load_parts(weight, (), (width,), parts, inside, ct.PaddingMode.ZERO), ()
+    if has_bias:
+        shifts = load_parts(bias, (), (width,), parts, inside, ct.PaddingMode.ZERO)
+    return scales, shifts
+
+
+def _write(out: Any, block: Any, rows: Any, mean: Any, norm: Any, weight_and_bias: Any, shape: Any) -> None:
+    _, _, parts, inside = shape
+    scales, shifts = weight_and_bias
+    for part in ct.static_iter(range(parts)):
+        normed = (rows[part].astype(ct.float32) - mean) * norm * scales[part].astype(ct.float32)
+        if len(shifts) > 0:
+            normed = normed + shifts[part].astype(ct.float32)
+        store_part(out, (block, part), normed.astype(out.dtype), part < inside)
+
+
+def layer_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Normalise the last dimension of `x` to mean 0 and variance 1, scale it by `weight` and add `bias`.
+
+    Computes in float32, the variance about the mean, and rounds once.
+
+    Args:
+        x: (..., cols), bfloat16, float16 or float32, on a GPU; at most 32768 columns, and leading dimensions
+            that ``view`` can flatten.
+        weight: (cols,), of the dtype of `x`.
+        bias: (cols,), of the dtype of `x`; none is added without it.
+        eps: Added to the variance.
+        out: Where to write, of the shape and dtype of `x`, apart from it in memory; a new tensor without it.
+
+    Returns:
+        `out`, or the new tensor.
+
+    Raises:
+        LaunchError: An argument cannot be launched; it names the argument and what to pass.
+    """
+    check_dtype("layer_norm", "x", x, torch.bfloat16, torch.float16, torch.float32)
+    cols = x.shape[-1] if x.dim() else 0
+    if not 0 < cols <= MOST_ELEMENTS:
+        raise LaunchError(
+            f"layer_norm: x has shape {tuple(x.shape)}; its last size may be 1 to {MOST_ELEMENTS}"
+        )
+    read = {"x": x, "weight": weight} if bias is None else {"x": x, "weight": weight, "bias": bias}
+    for name in list(read)[1:]:
+        check_shape("layer_norm", name, read[name], (cols,), f"x of {cols} columns")
+        check_dtype("layer_norm", name, read[name], x.dtype)
+    if out is None:
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    check_shape("layer_norm", "out", out, tuple(x.shape), "x")
+    check_dtype("layer_norm", "out", out, x.dtype)
+    if x.numel() == 0:
+        return out
+    flat_x, flat_out = as_rows("layer_norm", "x", x), as_rows("layer_norm", "out", out)
+    check_sizes("layer_norm", **{**read, "x": flat_x, "out": flat_out})
+    check_apart("layer_norm", "out", out, **read)
+    layer_norm_tunable.launch(flat_x, weight, bias, flat_out, eps)
+    return out
+
+
+# The search space -------------------------------------------------------------------------------
+
+
+@cache
+def _config(width: int, persistent: bool, occupancy: int, num_worker_warps: int) -> Config:
+    return Config(
+        constants={"width": width, "persistent": persistent},
+        hints={"occupancy": occupancy, "num_worker_warps": num_worker_warps},
+    )
+
+
+def _widths(cols: int, num_worker_warps: int) -> tuple[int, ...]:
+    """Columns of a part: a load of 16 bytes for each thread of one row; and as many as leave none empty."""
+    tile = 256 * num_worker_warps
+    widths = (max(min(edge(cols), tile), edge(cols) // 16), exact_width(cols, tile))
+    return tuple(width for width in dict.fromkeys(widths) if part_refusal(width, cols) is None)
+
+
+@cache
+def _space(cols: int) -> tuple[Config, ...]:
+    # Triton's tutorial (python/tutorials/05-layer-norm.py) gives a block one row, and a warp for every 256
+    # columns, up to 8. cuTile takes 4 warps or 8.
+    return tuple(
+        _config(width, persistent, occupancy, warps)
+        for warps in (4, 8)
+        for width in _widths(cols, warps)
+        for persistent, occupancy in itertools.product((False, True), (8 // warps, 16 // warps, 32 // warps))
+    )
+
+
+def _default(arch: Arch, problem: Problem) -> Config:
+    """The most blocks of 8 warps that do not spill."""
+    width = _widths(problem.size("cols"), 8)[0]
+    return next(c for n in (4, 2, 1) if _legal(c := _config(width, False, n, 8), arch, problem) is True)
+
+
+def _height(config: Config) -> int:
+    """Rows of a block, so that each thread has one load of 16 bytes a part."""
+    return max(1, 8 * threads(config) // int(config["width"]))
+
+
+def _legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
+    cols, width = problem.size("cols"), int(config["width"])
+    # Weight and bias take as many registers as the rows do, where a block keeps them.
+    held = _height(config) * width * -(-cols // width) * (3 if config["persistent"] else 1)
+    return part_refusal(width, cols) or refusal(config, arch, held) or True
+
+
+# The declaration --------------------------------------------------------------------------------
+
+
+def _problem(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, eps: float
+) -> Mapping[str, object]:
+    return {"dtype": x.dtype, "bias": bias is not None, "rows": x.shape[0], "cols": x.shape[1]}
+
+
+def _tiles(config: Config, problem: Problem) -> int:
+    return -(-problem.size("rows") // _height(config))
+
+
+def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
+    blocks = _tiles(config, problem)
+    return (min(blocks, at_once(config, device)) if config["persistent"] else blocks,)
+
+
+def _args(
+    config: Config,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    eps: float,
+) -> tuple[Any, ...]:
+    has_bias, shift = bias is not None, 0 if bias is None else bias
+    height, width = _height(config), int(config["width"])
+    tile = (height, width, *parts(height, width, *x.shape))
+    return x, weight, shift, out, eps, *tile, has_bias, config["persistent"]
+
+
+def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
+    rows, cols, dtype = problem.size("rows"), problem.size("cols"), str(problem["dtype"])
+    # A mean as large as the deviation: a variance taken about 0 would show.
+    x = inputs.randn((rows, cols), dtype, device, 3 * seed) + 1
+    weight = inputs.randn((cols,), dtype, device, 3 * seed + 1, scale=0.1) + 1  # trained weights lie around 1
+    bias = inputs.randn((cols,), dtype, device, 3 * seed + 2) if problem["bias"] else None
+    return x, weight, bias, inputs.empty((rows, cols), dtype, device), 1e-5
+
+
+def _reference(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, eps: float
+) -> Close:
+    exact = torch.nn.functional.layer_norm(
+        x.double(), x.shape[1:], weight.double(), None if bias is None else bias.double(), eps
+    )
+    # One rounding to the output's dtype is half its eps. The absolute term is for where the mean or the bias
+    # cancels: float32 leaves 1e-6 or so of numbers up to ten.
+    return Close(value=exact, rtol=max(torch.finfo(x.dtype).eps, 1e-5), atol=1e-5)
+
+
+_ROWS = Pow2.edges(1, 16384)[::2]
+"""Every other edge: the buckets between are one doubling away, near enough to be served by these."""
+
+layer_norm_tunable = Tunable(
+    name="layer_norm",
+    package=__package__,
+    kernel=layer_norm_kernel,
+    axes={"rows": Pow2(), "cols": Exact()},
+    problem=_problem,
+    search_space=lambda arch, problem: _space(problem.size("cols")),
+    legal=_legal,
+    default=_default,
+    grid_fn=_grid,
+    args_fn=_args,
+    tiles=_tiles,
+    make_args=_make_args,
+    reference=_reference,
+    outputs=("out",),
+    typical=[
+        {"dtype": "bfloat16", "bias": True, "rows": _ROWS, "cols": 768},  # BERT base, GPT-2, ViT-B
+        {"dtype": "float16", "bias": True, "rows": _ROWS, "cols": 1024},  # BERT large, BGE, in float16
+        {"dtype": "bfloat16", "bias": True, "rows": _ROWS, "cols": 1152},  # SigLIP So400m
+        {"dtype": "float16", "bias": True, "rows": _ROWS, "cols": 1280},  # Whisper large, in float16
+        {"dtype": "bfloat16", "bias": True, "rows": _ROWS, "cols": 4544},  # Falcon 7B
+        {"dtype": "bfloat16", "bias": True, "rows": _ROWS, "cols": 6144},  # GPT-NeoX 20B, StarCoder2 15B
+        {"dtype": "bfloat16", "bias": False, "rows": _ROWS, "cols": 8192},  # Command R
+        {"dtype": "bfloat16", "bias": True, "rows": _ROWS, "cols": 14336},  # BLOOM
+    ],
+)
+"""The declaration; ``layer_norm_tunable.launch(x, weight, bias, out, eps)``, x and out as (rows, cols)."""

@@ -1,0 +1,298 @@
+"""A linear layer: kernel, host function, declaration. Knows nothing of tuning or tables.
+
+``activation(x @ weight.t() + bias)`` in one kernel, so that the product is written once and never read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import cuda.tile as ct
+import torch
+
+from aot_tune import inputs
+from aot_tune.bucket import Exact, Pow2
+from aot_tune.config import Config
+from aot_tune.device import Device
+from aot_tune.errors import LaunchError
+from aot_tune.kernels import activations
+from aot_tune.kernels.arguments import (
+    LARGEST_INDEX,
+    check_apart,
+    check_dtype,
+    check_rank,
+    check_shape,
+    check_sizes,
+)
+from aot_tune.kernels.linear_space import TYPICAL, default, item_bytes, legal, space
+from aot_tune.kernels.product_space import persistent_grid, tile_of, work_of
+from aot_tune.kernels.rows import as_rows
+from aot_tune.problem import Problem
+from aot_tune.tunable import Close, Tunable, Work
+
+_GROUP = 8
+"""Rows of tiles taken together, down before along, to keep L2 warm: what nearly every matmul is tuned to."""
+
+
+@ct.kernel
+def linear_kernel(  # type: ignore[no-untyped-def]
+    x, weight, out, bias, biased, activation: ct.Constant[int],
+    tile_m: ct.Constant[int], tile_n: ct.Constant[int], tile_k: ct.Constant[int], swapped: ct.Constant[int],
+):  # fmt: skip
+    """Compute every `num_blocks`-th tile of `out`, accumulating in float32; `swapped` as for `_product`."""
+    zero = ct.PaddingMode.ZERO
+    dtype = ct.tfloat32 if x.dtype == ct.float32 else x.dtype
+    tiles_m, tiles_n = ct.cdiv(x.shape[0], tile_m), ct.cdiv(weight.shape[0], tile_n)
+    steps = ct.cdiv(x.shape[1], tile_k)
+    for tile in range(ct.bid(0), tiles_m * tiles_n, ct.num_blocks(0)):
+        first = tile // (_GROUP * tiles_n) * _GROUP
+        rows = min(tiles_m - first, _GROUP)
+        place = tile % (_GROUP * tiles_n)
+        m, n = first + place % rows, place // rows
+        # The first step stands before the loop, as in matmul, and for its reasons.
+        a = ct.load(x, (m, 0), (tile_m, tile_k), padding_mode=zero).astype(dtype)
+        b = ct.load(weight, (n, 0), (tile_n, tile_k), padding_mode=zero).astype(dtype)
+        sums = _product(a, b, _turned(ct.zeros((tile_m, tile_n), ct.float32), swapped), swapped)
+        for step in range(1, steps):
+            a = ct.load(x, (m, step), (tile_m, tile_k), padding_mode=zero).astype(dtype)
+            b = ct.load(weight, (n, step), (tile_n, tile_k), padding_mode=zero).astype(dtype)
+            sums = _product(a, b, sums, swapped)
+        row = ct.zeros((tile_n,), ct.float32)
+        if biased:  # around the row alone: a branch around the sums costs their registers twice
+            row = ct.load(bias, (n,), (tile_n,)).astype(ct.float32)
+        sums = activations.apply(sums + _turned(row.reshape((1, tile_n)), swapped), activation)
+        ct.store(out, (m, n), _turned(sums.astype(out.dtype), swapped))
+
+
+def _product(a: Any, b: Any, sums: Any, swapped: int) -> Any:
+    """Add ``a @ b.t()``; where `swapped`, its transpose to transposed sums.
+
+    The matrix units of sm90 and sm100 take 64 rows or more. Of few tokens the weight may have to give them.
+    """
+    if swapped:
+        return ct.mma(b, a.transpose(), sums)
+    return ct.mma(a, b.transpose(), sums)
+
+
+def _turned(tile: Any, swapped: int) -> Any:
+    """A tile of `out` as it lies in the sums; and back."""
+    if swapped:
+        return tile.transpose()
+    return tile
+
+
+# The host function ------------------------------------------------------------------------------
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activation: str | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``activation(x @ weight.t() + bias)``, accumulating in float32 and rounding once.
+
+    float32 is multiplied as tf32: of each factor's mantissa the matrix units keep 10 bits (sm90 drops the
+    others), so that a product is good to 2^-9.
+    Rows of `x` and `weight` that do not all start at a multiple of 16 bytes are loaded an element at a time.
+
+    Args:
+        x: (..., K), bfloat16, float16 or float32, on a GPU; leading dimensions that ``view`` can flatten.
+        weight: (N, K), of the dtype of `x`, as ``torch.nn.Linear`` stores it; any strides, though only rows
+            that are contiguous are loaded well.
+        bias: (N,), of the dtype of `x`.
+        activation: "relu", "silu", "gelu" or "gelu_tanh"; None for none.
+        out: (..., N), where to write, of the dtype of `x`, apart from all others in memory; a new tensor
+            without it.
+
+    Returns:
+        `out`, or the new tensor.
+
+    Raises:
+        LaunchError: An argument cannot be launched; it names the argument and what to pass.
+    """
+    try:
+        rows = x if x.dim() == 2 else _rows("x", x)
+        (m, k), (n, columns), (x_row, x_column) = rows.shape, weight.shape, rows.stride()
+        row, column = weight.stride()
+        dtype, device = x.dtype, x.device
+        number = activations.NUMBERS["none" if activation is None else activation]
+        fine = (
+            columns == k > 0
+            and dtype in _DTYPES
+            and weight.dtype == dtype
+            and weight.device == device
+            and m | n | k | x_row | x_column | row | column <= LARGEST_INDEX  # none of them is negative
+            and (bias is None or _fine_bias(bias, n, dtype, device))
+        )
+    except (AttributeError, IndexError, KeyError, LaunchError, TypeError, ValueError):
+        fine = False
+    if not fine:
+        _check(x, weight, bias, activation)
+    if out is None:
+        written = torch.empty((m, n), dtype=dtype, device=device)
+        out = written if rows is x else written.view(*x.shape[:-1], n)
+    else:
+        written = _written(out, x, weight, bias)
+    if m * n:
+        biased = bias is not None
+        bias = _no_bias(dtype, device) if bias is None else bias
+        linear_tunable.launch(rows, weight, written, bias, biased, number)
+    return out
+
+
+def _fine_bias(bias: torch.Tensor, n: int, dtype: torch.dtype, device: torch.device) -> bool:
+    return bias.shape == (n,) and bias.dtype == dtype and bias.device == device and bias.is_contiguous()
+
+
+def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> None:
+    """Refuse what cannot be launched, by name; `linear` itself only sees whether all is plainly fine."""
+    check_dtype("linear", "x", x, *_DTYPES)
+    check_rank("linear", "weight", weight, "N K")
+    check_dtype("linear", "weight", weight, x.dtype)
+    n, k = weight.shape
+    if x.dim() == 0 or x.shape[-1] != k:
+        raise LaunchError(
+            f"linear: x has shape {tuple(x.shape)}; weight of shape {(n, k)} asks for (..., {k})"
+        )
+    if k == 0:
+        raise LaunchError("linear: x has no columns; there is nothing to sum")
+    if activation is not None:
+        activations.check_activation("linear", activation, *activations.NAMES)
+    if bias is not None:
+        check_dtype("linear", "bias", bias, x.dtype)
+        check_shape("linear", "bias", bias, (n,), f"weight of {n} rows")
+    check_sizes("linear", x=x, weight=weight, **({} if bias is None else {"bias": bias}))
+    _rows("x", x)
+
+
+def _written(
+    out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """`out` as rows, checked against arguments that are."""
+    shape, others = (*x.shape[:-1], weight.shape[0]), (x, weight) if bias is None else (x, weight, bias)
+    fine = (
+        isinstance(out, torch.Tensor)
+        and out.shape == shape
+        and out.dtype == x.dtype
+        and out.device == x.device
+        and out.is_contiguous()
+        and (out.data_ptr() not in [other.data_ptr() for other in others] or not out.numel())
+    )
+    if not fine:
+        check_dtype("linear", "out", out, x.dtype)
+        check_shape("linear", "out", out, shape, "the product")
+        check_sizes("linear", x=x, out=out)
+        if out.numel():
+            check_apart("linear", "out", out, **dict(zip(("x", "weight", "bias"), others, strict=False)))
+    return out if out.dim() == 2 or not out.numel() else _rows("out", out)
+
+
+def _rows(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A vector is one row."""
+    return tensor.unsqueeze(0) if tensor.dim() == 1 else as_rows("linear", name, tensor)
+
+
+@cache
+def _no_bias(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """What is passed in place of a bias and never read; its signature is that of any aligned one."""
+    return torch.empty(16, dtype=dtype, device=device)
+
+
+# The declaration --------------------------------------------------------------------------------
+
+
+def _problem(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    bias: torch.Tensor,
+    biased: bool,
+    activation: int,
+) -> Mapping[str, object]:
+    return {
+        "dtype": x.dtype,
+        "activation": activations.NAMES[activation],
+        "M": x.shape[0],
+        "N": weight.shape[0],
+        "K": x.shape[1],
+    }
+
+
+def _tiles(config: Config, problem: Problem) -> int:
+    tile_m, tile_n, _ = tile_of(config)
+    return -(-problem.size("M") // tile_m) * -(-problem.size("N") // tile_n)
+
+
+def _work(config: Config, problem: Problem) -> Work:
+    return work_of(config, problem.size("K"), item_bytes=item_bytes(problem))
+
+
+def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
+    return persistent_grid(config, device, _tiles(config, problem))
+
+
+def _args(
+    config: Config, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor,
+    biased: bool, activation: int,
+) -> tuple[Any, ...]:  # fmt: skip
+    return x, weight, out, bias, biased, activation, *tile_of(config), config["swapped"]
+
+
+def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
+    m, n, k, dtype = problem.size("M"), problem.size("N"), problem.size("K"), str(problem["dtype"])
+    x = inputs.randn((m, k), dtype, device, 3 * seed)
+    weight = inputs.randn((n, k), dtype, device, 3 * seed + 1, scale=k**-0.5)  # so that sums are near 1
+    # The sweep times seed 0 and verifies others too: those with a bias.
+    biased = seed % 2 == 1
+    bias = inputs.randn((n,), dtype, device, 3 * seed + 2) if biased else _no_bias(x.dtype, x.device)
+    number = activations.NUMBERS[str(problem["activation"])]
+    return x, weight, inputs.empty((m, n), dtype, device), bias, biased, number
+
+
+def _reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    bias: torch.Tensor,
+    biased: bool,
+    activation: int,
+) -> Close:
+    exact = x.double() @ weight.double().t()
+    if biased:
+        exact += bias.double()
+    # One rounding to the output's dtype is half its eps. The absolute term is for the float32 sums, which the
+    # matrix units truncate: 2^-23 of a running sum near 1, 1800 times for the largest K, is 2e-4. As tf32
+    # each factor loses up to 2^-10, half of that in the mean: sums shrink by 2^-10 and scatter by 6e-4.
+    # A step of tile_k left out would show as 0.05.
+    tf32 = x.dtype == torch.float32
+    rtol, atol = (2.0**-9, 5e-3) if tf32 else (torch.finfo(x.dtype).eps, 2e-3)
+    return Close(value=activations.reference(exact, activations.NAMES[activation]), rtol=rtol, atol=atol)
+
+
+linear_tunable = Tunable(
+    name="linear",
+    package=__package__,
+    kernel=linear_kernel,
+    axes={"M": Pow2(), "N": Exact(), "K": Exact()},
+    problem=_problem,
+    search_space=space,
+    legal=legal,
+    default=default,
+    grid_fn=_grid,
+    args_fn=_args,
+    tiles=_tiles,
+    work=_work,
+    make_args=_make_args,
+    reference=_reference,
+    outputs=("out",),
+    typical=TYPICAL,
+)
+"""The declaration; ``linear_tunable.launch(x, weight, out, bias, biased, activation)`` takes x and out as
+(rows, columns), the activation by its number."""

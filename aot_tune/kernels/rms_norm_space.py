@@ -1,0 +1,44 @@
+"""How the root-mean-square norms cut rows for their blocks, and the configs they may run. Knows no kernel."""
+
+from __future__ import annotations
+
+from aot_tune.arch import Arch
+from aot_tune.bucket import edge
+from aot_tune.config import Config
+from aot_tune.kernels.rows import parts, refusal, threads
+from aot_tune.problem import Problem
+
+_EACH = 8
+"""Elements of a part for each thread: one load of 16 bytes, of float32 two."""
+
+_MOST_ROWS = 16
+"""Rows of a block, where they are short: whether 16 divides all rows is in their signature anyway."""
+
+_OCCUPANCIES = {4: (2, 4, 6, 8), 8: (1, 2, 3, 4)}
+"""By num_worker_warps. vLLM too has fewer threads for many rows than for few (csrc/layernorm_kernels.cu)."""
+
+
+def _config(warps: int, occupancy: int) -> Config:
+    return Config(hints={"occupancy": occupancy, "num_worker_warps": warps})
+
+
+SPACE = tuple(_config(warps, occupancy) for warps, each in _OCCUPANCIES.items() for occupancy in each)
+
+
+def cut(config: Config, rows: int, cols: int) -> tuple[int, int, int, int]:
+    """Rows of a block, columns of a part, parts of a row, and how many of them need no bounds checked."""
+    elements = _EACH * threads(config)
+    width = min(edge(cols), elements)
+    height = min(elements // width, _MOST_ROWS)
+    return height, width, *parts(height, width, rows, cols)
+
+
+def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
+    """Whether a block's registers hold its rows, or why not."""
+    height, width, count, _ = cut(config, problem.size("rows"), problem.size("cols"))
+    return refusal(config, arch, height * width * count) or True
+
+
+def default(arch: Arch, problem: Problem) -> Config:
+    """8 warps, which few rows need and many do not mind, in as many blocks as spill on no arch."""
+    return next(one for n in (3, 2, 1) if legal(one := _config(8, n), arch, problem) is True)

@@ -1,0 +1,110 @@
+"""Memory for kernels that split a sum over blocks: kept per device and stream. Knows no kernel.
+
+Launches of one stream follow each other, so that one workspace serves them all. What was handed out is never
+freed: a CUDA graph may hold its address.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+from aot_tune.bucket import edge
+from aot_tune.errors import LaunchError
+from aot_tune.serve.runtime import runtime
+
+if TYPE_CHECKING:
+    import torch
+
+_FEWEST = 1 << 14
+"""Elements of the smallest tensors, 64 KiB."""
+
+
+class Workspace(NamedTuple):
+    """What the launches of one stream share."""
+
+    partials: torch.Tensor
+    """(n,), float32, of any content."""
+
+    counters: torch.Tensor
+    """(m,), int32, zero between launches: a kernel that changes them sets them back."""
+
+
+_of_stream: dict[tuple[torch.device, int], Workspace] = {}
+_spare: dict[torch.device, Workspace] = {}
+"""Of each device one that no stream has yet: torch captures on another stream, and cannot allocate then."""
+
+_outgrown: list[Workspace] = []
+_lock = threading.Lock()
+
+
+def workspace(device: torch.device, partials: int, counters: int) -> Workspace:
+    """The workspace of a device's current stream.
+
+    The graphs captured on one stream share a workspace: replay them one after another.
+
+    Args:
+        device: Where; on "meta" the tensors have no storage and are not kept.
+        partials: Fewest elements of `Workspace.partials`.
+        counters: Fewest elements of `Workspace.counters`.
+
+    Raises:
+        LaunchError: It would have to grow while the stream is captured into a graph.
+    """
+    stream = runtime().raw_stream(device.index) if device.type == "cuda" else 0
+    found = _of_stream.get((device, stream))
+    if found is not None and _holds(found, partials, counters):
+        return found
+    if device.type == "meta":
+        return _new(device, partials, counters)
+    with _lock:
+        given = (
+            _from_spare(device, partials, counters)
+            if _captures(device)
+            else _new_for(device, partials, counters)
+        )
+        if found is not None:
+            _outgrown.append(found)
+        _of_stream[device, stream] = given
+    return given
+
+
+def _holds(found: Workspace, partials: int, counters: int) -> bool:
+    return found.partials.shape[0] >= partials and found.counters.shape[0] >= counters
+
+
+def _captures(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return False
+    with runtime().entered(device.index):
+        return runtime().capturing()
+
+
+def _from_spare(device: torch.device, partials: int, counters: int) -> Workspace:
+    spare = _spare.get(device)
+    if spare is None or not _holds(spare, partials, counters):
+        raise LaunchError(
+            f"a workspace of {partials} float32 and {counters} int32 cannot be allocated while {device} is "
+            "captured into a graph; run the same call once before, on the stream that captures"
+        )
+    return _spare.pop(device)
+
+
+def _new_for(device: torch.device, partials: int, counters: int) -> Workspace:
+    """A new one, at least as large as any on this device, and a spare as large."""
+    known = [kept for (where, _), kept in _of_stream.items() if where == device]
+    partials = max(_FEWEST, edge(partials), *(kept.partials.shape[0] for kept in known))
+    counters = max(_FEWEST, edge(counters), *(kept.counters.shape[0] for kept in known))
+    spare = _spare.get(device)
+    if device.type == "cuda" and (spare is None or not _holds(spare, partials, counters)):
+        _spare[device] = _new(device, partials, counters)  # no graph holds the old one
+    return _new(device, partials, counters)
+
+
+def _new(device: torch.device, partials: int, counters: int) -> Workspace:
+    import torch
+
+    return Workspace(
+        torch.empty(partials, dtype=torch.float32, device=device),
+        torch.zeros(counters, dtype=torch.int32, device=device),
+    )

@@ -1,0 +1,71 @@
+"""The shapes of a kernel, one after another, on a stand-in GPU: what is timed and what is noted of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aot_tune.bench.contest import Call
+from aot_tune.bench.shapes import KernelBench
+from aot_tune.bench.standard import Standard
+from aot_tune.config import Config
+from aot_tune.device import Device
+from aot_tune.problem import Problem
+from aot_tune.tuner.plan import Kernel, ProblemPlan, plan_only
+from tests.samples import DEFAULT, SM90, scale_in, scale_table, write
+
+
+class StandInGpu:
+    """Compiles nothing and launches nothing; a launch's name is its config."""
+
+    arch, device, torch_device = SM90, Device.reference(SM90), torch.device("cpu")
+
+    def plan_configs(self, kernel: Kernel, problem: Problem, configs: Sequence[Config]) -> ProblemPlan:
+        return plan_only(kernel, problem, configs)
+
+    def cubins(self, each: ProblemPlan) -> dict[Config, Path]:
+        return {config: Path("a.cubin") for config in each.jobs}
+
+    def launcher(self, kernel: Kernel, problem: Problem, config: Config, cubin: Path, args: Any) -> Call:
+        return partial(str, config)
+
+
+def rounds(calls: Sequence[Call]) -> list[float]:
+    """The default takes 20 us, every other config 10 and a rival 15."""
+    return [{str(DEFAULT): 20.0, "rival": 15.0}.get(str(call()), 10.0) for call in calls]
+
+
+def refusing(*args: Any) -> Call:
+    raise NotImplementedError("not for this shape")
+
+
+def test_the_tuned_config_meets_the_default_and_the_rivals_on_every_shape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    write(tmp_path, scale_table())
+    found = scale_in(tmp_path)["scale"]
+    standard = Standard(
+        rivals={"theirs": lambda *args: partial(str, "rival"), "none": refusing},
+        demands=(),
+        flops=lambda problem, *args: 1e6 * problem.size("M"),
+    )
+    gpu: Any = StandInGpu()
+    ceilings = {"copy": 1e12, "bfloat16": 1e15}
+    kernel, problems = Kernel(found, SM90), found.tunable.typical_problems
+    bench = KernelBench(gpu=gpu, kernel=kernel, standard=standard, rounds=rounds, ceilings=ceilings)
+    small, medium, large = bench.shapes(problems, time.monotonic() + 60)
+    # The table's winners: the default at M = 1, a config of the portfolio elsewhere.
+    assert small.us == {"tuned": 20.0, "default": 20.0, "theirs": 15.0}
+    assert medium.us == large.us == {"tuned": 10.0, "default": 20.0, "theirs": 15.0}
+    assert small.failed == {"none": "NotImplementedError: not for this shape"}
+    assert large.problem == {"dtype": "bfloat16", "M": 256, "N": 1024}
+    assert (large.bytes, large.flops) == (2 * 256 * 1024 * 2, 256e6)
+    assert large.roofline_us == pytest.approx(1.048576)  # the bytes: the flops take 0.256
+    assert list(bench.shapes(problems, time.monotonic() - 1)) == []

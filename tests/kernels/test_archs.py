@@ -1,0 +1,34 @@
+"""Every shipped kernel through the real compiler for the archs that its own tests leave out: a fixed sample.
+
+`make check-archs` takes all defaults and portfolios on all archs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+from aot_tune import kernels
+from aot_tune.arch import Arch
+from aot_tune.discovery import Found
+from aot_tune.tunable import Tunable
+from aot_tune.tuner.check_archs import ARCHS, check
+
+LEFT_OUT = tuple(map(Arch.parse, ("sm89", "sm103")))
+
+MODULES = [import_module(f"aot_tune.kernels.{one.name}") for one in iter_modules(kernels.__path__)]
+FOUND = {
+    one.name: Found(module=module.__name__, tunable=one)
+    for module in MODULES
+    for one in vars(module).values()
+    if isinstance(one, Tunable)
+}
+
+
+def test_the_default_of_every_kernel_compiles(tmp_path: Path) -> None:
+    assert set(LEFT_OUT) < set(ARCHS)
+    checks = check(list(FOUND.values()), LEFT_OUT, print, most=1, folder=tmp_path)
+    assert [one.wrong for one in checks if one.wrong] == []
+    assert [one.compiled for one in checks] == [0 if one.refused else 1 for one in checks]
+    assert {one.kernel for one in checks if one.refused} <= {"matmul_fp8", "matmul_fp8_block"}

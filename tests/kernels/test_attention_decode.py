@@ -1,0 +1,341 @@
+"""attention_decode without a GPU: space, splits, arithmetic, what the host function takes and refuses."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from aot_tune import cutile
+from aot_tune.arch import KNOWN_ARCHS, Arch
+from aot_tune.config import Config
+from aot_tune.errors import LaunchError
+from aot_tune.kernels.attention_decode import attention_decode, attention_decode_tunable
+from aot_tune.mistakes import argument_mistakes, space_mistakes
+from aot_tune.problem import Problem
+from aot_tune.tuner.cubin import resources
+from tests.kernels import emulator
+from tests.kernels.agree import assert_agrees, expected, poison, problem
+from tests.samples import SM90
+
+CPU = torch.device("cpu")
+
+
+def shape(
+    batch: int, context: int, heads: int = 4, kv_heads: int = 2, *,
+    head_dim: int = 64, page_size: int = 16, windowed: bool = False, dtype: str = "bfloat16",
+) -> Problem:  # fmt: skip
+    return problem(
+        dtype=dtype, windowed=windowed, batch=batch, context=context, heads=heads, kv_heads=kv_heads,
+        head_dim=head_dim, page_size=page_size,
+    )  # fmt: skip
+
+
+def config(splits: int, tile_n: int = 64, *, gather: bool = False, occupancy: int = 1) -> Config:
+    return Config(
+        constants={"splits": splits, "tile_n": tile_n, "gather": gather},
+        hints={"num_ctas": 1, "occupancy": occupancy},
+    )
+
+
+# The space --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", KNOWN_ARCHS, ids=str)
+def test_the_default_is_a_candidate_of_every_declared_problem(arch: Arch) -> None:
+    for one in attention_decode_tunable.typical_problems:
+        candidates = attention_decode_tunable.candidates(arch, one)
+        assert attention_decode_tunable.default_config(arch, one) in candidates, one
+        assert len(candidates) <= 36
+    assert not list(space_mistakes(attention_decode_tunable, arch, attention_decode_tunable.typical_problems))
+
+
+@pytest.mark.parametrize("arch", KNOWN_ARCHS, ids=str)
+def test_sizes_of_a_bucket_have_the_default_and_the_candidates_of_its_edge(arch: Arch) -> None:
+    for batch, context in ((1, 1), (3, 700), (65, 1025), (255, 5000), (300, 100)):
+        one = shape(batch, context, 32, 8)
+        edge = attention_decode_tunable.bucket_of(one)
+        for ask in (attention_decode_tunable.default_config, attention_decode_tunable.candidates):
+            assert ask(arch, one) == ask(arch, edge)
+
+
+def test_few_sequences_are_split_more_than_many() -> None:
+    def splits(batch: int, context: int = 8192) -> list[int]:
+        found = attention_decode_tunable.candidates(SM90, shape(batch, context, 32, 8))
+        return sorted({int(c["splits"]) for c in found})
+
+    assert splits(1) == [16, 32, 64]
+    assert splits(8) == [2, 4, 8, 16]
+    assert splits(256) == [1, 2]
+    assert splits(1, 128) == [1, 2]
+    assert splits(2048) == [1]
+
+
+def test_what_does_not_fit_is_refused_with_its_reason() -> None:
+    def refusal(candidate: Config, arch: str = "sm90", page_size: int = 16, context: int = 8192) -> str:
+        one = shape(64, context, 32, 8, page_size=page_size)
+        return attention_decode_tunable.refusal(candidate, Arch.parse(arch), one) or ""
+
+    assert refusal(config(1)) == refusal(config(1, gather=True)) == refusal(config(4)) == ""
+    assert "gathering loads before the atomic" in refusal(config(2, gather=True))
+    assert "no loads that gather" in refusal(config(1, gather=True), "sm80")
+    assert "lies in a page" in refusal(config(1, gather=True), page_size=64)
+    assert "more than 4 pages" in refusal(config(1, 128))
+    assert refusal(config(1, 128), page_size=32) == ""
+    assert "spill" in refusal(config(1, 128, occupancy=3), page_size=128)
+    assert "half empty" in refusal(config(1, 128), page_size=128, context=64)
+    assert "32 splits; from 1 to 8" in refusal(config(32))
+    pair = Config(constants=config(1).constants, hints={"num_ctas": 2, "occupancy": 1})
+    assert "from sm100 on" in refusal(pair)
+    assert refusal(pair, "sm100") == ""
+
+
+def test_the_declared_problems_are_a_sweep_of_minutes() -> None:
+    problems = attention_decode_tunable.typical_problems
+    assert len(problems) <= 70
+    assert sum(len(attention_decode_tunable.candidates(SM90, one)) for one in problems) <= 900
+
+
+def test_the_blocks_of_a_launch_are_those_of_all_sequences_heads_and_splits() -> None:
+    assert attention_decode_tunable.tiles is not None
+    assert attention_decode_tunable.tiles(config(4), shape(3, 8192, 32, 8)) == 3 * 8 * 4
+
+
+def test_arguments_without_storage_pose_the_problem_that_made_them() -> None:
+    for one in attention_decode_tunable.typical_problems:
+        assert not list(argument_mistakes(attention_decode_tunable, SM90, one))
+
+
+# The kernel -------------------------------------------------------------------------------------
+
+
+def made(one: Problem, lengths: list[int] | None = None, window: int | None = None) -> tuple[Any, ...]:
+    """Arguments of a problem, with NaN in all that no sequence may look at."""
+    args = list(attention_decode_tunable.make_args(one, CPU, 1))
+    _, k_cache, v_cache, table, seq_lens = args[:5]
+    if lengths is not None:
+        seq_lens.copy_(torch.tensor(lengths))
+    if window is not None:
+        args[-1] = window
+    page_size, used = k_cache.shape[1], torch.zeros(k_cache.shape[:2], dtype=torch.bool)
+    for row, length in zip(table, seq_lens.tolist(), strict=True):
+        for position in range(max(length - args[-1], 0), length):
+            used[row[position // page_size], position % page_size] = True
+        row[-(-length // page_size) :] = -7
+    for cache in (k_cache, v_cache):
+        cache[~used] = torch.nan
+    poison(attention_decode_tunable, args)
+    return tuple(args)
+
+
+def run(args: tuple[Any, ...], candidate: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulator.run(attention_decode_tunable, args, candidate, monkeypatch)
+    assert not bool(args[8].any()), "a counter is not zero again"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("one", "candidate"),
+    [
+        (shape(1, 1), config(1)),
+        (shape(3, 300), config(1)),
+        (shape(3, 300), config(1, gather=True)),
+        (shape(3, 300), config(4)),
+        (shape(2, 300, 3, 3), config(2)),
+        (shape(2, 300, 10, 2, page_size=32), config(2, 128)),
+        (shape(2, 300, 9, 1, page_size=64), config(8)),
+        (shape(2, 500, head_dim=128, page_size=128), config(2, 128)),
+        (shape(2, 500, head_dim=128, page_size=128), config(4)),
+        (shape(2, 100, windowed=True), config(2)),
+        (shape(2, 128, windowed=True), config(1, 128, gather=True)),
+    ],
+)
+def test_the_kernel_agrees_with_the_reference(
+    one: Problem, candidate: Config, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = made(one.replaced(dtype=dtype))
+    wanted = expected(attention_decode_tunable, args)
+    run(args, candidate, monkeypatch)
+    assert_agrees(attention_decode_tunable, args, wanted)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 8])
+@pytest.mark.parametrize("window", [None, 1, 63, 64, 65, 130])
+def test_every_key_counts_once_at_any_length_window_and_number_of_splits(
+    splits: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = [1, 16, 63, 64, 65, 128, 129, 200]
+    args = made(shape(len(lengths), 200, 2, 1), lengths, window)
+    wanted = expected(attention_decode_tunable, args)
+    run(args, config(splits), monkeypatch)
+    lse = wanted["lse"]
+    torch.testing.assert_close(args[6].double(), lse.value, rtol=lse.rtol, atol=lse.atol)
+    torch.testing.assert_close(args[5].double(), wanted["out"].value, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_an_empty_sequence_gives_zeros_and_a_log_sum_of_minus_infinity(
+    splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = made(shape(2, 200), [0, 150])
+    run(args, config(splits), monkeypatch)
+    out, lse = args[5], args[6]
+    assert bool((out[0] == 0).all())
+    assert bool((lse[0] == -torch.inf).all())
+    assert bool(out[1].isfinite().all())
+    assert bool(lse[1].isfinite().all())
+
+
+@pytest.mark.parametrize("window", [None, 37])
+def test_the_reference_is_the_attention_that_torch_computes(window: int | None) -> None:
+    args = attention_decode_tunable.make_args(shape(2, 100, 4, 2), CPU, 3)
+    args = args if window is None else (*args[:-1], window)
+    q, k_cache, v_cache, table, seq_lens = args[:5]
+    wanted = expected(attention_decode_tunable, args)
+    for i, length in enumerate(seq_lens.tolist()):
+        first = 0 if window is None else max(length - window, 0)
+        k, v = (c[table[i].long()].flatten(0, 1)[first:length].transpose(0, 1) for c in (k_cache, v_cache))
+        plain = torch.nn.functional.scaled_dot_product_attention(
+            q[i, :, None].double(), k.double(), v.double(), enable_gqa=True
+        )
+        torch.testing.assert_close(wanted["out"].value[i], plain[:, 0])
+        scores = (q[i].double().reshape(2, 2, -1) @ k.double().transpose(1, 2)).reshape(4, -1) * args[-2]
+        torch.testing.assert_close(wanted["lse"].value[i], scores.logsumexp(1))
+
+
+def test_the_tolerances_tell_a_missing_or_mistaken_tile_from_a_rounding() -> None:
+    args = attention_decode_tunable.make_args(shape(1, 32768, 2, 1), CPU, 0)
+    q, k_cache, v_cache, table, _, out, lse = args[:7]
+    wanted = expected(attention_decode_tunable, args)
+    k, v = (cache[table[0].long()].flatten(0, 2).float() for cache in (k_cache, v_cache))
+    scores = q[0].float() @ k.t() * args[-2]
+
+    def attend(s: torch.Tensor, values: torch.Tensor) -> None:
+        weights = (s - s.amax(1, keepdim=True)).exp()
+        out[0] = (weights.to(out.dtype).float() @ values) / weights.sum(1, keepdim=True)
+        lse[0] = s.logsumexp(1)
+
+    attend(scores, v)
+    assert_agrees(attention_decode_tunable, args, wanted)
+    mistaken = v.clone()
+    mistaken[640:704] = v[:64]
+    attend(scores, mistaken)
+    with pytest.raises(AssertionError, match="of out are wrong"):
+        assert_agrees(attention_decode_tunable, args, wanted)
+    attend(scores[:, 64:], v[64:])
+    with pytest.raises(AssertionError, match="are wrong"):
+        assert_agrees(attention_decode_tunable, args, wanted)
+
+
+# The compiler -----------------------------------------------------------------------------------
+
+
+def stack_bytes(arch: Arch, one: Problem, candidate: Config) -> int:
+    args = attention_decode_tunable.make_args(one, torch.device("meta"), 0)
+    kernel = attention_decode_tunable.kernel
+    signature = cutile.signature_of(kernel, attention_decode_tunable.args_fn(candidate, *args))
+    return resources(
+        cutile.compile_cubin(kernel, candidate.hints, signature, arch, timeout_s=120)
+    ).stack_bytes
+
+
+@pytest.mark.parametrize("name", ["sm80", "sm90", "sm100", "sm120"])
+def test_it_compiles_without_spilling(name: str) -> None:
+    arch, one = Arch.parse(name), shape(8, 8192, 32, 8, head_dim=128)
+    assert stack_bytes(arch, one, attention_decode_tunable.default_config(arch, one)) == 0
+
+
+@pytest.mark.parametrize(
+    ("one", "candidate"),
+    [
+        (shape(64, 2048, 64, 8, head_dim=128, page_size=64), config(4, occupancy=2)),
+        (shape(256, 2048, 64, 8, head_dim=64), config(1, gather=True, occupancy=2)),
+        (shape(3, 700, 5, 1, dtype="float16", page_size=128), config(1, 128, occupancy=2)),
+    ],
+)
+def test_it_compiles_across_its_space(one: Problem, candidate: Config) -> None:
+    assert stack_bytes(SM90, one, candidate) == 0
+
+
+# The host function ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    calls: list[tuple[Any, ...]] = []
+    module = sys.modules["aot_tune.kernels.attention_decode"]
+    fake = SimpleNamespace(launch=lambda *args: calls.append(args))
+    monkeypatch.setattr(module, "attention_decode_tunable", fake)
+    return calls
+
+
+def tensors(
+    batch: int = 2, heads: int = 4, kv_heads: int = 2, pages: int = 6, page_size: int = 16, width: int = 3
+) -> dict[str, Any]:
+    cache = (pages, page_size, kv_heads, 64)
+    return {
+        "q": torch.zeros((batch, heads, 64), dtype=torch.bfloat16),
+        "k_cache": torch.zeros(cache, dtype=torch.bfloat16),
+        "v_cache": torch.zeros(cache, dtype=torch.bfloat16),
+        "block_table": torch.zeros((batch, width), dtype=torch.int32),
+        "seq_lens": torch.zeros((batch,), dtype=torch.int32),
+    }
+
+
+def test_the_host_function_allocates_its_outputs_and_launches_once(launched: list[tuple[Any, ...]]) -> None:
+    given = tensors()
+    out, lse = attention_decode(**given, return_lse=True)
+    assert (out.shape, out.dtype, lse.shape, lse.dtype) == ((2, 4, 64), torch.bfloat16, (2, 4), torch.float32)
+    [args] = launched
+    assert all(passed is tensor for passed, tensor in zip(args[:5], given.values(), strict=True))
+    assert args[5] is out
+    assert args[6] is lse
+    assert args[9:] == (64**-0.5, 2**31 - 1)
+
+
+def test_scale_window_and_out_are_passed_on(launched: list[tuple[Any, ...]]) -> None:
+    out = torch.zeros((2, 4, 64), dtype=torch.bfloat16)
+    assert attention_decode(**tensors(), scale=0.5, window=128, out=out) is out
+    assert launched[0][5] is out
+    assert launched[0][9:] == (0.5, 128)
+
+
+@pytest.mark.parametrize("sizes", [{"batch": 0}, {"pages": 0}, {"width": 0}, {"heads": 0}])
+def test_without_queries_or_keys_nothing_is_launched(
+    sizes: dict[str, int], launched: list[tuple[Any, ...]]
+) -> None:
+    out, lse = attention_decode(**tensors(**sizes), return_lse=True)
+    assert bool((out == 0).all())
+    assert bool((lse == -torch.inf).all())
+    assert launched == []
+
+
+def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> None:
+    def refused(says: str, sizes: dict[str, int] | None = None, **more: Any) -> None:
+        with pytest.raises(LaunchError, match=says):
+            attention_decode(**{**tensors(**sizes or {}), **more})
+
+    half = torch.zeros((2, 4, 64), dtype=torch.bfloat16)
+    refused(r"q is \(4, 64\); pass a tensor of shape \(batch, heads, head_dim\)", q=half[0])
+    refused("q is float32; pass bfloat16 or float16", q=half.float())
+    refused("head_dim of 32; it must be 64 or 128", q=half[:, :, :32])
+    refused("k_cache is float16; pass bfloat16", k_cache=tensors()["k_cache"].half())
+    refused("v_cache is float16; pass bfloat16", v_cache=tensors()["v_cache"].half())
+    refused("pages of 8; pass a power of two from 16 on", {"page_size": 8})
+    refused("pages of 48; pass a power of two", {"page_size": 48})
+    refused("q has 4 heads and k_cache 3", {"kv_heads": 3})
+    refused("q has 65 heads and k_cache 1; .* 1 to 64 times as many", {"heads": 65, "kv_heads": 1})
+    refused(r"v_cache has shape \(6, 16, 2, 64\); k_cache asks for", k_cache=tensors(pages=5)["k_cache"])
+    refused("block_table is int64; pass int32", block_table=torch.zeros((2, 3), dtype=torch.int64))
+    refused(r"block_table has shape \(1, 3\)", block_table=torch.zeros((1, 3), dtype=torch.int32))
+    refused("seq_lens is int64; pass int32", seq_lens=torch.zeros((2,), dtype=torch.int64))
+    refused(r"seq_lens has shape \(3,\); q asks for \(2,\)", seq_lens=torch.zeros((3,), dtype=torch.int32))
+    refused("window is 0; pass 1 or more", window=0)
+    refused(r"out has shape \(2, 64, 4\)", out=half.reshape(2, 64, 4))
+    refused("out is float16", out=half.half())
+    refused("out and q share memory", q=half, out=half)
+    refused("seq_lens is on meta, not on cpu", seq_lens=torch.zeros((2,), dtype=torch.int32, device="meta"))
+    assert launched == []

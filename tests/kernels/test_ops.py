@@ -1,0 +1,305 @@
+"""The operators without a GPU: schemas, fake results, tracing. References stand in for the kernels."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.library import opcheck
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from aot_tune.kernels import ops
+from aot_tune.tunable import Tunable
+from tests.kernels.agree import expected
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def _references_in_place_of_launches() -> Iterator[None]:
+    """A launch on CPU tensors writes what the kernel should have written."""
+    modules = [m for name, m in sorted(sys.modules.items()) if name.startswith("aot_tune.kernels.")]
+    tunables = {id(t): t for m in modules for t in vars(m).values() if isinstance(t, Tunable)}.values()
+    before = {tunable: tunable.launch for tunable in tunables}
+
+    def stand_in(tunable: Tunable) -> Callable[..., None]:
+        def launch(*args: Any) -> None:
+            for name, close in expected(tunable, args).items():
+                args[tunable.parameters.index(name)].copy_(close.value)
+
+        return launch
+
+    for tunable in tunables:
+        object.__setattr__(tunable, "launch", stand_in(tunable))
+    yield
+    for tunable, launch in before.items():
+        object.__setattr__(tunable, "launch", launch)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_traced_before() -> None:
+    torch._dynamo.reset()
+
+
+def normal(*sizes: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    seed = sum(place * size for place, size in enumerate(sizes, 1))
+    return torch.randn(sizes, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operator's overload with arguments for it."""
+
+    name: str
+    overload: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def operator(self) -> Any:
+        return getattr(getattr(torch.ops.aot_tune, self.name), self.overload)
+
+    def __str__(self) -> str:
+        return f"{self.name}.{self.overload}"
+
+
+def fp8(*sizes: int) -> torch.Tensor:
+    return normal(*sizes, dtype=torch.float32).to(torch.float8_e4m3fn)
+
+
+def returning(name: str, *args: Any, out: torch.Tensor, **kwargs: Any) -> list[Call]:
+    return [Call(name, "default", args, kwargs), Call(name, "out", args, {**kwargs, "out": out})]
+
+
+def attending(name: str, *args: Any, **kwargs: Any) -> list[Call]:
+    calls = returning(name, *args, out=torch.empty_like(args[0]), **kwargs)
+    return [
+        *calls,
+        *(Call(name, {"default": "lse", "out": "lse_out"}[c.overload], c.args, c.kwargs) for c in calls),
+    ]
+
+
+def calls() -> list[Call]:
+    x, weight, bias = normal(2, 3, 64)[:, :, :48], normal(48), normal(48)
+    q, kv = normal(1, 6, 4, 64), normal(1, 6, 2, 64)
+    logits, target = normal(5, 40), torch.tensor([1, 39, -100, 0, 7])
+    cache, pages = normal(5, 16, 2, 64), torch.tensor([[0, 3], [4, 1]], dtype=torch.int32)
+    sequences = torch.tensor([0, 2, 2, 6], dtype=torch.int32)
+    return [
+        *returning("rms_norm", x, weight, 1e-5, out=normal(2, 3, 48)),
+        Call("fused_add_rms_norm", "default", (normal(4, 48), normal(4, 48).neg(), weight)),
+        *returning("layer_norm", x, weight, bias, out=normal(2, 3, 48)),
+        *returning("softmax", x, out=normal(2, 3, 48)),
+        *returning("gated_activation", x, activation="gelu", out=normal(2, 3, 24)),
+        Call("rope", "default", (normal(5, 4, 16), normal(5, 2, 16), *(normal(5, 8).float() for _ in "cs"))),
+        Call("cross_entropy", "default", (logits, target)),
+        Call("cross_entropy", "gradient", (logits, target), {"grad_scale": 0.5}),
+        *returning("matmul", normal(5, 32), normal(24, 32).t(), out=normal(5, 24)),
+        *returning("linear", x, normal(24, 48), normal(24), activation="silu", out=normal(2, 3, 24)),
+        *returning(
+            "matmul_fp8", fp8(16, 32), fp8(24, 32).t(), torch.ones(1), torch.ones(1),
+            out_dtype=torch.float16, out=normal(16, 24, dtype=torch.float16),
+        ),
+        *returning("grouped_matmul", normal(6, 16), normal(3, 16, 24), sequences[1:], out=normal(6, 24)),
+        *returning("gate_up_swiglu", normal(5, 32), normal(48, 32), out=normal(5, 24)),
+        *attending("attention", q, kv, kv.neg(), window=3),
+        *attending("attention_varlen", q[0], kv[0], kv[0].neg(), sequences, sequences, 4, 4, causal=False),
+        *attending("attention_decode", normal(2, 8, 64), cache, cache.neg(), pages, pages[0] + 17),
+    ]  # fmt: skip
+
+
+CALLS = calls()
+HOSTS = sorted({call.name for call in CALLS})
+
+
+def copied(call: Call) -> Call:
+    def copy(value: Any) -> Any:
+        return value.clone() if isinstance(value, torch.Tensor) else value
+
+    kwargs = {name: copy(value) for name, value in call.kwargs.items()}
+    return Call(call.name, call.overload, tuple(map(copy, call.args)), kwargs)
+
+
+def results(value: Any) -> list[torch.Tensor]:
+    return [] if value is None else list(value) if isinstance(value, tuple) else [value]
+
+
+def test_every_function_here_has_an_operator_and_every_operator_a_call_in_these_tests() -> None:
+    functions = {
+        name
+        for name, value in vars(ops).items()
+        if not name.startswith("_") and hasattr(value, "__wrapped__")
+    }
+    assert functions == set(HOSTS)
+    overloads = {
+        f"{name}.{overload}" for name in HOSTS for overload in getattr(torch.ops.aot_tune, name).overloads()
+    }
+    assert overloads == set(map(str, CALLS))
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_an_operator_takes_what_its_host_function_takes(name: str) -> None:
+    host = inspect.signature(getattr(ops, name).__wrapped__)
+    left_out = {"out", "return_lse", "grad_scale"}  # what tells the overloads apart
+    wanted = [
+        (p.name, p.kind is p.KEYWORD_ONLY, None if p.default is p.empty else p.default)
+        for p in host.parameters.values()
+        if p.name not in left_out
+    ]
+    schema = getattr(torch.ops.aot_tune, name).default._schema
+    assert [(a.name, a.kwarg_only, default(a)) for a in schema.arguments] == wanted
+
+
+def default(argument: Any) -> Any:
+    if str(argument.type) == "int" and argument.name == "out_dtype":  # a dtype is a number to a schema
+        return torch.bfloat16
+    return argument.default_value
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_a_fake_result_is_like_the_real_one(call: Call) -> None:
+    real = results(copied(call).operator(*copied(call).args, **copied(call).kwargs))
+    with FakeTensorMode() as mode:
+
+        def fake(value: Any) -> Any:
+            return mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
+
+        faked = call.operator(*map(fake, call.args), **{name: fake(v) for name, v in call.kwargs.items()})
+    assert len(real) == len(results(faked))
+    for one, other in zip(real, results(faked), strict=True):
+        assert (one.shape, one.dtype, one.stride(), one.device) == (
+            other.shape, other.dtype, other.stride(), other.device
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_the_schema_names_exactly_what_is_changed(call: Call) -> None:
+    mine = copied(call)
+    mine.operator(*mine.args, **mine.kwargs)
+    arguments = mine.operator._schema.arguments
+    names = [argument.name for argument in arguments]
+    before = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
+    after = {**dict(zip(names, mine.args, strict=False)), **mine.kwargs}
+    changed = {
+        name for name, value in before.items()
+        if isinstance(value, torch.Tensor) and not torch.equal(value.float(), after[name].float())
+    }  # fmt: skip
+    assert changed == {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write}
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_opcheck_finds_nothing_wrong(call: Call) -> None:
+    utils = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
+    if call.name == "matmul_fp8":  # test_schema multiplies the arguments on the CPU, which fp8 cannot be
+        utils.remove("test_schema")
+    opcheck(call.operator, call.args, call.kwargs, test_utils=utils)
+
+
+# Tracing ----------------------------------------------------------------------------------------
+
+
+class Layer(torch.nn.Module):
+    """A layer of a language model and its loss: operators that return, that fill and that change in place."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__()
+        sizes = {"norm": (64,), "qkv": (192, 64), "out": (64, 64), "gate_up": (96, 64), "down": (48, 64)}
+        self.weights = torch.nn.ParameterDict(
+            {name: (normal(*shape) * 0.2).to(device) for name, shape in {**sizes, "head": (80, 64)}.items()}
+        )
+
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, target: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        w = self.weights
+        qkv = ops.linear(ops.rms_norm(x, w["norm"]), w["qkv"]).view(-1, 3, 64)
+        q, k = ops.rope(qkv[:, :1], qkv[:, 1:2], cos, sin)
+        attended, lse = ops.attention(q[None], k[None], qkv[None, :, 2:], return_lse=True)
+        h = torch.empty_like(x)
+        ops.linear(attended.view(x.shape), w["out"], out=h)
+        h, x = ops.fused_add_rms_norm(h, x.clone(), w["norm"])
+        x = x + ops.matmul(ops.gate_up_swiglu(h, w["gate_up"]), w["down"])
+        logits = ops.linear(x, w["head"], activation="gelu")
+        loss = ops.cross_entropy(logits, target, grad_scale=0.125)
+        return loss, logits, lse
+
+
+def tokens(count: int, device: str = "cpu") -> tuple[torch.Tensor, ...]:
+    angles = normal(count, 32).float()
+    target = torch.arange(count) % 80
+    return tuple(t.to(device) for t in (normal(count, 64), angles.cos(), angles.sin(), target))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_model_is_one_graph_with_the_eager_results(backend: str, dynamic: bool) -> None:
+    layer = Layer()
+    compiled = torch.compile(layer, fullgraph=True, backend=backend, dynamic=dynamic)
+    with torch.no_grad():
+        for count in (8, 5) if dynamic else (8,):
+            for one, other in zip(compiled(*tokens(count)), layer(*tokens(count)), strict=True):
+                assert torch.equal(one, other)
+
+
+def test_a_function_is_compiled_alone() -> None:
+    x, weight = normal(3, 64), normal(64)
+    compiled = torch.compile(ops.rms_norm, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x, weight), ops.rms_norm(x, weight))
+    assert torch.equal(compiled(x, weight, out=torch.empty_like(x)), ops.rms_norm(x, weight))
+
+
+def test_the_log_sum_exps_come_with_the_result_that_is_filled() -> None:
+    q, out = normal(1, 6, 4, 64), torch.empty(1, 6, 4, 64, dtype=BF16)
+
+    def attend(q: torch.Tensor, out: torch.Tensor) -> Any:
+        return ops.attention(q, q, q, return_lse=True, out=out)
+
+    filled, lse = torch.compile(attend, fullgraph=True, backend="aot_eager")(q, out)
+    wanted = ops.attention(q, q, q, return_lse=True)
+    assert torch.equal(out, wanted[0])
+    assert torch.equal(filled, wanted[0])
+    assert torch.equal(lse, wanted[1])
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_model_calls_the_operators(strict: bool) -> None:
+    with torch.no_grad():
+        program = torch.export.export(Layer(), tokens(8), strict=strict)
+    called = {str(node.target).removeprefix("aot_tune.") for node in program.graph.nodes}
+    assert {"rms_norm.default", "rope.default", "attention.lse", "linear.out"} <= called
+
+
+def test_gradients_that_nothing_would_record_are_refused_while_tracing() -> None:
+    layer = torch.compile(Layer(), fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match=r"rms_norm: an argument requires grad.*torch\.no_grad\(\)"):
+        layer(*tokens(8))
+
+
+# In eager ---------------------------------------------------------------------------------------
+
+
+def test_an_eager_call_goes_to_the_host_function_and_not_through_the_dispatcher() -> None:
+    seen: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Watch(), torch.no_grad():
+        Layer()(*tokens(8))
+    assert seen
+    assert not [name for name in seen if name.startswith("aot_tune")]
+
+
+def test_importing_the_operators_imports_no_tracing_compiler() -> None:
+    script = "import sys, aot_tune.kernels.ops; print('torch._dynamo' in sys.modules, 'sympy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
