@@ -208,6 +208,7 @@ def test_the_reference_is_the_attention_that_torch_computes(window: int | None) 
 
 def test_the_tolerances_tell_a_missing_or_mistaken_tile_from_a_rounding() -> None:
     args = attention_decode_tunable.make_args(shape(1, 32768, 2, 1), CPU, 0)
+    poison(attention_decode_tunable, args)
     q, k_cache, v_cache, table, _, out, lse = args[:7]
     wanted = expected(attention_decode_tunable, args)
     k, v = (cache[table[0].long()].flatten(0, 2).float() for cache in (k_cache, v_cache))
