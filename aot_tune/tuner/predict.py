@@ -30,7 +30,7 @@ from aot_tune.tuner.outcome import Failure, Measurement
 from aot_tune.tuner.plan import Plan, ProblemPlan, plan
 from aot_tune.tuner.progress import Progress
 from aot_tune.tuner.report import PREDICTED_FOLDER, KernelReport, SweepRequest, geometric_mean
-from aot_tune.tuner.shortlist import Shortlist, shortlist
+from aot_tune.tuner.shortlist import Shortlist, is_ranked, shortlist
 from aot_tune.tuner.times import Sweep
 
 TABLES = PREDICTED_FOLDER
@@ -67,7 +67,7 @@ def predict_kernel(
     path = store.table_path(_folder(request, found), request.arch, found.tunable.name)
     old = _earlier(path)
     device = Device.reference(request.arch)
-    planned = plan(found, request.arch, request.buckets(found), device=device)
+    planned = _told_apart(plan(found, request.arch, request.buckets(found), device=device))
     progress.started(
         kernel=found.tunable.name,
         arch=request.arch,
@@ -103,6 +103,17 @@ def predict_kernel(
         device_name=device.name,
         refusals=tuple(refusals),
     )
+
+
+def _told_apart(planned: Plan) -> Plan:
+    """A plan without what a prediction cannot choose: where no model ranks a space, its default is left."""
+
+    def left(each: ProblemPlan) -> ProblemPlan:
+        if is_ranked(planned.kernel, each):
+            return each
+        return replace(each, candidates=(each.default,), jobs={each.default: each.jobs[each.default]})
+
+    return replace(planned, problems=tuple(map(left, planned.problems)))
 
 
 def predict(planned: Plan, compiled: Mapping[str, CompileResult], progress: Progress) -> Predicted:
