@@ -179,22 +179,23 @@ _CORE = ("tile_m", "tile_n", "tile_k")
 def space_mistakes(tunable: Tunable, arch: Arch, problems: Iterable[Problem]) -> Iterator[str]:
     """What a full search must hold from sm100 on, over all problems together.
 
-    A search over the tiles of a matrix product is full. There the best cluster and tile sizes are other than
-    sm90's, and a space that was written for sm90 would never find them.
+    A search over constants is full. There the best tile sizes are other than sm90's, and a matrix product's
+    best clusters too; a space that was written for sm90 would never find them.
     """
     if arch < _CLUSTERS_SINCE:
         return
     candidates = [config for problem in problems for config in tunable.candidates(arch, problem)]
-    values: dict[str, set[object]] = {name: set() for name in tunable.constant_names if name in _CORE}
+    values: dict[str, set[object]] = {name: set() for name in tunable.constant_names}
     for config in candidates:
-        for name in values.keys() & config.constants.keys():
-            values[name].add(config.constants[name])
+        for name, value in config.constants.items():
+            values[name].add(value)
     if all(len(found) < 2 for found in values.values()):
         return
-    clusters = {config.hints.get("num_ctas") for config in candidates}
-    for count in (1, 2):
-        if count not in clusters:
-            yield f"no candidate on {arch} has num_ctas {count}; since {_CLUSTERS_SINCE}, search 1 and 2"
+    if any(len(values.get(name, ())) > 1 for name in _CORE):
+        clusters = {config.hints.get("num_ctas") for config in candidates}
+        for count in (1, 2):
+            if count not in clusters:
+                yield f"no candidate on {arch} has num_ctas {count}; since {_CLUSTERS_SINCE}, search 1 and 2"
     for name, found in values.items():
-        if len(found) == 1:  # none: args_fn computes it
+        if name.startswith("tile_") and len(found) == 1:  # none: args_fn computes it
             yield f"all candidates on {arch} have {name}={next(iter(found))}; search two values or more"
