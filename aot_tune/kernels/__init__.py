@@ -1,22 +1,31 @@
 """The shipped kernels: host functions on PyTorch tensors, and the declarations that tune them."""
 
 from aot_tune.kernels.attention import attention_tunable
+from aot_tune.kernels.attention_decode import attention_decode_tunable
 from aot_tune.kernels.attention_varlen import attention_varlen_tunable
 from aot_tune.kernels.cross_entropy import cross_entropy_tunable
 from aot_tune.kernels.fused_add_rms_norm import fused_add_rms_norm_tunable
+from aot_tune.kernels.gate_up_swiglu import gate_up_swiglu_tunable
 from aot_tune.kernels.gated_activation import gated_activation_tunable
+from aot_tune.kernels.grouped_matmul import grouped_matmul_tunable
 from aot_tune.kernels.layer_norm import layer_norm_tunable
 from aot_tune.kernels.linear import linear_tunable
 from aot_tune.kernels.matmul import matmul_tunable
+from aot_tune.kernels.matmul_fp8 import matmul_fp8_tunable
+from aot_tune.kernels.matmul_fp8_block import matmul_fp8_block_tunable
 from aot_tune.kernels.ops import (
     attention,
+    attention_decode,
     attention_varlen,
     cross_entropy,
     fused_add_rms_norm,
+    gate_up_swiglu,
     gated_activation,
+    grouped_matmul,
     layer_norm,
     linear,
     matmul,
+    matmul_fp8,
     rms_norm,
     rope,
     softmax,
@@ -27,6 +36,8 @@ from aot_tune.kernels.softmax import softmax_tunable
 
 __all__ = [
     "attention",
+    "attention_decode",
+    "attention_decode_tunable",
     "attention_tunable",
     "attention_varlen",
     "attention_varlen_tunable",
@@ -34,13 +45,20 @@ __all__ = [
     "cross_entropy_tunable",
     "fused_add_rms_norm",
     "fused_add_rms_norm_tunable",
+    "gate_up_swiglu",
+    "gate_up_swiglu_tunable",
     "gated_activation",
     "gated_activation_tunable",
+    "grouped_matmul",
+    "grouped_matmul_tunable",
     "layer_norm",
     "layer_norm_tunable",
     "linear",
     "linear_tunable",
     "matmul",
+    "matmul_fp8",
+    "matmul_fp8_block_tunable",
+    "matmul_fp8_tunable",
     "matmul_tunable",
     "rms_norm",
     "rms_norm_tunable",
