@@ -119,18 +119,24 @@ class Archive:
         return self._sections.get(kernel)
 
     def unpacked(self, place: Place, what: str, *, most: int, dictionary: bytes = b"") -> bytes:
-        """A part's bytes, in memory bounded by what the index says of its size."""
+        """A part's bytes, checked, in memory bounded by what the index says of its size."""
+        data = self.start(place, what, most=most, dictionary=dictionary, length=place.size + 1)
+        if hashlib.sha256(data).hexdigest() != place.sha256:
+            raise ArchiveError(f"{self.path}: {what} is damaged: another SHA-256 than the index says")
+        return data
+
+    def start(
+        self, place: Place, what: str, *, most: int, length: int = WINDOW, dictionary: bytes = b""
+    ) -> bytes:
+        """The first `length` bytes of a part, unchecked: as a dictionary, what it unpacks is checked."""
         if place.size > most or place.stored > most:
             raise ArchiveError(f"{self.path}: {what} has {place.size} bytes; at most {most} are read")
         stored = _read(self.path, self._body + place.offset, place.stored)
         try:
             unpacker = zlib.decompressobj(zdict=dictionary) if dictionary else zlib.decompressobj()
-            data = unpacker.decompress(stored, place.size + 1)
+            return unpacker.decompress(stored, length)
         except zlib.error as error:
             raise ArchiveError(f"{self.path}: {what} is damaged: {error}") from None
-        if hashlib.sha256(data).hexdigest() != place.sha256:
-            raise ArchiveError(f"{self.path}: {what} is damaged: another SHA-256 than the index says")
-        return data
 
 
 class Section:
@@ -181,15 +187,13 @@ class Section:
         block = self._at.get((hints, signature))
         if block is None:
             return None
-        return self._first if block == 0 else self._block(block, self._first[:WINDOW])
+        place, what = self._blocks[block], f"cubin {block} of {self._kernel}"
+        dictionary = self._dictionary if block else b""
+        return self._archive.unpacked(place, what, most=_MOST_CUBIN, dictionary=dictionary)
 
     @cached_property
-    def _first(self) -> bytes:
-        return self._block(0, b"")
-
-    def _block(self, block: int, dictionary: bytes) -> bytes:
-        what = f"cubin {block} of {self._kernel}"
-        return self._archive.unpacked(self._blocks[block], what, most=_MOST_CUBIN, dictionary=dictionary)
+    def _dictionary(self) -> bytes:
+        return self._archive.start(self._blocks[0], f"cubin 0 of {self._kernel}", most=_MOST_CUBIN)
 
     def sizes(self) -> tuple[int, int, int]:
         """Different cubins, their bytes in the file and unpacked."""

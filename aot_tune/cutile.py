@@ -1,10 +1,7 @@
 """The one module that knows cuTile's private names, guarded by version, each with a public way beside it.
 
 Importing it imports neither cuda.tile nor torch; each function does, when it is called.
-
-A *signature* here is cuTile's own mangled symbol, such as ``matmul_kernel_Kt1_A2bf16_...``: a text that says
-all the compiler assumes of the arguments, so that a cubin can be compiled in one process and launched in
-another.
+What a *signature* is, says `aot_tune.signature`.
 """
 
 from __future__ import annotations
@@ -16,8 +13,9 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -152,6 +150,9 @@ def _prebuilt_class() -> Any:
     from cuda.tile._cext import TileContext, get_compute_capability
     from cuda.tile.compilation import _name_mangling as names
 
+    with suppress(ImportError, OSError, AttributeError):  # there is no driver here
+        import_module("cuda.tile._load_libcuda")  # else a part of the first launch; it makes no context
+
     def symbol_of(signature: Any, name: str) -> str:
         # As `with_mangled_symbol` has it, which then parses the result to check it: 0.7 ms of a launch's 2.
         groups, _ = names._map_alias_groups(signature.parameters)
@@ -219,8 +220,7 @@ def weakest_signature(kernel: Any, strong: str) -> str:
 
 def symbol_of(kernel: Any) -> str:
     """The name of the function a kernel was made of: what a cubin of an archive calls the kernel inside."""
-    name: str = python_function(kernel).__name__
-    return name
+    return str(python_function(kernel).__name__)
 
 
 def _parameters(kernel: Any) -> list[tuple[str, Any]]:

@@ -208,3 +208,32 @@ def test_an_untested_release_keeps_its_own_limit_of_samples(monkeypatch: pytest.
     monkeypatch.setattr(cutile, "version", lambda: "9.9.0")
     cutile.limit_samples(25)
     assert own == _tune._MAX_REPEATS
+
+
+_FINDER = """
+import sys, torch, cuda.tile as ct
+from aot_tune import cutile
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "cuda.tile._load_libcuda":
+            print("asked for")
+            raise OSError("libcuda.so.1: no such file")
+sys.meta_path.insert(0, Finder())
+@ct.kernel
+def empty(): pass
+cutile.with_hints(empty, {})
+print("so far nobody")
+for occupancy in (1, 2):
+    cutile.with_hints(empty, {"occupancy": occupancy}, lambda signature, arch: None)
+print(torch.cuda.is_initialized())
+"""
+
+
+def test_the_drivers_library_is_looked_for_before_the_first_launch_and_need_not_be_there(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "found.py").write_text(_FINDER)
+    told = subprocess.run(
+        [sys.executable, str(tmp_path / "found.py")], capture_output=True, text=True, check=True
+    )
+    assert told.stdout.splitlines() == ["so far nobody", "asked for", "False"]

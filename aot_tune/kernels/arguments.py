@@ -14,6 +14,9 @@ LARGEST_INDEX = 2**31 - 1
 Addresses are computed in 64 bits, so that a tensor may well have more elements than this.
 """
 
+_ALIGNED = 16
+"""Elements: cuTile tells strides of a multiple of 16 bytes from others."""
+
 
 def check_rank(kernel: str, name: str, tensor: torch.Tensor, shape: str) -> None:
     """Refuse what is no tensor with as many dimensions as `shape` names, ``"tokens heads head_dim"``."""
@@ -40,16 +43,53 @@ def check_dtype(kernel: str, name: str, tensor: torch.Tensor, *allowed: torch.dt
 
 def check_sizes(kernel: str, **tensors: torch.Tensor) -> None:
     """Refuse tensors on different devices, and sizes and strides that a kernel cannot index with."""
-    device = None
+    for (name, tensor), counted in zip(tensors.items(), indexable(kernel, **tensors), strict=True):
+        if counted is not tensor:
+            raise _too_large(kernel, name, tensor)
+
+
+def indexable(kernel: str, **tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Refuse what `check_sizes` does, but for strides of dimensions of size 1, which nothing is indexed with.
+
+    Returns:
+        The tensors in order: themselves, or where such a stride is too large, views that have a small one. As
+        it is it would be cut like any other, to what may be negative, and the compiler is told that none is.
+    """
+    device, counted = None, []
     for name, tensor in tensors.items():
         if device is not None and tensor.device != device:
             raise LaunchError(f"{kernel}: {name} is on {tensor.device}, not on {device}; move it there")
         device = tensor.device
+        if max(tensor.stride(), default=0) > LARGEST_INDEX:
+            tensor = _without_unused_strides(tensor)
         if max(tensor.shape, default=0) > LARGEST_INDEX or max(tensor.stride(), default=0) > LARGEST_INDEX:
-            raise LaunchError(
-                f"{kernel}: {name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}; keep each "
-                f"at most {LARGEST_INDEX}, in several calls if need be: the kernel counts in 32 bits"
-            )
+            raise _too_large(kernel, name, tensors[name])
+        counted.append(tensor)
+    return counted
+
+
+def _without_unused_strides(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with a smaller stride where one is too large along a dimension of size 1.
+
+    Like the one it replaces, the smaller one may be told to be aligned and to overlap nothing: it leads past
+    all elements, or where that is too far, is the largest of the other dimensions' strides.
+    """
+    used = [(stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
+    past = max((stride * size for stride, size in used), default=1)
+    past = -(-past // _ALIGNED) * _ALIGNED
+    small = past if past <= LARGEST_INDEX else max(used)[0]
+    strides = [
+        small if size == 1 and stride > LARGEST_INDEX else stride
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ]
+    return tensor.as_strided(tensor.shape, strides)
+
+
+def _too_large(kernel: str, name: str, tensor: torch.Tensor) -> LaunchError:
+    return LaunchError(
+        f"{kernel}: {name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}; keep each "
+        f"at most {LARGEST_INDEX}, in several calls if need be: the kernel counts in 32 bits"
+    )
 
 
 def check_apart(kernel: str, name: str, written: torch.Tensor, **others: torch.Tensor) -> None:

@@ -12,7 +12,7 @@ from aot_tune import inputs
 from aot_tune.bucket import Pow2
 from aot_tune.config import Config
 from aot_tune.kernels import flash_reference, flash_space
-from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, check_sizes
+from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, indexable
 from aot_tune.kernels.flash import attend, check_heads, scale_and_window
 from aot_tune.kernels.flash_space import shapes
 from aot_tune.problem import Problem
@@ -93,9 +93,9 @@ def attention(
         out.zero_()
         lse.fill_(float("-inf"))
     elif out.numel():
-        check_sizes("attention", q=q, k=k, v=v, out=out)
+        counted = indexable("attention", q=q, k=k, v=v, out=out)
         check_apart("attention", "out", out, q=q, k=k, v=v)
-        attention_tunable.launch(q, k, v, out, lse, scale, causal, window)
+        attention_tunable.launch(*counted, lse, scale, causal, window)
     return (out, lse) if return_lse else out
 
 

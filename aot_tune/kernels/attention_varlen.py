@@ -14,7 +14,7 @@ from aot_tune.bucket import Pow2
 from aot_tune.config import Config
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import flash_reference, flash_space
-from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, check_sizes
+from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, indexable
 from aot_tune.kernels.flash import attend, check_heads, scale_and_window
 from aot_tune.kernels.flash_space import shapes
 from aot_tune.problem import Problem
@@ -119,12 +119,12 @@ def attention_varlen(
         out.zero_()
         lse.fill_(float("-inf"))
     elif out.numel() and max_seqlen_q and cu_seqlens_q.shape[0] > 1:
-        check_sizes(
+        *counted, starts_q, starts_k = indexable(
             "attention_varlen", q=q, k=k, v=v, out=out, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k
         )
         check_apart("attention_varlen", "out", out, q=q, k=k, v=v)
         attention_varlen_tunable.launch(
-            q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, min(max_seqlen_q, total_q), scale, causal, window
+            *counted, lse, starts_q, starts_k, min(max_seqlen_q, total_q), scale, causal, window
         )
     return (out, lse) if return_lse else out
 

@@ -21,7 +21,7 @@ from aot_tune.bucket import Exact, Pow2, edge
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
-from aot_tune.kernels.arguments import LARGEST_INDEX, check_dtype, check_rank, check_shape, check_sizes
+from aot_tune.kernels.arguments import LARGEST_INDEX, check_dtype, check_rank, check_shape, indexable
 from aot_tune.kernels.online_softmax import exponential, maximum_and_sum
 from aot_tune.kernels.rows import at_once, load_part, refusal, store_part, threads
 from aot_tune.problem import Problem
@@ -123,9 +123,9 @@ def cross_entropy(
         return loss
     if cols == 0:
         raise LaunchError(f"cross_entropy: logits has shape {(rows, cols)}; pass one column or more")
-    check_sizes("cross_entropy", logits=logits, target=target)
+    counted = indexable("cross_entropy", logits=logits, target=target)
     scale = None if grad_scale is None else float(grad_scale)
-    cross_entropy_tunable.launch(logits, target, loss, ignore_index, scale)
+    cross_entropy_tunable.launch(*counted, loss, ignore_index, scale)
     return loss
 
 

@@ -15,7 +15,10 @@ _MOST_SCORES = 2**27
 def reference(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool, window: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of one sequence in float64: q (q_len, heads, head_dim) to out and lse (heads, q_len)."""
+    """Attention of one sequence in float64: q (q_len, heads, head_dim) to out and lse (heads, q_len).
+
+    Either length may be 0; a query that sees no key gets 0 and a log-sum-exp of -inf.
+    """
     (q_len, heads, head_dim), (kv_len, kv_heads) = q.shape, k.shape[:2]
     k, v = k.double().permute(1, 2, 0), v.double().transpose(0, 1)
     out = torch.empty((q_len, heads, head_dim), dtype=torch.float64, device=q.device)
@@ -25,7 +28,8 @@ def reference(
     for first in range(0, q_len, step):
         part = q[first : first + step].double()
         count = part.shape[0]
-        grouped = part.transpose(0, 1).reshape(kv_heads, -1, head_dim)
+        rows = heads // kv_heads * count  # said in full: without keys, -1 could be anything
+        grouped = part.transpose(0, 1).reshape(kv_heads, rows, head_dim)
         scores = (grouped @ k).mul_(scale).view(heads, count, kv_len)
         at = torch.arange(first, first + count, device=q.device)[:, None] + (kv_len - q_len)
         if causal:
@@ -35,7 +39,7 @@ def reference(
         sums = scores.logsumexp(2)
         lse[:, first : first + count] = sums
         weights = scores.sub_(sums.masked_fill(sums == -math.inf, 0)[..., None]).exp_()
-        found = weights.view(kv_heads, -1, kv_len) @ v
+        found = weights.view(kv_heads, rows, kv_len) @ v
         out[first : first + count] = found.view(heads, count, head_dim).transpose(0, 1)
     return out, lse
 

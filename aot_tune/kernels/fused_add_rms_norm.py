@@ -17,8 +17,15 @@ from aot_tune.bucket import Exact, Pow2
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
-from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, check_sizes
-from aot_tune.kernels.rms_norm_space import SPACE, cut, default, legal
+from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, indexable
+from aot_tune.kernels.rms_norm import rms_norm
+from aot_tune.kernels.rms_norm_space import (
+    LEAST_COLUMNS_IN_PLACE,
+    SPACE,
+    cut,
+    default_in_place,
+    legal_in_place,
+)
 from aot_tune.kernels.rows import MOST_ELEMENTS, as_rows, load_part, load_parts, store_part
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
@@ -87,10 +94,15 @@ def fused_add_rms_norm(
         return x, residual
     flat_x = as_rows("fused_add_rms_norm", "x", x)
     flat_residual = as_rows("fused_add_rms_norm", "residual", residual)
-    check_sizes("fused_add_rms_norm", x=flat_x, residual=flat_residual, weight=weight)
+    counted = indexable("fused_add_rms_norm", x=flat_x, residual=flat_residual, weight=weight)
     check_apart("fused_add_rms_norm", "x", x, residual=residual, weight=weight)
     check_apart("fused_add_rms_norm", "residual", residual, weight=weight)
-    fused_add_rms_norm_tunable.launch(flat_x, flat_residual, weight, eps)
+    if cols < LEAST_COLUMNS_IN_PLACE:
+        total = x + residual
+        rms_norm(total, weight, eps, out=x)
+        residual.copy_(total)
+    else:
+        fused_add_rms_norm_tunable.launch(*counted, eps)
     return x, residual
 
 
@@ -147,8 +159,8 @@ fused_add_rms_norm_tunable = Tunable(
     axes={"rows": Pow2(), "cols": Exact()},
     problem=_problem,
     search_space=lambda arch, problem: SPACE,
-    legal=legal,
-    default=default,
+    legal=legal_in_place,
+    default=default_in_place,
     grid_fn=_grid,
     args_fn=_args,
     tiles=_tiles,
@@ -165,4 +177,7 @@ fused_add_rms_norm_tunable = Tunable(
         {"dtype": "float16", "rows": _ROWS, "cols": 4096},  # Llama 3.1 8B, run in float16 (AWQ, GPTQ)
     ],
 )
-"""The declaration; ``fused_add_rms_norm_tunable.launch(x, residual, weight, eps)`` takes rows."""
+"""The declaration; ``fused_add_rms_norm_tunable.launch(x, residual, weight, eps)`` takes rows.
+
+Of `LEAST_COLUMNS_IN_PLACE` columns or more: fewer are a sum and an `rms_norm` to `fused_add_rms_norm`.
+"""

@@ -20,7 +20,7 @@ from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels.activations import silu
-from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, check_sizes
+from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, indexable
 from aot_tune.kernels.product_space import (
     MatrixUnit,
     Rows,
@@ -109,9 +109,9 @@ def gate_up_swiglu(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor |
         return out
     if k == 0:
         return out.zero_()  # sums of nothing
-    check_sizes("gate_up_swiglu", x=x, weight=weight, out=out)
+    counted = indexable("gate_up_swiglu", x=x, weight=weight.view(2, n, k), out=out)
     check_apart("gate_up_swiglu", "out", out, x=x, weight=weight)
-    gate_up_swiglu_tunable.launch(x, weight.view(2, n, k), out)
+    gate_up_swiglu_tunable.launch(*counted)
     return out
 
 

@@ -19,7 +19,7 @@ from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import activations
-from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, check_sizes
+from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, indexable
 from aot_tune.kernels.rows import as_rows, load_part, store_part
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
@@ -93,9 +93,9 @@ def gated_activation(
     if out.numel() == 0:
         return out
     flat_x, flat_out = as_rows("gated_activation", "x", x), as_rows("gated_activation", "out", out)
-    check_sizes("gated_activation", x=flat_x, out=flat_out)
+    counted = indexable("gated_activation", x=flat_x, out=flat_out)
     check_apart("gated_activation", "out", out, x=x)
-    gated_activation_tunable.launch(flat_x, flat_out, activations.NUMBERS[activation])
+    gated_activation_tunable.launch(*counted, activations.NUMBERS[activation])
     return out
 
 

@@ -17,7 +17,7 @@ from aot_tune import inputs
 from aot_tune.bucket import Exact, Pow2
 from aot_tune.config import Config
 from aot_tune.device import Device
-from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, check_sizes
+from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, indexable
 from aot_tune.kernels.grouped_matmul_space import ITEM_BYTES, default, legal, space
 from aot_tune.kernels.product_space import persistent_grid, tile_of, work_of
 from aot_tune.problem import Problem
@@ -154,9 +154,9 @@ def grouped_matmul(
         return out
     if k == 0:
         return out.zero_()  # sums of nothing
-    check_sizes("grouped_matmul", a=a, b=b, offsets=offsets, out=out)
+    counted = indexable("grouped_matmul", a=a, b=b, offsets=offsets, out=out)
     check_apart("grouped_matmul", "out", out, a=a, b=b, offsets=offsets)
-    grouped_matmul_tunable.launch(a, b, offsets, out)
+    grouped_matmul_tunable.launch(*counted)
     return out
 
 

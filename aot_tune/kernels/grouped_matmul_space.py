@@ -95,7 +95,9 @@ def _does_not_find(config: Config) -> str | None:
     """Why a config finds wrong experts, or None."""
     if config["search"] and hints_of(config)[0] > 1:
         # Seen on the H200, over 256 experts: nearly every element wrong (tileiras 13.4).
-        return "blocks that share a tile also share out the search, and miss experts; walk, or set num_ctas to 1"
+        return (
+            "blocks that share a tile also share out the search, and miss experts; walk, or set num_ctas to 1"
+        )
     return None
 
 

@@ -20,7 +20,7 @@ from aot_tune.bucket import Exact, Pow2, edge
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
-from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, check_sizes
+from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, indexable
 from aot_tune.kernels.rows import (
     MOST_ELEMENTS,
     as_rows,
@@ -139,7 +139,7 @@ def layer_norm(
     if x.numel() == 0:
         return out
     flat_x, flat_out = as_rows("layer_norm", "x", x), as_rows("layer_norm", "out", out)
-    check_sizes("layer_norm", **{**read, "x": flat_x, "out": flat_out})
+    flat_x, *_, flat_out = indexable("layer_norm", **{**read, "x": flat_x, "out": flat_out})
     check_apart("layer_norm", "out", out, **read)
     layer_norm_tunable.launch(flat_x, weight, bias, flat_out, eps)
     return out

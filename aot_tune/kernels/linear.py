@@ -17,7 +17,7 @@ from aot_tune.bucket import Exact, Pow2
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
-from aot_tune.kernels import activations
+from aot_tune.kernels import activations, product
 from aot_tune.kernels.arguments import (
     LARGEST_INDEX,
     check_apart,
@@ -26,61 +26,43 @@ from aot_tune.kernels.arguments import (
     check_shape,
     check_sizes,
 )
-from aot_tune.kernels.linear_space import TYPICAL, default, item_bytes, legal, space
-from aot_tune.kernels.product_space import persistent_grid, tile_of, work_of
+from aot_tune.kernels.dense_space import constants_of, default, item_bytes, legal, space, tiles
+from aot_tune.kernels.product_space import persistent_grid, work_of
 from aot_tune.kernels.rows import as_rows
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable, Work
-
-_GROUP = 8
-"""Rows of tiles taken together, down before along, to keep L2 warm: what nearly every matmul is tuned to."""
 
 
 @ct.kernel
 def linear_kernel(  # type: ignore[no-untyped-def]
     x, weight, out, bias, biased, activation: ct.Constant[int],
-    tile_m: ct.Constant[int], tile_n: ct.Constant[int], tile_k: ct.Constant[int], swapped: ct.Constant[int],
+    tile_m: ct.Constant[int], tile_n: ct.Constant[int], more_n: ct.Constant[int], tile_k: ct.Constant[int],
+    swapped: ct.Constant[int],
 ):  # fmt: skip
-    """Compute every `num_blocks`-th tile of `out`, accumulating in float32; `swapped` as for `_product`."""
-    zero = ct.PaddingMode.ZERO
-    dtype = ct.tfloat32 if x.dtype == ct.float32 else x.dtype
-    tiles_m, tiles_n = ct.cdiv(x.shape[0], tile_m), ct.cdiv(weight.shape[0], tile_n)
-    steps = ct.cdiv(x.shape[1], tile_k)
+    """Compute every `num_blocks`-th tile of `out`, accumulating in float32; constants as in `product`."""
+    tiles_m, tiles_n = ct.cdiv(x.shape[0], tile_m), ct.cdiv(weight.shape[0], tile_n + more_n)
     for tile in range(ct.bid(0), tiles_m * tiles_n, ct.num_blocks(0)):
-        first = tile // (_GROUP * tiles_n) * _GROUP
-        rows = min(tiles_m - first, _GROUP)
-        place = tile % (_GROUP * tiles_n)
-        m, n = first + place % rows, place // rows
-        # The first step stands before the loop, as in matmul, and for its reasons.
-        a = ct.load(x, (m, 0), (tile_m, tile_k), padding_mode=zero).astype(dtype)
-        b = ct.load(weight, (n, 0), (tile_n, tile_k), padding_mode=zero).astype(dtype)
-        sums = _product(a, b, _turned(ct.zeros((tile_m, tile_n), ct.float32), swapped), swapped)
-        for step in range(1, steps):
-            a = ct.load(x, (m, step), (tile_m, tile_k), padding_mode=zero).astype(dtype)
-            b = ct.load(weight, (n, step), (tile_n, tile_k), padding_mode=zero).astype(dtype)
-            sums = _product(a, b, sums, swapped)
-        row = ct.zeros((tile_n,), ct.float32)
-        if biased:  # around the row alone: a branch around the sums costs their registers twice
-            row = ct.load(bias, (n,), (tile_n,)).astype(ct.float32)
-        sums = activations.apply(sums + _turned(row.reshape((1, tile_n)), swapped), activation)
-        ct.store(out, (m, n), _turned(sums.astype(out.dtype), swapped))
+        m, n = product.place(tile, tiles_m, tiles_n)
+        if more_n:
+            wide, narrow = product.two_sums(x, weight, m, n, tile_m, tile_n, more_n, tile_k, True)
+            first, more = product.first_and_more(n, tile_n, more_n)
+            _finish(out, bias, biased, activation, m, first, wide, more_n, False)
+            _finish(out, bias, biased, activation, m, more, narrow, more_n, False)
+        else:
+            sums = product.one_sum(x, weight, m, n, tile_m, tile_n, tile_k, True, swapped)
+            _finish(out, bias, biased, activation, m, n, sums, tile_n, swapped)
 
 
-def _product(a: Any, b: Any, sums: Any, swapped: int) -> Any:
-    """Add ``a @ b.t()``; where `swapped`, its transpose to transposed sums.
-
-    The matrix units of sm90 and sm100 take 64 rows or more. Of few tokens the weight may have to give them.
-    """
-    if swapped:
-        return ct.mma(b, a.transpose(), sums)
-    return ct.mma(a, b.transpose(), sums)
-
-
-def _turned(tile: Any, swapped: int) -> Any:
-    """A tile of `out` as it lies in the sums; and back."""
-    if swapped:
-        return tile.transpose()
-    return tile
+def _finish(
+    out: Any, bias: Any, biased: Any, activation: Any, m: Any, n: Any, sums: Any, spacing: Any, swapped: Any
+) -> None:
+    """Add the bias, activate and store sums whose first column is `n` * `spacing`."""
+    width = sums.shape[0] if swapped else sums.shape[1]
+    row = ct.zeros((width,), ct.float32)
+    if biased:  # around the row alone: a branch around the sums costs their registers twice
+        row = bias.tiled_view((width,), traversal_steps=(spacing,)).load((n,)).astype(ct.float32)
+    sums = activations.apply(sums + product.turned(row.reshape((1, width)), swapped), activation)
+    product.store(out, m, n, product.turned(sums.astype(out.dtype), swapped), spacing)
 
 
 # The host function ------------------------------------------------------------------------------
@@ -168,8 +150,7 @@ def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, act
     if bias is not None:
         check_dtype("linear", "bias", bias, x.dtype)
         check_shape("linear", "bias", bias, (n,), f"weight of {n} rows")
-    check_sizes("linear", x=x, weight=weight, **({} if bias is None else {"bias": bias}))
-    _rows("x", x)
+    check_sizes("linear", x=_rows("x", x), weight=weight, **({} if bias is None else {"bias": bias}))
 
 
 def _written(
@@ -188,8 +169,8 @@ def _written(
     if not fine:
         check_dtype("linear", "out", out, x.dtype)
         check_shape("linear", "out", out, shape, "the product")
-        check_sizes("linear", x=x, out=out)
         if out.numel():
+            check_sizes("linear", x=_rows("x", x), out=_rows("out", out))
             check_apart("linear", "out", out, **dict(zip(("x", "weight", "bias"), others, strict=False)))
     return out if out.dim() == 2 or not out.numel() else _rows("out", out)
 
@@ -209,13 +190,9 @@ def _no_bias(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 
 
 def _problem(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    out: torch.Tensor,
-    bias: torch.Tensor,
-    biased: bool,
-    activation: int,
-) -> Mapping[str, object]:
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor,
+    biased: bool, activation: int,
+) -> Mapping[str, object]:  # fmt: skip
     return {
         "dtype": x.dtype,
         "activation": activations.NAMES[activation],
@@ -226,8 +203,7 @@ def _problem(
 
 
 def _tiles(config: Config, problem: Problem) -> int:
-    tile_m, tile_n, _ = tile_of(config)
-    return -(-problem.size("M") // tile_m) * -(-problem.size("N") // tile_n)
+    return tiles(config, problem.size("M"), problem.size("N"))
 
 
 def _work(config: Config, problem: Problem) -> Work:
@@ -242,7 +218,7 @@ def _args(
     config: Config, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor,
     biased: bool, activation: int,
 ) -> tuple[Any, ...]:  # fmt: skip
-    return x, weight, out, bias, biased, activation, *tile_of(config), config["swapped"]
+    return x, weight, out, bias, biased, activation, *constants_of(config)
 
 
 def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
@@ -257,12 +233,7 @@ def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
 
 
 def _reference(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    out: torch.Tensor,
-    bias: torch.Tensor,
-    biased: bool,
-    activation: int,
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor, biased: bool, number: int
 ) -> Close:
     exact = x.double() @ weight.double().t()
     if biased:
@@ -273,8 +244,39 @@ def _reference(
     # A step of tile_k left out would show as 0.05.
     tf32 = x.dtype == torch.float32
     rtol, atol = (2.0**-9, 5e-3) if tf32 else (torch.finfo(x.dtype).eps, 2e-3)
-    return Close(value=activations.reference(exact, activations.NAMES[activation]), rtol=rtol, atol=atol)
+    return Close(value=activations.reference(exact, activations.NAMES[number]), rtol=rtol, atol=atol)
 
+
+# What to sweep ----------------------------------------------------------------------------------
+
+_M, _MANY = tuple(4**i for i in range(7)), (256, 1024, 4096)
+"""1 to 4096, and of them those of an encoder. Sizes in between are at most a doubling from one of these."""
+
+
+def _shapes(n: int, k: int, *, m: tuple[int, ...] = _M, **others: object) -> Mapping[str, object]:
+    return {"dtype": "bfloat16", "activation": "none", "M": m, "N": n, "K": k, **others}
+
+
+_TYPICAL = (
+    _shapes(6144, 4096),  # Llama 3.1 8B and Qwen3 8B, queries, keys and values
+    _shapes(4096, 4096),  # Llama 3.1 8B and Qwen3 8B, attention output
+    _shapes(28672, 4096),  # Llama 3.1 8B, gate and up
+    _shapes(4096, 14336),  # Llama 3.1 8B, down; Qwen3 8B's is near
+    _shapes(10240, 8192),  # Llama 3.1 70B, queries, keys and values
+    _shapes(8192, 8192),  # Llama 3.1 70B, attention output
+    _shapes(8192, 28672),  # Llama 3.1 70B, down
+    _shapes(10240, 5120),  # Qwen3 32B, queries, keys and values
+    _shapes(51200, 5120),  # Qwen3 32B, gate and up
+    _shapes(5120, 25600),  # Qwen3 32B, down
+    _shapes(5120, 2880),  # gpt-oss, queries, keys and values
+    _shapes(2880, 4096),  # gpt-oss, attention output
+    _shapes(6144, 4096, m=(16, *_MANY), dtype="float16"),  # Llama 3.1 8B, run in float16 (AWQ, GPTQ)
+    _shapes(4096, 4096, m=_MANY, dtype="float32"),
+    _shapes(5120, 1280, m=_MANY, activation="gelu"),  # Whisper large v3, fc1
+    _shapes(4304, 1152, m=_MANY, activation="gelu_tanh"),  # SigLIP so400m, fc1
+    _shapes(16384, 4096, m=_MANY, activation="relu"),  # OPT 6.7B, fc1
+    _shapes(3072, 3072, m=(1, *_MANY), activation="silu"),  # FLUX.1, embeddings of timesteps
+)
 
 linear_tunable = Tunable(
     name="linear",
@@ -292,7 +294,7 @@ linear_tunable = Tunable(
     make_args=_make_args,
     reference=_reference,
     outputs=("out",),
-    typical=TYPICAL,
+    typical=_TYPICAL,
 )
 """The declaration; ``linear_tunable.launch(x, weight, out, bias, biased, activation)`` takes x and out as
 (rows, columns), the activation by its number."""

@@ -19,7 +19,7 @@ from aot_tune.bucket import Exact, Pow2, edge
 from aot_tune.config import Config
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import fp8
-from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, check_sizes
+from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, indexable
 from aot_tune.kernels.matmul_fp8_block import BLOCK, matmul_fp8_block_tunable
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable, Work
@@ -102,18 +102,20 @@ def matmul_fp8(
         return out
     if k == 0:
         return out.zero_()  # a sum of nothing
-    check_sizes("matmul_fp8", a=a, b=b, scale_a=scale_a, scale_b=scale_b, out=out)
+    a, b, scale_a, scale_b, written = indexable(
+        "matmul_fp8", a=a, b=b, scale_a=scale_a, scale_b=scale_b, out=out
+    )
     check_apart("matmul_fp8", "out", out, a=a, b=b, scale_a=scale_a, scale_b=scale_b)
     fp8.check_layout(a, b)
     if scale_a.numel() == 1 and scale_b.numel() == 1:
-        matmul_fp8_tunable.launch(a, b, scale_a.view(1), scale_b.view(1), out)
+        matmul_fp8_tunable.launch(a, b, scale_a.view(1), scale_b.view(1), written)
         return out
     blocks = -(-k // BLOCK)
     check_shape("matmul_fp8", "scale_a", scale_a, (m, blocks), f"a of {m} x {k}, in blocks of 128,")
     check_shape(
         "matmul_fp8", "scale_b", scale_b, (-(-n // BLOCK), blocks), f"b of {k} x {n}, in blocks of 128,"
     )
-    matmul_fp8_block_tunable.launch(a, b, scale_a, scale_b, out)
+    matmul_fp8_block_tunable.launch(a, b, scale_a, scale_b, written)
     return out
 
 

@@ -1,6 +1,6 @@
 """Search spaces of matrix products: configs of tiles, and which of them an arch holds. Knows no kernel.
 
-A config here has the constants tile_m, tile_n and tile_k and the hints num_ctas and occupancy.
+A config here has the constants tile_m, tile_n and tile_k, maybe more_n, and the hints num_ctas and occupancy.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def overflow(config: Config, arch: Arch, *, item_bytes: int, products: int = 1) 
         item_bytes: Bytes of an element of the operands.
         products: How many tiles of tile_n columns a block computes side by side.
     """
-    (tile_m, tile_n, tile_k), (num_ctas, occupancy) = tile_of(config), hints_of(config)
-    tile_n *= products
+    (tile_m, _, tile_k), (num_ctas, occupancy) = tile_of(config), hints_of(config)
+    tile_n = _columns(config, products)
     if num_ctas > 1 and arch < Arch(9, 0):
         return f"{arch} has no clusters of blocks; num_ctas must be 1"
     sums = tile_m * tile_n // num_ctas
@@ -117,11 +117,16 @@ def waste(config: Config, rows: int) -> str | None:
 
 def work_of(config: Config, k: int, *, item_bytes: int, products: int = 1) -> Work:
     """What one tile costs, of sums over `k`; the other arguments as `overflow` takes them."""
-    tile_m, tile_n, tile_k = tile_of(config)
-    columns = products * tile_n
+    tile_m, _, tile_k = tile_of(config)
+    columns = _columns(config, products)
     return Work(
         steps=-(-k // tile_k),
         flops=2.0 * tile_m * columns * tile_k,
         load_bytes=float((tile_m + columns) * tile_k * item_bytes),
-        store_bytes=float(tile_m * tile_n * item_bytes),
+        store_bytes=float(tile_m * columns // products * item_bytes),
     )
+
+
+def _columns(config: Config, products: int) -> int:
+    """Columns of sums that a block holds, those of all its products."""
+    return products * (int(config["tile_n"]) + int(config.constants.get("more_n", 0)))

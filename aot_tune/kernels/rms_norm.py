@@ -17,7 +17,7 @@ from aot_tune.bucket import Exact, Pow2
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
-from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, check_sizes
+from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, indexable
 from aot_tune.kernels.rms_norm_space import SPACE, cut, default, legal
 from aot_tune.kernels.rows import MOST_ELEMENTS, as_rows, load_parts, store_part
 from aot_tune.problem import Problem
@@ -82,9 +82,9 @@ def rms_norm(
     if x.numel() == 0:
         return out
     flat_x, flat_out = as_rows("rms_norm", "x", x), as_rows("rms_norm", "out", out)
-    check_sizes("rms_norm", x=flat_x, weight=weight, out=flat_out)
+    counted = indexable("rms_norm", x=flat_x, weight=weight, out=flat_out)
     check_apart("rms_norm", "out", out, x=x, weight=weight)
-    rms_norm_tunable.launch(flat_x, weight, flat_out, eps)
+    rms_norm_tunable.launch(*counted, eps)
     return out
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from aot_tune.arch import Arch
 from aot_tune.bucket import edge
 from aot_tune.config import Config
+from aot_tune.errors import LaunchError
 from aot_tune.kernels.rows import parts, refusal, threads
 from aot_tune.problem import Problem
 
@@ -39,6 +40,38 @@ def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
     return refusal(config, arch, height * width * count) or True
 
 
+def legal_in_place(config: Config, arch: Arch, problem: Problem) -> bool | str:
+    """`legal`, for a kernel that writes where it has read.
+
+    A tile of fewer elements than threads is loaded again where a sum needs it laid out otherwise, even after
+    a store to the same place (tileiras 13.4 for sm_80, sm_90 and sm_120, seen in their machine code).
+    """
+    height, width, _, _ = cut(config, problem.size("rows"), problem.size("cols"))
+    if height * width < threads(config):
+        return f"{height * width} elements over {threads(config)} threads may be read again when overwritten"
+    return legal(config, arch, problem)
+
+
+LEAST_COLUMNS_IN_PLACE = 5
+"""A tile of `_MOST_ROWS` of them, rounded up to a power of two, has an element for each thread of 4 warps."""
+
+
 def default(arch: Arch, problem: Problem) -> Config:
     """8 warps, which few rows need and many do not mind, in as many blocks as spill on no arch."""
     return next(one for n in (3, 2, 1) if legal(one := _config(8, n), arch, problem) is True)
+
+
+def default_in_place(arch: Arch, problem: Problem) -> Config:
+    """`default`, but 4 warps for rows so short that 8 are refused.
+
+    Raises:
+        LaunchError: There are fewer than `LEAST_COLUMNS_IN_PLACE` columns, too few for any config.
+    """
+    chosen = default(arch, problem), SPACE[0]
+    found = next((one for one in chosen if legal_in_place(one, arch, problem) is True), None)
+    if found is None:
+        raise LaunchError(
+            f"no config changes rows of {problem.size('cols')} columns in place; pass "
+            f"{LEAST_COLUMNS_IN_PLACE} or more"
+        )
+    return found

@@ -21,7 +21,7 @@ from aot_tune.bucket import Exact, Pow2, edge
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
-from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, check_sizes
+from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, indexable
 from aot_tune.kernels.rows import load_part, store_part
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
@@ -133,10 +133,10 @@ def rope(
             )
     if tokens == 0:
         return q, k
-    check_sizes("rope", q=q, k=k, cos=cos, sin=sin)
+    counted = indexable("rope", q=q, k=k, cos=cos, sin=sin)
     check_apart("rope", "q", q, k=k, cos=cos, sin=sin)
     check_apart("rope", "k", k, cos=cos, sin=sin)
-    rope_tunable.launch(q, k, cos, sin, bool(interleaved))
+    rope_tunable.launch(*counted, bool(interleaved))
     return q, k
 
 

@@ -16,7 +16,7 @@ from aot_tune.bucket import Exact, Pow2, edge
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
-from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, check_sizes
+from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, indexable
 from aot_tune.kernels.online_softmax import exponential, maximum_and_sum
 from aot_tune.kernels.rows import (
     MOST_ELEMENTS,
@@ -110,9 +110,9 @@ def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor
     if x.numel() == 0:
         return out
     flat_x, flat_out = as_rows("softmax", "x", x), as_rows("softmax", "out", out)
-    check_sizes("softmax", x=flat_x, out=flat_out)
+    counted = indexable("softmax", x=flat_x, out=flat_out)
     check_apart("softmax", "out", out, x=x)
-    softmax_tunable.launch(flat_x, flat_out)
+    softmax_tunable.launch(*counted)
     return out
 
 

@@ -22,7 +22,7 @@ def check_arguments(tunable: Tunable, args: Sequence[Any], here: Runtime) -> int
     """
     index: int | None = None
     first = ""
-    recording = here.grad_enabled()
+    recording, mutated = here.grad_enabled(), tunable.mutated
     for name, arg in zip(tunable.parameters, args, strict=True):
         place = f"{tunable.name}.launch: argument {name}"
         if type(arg) not in here.tensor_types:
@@ -40,7 +40,7 @@ def check_arguments(tunable: Tunable, args: Sequence[Any], here: Runtime) -> int
             raise LaunchError(
                 f"{place} is on cuda:{on}, argument {first} on cuda:{index}; pass tensors of one device"
             )
-        if name in tunable.mutated:
+        if name in mutated:
             _check_writable(place, arg)
         if index is None:
             index, first = on, name

@@ -83,7 +83,6 @@ class Dispatcher:
         self._function = LaunchFunction(tunable.name, tunable.problem, self._slow)
         self.launch = self._function.call
         self._form: Form | None = None
-        self._key: Any = None
         self._memo: dict[Any, tuple[Any, ...]] = {}
         self._plans: dict[tuple[int, Problem, Config | None], Plan] = {}
         self._indexes: dict[Arch, Index] = {}
@@ -250,7 +249,7 @@ class Dispatcher:
         with guard.Guard.lock:
             form = self._grown(args, followed, passed, here)
             if form != self._form:
-                self._key, self._memo = self._function.become(form, self._names(here))
+                self._memo = self._function.become(form, self._names(here))
                 self._form = form
             if form.layout is None:
                 row: tuple[Any, ...] = (plan.grid, plan.kernel, plan.choice.config)
@@ -258,7 +257,7 @@ class Dispatcher:
                 assert passed is not None
                 row = (plan.grid, plan.kernel, *passed.constants)
             try:
-                _put(self._memo, self._key(number, *args), row)
+                _put(self._memo, form.key(number, args, here.tensor_types), row)
             except TypeError:
                 return  # an argument used by its value has no hash: its plan is asked for at each launch
 
@@ -287,8 +286,6 @@ class Dispatcher:
             "entered": here.entered,
             "tensors": frozenset(here.tensor_types),
             "args_fn": self._tunable.args_fn,
-            "no_compiler": CompilerMissingError,
-            "explain": lambda error, args: explain(self._tunable, error, args, here),
         }
 
 

@@ -9,17 +9,24 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, methodcaller
 from types import CodeType, FunctionType
 from typing import Any, Literal
 
-from aot_tune.errors import DeclarationError
-from aot_tune.serve.reads import Read
-
-KeyFunction = Callable[..., "tuple[Any, ...]"]
-"""(the GPU's index, *launch arguments) -> their key in the memo."""
+from aot_tune.errors import CompilerMissingError, DeclarationError
+from aot_tune.serve.reads import Read, What
 
 Kind = Literal["tensor", "mixed", "plain"]
 """Whether an argument was a tensor in all calls, in some, or in none."""
+
+_LOOKS: dict[What, tuple[str, Callable[[Any], Any]]] = {
+    "shape": ("{}.shape", attrgetter("shape")),
+    "dtype": ("{}.dtype", attrgetter("dtype")),
+    "stride": ("{}.stride()", methodcaller("stride")),
+    "device": ("{}.get_device()", methodcaller("get_device")),
+    "value": ("{}", lambda arg: arg),
+}
+"""How an argument is looked at: as source, and as a function."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,18 +45,44 @@ class Form:
     several_devices: bool
     """Whether this process sees more than one GPU, so that the key tells them apart."""
 
+    def looks(self) -> list[Read]:
+        """What a key holds after the types of all arguments, in order."""
+        tensors = (place for place, kind in enumerate(self.kinds) if kind != "plain")
+        devices: set[Read] = {(place, "device") for place in tensors} if self.several_devices else set()
+        return sorted(self.reads | devices)
+
+    def key(self, index: int, args: Sequence[Any], tensor_types: Sequence[type]) -> tuple[Any, ...]:
+        """The key that the launch function makes of arguments; not source too, which takes long to compile.
+
+        Args:
+            index: The GPU that the tensors lie on; they may only stand for some there.
+            args: The launch arguments.
+            tensor_types: The exact types of tensors.
+        """
+        parts: list[Any] = [type(arg) for arg in args]
+        for place, what in self.looks():
+            arg = args[place]
+            if self.kinds[place] == "mixed" and (type(arg) in tensor_types) is (what == "value"):
+                parts.append(None)
+            elif what == "device":
+                parts.append(index)
+            else:
+                parts.append(_LOOKS[what][1](arg))
+        return tuple(parts)
+
 
 class LaunchFunction:
     """One declaration's launch function; `become` rewrites it in place: who holds it holds the newest.
 
-    Its globals are what the source below names: ``plans<generation>`` (the memo), ``slow``, ``explain``,
+    Its globals are what the source below names: ``plans<generation>`` (the memo), ``slow``, ``missed``,
     ``ct_launch``, ``raw_stream``, ``current_device``, ``grad_enabled``, ``entered``, ``tensors``,
     ``args_fn``.
 
     Args:
         name: The declaration's name, for tracebacks.
         problem: Its `problem`, whose parameters the launch function takes.
-        slow: Called with (args, config) where the memo has no plan.
+        slow: Called with (args, config) where nothing was launched: the memo has no plan, or cuTile refuses
+            the arguments or has no code for them. It knows what to do, or to say.
     """
 
     def __init__(self, name: str, problem: Callable[..., Any], slow: Callable[..., None]) -> None:
@@ -57,101 +90,78 @@ class LaunchFunction:
         parameters = inspect.signature(problem).parameters.values()
         self.names = tuple(parameter.name for parameter in parameters)
         self._check(name, tuple(parameters))
-        self.globals: dict[str, Any] = {"__name__": __name__, "slow": slow}
+        self._args = "".join(f"{one}, " for one in self.names)
+        self.globals: dict[str, Any] = {"__name__": __name__, "slow": slow, "missed": _MISSED}
         self._generation = 0
         defaults = tuple(p.default for p in parameters if p.default is not p.empty)
-        (code,) = self._codes(launch=self._source_of_launch(_SLOW))
-        self.call = FunctionType(code, self.globals, "launch", defaults)
+        self.call = FunctionType(self._code([]), self.globals, "launch", defaults)
         self.call.__kwdefaults__ = {"config": None}
         self.call.__qualname__ = f"{name}.launch"
 
-    def become(self, form: Form, names: dict[str, Any]) -> tuple[KeyFunction, dict[Any, Any]]:
+    def become(self, form: Form, names: dict[str, Any]) -> dict[Any, Any]:
         """Rewrite the function for what is known now.
 
         Returns:
-            The function that makes a key of a GPU's index and the launch arguments, and the new, empty memo.
-            Old plans are not found again: their keys tell less apart than the new ones do.
+            The new, empty memo, by `Form.key`. Old plans are not found again: their keys tell less apart than
+            the new ones do.
         """
         self._generation += 1
         memo: dict[Any, Any] = {}
         self.globals.update(names)
         self.globals[f"plans{self._generation}"] = memo
-        key = self._key_expression(form, "{}.get_device()")
-        # Of arguments whose GPU is known already, or that only stand for some there.
-        known = self._key_expression(form, "index")
-        key_code, self.call.__code__ = self._codes(
-            key=f"def key({', '.join(('index', *self.names))}):\n return {known}\n",
-            launch=self._source_of_launch(self._hot_path(form, key)),
-        )
+        self.call.__code__ = self._code(self._hot_path(form))
         if self._generation > 1:  # a thread may still be inside the last one: it finds nothing, and goes slow
             self.globals[f"plans{self._generation - 1}"].clear()
-        return FunctionType(key_code, self.globals, "key"), memo
+        return memo
 
     # The source ---------------------------------------------------------------------------------------------
 
-    def _hot_path(self, form: Form, key: str) -> list[str]:
+    def _hot_path(self, form: Form) -> list[str]:
         tensors = [(n, kind) for n, kind in zip(self.names, form.kinds, strict=True) if kind != "plain"]
         grad = " or ".join(
             f"{n}.requires_grad" if kind == "tensor" else f"getattr({n}, 'requires_grad', False)"
             for n, kind in tensors
         )
-        recorded = f" or grad_enabled() and ({grad})" if grad else ""
-        constants = [f"c{i}" for i in range((form.layout or ()).count(None))]
+        unrecorded = f" and not (grad_enabled() and ({grad}))" if grad else ""
         if form.layout is None:
-            constants, passed = ["chosen"], "args_fn(chosen, {args})"
+            constants, passed = ["chosen"], f"args_fn(chosen, {self._args})"
         else:
+            constants = [f"c{i}" for i in range(form.layout.count(None))]
             rest = iter(constants)
             items = (next(rest) if place is None else self.names[place] for place in form.layout)
             passed = f"({''.join(f'{item}, ' for item in items)})"
         first = next((n for n, kind in tensors if kind == "tensor"), None)
-        call = f"ct_launch(stream, grid, kernel, {passed})"
         if form.several_devices and first is None:
-            return _SLOW  # whether its only tensor is there differs from call to call, and so does the device
+            return []  # whether its only tensor is there differs from call to call, and so does the device
+        firing = _ON_ITS_DEVICE if form.several_devices else _ON_THE_ONLY_DEVICE
         return [
             "try:",
-            f" plan = None if config is not None{recorded} else plans{self._generation}.get({key})",
-            "except (AttributeError, TypeError):",  # another kind of argument than before, or without a hash
-            " plan = None",
-            "if plan is None:",
-            f" {_SLOW[0]}",
-            f"grid, kernel, {''.join(f'{c}, ' for c in constants)}= plan",
-            f"index = {first}.get_device()" if form.several_devices else "index = 0",
-            "stream = raw_stream(index)",
-            "try:",
-            # cuTile asks the driver for the context of stream 0, which is the thread's current one.
-            *(_ENTERING.format(call=call).splitlines() if form.several_devices else []),
-            f" {call}",
-            "except (TypeError, ValueError) as error:",
-            " explain(error, ({args}))",
-            " raise",
-            "except no_compiler:",  # nothing was launched: the slow path has the default to fall back to
-            f" {_SLOW[0]}",
-        ]  # fmt: skip
+            f" if config is None{unrecorded}:",
+            f"  {', '.join(('grid', 'kernel', *constants))} = plans{self._generation}[{self._key(form)}]",
+            *firing.format(first=first, passed=passed).splitlines(),
+            "except missed:",
+            " pass",
+        ]
 
-    def _key_expression(self, form: Form, device: str) -> str:
+    def _key(self, form: Form) -> str:
         parts = [f"type({name})" for name in self.names]
-        wanted = {(position, "device") for position, kind in enumerate(form.kinds) if kind != "plain"}
-        reads = form.reads | (wanted if form.several_devices else set())
-        for position, what in sorted(reads):
-            name, kind = self.names[position], form.kinds[position]
-            read = {"shape": f"{name}.shape", "dtype": f"{name}.dtype", "stride": f"{name}.stride()",
-                    "device": device.format(name), "value": name}[what]  # fmt: skip
-            if kind == "mixed":
+        for place, what in form.looks():
+            name = self.names[place]
+            look = _LOOKS[what][0].format(name)
+            if form.kinds[place] == "mixed":
                 absent = "not " if what == "value" else ""
-                read = f"({read} if type({name}) {absent}in tensors else None)"
-            parts.append(read)
-        return f"({', '.join(parts)},)"
+                look = f"({look} if type({name}) {absent}in tensors else None)"
+            parts.append(look)
+        return f"{', '.join(parts)},"
 
-    def _source_of_launch(self, body: Sequence[str]) -> str:
-        args = "".join(f"{name}, " for name in self.names)
-        lines = [f" {line.replace('{args}', args)}" for line in body]
-        return "\n".join([f"def launch({args}*, config):", *lines, ""])
-
-    def _codes(self, **sources: str) -> list[CodeType]:
-        """Compile functions, by name; all at once, since a first launch waits for it (0.3 ms)."""
+    def _code(self, hot_path: Sequence[str]) -> CodeType:
+        """Compile the function. A first launch waits for it, so the source is as short as it can be."""
+        lines = [f" {line}\n" for line in (*hot_path, f"slow(({self._args}), config)")]
         namespace: dict[str, Any] = {}
-        exec(compile("".join(sources.values()), self._file, "exec"), namespace)
-        return [namespace[name].__code__ for name in sources]
+        source = f"def launch({self._args}*, config):\n{''.join(lines)}"
+        exec(compile(source, self._file, "exec"), namespace)
+        code: CodeType = namespace["launch"].__code__
+        return code
 
     def _check(self, name: str, parameters: Sequence[inspect.Parameter]) -> None:
         for parameter in parameters:
@@ -165,19 +175,27 @@ class LaunchFunction:
                 )
 
 
-_SLOW = ["return slow(({args}), config)"]
-
-_ENTERING = """\
- if not stream and current_device() != index:
-  with entered(index):
-   {call}
-  return
+_ON_THE_ONLY_DEVICE = """\
+  return ct_launch(raw_stream(0), grid, kernel, {passed})
 """
-"""Every default stream has the handle 0 and means the current device's: the tensors' must be current."""
+
+_ON_ITS_DEVICE = """\
+  index = {first}.get_device()
+  stream = raw_stream(index)
+  if stream or current_device() == index:
+   return ct_launch(stream, grid, kernel, {passed})
+  with entered(index):
+   return ct_launch(stream, grid, kernel, {passed})
+"""
+"""cuTile asks the driver for the stream's context, and every default stream has the handle 0: the current
+device's is meant, which must be the tensors'."""
+
+_MISSED = (KeyError, AttributeError, TypeError, ValueError, CompilerMissingError)
+"""No plan; another kind of argument than before, or without a hash; arguments that cuTile refuses; no cubin,
+and no compiler. Nothing was launched then."""
 
 _RESERVED = frozenset(
-    {"config", "slow", "explain", "ct_launch", "raw_stream", "current_device", "grad_enabled", "entered",
-     "tensors", "args_fn", "no_compiler", "plan", "grid", "kernel", "index", "stream", "error", "chosen",
-     "getattr", "type"}
+    {"config", "slow", "missed", "ct_launch", "raw_stream", "current_device", "grad_enabled", "entered",
+     "tensors", "args_fn", "grid", "kernel", "index", "stream", "chosen", "getattr", "type"}
     | {f"c{i}" for i in range(64)}
 )  # fmt: skip

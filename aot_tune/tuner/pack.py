@@ -61,9 +61,10 @@ class _Body:
         self.parts: list[bytes] = []
         self._length = 0
 
-    def put(self, data: bytes, dictionary: bytes = b"") -> list[Any]:
+    def put(self, data: bytes, dictionary: bytes = b"", *, level: int = 9) -> list[Any]:
         """Add a part; returns its place as the index writes it."""
-        packer = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, 9, zlib.Z_DEFAULT_STRATEGY, dictionary)
+        strategy = zlib.Z_DEFAULT_STRATEGY
+        packer = zlib.compressobj(level, zlib.DEFLATED, zlib.MAX_WBITS, 9, strategy, dictionary)
         part = packer.compress(data) + packer.flush()
         place = [self._length, len(part), len(data), hashlib.sha256(data).hexdigest()]
         self.parts.append(part)
@@ -89,7 +90,9 @@ def _section(one: KernelCubins, body: _Body) -> dict[str, Any]:
         "tileiras": one.origin.tileiras,
         "hints": [dict(each) for each in hints],
         "blocks": [
-            body.put(cubin, distinct[0][:WINDOW] if place else b"") for place, cubin in enumerate(distinct)
+            # The first is unpacked for any other, so that a first launch waits for it: stored as it is.
+            body.put(cubin, distinct[0][:WINDOW]) if place else body.put(cubin, level=0)
+            for place, cubin in enumerate(distinct)
         ],
         "cubins": [[hints.index(key[0]), key[1], number[one.cubins[key]]] for key in keys],
     }

@@ -1,4 +1,4 @@
-"""Tile code run on the CPU, block after block, on torch tensors. Not a test itself.
+"""Tile code run on the CPU, block after block or several at a time, on torch tensors. Not a test itself.
 
 Holds what the shipped kernels use of cuda.tile, with its rules: a tile's sizes are powers of two, what stands
 outside of an array is zero or nothing that a result may depend on, and a load or store that its kernel calls
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import operator
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from types import SimpleNamespace
@@ -62,10 +64,19 @@ class TiledView:
         self.array, self.shape, self.padding_mode, self.steps = array, shape, padding_mode, steps
 
     def load(self, index: Sequence[Any], **hints: Any) -> Tile:
+        first = (0,) * len(self.shape)
+        return _load(self._from(index), first, self.shape, padding_mode=self.padding_mode, **hints)
+
+    def store(self, index: Sequence[Any], tile: Tile, **hints: Any) -> None:
+        assert tile.shape == self.shape
+        _store(self._from(index), (0,) * len(self.shape), tile, **hints)
+
+    def _from(self, index: Sequence[Any]) -> Array:
+        """The array from the first element of a tile on: nothing, where the tile lies behind its end."""
         start = self.array
         for axis, (place, step) in enumerate(zip(index, self.steps, strict=True)):
-            start = start.slice(axis, int(place) * step, start.shape[axis])
-        return _load(start, (0,) * len(self.shape), self.shape, padding_mode=self.padding_mode, **hints)
+            start = start.slice(axis, min(int(place) * step, start.shape[axis]), start.shape[axis])
+        return start
 
 
 class Tile:
@@ -143,11 +154,18 @@ for _name in _OPERATORS:
 
 
 def run(
-    tunable: Tunable, args: Sequence[Any], config: Config, monkeypatch: pytest.MonkeyPatch, *, sms: int = 3
+    tunable: Tunable,
+    args: Sequence[Any],
+    config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    sms: int = 3,
+    at_once: int = 1,
 ) -> int:
     """Run a declaration's kernel on CPU tensors, as `launch` would on a GPU of `sms` multiprocessors.
 
     Asserts that every element of an output was written once, and of the others that are changed at most once.
+    So many blocks run `at_once`: as on a GPU they start in order, each when another has ended.
 
     Returns:
         The number of blocks.
@@ -163,11 +181,18 @@ def run(
     if sys.modules[function.__module__] not in modules:
         modules.append(sys.modules[function.__module__])
     sizes = (*grid, 1, 1)[:3]
-    for block in product(*map(range, reversed(sizes))):
-        functions = _tile_functions(tuple(reversed(block)), sizes)
-        for module in modules:
-            monkeypatch.setattr(module, "ct", functions)
-        function(*kernel_args)
+    place = threading.local()
+    functions = _tile_functions(place, sizes)
+    for module in modules:
+        monkeypatch.setattr(module, "ct", functions)
+    blocks = iter([tuple(reversed(block)) for block in product(*map(range, reversed(sizes)))])
+
+    def worker() -> None:
+        for block in blocks:
+            place.block = block
+            function(*kernel_args)
+
+    _Race(worker, at_once).run()
     for name, arg in zip(tunable.parameters, args, strict=True):
         if name in tunable.outputs:
             count = by_address[arg.data_ptr()]
@@ -178,6 +203,51 @@ def run(
             count = by_address[arg.data_ptr()]
             assert bool((count <= 1).all()), f"{name} has elements written {count.max()} times"
     return sizes[0] * sizes[1] * sizes[2]
+
+
+class _Race:
+    """Blocks that run at the same time, a thread each."""
+
+    lock = threading.Lock()
+    now: _Race | None = None
+    limit_s = 60.0
+
+    def __init__(self, worker: Callable[[], None], at_once: int) -> None:
+        self.worker, self.at_once = worker, at_once
+        self.failed: BaseException | None = None
+        self.ends = 0.0
+
+    def run(self) -> None:
+        """Run `at_once` workers; what the first of them raised is raised."""
+        if self.at_once == 1:
+            self.worker()
+            return
+        _Race.now, self.ends = self, time.monotonic() + self.limit_s
+        threads = [threading.Thread(target=self._caught) for _ in range(self.at_once)]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            _Race.now = None
+        if self.failed is not None:
+            raise self.failed
+
+    def _caught(self) -> None:
+        try:
+            self.worker()
+        except BaseException as error:  # an assertion, which the test is to see
+            self.failed = self.failed or error
+
+    @classmethod
+    def turn(cls) -> None:
+        """Let other blocks run, which one may wait for; called by every atomic."""
+        race = cls.now
+        if race is not None:
+            time.sleep(0)
+            assert race.failed is None, "another block failed"
+            assert time.monotonic() < race.ends, "blocks wait for each other"
 
 
 def _argument(arg: Any, by_address: dict[int, torch.Tensor]) -> Any:
@@ -286,10 +356,12 @@ def _atomic(change: Callable[[Any, Any], Any]) -> Callable[..., Tile]:
         places, inside = _places(array, indices, None)
         updates = torch.as_tensor(_values(update)).broadcast_to(inside.shape)
         before = torch.zeros(inside.shape, dtype=array.dtype)
-        for at in torch.nonzero(inside.reshape(-1)).reshape(-1).tolist():
-            place = tuple(int(p.reshape(-1)[at]) for p in places)
-            before.reshape(-1)[at] = array.values[place]
-            array.values[place] = change(array.values[place], updates.reshape(-1)[at])
+        _Race.turn()
+        with _Race.lock:
+            for at in torch.nonzero(inside.reshape(-1)).reshape(-1).tolist():
+                place = tuple(int(p.reshape(-1)[at]) for p in places)
+                before.reshape(-1)[at] = array.values[place]
+                array.values[place] = change(array.values[place], updates.reshape(-1)[at])
         return Tile(before)
 
     return atomic
@@ -333,9 +405,9 @@ def _where(condition: Any, x: Any, y: Any) -> Tile:
     return Tile(chosen.to(typed))
 
 
-def _tile_functions(block: tuple[int, ...], grid: Sequence[int]) -> SimpleNamespace:
+def _tile_functions(place: threading.local, grid: Sequence[int]) -> SimpleNamespace:
     return SimpleNamespace(
-        bid=lambda axis: block[axis],
+        bid=lambda axis: place.block[axis],
         num_blocks=lambda axis: grid[axis],
         num_tiles=lambda array, axis, shape, order="C": -(-array.permuted(order).shape[axis] // shape[axis]),
         **_FUNCTIONS,

@@ -15,7 +15,7 @@ from aot_tune.arch import KNOWN_ARCHS, Arch
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
-from aot_tune.kernels import flash_reference, flash_space
+from aot_tune.kernels import flash_space
 from aot_tune.kernels.attention import attention, attention_tunable
 from aot_tune.problem import Problem
 from aot_tune.tuner.cubin import Resources, resources
@@ -175,46 +175,6 @@ def test_large_scores_and_a_nan_are_neither_lost_nor_spread(monkeypatch: pytest.
     nan = args[3].isnan()
     assert bool(nan[0, 7, 0].all())
     assert int(nan.sum()) == 64
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_the_reference_is_torchs_own_attention(causal: bool) -> None:
-    args = attention_tunable.make_args(
-        shape(50, batch=2, heads=6, kv_heads=2, mask="causal" if causal else "full"), CPU, 0
-    )
-    q, k, v = (x.double().transpose(1, 2) for x in args[:3])
-    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
-    found = expected(attention_tunable, args)
-    torch.testing.assert_close(found["out"].value, wanted.transpose(1, 2))
-    scores = q @ k.repeat_interleave(3, 1).transpose(2, 3) / 8
-    hidden = torch.ones(50, 50, dtype=torch.bool).triu(1) & causal
-    torch.testing.assert_close(found["lse"].value, scores.masked_fill(hidden, -math.inf).logsumexp(3))
-
-
-def test_the_reference_does_not_depend_on_how_many_queries_it_takes_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    args = attention_tunable.make_args(shape(50, mask="causal_9"), CPU, 0)
-    wanted = expected(attention_tunable, args)
-    monkeypatch.setattr(flash_reference, "_MOST_SCORES", 700)
-    found = expected(attention_tunable, args)
-    for name in ("out", "lse"):
-        torch.testing.assert_close(found[name].value, wanted[name].value)
-
-
-@pytest.mark.parametrize(("left_out", "name"), [(slice(64, 96), "out"), (slice(5, 6), "lse")])
-def test_keys_left_out_are_told_from_a_rounding(left_out: slice, name: str) -> None:
-    q, k, v, out, lse, *how = args = attention_tunable.make_args(shape(2048, heads=2), CPU, 0)
-    wanted = expected(attention_tunable, args)
-    out.copy_(wanted["out"].value)
-    lse.copy_(wanted["lse"].value)
-    assert_agrees(attention_tunable, args, wanted)
-    hidden = k.clone()
-    hidden[:, left_out] = 0
-    without = expected(attention_tunable, (q, hidden, v, out, lse, *how))
-    {"out": out, "lse": lse}[name].copy_(without[name].value)
-    with pytest.raises(AssertionError, match=f"of {name} are wrong"):
-        assert_agrees(attention_tunable, args, wanted)
 
 
 def test_arguments_without_storage_pose_the_problem_that_made_them() -> None:

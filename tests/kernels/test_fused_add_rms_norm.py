@@ -49,6 +49,30 @@ def test_what_a_block_s_registers_do_not_hold_is_refused() -> None:
     assert refusal == "32768 elements over 256 threads spill at an occupancy of 2"
 
 
+@pytest.mark.parametrize("arch", KNOWN_ARCHS, ids=str)
+@pytest.mark.parametrize("cols", [5, 7, 8, 9, 15, 16, 17, 100, 2880, 32768])
+def test_a_tile_has_an_element_for_each_thread_lest_it_be_read_again(cols: int, arch: Arch) -> None:
+    for rows in (1, 3, 16, 1000):
+        one = shape(rows, cols)
+        candidates = fused_add_rms_norm_tunable.candidates(arch, one)
+        assert fused_add_rms_norm_tunable.default_config(arch, one) in candidates
+        for candidate in candidates:
+            *_, height, width, _, _ = fused_add_rms_norm_tunable.args_fn(candidate, *made(one))
+            assert height * width >= 32 * candidate.hints["num_worker_warps"], candidate
+
+
+def made(one: Problem) -> tuple[Any, ...]:
+    return fused_add_rms_norm_tunable.make_args(one, torch.device("meta"), 0)
+
+
+def test_rows_too_short_for_that_have_no_config() -> None:
+    assert fused_add_rms_norm_tunable.candidates(SM90, shape(100, 4)) == ()
+    refusal = fused_add_rms_norm_tunable.refusal(config(8), SM90, shape(3, 5))
+    assert refusal == "128 elements over 256 threads may be read again when overwritten"
+    with pytest.raises(LaunchError, match="no config changes rows of 4 columns in place; pass 5 or more"):
+        fused_add_rms_norm_tunable.default_config(SM90, shape(100, 4))
+
+
 def test_long_rows_have_a_block_each_and_short_ones_share() -> None:
     for cols, blocks in ((4096, 100), (1000, 100), (128, 13), (1, 7)):
         grid = fused_add_rms_norm_tunable.grid_fn(config(4), Device.reference(SM90), shape(100, cols))
@@ -155,6 +179,27 @@ def test_what_cannot_be_viewed_as_rows_is_refused_with_the_way_out(launched: lis
     assert launched == []
 
 
+@pytest.mark.parametrize("cols", [1, 2, 4, 5])
+def test_rows_too_short_for_one_kernel_are_a_sum_and_its_norm(
+    cols: int, launched: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules["aot_tune.kernels.fused_add_rms_norm"]
+
+    def norm(total: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor) -> None:
+        out.copy_(torch.nn.functional.rms_norm(total.double(), (cols,), weight.double(), eps))
+
+    monkeypatch.setattr(module, "rms_norm", norm)
+    x, residual, weight, eps = args = fused_add_rms_norm_tunable.make_args(shape(6, cols), CPU, 1)
+    wanted = expected(fused_add_rms_norm_tunable, args)
+    changed = fused_add_rms_norm(x.view(2, 3, cols), residual.view(2, 3, cols), weight, eps)
+    if cols < 5:
+        assert launched == []
+        assert [one.shape for one in changed] == [(2, 3, cols)] * 2
+        assert_agrees(fused_add_rms_norm_tunable, args, wanted)
+    else:
+        assert len(launched) == 1
+
+
 @pytest.mark.parametrize("sizes", [(0, 8), (2, 0, 8)])
 def test_no_rows_are_not_launched(sizes: tuple[int, ...], launched: list[tuple[Any, ...]]) -> None:
     fused_add_rms_norm(half(*sizes), half(*sizes), half(8))
@@ -201,7 +246,7 @@ def test_the_space_compiles_and_spills_nothing_on_sm90() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "cols", "dtype"), [(1, 1, "float16"), (7, 100, "float32"), (3, 32768, "float32")]
+    ("rows", "cols", "dtype"), [(1, 5, "float16"), (7, 100, "float32"), (3, 32768, "float32")]
 )
 def test_odd_sizes_compile(rows: int, cols: int, dtype: str) -> None:
     one = shape(rows, cols, dtype)

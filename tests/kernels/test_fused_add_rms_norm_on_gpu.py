@@ -21,15 +21,28 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [*DTYPES, "float32"])
 @pytest.mark.parametrize(
     ("rows", "cols"),
-    [(1, 1), (1, 4096), (3, 5), (100, 128), (128, 128), (999, 1000), (17, 2880), (300, 7168), (5, 32768)],
+    [
+        *((1, 5), (3, 5), (16, 8), (40, 9), (1, 4096), (100, 128), (128, 128), (999, 1000)),
+        *((17, 2880), (300, 7168), (5, 32768)),
+    ],
 )
 def test_it_agrees_with_the_reference(rows: int, cols: int, dtype: str) -> None:
     check(fused_add_rms_norm_tunable, problem(dtype=dtype, rows=rows, cols=cols))
 
 
-@pytest.mark.parametrize("cols", [100, 2880, 4096, 5120, 8192])
+@pytest.mark.parametrize("cols", [7, 16, 100, 2880, 4096, 5120, 8192])
 def test_it_agrees_across_its_space(cols: int) -> None:
     check(fused_add_rms_norm_tunable, problem(dtype="bfloat16", rows=1000, cols=cols), every=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("cols", [1, 2, 3, 4, 5, 8])
+def test_rows_of_a_few_columns_are_right_too(cols: int, dtype: torch.dtype) -> None:
+    for rows in (1, 3, 1000):
+        args = *(normal(rows, cols, dtype=dtype) for _ in range(2)), normal(cols, dtype=dtype), 1e-6
+        wanted = expected(fused_add_rms_norm_tunable, args)
+        fused_add_rms_norm(*args)
+        assert_agrees(fused_add_rms_norm_tunable, args, wanted)
 
 
 def test_it_takes_any_rank_and_rows_of_a_wider_tensor_and_changes_nothing_beside_them() -> None:

@@ -14,6 +14,7 @@ from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import matmul, matmul_tunable
+from aot_tune.kernels.dense_space import config_of
 from aot_tune.problem import Problem
 from tests.kernels import emulator
 from tests.kernels.agree import assert_agrees, expected, poison, problem
@@ -27,12 +28,17 @@ def shape(m: int, n: int = 6144, k: int = 4096, dtype: str = "bfloat16") -> Prob
 
 
 def config(
-    tile_m: int, tile_n: int, tile_k: int, *, group: int = 8, num_ctas: int = 1, occupancy: int = 1
+    tile_m: int,
+    tile_n: int,
+    tile_k: int,
+    *,
+    more_n: int = 0,
+    swapped: int = 0,
+    num_ctas: int = 1,
+    occupancy: int = 1,
+    warps: int = 4,
 ) -> Config:
-    return Config(
-        constants={"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k, "group": group},
-        hints={"num_ctas": num_ctas, "occupancy": occupancy},
-    )
+    return config_of(tile_m, tile_n, more_n, tile_k, swapped, num_ctas, occupancy, warps)
 
 
 def refusal(candidate: Config, arch: str = "sm90", m: int = 4096) -> str:
@@ -67,7 +73,7 @@ def test_a_config_is_legal_for_a_size_exactly_when_it_is_for_its_bucket(arch: Ar
 
 
 def test_the_space_of_sm90_is_a_sweep_of_minutes() -> None:
-    assert 60 <= len(matmul_tunable.space(SM90, shape(4096))) <= 130
+    assert 20 <= len(matmul_tunable.space(SM90, shape(4096))) <= 40
 
 
 @pytest.mark.parametrize("arch", [a for a in KNOWN_ARCHS if a >= Arch(10, 0)], ids=str)
@@ -87,6 +93,9 @@ def test_before_sm90_no_config_asks_for_a_cluster(arch: Arch) -> None:
 def test_what_does_not_fit_is_refused_with_its_reason() -> None:
     assert "registers" in refusal(config(128, 256, 64))
     assert refusal(config(128, 256, 64, num_ctas=2)) == ""
+    assert refusal(config(128, 256, 64, warps=8)) == ""
+    assert "registers" in refusal(config(128, 128, 64, more_n=64))
+    assert refusal(config(128, 128, 64, more_n=64, warps=8)) == ""
     assert "clusters" in refusal(config(128, 128, 32, num_ctas=2), "sm80")
     assert "shared memory" in refusal(config(128, 128, 128), "sm120")
     assert "shared memory" in refusal(config(128, 128, 128, occupancy=2))
@@ -97,14 +106,18 @@ def test_what_does_not_fit_is_refused_with_its_reason() -> None:
 def test_what_is_a_waste_on_a_bucket_is_refused_with_its_reason() -> None:
     assert "half empty" in refusal(config(128, 128, 64), m=32)
     assert refusal(config(128, 128, 64), m=33) == ""
-    assert "B more than four times" in refusal(config(16, 64, 128), m=65)
+    assert "more than four times" in refusal(config(16, 64, 128), m=65)
     assert refusal(config(16, 64, 128), m=64) == ""
-    assert "as group 8" in refusal(config(128, 128, 64, group=16), m=1024)
-    assert refusal(config(128, 128, 64, group=16), m=1025) == ""
+
+
+def test_more_columns_divide_those_beside_them_and_give_no_rows() -> None:
+    assert "48 more columns must divide" in refusal(config(64, 128, 64, more_n=48))
+    assert "32 more columns must divide" in refusal(config(64, 128, 64, more_n=32, swapped=1))
+    assert refusal(config(64, 128, 64, more_n=32)) == ""
 
 
 def test_a_config_without_hints_is_judged_as_one_block_on_one_multiprocessor() -> None:
-    bare = Config(constants={"tile_m": 64, "tile_n": 64, "tile_k": 64, "group": 8})
+    bare = Config(constants={"tile_m": 64, "tile_n": 64, "more_n": 0, "tile_k": 64, "swapped": 0})
     assert matmul_tunable.refusal(bare, SM90, shape(64)) is None
     assert matmul_tunable.grid_fn(bare, Device.reference(SM90), shape(8192)) == (132,)
 
@@ -123,6 +136,7 @@ def test_tiles_count_partly_filled_ones() -> None:
     assert matmul_tunable.tiles is not None
     assert matmul_tunable.tiles(config(128, 64, 64), shape(129, 65)) == 2 * 2
     assert matmul_tunable.tiles(config(128, 64, 64), shape(128, 64)) == 1
+    assert matmul_tunable.tiles(config(128, 128, 64, more_n=32), shape(256, 161)) == 2 * 2
 
 
 def test_the_grid_is_what_the_gpu_holds_at_once_and_no_more_than_the_tiles() -> None:
@@ -142,34 +156,42 @@ def test_the_work_of_all_tiles_is_the_work_of_the_product() -> None:
     assert tiles * work.steps * work.flops == 2 * 4096 * 6144 * 4096
     assert tiles * work.store_bytes == 4096 * 6144 * 2
     assert work.load_bytes == (128 + 256) * 64 * 2
+    wider = matmul_tunable.work(config(128, 128, 64, more_n=64, warps=8), one)
+    assert (wider.flops, wider.store_bytes) == (2 * 128 * 192 * 64, 128 * 192 * 2)
+    assert wider.load_bytes == (128 + 192) * 64 * 2
 
 
 # The kernel -------------------------------------------------------------------------------------
 
 
+FORMS = [{}, {"swapped": 1}, {"more_n": 32}, {"more_n": 8}]
+"""The ways to compute a tile."""
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(1, 1, 1), (64, 96, 64), (65, 97, 65), (5, 200, 31), (300, 40, 100), (257, 257, 33)]
 )
 def test_the_kernel_agrees_with_the_reference(
-    m: int, n: int, k: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+    m: int, n: int, k: int, dtype: str, form: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = matmul_tunable.make_args(shape(m, n, k, dtype), CPU, 1)
     poison(matmul_tunable, args)
     wanted = expected(matmul_tunable, args)
-    emulator.run(matmul_tunable, args, config(16, 32, 32, group=8), monkeypatch)
+    emulator.run(matmul_tunable, args, config(16, 32, 32, **form), monkeypatch)
     assert_agrees(matmul_tunable, args, wanted)
 
 
-@pytest.mark.parametrize("group", [1, 3, 8, 16])
-def test_every_tile_is_computed_once_in_any_group_and_on_any_number_of_multiprocessors(
-    group: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("form", "across"), [({}, 6), ({"swapped": 1}, 6), ({"more_n": 8}, 4)], ids=str)
+def test_every_tile_is_computed_once_on_any_number_of_multiprocessors(
+    form: dict[str, int], across: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for sms in (1, 7, 200):
         args = matmul_tunable.make_args(shape(16 * 11 + 3, 16 * 5 + 1, 16), CPU, 0)
         wanted = expected(matmul_tunable, args)
-        blocks = emulator.run(matmul_tunable, args, config(16, 16, 16, group=group), monkeypatch, sms=sms)
-        assert blocks == min(sms, 12 * 6)
+        blocks = emulator.run(matmul_tunable, args, config(16, 16, 16, **form), monkeypatch, sms=sms)
+        assert blocks == min(sms, 12 * across)
         assert_agrees(matmul_tunable, args, wanted)
 
 

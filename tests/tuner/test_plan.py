@@ -65,7 +65,7 @@ def test_problems_of_one_signature_class_share_their_compilations() -> None:
     assert len(three.jobs) == len(needed) < sum(len(each.candidates) for each in three.problems)
     # 128 rows and 256 are both divisible by 16; 1, 2 and 4 rows are other classes, and so is another dtype.
     default = Config(
-        constants={"tile_m": 64, "tile_n": 64, "tile_k": 128, "group": 8},
+        constants={"tile_m": 64, "tile_n": 64, "more_n": 0, "tile_k": 128, "swapped": 0},
         hints={"num_ctas": 1, "occupancy": 1},
     )
     kernel = Kernel(MATMUL, SM90)
@@ -255,7 +255,8 @@ def test_the_same_code_on_another_grid_is_measured_apart() -> None:
     (each,) = planned.problems
     pairs: dict[object, list[Config]] = {}
     for config in each.candidates:
-        pairs.setdefault((frozenset(config.constants.items()), config.hints["num_ctas"]), []).append(config)
+        others = config.hints["num_ctas"], config.hints["num_worker_warps"]
+        pairs.setdefault((frozenset(config.constants.items()), others), []).append(config)
     one, two = next(pair for pair in pairs.values() if len(pair) == 2)
     codes = {one: "same", two: "same"}
     assert shortlist(planned.kernel, each, compiled(planned, codes=codes), exhaustive=True).twins == {}
@@ -263,9 +264,24 @@ def test_the_same_code_on_another_grid_is_measured_apart() -> None:
     assert tiny[0] != tiny[1]
 
 
+def of_many() -> tuple[Plan, ProblemPlan]:
+    """A plan of matmul with each config in three occupancies, more than are measured."""
+    many = dataclasses.replace(
+        matmul_tunable,
+        legal=lambda config, arch, problem: True,
+        search_space=lambda arch, problem: [
+            Config(constants=config.constants, hints={**config.hints, "occupancy": occupancy})
+            for config in matmul_tunable.space(arch, problem)
+            for occupancy in (1, 2, 3)
+            if config.hints["occupancy"] == 1
+        ],
+    )
+    planned = plan(Found(module=MATMUL.module, tunable=many), SM90, [large(4096)])
+    return planned, planned.problems[0]
+
+
 def test_the_model_keeps_its_best_few_beside_the_default() -> None:
-    planned = plan(MATMUL, SM90, [large(4096)])
-    (each,) = planned.problems
+    planned, each = of_many()
     results = compiled(planned)
     listed = shortlist(planned.kernel, each, results)
     every = predictions(planned.kernel, each, each.candidates, results)
@@ -280,8 +296,7 @@ def test_the_model_keeps_its_best_few_beside_the_default() -> None:
 
 
 def test_configs_asked_for_by_name_are_kept_whatever_their_rank() -> None:
-    planned = plan(MATMUL, SM90, [large(4096)])
-    (each,) = planned.problems
+    planned, each = of_many()
     results = compiled(planned)
     worst = list(shortlist(planned.kernel, each, results).predicted_us)[-1]
     assert worst not in shortlist(planned.kernel, each, results).configs
