@@ -256,7 +256,6 @@ attention_decode_tunable = Tunable(
     grid_fn=lambda config, device, problem: (attention_decode_space.blocks(config, problem),),
     args_fn=_args,
     tiles=attention_decode_space.blocks,
-    work=attention_decode_space.work,
     make_args=_make_args,
     reference=_reference,
     outputs=("out", "lse"),

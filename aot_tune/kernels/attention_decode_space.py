@@ -10,7 +10,6 @@ from aot_tune.bucket import edge
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.problem import Problem
-from aot_tune.tunable import Work
 
 MOST_BLOCKS = 4096
 """Blocks of a launch that splits: what a workspace must hold. More would be waves of ever smaller blocks."""
@@ -123,15 +122,3 @@ def blocks(config: Config, problem: Problem) -> int:
 def rows(group: int) -> int:
     """Columns of a tile that holds a group of queries."""
     return max(edge(group), FEWEST_ROWS)
-
-
-def work(config: Config, problem: Problem) -> Work:
-    """What one block costs."""
-    tile_n, head_dim = int(config["tile_n"]), problem.size("head_dim")
-    queries = rows(problem.size("heads") // problem.size("kv_heads"))
-    return Work(
-        steps=max(-(-problem.size("context") // (tile_n * int(config["splits"]))), 1),
-        flops=4.0 * tile_n * head_dim * queries,
-        load_bytes=2.0 * tile_n * head_dim * 2,
-        store_bytes=4.0 * head_dim * queries,
-    )
