@@ -112,9 +112,8 @@ def space(arch: Arch, problem: Problem) -> Sequence[Config]:
 @cache
 def _fitting(arch: Arch, size: int) -> tuple[Config, ...]:
     rows = [values for row in _SPACE[matrix_unit(arch)] for values in itertools.product(*row)]
-    if size > 2:  # as many bytes a step as of two-byte elements
-        rows += [(*values[:3], values[3] * 2 // size, *values[4:]) for values in rows]
-    every = dict.fromkeys(config_of(*values) for values in rows)
+    # As many bytes a step as of two-byte elements.
+    every = dict.fromkeys(config_of(*v[:3], v[3] * 2 // size, *v[4:]) for v in rows)
     return tuple(config for config in every if overflow(config, arch, item_bytes=size) is None)
 
 
@@ -126,8 +125,10 @@ def default(arch: Arch, problem: Problem) -> Config:
         tile = (64, 64, 32) if wide else (64, 128, 64) if rows <= 64 else (128, 128, 32)
         return _plain(*tile, occupancy=2)
     if rows <= 16:
-        return _plain(16, 64, 128, swapped=1)
-    return _plain(*((64, 64, 128) if rows <= 64 else (128, 128, 32 if wide else 64)))
+        return _plain(16, 64, 64 if wide else 128, swapped=1)
+    if rows <= 64:
+        return _plain(64, 64, 64 if wide else 128)
+    return _plain(128, 128, 32 if wide else 64)
 
 
 def _plain(tile_m: int, tile_n: int, tile_k: int, *, swapped: int = 0, occupancy: int = 1) -> Config:

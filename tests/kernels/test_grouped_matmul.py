@@ -73,6 +73,15 @@ def test_the_sweep_is_one_of_minutes() -> None:
     assert max(len(grouped_matmul_tunable.candidates(SM90, one)) for one in problems) <= 24
 
 
+def test_blocks_that_share_a_tile_walk_to_their_expert() -> None:
+    searching, walking = (tile(128, 256, 64, 2, search=search) for search in (True, False))
+    for experts in (8, 256):
+        one = shape(32768, experts, 4096, 4096)
+        assert "miss experts" in (grouped_matmul_tunable.refusal(searching, SM90, one) or "")
+        assert grouped_matmul_tunable.refusal(walking, SM90, one) is None
+    assert not any(c["search"] and c.hints["num_ctas"] > 1 for c in grouped_matmul_tunable.space(SM90, one))
+
+
 def test_what_is_a_waste_for_the_average_expert_is_refused_with_its_reason() -> None:
     def refusal(config: Config, tokens: int) -> str:
         return grouped_matmul_tunable.refusal(config, SM90, shape(tokens, 8, 4096, 4096)) or ""

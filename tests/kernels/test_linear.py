@@ -67,9 +67,7 @@ def test_all_sizes_of_a_bucket_have_its_default_and_its_candidates(arch: Arch) -
 def test_the_sweep_is_one_of_minutes() -> None:
     problems = linear_tunable.typical_problems
     assert len(problems) <= 110
-    assert (
-        max(len(linear_tunable.candidates(SM90, one)) for one in problems if one["dtype"] != "float32") <= 24
-    )
+    assert max(len(linear_tunable.candidates(SM90, one)) for one in problems) <= 24
 
 
 def test_what_does_not_fit_or_is_a_waste_is_refused_with_its_reason() -> None:
