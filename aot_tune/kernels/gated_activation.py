@@ -14,6 +14,7 @@ import cuda.tile as ct
 import torch
 
 from aot_tune import inputs
+from aot_tune.arch import Arch
 from aot_tune.bucket import Exact, Pow2, edge
 from aot_tune.config import Config
 from aot_tune.device import Device
@@ -26,22 +27,38 @@ from aot_tune.tunable import Close, Tunable
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
-_MOST_COLUMNS = 65535 * 256
-"""The grid's second dimension holds 65535 blocks, each of at least 256 columns."""
+_MOST_BLOCKS = 65535
+"""Of the grid's second dimension and of its third."""
+
+_MOST_ROWS = 65520
+"""Rows of a launch, as many blocks where none has two. A multiple of 16, as signatures class sizes."""
+
+_MOST_COLUMNS = _MOST_BLOCKS * 256
+"""Columns lie along the grid's second dimension; every tile may have 256 of them."""
 
 
 @ct.kernel
 def gated_activation_kernel(  # type: ignore[no-untyped-def]
-    x, out, activation: ct.Constant[int], tile: ct.Constant[int], width: ct.Constant[int]
-):
-    """Compute `tile` elements a block: `width` columns of one row or more."""
+    x, out, activation: ct.Constant[int], tile: ct.Constant[int], width: ct.Constant[int],
+    even: ct.Constant[bool],
+):  # fmt: skip
+    """Compute `tile` elements a block: `width` columns of one row or more.
+
+    The grid is (1, columns, rows), so that blocks that run together read memory that lies together. It is
+    `even` if all tiles lie inside.
+    """
     height, (rows, cols) = tile // width, out.shape
-    row, col = ct.bid(0), ct.bid(1)
-    # A load whose bounds are checked is issued after the one before it, behind a branch (tileiras 13.4).
-    if rows - row * height >= height and cols - col * width >= width:
+    # From sm_90 on bid(0) is first divided by the cluster's size, and every load waits for the quotient; the
+    # other two are multiplied (tileiras 13.4).
+    row, col = ct.bid(2), ct.bid(1)
+    if even:
         _compute(x, out, (row, col), (height, width), activation, True)
     else:
-        _compute(x, out, (row, col), (height, width), activation, False)
+        # A load whose bounds are checked is issued after the one before it, behind a branch (tileiras 13.4).
+        if rows - row * height >= height and cols - col * width >= width:
+            _compute(x, out, (row, col), (height, width), activation, True)
+        else:
+            _compute(x, out, (row, col), (height, width), activation, False)
 
 
 def _compute(x: Any, out: Any, place: Any, shape: Any, activation: Any, inside: Any) -> None:
@@ -95,25 +112,68 @@ def gated_activation(
     flat_x, flat_out = as_rows("gated_activation", "x", x), as_rows("gated_activation", "out", out)
     counted = indexable("gated_activation", x=flat_x, out=flat_out)
     check_apart("gated_activation", "out", out, x=x)
-    gated_activation_tunable.launch(*counted, activations.NUMBERS[activation])
+    number = activations.NUMBERS[activation]
+    if flat_x.shape[0] <= _MOST_ROWS:
+        gated_activation_tunable.launch(*counted, number)
+    else:
+        for part in zip(*(torch.split(tensor, _MOST_ROWS) for tensor in counted), strict=True):
+            gated_activation_tunable.launch(*part, number)
     return out
 
 
 # The declaration --------------------------------------------------------------------------------
 
-_TILES = {4: (1024, 2048, 4096), 8: (2048, 4096, 8192)}
-"""Elements of a block, by num_worker_warps: each thread has 16 bytes of gate and of up at a time, 1 to 4
-times. NVIDIA's TileGym searches occupancies too (ops/cutile/silu_and_mul.py); here they change no code."""
+_FEW_TILES = {256: 4, 512: 4, 1024: 4, 2048: 8}
+"""num_worker_warps by the elements of a block, for few elements: many small blocks are done soonest, though a
+thread has only 4 or 8 bytes of a tile of 256 or 512. Before toolkit 13.5 no block has fewer than 4 warps."""
 
-_LEAST_WIDTH = 256
-"""Columns of a tile that are a stretch of memory long enough, where the row has as many."""
+_MANY_TILES = ((1024, 4), (2048, 4), (2048, 8), (4096, 8))
+"""Elements of a block and num_worker_warps: each thread has 16 bytes of gate and of up, once or twice.
+NVIDIA's TileGym searches occupancies too (ops/cutile/silu_and_mul.py); here they change no code."""
+
+_FEW = 2**20
+"""Elements below which tiles of 256 are searched: on an H200 they won up to 64 rows of 14336."""
+
+_FEWEST = 2**18
+"""Elements up to which blocks of 256 all run at once on a GPU of 64 multiprocessors."""
+
+_LEAST_WIDTH = 64
+"""Columns of a tile that are a stretch of memory long enough, where they divide the row: 128 bytes."""
+
+_RAGGED_WIDTH = 256
+"""The same where bounds are checked in any case."""
+
+_MOST_EVEN_ROWS = 16
+"""Rows of a tile up to which a grid may be even: whether 16 divides all rows is in their signature anyway."""
 
 
 def _config(tile: int, warps: int) -> Config:
     return Config(constants={"tile": tile}, hints={"num_worker_warps": warps})
 
 
-_SPACE = tuple(_config(tile, warps) for warps, tiles in _TILES.items() for tile in tiles)
+_FEW_SPACE = tuple(_config(tile, warps) for tile, warps in _FEW_TILES.items())
+_MANY_SPACE = tuple(_config(tile, warps) for tile, warps in _MANY_TILES)
+
+
+def _elements(problem: Problem) -> int:
+    """As many for all problems of a bucket."""
+    return edge(problem.size("rows")) * problem.size("cols")
+
+
+def _space(arch: Arch, problem: Problem) -> tuple[Config, ...]:
+    return _FEW_SPACE if _elements(problem) < _FEW else _MANY_SPACE
+
+
+def _legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
+    if _blocks(config, problem.size("rows"), problem.size("cols"))[0] > _MOST_BLOCKS:
+        return f"the grid holds {_MOST_BLOCKS} rows of blocks; launch fewer rows, as gated_activation() does"
+    return True
+
+
+def _default(arch: Arch, problem: Problem) -> Config:
+    elements = _elements(problem)
+    tile = 256 if elements <= _FEWEST else 512 if elements < _FEW else 1024
+    return _config(tile, _FEW_TILES[tile])
 
 
 def _problem(x: torch.Tensor, out: torch.Tensor, activation: int) -> Mapping[str, object]:
@@ -121,27 +181,40 @@ def _problem(x: torch.Tensor, out: torch.Tensor, activation: int) -> Mapping[str
     return {"dtype": x.dtype, "activation": activations.NAMES[activation], "rows": rows, "cols": cols}
 
 
-def _width(config: Config, cols: int) -> int:
-    """Columns of a block's tile: of those that divide the row the most, if that is wide enough."""
-    return min(int(config["tile"]), edge(cols), max(cols & -cols, _LEAST_WIDTH))
+def _width(config: Config, rows: int, cols: int) -> int:
+    """Columns of a block's tile: as many as divide the row, if that is wide enough.
+
+    More where the tile would be taller than all rows, or the blocks along a row too many for the grid. Rows
+    of one bucket have the same.
+    """
+    tile, divisor = int(config["tile"]), cols & -cols
+    even = divisor >= max(_LEAST_WIDTH, tile // _MOST_EVEN_ROWS)
+    least = divisor if even else _RAGGED_WIDTH
+    fitting = edge(-(-cols // _MOST_BLOCKS))
+    return min(tile, edge(cols), max(least, tile // edge(rows), fitting))
+
+
+def _blocks(config: Config, rows: int, cols: int) -> tuple[int, int]:
+    """Blocks down the rows and along them."""
+    width = _width(config, rows, cols)
+    return -(-rows // (int(config["tile"]) // width)), -(-cols // width)
 
 
 def _tiles(config: Config, problem: Problem) -> int:
-    return math.prod(_blocks(config, problem))
-
-
-def _blocks(config: Config, problem: Problem) -> tuple[int, int]:
-    width = _width(config, problem.size("cols"))
-    height = int(config["tile"]) // width
-    return -(-problem.size("rows") // height), -(-problem.size("cols") // width)
+    return math.prod(_blocks(config, problem.size("rows"), problem.size("cols")))
 
 
 def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
-    return _blocks(config, problem)
+    down, along = _blocks(config, problem.size("rows"), problem.size("cols"))
+    return 1, along, down
 
 
 def _args(config: Config, x: torch.Tensor, out: torch.Tensor, activation: int) -> tuple[Any, ...]:
-    return x, out, activation, int(config["tile"]), _width(config, out.shape[1])
+    (rows, cols), tile = out.shape, int(config["tile"])
+    width = _width(config, rows, cols)
+    height, (down, along) = tile // width, _blocks(config, rows, cols)
+    even = down * height == rows and along * width == cols and height <= _MOST_EVEN_ROWS
+    return x, out, activation, tile, width, even
 
 
 def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
@@ -174,8 +247,9 @@ gated_activation_tunable = Tunable(
     kernel=gated_activation_kernel,
     axes={"rows": Pow2(), "cols": Exact()},
     problem=_problem,
-    search_space=lambda arch, problem: _SPACE,
-    default=lambda arch, problem: _SPACE[0],
+    search_space=_space,
+    legal=_legal,
+    default=_default,
     grid_fn=_grid,
     args_fn=_args,
     tiles=_tiles,

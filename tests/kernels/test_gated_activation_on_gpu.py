@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [*DTYPES, "float32"])
 @pytest.mark.parametrize(
     ("rows", "cols"),
-    [(1, 1), (1, 14336), (3, 5), (100, 128), (999, 1000), (17, 2624), (300, 25600), (5000, 768)],
+    [(1, 1), (1, 14336), (3, 5), (100, 128), (999, 1000), (17, 2624), (304, 2624), (300, 25600), (5000, 768)],
 )
 def test_it_agrees_with_the_reference(rows: int, cols: int, dtype: str, activation: str) -> None:
     check(gated_activation_tunable, problem(dtype=dtype, activation=activation, rows=rows, cols=cols))
@@ -33,6 +33,23 @@ def test_it_agrees_with_the_reference(rows: int, cols: int, dtype: str, activati
 def test_it_agrees_across_its_space(rows: int, cols: int) -> None:
     one = problem(dtype="bfloat16", activation="silu", rows=rows, cols=cols)
     check(gated_activation_tunable, one, every=1)
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(1, 14336), (64, 14336), (64, 768), (3, 25600), (16, 2624)])
+def test_it_agrees_across_its_space_of_small_tiles(rows: int, cols: int) -> None:
+    for dtype in ("bfloat16", "float32"):
+        one = problem(dtype=dtype, activation="gelu", rows=rows, cols=cols)
+        check(gated_activation_tunable, one, every=1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols"),
+    [(65535, 1024), (65536, 1024), (140_001, 1024), (1, 65535 * 64 + 64), (3, 65535 * 128 + 5)],
+)
+def test_it_is_right_where_a_dimension_of_the_grid_is_full_and_beyond(rows: int, cols: int) -> None:
+    x = torch.randn((rows, 2 * cols), device="cuda", dtype=torch.bfloat16)
+    wanted = activations.reference(x[:, :cols], "silu") * x[:, cols:]
+    torch.testing.assert_close(gated_activation(x).double(), wanted, rtol=1e-2, atol=1e-6)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
