@@ -1,4 +1,7 @@
-"""What the first request costs in fresh processes, against tuning, compiling and Triton's autotuner."""
+"""What the first request costs in fresh processes, against tuning, compiling and Triton's autotuner.
+
+Choosing a config is timed apart, by `bench.lookups`: beside other processes it would be timed with them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ _LIMIT_S = 400.0
 
 
 def run() -> dict[str, Any]:
-    """Milliseconds of first launches, of misses and of loading; microseconds of launches and of look-ups."""
+    """Milliseconds of first launches, of misses and of loading; microseconds of launches."""
     with tempfile.TemporaryDirectory() as temporary:
         return _Bench(Path(temporary)).all()
 
@@ -41,11 +43,7 @@ class _Bench:
         self._size_kb = (self._archives / arch / "cubins.aot").stat().st_size / 1024
 
     def all(self) -> dict[str, Any]:
-        with ThreadPoolExecutor() as beside:  # minutes of one core, of which a GPU host has many
-            look_ups = beside.submit(self._child, "look_ups", prebuilt=True)
-            return {**self._launches(), "a million random shapes": look_ups.result()}
-
-    def _launches(self) -> dict[str, Any]:
+        """Every scenario's figures."""
         disk = self._folder / "cutile"
         first = {
             "tuned on the first call": self._child("tune_first", cutile_cache=None),

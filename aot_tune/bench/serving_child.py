@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib.abc
 import json
-import math
-import os
-import random
 import statistics
 import sys
 import time
@@ -21,13 +18,13 @@ import aot_tune
 from aot_tune import cutile
 from aot_tune.arch import Arch
 from aot_tune.archive import FILE_NAME, Archive
+from aot_tune.bench.lookups import resident_mb
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.kernels import matmul_tunable, rms_norm_tunable, rope_tunable
 from aot_tune.problem import Problem
 from aot_tune.serve import loader
 from aot_tune.serve.dispatch import Dispatcher, dispatcher_of
-from aot_tune.serve.resolve import Legality, resolve
 from aot_tune.tunable import Tunable
 
 _ALL = (rms_norm_tunable, matmul_tunable, rope_tunable)
@@ -40,8 +37,6 @@ _MISSES = ((64, 512, 256), (256, 640, 512), (1024, 256, 1024))
 
 _CPU_CACHES = 1 << 27
 """Numbers of 4 bytes, 512 MB: more than any CPU's caches hold."""
-
-_LOOK_UPS = 1_000_000
 
 
 class _NoCompiler(importlib.abc.MetaPathFinder):
@@ -137,7 +132,7 @@ def first_launches() -> dict[str, Any]:
 
 
 def after_prime() -> dict[str, Any]:
-    """Host microseconds of the first launches of declared shapes, and of launches of shapes met before.
+    """Microseconds of the first launches of declared shapes, and of launches of shapes met before.
 
     One of each in turn, so that whatever else the host does meets both alike; each with tensors that no
     launch has seen, and after the CPU's caches held other things, as when a request arrives.
@@ -152,17 +147,21 @@ def after_prime() -> dict[str, Any]:
         problems = [p for p in tunable.typical_problems if p.size(next(iter(tunable.axes))) <= 512]
         met, new = problems[::2], problems[1::2]
         for seed in range(5):
-            _host_us(tunable, met, seed)
-        times = _host_us(tunable, [p for pair in zip(new, met, strict=False) for p in pair], 5)
-        first, later = statistics.median(times[::2]), statistics.median(times[1::2])
-        told[tunable.name] = {
-            "first_us": round(first, 2), "later_us": round(later, 2), "first / later": round(first / later, 3)
-        }  # fmt: skip
+            _launch_us(tunable, met, seed)
+        times = _launch_us(tunable, [p for pair in zip(new, met, strict=False) for p in pair], 5)
+        told[tunable.name] = {}
+        for what, column in (("waited for", 1), ("the host's part", 0)):
+            first = statistics.median(time[column] for time in times[::2])
+            later = statistics.median(time[column] for time in times[1::2])
+            told[tunable.name] |= {
+                f"{what}: first_us": round(first, 2), f"{what}: later_us": round(later, 2),
+                f"{what}: first / later": round(first / later, 3),
+            }  # fmt: skip
     return told
 
 
-def _host_us(tunable: Tunable, problems: list[Problem], seed: int) -> list[float]:
-    """Host microseconds of one launch of each problem."""
+def _launch_us(tunable: Tunable, problems: list[Problem], seed: int) -> list[tuple[float, float]]:
+    """Microseconds of one launch of each problem: the host's part, and until the GPU is done."""
     calls = [tunable.make_args(problem, "cuda:0", seed) for problem in problems]
     torch.cuda.synchronize()
     torch.zeros(_CPU_CACHES).add_(1)
@@ -170,8 +169,9 @@ def _host_us(tunable: Tunable, problems: list[Problem], seed: int) -> list[float
     for args in calls:
         started = clock()
         launch(*args)
-        times.append((clock() - started) * 1e6)
-    torch.cuda.synchronize()
+        launched = clock()
+        torch.cuda.synchronize()
+        times.append(((launched - started) * 1e6, (clock() - started) * 1e6))
     return times
 
 
@@ -195,7 +195,7 @@ def launches() -> dict[str, Any]:
     return {**told, "above_us": round(told["launch_us"] - told["bare_us"], 3)}
 
 
-# Misses and look-ups ----------------------------------------------------------------------------------------
+# Misses and loading -----------------------------------------------------------------------------------------
 
 
 def misses() -> dict[str, Any]:
@@ -215,12 +215,12 @@ def misses() -> dict[str, Any]:
 def loading() -> dict[str, Any]:
     """Milliseconds and resident MB of all tables, and then of the archive's index and sections."""
     archs = loader.archs_to_load(rms_norm_tunable)
-    before, started = _resident_mb(), time.perf_counter()
+    before, started = resident_mb(), time.perf_counter()
     kept: list[Any] = [Dispatcher(tunable) for tunable in _ALL]
     for dispatcher in kept:
         for arch in archs:
             dispatcher.load(arch)
-    tables, between = time.perf_counter() - started, _resident_mb()
+    tables, between = time.perf_counter() - started, resident_mb()
     started = time.perf_counter()
     for folder, _ in loader.folders(rms_norm_tunable):
         for arch in archs:
@@ -230,62 +230,13 @@ def loading() -> dict[str, Any]:
     return {
         "tables_ms": round(tables * 1e3, 2), "tables_mb": round(between - before, 2),
         "archive_ms": round((time.perf_counter() - started) * 1e3, 2),
-        "archive_mb": round(_resident_mb() - between, 2),
+        "archive_mb": round(resident_mb() - between, 2),
     }  # fmt: skip
-
-
-def _resident_mb() -> float:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def look_ups() -> dict[str, Any]:
-    """Microseconds of choosing a config for problems not seen before, and how memory grows meanwhile."""
-    arch = _arch()
-    random_ = random.Random(0)
-
-    def size(most: int) -> int:
-        return int(2 ** random_.uniform(0, math.log2(most)))
-
-    draws: dict[str, Callable[[], dict[str, Any]]] = {
-        "matmul": lambda: {"dtype": "bfloat16", "M": size(16384), "N": size(32768), "K": size(32768)},
-        "rms_norm": lambda: {"dtype": "bfloat16", "rows": size(16384), "cols": size(32768)},
-    }
-    told: dict[str, Any] = {}
-    for tunable in (matmul_tunable, rms_norm_tunable):
-        index, legality = dispatcher_of(tunable).load(arch), Legality(tunable, arch)
-        draw, clock, count = draws[tunable.name], time.perf_counter_ns, _LOOK_UPS // 2
-        for _ in range(5000):
-            resolve(tunable, arch, Problem(draw()), index, legality)
-        before = _resident_mb()
-        histogram = [0] * 20001  # tenths of a microsecond; the last for all above 2 ms
-        for _ in range(count):
-            problem = Problem(draw())
-            started = clock()
-            resolve(tunable, arch, problem, index, legality)
-            histogram[min((clock() - started) // 100, 20000)] += 1
-        told[tunable.name] = {
-            "look-ups": count,
-            "median_us": _quantile(histogram, 0.5),
-            "99.9 %_us": _quantile(histogram, 0.999),
-            "under 200 us": round(sum(histogram[:2000]) / count, 6),
-            "grown_mb": round(_resident_mb() - before, 2),
-        }  # fmt: skip
-    return told
-
-
-def _quantile(histogram: list[int], part: float) -> float:
-    left = part * sum(histogram)
-    for place, count in enumerate(histogram):
-        left -= count
-        if left <= 0:
-            return (place + 1) / 10
-    return math.inf
 
 
 _SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     one.__name__: one
-    for one in (tune_first, bare_first, first_launches, after_prime, launches, misses, loading, look_ups)
+    for one in (tune_first, bare_first, first_launches, after_prime, launches, misses, loading)
 }
 
 if __name__ == "__main__":
