@@ -59,7 +59,7 @@ def _packed(
 
 def _gathered(
     q: _T, k_cache: _T, v_cache: _T, block_table: _T, seq_lens: _T, out: _T, lse: _T,
-    partials: _T, counters: _T, scale: float, window: int,
+    scratch: _T, scale: float, window: int,
 ) -> Call:  # fmt: skip
     """PyTorch's flash kernel on keys that lie packed, one sequence after another: it knows no pages."""
     rows, lengths = block_table.long(), seq_lens.tolist()
@@ -102,7 +102,7 @@ def _packed_flops(
 
 def _decode_moved(
     problem: Problem, q: _T, k_cache: _T, v_cache: _T, block_table: _T, seq_lens: _T, out: _T, lse: _T,
-    partials: _T, counters: _T, scale: float, window: int,
+    scratch: _T, scale: float, window: int,
 ) -> float:  # fmt: skip
     """The keys and values that are seen, and the queries and outputs."""
     keys = int(seq_lens.clamp(max=window).sum())

@@ -34,8 +34,12 @@ def _layer_norm(x: _T, weight: _T, bias: _T | None, out: _T, eps: float) -> None
     out.copy_(F.layer_norm(x.float(), x.shape[-1:], weight.float(), shift, eps))
 
 
-def _softmax(x: _T, out: _T) -> None:
+def _softmax(x: _T, out: _T, slots: _T) -> None:
     out.copy_(torch.softmax(x.float(), dim=-1))
+
+
+def _softmax_moved(problem: Problem, x: _T, out: _T, slots: _T) -> float:
+    return float(x.nbytes + out.nbytes)
 
 
 def _gated_activation(x: _T, out: _T, activation: int) -> None:
@@ -43,7 +47,9 @@ def _gated_activation(x: _T, out: _T, activation: int) -> None:
     out.copy_(ACTIVATIONS[activations.NAMES[activation]](gate) * up)
 
 
-def _cross_entropy(logits: _T, target: _T, loss: _T, ignore_index: int, grad_scale: float | None) -> None:
+def _cross_entropy(
+    logits: _T, target: _T, loss: _T, slots: _T, ignore_index: int, grad_scale: float | None
+) -> None:
     kept = target != ignore_index
     columns = target.where(kept, 0)[:, None]
     logs = torch.log_softmax(logits.float(), dim=1)
@@ -98,9 +104,10 @@ STANDARDS = {
     "softmax": Standard(
         rivals={
             COMPILED: compiled(_softmax),
-            "torch.softmax": _torch(lambda x, out: torch.softmax(x, dim=-1, out=out)),
+            "torch.softmax": _torch(lambda x, out, slots: torch.softmax(x, dim=-1, out=out)),
         },
         demands=MEMORY_BOUND,
+        moved=_softmax_moved,
     ),
     "gated_activation": Standard(rivals={COMPILED: compiled(_gated_activation)}, demands=MEMORY_BOUND),
     "cross_entropy": Standard(

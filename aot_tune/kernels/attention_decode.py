@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from aot_tune import Workspace, inputs, workspace
+from aot_tune import inputs, workspace
 from aot_tune.bucket import Exact, Pow2, edge
 from aot_tune.config import Config
 from aot_tune.errors import LaunchError
@@ -83,7 +83,7 @@ def attention_decode(
         )  # fmt: skip
         check_apart("attention_decode", "out", out, q=q, k_cache=k_cache, v_cache=v_cache)
         attention_decode_tunable.launch(
-            q, k_cache, v_cache, block_table, seq_lens, out, lse, *_workspace(q, kv_heads),
+            q, k_cache, v_cache, block_table, seq_lens, out, lse, _scratch(q, kv_heads),
             head_dim**-0.5 if scale is None else scale, LARGEST_INDEX if window is None else window,
         )  # fmt: skip
     else:  # no keys anywhere
@@ -136,18 +136,16 @@ _LARGEST_GROUP = 64
 # The declaration --------------------------------------------------------------------------------
 
 
-def _workspace(q: torch.Tensor, kv_heads: int) -> Workspace:
-    """Large enough for every config, since the launch chooses one only later."""
-    floats = attention_decode_space.rows(q.shape[1] // kv_heads) * (q.shape[2] + 1)
-    return workspace(
-        q.device, attention_decode_space.MOST_BLOCKS * floats, attention_decode_space.MOST_BLOCKS
-    )
+def _scratch(q: torch.Tensor, kv_heads: int) -> torch.Tensor:
+    """Large enough for every config, since the launch chooses one only later; all zero between launches."""
+    rows = attention_decode_space.rows(q.shape[1] // kv_heads)
+    return workspace(q.device, 1, attention_decode_space.scratch(rows, q.shape[2])).counters
 
 
 def _problem(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor,
-    seq_lens: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, partials: torch.Tensor,
-    counters: torch.Tensor, scale: float, window: int,
+    seq_lens: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, scratch: torch.Tensor,
+    scale: float, window: int,
 ) -> Mapping[str, object]:  # fmt: skip
     most = block_table.shape[1] * k_cache.shape[1]
     return {
@@ -190,14 +188,14 @@ def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
     lse = inputs.empty((batch, heads), "float32", device)
     table = shuffled.to(torch.int32).reshape(batch, width)
     return (
-        q, k_cache, v_cache, table, seq_lens, out, lse, *_workspace(q, kv_heads), head_dim**-0.5, window,
+        q, k_cache, v_cache, table, seq_lens, out, lse, _scratch(q, kv_heads), head_dim**-0.5, window,
     )  # fmt: skip
 
 
 def _reference(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor,
-    seq_lens: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, partials: torch.Tensor,
-    counters: torch.Tensor, scale: float, window: int,
+    seq_lens: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, scratch: torch.Tensor,
+    scale: float, window: int,
 ) -> dict[str, Close]:  # fmt: skip
     each = []
     for queries, pages, length in zip(q, block_table, seq_lens.tolist(), strict=True):
@@ -215,9 +213,8 @@ def _reference(
     return {
         "out": Close(value=value, rtol=eps, atol=2 * eps * value.square().mean().sqrt().item()),
         "lse": Close(value=log_sums, rtol=1e-5, atol=1e-4),
-        # Of what splits leave behind only this counts: the next launch finds the counters at zero.
-        "partials": Close(value=torch.zeros_like(partials), rtol=0.0, atol=math.inf),
-        "counters": Close(value=torch.zeros_like(counters), rtol=0.0, atol=0.0),
+        # All that the splits leave is taken away again: the next launch finds zeros.
+        "scratch": Close(value=torch.zeros_like(scratch), rtol=0.0, atol=0.0),
     }
 
 
@@ -259,7 +256,7 @@ attention_decode_tunable = Tunable(
     make_args=_make_args,
     reference=_reference,
     outputs=("out", "lse"),
-    reset=("partials", "counters"),
+    reset=("scratch",),
     typical=[
         *_shapes(32, 8),  # Llama 3.1 8B, Qwen3 8B
         *_shapes(64, 8),  # Llama 3.1 70B, Qwen3 32B
@@ -271,4 +268,4 @@ attention_decode_tunable = Tunable(
         *_shapes(32, 8, dtype="float16", contexts=(8192,)),  # Llama 3.1 8B, run in float16 (AWQ, GPTQ)
     ],
 )
-"""The declaration; `launch` takes the tensors, out, lse, a `Workspace`, scale and window."""
+"""The declaration; `launch` takes the tensors, out, lse, zeros to work in, scale and window."""

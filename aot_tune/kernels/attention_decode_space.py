@@ -28,6 +28,13 @@ _TILES = (64, 128)
 occupancy of 1 or 2). The matrix units of sm90 and sm100 take no fewer than 64 rows."""
 
 
+_MOST_WARPS = 4
+"""Warps that combine parts: each thread of theirs has elements of its own, even of a piece of 512."""
+
+_GATHERING = (9, 10, 11)
+"""Major numbers of the archs that load the pages of a tile at once."""
+
+
 @cache
 def _space(arch: Arch) -> tuple[Config, ...]:
     return tuple(
@@ -53,10 +60,11 @@ def space(arch: Arch, problem: Problem) -> tuple[Config, ...]:
 
 
 def default(arch: Arch, problem: Problem) -> Config:
-    """Some four blocks a multiprocessor, so that long and short sequences even out."""
+    """Some four blocks a multiprocessor, so that long and short sequences even out; pages gathered."""
     fewest, most = _splits_between(arch, problem, _TILES[0])
     wanted = edge(-(-4 * Device.reference(arch).sm_count // _pairs(problem)))
-    return _config(min(max(wanted, fewest), most), _TILES[0], False, 1, 2)
+    gather = arch.major in _GATHERING and problem.size("page_size") < _TILES[0]
+    return _config(min(max(wanted, fewest), most), _TILES[0], gather, 1, 2)
 
 
 def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
@@ -77,11 +85,10 @@ def _does_not_fit(config: Config, arch: Arch) -> str | None:
         return "a narrow tile is worth sharing, if at all, from sm100 on, with a multiprocessor to itself"
     if tile_n > _TILES[0] and occupancy > 2:
         return f"registers for {occupancy} blocks of {tile_n} keys would spill"
-    if gather and arch.major not in (9, 10, 11):
+    if splits > 1 and (num_ctas > 1 or config.hints.get("num_worker_warps", 4) > _MOST_WARPS):
+        return "the parts are waited for by the four warps of one block, which must see the same"
+    if gather and arch.major not in _GATHERING:
         return f"{arch} has no loads that gather pages"
-    if gather and splits > 1:
-        # "failed to compile Tile IR program", for a release after a loop of gathering loads (tileiras 13.4)
-        return "the compiler fails on gathering loads before the atomic that counts the splits"
     return None
 
 
@@ -92,6 +99,11 @@ def _does_not_suit(config: Config, arch: Arch, problem: Problem) -> str | None:
         return f"a tile of {tile_n} lies in a page of {page_size}"
     if not gather and tile_n > _MOST_JOINED * page_size:
         return f"a tile of {tile_n} would be put together of more than {_MOST_JOINED} pages"
+    occupancy = config.hints.get("occupancy", 1)
+    if gather and occupancy > 2:
+        return f"{occupancy} blocks that gather load no more at once than two"
+    if not gather and tile_n > page_size and occupancy != 2 and arch.major in _GATHERING:
+        return "pages one by one are tried with two blocks a multiprocessor; gathering does more"
     if tile_n > max(_TILES[0], edge(problem.size("context"))):
         return f"a tile of {tile_n} is more than half empty"
     fewest, most = _splits_between(arch, problem, tile_n)
@@ -117,6 +129,19 @@ def _pairs(problem: Problem) -> int:
 def blocks(config: Config, problem: Problem) -> int:
     """Blocks of a launch."""
     return problem.size("batch") * problem.size("kv_heads") * int(config["splits"])
+
+
+def scratch(columns: int, head_dim: int) -> int:
+    """Numbers that the splits of a launch leave at most: results, a piece of log-sums each, counters."""
+    return MOST_BLOCKS * (columns * head_dim + min(columns * head_dim, PIECE) + 1)
+
+
+PIECE = 1024
+"""Numbers that a block combines at a time: 16 bytes for each thread of eight warps.
+
+Of fewer each warp may have a copy of its own, as old as its own read. Warps that disagree about the end of a
+wait never meet again. So log-sums are left as often as fills a piece, too.
+"""
 
 
 def rows(group: int) -> int:

@@ -4,6 +4,10 @@ Memory-bound: each key and value is read once, for all query heads that share it
 sequence's share of a KV head (flash decoding, Dao et al., 2023). The last of them to arrive combines what all
 left in the workspace, so that one launch does it all: CUDA graphs replay it, and a sweep times the whole.
 
+Nothing releases or acquires: a release would make each step of the loop wait for its loads. So what a block
+leaves says of itself that it is there. The workspace is zero between launches, and no number in it is stored
+as zero bits; who combines reads until there are none, and sets all back to zero.
+
 The keys, not the queries, are the rows of the matrix products: a group of 4 to 8 queries would leave most of
 a tile of 64 rows empty. So the tiles of queries, scores and sums stand upright, a column a query.
 """
@@ -15,11 +19,19 @@ from typing import Any
 
 import cuda.tile as ct
 
+from aot_tune.kernels.attention_decode_space import PIECE
+
 _LOG2_E = math.log2(math.e)
 _LN_2 = math.log(2)
 
 _NOTHING = -1e30
 """The largest score of no keys: a number, so that its difference to itself is 0."""
+
+_TOGETHER = 4
+"""Parts that are read at once."""
+
+_MINUS_ZERO = -(2**31)
+"""The bits of -0.0, as int32."""
 
 
 def _page(cache: Any, block_table: Any, seq: Any, slot: Any, part: Any, head: Any, shape: Any) -> Any:
@@ -74,17 +86,73 @@ def _attend(
     return larger, total, acc
 
 
-def _write(out: Any, lse: Any, seq: Any, head: Any, group: Any, result: Any, log2_total: Any) -> None:
-    head_dim, rows = result.shape
+def _write(
+    out: Any, lse: Any, seq: Any, head: Any, group: Any, at: Any, result: Any, log2_total: Any
+) -> None:
+    """Store the `at`-th part of a group's results, and the log-sums with the first."""
+    dims, rows = result.shape
     first, last = head * group, head * group + group
-    tile = result.astype(out.dtype).reshape((1, head_dim, rows))
-    ct.store(out.slice(1, first, last), (seq, 0, 0), tile, order=(0, 2, 1), allow_tma=False)
-    ct.store(lse.slice(1, first, last), (seq, 0), log2_total * _LN_2, allow_tma=False)
+    tile = result.astype(out.dtype).reshape((1, dims, rows))
+    ct.store(out.slice(1, first, last), (seq, at, 0), tile, order=(0, 2, 1), allow_tma=False)
+    if at == 0:
+        ct.store(lse.slice(1, first, last), (seq, 0), log2_total * _LN_2, allow_tma=False)
+
+
+def _leave(scratch: Any, place: Any, tile: Any) -> None:
+    """Store float32 so that none of it is zero bits."""
+    bits = ct.bitcast(tile, ct.int32)
+    bits = ct.where(bits == 0, _MINUS_ZERO, bits)
+    order, scope = ct.MemoryOrder.RELAXED, ct.MemoryScope.DEVICE
+    ct.store(scratch, (place,), bits, allow_tma=False, memory_order=order, memory_scope=scope)
+
+
+def _found(scratch: Any, place: Any, size: Any) -> Any:
+    """The bits that another block left; zeros where it has not yet."""
+    return ct.load(
+        scratch, (place,), (size,), check_bounds=False, allow_tma=False,
+        memory_order=ct.MemoryOrder.RELAXED, memory_scope=ct.MemoryScope.DEVICE,
+    )  # fmt: skip
+
+
+def _combined(scratch: Any, results: Any, sums: Any, stride: Any, active: Any, piece: Any) -> Any:
+    """A piece of the result and of the log-sums of all keys; sets the piece of each part back to zero.
+
+    All have stored, in the order of their programs, before they counted: what is not seen yet is on its way.
+    """
+    most, total = ct.full((piece,), _NOTHING, ct.float32), ct.zeros((piece,), ct.float32)
+    result = ct.zeros((piece,), ct.float32)
+    missing = 1
+    while missing > 0:
+        most, total = ct.full((piece,), _NOTHING, ct.float32), ct.zeros((piece,), ct.float32)
+        result, unseen = ct.zeros((piece,), ct.float32), ct.zeros((piece,), ct.int32)
+        for first in range(0, active, _TOGETHER):
+            values, logs, larger = (), (), most
+            for each in ct.static_iter(range(_TOGETHER)):
+                part, counts = ct.minimum(first + each, active - 1), first + each < active
+                bits = _found(scratch, results + part * stride, piece)
+                log_bits = _found(scratch, sums + part, piece)
+                unseen = unseen + ct.where((bits == 0) | (log_bits == 0), 1, 0)
+                # The last stands for those behind it, which count as 0: times a weight of 0, inf would not.
+                value = ct.where(counts, ct.bitcast(bits, ct.float32), 0.0)
+                log2_part = ct.where(counts, ct.bitcast(log_bits, ct.float32), -math.inf)
+                values, logs = (*values, value), (*logs, log2_part)  # type: ignore[assignment]  # grow while compiling
+                larger = ct.maximum(larger, log2_part)
+            shrink = ct.exp2(most - larger)
+            total, result = total * shrink, result * shrink
+            for each in ct.static_iter(range(_TOGETHER)):
+                weight = ct.exp2(logs[each] - larger)
+                total = total + weight
+                result = result + values[each] * weight
+            most = larger
+        missing = ct.sum(unseen)
+    for part in range(active):
+        ct.store(scratch, (results + part * stride,), ct.zeros((piece,), ct.int32), allow_tma=False)
+    return result / ct.where(total > 0, total, 1.0), most + ct.log2(total)
 
 
 @ct.kernel
 def attention_decode_kernel(  # type: ignore[no-untyped-def]
-    q, k_cache, v_cache, block_table, seq_lens, out, lse, partials, counters, scale, window,
+    q, k_cache, v_cache, block_table, seq_lens, out, lse, scratch, scale, window,
     group: ct.Constant[int], rows: ct.Constant[int], head_dim: ct.Constant[int], page_size: ct.Constant[int],
     splits: ct.Constant[int], tile_n: ct.Constant[int], gather: ct.Constant[bool],
 ):  # fmt: skip
@@ -110,49 +178,45 @@ def attention_decode_kernel(  # type: ignore[no-untyped-def]
         acc = ct.zeros((head_dim, rows), ct.float32)
         first = first_tile + split * share
         last = ct.minimum(first + share, first_tile + tiles)
-        # Whole tiles in the loop; those that the window or the sequence's end cuts before and behind it.
-        whole_first = ct.maximum(first, ct.cdiv(begin, tile_n))
-        whole_last = ct.minimum(last, length // tile_n)
-        behind = ct.maximum(whole_first, whole_last)
         state = most, total, acc
-        if first < whole_first:
-            k = _pages(k_cache, block_table, seq, first, head, page_size, head_dim, tile_n, gather)
-            v = _pages(v_cache, block_table, seq, first, head, page_size, head_dim, tile_n, gather)
-            state = _attend(state, queries, k, v, log2_scale, first * tile_n, begin, length, True)
-        for tile in range(whole_first, whole_last):
+        # One loop, also for those tiles that the window or the sequence's end cuts: each further place that
+        # loads would take a share of the shared memory in which loads run ahead.
+        for tile in range(first, last):
             k = _pages(k_cache, block_table, seq, tile, head, page_size, head_dim, tile_n, gather)
             v = _pages(v_cache, block_table, seq, tile, head, page_size, head_dim, tile_n, gather)
-            state = _attend(state, queries, k, v, log2_scale, tile * tile_n, begin, length, False)
-        if behind < last:
-            k = _pages(k_cache, block_table, seq, behind, head, page_size, head_dim, tile_n, gather)
-            v = _pages(v_cache, block_table, seq, behind, head, page_size, head_dim, tile_n, gather)
-            state = _attend(state, queries, k, v, log2_scale, behind * tile_n, begin, length, True)
+            at = tile * tile_n
+            if (at < begin) | (at + tile_n > length):
+                state = _attend(state, queries, k, v, log2_scale, at, begin, length, True)
+            else:
+                state = _attend(state, queries, k, v, log2_scale, at, begin, length, False)
         most, total, acc = state
         sums = ct.sum(total, axis=0, keepdims=True)
         result = acc / ct.where(sums > 0, sums, 1.0)
         log2_total = most + ct.log2(sums)
         if splits == 1:  # noqa: SIM114 - decided while compiling, and the rest is left out
-            _write(out, lse, seq, head, group, result, log2_total)
+            _write(out, lse, seq, head, group, 0, result, log2_total)
         elif active == 1:
-            _write(out, lse, seq, head, group, result, log2_total)
+            _write(out, lse, seq, head, group, 0, result, log2_total)
         else:
             pair = seq * kv_heads + head
-            mine, sums_at = pair * splits, ct.num_blocks(0) * head_dim  # the sums lie behind all results
-            ct.store(partials, (mine + split,), result.reshape((head_dim * rows,)), allow_tma=False)
-            ct.store(partials, (sums_at + mine + split,), log2_total.reshape((rows,)), allow_tma=False)
-            # Releases what was stored, acquires what the others stored; the order is atomic_add's own.
-            if ct.atomic_add(counters, pair, 1) == active - 1:
-                ct.scatter(counters, pair, 0)
-                most = ct.full((1, rows), _NOTHING, ct.float32)
-                sums = ct.zeros((1, rows), ct.float32)
-                result = ct.zeros((head_dim, rows), ct.float32)
-                for part in range(mine, mine + active):
-                    found = ct.load(partials, (part,), (head_dim * rows,), allow_tma=False)
-                    found_sum = ct.load(partials, (sums_at + part,), (rows,), allow_tma=False)
-                    log2_part = found_sum.reshape((1, rows))
-                    larger = ct.maximum(most, log2_part)
-                    weight, shrink = ct.exp2(log2_part - larger), ct.exp2(most - larger)
-                    sums = sums * shrink + weight
-                    result = result * shrink + found.reshape((head_dim, rows)) * weight
-                    most = larger
-                _write(out, lse, seq, head, group, result / sums, most + ct.log2(sums))
+            piece = min(PIECE, head_dim * rows)
+            pieces, dims = head_dim * rows // piece, piece // rows
+            mine, parts = pair * splits, ct.num_blocks(0)
+            sums = parts * pieces  # log-sums lie behind all results, and the counters behind those
+            counter = (sums + parts) * piece + pair
+            _leave(scratch, mine + split, result.reshape((head_dim * rows,)))
+            _leave(scratch, sums + mine + split, ct.broadcast_to(log2_total, (dims, rows)).reshape((piece,)))
+            arrived = ct.atomic_add(
+                scratch, counter, 1, memory_order=ct.MemoryOrder.RELAXED, memory_scope=ct.MemoryScope.DEVICE
+            )
+            if arrived == active - 1:
+                for at in range(pieces):
+                    combined, logs = _combined(
+                        scratch, mine * pieces + at, sums + mine, pieces, active, piece
+                    )
+                    combined = combined.reshape((dims, rows))
+                    logs = ct.extract(logs, (0,), (rows,)).reshape((1, rows))
+                    _write(out, lse, seq, head, group, at, combined, logs)
+                for part in range(active):
+                    ct.store(scratch, (sums + mine + part,), ct.zeros((piece,), ct.int32), allow_tma=False)
+                ct.scatter(scratch, counter, 0)

@@ -14,7 +14,7 @@ from aot_tune.kernels.rows import load_part
 
 LOG2_E = 1.4426950408889634
 
-_LOWEST = -3.4028234663852886e38
+LOWEST = -3.4028234663852886e38
 """float32's lowest number. A running maximum of -inf would make NaN of a chunk that is all -inf."""
 
 
@@ -36,7 +36,7 @@ def maximum_and_sum(array: Any, row: Any, chunk: Any, ragged: Any, lanes: Any, v
         lanes: Running maxima, as many as the block has threads, so that no thread waits in the loop.
         vector: Neighbours that one thread loads together.
     """
-    largest = ct.full((1, lanes, 1), _LOWEST, ct.float32)
+    largest = ct.full((1, lanes, 1), LOWEST, ct.float32)
     total = ct.zeros((1, lanes, 1), ct.float32)
     # The compiler gives each thread `vector` neighbours of every lanes x vector: both sums stay in it.
     shape = chunk // lanes // vector, lanes, vector

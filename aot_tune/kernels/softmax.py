@@ -2,71 +2,72 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import cuda.tile as ct
 import torch
 
-from aot_tune import inputs
-from aot_tune.arch import Arch
-from aot_tune.bucket import Exact, Pow2, edge
+from aot_tune import inputs, workspace
+from aot_tune.bucket import Exact, Pow2
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
+from aot_tune.kernels import softmax_space
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, indexable
-from aot_tune.kernels.online_softmax import exponential, maximum_and_sum
-from aot_tune.kernels.rows import (
-    MOST_ELEMENTS,
-    as_rows,
-    at_once,
-    load_part,
-    load_parts,
-    part_refusal,
-    parts,
-    refusal,
-    store_part,
-    threads,
-)
+from aot_tune.kernels.online_softmax import LOWEST, exponential, maximum_and_sum
+from aot_tune.kernels.row_groups import check_all_run, exchange, ints
+from aot_tune.kernels.rows import as_rows, load_part, store_part, threads
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
 
 
 @ct.kernel
 def softmax_kernel(  # type: ignore[no-untyped-def]
-    x, out,
+    x, out, slots,
     height: ct.Constant[int], width: ct.Constant[int], parts: ct.Constant[int], inside: ct.Constant[int],
-    chunked: ct.Constant[bool], persistent: ct.Constant[bool],
-    lanes: ct.Constant[int], vector: ct.Constant[int],
+    members: ct.Constant[int], chunked: ct.Constant[bool], lanes: ct.Constant[int], vector: ct.Constant[int],
 ):  # fmt: skip
-    """Hold `height` rows a block in `parts` of `width`; or read a row twice, `width` columns at a time.
+    """Hold `height` rows a block, or a row in `members` blocks, each `parts` of `width` columns.
 
-    Persistent blocks take rows until none is left: so few are under way that L2 may hold them between both
-    readings. The compiler puts barriers between the stores of such a loop.
+    `chunked`: read a row twice instead, `width` columns at a time.
     """
-    shape = width, parts, inside, lanes, vector
-    if persistent:
-        for row in range(ct.bid(0), x.shape[0], ct.num_blocks(0)):
-            _in_chunks(x, out, row, shape)
-    elif chunked:
-        _in_chunks(x, out, ct.bid(0), shape)
+    if chunked:
+        _in_chunks(x, out, ct.bid(0), (width, parts, inside, lanes, vector))
     else:
-        block = ct.bid(0)
-        rows = load_parts(x, (block,), (height, width), parts, inside, ct.PaddingMode.NEG_INF)
-        tops, exponentials = rows[0].astype(ct.float32), ()
-        for part in ct.static_iter(range(1, parts)):
+        place, member = ct.bid(0) // members, ct.bid(0) % members
+        first = member * parts
+        rows, tops, exponentials = (), ct.full((height, width), LOWEST, ct.float32), ()
+        for part in ct.static_iter(range(parts)):  # all loads are under way at once
+            index = place, first + part
+            rows = (*rows, load_part(x, index, (height, width), part < inside, ct.PaddingMode.NEG_INF))  # type: ignore[assignment]  # grows while compiling
+        for part in ct.static_iter(range(parts)):
             tops = ct.maximum(tops, rows[part].astype(ct.float32))
         top, total = ct.max(tops, axis=1, keepdims=True), ct.zeros((height, width), ct.float32)
         for part in ct.static_iter(range(parts)):
             exponentials = (*exponentials, exponential(rows[part].astype(ct.float32) - top))  # type: ignore[assignment]  # grows while compiling
             total = total + exponentials[part]
-        # The sum is 1 or more, or NaN: none of what the exact division provides for.
         total = ct.sum(total, axis=1, keepdims=True)
-        share = ct.truediv(1.0, total, rounding_mode=ct.RoundingMode.APPROX)
+        if members > 1:
+            shrink, total = _of_the_whole_row(slots, x.shape[0], place, member, members, top, total)
+        else:
+            shrink = 1.0
+        # The sum is 1 or more, or NaN: none of what the exact division provides for.
+        share = shrink * ct.truediv(1.0, total, rounding_mode=ct.RoundingMode.APPROX)
         for part in ct.static_iter(range(parts)):
-            store_part(out, (block, part), (exponentials[part] * share).astype(out.dtype), part < inside)
+            result = (exponentials[part] * share).astype(out.dtype)
+            store_part(out, (place, first + part), result, part < inside)
+
+
+def _of_the_whole_row(
+    slots: Any, rows: Any, row: Any, member: Any, members: Any, top: Any, total: Any
+) -> Any:
+    """What this block's exponentials are to be multiplied by, and the sum of all blocks' then."""
+    mine = ct.cat((top.reshape((1,)), total.reshape((1,))), 0)
+    found = exchange(slots, rows, row, member, members, mine)
+    tops, totals = found.extract((0, 0), (members, 1)), found.extract((0, 1), (members, 1))
+    highest = ct.max(tops, axis=0, keepdims=True)
+    return exponential(top - highest), ct.sum(totals * exponential(tops - highest), axis=0, keepdims=True)
 
 
 def _in_chunks(x: Any, out: Any, row: Any, shape: Any) -> None:
@@ -90,6 +91,10 @@ def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor
     Computes in float32, less the row's maximum, and rounds once; what is below 1.2e-38 becomes 0. A row that
     is all -inf, or holds NaN or inf, becomes NaN, as torch's does.
 
+    Rows of more than 8192 columns may be shared by several blocks, which need memory to tell each other what
+    they found: run the same call once before it is captured into a CUDA graph, on the stream that captures
+    where there are several.
+
     Args:
         x: (..., cols), bfloat16, float16 or float32, on a GPU; leading dimensions that ``view`` can flatten.
         out: Where to write, of the shape and dtype of `x`, apart from it in memory; a new tensor without it.
@@ -112,116 +117,52 @@ def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor
     flat_x, flat_out = as_rows("softmax", "x", x), as_rows("softmax", "out", out)
     counted = indexable("softmax", x=flat_x, out=flat_out)
     check_apart("softmax", "out", out, x=x)
-    softmax_tunable.launch(*counted)
+    softmax_tunable.launch(*counted, _slots(flat_x))
     return out
-
-
-# The search space -------------------------------------------------------------------------------
-
-
-@cache
-def _config(
-    height: int,
-    width: int,
-    num_worker_warps: int,
-    occupancy: int,
-    num_ctas: int = 1,
-    *,
-    chunked: bool = False,
-    persistent: bool = False,
-) -> Config:
-    return Config(
-        constants={"height": height, "width": width, "chunked": chunked, "persistent": persistent},
-        hints={"num_ctas": num_ctas, "occupancy": occupancy, "num_worker_warps": num_worker_warps},
-    )
-
-
-_CLUSTER = 4
-"""Most blocks that share a row: of 8 each was still given a fourth to hold (sm_90, tileiras 13.4)."""
-
-_BLOCKS = ((4, 2), (4, 4), (4, 8), (8, 1), (8, 2), (8, 4))
-"""Warps, and blocks of a multiprocessor, that hold rows."""
-
-_CHUNKS = (
-    # NVIDIA's TileGym (src/tilegym/ops/cutile/softmax.py) reads 8192 columns at a time, at an occupancy of 4.
-    # A cluster a row is for few rows, or for more of a row in L2 when it is read again.
-    *(
-        _config(1, *values, chunked=True)
-        for values in ((2048, 4, 8), (4096, 4, 8), (8192, 8, 2), (8192, 8, 4), (16384, 8, 1, 2))
-    ),
-    *(_config(1, 32768, 8, occupancy, _CLUSTER, chunked=True) for occupancy in (1, 2)),
-    *(
-        _config(1, *values, chunked=True, persistent=True)
-        for values in ((8192, 8, 1), (8192, 8, 2), (16384, 8, 1), (16384, 8, 2, 2), (32768, 8, 2, _CLUSTER))
-    ),
-)
-"""For rows that no block holds; 16 to 64 columns a thread."""
-
-
-@cache
-def _space(cols: int) -> tuple[Config, ...]:
-    width = edge(cols)
-    if width <= 1024:  # one part, of several rows
-        tiles = itertools.product((1024, 4096), _BLOCKS)
-        return tuple(_config(tile // width, width, *block) for tile, block in tiles)
-    clusters = () if width < 16384 else itertools.product((4, 8), (1, 2), (2, _CLUSTER))
-    held = tuple(
-        _config(1, max(256 * warps * ctas, width // 16), warps, occupancy, ctas)
-        for warps, occupancy, ctas in (*((*block, 1) for block in _BLOCKS), *clusters)
-    )
-    return held if width <= MOST_ELEMENTS else (*_CHUNKS, *held)
-
-
-def _default(arch: Arch, problem: Problem) -> Config:
-    """The most blocks that spill on no arch."""
-    width = edge(problem.size("cols"))
-    if width > MOST_ELEMENTS:
-        return _config(1, 8192, 8, 2, chunked=True)
-    if width <= 4096:
-        return _config(max(1, 1024 // width), min(width, 1024), 4, 4)
-    return _config(1, 2048, 8, 4 if width <= 8192 else 2 if width <= 16384 else 1)
-
-
-def _legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
-    cols, height, width = problem.size("cols"), int(config["height"]), int(config["width"])
-    if config["chunked"]:
-        return refusal(config, arch, width) or True
-    return part_refusal(width, cols) or refusal(config, arch, height * width * -(-cols // width)) or True
 
 
 # The declaration --------------------------------------------------------------------------------
 
 
-def _problem(x: torch.Tensor, out: torch.Tensor) -> Mapping[str, object]:
+def _slots(x: torch.Tensor) -> torch.Tensor:
+    """Large enough for every config, since the launch chooses one only later."""
+    return workspace(x.device, 1, ints(x.shape[0]) if softmax_space.shared(x.shape[1]) else 1).counters
+
+
+def _problem(x: torch.Tensor, out: torch.Tensor, slots: torch.Tensor) -> Mapping[str, object]:
     return {"dtype": x.dtype, "rows": x.shape[0], "cols": x.shape[1]}
 
 
 def _tiles(config: Config, problem: Problem) -> int:
-    return -(-problem.size("rows") // int(config["height"]))
+    return -(-problem.size("rows") // int(config["height"])) * int(config["members"])
 
 
 def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
-    blocks = _tiles(config, problem)
-    return (min(blocks, at_once(config, device)) if config["persistent"] else blocks,)
+    check_all_run("softmax", config, device)
+    return (_tiles(config, problem),)
 
 
-def _args(config: Config, x: torch.Tensor, out: torch.Tensor) -> tuple[Any, ...]:
-    height, width = int(config["height"]), int(config["width"])
-    tile = (height, width, *parts(height, width, *x.shape))
+def _args(config: Config, x: torch.Tensor, out: torch.Tensor, slots: torch.Tensor) -> tuple[Any, ...]:
     lanes, vector = threads(config), 16 // x.element_size()
-    return x, out, *tile, config["chunked"], config["persistent"], lanes, vector
+    tile = *softmax_space.cut(config, *x.shape), int(config["members"]), config["chunked"]
+    return x, out, slots, *tile, lanes, vector
 
 
 def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
     rows, cols, dtype = problem.size("rows"), problem.size("cols"), str(problem["dtype"])
     x = inputs.randn((rows, cols), dtype, device, seed, scale=3)  # as logits are spread
-    return x, inputs.empty((rows, cols), dtype, device)
+    return x, inputs.empty((rows, cols), dtype, device), _slots(x)
 
 
-def _reference(x: torch.Tensor, out: torch.Tensor) -> Close:
+def _reference(x: torch.Tensor, out: torch.Tensor, slots: torch.Tensor) -> dict[str, Close]:
     # One rounding to the output's dtype is half its eps. Before it the float32 exponent, 40 at most here, is
     # off by 40 / 2^24 = 2e-6, and so is its exponential. The absolute term is for float16's subnormals.
-    return Close(value=torch.softmax(x.double(), dim=1), rtol=max(torch.finfo(x.dtype).eps, 1e-5), atol=1e-7)
+    value = torch.softmax(x.double(), dim=1)
+    return {
+        "out": Close(value=value, rtol=max(torch.finfo(x.dtype).eps, 1e-5), atol=1e-7),
+        # The next launch finds them at zero.
+        "slots": Close(value=torch.zeros_like(slots), rtol=0.0, atol=0.0),
+    }
 
 
 _ROWS = Pow2.edges(1, 16384)[::2]
@@ -233,15 +174,16 @@ softmax_tunable = Tunable(
     kernel=softmax_kernel,
     axes={"rows": Pow2(), "cols": Exact()},
     problem=_problem,
-    search_space=lambda arch, problem: _space(problem.size("cols")),
-    legal=_legal,
-    default=_default,
+    search_space=softmax_space.space,
+    legal=softmax_space.legal,
+    default=softmax_space.default,
     grid_fn=_grid,
     args_fn=_args,
     tiles=_tiles,
     make_args=_make_args,
     reference=_reference,
     outputs=("out",),
+    reset=("slots",),
     typical=[
         {"dtype": "float32", "rows": _ROWS, "cols": 8},  # Mixtral, router
         {"dtype": ("bfloat16", "float32"), "rows": _ROWS, "cols": 128},  # Qwen3-MoE and gpt-oss 120b, router
@@ -252,4 +194,4 @@ softmax_tunable = Tunable(
         {"dtype": "float32", "rows": Pow2.edges(1, 1024)[::2], "cols": 262144},  # Gemma 3, sampling
     ],
 )
-"""The declaration; ``softmax_tunable.launch(x, out)`` takes both as (rows, cols)."""
+"""The declaration; ``softmax_tunable.launch(x, out, slots)`` takes x and out as (rows, cols)."""

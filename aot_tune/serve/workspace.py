@@ -55,8 +55,8 @@ def workspace(device: torch.device, partials: int, counters: int) -> Workspace:
     found = _of_stream.get((device, stream))
     if found is not None and _holds(found, partials, counters):
         return found
-    if device.type == "meta":
-        return _new(device, partials, counters)
+    if device.type == "meta":  # as a real one's, so that both have one signature
+        return _new(device, max(_FEWEST, edge(partials)), max(_FEWEST, edge(counters)))
     with _lock:
         given = (
             _from_spare(device, partials, counters)

@@ -9,6 +9,7 @@ tests.
 from __future__ import annotations
 
 import operator
+import random
 import sys
 import threading
 import time
@@ -161,11 +162,13 @@ def run(
     *,
     sms: int = 3,
     at_once: int = 1,
+    disorder: random.Random | None = None,
 ) -> int:
     """Run a declaration's kernel on CPU tensors, as `launch` would on a GPU of `sms` multiprocessors.
 
     Asserts that every element of an output was written once, and of the others that are changed at most once.
-    So many blocks run `at_once`: as on a GPU they start in order, each when another has ended.
+    So many blocks run `at_once`: as on a GPU they start in order, each when another has ended. With
+    `disorder` they run one after another in any order, and what they store relaxed is seen late, likewise.
 
     Returns:
         The number of blocks.
@@ -183,9 +186,15 @@ def run(
     sizes = (*grid, 1, 1)[:3]
     place = threading.local()
     functions = _tile_functions(place, sizes)
+    late = _Late(disorder)
+    if disorder is not None:
+        functions.load, functions.store = late.load, late.store
     for module in modules:
         monkeypatch.setattr(module, "ct", functions)
-    blocks = iter([tuple(reversed(block)) for block in product(*map(range, reversed(sizes)))])
+    ordered = [tuple(reversed(block)) for block in product(*map(range, reversed(sizes)))]
+    if disorder is not None:
+        disorder.shuffle(ordered)
+    blocks = iter(ordered)
 
     def worker() -> None:
         for block in blocks:
@@ -193,6 +202,7 @@ def run(
             function(*kernel_args)
 
     _Race(worker, at_once).run()
+    assert not late.stores, "what was stored relaxed was never waited for"
     for name, arg in zip(tunable.parameters, args, strict=True):
         if name in tunable.outputs:
             count = by_address[arg.data_ptr()]
@@ -203,6 +213,29 @@ def run(
             count = by_address[arg.data_ptr()]
             assert bool((count <= 1).all()), f"{name} has elements written {count.max()} times"
     return sizes[0] * sizes[1] * sizes[2]
+
+
+class _Late:
+    """Relaxed stores that are not seen yet: with each relaxed load one of them arrives, whichever."""
+
+    def __init__(self, disorder: random.Random | None) -> None:
+        self.disorder, self.stores = disorder, list[Callable[[], None]]()
+        self.in_vain = 0
+
+    def load(self, *args: Any, memory_order: Any = "weak", **hints: Any) -> Tile:
+        tile = _load(*args, **hints)
+        if memory_order != "weak" and self.stores and self.disorder is not None:
+            self.stores.pop(self.disorder.randrange(len(self.stores)))()
+            self.in_vain = 0
+        self.in_vain += memory_order != "weak"
+        assert self.in_vain < 10_000, "what is waited for was never stored"
+        return tile
+
+    def store(self, *args: Any, memory_order: Any = "weak", **hints: Any) -> None:
+        if memory_order == "weak":
+            _store(*args, **hints)
+        else:
+            self.stores.append(lambda: _store(*args, **hints))
 
 
 class _Race:
@@ -242,7 +275,7 @@ class _Race:
 
     @classmethod
     def turn(cls) -> None:
-        """Let other blocks run, which one may wait for; called by every atomic."""
+        """Let other blocks run, which one may wait for; called by all that sees what they do."""
         race = cls.now
         if race is not None:
             time.sleep(0)
@@ -264,8 +297,11 @@ def _load(
     order: Any = "C",
     padding_mode: Any = None,
     check_bounds: bool = True,
+    memory_order: Any = "weak",
     **_hints: Any,
 ) -> Tile:
+    if memory_order != "weak":
+        _Race.turn()
     array = array.permuted(order)
     shape = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     index = tuple(index) if isinstance(index, Sequence) else (index,)

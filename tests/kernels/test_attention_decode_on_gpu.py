@@ -85,7 +85,41 @@ def test_it_agrees_again_and_again_with_many_splits() -> None:
         poison(attention_decode_tunable, args)
         attention_decode_tunable.launch(*args, config=most)
         assert_agrees(attention_decode_tunable, args, wanted)
-    assert not bool(args[8].any()), "a counter is not zero again"
+    assert not bool(args[7].any()), "what the splits left is not zero again"
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(8, 1, 64), (64, 8, 64), (32, 8, 128), (40, 2, 128), (64, 1, 128)]
+)
+@pytest.mark.parametrize("gather", [False, True])
+def test_all_that_splits_leave_is_taken_away_again(
+    heads: int, kv_heads: int, head_dim: int, gather: bool
+) -> None:
+    one = shape(1, 16384, heads, kv_heads, head_dim=head_dim)
+    args = attention_decode_tunable.make_args(one, CUDA, 1)
+    wanted = expected(attention_decode_tunable, args)
+    tried = [
+        c for c in attention_decode_tunable.candidates(here(), one)
+        if int(c["splits"]) > 1 and bool(c["gather"]) == gather and int(c["tile_n"]) == 64
+        and c.hints["occupancy"] == 2
+    ]  # fmt: skip
+    for config in tried:
+        poison(attention_decode_tunable, args)
+        for length in (16384, 1, 16383, 64, 65, 0, 5000, 16384):  # from all splits active to one
+            args[4].fill_(length)
+            attention_decode_tunable.launch(*args, config=config)
+            assert not bool(args[7].any()), (config, length)
+        assert_agrees(attention_decode_tunable, args, wanted, config)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, torch.nan, torch.inf])
+def test_parts_that_are_zero_or_not_finite_are_waited_for(value: float) -> None:
+    given = inputs_of([8000, 5000, 1])
+    given[2][given[3][0, :500].long()] = value
+    for _ in range(20):
+        out = attention_decode(*given)
+        torch.testing.assert_close(out[0], torch.full_like(out[0], value), equal_nan=True)
+        assert bool(out[1:].isfinite().all())
 
 
 def inputs_of(lengths: list[int], *, page_size: int = 16) -> tuple[torch.Tensor, ...]:

@@ -11,7 +11,9 @@ import torch
 
 from aot_tune.arch import KNOWN_ARCHS, Arch
 from aot_tune.config import Config
+from aot_tune.device import Device
 from aot_tune.errors import LaunchError
+from aot_tune.kernels import cross_entropy_space, row_groups
 from aot_tune.kernels.cross_entropy import cross_entropy, cross_entropy_tunable
 from aot_tune.problem import Problem
 from tests.kernels import emulator
@@ -20,18 +22,41 @@ from tests.kernels.test_compile import ARCHS, compiled
 from tests.samples import SM90
 
 CPU = torch.device("cpu")
-CONFIG, PERSISTENT = (
-    Config(
-        constants={"chunk": 2048, "persistent": persistent},
-        hints={"num_ctas": 1, "occupancy": 1, "num_worker_warps": 4},
-    )
-    for persistent in (False, True)
-)
 IGNORED = -100
+
+
+def config(chunk: int, members: int = 1) -> Config:
+    return Config(
+        constants={"chunk": chunk, "members": members},
+        hints={"num_ctas": 1, "occupancy": 2, "num_worker_warps": 4},
+    )
+
+
+ALONE, SHARED = config(2048), config(128, 8)
 
 
 def shape(rows: int, vocabulary: int, dtype: str = "bfloat16", *, gradient: bool = True) -> Problem:
     return problem(dtype=dtype, gradient=gradient, rows=rows, vocabulary=vocabulary)
+
+
+def made(one: Problem, seed: int) -> tuple[Any, ...]:
+    """Arguments, whose rows may be shared however narrow they are."""
+    logits, target, loss, _, *others = cross_entropy_tunable.make_args(one, CPU, seed)
+    return logits, target, loss, zeros(one.size("rows")), *others
+
+
+def zeros(rows: int) -> torch.Tensor:
+    return torch.zeros(row_groups.ints(rows), dtype=torch.int32)
+
+
+def run(args: tuple[Any, ...], chosen: Config, monkeypatch: pytest.MonkeyPatch) -> int:
+    """All blocks of a row, and one of the next, at the same time."""
+    members = int(chosen["members"])
+    at_once = members + 1 if members > 1 else 1
+    return emulator.run(cross_entropy_tunable, args, chosen, monkeypatch, sms=members, at_once=at_once)
+
+
+# The space --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", KNOWN_ARCHS, ids=str)
@@ -51,27 +76,128 @@ def test_the_sweep_stays_small_and_holds_both_problems_of_every_vocabulary() -> 
     assert with_gradient == without == {32000, 128256, 151936, 262144}
 
 
+@pytest.mark.parametrize("arch", KNOWN_ARCHS, ids=str)
+def test_the_gradient_of_a_wide_row_is_shared_by_at_most_half_a_gpu(arch: Arch) -> None:
+    most = Device.reference(arch).sm_count // 2
+    for cols, shared in ((16383, False), (16384, True), (50257, True), (10**6, False)):
+        for dtype in ("bfloat16", "float32"):
+            one = shape(1024, cols, dtype)
+            default = cross_entropy_tunable.default_config(arch, one)
+            members = [int(c["members"]) for c in cross_entropy_tunable.candidates(arch, one)]
+            assert (int(default["members"]) > 1) is shared
+            assert (max(members) > 1) is shared
+            assert 1 in members
+            assert max(members) <= most
+    alone = cross_entropy_tunable.candidates(arch, shape(9, 50257, gradient=False))
+    assert {c["members"] for c in alone} == {1}
+
+
+def test_the_parts_of_all_members_are_the_row_and_what_is_inside_is_inside_for_all() -> None:
+    for cols in (16384, 32000, 50257, 128256, 151936, 201088, 262144):
+        for one in (shape(64, cols), shape(64, cols, "float32")):
+            shared = [c for c in cross_entropy_tunable.candidates(SM90, one) if int(c["members"]) > 1]
+            assert shared, cols
+            for chosen in shared:
+                step = int(chosen["members"]) * int(chosen["chunk"])
+                parts, inside = cross_entropy_space.parts(chosen, cols)
+                assert (parts - 1) * step < cols <= parts * step
+                assert inside * step <= cols < (inside + 1) * step
+
+
+def test_rows_that_are_too_many_or_not_shared_ask_for_no_slots() -> None:
+    assert cross_entropy_space.slots(True, 1000, 16384) >= row_groups.ints(1000)
+    for gradient, rows, cols in ((False, 1000, 16384), (True, 1000, 16383), (True, 2**22, 16384)):
+        assert cross_entropy_space.slots(gradient, rows, cols) == 1
+    assert cross_entropy_tunable.default_config(SM90, shape(2**22, 16384))["members"] == 1
+    # 2^21 rows fit; a few more belong to a bucket whose edge does not.
+    assert cross_entropy_space.slots(True, 2**21 + 1, 16384) == 1
+
+
+def test_a_gpu_that_may_not_hold_a_rows_blocks_is_refused() -> None:
+    one, small = shape(3, 128256), Device.reference(SM90).with_sm_count("small", 3)
+    chosen = cross_entropy_tunable.default_config(SM90, one)
+    assert cross_entropy_tunable.grid_fn(chosen, Device.reference(SM90), one) == (48,)
+    with pytest.raises(
+        LaunchError, match="16 blocks share a row, and this GPU of 3 multiprocessors runs 12 at once"
+    ):
+        cross_entropy_tunable.grid_fn(chosen, small, one)
+
+
+# The arithmetic ---------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("gradient", [True, False])
 @pytest.mark.parametrize(("rows", "cols"), [(1, 1), (3, 5), (17, 100), (5, 2048), (3, 5000), (2, 9001)])
 def test_the_kernel_agrees_with_the_reference(
     rows: int, cols: int, gradient: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    args = cross_entropy_tunable.make_args(shape(rows, cols, dtype, gradient=gradient), CPU, 1)
+    args = made(shape(rows, cols, dtype, gradient=gradient), 1)
     args[1][rows // 2] = IGNORED if rows > 1 else 0
+    wanted = expected(cross_entropy_tunable, args)
+    poison(cross_entropy_tunable, args)
+    assert run(args, ALONE, monkeypatch) == rows
+    assert_agrees(cross_entropy_tunable, args, wanted)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    ("cols", "width", "members"),
+    [
+        (4096, 256, 4),  # all parts are full
+        (5000, 128, 8),
+        (3141, 64, 16),
+        (3841, 128, 4),  # one column in a member's last part, none in that of the next one
+        (130, 128, 4),  # two members have no column at all
+        (50257, 1024, 32),
+    ],
+)
+def test_blocks_that_share_rows_agree_with_the_reference(
+    cols: int, width: int, members: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = made(shape(4, cols, dtype), 1)
+    args[1][1] = IGNORED
     wanted, logits = expected(cross_entropy_tunable, args), args[0].clone()
-    for config, blocks in ((CONFIG, rows), (PERSISTENT, min(rows, 3))):
+    logits[1] = torch.nan  # which an ignored row may well hold
+    for _ in range(2):  # on the same slots
         args[0].copy_(logits)
-        poison(cross_entropy_tunable, args)
-        assert emulator.run(cross_entropy_tunable, args, config, monkeypatch) == blocks
+        args[2].fill_(torch.nan)
+        assert run(args, config(width, members), monkeypatch) == 4 * members
         assert_agrees(cross_entropy_tunable, args, wanted)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_target_at_the_border_of_a_part_is_found_by_whoever_holds_it(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = [0, 127, 128, 255, 256, 1023, 1024, 1999]
+    args = made(shape(len(columns), 2000, dtype), 4)
+    args[1][:] = torch.tensor(columns)
+    wanted = expected(cross_entropy_tunable, args)
+    run(args, SHARED, monkeypatch)
+    assert_agrees(cross_entropy_tunable, args, wanted)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e-30, 80.0])
+def test_a_part_of_zeros_or_far_below_the_others_is_counted(
+    value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = made(shape(3, 1000, "float32"), 5)
+    args[0][0] = value
+    args[0][1] = value
+    args[0][1, 300:] = value - 200
+    args[0][2, 500:900] = -torch.inf
+    args[1][1:] = 5
+    wanted = expected(cross_entropy_tunable, args)
+    run(args, SHARED, monkeypatch)
+    assert_agrees(cross_entropy_tunable, args, wanted)
 
 
 @pytest.mark.parametrize("scale", [None, 1.0, -0.25, 0.0])
 def test_the_reference_is_torchs_loss_and_its_gradient(scale: float | None) -> None:
-    logits, target, loss, ignored, _ = cross_entropy_tunable.make_args(shape(7, 300, "float32"), CPU, 2)
+    logits, target, loss, slots, ignored, _ = made(shape(7, 300, "float32"), 2)
     target[::3] = ignored
-    wanted = expected(cross_entropy_tunable, (logits, target, loss, ignored, scale))
+    wanted = expected(cross_entropy_tunable, (logits, target, loss, slots, ignored, scale))
     leaf = logits.double().requires_grad_()
     right = torch.nn.functional.cross_entropy(leaf, target, ignore_index=ignored, reduction="none")
     torch.testing.assert_close(wanted["loss"].value, right)
@@ -82,39 +208,48 @@ def test_the_reference_is_torchs_loss_and_its_gradient(scale: float | None) -> N
         torch.testing.assert_close(wanted["logits"].value, slopes)
 
 
+@pytest.mark.parametrize("chosen", [ALONE, SHARED])
 def test_a_target_that_is_no_column_gives_nan_and_no_other_row_changes(
-    monkeypatch: pytest.MonkeyPatch,
+    chosen: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logits, target, loss, ignored, scale = cross_entropy_tunable.make_args(shape(6, 3000), CPU, 3)
+    args = made(shape(6, 3000), 3)
+    logits, target, loss, slots, *others = args
     target[1], target[2], target[3], target[4] = 3000, -1, 2**32 + 5, -(2**40)
     before = logits.clone()
-    emulator.run(cross_entropy_tunable, (logits, target, loss, ignored, scale), CONFIG, monkeypatch)
+    run(args, chosen, monkeypatch)
     assert loss.isnan().tolist() == [False, True, True, True, True, False]
     assert logits.isnan().all(dim=1).tolist() == [False, True, True, True, True, False]
     kept = [0, 5]
-    part = (before[kept], target[kept], loss[kept], ignored, scale)
-    wanted = expected(cross_entropy_tunable, part)
-    assert_agrees(cross_entropy_tunable, (logits[kept], target[kept], loss[kept], ignored, scale), wanted)
+    wanted = expected(cross_entropy_tunable, (before[kept], target[kept], loss[kept], slots, *others))
+    assert_agrees(cross_entropy_tunable, (logits[kept], target[kept], loss[kept], slots, *others), wanted)
+    assert not slots.any()
 
 
-def test_a_row_of_infinities_or_nan_comes_out_as_torchs_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = torch.randn((5, 3000))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("chosen", [ALONE, SHARED])
+def test_a_row_of_infinities_or_nan_comes_out_as_torchs_does(
+    chosen: Config, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = torch.randn((6, 3000)).to(dtype)
     logits[0, 1:] = -torch.inf
     logits[1] = -torch.inf
     logits[2, 7], logits[3, 7] = torch.nan, torch.inf
-    logits[4] = torch.finfo(torch.float32).min
-    target, loss = torch.zeros(5, dtype=torch.int64), torch.empty(5)
-    leaf = logits.clone().requires_grad_()
+    logits[4] = torch.finfo(dtype).min
+    logits[5, 2500] = torch.nan
+    target, loss, slots = torch.zeros(6, dtype=torch.int64), torch.empty(6), zeros(6)
+    leaf = logits.clone().float().requires_grad_()
     right = torch.nn.functional.cross_entropy(leaf, target, reduction="none")
     [slopes] = torch.autograd.grad(right.sum(), leaf)
-    emulator.run(cross_entropy_tunable, (logits, target, loss, IGNORED, 1.0), CONFIG, monkeypatch)
+    run((logits, target, loss, slots, IGNORED, 1.0), chosen, monkeypatch)
     torch.testing.assert_close(loss, right.detach(), equal_nan=True, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(logits, slopes, equal_nan=True)
+    torch.testing.assert_close(logits, slopes.to(dtype), equal_nan=True)
+    assert not slots.any()
 
 
 def test_a_wrong_loss_or_gradient_is_told_from_a_rounding() -> None:
     args = cross_entropy_tunable.make_args(shape(4, 32000), CPU, 0)
-    logits, target, loss = args[:3]
+    logits, target, loss, slots = args[:4]
+    slots.zero_()
     wanted = expected(cross_entropy_tunable, args)
     right, slopes = wanted["loss"].value, wanted["logits"].value
     hit = torch.zeros_like(slopes).scatter_(1, target[:, None], 1.0)
@@ -142,17 +277,25 @@ def test_arguments_without_storage_pose_the_problem_that_made_them() -> None:
 @pytest.mark.parametrize("name", ARCHS)
 def test_the_default_compiles_and_does_not_spill(name: str) -> None:
     arch = Arch.parse(name)
-    for dtype, gradient in (("bfloat16", False), ("float32", True)):
-        one = shape(4096, 128256, dtype, gradient=gradient)
+    for cols, dtype, gradient in (
+        (128256, "bfloat16", False),
+        (128256, "float32", True),
+        (128256, "bfloat16", True),
+        (50257, "float16", True),
+        (262144, "bfloat16", True),
+        (8000, "float32", True),
+    ):
+        one = shape(4096, cols, dtype, gradient=gradient)
         default = cross_entropy_tunable.default_config(arch, one)
         assert compiled(cross_entropy_tunable, arch, one, default).stack_bytes == 0, one
 
 
-@pytest.mark.parametrize("gradient", [True, False])
-def test_what_is_legal_on_sm90_does_not_spill(gradient: bool) -> None:
-    one = shape(64, 151936, gradient=gradient)
-    for config in cross_entropy_tunable.candidates(SM90, one)[1::4]:
-        assert compiled(cross_entropy_tunable, SM90, one, config).stack_bytes == 0, config
+@pytest.mark.parametrize(
+    "one", [shape(64, 151936, gradient=False), shape(64, 128256), shape(64, 262144, "float32")]
+)
+def test_what_is_legal_on_sm90_does_not_spill(one: Problem) -> None:
+    for chosen in cross_entropy_tunable.candidates(SM90, one)[1::3]:
+        assert compiled(cross_entropy_tunable, SM90, one, chosen).stack_bytes == 0, chosen
 
 
 def test_a_cluster_reads_a_row_only_where_rows_are_few_and_read_once() -> None:
@@ -198,9 +341,18 @@ def test_the_loss_is_a_new_tensor_and_a_scale_asks_for_the_gradient(launched: li
     first, second = launched
     assert first[0] is logits
     assert first[2] is loss
-    assert first[3:] == (IGNORED, None)
-    assert second[3:] == (0, 2.0)
-    assert type(second[4]) is float
+    assert first[4:] == (IGNORED, None)
+    assert second[4:] == (0, 2.0)
+    assert type(second[5]) is float
+
+
+def test_blocks_meet_in_zeros_that_serve_every_call(launched: list[tuple[Any, ...]]) -> None:
+    for rows in (3, 2):
+        cross_entropy(half(rows, 16384), columns(rows), grad_scale=1.0)
+    slots = launched[0][3]
+    assert slots is launched[1][3]
+    assert slots.numel() >= row_groups.ints(3)
+    assert not slots.any()
 
 
 def test_rows_of_a_wider_tensor_are_taken_where_they_are(launched: list[tuple[Any, ...]]) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from aot_tune import environment
+from aot_tune.kernels import row_groups
 from aot_tune.kernels.cross_entropy import cross_entropy, cross_entropy_tunable
 from tests.kernels.agree import problem
 from tests.kernels.test_on_gpu import check, here, normal
@@ -55,6 +56,10 @@ def targets(rows: int, vocabulary: int) -> torch.Tensor:
     return torch.randint(0, vocabulary, (rows,), device="cuda")
 
 
+def zeros(rows: int) -> torch.Tensor:
+    return torch.zeros(row_groups.ints(rows), dtype=torch.int32, device="cuda")
+
+
 def compare(logits: torch.Tensor, target: torch.Tensor, scale: float, ignored: int = -100) -> None:
     """Loss and gradient beside torch's."""
     leaf = logits.double().requires_grad_()
@@ -90,18 +95,59 @@ def test_a_target_that_is_no_column_gives_nan_and_harms_no_other_row() -> None:
     one = problem(dtype="bfloat16", gradient=True, rows=rows, vocabulary=vocabulary)
     for config in cross_entropy_tunable.candidates(here(), one)[::4]:
         logits, target = normal(rows, vocabulary), targets(rows, vocabulary)
-        alone, loss = logits.clone(), torch.empty(rows, device="cuda")
+        alone, loss, slots = logits.clone(), torch.empty(rows, device="cuda"), zeros(rows)
         wrong = torch.tensor([vocabulary, -1, 2**31, 2**32 + 5, -(2**40), 2**62], device="cuda")
-        cross_entropy_tunable.launch(alone, target, loss, -100, 1.0, config=config)
+        cross_entropy_tunable.launch(alone, target, loss, slots, -100, 1.0, config=config)
         right = loss.clone()
         target[3:9] = wrong
-        cross_entropy_tunable.launch(logits, target, loss, -100, 1.0, config=config)
+        cross_entropy_tunable.launch(logits, target, loss, slots, -100, 1.0, config=config)
         kept = torch.ones(rows, dtype=torch.bool, device="cuda")
         kept[3:9] = False
         assert bool(loss[~kept].isnan().all())
         assert bool(logits[~kept].isnan().all())
         assert torch.equal(loss[kept], right[kept])
         assert torch.equal(logits[kept], alone[kept])
+        assert not bool(slots.any())
+
+
+@pytest.mark.parametrize("vocabulary", [16384, 50257, 262144])
+def test_blocks_that_share_rows_give_the_same_in_every_launch(vocabulary: int) -> None:
+    rows = 700
+    logits, target, slots = normal(rows, vocabulary), targets(rows, vocabulary), zeros(rows)
+    target[::7] = -100
+    one = problem(dtype="bfloat16", gradient=True, rows=rows, vocabulary=vocabulary)
+    for config in cross_entropy_tunable.candidates(here(), one)[::3]:
+        first: tuple[torch.Tensor, torch.Tensor] | None = None
+        for _ in range(20):
+            slopes, loss = logits.clone(), torch.empty(rows, device="cuda")
+            cross_entropy_tunable.launch(slopes, target, loss, slots, -100, 1.0, config=config)
+            first = first or (slopes, loss)
+            assert torch.equal(slopes, first[0])
+            assert torch.equal(loss, first[1])
+        assert not bool(slots.any())
+
+
+def test_two_streams_and_a_graph_have_slots_of_their_own() -> None:
+    logits, target = normal(300, 50257), targets(300, 50257)
+    right = logits.clone()
+    losses = cross_entropy(right, target, grad_scale=1.0)
+    streams = [torch.cuda.Stream() for _ in range(2)]  # type: ignore[no-untyped-call]
+    copies = [[logits.clone() for _ in range(10)] for _ in streams]
+    torch.cuda.synchronize()
+    for stream, mine in zip(streams, copies, strict=True):
+        with torch.cuda.stream(stream):
+            for each in mine:
+                cross_entropy(each, target, grad_scale=1.0)
+    torch.cuda.synchronize()
+    assert all(torch.equal(each, right) for mine in copies for each in mine)
+    held, graph = logits.clone(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=streams[0]):  # where the same call ran before
+        loss = cross_entropy(held, target, grad_scale=1.0)
+    for _ in range(3):
+        held.copy_(logits)
+        graph.replay()
+        assert torch.equal(held, right)
+        assert torch.equal(loss, losses)
 
 
 def test_the_loss_alone_leaves_the_logits_as_they_are() -> None:

@@ -13,6 +13,7 @@ from aot_tune.arch import KNOWN_ARCHS, Arch
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
+from aot_tune.kernels import row_groups
 from aot_tune.kernels.softmax import softmax, softmax_tunable
 from aot_tune.problem import Problem
 from tests.kernels import emulator
@@ -21,13 +22,16 @@ from tests.kernels.test_compile import ARCHS, compiled
 from tests.samples import SM90
 
 CPU = torch.device("cpu")
-CHUNKS, PERSISTENT = (
-    Config(
-        constants={"height": 1, "width": 2048, "chunked": True, "persistent": persistent},
-        hints={"num_ctas": 1, "occupancy": 4, "num_worker_warps": 4},
+
+
+def config(width: int, members: int = 1, *, chunked: bool = False) -> Config:
+    return Config(
+        constants={"height": 1, "width": width, "members": members, "chunked": chunked},
+        hints={"occupancy": 4, "num_worker_warps": 4},
     )
-    for persistent in (False, True)
-)
+
+
+CHUNKS = config(2048, chunked=True)
 
 
 def shape(rows: int, cols: int, dtype: str = "bfloat16") -> Problem:
@@ -47,23 +51,32 @@ def test_the_sweep_stays_small() -> None:
         assert len(softmax_tunable.candidates(SM90, one)) <= 24
 
 
-def test_blocks_share_a_row_only_where_there_are_clusters() -> None:
-    def most(name: str, cols: int) -> int:
-        return max(c.hints["num_ctas"] for c in softmax_tunable.candidates(Arch.parse(name), shape(8, cols)))
+def test_blocks_share_rows_that_are_long_enough_and_hold_all_of_them() -> None:
+    for arch in KNOWN_ARCHS:
+        assert not any(int(c["members"]) > 1 for c in softmax_tunable.candidates(arch, shape(8, 8192)))
+        for cols in (9000, 32000, 128256, 262144):
+            sharing = [c for c in softmax_tunable.candidates(arch, shape(8, cols)) if int(c["members"]) > 1]
+            assert sharing
+            for one in sharing:
+                count, _ = row_groups.parts(int(one["width"]), int(one["members"]), cols)
+                span = count * int(one["width"])
+                assert (int(one["members"]) - 1) * span < cols <= int(one["members"]) * span
 
-    assert [most("sm90", cols) for cols in (8192, 32000, 128256)] == [1, 4, 4]
-    assert [most("sm89", cols) for cols in (8192, 32000, 128256)] == [1, 1, 1]
 
-
-def test_long_rows_have_a_block_each_and_short_ones_share() -> None:
+def test_a_grid_has_as_many_blocks_for_a_row_as_share_it() -> None:
     device = Device.reference(SM90)
-    for one, blocks in ((shape(1000, 128256), 1000), (shape(100, 2048), 100), (shape(100, 128), 13)):
+    for one, blocks in ((shape(1000, 128256), 8000), (shape(100, 2048), 100), (shape(100, 128), 13)):
         default = softmax_tunable.default_config(SM90, one)
         assert softmax_tunable.grid_fn(default, device, one) == (blocks,)
         assert softmax_tunable.tiles is not None
         assert softmax_tunable.tiles(default, one) == blocks
-    assert softmax_tunable.grid_fn(PERSISTENT, device, shape(1000, 128256)) == (132 * 4,)
-    assert softmax_tunable.grid_fn(PERSISTENT, device, shape(3, 128256)) == (3,)
+
+
+def test_blocks_that_would_wait_for_ones_that_cannot_run_are_refused() -> None:
+    few = Device.reference(SM90).with_sm_count("a slice", 7)
+    assert softmax_tunable.grid_fn(config(1024, 16), few, shape(3, 32000)) == (48,)
+    with pytest.raises(LaunchError, match=r"32 blocks share a row, and this GPU of 7 .* runs 28 at once"):
+        softmax_tunable.grid_fn(config(1024, 32), few, shape(3, 32000))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -76,9 +89,26 @@ def test_the_kernel_agrees_with_the_reference_in_every_form(
     one = shape(rows, cols, dtype)
     args = softmax_tunable.make_args(one, CPU, 1)
     wanted = expected(softmax_tunable, args)
-    for config in (softmax_tunable.default_config(SM90, one), CHUNKS, PERSISTENT):
+    for config in (softmax_tunable.default_config(SM90, one), CHUNKS):
         poison(softmax_tunable, args)
-        emulator.run(softmax_tunable, args, config, monkeypatch)
+        emulator.run(softmax_tunable, args, config, monkeypatch, at_once=int(config["members"]))
+        assert_agrees(softmax_tunable, args, wanted)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    ("rows", "cols", "width", "members"),
+    [(3, 9000, 1024, 2), (2, 5000, 256, 4), (5, 1024, 64, 8), (1, 4097, 64, 32), (3, 8255, 256, 16)],
+)
+def test_rows_that_blocks_share_agree_with_the_reference(
+    rows: int, cols: int, width: int, members: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, out, _ = softmax_tunable.make_args(shape(rows, cols, dtype), CPU, 1)
+    args = x, out, torch.zeros(row_groups.ints(rows), dtype=torch.int32)
+    wanted = expected(softmax_tunable, args)
+    for at_once in (members, 2 * members + 1):
+        poison(softmax_tunable, args)
+        emulator.run(softmax_tunable, args, config(width, members), monkeypatch, sms=8, at_once=at_once)
         assert_agrees(softmax_tunable, args, wanted)
 
 
@@ -92,10 +122,11 @@ def test_infinities_nan_and_the_lowest_numbers_come_out_as_torchs_do(
     x[2, 3], x[3, 3] = torch.nan, torch.inf
     x[4] = torch.finfo(torch.float32).min
     x[5, :5] = 3e38
-    for config in (softmax_tunable.default_config(SM90, shape(6, cols)), CHUNKS):
-        out = torch.empty_like(x)
-        emulator.run(softmax_tunable, (x, out), config, monkeypatch)
-        torch.testing.assert_close(out, torch.softmax(x, dim=1), equal_nan=True)
+    for one in (softmax_tunable.default_config(SM90, shape(6, cols)), CHUNKS, config(128, 4)):
+        args = x, torch.empty_like(x), torch.zeros(row_groups.ints(6), dtype=torch.int32)
+        emulator.run(softmax_tunable, args, one, monkeypatch, at_once=int(one["members"]))
+        torch.testing.assert_close(args[1], torch.softmax(x, dim=1), equal_nan=True)
+        assert not bool(args[2].any()), "the next launch would take them for its own"
 
 
 def test_the_reference_is_torchs_softmax() -> None:
@@ -107,7 +138,7 @@ def test_the_reference_is_torchs_softmax() -> None:
 
 
 def test_a_sum_that_lacks_a_chunk_or_counts_padding_is_told_from_a_rounding() -> None:
-    x, out = args = softmax_tunable.make_args(shape(4, 32000, "float32"), CPU, 0)
+    x, out, _ = args = softmax_tunable.make_args(shape(4, 32000, "float32"), CPU, 0)
     wanted = expected(softmax_tunable, args)
     exponentials = x.double().exp()
     total = exponentials.sum(1, keepdim=True)
@@ -137,7 +168,7 @@ def test_the_default_compiles_and_does_not_spill(name: str) -> None:
 @pytest.mark.parametrize("one", [shape(1024, 128256, "float32"), shape(1000, 32000)], ids=str)
 def test_what_is_legal_on_sm90_does_not_spill(one: Problem) -> None:
     candidates = softmax_tunable.candidates(SM90, one)
-    for config in candidates[:: -(-len(candidates) // 3)]:
+    for config in candidates[:: -(-len(candidates) // 6)]:
         assert compiled(softmax_tunable, SM90, one, config).stack_bytes == 0, config
 
 
@@ -163,7 +194,7 @@ def test_leading_dimensions_are_flattened_into_rows(
     x = half(*sizes)
     out = softmax(x)
     assert out.shape == x.shape
-    [(rows, out_rows)] = launched
+    [(rows, out_rows, _)] = launched
     assert rows.shape == out_rows.shape == (x.numel() // 8, 8)
     assert (rows.data_ptr(), out_rows.data_ptr()) == (x.data_ptr(), out.data_ptr())
 

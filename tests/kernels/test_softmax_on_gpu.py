@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from aot_tune import environment
+from aot_tune import environment, workspace
+from aot_tune.kernels import row_groups
 from aot_tune.kernels.softmax import softmax, softmax_tunable
 from tests.kernels.agree import problem
 from tests.kernels.test_on_gpu import check, here, normal
@@ -32,7 +35,7 @@ def test_softmax_agrees_with_the_reference(rows: int, cols: int, dtype: str) -> 
 @pytest.mark.parametrize("rows", [401, 512])
 @pytest.mark.parametrize("cols", [8, 100, 128, 2048, 8192, 32000, 50257, 128256, 262144])
 def test_softmax_agrees_in_every_config(rows: int, cols: int) -> None:
-    # More rows than the GPU holds blocks at a time, so that persistent ones take several.
+    # More rows than the GPU holds blocks at a time.
     check(softmax_tunable, problem(dtype="float32", rows=rows, cols=cols), every=1)
 
 
@@ -46,9 +49,48 @@ def test_infinities_nan_and_the_lowest_numbers_come_out_as_torchs_do(cols: int) 
     x[5, :5] = 3e38
     wanted, one = torch.softmax(x, dim=1), problem(dtype="float32", rows=6, cols=cols)
     for config in softmax_tunable.candidates(here(), one)[::3]:
-        out = torch.empty_like(x)
-        softmax_tunable.launch(x, out, config=config)
+        out, slots = torch.empty_like(x), workspace(x.device, 1, row_groups.ints(6)).counters
+        softmax_tunable.launch(x, out, slots, config=config)
         torch.testing.assert_close(out, wanted, equal_nan=True, rtol=1e-5, atol=1e-7)
+        assert not bool(slots.any())
+
+
+@pytest.mark.parametrize("cols", [32000, 128256])
+def test_rows_that_blocks_share_come_out_the_same_again_and_again(cols: int) -> None:
+    x = normal(700, cols, dtype=torch.float32)
+    one = problem(dtype="float32", rows=700, cols=cols)
+    slots = workspace(x.device, 1, row_groups.ints(700)).counters
+    for config in softmax_tunable.candidates(here(), one):
+        if int(config["members"]) > 1:
+            first = torch.empty_like(x)
+            softmax_tunable.launch(x, first, slots, config=config)
+            for _ in range(20):
+                out = torch.empty_like(x)
+                softmax_tunable.launch(x, out, slots, config=config)
+                assert torch.equal(out, first), config
+            assert not bool(slots.any())
+
+
+def test_a_graph_and_several_streams_share_rows_rightly() -> None:
+    x = normal(64, 128256, dtype=torch.float32)
+    wanted = softmax(x)
+    streams: list[Any] = [torch.cuda.Stream() for _ in range(4)]  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    outs = []
+    for _ in range(20):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                outs.append(softmax(x))
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, wanted) for out in outs)
+    graph, out = torch.cuda.CUDAGraph(), torch.empty_like(x)
+    with torch.cuda.graph(graph):
+        softmax(x, out=out)
+        softmax(out.log(), out=out)
+    for _ in range(3):
+        out.fill_(torch.nan)
+        graph.replay()
+        torch.testing.assert_close(out, wanted)
 
 
 def test_softmax_takes_any_rank_and_rows_of_a_wider_tensor() -> None:

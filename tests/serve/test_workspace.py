@@ -98,7 +98,9 @@ def test_growth_brings_a_spare_as_large(machine: SimpleNamespace) -> None:
     assert workspace(GPU, 100_000, 10).partials.shape[0] >= 100_000
 
 
-def test_without_storage_it_has_the_size_asked_for_and_is_not_kept() -> None:
-    partials, counters = workspace(torch.device("meta"), 10, 20)
-    assert (partials.shape, counters.shape) == ((10,), (20,))
+def test_without_storage_it_has_the_size_of_a_real_one_and_is_not_kept(machine: SimpleNamespace) -> None:
+    for asked in ((10, 20), (100_000, 70_001)):
+        without = workspace(torch.device("meta"), *asked)
+        real = workspace(GPU, *asked)
+        assert [tensor.shape for tensor in without] == [tensor.shape for tensor in real]
     assert not any(device.type == "meta" for device, _ in module._of_stream)

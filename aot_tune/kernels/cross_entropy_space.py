@@ -1,0 +1,143 @@
+"""Chunks, parts and blocks a row of cross_entropy: search space, default, what is legal. Knows no kernel."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from aot_tune.arch import Arch
+from aot_tune.bucket import edge
+from aot_tune.config import Config
+from aot_tune.device import Device
+from aot_tune.kernels.arguments import LARGEST_INDEX
+from aot_tune.kernels.row_groups import ANSWERS, ints
+from aot_tune.kernels.rows import refusal, threads
+from aot_tune.problem import Problem
+
+
+@cache
+def _config(chunk: int, num_worker_warps: int, occupancy: int, num_ctas: int = 1, members: int = 1) -> Config:
+    return Config(
+        constants={"chunk": chunk, "members": members},
+        hints={"num_ctas": num_ctas, "occupancy": occupancy, "num_worker_warps": num_worker_warps},
+    )
+
+
+# What reads a row chunk after chunk -------------------------------------------------------------
+
+_CHUNKED = (
+    # Liger-Kernel reads 32768 columns at a time with 32 warps: 32 a thread, as most here.
+    *(_config(chunk, 4, occupancy) for chunk in (2048, 4096) for occupancy in (4, 8)),
+    *(_config(chunk, 8, occupancy) for chunk in (4096, 8192, 16384) for occupancy in (2, 4)),
+)
+
+_CLUSTERS = tuple(_config(8192 * ctas, 8, occupancy, ctas) for ctas in (2, 4) for occupancy in (1, 2))
+"""For the loss of few rows: more than one multiprocessor reads each."""
+
+_FEW = 64
+"""Rows that leave half of a GPU idle where each has but one multiprocessor."""
+
+_READ_TWICE = (_config(4096, 4, 4), _config(8192, 8, 2), _config(16384, 8, 2))
+"""For the gradient of rows too narrow to be shared, or too wide."""
+
+# What holds a row in several blocks -------------------------------------------------------------
+
+_FEWEST_COLUMNS = 16384
+"""Of a row that blocks share. Narrower ones would be over before the blocks had met."""
+
+_MOST_PARTS = 16
+"""The code grows with them, and time to compile it."""
+
+_ELEMENTS = (32, 128)
+"""Fewest and most that a thread holds: with fewer there are many blocks to wait for, and more spill."""
+
+_IN_FLIGHT = 16384
+"""Fewest elements that a multiprocessor's blocks load at once."""
+
+_REGISTERS = {"float32": (1.0, 44), "bfloat16": (0.5, 66), "float16": (0.5, 66)}
+"""Registers of a thread: for each element, and beside them. Seen on sm_90 (tileiras 13.4): 64 of float32 may
+spill in 96 and 128 of them in 168; 128 of 16 bits, which are converted twice, spill in 128, and 64 in 80."""
+
+_SHARED = tuple(
+    _config(width, warps, occupancy, members=members)
+    for width, warps, occupancies in ((1024, 4, (2, 3, 4, 5, 6)), (2048, 8, (2, 3)))
+    for members in (4, 8, 16, 32)
+    for occupancy in occupancies
+)
+
+
+def parts(config: Config, cols: int) -> tuple[int, int]:
+    """Parts that each member holds, and how many of them, from the first, lie inside for all: all but one."""
+    width, members = int(config["chunk"]), int(config["members"])
+    return -(-cols // (width * members)), cols // width // members
+
+
+def slots(gradient: bool, rows: int, cols: int) -> int:
+    """Elements, int32, that the members of any config need."""
+    return ints(rows) if gradient and _may_share(rows, cols) else 1
+
+
+def _may_share(rows: int, cols: int) -> bool:
+    return cols >= _FEWEST_COLUMNS and ints(edge(rows)) <= LARGEST_INDEX
+
+
+def _unshared(config: Config, arch: Arch, problem: Problem) -> str | None:
+    """Why blocks of a config should not share a row, or None."""
+    rows, cols, members = problem.size("rows"), problem.size("vocabulary"), int(config["members"])
+    if not problem["gradient"]:
+        return "the loss alone reads a row once without others"
+    if not _may_share(rows, cols):
+        return f"{cols} columns of {rows} rows are not shared; from {_FEWEST_COLUMNS} on they may be"
+    if members & (members - 1) or threads(config) > ANSWERS or config.hints.get("num_ctas", 1) > 1:
+        return f"{members} members of {threads(config)} threads; they are a power of two, each a lone block"
+    if 2 * members > Device.reference(arch).sm_count:
+        return f"{members} blocks that wait for each other are more than half a GPU"
+    width, (each, _) = int(config["chunk"]), parts(config, cols)
+    if each > _MOST_PARTS:
+        return f"{cols} columns are more than {_MOST_PARTS} parts of {width} for each of {members} members"
+    held, occupancy = each * width // threads(config), config.hints.get("occupancy", 1)
+    resident = threads(config) * occupancy
+    fewest, most = _ELEMENTS
+    if not fewest <= held <= most or held * resident < _IN_FLIGHT:
+        return f"{held} elements a thread, {held * resident} a multiprocessor; too few, or too many"
+    each_needs, beside = _REGISTERS[str(problem["dtype"])]
+    device = Device.reference(arch)
+    if (each_needs * held + beside) * resident > device.registers_per_sm:
+        return f"{held} elements a thread spill at an occupancy of {occupancy}"
+    return device.refusal(occupancy)
+
+
+# What the declaration asks ----------------------------------------------------------------------
+
+
+def space(arch: Arch, problem: Problem) -> tuple[Config, ...]:
+    """All candidates, of which `legal` leaves those that suit the vocabulary."""
+    if problem["gradient"]:
+        return (*_READ_TWICE, *_SHARED)
+    return (*_CHUNKED, *_CLUSTERS) if problem.size("rows") <= _FEW else _CHUNKED
+
+
+def default(arch: Arch, problem: Problem) -> Config:
+    """What spills on no arch; for a gradient the fewest members that hold a row, if any do."""
+    if not problem["gradient"]:
+        return _config(8192, 8, 2) if problem.size("rows") <= _FEW else _config(4096, 4, 4)
+    for occupancy in (4, 2):
+        for members in (4, 8, 16, 32):
+            config = _config(1024, 4, occupancy, members=members)
+            if _unshared(config, arch, problem) is None:
+                return config
+    return _config(8192, 8, 2)
+
+
+def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
+    """Whether a config may run."""
+    if int(config["members"]) > 1:
+        return _unshared(config, arch, problem) or True
+    chunk, width = int(config["chunk"]), edge(problem.size("vocabulary"))
+    if chunk > max(width, 8192):  # which the default has
+        return f"a chunk of {chunk} is more than half empty for {width} columns"
+    return refusal(config, arch, chunk) or True
+
+
+def blocks(config: Config, problem: Problem) -> int:
+    """Blocks of a launch."""
+    return problem.size("rows") * int(config["members"])

@@ -1,0 +1,163 @@
+"""Tile code of cross_entropy: a row's loss, and its gradient in place of the logits.
+
+For its loss a row is read once, chunk after chunk. A gradient reads the same row again, unless several blocks
+share it: together they hold the row in registers, tell each other what they found, and each writes its part.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import cuda.tile as ct
+
+from aot_tune.kernels.online_softmax import LOWEST, exponential, maximum_and_sum
+from aot_tune.kernels.row_groups import exchange
+from aot_tune.kernels.rows import load_part, store_part
+
+_NAN = math.nan
+
+
+@ct.kernel
+def cross_entropy_kernel(  # type: ignore[no-untyped-def]
+    logits, target, loss, slots, ignore_index, grad_scale,
+    chunk: ct.Constant[int], members: ct.Constant[int], parts: ct.Constant[int], inside: ct.Constant[int],
+    ragged: ct.Constant[bool], lanes: ct.Constant[int], vector: ct.Constant[int], gradient: ct.Constant[bool],
+):  # fmt: skip
+    """Write each row's loss, and where a gradient is asked for, that.
+
+    One block a row: `ragged` says whether its last chunk is partly empty. Several `members` take turns: each
+    holds `parts` of `chunk` columns, of which `inside`, from the first, lie inside for every member.
+    """
+    if members > 1:
+        row, member = ct.bid(0) // members, ct.bid(0) % members
+        place = row, member, members
+        _shared(logits, target, loss, slots, ignore_index, grad_scale, place, (chunk, parts, inside))
+    else:
+        shape = chunk, ragged, lanes, vector, gradient
+        _alone(logits, ct.bid(0), target, loss, ignore_index, grad_scale, shape)
+
+
+def _column(wanted: Any, cols: Any) -> Any:
+    """A target that is no column gives NaN, and no address is made of it."""
+    return ct.where((wanted >= 0) & (wanted < cols), wanted, -1).astype(ct.int32)
+
+
+# A row that one block reads ---------------------------------------------------------------------
+
+
+def _alone(logits: Any, row: Any, target: Any, loss: Any, ignored: Any, grad_scale: Any, shape: Any) -> None:
+    chunk, ragged, lanes, vector, gradient = shape
+    cols, chunks = logits.shape[1], logits.shape[1] // chunk
+    wanted = ct.load(target, (row,), (1,), allow_tma=False)
+    if wanted.item() == ignored:
+        ct.store(loss, (row,), ct.zeros((1,), ct.float32), allow_tma=False)
+        if gradient:
+            nothing = ct.zeros((1, chunk), logits.dtype)
+            for step in range(chunks):
+                store_part(logits, (row, step), nothing, True)
+            if ragged:
+                store_part(logits, (row, chunks), nothing, False)
+    else:
+        top, total = maximum_and_sum(logits, row, chunk, ragged, lanes, vector)
+        column = _column(wanted, cols)
+        picked = ct.gather(logits, (row, column), padding_value=_NAN).astype(ct.float32)
+        row_loss = ct.log(total).reshape((1,)) + (top.reshape((1,)) - picked)
+        ct.store(loss, (row,), row_loss, allow_tma=False)
+        if gradient:
+            scale = ct.where(ct.isnan(row_loss), row_loss, grad_scale).reshape((1, 1))
+            slope = top, scale / total, scale, column
+            for step in range(chunks):
+                _write_slopes(logits, row, step, chunk, slope, True)
+            if ragged:
+                _write_slopes(logits, row, chunks, chunk, slope, False)
+
+
+def _write_slopes(logits: Any, row: Any, step: Any, chunk: Any, slope: Any, inside: Any) -> None:
+    top, share, scale, column = slope
+    part = load_part(logits, (row, step), (1, chunk), inside, ct.PaddingMode.NEG_INF).astype(ct.float32)
+    part = exponential(part - top) * share
+    here = (step * chunk + ct.arange(chunk, dtype=ct.int32) == column).reshape((1, chunk))
+    store_part(logits, (row, step), ct.where(here, part - scale, part).astype(logits.dtype), inside)
+
+
+# A row that several blocks hold -----------------------------------------------------------------
+
+
+def _shared(
+    logits: Any, target: Any, loss: Any, slots: Any, ignored: Any, grad_scale: Any, place: Any, shape: Any
+) -> None:
+    row, member, members = place
+    width, parts, inside = shape
+    wanted = ct.load(target, (row,), (1,), allow_tma=False)
+    if wanted.item() == ignored:
+        if member == 0:
+            ct.store(loss, (row,), ct.zeros((1,), ct.float32), allow_tma=False)
+        for part in ct.static_iter(range(parts)):
+            nothing = ct.zeros((1, width), logits.dtype)
+            store_part(logits, (row, part * members + member), nothing, part < inside)
+    else:
+        column = _column(wanted, logits.shape[1])
+        picked = ct.gather(logits, (row, column), padding_value=_NAN)
+        held = _loaded(logits, place, shape)
+        top, total, exponentials = _top_and_sum(held, picked, width, parts)
+        picked = picked.astype(ct.float32)
+        # Nobody writes before all have answered, so that what they read is still the logits.
+        mine = ct.cat((top.reshape((1,)), total.reshape((1,))), 0)
+        mine = ct.cat((mine, ct.cat((picked, picked), 0)), 0)
+        found = exchange(slots, logits.shape[0], row, member, members, mine)
+        tops, totals = found.extract((0, 0), (members, 1)), found.extract((0, 1), (members, 1))
+        highest = ct.max(tops, axis=0, keepdims=True)
+        total = ct.sum(totals * exponential(tops - highest), axis=0, keepdims=True)
+        row_loss = ct.log(total) + (highest - found.extract((0, 2), (1, 1)))
+        if member == 0:
+            ct.store(loss, (row,), row_loss.reshape((1,)), allow_tma=False)
+        scale = ct.where(ct.isnan(row_loss), row_loss, grad_scale)
+        share = scale / total
+        if logits.dtype == ct.float32:
+            share = share * exponential(top - highest)
+        for part in ct.static_iter(range(parts)):
+            if logits.dtype == ct.float32:
+                slopes = exponentials[part] * share
+            else:
+                # None is above the highest. The compiler cannot know, and so keeps 16 bits, not 32.
+                again = ct.minimum(held[part], highest.astype(logits.dtype))
+                slopes = exponential(again.astype(ct.float32) - highest) * share
+            turn = part * members + member
+            here = (ct.arange(width, dtype=ct.int32) == column - turn * width).reshape((1, width))
+            slopes = ct.where(here, slopes - scale, slopes).astype(logits.dtype)
+            store_part(logits, (row, turn), slopes, part < inside)
+
+
+def _loaded(logits: Any, place: Any, shape: Any) -> Any:
+    """A member's parts. A checked load is a branch, behind which others would wait: so it is the first."""
+    row, member, members = place
+    width, parts, inside = shape
+    held = ()
+    for before in ct.static_iter(range(parts)):
+        part = parts - 1 - before
+        turn = part * members + member
+        tile = load_part(logits, (row, turn), (1, width), part < inside, ct.PaddingMode.NEG_INF)
+        held = (tile, *held)  # type: ignore[assignment]  # grows while compiling
+    return held
+
+
+def _top_and_sum(held: Any, picked: Any, width: Any, parts: Any) -> Any:
+    """A part's maximum and its sum of exponentials, and of float32 these themselves, in place of the logits.
+
+    The picked logit, one of the row's, is in the maximum too: so each warp has read it before any of them
+    tells the other blocks that this one is done reading. A maximum of -inf would make NaN of a part that is
+    all -inf, or lies outside.
+    """
+    tops = held[parts - 1]  # begins with the checked one, or its load would be left for later
+    for before in ct.static_iter(range(1, parts)):
+        tops = ct.maximum(tops, held[parts - 1 - before])
+    tops = ct.maximum(tops, ct.broadcast_to(picked.reshape((1, 1)), (1, width)))
+    top = ct.maximum(ct.max(tops, axis=1, keepdims=True).astype(ct.float32), LOWEST)
+    total, exponentials = ct.zeros((1, width), ct.float32), ()
+    for part in ct.static_iter(range(parts)):
+        each = exponential(held[part].astype(ct.float32) - top)
+        total = total + each
+        if picked.dtype == ct.float32:
+            exponentials = (*exponentials, each)  # type: ignore[assignment]  # grows while compiling
+    return top, ct.sum(total, axis=1, keepdims=True), exponentials

@@ -1,0 +1,97 @@
+"""Rows that several blocks share: each holds a part of one, and learns what the others found in theirs.
+
+Nothing is released: cuTile would join all that the block loaded before to it. What a block leaves says of
+itself that it is there, since it is never all zero bits, in memory that is zero between launches.
+
+The blocks of a row follow each other, and wait for each other alone. A GPU starts blocks in their order, as
+CUB's look-back relies on too (cub/device/dispatch/dispatch_scan.cuh), so that the first row which is not done
+has all its blocks running as long as the GPU holds as many. Knows no kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cuda.tile as ct
+
+from aot_tune.config import Config
+from aot_tune.device import Device
+from aot_tune.errors import LaunchError
+from aot_tune.kernels.rows import at_once
+
+ANSWERS = 512
+"""Numbers that a row's blocks leave, each of them several times, and wait for.
+
+No fewer than a block has threads: of a smaller tile every warp may read its own copy, and warps that see
+different ones would leave the waiting loop apart."""
+
+_MINUS_ZERO = -(2**31)
+"""The bits of float32's -0, which stands for 0."""
+
+
+_FEWEST_ROWS = 1024
+"""Rows that any `slots` are large enough for, 2 MB: a graph of no more may be captured after any call, that of
+`aot_tune.prime` too, which launches few rows."""
+
+
+def ints(rows: int) -> int:
+    """Elements of `slots`, int32, for as many rows."""
+    return max(rows, _FEWEST_ROWS) * (ANSWERS + 1)
+
+
+def parts(width: int, members: int, cols: int) -> tuple[int, int]:
+    """Parts of `width` columns that a member holds, and how many, from the first, lie inside for all."""
+    count = -(-cols // (width * members))
+    return count, min(max(cols // width - (members - 1) * count, 0), count)
+
+
+def check_all_run(kernel: str, config: Config, device: Device) -> None:
+    """Refuse to let more blocks share a row than run at once: they would wait for each other for ever.
+
+    Raises:
+        LaunchError: It says how to go on.
+    """
+    members, most = int(config["members"]), at_once(config, device)
+    if members > most:
+        raise LaunchError(
+            f"{kernel}: in {config} {members} blocks share a row, and this GPU of {device.sm_count} "
+            f"multiprocessors runs {most} at once; set AOT_TUNE_CONFIG=default, or tune {kernel} on it"
+        )
+
+
+def exchange(slots: Any, rows: Any, row: Any, member: Any, members: Any, mine: Any) -> Any:
+    """What all blocks of a row found, in a kernel; each calls it once.
+
+    Args:
+        slots: (`ints` of the rows or more,), int32, zero between launches.
+        rows: Rows of the launch.
+        row: The block's.
+        member: Which of its row's blocks it is.
+        members: How many the row has, a power of two.
+        mine: (n,), float32, n a power of two: what this block found. A 0 may arrive as -0.
+
+    Returns:
+        (members, n), float32.
+    """
+    relaxed, scope = ct.MemoryOrder.RELAXED, ct.MemoryScope.DEVICE
+    values, each = mine.shape[0], ANSWERS // members
+    bits = ct.bitcast(mine, ct.int32)
+    bits = ct.where(bits == 0, _MINUS_ZERO, bits).reshape((1, values))
+    left = ct.broadcast_to(bits, (each // values, values)).reshape((each,))
+    ct.store(
+        slots, (row * members + member,), left, allow_tma=False, memory_order=relaxed, memory_scope=scope
+    )
+    found, missing = ct.zeros((ANSWERS,), ct.int32), 1
+    while missing > 0:
+        # Acquiring, since the compiler moves a relaxed load out of the loop: it would wait for ever.
+        found = ct.load(
+            slots, (row,), (ANSWERS,),
+            allow_tma=False, memory_order=ct.MemoryOrder.ACQUIRE, memory_scope=scope,
+        )  # fmt: skip
+        missing = ct.sum(ct.where(found == 0, 1, 0))
+    # The last of them to have read them leaves zeros.
+    if ct.atomic_add(slots, rows * ANSWERS + row, 1, memory_order=relaxed) == members - 1:
+        ct.store(slots, (row,), ct.zeros((ANSWERS,), ct.int32), allow_tma=False)
+        ct.scatter(slots, rows * ANSWERS + row, 0)
+    all_of_them = found.reshape((members, each // values, values)).extract((0, 0, 0), (members, 1, values))
+    return ct.bitcast(all_of_them.reshape((members, values)), ct.float32)
