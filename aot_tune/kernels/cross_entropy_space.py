@@ -53,9 +53,9 @@ _ELEMENTS = (32, 128)
 _IN_FLIGHT = 16384
 """Fewest elements that a multiprocessor's blocks load at once."""
 
-_REGISTERS = {"float32": (1.0, 44), "bfloat16": (0.5, 66), "float16": (0.5, 66)}
-"""Registers of a thread: for each element, and beside them. Seen on sm_90 (tileiras 13.4): 64 of float32 may
-spill in 96 and 128 of them in 168; 128 of 16 bits, which are converted twice, spill in 128, and 64 in 80."""
+_REGISTERS = {"float32": (1.0, 38), "bfloat16": (0.5, 51), "float16": (0.5, 51)}
+"""Registers of a thread: for each element, and beside them. With as many none was seen to spill on sm_90
+(tileiras 13.4)."""
 
 _SHARED = tuple(
     _config(width, warps, occupancy, members=members)
@@ -80,6 +80,11 @@ def _may_share(rows: int, cols: int) -> bool:
     return cols >= _FEWEST_COLUMNS and ints(edge(rows)) <= LARGEST_INDEX
 
 
+def _held(config: Config, problem: Problem) -> int:
+    """Elements that a thread holds of a shared row."""
+    return parts(config, problem.size("vocabulary"))[0] * int(config["chunk"]) // threads(config)
+
+
 def _unshared(config: Config, arch: Arch, problem: Problem) -> str | None:
     """Why blocks of a config should not share a row, or None."""
     rows, cols, members = problem.size("rows"), problem.size("vocabulary"), int(config["members"])
@@ -94,7 +99,7 @@ def _unshared(config: Config, arch: Arch, problem: Problem) -> str | None:
     width, (each, _) = int(config["chunk"]), parts(config, cols)
     if each > _MOST_PARTS:
         return f"{cols} columns are more than {_MOST_PARTS} parts of {width} for each of {members} members"
-    held, occupancy = each * width // threads(config), config.hints.get("occupancy", 1)
+    held, occupancy = _held(config, problem), config.hints.get("occupancy", 1)
     resident = threads(config) * occupancy
     fewest, most = _ELEMENTS
     if not fewest <= held <= most or held * resident < _IN_FLIGHT:
@@ -120,10 +125,10 @@ def default(arch: Arch, problem: Problem) -> Config:
     """What spills on no arch; for a gradient the fewest members that hold a row, if any do."""
     if not problem["gradient"]:
         return _config(8192, 8, 2) if problem.size("rows") <= _FEW else _config(4096, 4, 4)
-    for occupancy in (4, 2):
+    for occupancy, most in ((4, 64), (2, 128)):
         for members in (4, 8, 16, 32):
             config = _config(1024, 4, occupancy, members=members)
-            if _unshared(config, arch, problem) is None:
+            if _held(config, problem) <= most and _unshared(config, arch, problem) is None:
                 return config
     return _config(8192, 8, 2)
 

@@ -124,9 +124,13 @@ def _shared(
                 again = ct.minimum(held[part], highest.astype(logits.dtype))
                 slopes = exponential(again.astype(ct.float32) - highest) * share
             turn = part * members + member
-            here = (ct.arange(width, dtype=ct.int32) == column - turn * width).reshape((1, width))
-            slopes = ct.where(here, slopes - scale, slopes).astype(logits.dtype)
-            store_part(logits, (row, turn), slopes, part < inside)
+            store_part(logits, (row, turn), slopes.astype(logits.dtype), part < inside)
+        # The target's, over what it was given with all others: to compare each column would take longer.
+        slope = exponential(picked - highest.reshape((1,))) * (scale / total).reshape((1,)) - scale.reshape(
+            (1,)
+        )
+        mine_too = (column >= 0) & (column // width % members == member)
+        ct.scatter(logits, (row, column), slope.astype(logits.dtype), mask=mine_too)
 
 
 def _loaded(logits: Any, place: Any, shape: Any) -> Any:

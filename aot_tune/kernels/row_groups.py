@@ -28,10 +28,9 @@ different ones would leave the waiting loop apart."""
 _MINUS_ZERO = -(2**31)
 """The bits of float32's -0, which stands for 0."""
 
-
 _FEWEST_ROWS = 1024
-"""Rows that any `slots` are large enough for, 2 MB: a graph of no more may be captured after any call, that of
-`aot_tune.prime` too, which launches few rows."""
+"""Rows that any `slots` are large enough for, 2 MB: a graph of no more may be captured after any other call,
+that of `aot_tune.prime` too, which launches few rows."""
 
 
 def ints(rows: int) -> int:

@@ -163,12 +163,14 @@ def run(
     sms: int = 3,
     at_once: int = 1,
     disorder: random.Random | None = None,
+    amended: int = 0,
 ) -> int:
     """Run a declaration's kernel on CPU tensors, as `launch` would on a GPU of `sms` multiprocessors.
 
     Asserts that every element of an output was written once, and of the others that are changed at most once.
     So many blocks run `at_once`: as on a GPU they start in order, each when another has ended. With
-    `disorder` they run one after another in any order, and what they store relaxed is seen late, likewise.
+    `disorder` they run one after another in any order, and what they store relaxed is seen late, likewise. Of
+    what is changed in place, `amended` elements may be written a second time.
 
     Returns:
         The number of blocks.
@@ -211,7 +213,9 @@ def run(
             )
         elif name in tunable.inplace:
             count = by_address[arg.data_ptr()]
-            assert bool((count <= 1).all()), f"{name} has elements written {count.max()} times"
+            often = f"{name} has elements written {count.max()} times"
+            assert int((count > 1).sum()) <= amended, often
+            assert int(count.max()) <= 2, often
     return sizes[0] * sizes[1] * sizes[2]
 
 
