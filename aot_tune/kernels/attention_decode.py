@@ -164,7 +164,7 @@ def _args(config: Config, *args: Any) -> tuple[Any, ...]:
     q, k_cache = args[0], args[1]
     group = q.shape[1] // k_cache.shape[2]
     shapes = group, attention_decode_space.rows(group), q.shape[2], k_cache.shape[1]
-    return *args, *shapes, config["splits"], config["tile_n"], config["gather"], config["tile_m"]
+    return *args, *shapes, config["splits"], config["tile_n"], config["gather"]
 
 
 _WINDOWS = 32

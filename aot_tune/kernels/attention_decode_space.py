@@ -28,9 +28,6 @@ _TILES = (64, 128)
 occupancy of 1 or 2). The matrix units of sm90 and sm100 take no fewer than 64 rows."""
 
 
-_NARROW = 64
-"""The smaller head_dim."""
-
 _MOST_WARPS = 4
 """Warps that combine parts: each thread of theirs has elements of its own, even of a piece of 512."""
 
@@ -38,23 +35,21 @@ _GATHERING = (9, 10, 11)
 """Major numbers of the archs that load the pages of a tile at once."""
 
 
-_QUERIES = (0, 16, 64)
-"""Queries that give the rows of a product, some of them empty: as many as the matrix units of warps take, and
-those of warp groups; 0 where the keys do."""
-
-
 @cache
 def _space(arch: Arch) -> tuple[Config, ...]:
-    every = itertools.product(
-        (1, 2, 4, 8, 16, 32, MOST_SPLITS), _TILES, _QUERIES, (False, True), (1, 2), (1, 2, 3)
+    return tuple(
+        _config(splits, tile_n, gather, num_ctas, occupancy)
+        for splits, tile_n, gather, num_ctas, occupancy in itertools.product(
+            (1, 2, 4, 8, 16, 32, MOST_SPLITS), _TILES, (False, True), (1, 2), (1, 2, 3)
+        )
+        if _does_not_fit(_config(splits, tile_n, gather, num_ctas, occupancy), arch) is None
     )
-    return tuple(config for values in every if _does_not_fit(config := _config(*values), arch) is None)
 
 
 @cache
-def _config(splits: int, tile_n: int, tile_m: int, gather: bool, num_ctas: int, occupancy: int) -> Config:
+def _config(splits: int, tile_n: int, gather: bool, num_ctas: int, occupancy: int) -> Config:
     return Config(
-        constants={"splits": splits, "tile_n": tile_n, "tile_m": tile_m, "gather": gather},
+        constants={"splits": splits, "tile_n": tile_n, "gather": gather},
         hints={"num_ctas": num_ctas, "occupancy": occupancy},
     )
 
@@ -69,7 +64,7 @@ def default(arch: Arch, problem: Problem) -> Config:
     fewest, most = _splits_between(arch, problem, _TILES[0])
     wanted = edge(-(-4 * Device.reference(arch).sm_count // _pairs(problem)))
     gather = arch.major in _GATHERING and problem.size("page_size") < _TILES[0]
-    return _config(min(max(wanted, fewest), most), _TILES[0], 0, gather, 1, 2)
+    return _config(min(max(wanted, fewest), most), _TILES[0], gather, 1, 2)
 
 
 def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
@@ -77,14 +72,14 @@ def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
     return _does_not_fit(config, arch) or _does_not_suit(config, arch, problem) or True
 
 
-def _constants(config: Config) -> tuple[int, int, int, bool]:
-    """splits, tile_n, tile_m and gather of a config."""
-    return int(config["splits"]), int(config["tile_n"]), int(config["tile_m"]), bool(config["gather"])
+def _constants(config: Config) -> tuple[int, int, bool]:
+    """splits, tile_n and gather of a config."""
+    return int(config["splits"]), int(config["tile_n"]), bool(config["gather"])
 
 
 def _does_not_fit(config: Config, arch: Arch) -> str | None:
     """Why a config is not for an arch, or None."""
-    splits, tile_n, tile_m, gather = _constants(config)
+    splits, tile_n, gather = _constants(config)
     num_ctas, occupancy = config.hints.get("num_ctas", 1), config.hints.get("occupancy", 1)
     if num_ctas > 1 and (arch < Arch(10, 0) or occupancy > 1):
         return "a narrow tile is worth sharing, if at all, from sm100 on, with a multiprocessor to itself"
@@ -92,10 +87,6 @@ def _does_not_fit(config: Config, arch: Arch) -> str | None:
         return f"registers for {occupancy} blocks of {tile_n} keys would spill"
     if splits > 1 and (num_ctas > 1 or config.hints.get("num_worker_warps", 4) > _MOST_WARPS):
         return "the parts are waited for by the four warps of one block, which must see the same"
-    if tile_m and (num_ctas > 1 or occupancy > 2):
-        return "queries are rows in one block of two a multiprocessor, if at all"
-    if tile_m == _QUERIES[-1] and arch.major not in _GATHERING:
-        return f"{arch} has no matrix units that take {tile_m} rows"
     if gather and arch.major not in _GATHERING:
         return f"{arch} has no loads that gather pages"
     return None
@@ -103,26 +94,16 @@ def _does_not_fit(config: Config, arch: Arch) -> str | None:
 
 def _does_not_suit(config: Config, arch: Arch, problem: Problem) -> str | None:
     """Why a config is a waste on a problem's bucket, or None; the default never is."""
-    (splits, tile_n, tile_m, gather), page_size = _constants(config), problem.size("page_size")
-    occupancy, wide = config.hints.get("occupancy", 1), problem.size("head_dim") > _NARROW
-    if tile_m and tile_m < rows(problem.size("heads") // problem.size("kv_heads")):
-        return f"a group has more than {tile_m} queries"
-    if tile_m == _QUERIES[-1] and (occupancy == 1 if tile_n == _TILES[0] else wide):
-        return f"{tile_m} rows of queries by {tile_n} keys crash the compiler, or are slow"
-    if tile_m and wide and tile_n > _TILES[0] and occupancy > 1:
-        return f"registers for {occupancy} blocks of {tile_n} keys would spill"
-    if tile_m == _QUERIES[1] and not wide and tile_n == _TILES[0]:
-        return f"{tile_n} keys of a head_dim of {_NARROW} are little work"
+    (splits, tile_n, gather), page_size = _constants(config), problem.size("page_size")
     if gather and tile_n <= page_size:
         return f"a tile of {tile_n} lies in a page of {page_size}"
     if not gather and tile_n > _MOST_JOINED * page_size:
         return f"a tile of {tile_n} would be put together of more than {_MOST_JOINED} pages"
+    occupancy = config.hints.get("occupancy", 1)
     if gather and occupancy > 2:
         return f"{occupancy} blocks that gather load no more at once than two"
-    if not gather and tile_n > page_size and arch.major in _GATHERING:
-        return "pages are gathered where an arch can"
-    if gather and not tile_m and (tile_n, occupancy) == (_TILES[0], 1):
-        return f"one block of {tile_n} keys a multiprocessor loads too little at once"
+    if not gather and tile_n > page_size and occupancy != 2 and arch.major in _GATHERING:
+        return "pages one by one are tried with two blocks a multiprocessor; gathering does more"
     if tile_n > max(_TILES[0], edge(problem.size("context"))):
         return f"a tile of {tile_n} is more than half empty"
     fewest, most = _splits_between(arch, problem, tile_n)

@@ -8,9 +8,8 @@ Nothing releases or acquires: a release would make each step of the loop wait fo
 leaves says of itself that it is there. The workspace is zero between launches, and no number in it is stored
 as zero bits; who combines reads until there are none, and sets all back to zero.
 
-The rows of the matrix products are the keys, with a column a query: a group of 4 to 8 queries would leave
-most of a tile of 64 rows empty. Or they are `tile_m` queries, some of them empty: then few threads share a
-row, and its maximum waits for no other warp. Results and sums stand upright, a column a query.
+The keys, not the queries, are the rows of the matrix products: a group of 4 to 8 queries would leave most of
+a tile of 64 rows empty. So the tiles of queries, scores and sums stand upright, a column a query.
 """
 
 from __future__ import annotations
@@ -68,28 +67,10 @@ def _pages(
     return ct.cat((pair, ct.cat((first, _page(cache, block_table, seq, slot + 3, 0, head, shape)), 0)), 0)
 
 
-def _begun(
-    q: Any, seq: Any, head: Any, group: Any, rows: Any, head_dim: Any, tile_n: Any, tile_m: Any
-) -> Any:
-    """The queries, and maximum, sum and results of no keys."""
-    heads, zero = q.slice(1, head * group, head * group + group), ct.PaddingMode.ZERO
-    if tile_m:
-        tile = ct.load(heads, (seq, 0, 0), (1, tile_m, head_dim), padding_mode=zero, allow_tma=False)
-        most, total = ct.full((tile_m, 1), _NOTHING, ct.float32), ct.zeros((tile_m, 1), ct.float32)
-        return tile.reshape((tile_m, head_dim)), (most, total, ct.zeros((tile_m, head_dim), ct.float32))
-    tile = ct.load(
-        heads, (seq, 0, 0), (1, head_dim, rows), order=(0, 2, 1), padding_mode=zero, allow_tma=False
-    )
-    most, total = ct.full((1, rows), _NOTHING, ct.float32), ct.zeros((tile_n, rows), ct.float32)
-    return tile.reshape((head_dim, rows)), (most, total, ct.zeros((head_dim, rows), ct.float32))
-
-
 def _attend(
-    state: Any, q: Any, k: Any, v: Any, scale: Any, at: Any, begin: Any, end: Any, ragged: Any, tile_m: Any
+    state: Any, q: Any, k: Any, v: Any, scale: Any, at: Any, begin: Any, end: Any, ragged: Any
 ) -> Any:
     """Add a tile of keys and values, the first at position `at`, to the running softmax (Milakov, 2018)."""
-    if tile_m:
-        return _attend_by_query(state, q, k, v, scale, at, begin, end, ragged)
     most, total, acc = state
     scores = ct.mma(k, q, ct.zeros((k.shape[0], q.shape[1]), ct.float32)) * scale
     if ragged:  # what lies outside of `begin` to `end` may be NaN, which a weight of 0 would not take away
@@ -103,33 +84,6 @@ def _attend(
     total = total * shrink + weights
     acc = ct.mma(v.transpose(), weights.astype(v.dtype), acc * shrink)
     return larger, total, acc
-
-
-def _attend_by_query(
-    state: Any, q: Any, k: Any, v: Any, scale: Any, at: Any, begin: Any, end: Any, ragged: Any
-) -> Any:
-    most, total, acc = state
-    scores = ct.mma(q, k.transpose(), ct.zeros((q.shape[0], k.shape[0]), ct.float32)) * scale
-    if ragged:
-        position = at + ct.arange(k.shape[0], dtype=ct.int32)
-        attended = (position >= begin) & (position < end)
-        scores = ct.where(attended.reshape((1, k.shape[0])), scores, -math.inf)
-        v = ct.where(attended.reshape((k.shape[0], 1)), v, ct.zeros(v.shape, v.dtype))
-    larger = ct.maximum(most, ct.max(scores, axis=1, keepdims=True))
-    weights, shrink = ct.exp2(scores - larger), ct.exp2(most - larger)
-    total = total * shrink + ct.sum(weights, axis=1, keepdims=True)
-    acc = ct.mma(weights.astype(v.dtype), v, acc * shrink)
-    return larger, total, acc
-
-
-def _upright(state: Any, rows: Any, tile_m: Any) -> Any:
-    """Maximum, sum and results of what was attended to, a column a query."""
-    most, total, acc = state
-    if tile_m:
-        most = ct.extract(most, (0, 0), (rows, 1)).reshape((1, rows))
-        total = ct.extract(total, (0, 0), (rows, 1)).reshape((1, rows))
-        return most, total, ct.extract(acc, (0, 0), (rows, acc.shape[1])).transpose()
-    return most, ct.sum(total, axis=0, keepdims=True), acc
 
 
 def _write(
@@ -201,7 +155,6 @@ def attention_decode_kernel(  # type: ignore[no-untyped-def]
     q, k_cache, v_cache, block_table, seq_lens, out, lse, scratch, scale, window,
     group: ct.Constant[int], rows: ct.Constant[int], head_dim: ct.Constant[int], page_size: ct.Constant[int],
     splits: ct.Constant[int], tile_n: ct.Constant[int], gather: ct.Constant[bool],
-    tile_m: ct.Constant[int],
 ):  # fmt: skip
     """Attend with the `group` queries of one KV head of one sequence to one of `splits` parts of its keys."""
     block, kv_heads = ct.bid(0), k_cache.shape[2]
@@ -214,10 +167,18 @@ def attention_decode_kernel(  # type: ignore[no-untyped-def]
     share = ct.maximum(ct.cdiv(tiles, splits), 1)
     active = ct.maximum(ct.cdiv(tiles, share), 1)  # with no keys at all one block writes the zeros
     if split < active:
-        queries, state = _begun(q, seq, head, group, rows, head_dim, tile_n, tile_m)
+        zero = ct.PaddingMode.ZERO
+        queries = ct.load(
+            q.slice(1, head * group, head * group + group), (seq, 0, 0), (1, head_dim, rows),
+            order=(0, 2, 1), padding_mode=zero, allow_tma=False,
+        ).reshape((head_dim, rows))  # fmt: skip
         log2_scale = scale * _LOG2_E
+        most = ct.full((1, rows), _NOTHING, ct.float32)
+        total = ct.zeros((tile_n, rows), ct.float32)
+        acc = ct.zeros((head_dim, rows), ct.float32)
         first = first_tile + split * share
         last = ct.minimum(first + share, first_tile + tiles)
+        state = most, total, acc
         # One loop, also for those tiles that the window or the sequence's end cuts: each further place that
         # loads would take a share of the shared memory in which loads run ahead.
         for tile in range(first, last):
@@ -225,10 +186,11 @@ def attention_decode_kernel(  # type: ignore[no-untyped-def]
             v = _pages(v_cache, block_table, seq, tile, head, page_size, head_dim, tile_n, gather)
             at = tile * tile_n
             if (at < begin) | (at + tile_n > length):
-                state = _attend(state, queries, k, v, log2_scale, at, begin, length, True, tile_m)
+                state = _attend(state, queries, k, v, log2_scale, at, begin, length, True)
             else:
-                state = _attend(state, queries, k, v, log2_scale, at, begin, length, False, tile_m)
-        most, sums, acc = _upright(state, rows, tile_m)
+                state = _attend(state, queries, k, v, log2_scale, at, begin, length, False)
+        most, total, acc = state
+        sums = ct.sum(total, axis=0, keepdims=True)
         result = acc / ct.where(sums > 0, sums, 1.0)
         log2_total = most + ct.log2(sums)
         if splits == 1:  # noqa: SIM114 - decided while compiling, and the rest is left out
