@@ -33,13 +33,14 @@ SIZES = {
         "of odd sizes": (33, 1501),
         "of size 1": (1, 1),
     },
-    "rope": {"aligned": (64, 16, 16, 128), "ragged": (50, 5, 3, 64), "of size 1": (1, 1, 1, 2)},
+    "rope": {"aligned": (64, 16, 16, 128, 128), "ragged": (50, 5, 3, 64, 48), "of size 1": (1, 1, 1, 2, 2)},
 }
 NAMES = {
     "matmul": ("M", "N", "K"),
     "rms_norm": ("rows", "cols"),
-    "rope": ("tokens", "heads", "kv_heads", "head_dim"),
+    "rope": ("tokens", "heads", "kv_heads", "head_dim", "rotary_dim"),
 }
+CLASSES: Mapping[str, Mapping[str, object]] = {"rope": {"interleaved": False}}
 
 
 def _unaligned(tensor: torch.Tensor) -> torch.Tensor:
@@ -74,7 +75,8 @@ def main(name: str) -> None:
     compiled: dict[str, bytes] = {}
     verdicts = {}
     for case, sizes in SIZES[name].items():
-        problem = Problem({"dtype": "bfloat16", **dict(zip(NAMES[name], sizes, strict=True))})
+        named = dict(zip(NAMES[name], sizes, strict=True))
+        problem = Problem({"dtype": "bfloat16", **CLASSES.get(name, {}), **named})
         for layout, lay in LAYOUTS.items():
             verdicts[f"{case}, {layout}"] = _verdict(tunable, problem, lay, device, compiled)
     print(json.dumps({"weakest": len(compiled), "verdicts": verdicts}))
