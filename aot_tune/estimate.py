@@ -111,7 +111,8 @@ class BucketRule:
         places = tuple(-i for _, i in order)
         if places and self._problems[places[0]] == problem:
             places = places[:1]
-        tiles, grown = self._tiles, self._grown(problem)
+        tiles = self._tiles
+        grown: list[Problem] | None = None  # made where a column needs it
         found: list[Estimate] = []
         for column, cells in self._ordered(default, places):
             # From the nearest cell that is as full as the config's last tile is here, else from the nearest.
@@ -121,6 +122,8 @@ class BucketRule:
                 continue
             count = tiles(config, problem)
             if column.mixed:
+                if grown is None:
+                    grown = self._grown(problem)
                 full = [tiles(config, larger) > count for larger in grown]
                 for cell in cells:
                     if cell.full == full:

@@ -19,7 +19,7 @@ class Problem(Mapping[str, Value]):
     """
 
     __slots__ = ("_hash", "_values")
-    _hash: int
+    _hash: int | None
     _values: dict[str, Value]
 
     def __init__(self, values: Mapping[str, object]) -> None:
@@ -29,7 +29,7 @@ class Problem(Mapping[str, Value]):
                 value = _plain(name, value)
             plain[name] = value  # type: ignore[assignment]
         object.__setattr__(self, "_values", plain)
-        object.__setattr__(self, "_hash", hash(frozenset(plain.items())))
+        object.__setattr__(self, "_hash", None)  # told when asked for: many a problem never is
 
     def __getitem__(self, name: str) -> Value:
         return self._values[name]
@@ -52,7 +52,9 @@ class Problem(Mapping[str, Value]):
         return len(self._values)
 
     def __hash__(self) -> int:
-        return self._hash
+        if self._hash is None:
+            object.__setattr__(self, "_hash", hash(frozenset(self._values.items())))
+        return self._hash  # type: ignore[return-value]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Problem) and self._values == other._values

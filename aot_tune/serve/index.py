@@ -127,19 +127,23 @@ class Index:
         exponents = self._exponents(wanted)
         best: tuple[float, tuple[int, ...], int] | None = None
         chosen: Found | None = None
+        farthest = len(self._exact) * within
         for apart, group in self._by_distance(wanted):
             outside = round(apart, 9)
-            if (best is not None and outside > best[0]) or outside > len(self._exact) * within:
+            if (best is not None and outside > best[0]) or outside > farthest:
                 break
-            if not self._reaches(wanted, group, within):
+            if outside >= within and not self._reaches(wanted, group, within):
                 continue
             same = group.members.get(exponents)  # nothing of the group is nearer
             for edges, member in group.members.items() if same is None else ((exponents, same),):
-                steps = [abs(one - other) for one, other in zip(exponents, edges, strict=True)]
+                steps = [*map(abs, map(sub, exponents, edges))]
                 if steps and max(steps) > within:
                     continue
                 # Rounded, so that equal sums in another order still tie.
-                rank = (round(outside + sum(steps), 9), member.smaller, member.place)
+                total = round(outside + sum(steps), 9)
+                if best is not None and total > best[0]:
+                    continue
+                rank = (total, member.smaller, member.place)
                 if best is None or rank < best:
                     best, chosen = rank, member.found
         return chosen

@@ -72,6 +72,14 @@ def test_a_grid_has_as_many_blocks_for_a_row_as_share_it() -> None:
         assert softmax_tunable.tiles(default, one) == blocks
 
 
+def test_a_launch_of_few_rows_leaves_memory_for_a_graph_of_more() -> None:
+    def slots(rows: int) -> torch.Tensor:
+        return softmax_tunable.make_args(shape(rows, 128256), torch.device("meta"), 0)[2]
+
+    assert slots(1).shape == slots(1000).shape
+    assert slots(5000).shape[0] >= row_groups.ints(5000) > row_groups.ints(1)
+
+
 def test_blocks_that_would_wait_for_ones_that_cannot_run_are_refused() -> None:
     few = Device.reference(SM90).with_sm_count("a slice", 7)
     assert softmax_tunable.grid_fn(config(1024, 16), few, shape(3, 32000)) == (48,)
