@@ -7,8 +7,9 @@ waves it takes here over the waves it takes there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from aot_tune.bucket import Axes, Pow2
@@ -66,6 +67,32 @@ class _Column(NamedTuple):
     cells: tuple[_Cell | None, ...]
 
 
+class _Ready(NamedTuple):
+    """A column at the points that tell of a size, nearest first."""
+
+    least_us: float
+    """No estimate from it is below this: one wave, of the cell whose waves are shortest."""
+    place: int
+    column: _Column
+    cells: list[_Cell]
+
+
+_ROUNDED = 1 - 1e-12
+"""A bound must not lie above an estimate that was rounded otherwise."""
+
+
+class _Grown:
+    """A problem with one more on each Pow2 axis, made when first asked for: most columns need none."""
+
+    def __init__(self, problem: Problem, names: Sequence[str]) -> None:
+        self._problem, self._names = problem, names
+
+    @cached_property
+    def problems(self) -> list[Problem]:
+        """Where one more takes another tile, the last one was full."""
+        return [self._problem.replaced(**{name: self._problem.size(name) + 1}) for name in self._names]
+
+
 class BucketRule:
     """The rule made ready for one entry: keep it, and each pick costs one or two counts of tiles a config.
 
@@ -98,12 +125,19 @@ class BucketRule:
         self._sm_count = sm_count
         self._least_gain = least_gain
         self._columns: dict[Config, tuple[_Column, ...]] = {}
-        self._orders: dict[tuple[Config, tuple[int, ...]], list[tuple[_Column, list[_Cell]]]] = {}
+        self._orders: dict[tuple[Config, tuple[int, ...]], list[_Ready]] = {}
 
     def estimates(self, problem: Problem, default: Config) -> list[Estimate]:
         """What is expected of the portfolio and the default, fastest first; ties in the portfolio's order.
 
         A config without a time at any point is left out, and so is one without a time at exactly this size.
+        """
+        return list(self.fastest_first(problem, default))
+
+    def fastest_first(self, problem: Problem, default: Config) -> Iterator[Estimate]:
+        """`estimates`, one by one: a config is only looked at while it may be the next.
+
+        Of the first one a third of the columns tell, since none is faster than one wave of it.
         """
         here = self._logs(problem)
         # Nearest first by the sum of |log2|, ties to the larger point: points ascend.
@@ -111,42 +145,51 @@ class BucketRule:
         places = tuple(-i for _, i in order)
         if places and self._problems[places[0]] == problem:
             places = places[:1]
-        tiles = self._tiles
-        grown: list[Problem] | None = None  # made where a column needs it
-        found: list[Estimate] = []
-        for column, cells in self._ordered(default, places):
-            # From the nearest cell that is as full as the config's last tile is here, else from the nearest.
-            nearest, config = cells[0], column.config
-            if tiles is None:
-                found.append(Estimate(nearest.us, config, nearest.point, 1.0))
-                continue
-            count = tiles(config, problem)
-            if column.mixed:
-                if grown is None:
-                    grown = self._grown(problem)
-                full = [tiles(config, larger) > count for larger in grown]
-                for cell in cells:
-                    if cell.full == full:
-                        nearest = cell
-                        break
-            scale = (-(-count // column.in_flight) or 1) / nearest.waves
-            found.append(Estimate(nearest.us * scale, config, nearest.point, scale))
-        if self._least_gain and (own := next((e for e in found if e.config == default), None)):
-            limit = own.us / (1 + self._least_gain)
-            found = [e for e in found if e.config == default or e.us <= limit]
-        found.sort(key=_us)
-        return found
+        columns, grown = self._ordered(default, places), _Grown(problem, self._names)
+        limit = math.inf
+        if self._least_gain:
+            own = next((ready for ready in columns if ready.column.config == default), None)
+            if own is not None:
+                limit = self._estimate(own, problem, grown).us / (1 + self._least_gain)
+        waiting: list[tuple[float, int, Estimate]] = []
+        for ready in columns:
+            while waiting and waiting[0][0] < ready.least_us:
+                yield heappop(waiting)[2]
+            expected = self._estimate(ready, problem, grown)
+            if expected.us <= limit or expected.config == default:
+                heappush(waiting, (expected.us, ready.place, expected))
+        while waiting:
+            yield heappop(waiting)[2]
 
-    def _ordered(self, default: Config, places: tuple[int, ...]) -> list[tuple[_Column, list[_Cell]]]:
+    def _estimate(self, ready: _Ready, problem: Problem, grown: _Grown) -> Estimate:
+        # From the nearest cell that is as full as the config's last tile is here, else from the nearest.
+        column, tiles = ready.column, self._tiles
+        nearest, config = ready.cells[0], column.config
+        if tiles is None:
+            return Estimate(nearest.us, config, nearest.point, 1.0)
+        count = tiles(config, problem)
+        if column.mixed:
+            full = [tiles(config, larger) > count for larger in grown.problems]
+            for cell in ready.cells:
+                if cell.full == full:
+                    nearest = cell
+                    break
+        scale = (-(-count // column.in_flight) or 1) / nearest.waves
+        return Estimate(nearest.us * scale, config, nearest.point, scale)
+
+    def _ordered(self, default: Config, places: tuple[int, ...]) -> list[_Ready]:
         """Each config with what it took at these points, in their order: made once for each order."""
         key = (default, places)
         ordered = self._orders.get(key)
         if ordered is None:
             ordered = []
-            for column in self._columns_with(default):
+            for place, column in enumerate(self._columns_with(default)):
                 cells = [cell for i in places if (cell := column.cells[i]) is not None]
                 if cells:
-                    ordered.append((column, cells))
+                    waved = self._tiles is not None
+                    least_us = min(cell.us / cell.waves for cell in cells) if waved else cells[0].us
+                    ordered.append(_Ready(least_us * _ROUNDED, place, column, cells))
+            ordered.sort(key=lambda ready: ready.least_us)
             self._orders[key] = ordered
         return ordered
 
@@ -171,7 +214,7 @@ class BucketRule:
                 continue
             count = self._tiles(config, problem) if self._tiles else 1
             full = (
-                [self._tiles(config, larger) > count for larger in self._grown(problem)]
+                [self._tiles(config, larger) > count for larger in _Grown(problem, self._names).problems]
                 if self._tiles
                 else []
             )
@@ -187,19 +230,9 @@ class BucketRule:
     def _where(self) -> tuple[tuple[float, ...], ...]:
         return tuple(self._logs(problem) for problem in self._problems)
 
-    def _grown(self, problem: Problem) -> list[Problem]:
-        """One more on each Pow2 axis: where that takes another tile, the last one was full."""
-        if self._tiles is None:
-            return []
-        return [problem.replaced(**{name: problem.size(name) + 1}) for name in self._names]
-
     def _logs(self, problem: Problem) -> tuple[float, ...]:
         return tuple(math.log2(max(problem.size(name), 1)) for name in self._names)
 
 
 def _apart(one: float, other: float) -> float:
     return abs(one - other)
-
-
-def _us(estimate: Estimate) -> float:
-    return estimate.us

@@ -113,7 +113,7 @@ def pick(
     """
     if problem == entry.bucket and allowed(entry.config):
         return Pick(config=entry.config, reason=f"winner at the bucket's edge: {entry.mean_us:.1f} us")
-    for estimate in (rule or rule_of(entry, table, tiles)).estimates(problem, default):
+    for estimate in (rule or rule_of(entry, table, tiles)).fastest_first(problem, default):
         if allowed(estimate.config):
             return Pick(config=estimate.config, reason=_reason(estimate))
     for config, name in ((entry.config, "the bucket's winner"), (default, "the default")):

@@ -109,7 +109,7 @@ class Tunable:
     """Arguments the kernel reads and changes; restored before every trial."""
 
     reset: Sequence[str] = ()
-    """Arguments the kernel adds to; zeroed before every trial."""
+    """Arguments the kernel adds to, or needs at zero and leaves so; zeroed before every trial."""
 
     tiles: Callable[[Config, Problem], int] | None = None
     """(config, problem) -> blocks of work, for scaling between sizes."""

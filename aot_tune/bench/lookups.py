@@ -22,7 +22,9 @@ _LOOK_UPS = 500_000
 def run() -> dict[str, Any]:
     """Microseconds of choosing a config for random problems, and how memory grows meanwhile, on one core."""
     here = [gpu.arch for gpu in visible_gpus() or () if gpu.arch is not None]
-    arch = next(a for a in (*here, *KNOWN_ARCHS) if dispatcher_of(matmul_tunable).load(a).tables)
+    arch = next((a for a in (*here, *KNOWN_ARCHS) if dispatcher_of(matmul_tunable).load(a).tables), None)
+    if arch is None:
+        return {"failed": "no table of matmul is there; tune it first"}
     random_ = random.Random(0)
 
     def size(most: int) -> int:

@@ -43,7 +43,8 @@ def attention_decode(
 
     Computes in float32; the softmax's weights are rounded to the dtype of `v_cache` to meet the values.
     `seq_lens` and `block_table` may be changed between replays of a CUDA graph. Run the same call once before
-    it is captured, on the stream that captures where there are several.
+    it is captured, on the stream that captures where there are several, and replay the graphs of one stream
+    one after another: the parts of a sequence meet in memory of the stream.
 
     Args:
         q: (batch, heads, head_dim), bfloat16 or float16, on a GPU; any strides. head_dim is 64 or 128, and

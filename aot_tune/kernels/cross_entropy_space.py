@@ -8,8 +8,7 @@ from aot_tune.arch import Arch
 from aot_tune.bucket import edge
 from aot_tune.config import Config
 from aot_tune.device import Device
-from aot_tune.kernels.arguments import LARGEST_INDEX
-from aot_tune.kernels.row_groups import ANSWERS, ints
+from aot_tune.kernels import row_groups
 from aot_tune.kernels.rows import refusal, threads
 from aot_tune.problem import Problem
 
@@ -73,11 +72,11 @@ def parts(config: Config, cols: int) -> tuple[int, int]:
 
 def slots(gradient: bool, rows: int, cols: int) -> int:
     """Elements, int32, that the members of any config need."""
-    return ints(rows) if gradient and _may_share(rows, cols) else 1
+    return row_groups.ints(rows) if gradient and _may_share(rows, cols) else 1
 
 
 def _may_share(rows: int, cols: int) -> bool:
-    return cols >= _FEWEST_COLUMNS and ints(edge(rows)) <= LARGEST_INDEX
+    return cols >= _FEWEST_COLUMNS and row_groups.fit(rows)
 
 
 def _held(config: Config, problem: Problem) -> int:
@@ -92,10 +91,8 @@ def _unshared(config: Config, arch: Arch, problem: Problem) -> str | None:
         return "the loss alone reads a row once without others"
     if not _may_share(rows, cols):
         return f"{cols} columns of {rows} rows are not shared; from {_FEWEST_COLUMNS} on they may be"
-    if members & (members - 1) or threads(config) > ANSWERS or config.hints.get("num_ctas", 1) > 1:
-        return f"{members} members of {threads(config)} threads; they are a power of two, each a lone block"
-    if 2 * members > Device.reference(arch).sm_count:
-        return f"{members} blocks that wait for each other are more than half a GPU"
+    if refused := row_groups.refusal(config, arch, rows):
+        return refused
     width, (each, _) = int(config["chunk"]), parts(config, cols)
     if each > _MOST_PARTS:
         return f"{cols} columns are more than {_MOST_PARTS} parts of {width} for each of {members} members"

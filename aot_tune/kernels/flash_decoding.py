@@ -122,6 +122,8 @@ def _combined(scratch: Any, results: Any, sums: Any, stride: Any, active: Any, p
     most, total = ct.full((piece,), _NOTHING, ct.float32), ct.zeros((piece,), ct.float32)
     result = ct.zeros((piece,), ct.float32)
     missing = 1
+    # Relaxed loads of one place would be moved out of this loop (tileiras 13.4); these stay, since what they
+    # read depends on the inner loop's count. Acquiring ones would wait for each other.
     while missing > 0:
         most, total = ct.full((piece,), _NOTHING, ct.float32), ct.zeros((piece,), ct.float32)
         result, unseen = ct.zeros((piece,), ct.float32), ct.zeros((piece,), ct.int32)

@@ -74,6 +74,7 @@ _TENSOR_MEMORY_SUMS = 128 * 512
 """Float32 sums in a multiprocessor's tensor memory: 128 lanes of 512 columns (PTX ISA, tcgen05)."""
 
 
+@cache  # a choice asks for each config it may take
 def overflow(config: Config, arch: Arch, *, item_bytes: int, products: int = 1) -> str | None:
     """Why a config's tile is not for an arch, or None.
 

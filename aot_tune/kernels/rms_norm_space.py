@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from aot_tune.arch import Arch
 from aot_tune.bucket import edge
 from aot_tune.config import Config
@@ -19,6 +21,7 @@ _OCCUPANCIES = {4: (2, 4, 6, 8), 8: (1, 2, 3, 4)}
 """By num_worker_warps. vLLM too has fewer threads for many rows than for few (csrc/layernorm_kernels.cu)."""
 
 
+@cache  # a default is asked for at each unseen shape
 def _config(warps: int, occupancy: int) -> Config:
     return Config(hints={"occupancy": occupancy, "num_worker_warps": warps})
 

@@ -14,10 +14,12 @@ from typing import Any
 
 import cuda.tile as ct
 
+from aot_tune.arch import Arch
+from aot_tune.bucket import edge
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
-from aot_tune.kernels.rows import at_once
+from aot_tune.kernels.rows import at_once, threads
 
 ANSWERS = 512
 """Numbers that a row's blocks leave, each of them several times, and wait for.
@@ -28,14 +30,35 @@ different ones would leave the waiting loop apart."""
 _MINUS_ZERO = -(2**31)
 """The bits of float32's -0, which stands for 0."""
 
-_FEWEST_ROWS = 1024
+_FEWEST_ROWS = 1022
 """Rows that any `slots` are large enough for, 2 MB: a graph of no more may be captured after any other call,
 that of `aot_tune.prime` too, which launches few rows."""
 
 
 def ints(rows: int) -> int:
-    """Elements of `slots`, int32, for as many rows."""
+    """Elements of `slots`, int32, for as many rows: 2 KB a row."""
     return max(rows, _FEWEST_ROWS) * (ANSWERS + 1)
+
+
+def fit(rows: int) -> bool:
+    """Whether one workspace holds what the blocks of as many rows, and of all in their bucket, leave."""
+    return ints(edge(rows)) <= _MOST_INTS
+
+
+def refusal(config: Config, arch: Arch, rows: int) -> str | None:
+    """Why blocks of a config should not share the rows of a bucket, or None."""
+    members = int(config["members"])
+    if members & (members - 1) or threads(config) > ANSWERS or config.hints.get("num_ctas", 1) > 1:
+        return f"{members} members of {threads(config)} threads; they are a power of two, each a lone block"
+    if 2 * members > Device.reference(arch).sm_count:
+        return f"{members} blocks that wait for each other are more than half a GPU"
+    if not fit(rows):
+        return f"{rows} rows tell each other more than one workspace holds"
+    return None
+
+
+_MOST_INTS = 1 << 30
+"""A workspace may be larger than what was asked for, and cuTile counts its elements in 32 bits."""
 
 
 def parts(width: int, members: int, cols: int) -> tuple[int, int]:

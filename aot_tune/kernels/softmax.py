@@ -16,7 +16,7 @@ from aot_tune.errors import LaunchError
 from aot_tune.kernels import softmax_space
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, indexable
 from aot_tune.kernels.online_softmax import LOWEST, exponential, maximum_and_sum
-from aot_tune.kernels.row_groups import check_all_run, exchange, ints
+from aot_tune.kernels.row_groups import check_all_run, exchange
 from aot_tune.kernels.rows import as_rows, load_part, store_part, threads
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
@@ -91,9 +91,9 @@ def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor
     Computes in float32, less the row's maximum, and rounds once; what is below 1.2e-38 becomes 0. A row that
     is all -inf, or holds NaN or inf, becomes NaN, as torch's does.
 
-    Rows of more than 8192 columns may be shared by several blocks, which need memory to tell each other what
-    they found: run the same call once before it is captured into a CUDA graph, on the stream that captures
-    where there are several.
+    Rows of more than 8192 columns may be shared by several blocks, which tell each other what they found in
+    memory of the stream: run the same call once before it is captured into a CUDA graph, on the stream that
+    captures where there are several, and replay the graphs of one stream one after another.
 
     Args:
         x: (..., cols), bfloat16, float16 or float32, on a GPU; leading dimensions that ``view`` can flatten.
@@ -126,7 +126,7 @@ def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor
 
 def _slots(x: torch.Tensor) -> torch.Tensor:
     """Large enough for every config, since the launch chooses one only later."""
-    return workspace(x.device, 1, ints(x.shape[0]) if softmax_space.shared(x.shape[1]) else 1).counters
+    return workspace(x.device, 1, softmax_space.slots(*x.shape)).counters
 
 
 def _problem(x: torch.Tensor, out: torch.Tensor, slots: torch.Tensor) -> Mapping[str, object]:

@@ -50,6 +50,11 @@ def shared(cols: int) -> bool:
     return cols >= _SHARED_FROM
 
 
+def slots(rows: int, cols: int) -> int:
+    """Elements, int32, that the members of any config need."""
+    return row_groups.ints(rows) if shared(cols) and row_groups.fit(rows) else 1
+
+
 def space(arch: Arch, problem: Problem) -> tuple[Config, ...]:
     """All candidates for a number of columns."""
     return _space(edge(problem.size("cols")))
@@ -88,6 +93,8 @@ def default(arch: Arch, problem: Problem) -> Config:
             and legal(sharing, arch, problem) is True
         ):
             return sharing
+    if width <= MOST_ELEMENTS:
+        return _config(1, 2048, 8, 2 if width <= MOST_ELEMENTS // 2 else 1)
     return _CHUNKS[1]
 
 
@@ -103,6 +110,10 @@ def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
         return refusal(config, arch, width) or True
     if members == 1:
         return part_refusal(width, cols) or refusal(config, arch, height * width * -(-cols // width)) or True
+    if refused := row_groups.refusal(config, arch, problem.size("rows")):
+        return refused
+    if height > 1 or not shared(cols):
+        return f"{height} rows of {cols} columns are not shared; one of {_SHARED_FROM} or more may be"
     count, _ = row_groups.parts(width, members, cols)
     if not _FEWEST_PARTS <= count <= _MOST_PARTS:
         return f"{cols} columns are {count} parts of {width} for each of {members} blocks"

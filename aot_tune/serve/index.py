@@ -66,6 +66,9 @@ class _Group:
     members: dict[tuple[int, ...], _Member] = field(default_factory=dict)
     """By the exponents of the edges on the Pow2 axes."""
 
+    closest: dict[tuple[tuple[int, ...], float], tuple[int, _Member] | None] = field(default_factory=dict)
+    """By exponents and reach, what was found for them."""
+
 
 _Reached = tuple[float, _Group]
 """The sum of the distances on the Exact axes, in doublings, to a group."""
@@ -127,29 +130,23 @@ class Index:
         exponents = self._exponents(wanted)
         best: tuple[float, tuple[int, ...], int] | None = None
         chosen: Found | None = None
-        farthest = len(self._exact) * within
-        for apart, group in self._by_distance(wanted):
-            outside = round(apart, 9)
-            if (best is not None and outside > best[0]) or outside > farthest:
-                break
-            if outside >= within and not self._reaches(wanted, group, within):
+        farthest = (len(self._exact) * within if self._exact else 0.0) + _ROUNDED
+        for apart, group in self._distances(wanted):
+            if apart > farthest or (apart >= within and not self._reaches(wanted, group, within)):
                 continue
-            same = group.members.get(exponents)  # nothing of the group is nearer
-            for edges, member in group.members.items() if same is None else ((exponents, same),):
-                steps = [*map(abs, map(sub, exponents, edges))]
-                if steps and max(steps) > within:
-                    continue
-                # Rounded, so that equal sums in another order still tie.
-                total = round(outside + sum(steps), 9)
-                if best is not None and total > best[0]:
-                    continue
-                rank = (total, member.smaller, member.place)
-                if best is None or rank < best:
-                    best, chosen = rank, member.found
+            closest = _closest(group, exponents, within)
+            if closest is None:
+                continue
+            steps, member = closest
+            # Rounded, so that equal sums in another order still tie.
+            rank = (round(round(apart, 9) + steps, 9), member.smaller, member.place)
+            if best is None or rank < best:
+                best, chosen = rank, member.found
+                farthest = min(farthest, best[0] + _ROUNDED)
         return chosen
 
-    def _by_distance(self, wanted: Problem) -> list[_Reached]:
-        """The groups of a bucket's classes, nearest on the Exact axes first: few need a look.
+    def _distances(self, wanted: Problem) -> list[_Reached]:
+        """The groups of a bucket's classes, and how far they are on the Exact axes.
 
         The last bucket's are kept, since a miss asks twice.
         """
@@ -158,8 +155,13 @@ class Index:
             logs = [math.log2(max(wanted.size(name), 1)) for name in self._exact]
             groups = self._groups.get(self._classes(wanted), {}).values()
             # Written for speed: a miss looks at every group, of which a table has dozens.
-            reached = [(sum(map(abs, map(sub, logs, group.logs))), group) for group in groups]
-            reached.sort(key=_distance)
+            if len(logs) == 2:
+                first, second = logs
+                reached = [
+                    (abs(first - group.logs[0]) + abs(second - group.logs[1]), group) for group in groups
+                ]
+            else:
+                reached = [(sum(map(abs, map(sub, logs, group.logs))), group) for group in groups]
             self._reached = (wanted, reached)
         return reached
 
@@ -184,5 +186,31 @@ class Index:
         return tuple(bucket.size(name).bit_length() - 1 for name in self._pow2)
 
 
-def _distance(reached: _Reached) -> float:
-    return reached[0]
+def _closest(group: _Group, exponents: tuple[int, ...], within: float) -> tuple[int, _Member] | None:
+    """The nearest member on the Pow2 axes and the doublings to it: ties to the larger, then to the first.
+
+    Kept: of exponents there are few, whatever the sizes.
+    """
+    key = (exponents, within)
+    if (known := group.closest.get(key, _UNKNOWN)) is not _UNKNOWN:
+        return known
+    best: tuple[int, tuple[int, ...], int] | None = None
+    chosen: tuple[int, _Member] | None = None
+    for edges, member in group.members.items():
+        steps = [*map(abs, map(sub, exponents, edges))]
+        rank = (sum(steps), member.smaller, member.place)
+        if max(steps, default=0) <= within and (best is None or rank < best):
+            best, chosen = rank, (rank[0], member)
+    if len(group.closest) >= _MOST_CLOSEST:
+        group.closest.clear()
+    group.closest[key] = chosen
+    return chosen
+
+
+_MOST_CLOSEST = 1024
+"""Exponents of two axes that one meets; more are forgotten, and found again."""
+
+_ROUNDED = 1e-8
+"""More than rounding moves a sum of distances."""
+
+_UNKNOWN = (-1, _Member((), -1, None))  # type: ignore[arg-type]  # of no entry

@@ -16,6 +16,7 @@ from aot_tune.problem import Problem
 from aot_tune.serve.dispatch import Dispatcher, Machine, dispatcher_of
 from aot_tune.serve.rank import set_primed
 from aot_tune.serve.runtime import Runtime, runtime
+from aot_tune.serve.workspace import for_all_posed
 from aot_tune.size_classes import representatives, smaller_of_class
 from aot_tune.tunable import Tunable, expanded
 
@@ -64,8 +65,10 @@ def prime(
     it takes. After this the process makes no live search: a miss takes the nearest entry at any distance.
 
     Call it where the process is what it will be while it serves: after torch.distributed is initialised and
-    after a fork, before the first capture. It loads what fits the tensors that `make_args` of the declaration
-    makes; for other strides or alignment, such as those of a transposed weight, launch once with them.
+    after a fork, before the first capture. The current stream gets the memory in which blocks of the largest
+    of these problems meet, and a stream that captures takes as much. It loads what fits the tensors that
+    `make_args` of the declaration makes; for other strides or alignment, such as those of a transposed
+    weight, launch once with them.
 
     Args:
         *tunables: The declarations.
@@ -87,19 +90,22 @@ def prime(
     set_primed(True)
     parts = [_Part(tunable, number, here) for tunable in tunables]
     loaded = compiled = plans = 0
+    import torch
+
     with here.relaxed_capture(), here.entered(number):  # another thread may be capturing
-        for part in parts:
-            named = (problems or {}).get(part.tunable.name)
-            plans += part.plan(
-                part.tunable.typical_problems if named is None else _named(part.tunable, named)
-            )
-            if named is None:
-                part.plan_buckets()
-            compiled += part.compiles()
-            for done in part.load():
-                loaded += 1
-                if progress is not None:
-                    progress(Progress(kernel=part.tunable.name, done=done, total=len(part.wanted)))
+        with for_all_posed(torch.device("cuda", number)):
+            for part in parts:
+                named = (problems or {}).get(part.tunable.name)
+                plans += part.plan(
+                    part.tunable.typical_problems if named is None else _named(part.tunable, named)
+                )
+                if named is None:
+                    part.plan_buckets()
+                compiled += part.compiles()
+                for done in part.load():
+                    loaded += 1
+                    if progress is not None:
+                        progress(Progress(kernel=part.tunable.name, done=done, total=len(part.wanted)))
         here.synchronize(number)
     return Primed(loaded=loaded, compiled=compiled, plans=plans, seconds=time.monotonic() - started)
 

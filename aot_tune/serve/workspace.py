@@ -1,12 +1,14 @@
 """Memory for kernels that split a sum over blocks: kept per device and stream. Knows no kernel.
 
-Launches of one stream follow each other, so that one workspace serves them all. What was handed out is never
-freed: a CUDA graph may hold its address.
+Launches of one stream follow each other, so that one workspace serves them all; so must replays of the graphs
+that were captured on one. What was handed out is never freed: a CUDA graph may hold its address.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from aot_tune.bucket import edge
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 _FEWEST = 1 << 14
 """Elements of the smallest tensors, 64 KiB."""
+
+_STEP = 1 << 20
+"""Elements by which large ones grow, 4 MiB; smaller ones double."""
 
 
 class Workspace(NamedTuple):
@@ -36,6 +41,7 @@ _spare: dict[torch.device, Workspace] = {}
 
 _outgrown: list[Workspace] = []
 _lock = threading.Lock()
+_posed = threading.local()
 
 
 def workspace(device: torch.device, partials: int, counters: int) -> Workspace:
@@ -55,8 +61,10 @@ def workspace(device: torch.device, partials: int, counters: int) -> Workspace:
     found = _of_stream.get((device, stream))
     if found is not None and _holds(found, partials, counters):
         return found
-    if device.type == "meta":  # as a real one's, so that both have one signature
-        return _new(device, max(_FEWEST, edge(partials)), max(_FEWEST, edge(counters)))
+    if device.type == "meta":
+        if (most := getattr(_posed, "most", None)) is not None:
+            _posed.most = max(most[0], partials), max(most[1], counters)
+        return _new(device, _rounded(partials), _rounded(counters))
     with _lock:
         given = (
             _from_spare(device, partials, counters)
@@ -67,6 +75,27 @@ def workspace(device: torch.device, partials: int, counters: int) -> Workspace:
             _outgrown.append(found)
         _of_stream[device, stream] = given
     return given
+
+
+@contextmanager
+def for_all_posed(device: torch.device) -> Iterator[None]:
+    """Give a GPU's current stream, at the end, what the largest problem needs that was posed on "meta".
+
+    So a graph of any of them can be captured, of which only small ones were launched.
+    """
+    _posed.most = (0, 0)
+    try:
+        yield
+        most = _posed.most
+    finally:
+        del _posed.most
+    if any(most):
+        workspace(device, *most)
+
+
+def _rounded(elements: int) -> int:
+    """Elements of a tensor for as many, also of one without storage: both have one signature."""
+    return max(_FEWEST, edge(elements)) if elements <= _STEP else -(-elements // _STEP) * _STEP
 
 
 def _holds(found: Workspace, partials: int, counters: int) -> bool:
@@ -93,8 +122,8 @@ def _from_spare(device: torch.device, partials: int, counters: int) -> Workspace
 def _new_for(device: torch.device, partials: int, counters: int) -> Workspace:
     """A new one, at least as large as any on this device, and a spare as large."""
     known = [kept for (where, _), kept in _of_stream.items() if where == device]
-    partials = max(_FEWEST, edge(partials), *(kept.partials.shape[0] for kept in known))
-    counters = max(_FEWEST, edge(counters), *(kept.counters.shape[0] for kept in known))
+    partials = max([_rounded(partials), *(kept.partials.shape[0] for kept in known)])
+    counters = max([_rounded(counters), *(kept.counters.shape[0] for kept in known)])
     spare = _spare.get(device)
     if device.type == "cuda" and (spare is None or not _holds(spare, partials, counters)):
         _spare[device] = _new(device, partials, counters)  # no graph holds the old one

@@ -112,8 +112,10 @@ def test_rows_that_are_too_many_or_not_shared_ask_for_no_slots() -> None:
     for gradient, rows, cols in ((False, 1000, 16384), (True, 1000, 16383), (True, 2**22, 16384)):
         assert cross_entropy_space.slots(gradient, rows, cols) == 1
     assert cross_entropy_tunable.default_config(SM90, shape(2**22, 16384))["members"] == 1
-    # 2^21 rows fit; a few more belong to a bucket whose edge does not.
-    assert cross_entropy_space.slots(True, 2**21 + 1, 16384) == 1
+    # 2^20 rows fit; a few more belong to a bucket whose edge does not.
+    for rows in (2**20 + 1, 2**21):
+        assert cross_entropy_space.slots(True, rows, 16384) == 1
+    assert row_groups.ints(2**20) == cross_entropy_space.slots(True, 2**20, 16384) < 2**30
 
 
 def test_a_gpu_that_may_not_hold_a_rows_blocks_is_refused() -> None:

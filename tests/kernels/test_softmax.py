@@ -13,7 +13,7 @@ from aot_tune.arch import KNOWN_ARCHS, Arch
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
-from aot_tune.kernels import row_groups
+from aot_tune.kernels import row_groups, softmax_space
 from aot_tune.kernels.softmax import softmax, softmax_tunable
 from aot_tune.problem import Problem
 from tests.kernels import emulator
@@ -61,6 +61,33 @@ def test_blocks_share_rows_that_are_long_enough_and_hold_all_of_them() -> None:
                 count, _ = row_groups.parts(int(one["width"]), int(one["members"]), cols)
                 span = count * int(one["width"])
                 assert (int(one["members"]) - 1) * span < cols <= int(one["members"]) * span
+
+
+@pytest.mark.parametrize("arch", KNOWN_ARCHS, ids=str)
+def test_rows_too_many_for_a_workspace_are_not_shared(arch: Arch) -> None:
+    for rows in (2**20, 2**20 + 1, 2**21, 3 * 10**6):
+        for cols in (9000, 20000, 128256):
+            one = problem(dtype="bfloat16", rows=rows, cols=cols)
+            assert softmax_tunable.default_config(arch, one) in softmax_tunable.candidates(arch, one)
+            shared = any(int(c["members"]) > 1 for c in softmax_tunable.candidates(arch, one))
+            assert shared is (rows == 2**20)
+            assert (softmax_space.slots(rows, cols) > 1) is shared
+            assert softmax_space.slots(rows, cols) < 2**30
+
+
+def test_blocks_that_cannot_wait_for_each_other_are_refused() -> None:
+    def refusal(members: int, height: int = 1, cols: int = 128256, **hints: int) -> str:
+        constants = {"height": height, "width": 1024, "members": members, "chunked": False}
+        asked = Config(constants=constants, hints={"occupancy": 1, "num_worker_warps": 4, **hints})
+        return softmax_tunable.refusal(asked, SM90, shape(64, cols)) or ""
+
+    assert refusal(16) == ""
+    assert "a power of two" in refusal(12)
+    assert "each a lone block" in refusal(16, num_ctas=2)
+    assert "each a lone block" in refusal(16, num_worker_warps=32)
+    assert "more than half a GPU" in refusal(128)
+    assert "2 rows of 128256 columns are not shared" in refusal(16, height=2)
+    assert "1 rows of 8192 columns are not shared" in refusal(2, cols=8192)
 
 
 def test_a_grid_has_as_many_blocks_for_a_row_as_share_it() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from aot_tune.errors import LaunchError
 from aot_tune.serve import workspace as module
-from aot_tune.serve.workspace import workspace
+from aot_tune.serve.workspace import for_all_posed, workspace
 
 GPU = torch.device("cuda", 0)
 
@@ -96,6 +96,34 @@ def test_growth_brings_a_spare_as_large(machine: SimpleNamespace) -> None:
     workspace(GPU, 100_000, 10)
     machine.stream, machine.captures = 7, True
     assert workspace(GPU, 100_000, 10).partials.shape[0] >= 100_000
+
+
+def test_a_large_one_grows_in_steps_and_not_twofold(machine: SimpleNamespace) -> None:
+    step = 1 << 20
+    partials, counters = workspace(GPU, step + 1, 40 * step + 1)
+    assert (partials.shape[0], counters.shape[0]) == (2 * step, 41 * step)
+
+
+def test_after_all_were_posed_a_graph_of_the_largest_can_be_captured(machine: SimpleNamespace) -> None:
+    meta = torch.device("meta")
+    workspace(meta, 500_000, 500_000)  # posed before, by somebody else
+    with for_all_posed(GPU):
+        workspace(GPU, 10, 10)
+        for asked in ((10, 70_000), (100_000, 20), (5, 5)):
+            workspace(meta, *asked)
+    workspace(meta, 500_000, 500_000)
+    machine.captures, kept = True, workspace(GPU, 100_000, 70_000)
+    assert kept.partials.shape[0] < 500_000
+    machine.stream = 7  # which torch captures on
+    assert workspace(GPU, 100_000, 70_000) is not kept
+    with pytest.raises(LaunchError, match="cannot be allocated while"):
+        workspace(GPU, 500_000, 10)
+
+
+def test_where_nothing_is_posed_nothing_is_allocated(machine: SimpleNamespace) -> None:
+    with for_all_posed(GPU):
+        pass
+    assert machine.allocated == 0
 
 
 def test_without_storage_it_has_the_size_of_a_real_one_and_is_not_kept(machine: SimpleNamespace) -> None:
