@@ -197,12 +197,16 @@ class BucketRule:
         """What the points tell of each config, once for each default."""
         columns = self._columns.get(default)
         if columns is None:
-            configs = dict.fromkeys(self._portfolio)  # a config that is there twice counts where it is first
-            found = [self._column(config, self._portfolio.index(config)) for config in configs]
-            if default not in configs:
-                found.append(self._column(default, len(self._portfolio)))
-            columns = self._columns[default] = tuple(found)
+            columns = self._of_portfolio
+            if all(column.config != default for column in columns):
+                columns = (*columns, self._column(default, len(self._portfolio)))
+            self._columns[default] = columns
         return columns
+
+    @cached_property
+    def _of_portfolio(self) -> tuple[_Column, ...]:
+        configs = dict.fromkeys(self._portfolio)  # a config that is there twice counts where it is first
+        return tuple(self._column(config, self._portfolio.index(config)) for config in configs)
 
     def _column(self, config: Config, place: int) -> _Column:
         cells: list[_Cell | None] = []
