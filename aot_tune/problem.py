@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping
 
 from aot_tune.errors import DeclarationError
 
@@ -50,6 +50,10 @@ class Problem(Mapping[str, Value]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def items(self) -> ItemsView[str, Value]:
+        """As of a dict, which tells them faster than Mapping does."""
+        return self._values.items()
 
     def __hash__(self) -> int:
         if self._hash is None:

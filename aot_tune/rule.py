@@ -9,7 +9,8 @@ its own would be, times the waves it takes here over the waves it takes there; t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from aot_tune.bucket import Axes, Pow2
 from aot_tune.config import Config
@@ -38,15 +39,19 @@ leaves no multiple of 16, and no tile size full.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pick:
+class Pick(NamedTuple):
     """What the rule chose."""
 
     config: Config
     """The config to run."""
 
-    reason: str
-    """Why, for people: the point it was told from and the time expected there."""
+    why: Callable[[], str]
+    """Puts `reason` into words, which few picks are asked for."""
+
+    @property
+    def reason(self) -> str:
+        """Why, for people: the point it was told from and the time expected there."""
+        return self.why()
 
 
 def sizes_inside(axes: Axes, bucket: Problem) -> list[Problem]:
@@ -112,13 +117,13 @@ def pick(
         The pick, or None when nothing is allowed, not even the default.
     """
     if problem == entry.bucket and allowed(entry.config):
-        return Pick(config=entry.config, reason=f"winner at the bucket's edge: {entry.mean_us:.1f} us")
+        return Pick(entry.config, lambda: f"winner at the bucket's edge: {entry.mean_us:.1f} us")
     for estimate in (rule or rule_of(entry, table, tiles)).fastest_first(problem, default):
         if allowed(estimate.config):
-            return Pick(config=estimate.config, reason=_reason(estimate))
+            return Pick(estimate.config, partial(_reason, estimate))
     for config, name in ((entry.config, "the bucket's winner"), (default, "the default")):
         if allowed(config):
-            return Pick(config=config, reason=f"{name}: no point of the bucket tells a time")
+            return Pick(config, partial("{}: no point of the bucket tells a time".format, name))
     return None
 
 

@@ -13,7 +13,7 @@ from operator import sub
 from pathlib import Path
 from typing import NamedTuple
 
-from aot_tune.bucket import Axes, Pow2, bucket_of
+from aot_tune.bucket import Axes, Pow2, edge
 from aot_tune.problem import Problem, Value
 from aot_tune.rule import BucketRule, Tiles, rule_of
 from aot_tune.table import Entry, Table
@@ -120,7 +120,7 @@ class Index:
         """The problem's bucket; the last one asked for is kept, since one choice asks several times."""
         asked, bucket = self._last
         if asked is not problem:
-            bucket = bucket_of(self._axes, problem)
+            bucket = problem.replaced(**{name: edge(problem.size(name)) for name in self._pow2})
             self._last = (problem, bucket)
         return bucket
 
@@ -180,7 +180,7 @@ class Index:
         return rule
 
     def _classes(self, problem: Problem) -> Classes:
-        return frozenset((name, problem[name]) for name in problem if name not in self._axes)
+        return frozenset(item for item in problem.items() if item[0] not in self._axes)
 
     def _exponents(self, bucket: Problem) -> tuple[int, ...]:
         return tuple(bucket.size(name).bit_length() - 1 for name in self._pow2)

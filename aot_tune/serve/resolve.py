@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from aot_tune.arch import Arch
@@ -12,7 +13,7 @@ from aot_tune.bucket import NEAR_DOUBLINGS
 from aot_tune.config import Config
 from aot_tune.errors import LaunchError
 from aot_tune.problem import Problem, Value
-from aot_tune.rule import pick
+from aot_tune.rule import Pick, pick
 from aot_tune.serve.index import Found, Index
 from aot_tune.table import Entry
 from aot_tune.tunable import Tunable
@@ -34,11 +35,16 @@ class Choice:
     source: Source
     """The step of the ladder that told it."""
 
-    reason: str
-    """For people: which entry and point, or what was missing."""
+    why: Callable[[], str] = field(compare=False, repr=False)
+    """Puts `reason` into words, which few choices are asked for."""
 
     entry: Entry | None = None
     """The table's entry behind it."""
+
+    @property
+    def reason(self) -> str:
+        """For people: which entry and point, or what was missing."""
+        return self.why()
 
     @property
     def missed(self) -> bool:
@@ -127,8 +133,12 @@ def resolve(
         )
         if chosen is None:
             return None
-        reason = f"{where} {_named(found.entry.bucket)} of {found.shipped.path}: {chosen.reason}"
-        return Choice(config=chosen.config, source=source, reason=reason, entry=found.entry)
+        return Choice(
+            config=chosen.config,
+            source=source,
+            entry=found.entry,
+            why=partial(_table_s, found, where, chosen),
+        )
 
     if given is not None:
         return _given(tunable, arch, problem, given)
@@ -141,14 +151,14 @@ def resolve(
     cached = remembered(bucket) if remembered is not None else None
     if cached is not None and allowed(cached):
         return Choice(
-            config=cached, source="cached", reason=f"an earlier live search, bucket {_named(bucket)}"
+            config=cached, source="cached", why=lambda: f"an earlier live search, bucket {_named(bucket)}"
         )
     if choice := told(index.nearest(problem, NEAR_DOUBLINGS), "nearest", "nearest bucket"):
         return choice
     far = index.nearest(problem, math.inf)
     winner = search(problem, far) if search is not None else None
     if winner is not None and allowed(winner):
-        return Choice(config=winner, source="searched", reason="the winner of a live search")
+        return Choice(config=winner, source="searched", why=lambda: "the winner of a live search")
     if choice := told(far, "far", "no bucket within one doubling; the nearest is"):
         return choice
     missing = "no table has an entry of these dtypes" if index.tables else f"no table for {arch}"
@@ -165,7 +175,7 @@ def _given(tunable: Tunable, arch: Arch, problem: Problem, config: Config) -> Ch
     reason = tunable.refusal(config, arch, problem)
     if reason is not None:
         raise LaunchError(f"{tunable.name}: config={config} may not run for {problem} on {arch}: {reason}")
-    return Choice(config=config, source="given", reason="given by the caller")
+    return Choice(config=config, source="given", why=lambda: "given by the caller")
 
 
 def _default(
@@ -177,7 +187,7 @@ def _default(
             f"{tunable.name}: nothing may run for {problem} on {arch}: {why}, and the default, {config}, is "
             f"refused: {reason}; make default() and legal() of the declaration agree"
         )
-    return Choice(config=config, source=source, reason=f"the default: {why}")
+    return Choice(config=config, source=source, why=lambda: f"the default: {why}")
 
 
 def tune_command(tunable: Tunable, arch: Arch, problem: Problem) -> str:
@@ -192,6 +202,10 @@ def miss_message(tunable: Tunable, arch: Arch, problem: Problem, choice: Choice)
         f"no tuned config for {tunable.name} {_named(problem)} on {arch}; took {choice.config} "
         f"({choice.reason}); tune it: {tune_command(tunable, arch, problem)}"
     )
+
+
+def _table_s(found: Found, where: str, chosen: Pick) -> str:
+    return f"{where} {_named(found.entry.bucket)} of {found.shipped.path}: {chosen.reason}"
 
 
 def _named(problem: Problem) -> str:

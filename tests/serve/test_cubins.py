@@ -293,7 +293,9 @@ def test_a_layout_without_a_cubin_of_the_tuned_config_runs_the_defaults_weakest(
     here = dataclasses.replace(scale, tables=tmp_path / "tables", default=scale.default)
     monkeypatch.setattr(
         "aot_tune.serve.dispatch.resolve",
-        lambda *args, given=None, **named: Choice(config=given or tuned, source="own", reason="scripted"),
+        lambda *args, given=None, **named: Choice(
+            config=given or tuned, source="own", why=lambda: "scripted"
+        ),
     )
     even = fake_driver.FakeTensor((64, 64), torch.bfloat16)
     ragged = fake_driver.FakeTensor((64, 64), torch.bfloat16, strides=(65, 1))
