@@ -28,6 +28,9 @@ _TILES = (64, 128)
 occupancy of 1 or 2). The matrix units of sm90 and sm100 take no fewer than 64 rows."""
 
 
+_NARROW = 64
+"""The smaller head_dim."""
+
 _MOST_WARPS = 4
 """Warps that combine parts: each thread of theirs has elements of its own, even of a piece of 512."""
 
@@ -95,11 +98,14 @@ def _does_not_fit(config: Config, arch: Arch) -> str | None:
 def _does_not_suit(config: Config, arch: Arch, problem: Problem) -> str | None:
     """Why a config is a waste on a problem's bucket, or None; the default never is."""
     (splits, tile_n, gather), page_size = _constants(config), problem.size("page_size")
+    wide = problem.size("head_dim") > _NARROW
     if gather and tile_n <= page_size:
         return f"a tile of {tile_n} lies in a page of {page_size}"
     if not gather and tile_n > _MOST_JOINED * page_size:
         return f"a tile of {tile_n} would be put together of more than {_MOST_JOINED} pages"
     occupancy = config.hints.get("occupancy", 1)
+    if gather and splits > 1 and arch.major > 9 and (tile_n, occupancy) == (_TILES[1], 1) and wide:
+        return f"the compiler crashes on parts of {tile_n} gathered keys at an occupancy of 1 (tileiras 13.4)"
     if gather and occupancy > 2:
         return f"{occupancy} blocks that gather load no more at once than two"
     if not gather and tile_n > page_size and occupancy != 2 and arch.major in _GATHERING:

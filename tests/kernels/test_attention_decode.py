@@ -83,6 +83,12 @@ def test_what_does_not_fit_is_refused_with_its_reason() -> None:
 
     assert refusal(config(1)) == refusal(config(1, gather=True)) == refusal(config(4)) == ""
     assert refusal(config(4, gather=True)) == ""
+    crashing = config(4, 128, gather=True, occupancy=1)
+    assert refusal(crashing) == refusal(crashing, "sm100") == ""  # of a head_dim of 64
+    wide = shape(64, 8192, 32, 8, head_dim=128)
+    assert attention_decode_tunable.refusal(crashing, SM90, wide) is None
+    for arch in ("sm100", "sm103", "sm110"):
+        assert "crashes" in str(attention_decode_tunable.refusal(crashing, Arch.parse(arch), wide))
     assert "no more at once than two" in refusal(config(1, gather=True, occupancy=3))
     assert "gathering does more" in refusal(config(1, occupancy=1))
     assert refusal(config(1, occupancy=1), "sm80") == ""
