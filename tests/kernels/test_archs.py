@@ -9,9 +9,12 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 
+import pytest
+
 from aot_tune import kernels
-from aot_tune.arch import Arch
+from aot_tune.arch import KNOWN_ARCHS, Arch
 from aot_tune.discovery import Found
+from aot_tune.mistakes import space_mistakes
 from aot_tune.tunable import Tunable
 from aot_tune.tuner.check_archs import ARCHS, check
 
@@ -32,3 +35,10 @@ def test_the_default_of_every_kernel_compiles(tmp_path: Path) -> None:
     assert [one.wrong for one in checks if one.wrong] == []
     assert [one.compiled for one in checks] == [0 if one.refused else 1 for one in checks]
     assert {one.kernel for one in checks if one.refused} <= {"matmul_fp8", "matmul_fp8_block"}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_no_archs_space_is_one_that_a_sweep_would_refuse(name: str) -> None:
+    tunable = FOUND[name].tunable
+    for arch in KNOWN_ARCHS:
+        assert list(space_mistakes(tunable, arch, tunable.typical_problems)) == [], arch
