@@ -108,8 +108,8 @@ def _does_not_suit(config: Config, arch: Arch, problem: Problem) -> str | None:
         return f"the compiler crashes on parts of {tile_n} gathered keys at an occupancy of 1 (tileiras 13.4)"
     if gather and occupancy > 2:
         return f"{occupancy} blocks that gather load no more at once than two"
-    if not gather and tile_n > page_size and occupancy != 2 and arch.major in _GATHERING:
-        return "pages one by one are tried with two blocks a multiprocessor; gathering does more"
+    if not gather and tile_n > page_size and arch.major in _GATHERING:
+        return "pages are gathered where an arch can"
     if tile_n > max(_TILES[0], edge(problem.size("context"))):
         return f"a tile of {tile_n} is more than half empty"
     fewest, most = _splits_between(arch, problem, tile_n)
