@@ -22,11 +22,11 @@ CUBLAS, GROUPED = "cuBLAS", "torch._grouped_mm"
 SCALED, SCALED_FAST = "torch._scaled_mm", "torch._scaled_mm, fast sums"
 
 
-def _matmul(a: _T, b: _T, out: _T) -> Call:
+def _matmul(a: _T, b: _T, out: _T, scratch: _T) -> Call:
     return lambda: torch.mm(a, b, out=out)
 
 
-def _linear(x: _T, weight: _T, out: _T, bias: _T, biased: bool, activation: int) -> Call:
+def _linear(x: _T, weight: _T, out: _T, bias: _T, scratch: _T, biased: bool, activation: int) -> Call:
     activate = ACTIVATIONS[activations.NAMES[activation]]
     return lambda: activate(F.linear(x, weight, bias if biased else None))
 

@@ -85,10 +85,9 @@ def matmul_against_cublas(gpu: Gpu, found: Found) -> list[dict[str, Any]]:
     rows = []
     for m, n, k in shapes:
         problem = Problem({"dtype": "bfloat16", "M": m, "N": n, "K": k})
-        a, b, out = found.tunable.make_args(problem, gpu.torch_device, 0)
-        ours, theirs = _both(
-            gpu, partial(found.tunable.launch, a, b, out), partial(torch.matmul, a, b, out=out)
-        )
+        args = found.tunable.make_args(problem, gpu.torch_device, 0)
+        a, b, out, *_ = args
+        ours, theirs = _both(gpu, partial(found.tunable.launch, *args), partial(torch.matmul, a, b, out=out))
         rows.append(
             {
                 "shape": str(problem),

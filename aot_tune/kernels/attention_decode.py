@@ -12,6 +12,7 @@ import torch
 from aot_tune import inputs, workspace
 from aot_tune.bucket import Exact, Pow2, edge
 from aot_tune.config import Config
+from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import attention_decode_space
 from aot_tune.kernels.arguments import (
@@ -23,6 +24,7 @@ from aot_tune.kernels.arguments import (
     check_sizes,
 )
 from aot_tune.kernels.flash_decoding import attention_decode_kernel
+from aot_tune.kernels.row_groups import check_all_run
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
 
@@ -138,9 +140,13 @@ _LARGEST_GROUP = 64
 
 
 def _scratch(q: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """Large enough for every config, since the launch chooses one only later; all zero between launches."""
+    """Large enough for every config, since the launch chooses one only later; all zero between launches.
+
+    (blocks, numbers a block leaves), int32.
+    """
     rows = attention_decode_space.rows(q.shape[1] // kv_heads)
-    return workspace(q.device, 1, attention_decode_space.scratch(rows, q.shape[2])).counters
+    zeros = workspace(q.device, 1, attention_decode_space.MOST_LEFT).counters
+    return zeros.view(-1, attention_decode_space.left(rows, q.shape[2]))
 
 
 def _problem(
@@ -166,6 +172,11 @@ def _args(config: Config, *args: Any) -> tuple[Any, ...]:
     group = q.shape[1] // k_cache.shape[2]
     shapes = group, attention_decode_space.rows(group), q.shape[2], k_cache.shape[1]
     return *args, *shapes, config["splits"], config["tile_n"], config["gather"]
+
+
+def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
+    check_all_run("attention_decode", config, device, int(config["splits"]))
+    return (attention_decode_space.blocks(config, problem),)
 
 
 _WINDOWS = 32
@@ -251,7 +262,7 @@ attention_decode_tunable = Tunable(
     search_space=attention_decode_space.space,
     legal=attention_decode_space.legal,
     default=attention_decode_space.default,
-    grid_fn=lambda config, device, problem: (attention_decode_space.blocks(config, problem),),
+    grid_fn=_grid,
     args_fn=_args,
     tiles=attention_decode_space.blocks,
     make_args=_make_args,

@@ -11,11 +11,14 @@ from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.problem import Problem
 
-MOST_BLOCKS = 4096
-"""Blocks of a launch that splits: what a workspace must hold. More would be waves of ever smaller blocks."""
+MOST_LEFT = 1 << 23
+"""Numbers that the blocks of a launch leave for each other at most: 32 MiB."""
+
+_MOST_BLOCKS = 4096
+"""Blocks of a launch that splits. More would be waves of ever smaller blocks."""
 
 MOST_SPLITS = 64
-"""Parts of a sequence; one block combines them all while the others are done."""
+"""Parts of a sequence, which wait for each other."""
 
 FEWEST_ROWS = 8
 """Queries of a tile, the matrix units' narrowest side."""
@@ -121,9 +124,12 @@ def _does_not_suit(config: Config, arch: Arch, problem: Problem) -> str | None:
 def _splits_between(arch: Arch, problem: Problem, tile_n: int) -> tuple[int, int]:
     """Fewest and most splits worth a trial: half the multiprocessors busy, and eight times as many blocks."""
     pairs = _pairs(problem)
-    most = max(min(MOST_SPLITS, edge(problem.size("context")) // tile_n, MOST_BLOCKS // pairs), 1)
+    sms, columns = Device.reference(arch).sm_count, rows(problem.size("heads") // problem.size("kv_heads"))
+    blocks = min(_MOST_BLOCKS, MOST_LEFT // left(columns, problem.size("head_dim")))
+    # No more than half a GPU waits for each other.
+    most = max(min(MOST_SPLITS, edge(problem.size("context")) // tile_n, blocks // pairs, sms // 2), 1)
     most = 1 << (most.bit_length() - 1)
-    fewest = min(edge(-(-Device.reference(arch).sm_count // (2 * pairs))), most)
+    fewest = min(edge(-(-sms // (2 * pairs))), most)
     return fewest, min(8 * fewest, most)
 
 
@@ -137,16 +143,16 @@ def blocks(config: Config, problem: Problem) -> int:
     return problem.size("batch") * problem.size("kv_heads") * int(config["splits"])
 
 
-def scratch(columns: int, head_dim: int) -> int:
-    """Numbers that the splits of a launch leave at most: results, a piece of log-sums each, counters."""
-    return MOST_BLOCKS * (columns * head_dim + min(columns * head_dim, PIECE) + 1)
+def left(columns: int, head_dim: int) -> int:
+    """Numbers that a block leaves for others: a result, and a log-sum beside each number."""
+    return 2 * columns * head_dim
 
 
 PIECE = 1024
-"""Numbers that a block combines at a time: 16 bytes for each thread of eight warps.
+"""Numbers of a result that a sequence's blocks combine at a time: each of them reads as many.
 
-Of fewer each warp may have a copy of its own, as old as its own read. Warps that disagree about the end of a
-wait never meet again. So log-sums are left as often as fills a piece, too.
+Of fewer than its threads each warp may have a copy of its own, as old as its own read. Warps that disagree
+about the end of a wait never meet again.
 """
 
 

@@ -112,7 +112,7 @@ def _args(
 
 
 def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
-    check_all_run("cross_entropy", config, device)
+    check_all_run("cross_entropy", config, device, int(config["members"]))
     return (cross_entropy_space.blocks(config, problem),)
 
 

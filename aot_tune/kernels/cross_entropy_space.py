@@ -43,18 +43,30 @@ _READ_TWICE = (_config(4096, 4, 4), _config(8192, 8, 2), _config(16384, 8, 2))
 _FEWEST_COLUMNS = 16384
 """Of a row that blocks share. Narrower ones would be over before the blocks had met."""
 
-_MOST_PARTS = 16
+_MOST_PARTS = 20
 """The code grows with them, and time to compile it."""
 
-_ELEMENTS = (32, 128)
-"""Fewest and most that a thread holds: with fewer there are many blocks to wait for, and more spill."""
+_FEWEST_ELEMENTS = 32
+"""That a thread holds: with fewer there are many blocks to wait for."""
+
+_MANY_MEMBERS = (32, 163840)
+"""Blocks that share no row fastest which has fewer columns (H200)."""
 
 _IN_FLIGHT = 16384
 """Fewest elements that a multiprocessor's blocks load at once."""
 
 _REGISTERS = {"float32": (1.0, 38), "bfloat16": (0.5, 51), "float16": (0.5, 51)}
 """Registers of a thread: for each element, and beside them. With as many none was seen to spill on sm_90
-(tileiras 13.4)."""
+(tileiras 13.4) that holds a row whose columns 16 divides."""
+
+_MOST_ELEMENTS = {"float32": 128, "bfloat16": 152, "float16": 152}
+"""That a thread holds; with more some were seen to spill on sm_90."""
+
+_MOST_UNALIGNED = 128
+"""The same where 16 does not divide the columns."""
+
+_THREADS = 512
+"""Of a multiprocessor. Fewer share no row fastest where registers hold as many (H200)."""
 
 _SHARED = tuple(
     _config(width, warps, occupancy, members=members)
@@ -84,6 +96,17 @@ def _held(config: Config, problem: Problem) -> int:
     return parts(config, problem.size("vocabulary"))[0] * int(config["chunk"]) // threads(config)
 
 
+def _resident(config: Config) -> int:
+    """Threads of a multiprocessor."""
+    return threads(config) * config.hints.get("occupancy", 1)
+
+
+def _registers(held: int, problem: Problem) -> float:
+    """That a thread needs which holds so many elements."""
+    each, beside = _REGISTERS[str(problem["dtype"])]
+    return each * held + beside
+
+
 def _unshared(config: Config, arch: Arch, problem: Problem) -> str | None:
     """Why blocks of a config should not share a row, or None."""
     rows, cols, members = problem.size("rows"), problem.size("vocabulary"), int(config["members"])
@@ -96,16 +119,23 @@ def _unshared(config: Config, arch: Arch, problem: Problem) -> str | None:
     width, (each, _) = int(config["chunk"]), parts(config, cols)
     if each > _MOST_PARTS:
         return f"{cols} columns are more than {_MOST_PARTS} parts of {width} for each of {members} members"
-    held, occupancy = _held(config, problem), config.hints.get("occupancy", 1)
-    resident = threads(config) * occupancy
-    fewest, most = _ELEMENTS
-    if not fewest <= held <= most or held * resident < _IN_FLIGHT:
+    held, resident = _held(config, problem), _resident(config)
+    most = _MOST_UNALIGNED if cols % 16 else _MOST_ELEMENTS[str(problem["dtype"])]
+    if not _FEWEST_ELEMENTS <= held <= most or held * resident < _IN_FLIGHT:
         return f"{held} elements a thread, {held * resident} a multiprocessor; too few, or too many"
-    each_needs, beside = _REGISTERS[str(problem["dtype"])]
-    device = Device.reference(arch)
-    if (each_needs * held + beside) * resident > device.registers_per_sm:
+    device, occupancy = Device.reference(arch), config.hints.get("occupancy", 1)
+    if _registers(held, problem) * resident > device.registers_per_sm:
         return f"{held} elements a thread spill at an occupancy of {occupancy}"
     return device.refusal(occupancy)
+
+
+def _may_win(config: Config, arch: Arch, problem: Problem) -> bool:
+    """Whether a config that shares rows is worth its place in a sweep."""
+    members, narrower = _MANY_MEMBERS
+    if int(config["members"]) >= members and problem.size("vocabulary") < narrower:
+        return False
+    fit = _registers(_held(config, problem), problem) * _THREADS <= Device.reference(arch).registers_per_sm
+    return _resident(config) >= _THREADS or not fit
 
 
 # What the declaration asks ----------------------------------------------------------------------
@@ -114,7 +144,8 @@ def _unshared(config: Config, arch: Arch, problem: Problem) -> str | None:
 def space(arch: Arch, problem: Problem) -> tuple[Config, ...]:
     """All candidates, of which `legal` leaves those that suit the vocabulary."""
     if problem["gradient"]:
-        return (*_READ_TWICE, *_SHARED)
+        shared = (config for config in _SHARED if _may_win(config, arch, problem))
+        return tuple(dict.fromkeys((*_READ_TWICE, *shared, default(arch, problem))))
     return (*_CHUNKED, *_CLUSTERS) if problem.size("rows") <= _FEW else _CHUNKED
 
 

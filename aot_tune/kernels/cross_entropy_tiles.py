@@ -11,11 +11,14 @@ from typing import Any
 
 import cuda.tile as ct
 
-from aot_tune.kernels.online_softmax import LOWEST, exponential, maximum_and_sum
-from aot_tune.kernels.row_groups import exchange
+from aot_tune.kernels.online_softmax import LOG2_E, LOWEST, exponential, maximum_and_sum
+from aot_tune.kernels.row_groups import clear, exchange
 from aot_tune.kernels.rows import load_part, store_part
 
 _NAN = math.nan
+
+_LARGE = 2.0**20
+"""Beyond it float16 has no finite number, and two of bfloat16 that differ do so by 4096 or more."""
 
 
 @ct.kernel
@@ -114,23 +117,27 @@ def _shared(
             ct.store(loss, (row,), row_loss.reshape((1,)), allow_tma=False)
         scale = ct.where(ct.isnan(row_loss), row_loss, grad_scale)
         share = scale / total
+        # The target's. Rounded here, since it is held in registers until all others are written.
+        slope = exponential(picked - highest.reshape((1,))) * share.reshape((1,)) - scale.reshape((1,))
+        slope = slope.astype(logits.dtype)
         if logits.dtype == ct.float32:
             share = share * exponential(top - highest)
+        else:
+            factor, product, lost = _powers_of_two(highest)
+            share = share * lost
         for part in ct.static_iter(range(parts)):
             if logits.dtype == ct.float32:
                 slopes = exponentials[part] * share
             else:
                 # None is above the highest. The compiler cannot know, and so keeps 16 bits, not 32.
                 again = ct.minimum(held[part], highest.astype(logits.dtype))
-                slopes = exponential(again.astype(ct.float32) - highest) * share
+                slopes = ct.exp2(_less(again, factor, product), flush_to_zero=True) * share
             turn = part * members + member
             store_part(logits, (row, turn), slopes.astype(logits.dtype), part < inside)
-        # The target's, over what it was given with all others: to compare each column would take longer.
-        slope = exponential(picked - highest.reshape((1,))) * (scale / total).reshape((1,)) - scale.reshape(
-            (1,)
-        )
+        # Over what it was given with all others: to compare each column would take longer.
         mine_too = (column >= 0) & (column // width % members == member)
-        ct.scatter(logits, (row, column), slope.astype(logits.dtype), mask=mine_too)
+        ct.scatter(logits, (row, column), slope, mask=mine_too)
+        clear(slots, logits.shape[0], row, members)
 
 
 def _loaded(logits: Any, place: Any, shape: Any) -> Any:
@@ -159,9 +166,38 @@ def _top_and_sum(held: Any, picked: Any, width: Any, parts: Any) -> Any:
     tops = ct.maximum(tops, ct.broadcast_to(picked.reshape((1, 1)), (1, width)))
     top = ct.maximum(ct.max(tops, axis=1, keepdims=True).astype(ct.float32), LOWEST)
     total, exponentials = ct.zeros((1, width), ct.float32), ()
-    for part in ct.static_iter(range(parts)):
-        each = exponential(held[part].astype(ct.float32) - top)
-        total = total + each
-        if picked.dtype == ct.float32:
+    if picked.dtype == ct.float32:
+        for part in ct.static_iter(range(parts)):
+            each = exponential(held[part] - top)
+            total = total + each
             exponentials = (*exponentials, each)  # type: ignore[assignment]  # grows while compiling
-    return top, ct.sum(total, axis=1, keepdims=True), exponentials
+        total = ct.sum(total, axis=1, keepdims=True)
+    else:
+        factor, product, lost = _powers_of_two(top)
+        for part in ct.static_iter(range(parts)):
+            total = total + ct.exp2(_less(held[part], factor, product), flush_to_zero=True)
+        total = ct.sum(total, axis=1, keepdims=True) * lost
+    return top, total, exponentials
+
+
+# Exponentials of 16-bit logits ------------------------------------------------------------------
+
+
+def _powers_of_two(top: Any) -> Any:
+    """Factor and product, with which e^(x - top) of each x up to `top` is 2^`_less`, times what comes third.
+
+    `product` is rounded, and x * factor is not where the compiler fuses: then all powers are off by what was
+    lost, which the third makes good. Where it does not fuse, it is 1.
+
+    A large `top` is made small, so that nothing is infinite: logits equal to it still give 1, all others 0.
+    """
+    factor = LOG2_E * _LARGE / ct.maximum(ct.maximum(top, -top), _LARGE)
+    product = top * factor
+    # Of halves and doubles, or the compiler would see the same product twice, and their difference as 0.
+    lost = _less(top * -0.5, factor * 2.0, -product)
+    return factor, product, ct.exp2(lost, flush_to_zero=True)
+
+
+def _less(x: Any, factor: Any, product: Any) -> Any:
+    """One instruction for each logit, where a difference, multiplied, would be two."""
+    return x.astype(ct.float32) * factor - product

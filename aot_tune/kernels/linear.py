@@ -17,7 +17,7 @@ from aot_tune.bucket import Exact, Pow2
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
-from aot_tune.kernels import activations, product
+from aot_tune.kernels import activations, product, split_k
 from aot_tune.kernels.arguments import (
     LARGEST_INDEX,
     check_apart,
@@ -26,31 +26,46 @@ from aot_tune.kernels.arguments import (
     check_shape,
     check_sizes,
 )
-from aot_tune.kernels.dense_space import constants_of, default, item_bytes, legal, space, tiles
-from aot_tune.kernels.product_space import persistent_grid, work_of
+from aot_tune.kernels.dense_space import constants_of, default, grid, legal, space, tiles, work
 from aot_tune.kernels.rows import as_rows
 from aot_tune.problem import Problem
-from aot_tune.tunable import Close, Tunable, Work
+from aot_tune.tunable import Close, Tunable
 
 
 @ct.kernel
 def linear_kernel(  # type: ignore[no-untyped-def]
-    x, weight, out, bias, biased, activation: ct.Constant[int],
+    x, weight, out, bias, scratch, biased, activation: ct.Constant[int],
     tile_m: ct.Constant[int], tile_n: ct.Constant[int], more_n: ct.Constant[int], tile_k: ct.Constant[int],
-    swapped: ct.Constant[int],
+    swapped: ct.Constant[int], splits: ct.Constant[int], slices: ct.Constant[int],
 ):  # fmt: skip
-    """Compute every `num_blocks`-th tile of `out`, accumulating in float32; constants as in `product`."""
+    """Compute every `num_blocks`-th tile of `out`, accumulating in float32; constants as in `product`.
+
+    Of several `splits` each block takes a share of a tile's sums, or adds up one of its `slices`.
+    """
     tiles_m, tiles_n = ct.cdiv(x.shape[0], tile_m), ct.cdiv(weight.shape[0], tile_n + more_n)
-    for tile in range(ct.bid(0), tiles_m * tiles_n, ct.num_blocks(0)):
-        m, n = product.place(tile, tiles_m, tiles_n)
-        if more_n:
-            wide, narrow = product.two_sums(x, weight, m, n, tile_m, tile_n, more_n, tile_k, True)
-            first, more = product.first_and_more(n, tile_n, more_n)
-            _finish(out, bias, biased, activation, m, first, wide, more_n, False)
-            _finish(out, bias, biased, activation, m, more, narrow, more_n, False)
+    if splits > 1:
+        parts, shape = tiles_m * tiles_n * splits, (tile_m, tile_n, tile_k)
+        if ct.bid(0) < parts:
+            m, n = product.place(ct.bid(0) // splits, tiles_m, tiles_n)
+            sums = split_k.part_of_sum(x, weight, m, n, ct.bid(0) % splits, splits, shape, True, swapped)
+            split_k.leave(scratch, ct.bid(0), sums)
         else:
-            sums = product.one_sum(x, weight, m, n, tile_m, tile_n, tile_k, True, swapped)
-            _finish(out, bias, biased, activation, m, n, sums, tile_n, swapped)
+            tile, at = (ct.bid(0) - parts) // slices, (ct.bid(0) - parts) % slices
+            m, n = product.place(tile, tiles_m, tiles_n)
+            sums = split_k.slice_of_sum(scratch, tile, at, splits, slices, shape, swapped)
+            m, n, spacing = split_k.index_of_slice(m, n, at, slices, tile_n, swapped)
+            _finish(out, bias, biased, activation, m, n, sums, spacing, swapped)
+    else:
+        for tile in range(ct.bid(0), tiles_m * tiles_n, ct.num_blocks(0)):
+            m, n = product.place(tile, tiles_m, tiles_n)
+            if more_n:
+                wide, narrow = product.two_sums(x, weight, m, n, tile_m, tile_n, more_n, tile_k, True)
+                first, more = product.first_and_more(n, tile_n, more_n)
+                _finish(out, bias, biased, activation, m, first, wide, more_n, False)
+                _finish(out, bias, biased, activation, m, more, narrow, more_n, False)
+            else:
+                sums = product.one_sum(x, weight, m, n, tile_m, tile_n, tile_k, True, swapped)
+                _finish(out, bias, biased, activation, m, n, sums, tile_n, swapped)
 
 
 def _finish(
@@ -83,6 +98,10 @@ def linear(
     float32 is multiplied as tf32: of each factor's mantissa the matrix units keep 10 bits (sm90 drops the
     others), so that a product is good to 2^-9.
     Rows of `x` and `weight` that do not all start at a multiple of 16 bytes are loaded an element at a time.
+
+    Several blocks may share the sums of up to 256 rows, in memory of the stream: run the same call once
+    before it is captured into a CUDA graph, on the stream that captures where there are several, and replay
+    the graphs of one stream one after another.
 
     Args:
         x: (..., K), bfloat16, float16 or float32, on a GPU; leading dimensions that ``view`` can flatten.
@@ -125,7 +144,7 @@ def linear(
     if m * n:
         biased = bias is not None
         bias = _no_bias(dtype, device) if bias is None else bias
-        linear_tunable.launch(rows, weight, written, bias, biased, number)
+        linear_tunable.launch(rows, weight, written, bias, split_k.scratch(rows, n), biased, number)
     return out
 
 
@@ -190,7 +209,7 @@ def _no_bias(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 
 
 def _problem(
-    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor,
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor, scratch: torch.Tensor,
     biased: bool, activation: int,
 ) -> Mapping[str, object]:  # fmt: skip
     return {
@@ -206,19 +225,15 @@ def _tiles(config: Config, problem: Problem) -> int:
     return tiles(config, problem.size("M"), problem.size("N"))
 
 
-def _work(config: Config, problem: Problem) -> Work:
-    return work_of(config, problem.size("K"), item_bytes=item_bytes(problem))
-
-
 def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
-    return persistent_grid(config, device, _tiles(config, problem))
+    return grid(config, device, problem.size("M"), problem.size("N"))
 
 
 def _args(
     config: Config, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor,
-    biased: bool, activation: int,
+    scratch: torch.Tensor, biased: bool, activation: int,
 ) -> tuple[Any, ...]:  # fmt: skip
-    return x, weight, out, bias, biased, activation, *constants_of(config)
+    return x, weight, out, bias, scratch, biased, activation, *constants_of(config)
 
 
 def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
@@ -229,12 +244,13 @@ def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
     biased = seed % 2 == 1
     bias = inputs.randn((n,), dtype, device, 3 * seed + 2) if biased else _no_bias(x.dtype, x.device)
     number = activations.NUMBERS[str(problem["activation"])]
-    return x, weight, inputs.empty((m, n), dtype, device), bias, biased, number
+    return x, weight, inputs.empty((m, n), dtype, device), bias, split_k.scratch(x, n), biased, number
 
 
 def _reference(
-    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor, biased: bool, number: int
-) -> Close:
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, bias: torch.Tensor, scratch: torch.Tensor,
+    biased: bool, number: int,
+) -> dict[str, Close]:  # fmt: skip
     exact = x.double() @ weight.double().t()
     if biased:
         exact += bias.double()
@@ -244,7 +260,11 @@ def _reference(
     # A step of tile_k left out would show as 0.05.
     tf32 = x.dtype == torch.float32
     rtol, atol = (2.0**-9, 5e-3) if tf32 else (torch.finfo(x.dtype).eps, 2e-3)
-    return Close(value=activations.reference(exact, activations.NAMES[number]), rtol=rtol, atol=atol)
+    value = activations.reference(exact, activations.NAMES[number])
+    return {
+        "out": Close(value=value, rtol=rtol, atol=atol),
+        "scratch": split_k.nothing_left(scratch),
+    }
 
 
 # What to sweep ----------------------------------------------------------------------------------
@@ -290,11 +310,12 @@ linear_tunable = Tunable(
     grid_fn=_grid,
     args_fn=_args,
     tiles=_tiles,
-    work=_work,
+    work=work,
     make_args=_make_args,
     reference=_reference,
     outputs=("out",),
+    reset=("scratch",),
     typical=_TYPICAL,
 )
-"""The declaration; ``linear_tunable.launch(x, weight, out, bias, biased, activation)`` takes x and out as
-(rows, columns), the activation by its number."""
+"""The declaration; ``linear_tunable.launch(x, weight, out, bias, scratch, biased, activation)`` takes x and
+out as (rows, columns), zeros to work in, the activation by its number."""

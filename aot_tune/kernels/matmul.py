@@ -12,36 +12,55 @@ from aot_tune import inputs
 from aot_tune.bucket import Exact, Pow2
 from aot_tune.config import Config
 from aot_tune.device import Device
-from aot_tune.kernels import product
+from aot_tune.kernels import product, split_k
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, indexable
-from aot_tune.kernels.dense_space import constants_of, default, item_bytes, legal, space, tiles
-from aot_tune.kernels.product_space import persistent_grid, work_of
+from aot_tune.kernels.dense_space import constants_of, default, grid, legal, space, tiles, work
 from aot_tune.problem import Problem
-from aot_tune.tunable import Close, Tunable, Work
+from aot_tune.tunable import Close, Tunable
 
 
 @ct.kernel
 def matmul_kernel(  # type: ignore[no-untyped-def]
-    a, b, c,
+    a, b, c, scratch,
     tile_m: ct.Constant[int], tile_n: ct.Constant[int], more_n: ct.Constant[int], tile_k: ct.Constant[int],
-    swapped: ct.Constant[int],
+    swapped: ct.Constant[int], splits: ct.Constant[int], slices: ct.Constant[int],
 ):  # fmt: skip
-    """Compute every `num_blocks`-th tile of C, accumulating in float32; constants as in `product`."""
+    """Compute every `num_blocks`-th tile of C, accumulating in float32; constants as in `product`.
+
+    Of several `splits` each block takes a share of a tile's sums, or adds up one of its `slices`.
+    """
     tiles_m, tiles_n = ct.cdiv(a.shape[0], tile_m), ct.cdiv(b.shape[1], tile_n + more_n)
-    for tile in range(ct.bid(0), tiles_m * tiles_n, ct.num_blocks(0)):
-        m, n = product.place(tile, tiles_m, tiles_n)
-        if more_n:
-            wide, narrow = product.two_sums(a, b, m, n, tile_m, tile_n, more_n, tile_k, False)
-            first, more = product.first_and_more(n, tile_n, more_n)
-            product.store(c, m, first, wide.astype(c.dtype), more_n)
-            product.store(c, m, more, narrow.astype(c.dtype), more_n)
+    if splits > 1:
+        parts, shape = tiles_m * tiles_n * splits, (tile_m, tile_n, tile_k)
+        if ct.bid(0) < parts:
+            m, n = product.place(ct.bid(0) // splits, tiles_m, tiles_n)
+            sums = split_k.part_of_sum(a, b, m, n, ct.bid(0) % splits, splits, shape, False, swapped)
+            split_k.leave(scratch, ct.bid(0), sums)
         else:
-            sums = product.one_sum(a, b, m, n, tile_m, tile_n, tile_k, False, swapped)
-            product.store(c, m, n, product.turned(sums.astype(c.dtype), swapped), tile_n)
+            tile, at = (ct.bid(0) - parts) // slices, (ct.bid(0) - parts) % slices
+            m, n = product.place(tile, tiles_m, tiles_n)
+            sums = split_k.slice_of_sum(scratch, tile, at, splits, slices, shape, swapped)
+            m, n, spacing = split_k.index_of_slice(m, n, at, slices, tile_n, swapped)
+            product.store(c, m, n, product.turned(sums.astype(c.dtype), swapped), spacing)
+    else:
+        for tile in range(ct.bid(0), tiles_m * tiles_n, ct.num_blocks(0)):
+            m, n = product.place(tile, tiles_m, tiles_n)
+            if more_n:
+                wide, narrow = product.two_sums(a, b, m, n, tile_m, tile_n, more_n, tile_k, False)
+                first, more = product.first_and_more(n, tile_n, more_n)
+                product.store(c, m, first, wide.astype(c.dtype), more_n)
+                product.store(c, m, more, narrow.astype(c.dtype), more_n)
+            else:
+                sums = product.one_sum(a, b, m, n, tile_m, tile_n, tile_k, False, swapped)
+                product.store(c, m, n, product.turned(sums.astype(c.dtype), swapped), tile_n)
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """Multiply two matrices, accumulating in float32.
+
+    Several blocks may share the sums of up to 256 rows, in memory of the stream: run the same call once
+    before it is captured into a CUDA graph, on the stream that captures where there are several, and replay
+    the graphs of one stream one after another.
 
     Args:
         a: (M, K), bfloat16 or float16, on a GPU; any strides.
@@ -70,14 +89,16 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None)
         return out.zero_()  # a sum of nothing
     counted = indexable("matmul", a=a, b=b, out=out)
     check_apart("matmul", "out", out, a=a, b=b)
-    matmul_tunable.launch(*counted)
+    matmul_tunable.launch(*counted, split_k.scratch(a, n))
     return out
 
 
 # The declaration --------------------------------------------------------------------------------
 
 
-def _problem(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Mapping[str, object]:
+def _problem(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor
+) -> Mapping[str, object]:
     return {"dtype": a.dtype, "M": a.shape[0], "N": b.shape[1], "K": a.shape[1]}
 
 
@@ -85,30 +106,33 @@ def _tiles(config: Config, problem: Problem) -> int:
     return tiles(config, problem.size("M"), problem.size("N"))
 
 
-def _work(config: Config, problem: Problem) -> Work:
-    return work_of(config, problem.size("K"), item_bytes=item_bytes(problem))
-
-
 def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
-    return persistent_grid(config, device, _tiles(config, problem))
+    return grid(config, device, problem.size("M"), problem.size("N"))
 
 
-def _args(config: Config, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[Any, ...]:
-    return a, b, out, *constants_of(config)
+def _args(
+    config: Config, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor
+) -> tuple[Any, ...]:
+    return a, b, out, scratch, *constants_of(config)
 
 
 def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
     m, n, k, dtype = problem.size("M"), problem.size("N"), problem.size("K"), str(problem["dtype"])
     a = inputs.randn((m, k), dtype, device, 2 * seed)
     b = inputs.randn((k, n), dtype, device, 2 * seed + 1, scale=k**-0.5)  # so that C is of the order of 1
-    return a, b, inputs.empty((m, n), dtype, device)
+    return a, b, inputs.empty((m, n), dtype, device), split_k.scratch(a, n)
 
 
-def _reference(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Close:
+def _reference(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor
+) -> dict[str, Close]:
     # One rounding to the output's dtype is half its eps. The absolute term is for the float32 sums, which the
     # matrix units truncate: 2^-23 of a running sum near 1, 1800 times for the largest K, is 2e-4. A step of
     # tile_k left out would show as 0.05.
-    return Close(value=a.double() @ b.double(), rtol=torch.finfo(a.dtype).eps, atol=2e-3)
+    return {
+        "out": Close(value=a.double() @ b.double(), rtol=torch.finfo(a.dtype).eps, atol=2e-3),
+        "scratch": split_k.nothing_left(scratch),
+    }
 
 
 _BOTH = ("bfloat16", "float16")
@@ -128,10 +152,11 @@ matmul_tunable = Tunable(
     grid_fn=_grid,
     args_fn=_args,
     tiles=_tiles,
-    work=_work,
+    work=work,
     make_args=_make_args,
     reference=_reference,
     outputs=("out",),
+    reset=("scratch",),
     typical=[
         {"dtype": "bfloat16", "M": _EVERY, "N": 6144, "K": 4096},  # Llama 3.1 8B, queries, keys and values
         {"dtype": "float16", "M": _M, "N": 6144, "K": 4096},
@@ -149,4 +174,5 @@ matmul_tunable = Tunable(
         {"dtype": "bfloat16", "M": _M, "N": 7168, "K": 16384},  # DeepSeek-V3, attention output
     ],
 )
-"""The declaration; ``matmul_tunable.launch(a, b, out)`` takes the shapes that `matmul` takes."""
+"""The declaration; ``matmul_tunable.launch(a, b, out, scratch)`` takes what `matmul` takes, and zeros to work
+in."""

@@ -30,6 +30,9 @@ different ones would leave the waiting loop apart."""
 _MINUS_ZERO = -(2**31)
 """The bits of float32's -0, which stands for 0."""
 
+_NEVER_SO_MANY = 20
+"""`ANSWERS` are fewer than 2 to this power."""
+
 _FEWEST_ROWS = 1022
 """Rows that any `slots` are large enough for, 2 MB: a graph of no more may be captured after any other call,
 that of `aot_tune.prime` too, which launches few rows."""
@@ -67,22 +70,28 @@ def parts(width: int, members: int, cols: int) -> tuple[int, int]:
     return count, min(max(cols // width - (members - 1) * count, 0), count)
 
 
-def check_all_run(kernel: str, config: Config, device: Device) -> None:
-    """Refuse to let more blocks share a row than run at once: they would wait for each other for ever.
+def check_all_run(kernel: str, config: Config, device: Device, members: int) -> None:
+    """Refuse to let more blocks wait for each other than half of a GPU runs at once.
+
+    More than all would wait for ever; so might as many of two launches, each with a part of the GPU.
 
     Raises:
         LaunchError: It says how to go on.
     """
-    members, most = int(config["members"]), at_once(config, device)
-    if members > most:
+    most = at_once(config, device) // 2
+    if 1 < members > most:
         raise LaunchError(
-            f"{kernel}: in {config} {members} blocks share a row, and this GPU of {device.sm_count} "
-            f"multiprocessors runs {most} at once; set AOT_TUNE_CONFIG=default, or tune {kernel} on it"
+            f"{kernel}: in {config} {members} blocks wait for each other, and half of this GPU of "
+            f"{device.sm_count} multiprocessors runs {most} at once; tune {kernel} on it "
+            f"(aot-tune tune {kernel}), which leaves such configs out"
         )
 
 
 def exchange(slots: Any, rows: Any, row: Any, member: Any, members: Any, mine: Any) -> Any:
-    """What all blocks of a row found, in a kernel; each calls it once.
+    """What all blocks of a row found, in a kernel; each calls it once, and later `clear`.
+
+    What a block loaded to make `mine` of it is read before any other block goes on; what it writes afterwards
+    must depend on the answer, or it might be written before the others have read.
 
     Args:
         slots: (`ints` of the rows or more,), int32, zero between launches.
@@ -98,22 +107,34 @@ def exchange(slots: Any, rows: Any, row: Any, member: Any, members: Any, mine: A
     relaxed, scope = ct.MemoryOrder.RELAXED, ct.MemoryScope.DEVICE
     values, each = mine.shape[0], ANSWERS // members
     bits = ct.bitcast(mine, ct.int32)
-    bits = ct.where(bits == 0, _MINUS_ZERO, bits).reshape((1, values))
-    left = ct.broadcast_to(bits, (each // values, values)).reshape((each,))
+    bits = ct.where(bits == 0, _MINUS_ZERO, bits)
+    which, left = ct.arange(each, dtype=ct.int32) & (values - 1), ct.zeros((each,), ct.int32)
+    for value in ct.static_iter(range(values)):
+        left = ct.where(which == value, bits.extract((value,), (1,)), left)
     ct.store(
-        slots, (row * members + member,), left, allow_tma=False, memory_order=relaxed, memory_scope=scope
-    )
+        slots, (row * members + member,), left,
+        check_bounds=False, allow_tma=False, memory_order=relaxed, memory_scope=scope,
+    )  # fmt: skip
     found, missing = ct.zeros((ANSWERS,), ct.int32), 1
     while missing > 0:
-        # Acquiring, since the compiler moves a relaxed load out of the loop: it would wait for ever.
+        # Always 0, which the compiler cannot know: it would move a relaxed load of one place out of the loop
+        # (tileiras 13.4), which then never ends, and acquiring ones would wait for each other.
+        none = missing >> _NEVER_SO_MANY
         found = ct.load(
-            slots, (row,), (ANSWERS,),
-            allow_tma=False, memory_order=ct.MemoryOrder.ACQUIRE, memory_scope=scope,
+            slots, (row + none,), (ANSWERS,),
+            check_bounds=False, allow_tma=False, memory_order=relaxed, memory_scope=scope,
         )  # fmt: skip
         missing = ct.sum(ct.where(found == 0, 1, 0))
-    # The last of them to have read them leaves zeros.
-    if ct.atomic_add(slots, rows * ANSWERS + row, 1, memory_order=relaxed) == members - 1:
-        ct.store(slots, (row,), ct.zeros((ANSWERS,), ct.int32), allow_tma=False)
-        ct.scatter(slots, rows * ANSWERS + row, 0)
     all_of_them = found.reshape((members, each // values, values)).extract((0, 0, 0), (members, 1, values))
     return ct.bitcast(all_of_them.reshape((members, values)), ct.float32)
+
+
+def clear(slots: Any, rows: Any, row: Any, members: Any) -> None:
+    """Leave a row's slots at zero for the next launch, in a kernel; the last member that comes does it.
+
+    Each block that called `exchange` calls it once, last of all, since it waits for an answer. One that did
+    not must not: who counts as the last would take away what others still wait for.
+    """
+    if ct.atomic_add(slots, rows * ANSWERS + row, 1, memory_order=ct.MemoryOrder.RELAXED) == members - 1:
+        ct.store(slots, (row,), ct.zeros((ANSWERS,), ct.int32), allow_tma=False)
+        ct.scatter(slots, rows * ANSWERS + row, 0)

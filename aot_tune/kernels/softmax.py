@@ -16,7 +16,7 @@ from aot_tune.errors import LaunchError
 from aot_tune.kernels import softmax_space
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, indexable
 from aot_tune.kernels.online_softmax import LOWEST, exponential, maximum_and_sum
-from aot_tune.kernels.row_groups import check_all_run, exchange
+from aot_tune.kernels.row_groups import check_all_run, clear, exchange
 from aot_tune.kernels.rows import as_rows, load_part, store_part, threads
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
@@ -57,6 +57,8 @@ def softmax_kernel(  # type: ignore[no-untyped-def]
         for part in ct.static_iter(range(parts)):
             result = (exponentials[part] * share).astype(out.dtype)
             store_part(out, (place, first + part), result, part < inside)
+        if members > 1:
+            clear(slots, x.shape[0], place, members)
 
 
 def _of_the_whole_row(
@@ -138,7 +140,7 @@ def _tiles(config: Config, problem: Problem) -> int:
 
 
 def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
-    check_all_run("softmax", config, device)
+    check_all_run("softmax", config, device, int(config["members"]))
     return (_tiles(config, problem),)
 
 

@@ -169,8 +169,8 @@ def run(
 
     Asserts that every element of an output was written once, and of the others that are changed at most once.
     So many blocks run `at_once`: as on a GPU they start in order, each when another has ended. With
-    `disorder` they run one after another in any order, and what they store relaxed is seen late, likewise. Of
-    what is changed in place, `amended` elements may be written a second time.
+    `disorder` what they store relaxed is seen late, in any order, and blocks that run one after another do so
+    in any order, too. Of what is changed in place, `amended` elements may be written a second time.
 
     Returns:
         The number of blocks.
@@ -194,7 +194,7 @@ def run(
     for module in modules:
         monkeypatch.setattr(module, "ct", functions)
     ordered = [tuple(reversed(block)) for block in product(*map(range, reversed(sizes)))]
-    if disorder is not None:
+    if disorder is not None and at_once == 1:
         disorder.shuffle(ordered)
     blocks = iter(ordered)
 
@@ -223,16 +223,17 @@ class _Late:
     """Relaxed stores that are not seen yet: with each relaxed load one of them arrives, whichever."""
 
     def __init__(self, disorder: random.Random | None) -> None:
-        self.disorder, self.stores = disorder, list[Callable[[], None]]()
+        self.disorder, self.stores, self.lock = disorder, list[Callable[[], None]](), threading.Lock()
         self.in_vain = 0
 
     def load(self, *args: Any, memory_order: Any = "weak", **hints: Any) -> Tile:
-        tile = _load(*args, **hints)
-        if memory_order != "weak" and self.stores and self.disorder is not None:
-            self.stores.pop(self.disorder.randrange(len(self.stores)))()
-            self.in_vain = 0
-        self.in_vain += memory_order != "weak"
-        assert self.in_vain < 10_000, "what is waited for was never stored"
+        tile = _load(*args, memory_order=memory_order, **hints)
+        with self.lock:
+            if memory_order != "weak" and self.stores and self.disorder is not None:
+                self.stores.pop(self.disorder.randrange(len(self.stores)))()
+                self.in_vain = 0
+            self.in_vain += memory_order != "weak"
+            assert self.in_vain < 100_000, "what is waited for was never stored"
         return tile
 
     def store(self, *args: Any, memory_order: Any = "weak", **hints: Any) -> None:

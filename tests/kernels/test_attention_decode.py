@@ -13,6 +13,7 @@ import torch
 from aot_tune import cutile
 from aot_tune.arch import KNOWN_ARCHS, Arch
 from aot_tune.config import Config
+from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import attention_decode_space
 from aot_tune.kernels.attention_decode import attention_decode, attention_decode_tunable
@@ -163,8 +164,16 @@ def made(one: Problem, lengths: list[int] | None = None, window: int | None = No
     return tuple(args)
 
 
-def run(args: tuple[Any, ...], candidate: Config, monkeypatch: pytest.MonkeyPatch, **how: Any) -> None:
-    emulator.run(attention_decode_tunable, args, candidate, monkeypatch, **how)
+def run(
+    args: tuple[Any, ...], candidate: Config, monkeypatch: pytest.MonkeyPatch, *,
+    at_once: int | None = None, disorder: random.Random | None = None,
+) -> None:  # fmt: skip
+    """Run the kernel with as few blocks at a time as may be, or with more."""
+    splits = int(candidate["splits"])
+    emulator.run(
+        attention_decode_tunable, args, candidate, monkeypatch,
+        sms=2 * splits, at_once=at_once or splits, disorder=disorder,
+    )  # fmt: skip
     assert not bool(args[7].any()), "what the splits left is not zero again"
 
 
@@ -227,8 +236,9 @@ def test_an_empty_sequence_gives_zeros_and_a_log_sum_of_minus_infinity(
     [
         (shape(2, 1000, 4, 2), 8),  # half a piece
         (shape(2, 1000, 4, 2, head_dim=128), 4),  # a whole one
-        (shape(1, 700, 10, 1, head_dim=128), 16),  # two pieces, and of 16 splits 11 are active
+        (shape(1, 700, 10, 1, head_dim=128), 16),  # two pieces, and of 16 splits 11 have keys
         (shape(1, 300, 64, 1, head_dim=128), 2),  # eight
+        (shape(1, 200, 40, 1), 64),  # a row of each split's own
     ],
 )
 def test_parts_are_combined_in_whatever_order_they_arrive(
@@ -242,10 +252,10 @@ def test_parts_are_combined_in_whatever_order_they_arrive(
         args[5].fill_(torch.nan)
 
 
-def test_blocks_that_run_at_the_same_time_combine_each_sequence_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_blocks_than_a_sequence_has_may_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     args = made(shape(2, 500, 4, 2))
     wanted = expected(attention_decode_tunable, args)
-    run(args, config(8), monkeypatch, at_once=4)
+    run(args, config(8), monkeypatch, at_once=20)
     assert_agrees(attention_decode_tunable, args, wanted)
 
 
@@ -272,14 +282,22 @@ def test_parts_that_are_zero_or_not_finite_are_waited_for_and_combined(
     assert bool(args[6][0].isnan().all())
 
 
-def test_the_scratch_holds_what_any_config_leaves() -> None:
-    for group, head_dim in ((1, 64), (8, 64), (4, 128), (64, 128)):
-        columns = attention_decode_space.rows(group)
-        piece = min(columns * head_dim, attention_decode_space.PIECE)
-        for splits in (2, 64):
-            pairs = attention_decode_space.MOST_BLOCKS // splits
-            used = pairs * splits * (columns * head_dim + piece) + pairs
-            assert used <= attention_decode_space.scratch(columns, head_dim) < 2**31
+def test_the_scratch_holds_what_the_blocks_of_any_candidate_leave() -> None:
+    for one in (*attention_decode_tunable.typical_problems, shape(1, 65536, 64, 1, head_dim=128)):
+        args = attention_decode_tunable.make_args(one, torch.device("meta"), 0)
+        for arch in KNOWN_ARCHS:
+            for candidate in attention_decode_tunable.candidates(arch, one):
+                if int(candidate["splits"]) > 1:
+                    edge = attention_decode_tunable.bucket_of(one)
+                    assert attention_decode_space.blocks(candidate, edge) <= args[7].shape[0], candidate
+
+
+def test_blocks_that_would_wait_for_ever_on_a_small_gpu_are_refused() -> None:
+    one = shape(1, 8192)
+    small = Device.reference(SM90).with_sm_count("a slice", 14)
+    assert attention_decode_tunable.grid_fn(config(8, gather=True), small, one) == (16,)
+    with pytest.raises(LaunchError, match=r"16 blocks wait .* runs 14 at once; tune attention_decode on it"):
+        attention_decode_tunable.grid_fn(config(16, gather=True), small, one)
 
 
 @pytest.mark.parametrize("window", [None, 37])
@@ -348,7 +366,7 @@ def test_it_compiles_without_spilling(name: str, page_size: int) -> None:
     [
         (shape(64, 2048, 64, 8, head_dim=128, page_size=64), config(4)),
         (shape(256, 2048, 64, 8, head_dim=64), config(1, gather=True)),
-        (shape(8, 8192, 64, 8, head_dim=64), config(16, gather=True, occupancy=1)),
+        (shape(8, 8192, 64, 8, head_dim=64), config(16, 128, gather=True, occupancy=1)),
         (shape(8, 8192, 64, 8, head_dim=128, page_size=32), config(8, 128, gather=True)),
         (shape(8, 8192, 32, 8, head_dim=128), config(8)),
         (shape(3, 700, 5, 1, dtype="float16", page_size=128), config(1, 128)),

@@ -52,6 +52,26 @@ def test_cross_entropy_agrees_in_every_config(vocabulary: int, gradient: bool, d
     torch.cuda.empty_cache()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("offset", [1e3, -1e3, 6e4, 1e6, 1e30, 3e38, -3e38])
+@pytest.mark.parametrize("vocabulary", [32000, 128256])
+def test_logits_far_from_zero_give_their_loss_and_gradient(
+    vocabulary: int, offset: float, dtype: torch.dtype
+) -> None:
+    if abs(offset) > torch.finfo(dtype).max:
+        pytest.skip("float16 has no such number")
+    logits = (normal(40, vocabulary).float() * 4 + offset).to(dtype)
+    target = targets(40, vocabulary)
+    exact = logits.double().requires_grad_()
+    losses = torch.nn.functional.cross_entropy(exact, target, reduction="none")
+    losses.sum().backward()
+    loss = cross_entropy(logits, target, grad_scale=1.0)
+    torch.testing.assert_close(loss.double(), losses.detach(), rtol=1e-5, atol=2e-5 + 2e-7 * abs(offset))
+    assert exact.grad is not None
+    eps = max(torch.finfo(dtype).eps, 1e-5)
+    torch.testing.assert_close(logits.double(), exact.grad, rtol=2 * eps, atol=1e-6)
+
+
 def targets(rows: int, vocabulary: int) -> torch.Tensor:
     return torch.randint(0, vocabulary, (rows,), device="cuda")
 

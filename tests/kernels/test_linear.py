@@ -42,8 +42,9 @@ def config(
     num_ctas: int = 1,
     occupancy: int = 1,
     warps: int = 4,
+    splits: int = 1,
 ) -> Config:
-    return config_of(tile_m, tile_n, more_n, tile_k, swapped, num_ctas, occupancy, warps)
+    return config_of(tile_m, tile_n, more_n, tile_k, swapped, num_ctas, occupancy, warps, splits)
 
 
 # The space --------------------------------------------------------------------------------------
@@ -125,6 +126,24 @@ def test_the_kernel_agrees_with_the_reference(
     assert_agrees(linear_tunable, args, wanted)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    "tile", [{"tile_m": 64, "tile_n": 64}, {"tile_m": 16, "tile_n": 256, "swapped": 1}], ids=str
+)
+@pytest.mark.parametrize("splits", [2, 3, 4])
+def test_parts_of_a_sum_are_added_up_by_whoever_comes_later(
+    splits: int, tile: dict[str, int], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = shape(70, 300, 8192 + 40, dtype, activation="silu")
+    for seed in (0, 1):  # without a bias, and with one
+        args = linear_tunable.make_args(one, CPU, seed)
+        poison(linear_tunable, args)
+        wanted = expected(linear_tunable, args)
+        emulator.run(linear_tunable, args, config(tile_k=512, splits=splits, **tile), monkeypatch)
+        assert_agrees(linear_tunable, args, wanted)
+        assert not bool(args[4].any()), "what parts left is not zero again"
+
+
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("activation", activations.NAMES)
 @pytest.mark.parametrize("seed", [0, 1])
@@ -132,7 +151,7 @@ def test_bias_and_activation_come_after_the_sum(
     activation: str, seed: int, form: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = linear_tunable.make_args(shape(20, 70, 64, activation=activation), CPU, seed)
-    x, weight, out, bias, biased, _ = args
+    x, weight, out, bias, _, biased, _ = args
     assert biased == (seed == 1)
     wanted = expected(linear_tunable, args)
     emulator.run(linear_tunable, args, config(16, 32, 32, **form), monkeypatch)
@@ -206,7 +225,7 @@ def test_the_host_function_allocates_the_product_and_launches_once(launched: lis
     x, weight, bias = half(3, 4), torch.nn.Parameter(half(5, 4)), half(5)
     out = linear(x, weight, bias, activation="gelu")
     assert (tuple(out.shape), out.dtype) == ((3, 5), torch.bfloat16)
-    [(passed_x, passed_weight, passed_out, passed_bias, biased, activation)] = launched
+    [(passed_x, passed_weight, passed_out, passed_bias, _, biased, activation)] = launched
     assert passed_x is x
     assert passed_weight is weight
     assert passed_out is out
@@ -219,7 +238,7 @@ def test_without_a_bias_one_stand_in_is_passed_again_and_again(launched: list[tu
         linear(half(3, 4), half(5, 4))
     first, second = launched
     assert first[3] is second[3]
-    assert (first[3].dtype, first[4:]) == (torch.bfloat16, (False, activations.NONE))
+    assert (first[3].dtype, first[5:]) == (torch.bfloat16, (False, activations.NONE))
 
 
 @pytest.mark.parametrize("leading", [(), (1,), (2, 3), (2, 3, 4)])

@@ -14,7 +14,7 @@ from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import matmul, matmul_tunable
-from aot_tune.kernels.dense_space import config_of
+from aot_tune.kernels.dense_space import config_of, constants_of, tiles
 from aot_tune.problem import Problem
 from tests.kernels import emulator
 from tests.kernels.agree import assert_agrees, expected, poison, problem
@@ -37,8 +37,9 @@ def config(
     num_ctas: int = 1,
     occupancy: int = 1,
     warps: int = 4,
+    splits: int = 1,
 ) -> Config:
-    return config_of(tile_m, tile_n, more_n, tile_k, swapped, num_ctas, occupancy, warps)
+    return config_of(tile_m, tile_n, more_n, tile_k, swapped, num_ctas, occupancy, warps, splits)
 
 
 def refusal(candidate: Config, arch: str = "sm90", m: int = 4096) -> str:
@@ -116,8 +117,42 @@ def test_more_columns_divide_those_beside_them_and_give_no_rows() -> None:
     assert refusal(config(64, 128, 64, more_n=32)) == ""
 
 
+def test_blocks_share_the_sums_of_few_rows_and_a_long_k() -> None:
+    def said(candidate: Config, m: int, n: int, k: int) -> str:
+        return matmul_tunable.refusal(candidate, SM90, shape(m, n, k)) or ""
+
+    shared = config(128, 128, 64, warps=8, splits=3)
+    assert said(shared, 256, 5120, 25600) == ""
+    assert "5120 over 3 splits" in said(shared, 256, 5120, 5120)
+    assert "512 rows and a K" in said(shared, 512, 5120, 25600)
+    assert "half empty" in said(shared, 64, 5120, 25600)
+    assert "448 tiles are enough" in said(shared, 256, 28672, 25600)
+    assert "are not shared" in said(config(128, 128, 64, more_n=32, warps=8, splits=3), 256, 5120, 25600)
+    assert "are not shared" in said(config(128, 256, 64, num_ctas=2, splits=2), 256, 5120, 25600)
+    for arch in KNOWN_ARCHS:
+        found = matmul_tunable.candidates(arch, shape(1, 4096, 14336))
+        assert any(c["splits"] == 3 for c in found), arch
+    for name in ("sm90", "sm100"):
+        found = matmul_tunable.candidates(Arch.parse(name), shape(256, 5120, 25600))
+        assert any(c["splits"] == 3 and c["tile_m"] == 128 for c in found), name
+
+
+def test_what_blocks_leave_fits_and_each_slice_has_more_elements_than_a_block_has_threads() -> None:
+    for one in matmul_tunable.typical_problems:
+        scratch = matmul_tunable.make_args(one, torch.device("meta"), 0)[3]
+        for arch in KNOWN_ARCHS:
+            for candidate in matmul_tunable.candidates(arch, one):
+                tile_m, tile_n, *_, splits, slices = constants_of(candidate)
+                if splits > 1:
+                    parts = tiles(candidate, matmul_tunable.bucket_of(one).size("M"), one.size("N"))
+                    assert parts * tile_m * tile_n <= scratch.shape[0]
+                    assert tile_m * tile_n // slices >= 32 * candidate.hints["num_worker_warps"] * 4
+
+
 def test_a_config_without_hints_is_judged_as_one_block_on_one_multiprocessor() -> None:
-    bare = Config(constants={"tile_m": 64, "tile_n": 64, "more_n": 0, "tile_k": 64, "swapped": 0})
+    bare = Config(
+        constants={"tile_m": 64, "tile_n": 64, "more_n": 0, "tile_k": 64, "swapped": 0, "splits": 1}
+    )
     assert matmul_tunable.refusal(bare, SM90, shape(64)) is None
     assert matmul_tunable.grid_fn(bare, Device.reference(SM90), shape(8192)) == (132,)
 
@@ -146,6 +181,9 @@ def test_the_grid_is_what_the_gpu_holds_at_once_and_no_more_than_the_tiles() -> 
     assert grid(config(128, 128, 64, occupancy=2), device, shape(4096)) == (264,)
     assert grid(config(128, 256, 64, num_ctas=2), device, shape(4096)) == (66,)
     assert grid(config(128, 128, 64), device, shape(1)) == (48,)
+    # 96 tiles of 3 parts, and 8 slices of each tile.
+    assert grid(config(128, 128, 64, warps=8, splits=3), device, shape(256)) == (96 * 3 + 96 * 8,)
+    assert grid(config(16, 64, 128, swapped=1, splits=2), device, shape(16)) == (96 * 2 + 96,)
 
 
 def test_the_work_of_all_tiles_is_the_work_of_the_product() -> None:
@@ -159,6 +197,8 @@ def test_the_work_of_all_tiles_is_the_work_of_the_product() -> None:
     wider = matmul_tunable.work(config(128, 128, 64, more_n=64, warps=8), one)
     assert (wider.flops, wider.store_bytes) == (2 * 128 * 192 * 64, 128 * 192 * 2)
     assert wider.load_bytes == (128 + 192) * 64 * 2
+    split = config(128, 128, 64, warps=8, splits=2)
+    assert matmul_tunable.tiles(split, shape(256)) * matmul_tunable.work(split, shape(256)).steps == 96 * 64
 
 
 # The kernel -------------------------------------------------------------------------------------
@@ -195,10 +235,47 @@ def test_every_tile_is_computed_once_on_any_number_of_multiprocessors(
         assert_agrees(matmul_tunable, args, wanted)
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "tile"),
+    [
+        (70, 150, {"tile_m": 64, "tile_n": 64}),  # two slices
+        (130, 100, {"tile_m": 128, "tile_n": 64}),  # four
+        (16, 300, {"tile_m": 16, "tile_n": 256, "swapped": 1}),
+    ],
+)
+@pytest.mark.parametrize("splits", [2, 3, 4])
+def test_parts_of_a_sum_are_added_up_by_whoever_comes_later(
+    m: int, n: int, tile: dict[str, int], splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = matmul_tunable.make_args(shape(m, n, 8192 + 40), CPU, 1)
+    args[0][0] = 0.0  # sums of 0 and -0 must be seen too
+    args[0][1] = -0.0
+    wanted = expected(matmul_tunable, args)
+    for at_once in (1, 5):  # on the same scratch
+        poison(matmul_tunable, args)
+        emulator.run(
+            matmul_tunable, args, config(tile_k=512, splits=splits, **tile), monkeypatch, at_once=at_once
+        )
+        assert_agrees(matmul_tunable, args, wanted)
+        assert not bool(args[3].any()), "what parts left is not zero again"
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_sums_that_are_not_finite_are_seen_and_taken_away_again(
+    value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = matmul_tunable.make_args(shape(20, 64, 8192), CPU, 1)
+    args[0][3, 5] = value
+    emulator.run(matmul_tunable, args, config(16, 64, 1024, splits=2), monkeypatch)
+    wanted = args[0].double() @ args[1].double()
+    torch.testing.assert_close(args[2].double(), wanted, rtol=1e-2, atol=1e-2, equal_nan=True)
+    assert not bool(args[3].any())
+
+
 def test_the_tolerance_tells_a_missing_step_from_a_rounding() -> None:
     args = matmul_tunable.make_args(shape(64, 64, 28672), CPU, 0)
     wanted = expected(matmul_tunable, args)
-    a, b, out = args
+    a, b, out, _ = args
     out.copy_(a.float() @ b.float())
     assert_agrees(matmul_tunable, args, wanted)
     out.copy_(a[:, 64:].float() @ b[64:].float())
@@ -230,7 +307,7 @@ def test_the_host_function_allocates_the_product_and_launches_once(launched: lis
     a, b = half(3, 4), half(5, 4).t()
     out = matmul(a, b)
     assert (tuple(out.shape), out.dtype) == ((3, 5), torch.bfloat16)
-    [(passed_a, passed_b, passed_out)] = launched
+    [(passed_a, passed_b, passed_out, _)] = launched
     assert passed_a is a
     assert passed_b is b
     assert passed_out is out

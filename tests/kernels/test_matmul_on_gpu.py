@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from aot_tune import environment
+from aot_tune.config import Config
 from aot_tune.kernels import matmul, matmul_tunable
-from tests.kernels.agree import problem
-from tests.kernels.test_on_gpu import DTYPES, check, normal
+from aot_tune.problem import Problem
+from tests.kernels.agree import assert_agrees, expected, poison, problem
+from tests.kernels.test_on_gpu import DTYPES, check, here, normal
 
 pytestmark = pytest.mark.gpu
 
@@ -34,6 +36,26 @@ def test_matmul_agrees_with_the_reference(m: int, n: int, k: int, dtype: str) ->
 @pytest.mark.parametrize("m", [8, 100, 3000])
 def test_matmul_agrees_in_configs_across_its_space(m: int) -> None:
     check(matmul_tunable, problem(dtype="bfloat16", M=m, N=1000, K=1032), every=3)
+
+
+def sharing(one: Problem) -> list[Config]:
+    found = [c for c in matmul_tunable.candidates(here(), one) if int(c["splits"]) > 1]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 4096, 14336), (40, 1000, 12296), (256, 5120, 25600)])
+def test_blocks_that_share_a_sum_agree_again_and_again(m: int, n: int, k: int, dtype: str) -> None:
+    one = problem(dtype=dtype, M=m, N=n, K=k)
+    args = matmul_tunable.make_args(one, torch.device("cuda"), 1)
+    wanted, scratch = expected(matmul_tunable, args), args[matmul_tunable.parameters.index("scratch")]
+    for config in sharing(one):
+        for _ in range(20):
+            poison(matmul_tunable, args)
+            matmul_tunable.launch(*args, config=config)
+        assert_agrees(matmul_tunable, args, wanted, f"{one} with {config}")
+        assert not bool(scratch.any()), "what blocks left is not zero again"
 
 
 def product(a: torch.Tensor, b: torch.Tensor, **more: Any) -> torch.Tensor:

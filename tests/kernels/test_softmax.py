@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -111,9 +112,9 @@ def test_a_launch_of_few_rows_leaves_memory_for_a_graph_of_more() -> None:
 
 def test_blocks_that_would_wait_for_ones_that_cannot_run_are_refused() -> None:
     few = Device.reference(SM90).with_sm_count("a slice", 7)
-    assert softmax_tunable.grid_fn(config(1024, 16), few, shape(3, 32000)) == (48,)
-    with pytest.raises(LaunchError, match=r"32 blocks share a row, and this GPU of 7 .* runs 28 at once"):
-        softmax_tunable.grid_fn(config(1024, 32), few, shape(3, 32000))
+    assert softmax_tunable.grid_fn(config(1024, 8), few, shape(3, 32000)) == (24,)
+    with pytest.raises(LaunchError, match=r"16 blocks wait for each other, and half .* of 7 .* runs 14 at"):
+        softmax_tunable.grid_fn(config(1024, 16), few, shape(3, 32000))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -145,8 +146,20 @@ def test_rows_that_blocks_share_agree_with_the_reference(
     wanted = expected(softmax_tunable, args)
     for at_once in (members, 2 * members + 1):
         poison(softmax_tunable, args)
-        emulator.run(softmax_tunable, args, config(width, members), monkeypatch, sms=8, at_once=at_once)
+        emulator.run(softmax_tunable, args, config(width, members), monkeypatch, sms=16, at_once=at_once)
         assert_agrees(softmax_tunable, args, wanted)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_blocks_tell_each_other_may_be_seen_late_and_in_any_order(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, out, _ = softmax_tunable.make_args(shape(3, 3000), CPU, seed)
+    args = x, out, torch.zeros(row_groups.ints(3), dtype=torch.int32)
+    wanted = expected(softmax_tunable, args)
+    late = random.Random(seed)
+    emulator.run(softmax_tunable, args, config(128, 8), monkeypatch, sms=8, at_once=9, disorder=late)
+    assert_agrees(softmax_tunable, args, wanted)
 
 
 @pytest.mark.parametrize("cols", [7, 5000])
