@@ -33,7 +33,7 @@ SIZES = {
         "of odd sizes": (33, 1501),
         "of size 1": (1, 1),
     },
-    "rope": {"aligned": (64, 16, 16, 128, 128), "ragged": (50, 5, 3, 64, 48), "of size 1": (1, 1, 1, 2, 2)},
+    "rope": {"aligned": (64, 16, 16, 128, 128), "ragged": (50, 5, 3, 64, 32), "of size 1": (1, 1, 1, 2, 2)},
 }
 NAMES = {
     "matmul": ("M", "N", "K"),

@@ -59,7 +59,7 @@ def _mnk(problem: Problem, *_: Any) -> float:
     return 2.0 * problem.size("M") * problem.size("N") * problem.size("K")
 
 
-def _linear_moved(problem: Problem, x: _T, weight: _T, out: _T, *_: Any) -> float:
+def _matrices_moved(problem: Problem, x: _T, weight: _T, out: _T, *_: Any) -> float:
     return float(x.nbytes + weight.nbytes + out.nbytes)
 
 
@@ -100,12 +100,12 @@ _AS_CUBLAS = (
 )
 
 STANDARDS = {
-    "matmul": Standard(rivals={CUBLAS: _matmul}, demands=_AS_CUBLAS, flops=_mnk),
+    "matmul": Standard(rivals={CUBLAS: _matmul}, demands=_AS_CUBLAS, flops=_mnk, moved=_matrices_moved),
     "linear": Standard(
         rivals={CUBLAS: _linear},
         demands=_AS_CUBLAS,
         flops=_mnk,
-        moved=_linear_moved,
+        moved=_matrices_moved,
     ),
     "matmul_fp8": Standard(
         rivals={SCALED: _scaled(fast=False), SCALED_FAST: _scaled(fast=True)},

@@ -18,16 +18,9 @@ from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import activations, product, split_k
-from aot_tune.kernels.arguments import (
-    LARGEST_INDEX,
-    check_apart,
-    check_dtype,
-    check_rank,
-    check_shape,
-    check_sizes,
-)
+from aot_tune.kernels.arguments import LARGEST_INDEX
 from aot_tune.kernels.dense_space import constants_of, default, grid, legal, space, tiles, work
-from aot_tune.kernels.rows import as_rows
+from aot_tune.kernels.linear_arguments import DTYPES, as_matrix, check, written_rows
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
 
@@ -82,8 +75,6 @@ def _finish(
 
 # The host function ------------------------------------------------------------------------------
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
 
 def linear(
     x: torch.Tensor,
@@ -119,14 +110,14 @@ def linear(
         LaunchError: An argument cannot be launched; it names the argument and what to pass.
     """
     try:
-        rows = x if x.dim() == 2 else _rows("x", x)
+        rows = x if x.dim() == 2 else as_matrix("x", x)
         (m, k), (n, columns), (x_row, x_column) = rows.shape, weight.shape, rows.stride()
         row, column = weight.stride()
         dtype, device = x.dtype, x.device
         number = activations.NUMBERS["none" if activation is None else activation]
         fine = (
             columns == k > 0
-            and dtype in _DTYPES
+            and dtype in DTYPES
             and weight.dtype == dtype
             and weight.device == device
             and m | n | k | x_row | x_column | row | column <= LARGEST_INDEX  # none of them is negative
@@ -135,12 +126,12 @@ def linear(
     except (AttributeError, IndexError, KeyError, LaunchError, TypeError, ValueError):
         fine = False
     if not fine:
-        _check(x, weight, bias, activation)
+        check(x, weight, bias, activation)
     if out is None:
         written = torch.empty((m, n), dtype=dtype, device=device)
         out = written if rows is x else written.view(*x.shape[:-1], n)
     else:
-        written = _written(out, x, weight, bias)
+        written = written_rows(out, x, weight, bias)
     if m * n:
         biased = bias is not None
         bias = _no_bias(dtype, device) if bias is None else bias
@@ -150,53 +141,6 @@ def linear(
 
 def _fine_bias(bias: torch.Tensor, n: int, dtype: torch.dtype, device: torch.device) -> bool:
     return bias.shape == (n,) and bias.dtype == dtype and bias.device == device and bias.is_contiguous()
-
-
-def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> None:
-    """Refuse what cannot be launched, by name; `linear` itself only sees whether all is plainly fine."""
-    check_dtype("linear", "x", x, *_DTYPES)
-    check_rank("linear", "weight", weight, "N K")
-    check_dtype("linear", "weight", weight, x.dtype)
-    n, k = weight.shape
-    if x.dim() == 0 or x.shape[-1] != k:
-        raise LaunchError(
-            f"linear: x has shape {tuple(x.shape)}; weight of shape {(n, k)} asks for (..., {k})"
-        )
-    if k == 0:
-        raise LaunchError("linear: x has no columns; there is nothing to sum")
-    if activation is not None:
-        activations.check_activation("linear", activation, *activations.NAMES)
-    if bias is not None:
-        check_dtype("linear", "bias", bias, x.dtype)
-        check_shape("linear", "bias", bias, (n,), f"weight of {n} rows")
-    check_sizes("linear", x=_rows("x", x), weight=weight, **({} if bias is None else {"bias": bias}))
-
-
-def _written(
-    out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """`out` as rows, checked against arguments that are."""
-    shape, others = (*x.shape[:-1], weight.shape[0]), (x, weight) if bias is None else (x, weight, bias)
-    fine = (
-        isinstance(out, torch.Tensor)
-        and out.shape == shape
-        and out.dtype == x.dtype
-        and out.device == x.device
-        and out.is_contiguous()
-        and (out.data_ptr() not in [other.data_ptr() for other in others] or not out.numel())
-    )
-    if not fine:
-        check_dtype("linear", "out", out, x.dtype)
-        check_shape("linear", "out", out, shape, "the product")
-        if out.numel():
-            check_sizes("linear", x=_rows("x", x), out=_rows("out", out))
-            check_apart("linear", "out", out, **dict(zip(("x", "weight", "bias"), others, strict=False)))
-    return out if out.dim() == 2 or not out.numel() else _rows("out", out)
-
-
-def _rows(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """A vector is one row."""
-    return tensor.unsqueeze(0) if tensor.dim() == 1 else as_rows("linear", name, tensor)
 
 
 @cache

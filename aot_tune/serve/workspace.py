@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -133,7 +134,22 @@ def _new_for(device: torch.device, partials: int, counters: int) -> Workspace:
 def _new(device: torch.device, partials: int, counters: int) -> Workspace:
     import torch
 
-    return Workspace(
-        torch.empty(partials, dtype=torch.float32, device=device),
-        torch.zeros(counters, dtype=torch.int32, device=device),
-    )
+    def allocated() -> Workspace:
+        return Workspace(
+            torch.empty(partials, dtype=torch.float32, device=device),
+            torch.zeros(counters, dtype=torch.int32, device=device),
+        )
+
+    if device.type != "cuda":
+        return allocated()
+
+    def apart() -> Workspace:
+        with runtime().relaxed_capture(), torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+            made = allocated()
+            torch.cuda.current_stream(device).synchronize()
+        return made
+
+    # By a thread and on a stream of its own: torch.compile, while it makes CUDA graphs, takes what its own
+    # thread or stream allocates into the graphs' memory, and frees it with them.
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(apart).result()

@@ -123,7 +123,11 @@ class Kernel:
     def launched(self, problem: Problem, config: Config) -> Launched:
         """What the model needs to know; of a kernel without `work` the memory it moves, and no more."""
         tunable = self.tunable
-        tensors = {id(arg): arg for arg in self._launch_args(problem) if hasattr(arg, "element_size")}
+        named = zip(tunable.parameters, self._launch_args(problem), strict=False)
+        # What blocks tell each other stays in L2, and is far less than there is room for.
+        tensors = {
+            id(arg): arg for name, arg in named if hasattr(arg, "element_size") and name not in tunable.reset
+        }
         memory_bytes = float(sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
         if tunable.work is None:
             return Launched(work=Work(), tiles=1, blocks=1, ctas=1, memory_bytes=memory_bytes)

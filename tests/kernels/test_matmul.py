@@ -131,7 +131,8 @@ def test_blocks_share_the_sums_of_few_rows_and_a_long_k() -> None:
     assert "are not shared" in said(config(128, 256, 64, num_ctas=2, splits=2), 256, 5120, 25600)
     for arch in KNOWN_ARCHS:
         found = matmul_tunable.candidates(arch, shape(1, 4096, 14336))
-        assert any(c["splits"] == 3 for c in found), arch
+        few = Device.reference(arch).sm_count < 48  # 64 tiles keep them busy
+        assert any(c["splits"] == 3 for c in found) != few, arch
     for name in ("sm90", "sm100"):
         found = matmul_tunable.candidates(Arch.parse(name), shape(256, 5120, 25600))
         assert any(c["splits"] == 3 and c["tile_m"] == 128 for c in found), name
