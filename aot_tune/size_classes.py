@@ -6,7 +6,8 @@ What is compiled ahead and what is primed are told from here, so that they are t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from aot_tune.bucket import Pow2, edge
 from aot_tune.problem import Problem
@@ -43,3 +44,14 @@ def smaller_of_class(size: int) -> Iterator[int]:
 def _sizes(size: int) -> tuple[int, ...]:
     top = edge(size)
     return tuple(top - below for below in _BELOW_EDGE if edge(top - below) == top and top > below)
+
+
+def posed(args_of: Callable[[int], tuple[Any, ...]]) -> dict[int, tuple[Any, ...]]:
+    """The arguments of seed 0, and those of seed 1 where shapes differ: sizes that no axis names may.
+
+    Args:
+        args_of: `make_args` of one problem, by the seed.
+    """
+    given = {seed: args_of(seed) for seed in (0, 1)}
+    shapes = [[tuple(arg.shape) for arg in args if hasattr(arg, "shape")] for args in given.values()]
+    return given if shapes[0] != shapes[1] else {0: given[0]}

@@ -61,7 +61,9 @@ class _Bench:
             "launch, with cubins": self._child("launches", prebuilt=True),
             "launch, without cubins": self._child("launches"),
             "a miss, searched live over cubins": self._median("misses", prebuilt=True),
-            "loading all tables and the archive's index": self._median("loading", prebuilt=True),
+            "loading all tables, and the archive's index and sections": self._median(
+                "loading", prebuilt=True
+            ),
         }
 
     def _median(self, scenario: str, *, prebuilt: bool = False, cutile_cache: Path | None = None) -> Any:

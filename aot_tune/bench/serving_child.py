@@ -22,13 +22,14 @@ from aot_tune.archive import FILE_NAME, Archive
 from aot_tune.bench.lookups import resident_mb
 from aot_tune.config import Config
 from aot_tune.device import Device
+from aot_tune.discovery import OWN_KERNELS, find_tunables
 from aot_tune.kernels import matmul_tunable, rms_norm_tunable, rope_tunable
 from aot_tune.problem import Problem
 from aot_tune.serve import loader
 from aot_tune.serve.dispatch import Dispatcher, dispatcher_of
 from aot_tune.tunable import Tunable
 
-_ALL = (rms_norm_tunable, matmul_tunable, rope_tunable)
+_LAUNCHED = (rms_norm_tunable, matmul_tunable, rope_tunable)
 _PROBLEMS = {
     "rms_norm": {"dtype": "bfloat16", "rows": 64, "cols": 4096},
     "matmul": {"dtype": "bfloat16", "M": 64, "N": 6144, "K": 4096},
@@ -128,7 +129,7 @@ def _runtime() -> Any:
 def first_launches() -> dict[str, Any]:
     """`Tunable.launch` from cubins, with no compiler; the first kernel bears what a process does once."""
     _without_compiler()
-    calls = [(tunable, _args(tunable)) for tunable in _ALL]
+    calls = [(tunable, _args(tunable)) for tunable in _LAUNCHED]
     return {f"{tunable.name}_ms": _ms(partial(tunable.launch, *args)) for tunable, args in calls}
 
 
@@ -140,12 +141,12 @@ def after_prime() -> dict[str, Any]:
     shapes all is timed, of the others what the host does before it calls cuTile.
     """
     _without_compiler()
-    done = aot_tune.prime(*_ALL)
+    done = aot_tune.prime(*_LAUNCHED)
     told: dict[str, Any] = {
         "signatures loaded": done.loaded, "compiled": done.compiled, "plans": done.plans,
         "prime_seconds": round(done.seconds, 3),
     }  # fmt: skip
-    for tunable in _ALL:
+    for tunable in _LAUNCHED:
         problems = [p for p in tunable.typical_problems if p.size(next(iter(tunable.axes))) <= 512]
         met, new = problems[::2], problems[1::2]
         for seed in range(5):
@@ -236,14 +237,17 @@ def misses() -> dict[str, Any]:
 
 
 def loading() -> dict[str, Any]:
-    """Milliseconds and resident MB of all tables, and then of the archive's index and sections."""
+    """Milliseconds and resident MB of all shipped tables, and then of the archive's index and sections.
+
+    With the tables come the kernels of their configs, and whether the sections are of this source.
+    """
     archs = loader.archs_to_load(rms_norm_tunable)
+    shipped = [found.tunable for found in find_tunables([OWN_KERNELS]).values()]
     before, started = resident_mb(), time.perf_counter()
-    kept: list[Any] = [Dispatcher(tunable) for tunable in _ALL]
-    for dispatcher in kept:
-        for arch in archs:
-            dispatcher.load(arch)
+    dispatchers = [Dispatcher(tunable) for tunable in shipped]
+    indexes = [dispatcher.load(arch) for dispatcher in dispatchers for arch in archs]
     tables, between = time.perf_counter() - started, resident_mb()
+    kept: list[Any] = []
     started = time.perf_counter()
     for folder, _ in loader.folders(rms_norm_tunable):
         for arch in archs:
@@ -251,6 +255,8 @@ def loading() -> dict[str, Any]:
                 archive = Archive(path)
                 kept += [archive.section(name) for name in archive.kernels]
     return {
+        "tables": sum(len(index.tables) for index in indexes),
+        "sections": sum(section is not None for section in kept),
         "tables_ms": round(tables * 1e3, 2), "tables_mb": round(between - before, 2),
         "archive_ms": round((time.perf_counter() - started) * 1e3, 2),
         "archive_mb": round(resident_mb() - between, 2),

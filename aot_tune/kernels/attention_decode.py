@@ -190,7 +190,8 @@ def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
     longest = problem.size("context") * (_WINDOWS if problem["windowed"] else 1)
     width = -(-longest // page_size)
     q = inputs.randn((batch, heads, head_dim), dtype, device, 5 * seed)
-    cache = (batch * width, page_size, kv_heads, head_dim)
+    # A cache has any number of pages: divisible by 16 as here, or not.
+    cache = (batch * width + seed % 2, page_size, kv_heads, head_dim)
     k_cache, v_cache = (inputs.randn(cache, dtype, device, 5 * seed + i) for i in (1, 2))
     # Any order of distinct pages; lengths within a factor of four, one of them the longest.
     shuffled = inputs.randn((batch * width,), "float32", device, 5 * seed + 3).argsort()

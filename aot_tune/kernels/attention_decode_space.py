@@ -69,8 +69,12 @@ def default(arch: Arch, problem: Problem) -> Config:
     """Some four blocks a multiprocessor, so that long and short sequences even out; pages gathered."""
     fewest, most = _splits_between(arch, problem, _TILES[0])
     wanted = edge(-(-4 * Device.reference(arch).sm_count // _pairs(problem)))
-    gather = arch.major in _GATHERING and problem.size("page_size") < _TILES[0]
-    return _config(min(max(wanted, fewest), most), _TILES[0], gather, 1, 2)
+    return _config(min(max(wanted, fewest), most), _TILES[0], _gathers(arch, problem), 1, 2)
+
+
+def _gathers(arch: Arch, problem: Problem) -> bool:
+    """Whether the default gathers pages."""
+    return arch.major in _GATHERING and problem.size("page_size") < _TILES[0]
 
 
 def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
@@ -116,9 +120,15 @@ def _does_not_suit(config: Config, arch: Arch, problem: Problem) -> str | None:
     if tile_n > max(_TILES[0], edge(problem.size("context"))):
         return f"a tile of {tile_n} is more than half empty"
     fewest, most = _splits_between(arch, problem, tile_n)
-    if not fewest <= splits <= most:
+    small = splits >= _SMALL_GPU and (tile_n, gather, occupancy) == (_TILES[0], _gathers(arch, problem), 2)
+    if not (fewest <= splits or small) or splits > most:
         return f"{splits} splits; from {fewest} to {most} may suit so many sequences, heads and keys"
     return None
+
+
+_SMALL_GPU = 8
+"""Splits that the smallest GPU runs at once. So few may run, in the default's tiles, for a GPU with fewer
+multiprocessors than others of its arch: a MIG slice, an H20, an L4."""
 
 
 def _splits_between(arch: Arch, problem: Problem, tile_n: int) -> tuple[int, int]:

@@ -173,13 +173,16 @@ def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
     total = sum(lengths)
     starts = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     q = inputs.randn((total, heads, head_dim), dtype, device, 3 * seed, scale=flash_reference.QUERY_SCALE)
-    k = inputs.randn((total, kv_heads, head_dim), dtype, device, 3 * seed + 1)
-    v = inputs.randn((total, kv_heads, head_dim), dtype, device, 3 * seed + 2)
+    # The last sequence may have seen keys before: as many that of both totals one is divisible by 16.
+    before = (-total % 16 or 1) * (seed % 2)
+    k = inputs.randn((total + before, kv_heads, head_dim), dtype, device, 3 * seed + 1)
+    v = inputs.randn((total + before, kv_heads, head_dim), dtype, device, 3 * seed + 2)
     out = inputs.empty((total, heads, head_dim), dtype, device)
     lse = inputs.empty((heads, total), "float32", device)
     cu_seqlens = torch.tensor(starts, dtype=torch.int32, device=device)
+    cu_seqlens_k = torch.tensor([*starts[:-1], total + before], dtype=torch.int32, device=device)
     causal, window = flash_space.causal_of(problem), flash_space.window_of(problem)
-    return q, k, v, out, lse, cu_seqlens, cu_seqlens.clone(), tokens, head_dim**-0.5, causal, window
+    return q, k, v, out, lse, cu_seqlens, cu_seqlens_k, tokens, head_dim**-0.5, causal, window
 
 
 def _reference(

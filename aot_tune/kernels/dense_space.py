@@ -94,6 +94,7 @@ _SHARED: Mapping[MatrixUnit, Sequence[tuple[int, int, int, int, int, int]]] = {
 }
 
 _SPLITS = (2, 3, 4)
+"""Blocks that share a tile's sums."""
 
 _FEWEST_ROWS = 16
 """Of a tile."""
@@ -114,6 +115,10 @@ _LEAST_SLICE = 2048
 """Numbers of a tile that one block adds up at least: 8 for each thread of 8 warps. Of fewer than threads each
 warp might have a copy of its own, as old as its own read, and warps that disagree about the end of a wait
 never meet again."""
+
+
+_LEAST_TILE = 1024
+"""Numbers of a tile that is shared: 4 for each thread of 8 warps."""
 
 
 @cache  # a default is asked for at each unseen shape
@@ -234,6 +239,8 @@ def _not_shared(config: Config, arch: Arch, problem: Problem) -> str | None:
     if splits == 1:
         return None
     rows, k, sms = edge(problem.size("M")), problem.size("K"), Device.reference(arch).sm_count
+    if splits not in _SPLITS or tile_m * tile_n < _LEAST_TILE:
+        return f"tiles of {tile_m} x {tile_n} over {splits}; {_SPLITS} share one of {_LEAST_TILE} or more"
     if more_n or config.hints.get("num_ctas", 1) > 1:
         return "the sums of a tile of two widths, or of two blocks, are not shared"
     if not tile_m // 2 < max(rows, _FEWEST_ROWS) <= MOST_ROWS or k < splits * max(_LEAST_K, 2 * tile_k):

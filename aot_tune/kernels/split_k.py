@@ -8,6 +8,7 @@ launches, and no number in it is stored as zero bits. Sums are taken in the orde
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import cuda.tile as ct
@@ -105,7 +106,14 @@ def scratch(a: torch.Tensor, columns: int) -> torch.Tensor:
         columns: Of the right one.
     """
     rows, k = a.shape
-    return workspace(a.device, 1, left(rows, k, columns)).counters
+    most = left(rows, k, columns)
+    return workspace(a.device, 1, most).counters if most > 1 else _unused(a.device)
+
+
+@cache
+def _unused(device: torch.device) -> torch.Tensor:
+    """What is passed where no config shares: neither read nor written, on whatever stream."""
+    return workspace(device, 1, 1).counters
 
 
 def nothing_left(scratch: torch.Tensor) -> Close:

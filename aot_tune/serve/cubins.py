@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from aot_tune import cutile
@@ -32,7 +33,7 @@ class Cubins:
     def __init__(self, tunable: Tunable) -> None:
         self._tunable = tunable
         self._sections: dict[Arch, tuple[Section, ...]] = {}
-        self._told: set[str] = set()
+        self._told: set[object] = set()
 
     def source(self, hints: Mapping[str, int]) -> cutile.CubinSource:
         """What `cutile.with_hints` asks for the cubins of a kernel with these hints."""
@@ -88,12 +89,13 @@ class Cubins:
         return found
 
     def _read(self, arch: Arch) -> tuple[Section, ...]:
+        paths = [folder / str(arch) / FILE_NAME for folder, _ in loader.folders(self._tunable)]
         if not cutile.private_names_known():
+            for path in filter(os.path.lexists, paths):
+                _tell_untested(cutile.version(), path)
+                break
             return ()
-        read = (
-            self._section(folder / str(arch) / FILE_NAME, arch) for folder, _ in loader.folders(self._tunable)
-        )
-        return tuple(section for section in read if section is not None)
+        return tuple(section for path in paths if (section := self._section(path, arch)) is not None)
 
     def _section(self, path: Path, arch: Arch) -> Section | None:
         if not os.path.lexists(path):
@@ -119,13 +121,18 @@ class Cubins:
             try:
                 code = section.cubin(hints, signature)
             except Exception as error:  # a block that is damaged, or a file that was replaced or removed
-                self._tell(f"{_named(error)}; {self._tunable.name} is compiled for {signature}: {_AGAIN}")
+                # Of a section once: one block may be the dictionary of all others.
+                self._tell(
+                    f"{_named(error)}; {self._tunable.name} is compiled for {signature}, and for all else of "
+                    f"it that cannot be read there: {_AGAIN}",
+                    section,
+                )
                 continue
             if code is not None:
                 return cutile.Cubin(code, section.symbol)
         return None
 
-    def _tell(self, message: str, about: str | None = None) -> None:
+    def _tell(self, message: str, about: object = None) -> None:
         """Warn once of each thing, and of at most `_MOST_TOLD`."""
         about = about or message
         if about not in self._told and len(self._told) < _MOST_TOLD:
@@ -138,6 +145,18 @@ _MOST_TOLD = 32
 
 _archives: dict[tuple[Path, int, int], Archive] = {}
 """Opened once for all kernels of a package, while the file is the same."""
+
+
+@cache
+def _tell_untested(version: str, path: Path) -> None:
+    """Once for all kernels of a package."""
+    tested = " and ".join(f"{major}.{minor}" for major, minor in cutile.TESTED_VERSIONS)
+    warnings.warn(
+        f"{path} is left out, since loading cubins was not tested with cuda-tile {version or '(no version)'} "
+        f"({tested} were); kernels are compiled at their first launch: install a tested release of cuda-tile",
+        CubinWarning,
+        stacklevel=2,
+    )
 
 
 def _opened(path: Path) -> Archive:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from aot_tune.errors import CompilerMissingError, LaunchError
 from aot_tune.problem import Problem
 from aot_tune.serve import guard, loader
 from aot_tune.serve.arguments import check_arguments, check_problem, explain
+from aot_tune.serve.grids import checked_grid, unfit
 from aot_tune.serve.hinted import HintedKernels
 from aot_tune.serve.index import Found, Index
 from aot_tune.serve.rank import is_primed, is_rank
@@ -169,25 +170,25 @@ class Dispatcher:
             )  # fmt: skip
             return self._search.winner(occasion)
 
-        choice = resolve(
-            self._tunable, arch, problem, machine.index, machine.legality,
+        resolved = partial(
+            resolve, self._tunable, arch, problem, machine.index, machine.legality,
             given=given, asked_default=environment.forces_default(),
             remembered=None if self._ranked else remembered,
-            search=None if self._ranked or is_primed() else search,
         )  # fmt: skip
-        grid = self.grid(machine.device, choice.config, problem)
+        choice = resolved(search=None if self._ranked or is_primed() else search)
+        try:
+            grid = self.grid(machine.device, choice.config, problem)
+        except LaunchError:  # this GPU is smaller than the arch's others
+            if given is not None:
+                raise
+            choice = resolved(unfit=lambda config: unfit(self._tunable, config, machine.device, problem))
+            grid = self.grid(machine.device, choice.config, problem)
         self._told.choice(arch, problem, choice)
         return Plan(choice=choice, grid=grid, kernel=self.kernels.of(choice.config.hints))
 
     def grid(self, device: Device, config: Config, problem: Problem) -> tuple[int, ...]:
         """What `grid_fn` gives, checked."""
-        grid = tuple(self._tunable.grid_fn(config, device, problem))
-        if not 1 <= len(grid) <= 3 or not all(isinstance(blocks, int) and blocks > 0 for blocks in grid):
-            raise LaunchError(
-                f"{self._tunable.name}: grid_fn gives {grid!r} for {problem} with {config}; "
-                "return one to three counts of blocks, ints of 1 or more"
-            )
-        return grid
+        return checked_grid(self._tunable, config, device, problem)
 
     # Launching ----------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -17,7 +18,7 @@ from aot_tune.serve.dispatch import Dispatcher, Machine, dispatcher_of
 from aot_tune.serve.rank import set_primed
 from aot_tune.serve.runtime import Runtime, runtime
 from aot_tune.serve.workspace import for_all_posed
-from aot_tune.size_classes import representatives, smaller_of_class
+from aot_tune.size_classes import posed, representatives, smaller_of_class
 from aot_tune.tunable import Tunable, expanded
 
 
@@ -119,15 +120,15 @@ class _Part:
         self._here = here
         self._dispatcher: Dispatcher = dispatcher_of(tunable)
         self._machine: Machine = self._dispatcher.machine(number, here)
-        self.wanted: dict[CubinKey, tuple[Config, Problem]] = {}
-        """What is launched, by what it loads: the smallest problem seen."""
+        self.wanted: dict[CubinKey, tuple[Config, Problem, int]] = {}
+        """What is launched, by what it loads: the smallest problem seen, and the seed of its arguments."""
 
     def plan(self, problems: Sequence[Problem]) -> int:
         """Make the plans of problems, which want the kernels that they will launch; returns their number."""
         for problem in problems:
-            args = _arguments(self.tunable, problem, "meta")
-            plan = self._dispatcher.prepare(self._number, args, self._here)
-            self._want(plan.choice.config, problem, args)
+            each = posed(partial(_arguments, self.tunable, problem, "meta"))
+            plan = self._dispatcher.prepare(self._number, each[0], self._here)
+            self._want(plan.choice.config, problem, each)
         return len(problems)
 
     def plan_buckets(self) -> None:
@@ -136,20 +137,19 @@ class _Part:
         tabled = [c for shipped in self._machine.index.tables for c in shipped.table.portfolio]
         for bucket in self.tunable.buckets:
             for problem in representatives(self.tunable, bucket):
-                args = _arguments(self.tunable, problem, "meta")
+                each = posed(partial(_arguments, self.tunable, problem, "meta"))
                 default = self.tunable.default_config(arch, problem)
-                self._want(
-                    self._dispatcher.prepare(self._number, args, self._here).choice.config, problem, args
-                )
-                for config in dict.fromkeys((*tabled, default)):
-                    if self._machine.legality.refusal(config, problem) is None:
-                        self._want(config, problem, args)
+                chosen = self._dispatcher.prepare(self._number, each[0], self._here).choice.config
+                legal = (c for c in (*tabled, default) if self._machine.legality.refusal(c, problem) is None)
+                for config in dict.fromkeys((chosen, *legal)):
+                    self._want(config, problem, each)
 
-    def _want(self, config: Config, problem: Problem, args: Sequence[Any]) -> None:
-        key = (tuple(config.hints.items()), self._signature(config, args))
-        known = self.wanted.get(key)
-        if known is None or self._size(problem) < self._size(known[1]):
-            self.wanted[key] = config, problem
+    def _want(self, config: Config, problem: Problem, each: Mapping[int, Sequence[Any]]) -> None:
+        for seed, args in each.items():
+            key = (tuple(config.hints.items()), self._signature(config, args))
+            known = self.wanted.get(key)
+            if known is None or self._size(problem) < self._size(known[1]):
+                self.wanted[key] = config, problem, seed
 
     def compiles(self) -> int:
         """How many of what is wanted cuTile will have to compile."""
@@ -160,9 +160,9 @@ class _Part:
         """Launch one small problem of each; yields how many are done."""
         from cuda.tile import launch
 
-        for done, ((_, signature), (config, problem)) in enumerate(self.wanted.items(), 1):
-            small = self._smallest(config, signature, problem)
-            args = _arguments(self.tunable, small, f"cuda:{self._number}")
+        for done, ((_, signature), (config, problem, seed)) in enumerate(self.wanted.items(), 1):
+            small = self._smallest(config, signature, problem, seed)
+            args = _arguments(self.tunable, small, f"cuda:{self._number}", seed)
             kernel = self._dispatcher.kernels.of(config.hints)
             grid = self._dispatcher.grid(self._machine.device, config, small)
             launch(
@@ -170,21 +170,21 @@ class _Part:
             )
             yield done
 
-    def _smallest(self, config: Config, signature: str, problem: Problem) -> Problem:
+    def _smallest(self, config: Config, signature: str, problem: Problem, seed: int) -> Problem:
         """A problem with every size as small as the signature and `legal` allow."""
         for name in self.tunable.axes:
             for size in smaller_of_class(problem.size(name)):
                 smaller = problem.replaced(**{name: size})
-                if self._fits(config, signature, smaller):
+                if self._fits(config, signature, smaller, seed):
                     problem = smaller
                     break
         return problem
 
-    def _fits(self, config: Config, signature: str, problem: Problem) -> bool:
+    def _fits(self, config: Config, signature: str, problem: Problem, seed: int) -> bool:
         try:
             if self._machine.legality.refusal(config, problem) is not None:
                 return False
-            return self._signature(config, _arguments(self.tunable, problem, "meta")) == signature
+            return self._signature(config, _arguments(self.tunable, problem, "meta", seed)) == signature
         except Exception:  # the declaration knows no such problem: a size that another must divide, say
             return False
 
@@ -251,5 +251,5 @@ def _named(tunable: Tunable, wanted: Iterable[Mapping[str, object]]) -> tuple[Pr
     return tuple(Problem({name: problem[name] for name in pattern}) for problem in problems)
 
 
-def _arguments(tunable: Tunable, problem: Problem, device: str) -> tuple[Any, ...]:
-    return tuple(tunable.make_args(problem, device, 0))
+def _arguments(tunable: Tunable, problem: Problem, device: str, seed: int) -> tuple[Any, ...]:
+    return tuple(tunable.make_args(problem, device, seed))

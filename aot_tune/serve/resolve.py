@@ -95,6 +95,7 @@ def resolve(
     asked_default: bool = False,
     remembered: Callable[[Problem], Config | None] | None = None,
     search: Callable[[Problem, Found | None], Config | None] | None = None,
+    unfit: Callable[[Config], str | None] | None = None,
 ) -> Choice:
     """Choose the config of a problem.
 
@@ -117,13 +118,16 @@ def resolve(
         remembered: Bucket -> the winner that the user's cache holds. None for a rank.
         search: (problem, nearest entry) -> the winner of a live search, None where it is not made. None for a
             rank.
+        unfit: Why a legal config cannot run on the very GPU, which may be smaller than its arch's others;
+            None where it can. Such configs are passed over too, and where the default is one of them, the
+            candidate most like it that fits stands in.
 
     Raises:
         LaunchError: The caller's config, or the default as the last resort, is not legal.
     """
 
     def allowed(config: Config) -> bool:
-        return legality.refusal(config, problem) is None
+        return legality.refusal(config, problem) is None and (unfit is None or unfit(config) is None)
 
     def told(found: Found | None, source: Source, where: str) -> Choice | None:
         if found is None:
@@ -144,7 +148,7 @@ def resolve(
         return _given(tunable, arch, problem, given)
     default = tunable.default_config(arch, problem)
     if asked_default:
-        return _default(tunable, arch, problem, default, "asked default", "AOT_TUNE_CONFIG=default")
+        return _default(tunable, arch, problem, default, "asked default", "AOT_TUNE_CONFIG=default", unfit)
     if choice := told(index.own(problem), "own", "bucket"):
         return choice
     bucket = index.bucket_of(problem)
@@ -162,7 +166,7 @@ def resolve(
     if choice := told(far, "far", "no bucket within one doubling; the nearest is"):
         return choice
     missing = "no table has an entry of these dtypes" if index.tables else f"no table for {arch}"
-    return _default(tunable, arch, problem, default, "default", missing)
+    return _default(tunable, arch, problem, default, "default", missing, unfit)
 
 
 def _given(tunable: Tunable, arch: Arch, problem: Problem, config: Config) -> Choice:
@@ -179,15 +183,38 @@ def _given(tunable: Tunable, arch: Arch, problem: Problem, config: Config) -> Ch
 
 
 def _default(
-    tunable: Tunable, arch: Arch, problem: Problem, config: Config, source: Source, why: str
-) -> Choice:
+    tunable: Tunable, arch: Arch, problem: Problem, config: Config, source: Source, why: str,
+    unfit: Callable[[Config], str | None] | None,
+) -> Choice:  # fmt: skip
     reason = tunable.refusal(config, arch, problem)
     if reason is not None:
         raise LaunchError(
             f"{tunable.name}: nothing may run for {problem} on {arch}: {why}, and the default, {config}, is "
             f"refused: {reason}; make default() and legal() of the declaration agree"
         )
-    return Choice(config=config, source=source, why=lambda: f"the default: {why}")
+    reason = unfit(config) if unfit is not None else None
+    if unfit is None or reason is None:
+        return Choice(config=config, source=source, why=lambda: f"the default: {why}")
+    fitting = [other for other in tunable.candidates(arch, problem) if unfit(other) is None]
+    if not fitting:
+        raise LaunchError(reason)
+    return Choice(
+        config=min(fitting, key=partial(_unlike, config)),
+        source=source,
+        why=lambda: f"in place of the default: {why}; {reason}",
+    )
+
+
+def _unlike(one: Config, other: Config) -> tuple[int, float]:
+    """In how many values two configs differ, and by how many doublings."""
+    pairs = [
+        (value, theirs[name])
+        for ours, theirs in ((one.constants, other.constants), (one.hints, other.hints))
+        for name, value in ours.items()
+        if name in theirs and theirs[name] != value
+    ]
+    sizes = [(float(a), float(b)) for a, b in pairs if not isinstance(a, str) and not isinstance(b, str)]
+    return len(pairs), sum(abs(math.log2(a / b)) for a, b in sizes if a > 0 and b > 0)
 
 
 def tune_command(tunable: Tunable, arch: Arch, problem: Problem) -> str:

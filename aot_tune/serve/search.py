@@ -87,6 +87,10 @@ class Occasion:
     """The runtime."""
 
 
+class _CaptureError(Exception):
+    """A capture began while the search waited for its turn."""
+
+
 class LiveSearch:
     """The live searches of one declaration, and what they found."""
 
@@ -110,7 +114,8 @@ class LiveSearch:
     def winner(self, occasion: Occasion) -> Config | None:
         """Search, where that is allowed and fits; None leaves the choice to the ladder's next step.
 
-        Never during graph capture, in this thread or another. Each bucket is tried once in a process.
+        Never during graph capture, in this thread or another. Each bucket is tried once in a process; what a
+        capture prevents is not counted as tried, so that it may be searched afterwards.
         """
         limit_s = environment.search_seconds()
         arch, name = occasion.device.arch, occasion.device.name
@@ -124,7 +129,7 @@ class LiveSearch:
         ):
             return None
         if occasion.here.capturing():
-            return None  # not counted as tried: after the capture it may be searched
+            return None
         way = self._in_process if self._is_verified(occasion.index) else self._in_child
         run = way(occasion, limit_s)
         if len(self._tried) >= _MOST_REMEMBERED:
@@ -142,6 +147,10 @@ class LiveSearch:
             found = self._shared(self._key(arch, name, bucket), run, limit_s)
             self._known[place] = found
             return found
+        except _CaptureError:
+            self._tried.discard(place)
+            self._searches -= 1
+            return None
         finally:
             self._lock.release()
 
@@ -172,10 +181,16 @@ class LiveSearch:
         configs = self._affordable(occasion, nearest, limit_s)
         if len(configs) < 2:
             return None
-        return lambda: trial.fastest(
-            self._tunable, occasion.problem, occasion.args, configs, lambda c: self._kernels.of(c.hints),
-            device=occasion.device, number=occasion.number, here=occasion.here, limit_s=limit_s,
-        )  # fmt: skip
+
+        def run() -> trial.Winner | None:
+            if occasion.here.captures_elsewhere(occasion.number):  # it may have begun since `winner` asked
+                raise _CaptureError
+            return trial.fastest(
+                self._tunable, occasion.problem, occasion.args, configs, lambda c: self._kernels.of(c.hints),
+                device=occasion.device, number=occasion.number, here=occasion.here, limit_s=limit_s,
+            )  # fmt: skip
+
+        return run
 
     def _affordable(self, occasion: Occasion, nearest: Found, limit_s: float) -> list[Config]:
         """Of the portfolio and the default what there is time for, the most promising; in their order."""
@@ -210,6 +225,8 @@ class LiveSearch:
         rest = [c for c in self._tunable.candidates(arch, problem) if c not in first]
         more = min(few - len(first), len(rest))
         configs = first + [rest[place * len(rest) // more] for place in range(more)]  # spread evenly
+        # A capture that begins meanwhile is of no concern: the other process has a CUDA context of its own,
+        # and this one only waits for it.
         return lambda: child.fastest(
             self._tunable, occasion.problem, configs, number=occasion.number, limit_s=limit_s
         )

@@ -15,7 +15,7 @@ from aot_tune.arch import Arch
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.discovery import Found
-from aot_tune.errors import AotTuneError, DeclarationError, TuneError
+from aot_tune.errors import AotTuneError, DeclarationError, LaunchError, TuneError
 from aot_tune.fingerprint import source_hash
 from aot_tune.problem import Problem
 from aot_tune.table import Table
@@ -90,7 +90,7 @@ class Kernel:
                 "pip install 'aot-tune[tune]'"
             )
         self._versions = (source_hash(self.tunable), cutile.version(), compiler)
-        self._args: dict[Problem, tuple[Any, ...]] = {}
+        self._args: dict[tuple[Problem, int], tuple[Any, ...]] = {}
         self._signatures: dict[Hashable, str] = {}
 
     def job(self, problem: Problem, config: Config) -> CompileJob:
@@ -123,7 +123,7 @@ class Kernel:
     def launched(self, problem: Problem, config: Config) -> Launched:
         """What the model needs to know; of a kernel without `work` the memory it moves, and no more."""
         tunable = self.tunable
-        named = zip(tunable.parameters, self._launch_args(problem), strict=False)
+        named = zip(tunable.parameters, self.launch_args(problem), strict=False)
         # What blocks tell each other stays in L2, and is far less than there is room for.
         tensors = {
             id(arg): arg for name, arg in named if hasattr(arg, "element_size") and name not in tunable.reset
@@ -144,14 +144,26 @@ class Kernel:
         """The grid on this device."""
         return tuple(self.tunable.grid_fn(config, self.device, problem))
 
-    def kernel_args(self, problem: Problem, config: Config) -> tuple[Any, ...]:
+    def refusal(self, problem: Problem, config: Config) -> str | None:
+        """Why a config may not run a problem on this device: the declaration's word, or its grid's."""
+        reason = self.tunable.refusal(config, self.arch, problem) or self.device.refusal(
+            config.hints.get("occupancy", 1)
+        )
+        if reason is None:
+            try:
+                self.grid(problem, config)
+            except LaunchError as error:  # this GPU is smaller than the arch's others
+                return str(error)
+        return reason
+
+    def kernel_args(self, problem: Problem, config: Config, seed: int = _SEED) -> tuple[Any, ...]:
         """The kernel's arguments, shapes and strides alone.
 
         Raises:
             DeclarationError: args_fn raises.
         """
         try:
-            return tuple(self.tunable.args_fn(config, *self._launch_args(problem)))
+            return tuple(self.tunable.args_fn(config, *self.launch_args(problem, seed)))
         except AotTuneError:
             raise
         except Exception as error:  # the author's code: whatever it raises says that the declaration is wrong
@@ -160,16 +172,21 @@ class Kernel:
                 f"{type(error).__name__}: {error}"
             ) from error
 
-    def _launch_args(self, problem: Problem) -> tuple[Any, ...]:
-        if problem not in self._args:
+    def launch_args(self, problem: Problem, seed: int = _SEED) -> tuple[Any, ...]:
+        """What `make_args` gives on device "meta".
+
+        Raises:
+            DeclarationError: It raises.
+        """
+        if (problem, seed) not in self._args:
             try:
-                self._args[problem] = tuple(self.tunable.make_args(problem, "meta", _SEED))
+                self._args[problem, seed] = tuple(self.tunable.make_args(problem, "meta", seed))
             except Exception as error:
                 raise DeclarationError(
-                    f"{self.tunable.name}: make_args({problem}, 'meta', {_SEED}) raised "
+                    f"{self.tunable.name}: make_args({problem}, 'meta', {seed}) raised "
                     f"{type(error).__name__}: {error}; it must take device 'meta', as aot_tune.inputs does"
                 ) from error
-        return self._args[problem]
+        return self._args[problem, seed]
 
 
 def plan(
@@ -202,13 +219,7 @@ def plan_only(kernel: Kernel, problem: Problem, configs: Sequence[Config]) -> Pr
     tunable, arch = kernel.tunable, kernel.arch
     default, space = tunable.default_config(arch, problem), set(tunable.space(arch, problem))
     wanted = dict.fromkeys([default, *(config for config in configs if config in space)])
-    admitted = tuple(
-        config
-        for config in wanted
-        if not (
-            tunable.refusal(config, arch, problem) or kernel.device.refusal(config.hints.get("occupancy", 1))
-        )
-    )
+    admitted = tuple(config for config in wanted if kernel.refusal(problem, config) is None)
     return ProblemPlan(
         problem=problem,
         default=default,
@@ -228,13 +239,13 @@ def _planned(kernel: Kernel, problem: Problem, table: Table | None) -> ProblemPl
     refused: dict[Config, Failure] = {}
     admitted: list[Config] = []
     for config in dict.fromkeys([default, *kept, *space]):
-        reason = tunable.refusal(config, arch, problem) or kernel.device.refusal(
-            config.hints.get("occupancy", 1)
-        )
+        reason = kernel.refusal(problem, config)
         if reason is None:
             admitted.append(config)
         else:
             refused[config] = Failure(config=config, stage="legal", message=reason)
+    if default in refused and admitted and tunable.refusal(default, arch, problem) is None:
+        default = admitted[0]  # as a launch on this GPU would take
     if default in refused:
         raise DeclarationError(
             f"{tunable.name}: the default {default} may not run {problem} on {arch}: "

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from aot_tune import cutile
 from aot_tune.config import Config
 from aot_tune.problem import Problem
+from aot_tune.size_classes import posed
 from aot_tune.size_classes import representatives as representatives
 from aot_tune.table import Table
 from aot_tune.tunable import Tunable
@@ -30,8 +32,9 @@ def compilations(kernel: Kernel, tables: Sequence[Table]) -> tuple[Compilation, 
 
     Of each bucket of the tables and of the typical problems: the default, and every config of a table's
     portfolio and entries that is legal there; for every class of sizes in the bucket. A size beyond all
-    buckets has one of these classes too. Beside them the default's weakest signatures: one a dtype and set of
-    constants.
+    buckets has one of these classes too. Sizes that no axis names, as the pages of a cache, are those that
+    `make_args` gives for seed 0 and for seed 1. Beside them the default's weakest signatures: one a dtype and
+    set of constants.
 
     Args:
         kernel: The declaration on an arch.
@@ -46,19 +49,23 @@ def compilations(kernel: Kernel, tables: Sequence[Table]) -> tuple[Compilation, 
     for bucket in _buckets(kernel.tunable, tables):
         for problem in representatives(kernel.tunable, bucket):
             default = kernel.tunable.default_config(kernel.arch, problem)
-            own = _compilation(kernel, problem, default)
-            if own not in weakened:
-                weakened.add(own)
-                weak = cutile.weakest_signature(kernel.tunable.kernel, own.signature)
-                found |= {own, Compilation(own.hints, weak)}
-            for config in configs:
-                if kernel.tunable.refusal(config, kernel.arch, problem) is None:
-                    found.add(_compilation(kernel, problem, config))
+            wanted = [config for config in configs if _may_run(kernel, config, problem)]
+            for seed in posed(partial(kernel.launch_args, problem)):
+                own = _compilation(kernel, problem, default, seed)
+                if own not in weakened:
+                    weakened.add(own)
+                    weak = cutile.weakest_signature(kernel.tunable.kernel, own.signature)
+                    found |= {own, Compilation(own.hints, weak)}
+                found |= {_compilation(kernel, problem, config, seed) for config in wanted}
     return tuple(sorted(found))
 
 
-def _compilation(kernel: Kernel, problem: Problem, config: Config) -> Compilation:
-    signature = cutile.signature_of(kernel.tunable.kernel, kernel.kernel_args(problem, config))
+def _may_run(kernel: Kernel, config: Config, problem: Problem) -> bool:
+    return kernel.tunable.refusal(config, kernel.arch, problem) is None
+
+
+def _compilation(kernel: Kernel, problem: Problem, config: Config, seed: int) -> Compilation:
+    signature = cutile.signature_of(kernel.tunable.kernel, kernel.kernel_args(problem, config, seed))
     return Compilation(tuple(config.hints.items()), signature)
 
 

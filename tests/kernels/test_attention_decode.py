@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +18,14 @@ from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import attention_decode_space
 from aot_tune.kernels.attention_decode import attention_decode, attention_decode_tunable
+from aot_tune.kernels.cross_entropy import cross_entropy_tunable
+from aot_tune.kernels.softmax import softmax_tunable
 from aot_tune.mistakes import argument_mistakes, space_mistakes
 from aot_tune.problem import Problem
+from aot_tune.serve.dispatch import dispatcher_of
+from aot_tune.serve.grids import unfit
+from aot_tune.serve.resolve import Legality, resolve
+from aot_tune.tunable import Tunable
 from aot_tune.tuner.cubin import Resources, resources
 from tests.kernels import emulator
 from tests.kernels.agree import assert_agrees, expected, poison, problem
@@ -70,7 +77,7 @@ def test_few_sequences_are_split_more_than_many() -> None:
         found = attention_decode_tunable.candidates(SM90, shape(batch, context, 32, 8))
         return sorted({int(c["splits"]) for c in found})
 
-    assert splits(1) == [16, 32, 64]
+    assert splits(1) == [8, 16, 32, 64]  # 8 for the smallest GPUs
     assert splits(8) == [2, 4, 8, 16]
     assert splits(256) == [1, 2]
     assert splits(1, 128) == [1, 2]
@@ -290,6 +297,41 @@ def test_the_scratch_holds_what_the_blocks_of_any_candidate_leave() -> None:
                 if int(candidate["splits"]) > 1:
                     edge = attention_decode_tunable.bucket_of(one)
                     assert attention_decode_space.blocks(candidate, edge) <= args[7].shape[0], candidate
+
+
+@pytest.mark.parametrize("sms", [8, 20, 58, 78, 114, 132])
+@pytest.mark.parametrize("arch", ["sm80", "sm89", "sm90", "sm120"])
+@pytest.mark.parametrize(
+    "tunable", [attention_decode_tunable, cross_entropy_tunable, softmax_tunable], ids=str
+)
+def test_a_gpu_smaller_than_its_archs_reference_runs_every_declared_problem(
+    tunable: Tunable, arch: str, sms: int
+) -> None:
+    here = Arch.parse(arch)
+    device = Device.reference(here).with_sm_count("a smaller one", sms)
+    index, legality = dispatcher_of(tunable).load(here), Legality(tunable, here)
+    for one in tunable.typical_problems[:: 1 if tunable is attention_decode_tunable else 5]:
+        fits = partial(unfit, tunable, device=device, problem=one)
+        chosen = resolve(tunable, here, one, index, legality, unfit=fits).config
+        assert fits(chosen) is None, one
+        assert tunable.refusal(chosen, here, one) is None, one
+
+
+def test_in_place_of_a_default_that_does_not_fit_runs_what_is_most_like_it() -> None:
+    here = Arch.parse("sm89")
+    l4, one = Device.reference(here).with_sm_count("NVIDIA L4", 58), shape(1, 8192, 8, 1, head_dim=128)
+    default = attention_decode_tunable.default_config(here, one)
+    assert "64 blocks wait for each other" in str(unfit(attention_decode_tunable, default, l4, one))
+    index, legality = (
+        dispatcher_of(attention_decode_tunable).load(here),
+        Legality(attention_decode_tunable, here),
+    )
+    fits = partial(unfit, attention_decode_tunable, device=l4, problem=one)
+    choice = resolve(attention_decode_tunable, here, one, index, legality, unfit=fits)
+    # A third block a multiprocessor is nearer than half the splits.
+    assert choice.config == Config(constants=default.constants, hints={**default.hints, "occupancy": 3})
+    assert choice.source == "default"
+    assert "in place of the default" in choice.reason
 
 
 def test_blocks_that_would_wait_for_ever_on_a_small_gpu_are_refused() -> None:

@@ -66,7 +66,7 @@ def test_logits_far_from_zero_give_their_loss_and_gradient(
     losses = torch.nn.functional.cross_entropy(exact, target, reduction="none")
     losses.sum().backward()
     loss = cross_entropy(logits, target, grad_scale=1.0)
-    torch.testing.assert_close(loss.double(), losses.detach(), rtol=1e-5, atol=2e-5 + 2e-7 * abs(offset))
+    torch.testing.assert_close(loss.double(), losses.detach(), rtol=1e-5, atol=1e-4)
     assert exact.grad is not None
     eps = max(torch.finfo(dtype).eps, 1e-5)
     torch.testing.assert_close(logits.double(), exact.grad, rtol=2 * eps, atol=1e-6)

@@ -11,7 +11,7 @@ from aot_tune import environment
 from aot_tune.config import Config
 from aot_tune.kernels.linear import linear, linear_tunable
 from aot_tune.problem import Problem
-from tests.kernels.agree import assert_agrees, expected, poison, problem
+from tests.kernels.agree import assert_agrees, expected, problem
 from tests.kernels.test_on_gpu import check, here, normal
 
 pytestmark = pytest.mark.gpu
@@ -45,13 +45,15 @@ def sharing(one: Problem) -> list[Config]:
 def test_blocks_that_share_a_sum_agree_again_and_again(m: int, n: int, k: int, dtype: str) -> None:
     one = problem(dtype=dtype, activation="silu", M=m, N=n, K=k)
     args = linear_tunable.make_args(one, torch.device("cuda"), 1)
-    wanted, scratch = expected(linear_tunable, args), args[linear_tunable.parameters.index("scratch")]
+    wanted = expected(linear_tunable, args)
+    out, scratch = (args[linear_tunable.parameters.index(name)] for name in ("out", "scratch"))
     for config in sharing(one):
-        for _ in range(20):
-            poison(linear_tunable, args)
+        for launch in range(20):
+            out.fill_(torch.nan)  # the scratch stays as the launch before left it
             linear_tunable.launch(*args, config=config)
-        assert_agrees(linear_tunable, args, wanted, f"{one} with {config}")
-        assert not bool(scratch.any()), "what blocks left is not zero again"
+            told = f"{one} with {config}, launch {launch}"
+            assert_agrees(linear_tunable, args, wanted, told)
+            assert not bool(scratch.any()), f"{told}: what blocks left is not zero again"
 
 
 def layer(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import random
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +16,11 @@ import torch
 
 from aot_tune import archive, cutile, environment
 from aot_tune.arch import Arch
-from aot_tune.archive import FILE_NAME, Hints
+from aot_tune.archive import FILE_NAME, CubinKey, Hints
 from aot_tune.errors import CompilerMissingError, CubinWarning
 from aot_tune.serve import cubins as serving
 from aot_tune.serve.cubins import Cubins
+from aot_tune.serve.dispatch import Dispatcher
 from aot_tune.serve.resolve import Choice
 from aot_tune.tunable import Tunable
 from aot_tune.tuner.origin import origin_of
@@ -40,6 +42,7 @@ WEAKEST = cutile.weakest_signature(scale.kernel, RAGGED)
 @pytest.fixture(autouse=True)
 def _opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "_archives", {})
+    serving._tell_untested.cache_clear()
 
 
 @pytest.fixture
@@ -105,9 +108,28 @@ def test_without_any_archive_nothing_is_said(tunable: Tunable) -> None:
 def test_a_release_whose_contract_was_not_tested_gets_no_cubin(
     tunable: Tunable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(folder_of(tunable))
+    path = put(folder_of(tunable))
     monkeypatch.setattr(cutile, "version", lambda: "9.9.0")
-    assert Cubins(tunable).find(HINTS, ALIGNED, SM90) is None
+    several = [Cubins(tunable) for _ in range(2)]  # as of two declarations of a package
+    with pytest.warns(CubinWarning) as told:
+        assert [cubins.find(HINTS, ALIGNED, SM90) for cubins in several * 2] == [None] * 4
+    assert not any(cubins.has(HINTS, ALIGNED, SM90) for cubins in several)
+    [line] = [str(one.message) for one in told]
+    assert line == (
+        f"{path} is left out, since loading cubins was not tested with cuda-tile 9.9.0 (1.6 and 1.7 were); "
+        "kernels are compiled at their first launch: install a tested release of cuda-tile"
+    )
+
+
+def test_a_release_that_was_not_tested_is_told_of_where_tables_are_loaded_and_only_of_an_archive(
+    tunable: Tunable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cutile, "version", lambda: "9.9.0")
+    Dispatcher(tunable).load(SM90)  # there is none
+    put(folder_of(tunable))
+    Dispatcher(tunable).load(SM100)  # another arch's
+    with pytest.warns(CubinWarning, match=r"cuda-tile 9\.9\.0"):
+        Dispatcher(tunable).load(SM90)
 
 
 def test_other_source_is_left_out_with_one_warning(tunable: Tunable) -> None:
@@ -218,6 +240,36 @@ def test_a_damaged_cubin_is_a_miss_and_the_others_are_served(tunable: Tunable) -
     assert sum(code is None for code in codes) == 1
     assert sum("is damaged" in str(one.message) for one in told) == 1
     assert all(code is None or code.code == wanted.get(name, b"weakest") for name, code in found.items())
+
+
+@pytest.mark.parametrize("byte", [0, 1000], ids=["cannot be unpacked", "unpacks to something else"])
+@pytest.mark.parametrize("compiler", [True, False])
+def test_a_damaged_dictionary_is_one_fault_and_told_once(
+    tunable: Tunable, byte: int, compiler: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_compiler(monkeypatch, compiler)
+    like = random.Random(0).randbytes(archive.WINDOW + 1000)  # longer than what is used as a dictionary
+    keys: list[CubinKey] = [
+        ((("occupancy", number),), signature)
+        for number in range(1, 14)
+        for signature in (ALIGNED, RAGGED, UNIT)
+    ]
+    held = {key: like + bytes([number]) for number, key in enumerate(keys)}
+    kernel = KernelCubins(kernel="scale", symbol="_scale_kernel", origin=origin_of(scale, "1"), cubins=held)
+    path = folder_of(tunable) / str(SM90) / FILE_NAME
+    path.parent.mkdir(parents=True)
+    path.write_bytes(pack(SM90, [kernel]))
+    assert all(Cubins(tunable).find(*key, SM90) for key in keys)
+    section = archive.Archive(path).section("scale")
+    assert section is not None
+    data = bytearray(path.read_bytes())
+    data[archive.Archive(path)._body + section._blocks[0].offset + byte] ^= 0xFF
+    path.write_bytes(data)
+    serving._archives.clear()
+    cubins = Cubins(tunable)
+    with pytest.warns(CubinWarning, match="is damaged.*aot-tune compile") as told:
+        assert not any(cubins.find(*key, SM90) for key in keys)
+    assert len(told) == 1
 
 
 def test_a_file_removed_while_serving_is_a_miss(tunable: Tunable) -> None:

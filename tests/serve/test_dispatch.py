@@ -85,6 +85,33 @@ def test_a_tuned_problem_launches_its_entry_s_config(
     assert launched() == [blocks(rows, 1024, winner)]
 
 
+@pytest.mark.filterwarnings("ignore::aot_tune.errors.TableWarning")  # its grid is other source
+def test_a_config_that_this_gpu_is_too_small_for_is_passed_over_and_so_is_such_a_default(
+    tuned: Tunable, launched: Launched
+) -> None:
+    too_large: set[Config] = set()
+
+    def grid(config: Config, device: Any, problem: Problem) -> tuple[int, ...]:
+        if config in too_large:
+            raise LaunchError(f"{config} needs more than {device.sm_count} multiprocessors")
+        return tuned.grid_fn(config, device, problem)
+
+    small = dataclasses.replace(tuned, grid_fn=grid)
+    too_large.add(AT_64)
+    small.launch(*tensors(64))
+    [first] = launched()
+    assert first != blocks(64, 1024, AT_64)
+    too_large.update(SPACE)
+    too_large.discard(OTHER)
+    small.launch(*tensors(63))  # the default, too, is too large
+    assert launched() == [blocks(63, 1024, OTHER)]
+    too_large.add(OTHER)
+    with pytest.raises(LaunchError, match="needs more than 132 multiprocessors"):
+        small.launch(*tensors(62))
+    with pytest.raises(LaunchError, match="needs more than 132 multiprocessors"):
+        small.launch(*tensors(64), config=AT_64)
+
+
 @pytest.mark.filterwarnings("ignore::aot_tune.errors.TableWarning")  # what counts the calls is other source
 def test_the_second_launch_of_a_shape_calls_nothing_of_the_declaration(
     tuned: Tunable, launched: Launched

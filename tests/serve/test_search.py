@@ -193,6 +193,70 @@ def test_b9_nothing_is_searched_while_any_thread_captures(
     assert grid_of(driver) == (64, 16, 1)
 
 
+class _Awaited:
+    """A lock that is free after something happened."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        self._meanwhile = meanwhile
+        self.held = False
+
+    def acquire(self, timeout: float) -> bool:
+        self._meanwhile()
+        self.held = True
+        return True
+
+    def release(self) -> None:
+        self.held = False
+
+
+@pytest.mark.parametrize("lock", ["thread's", "file's"])
+def test_b9_nothing_is_searched_where_a_capture_began_while_a_lock_was_waited_for(
+    lock: str, tuned: Tunable, driver: Driver, searched: list[list[Config]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B9: asked again at the last moment; after the capture the bucket is searched, and counts once."""
+    monkeypatch.setattr(search, "_MOST_SEARCHES", 1)
+    live = dispatcher_of(tuned)._search
+
+    def begin() -> None:
+        driver.captures_elsewhere = True
+
+    with monkeypatch.context() as patched:
+        if lock == "thread's":
+            patched.setattr(live, "_lock", awaited := _Awaited(begin))
+        else:
+            acquired = cache._acquired
+
+            def acquire(path: Path, timeout_s: float) -> Any:
+                begin()
+                return acquired(path, timeout_s)
+
+            patched.setattr(cache, "_acquired", acquire)
+        tuned.launch(*tensors(4096))
+        assert driver.captures_elsewhere
+        assert searched == []
+        assert grid_of(driver) == (64, 16, 1)  # the nearest
+        assert lock != "thread's" or not awaited.held
+    assert not list((folder_here() or Path()).rglob("*.json"))
+    driver.captures_elsewhere = False
+    tuned.launch(*tensors(3000))  # of the same bucket
+    assert len(searched) == 1
+    assert grid_of(driver) == (-(-3000 // 32), 16, 1)
+
+
+def test_b9_another_process_searches_whatever_is_captured_meanwhile(
+    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B9: it has a CUDA context of its own, and this one is not touched."""
+    monkeypatch.setenv(environment.SEARCH_SECONDS, "1000")
+    monkeypatch.setattr(search.child, "fastest", lambda tunable, problem, configs, **_: (configs[-1], 5.0))
+    unknown = dataclasses.replace(scale, tables=tmp_path / "none")
+    awaited = _Awaited(lambda: setattr(driver, "captures_elsewhere", True))
+    monkeypatch.setattr(dispatcher_of(unknown)._search, "_lock", awaited)
+    unknown.launch(*tensors(64))
+    assert driver.captures_elsewhere
+    assert dispatcher_of(unknown)._plans.popitem()[1].choice.source == "searched"
+
+
 def test_b10_a_rank_does_not_read_the_user_s_cache(
     tuned: Tunable, driver: Driver, searched: list[list[Config]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

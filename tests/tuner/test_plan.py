@@ -14,7 +14,7 @@ from aot_tune.arch import Arch
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.discovery import Found
-from aot_tune.errors import DeclarationError, TuneError
+from aot_tune.errors import DeclarationError, LaunchError, TuneError
 from aot_tune.kernels.matmul import matmul_tunable
 from aot_tune.kernels.rms_norm import rms_norm_tunable
 from aot_tune.problem import Problem
@@ -55,6 +55,22 @@ def test_a_plan_holds_each_problems_legal_configs_the_default_first() -> None:
     assert all(samples.scale.refusal(config, SM90, SMALL) is None for config in each.candidates)
     assert {failure.message for failure in each.refused} == {"64 x 128 does not fit"}
     assert {failure.stage for failure in each.refused} == {"legal"}
+
+
+def test_a_config_that_the_gpu_is_too_small_for_is_left_out_and_another_stands_in_for_such_a_default() -> (
+    None
+):
+    def grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
+        if config == samples.DEFAULT and device.sm_count < 100:
+            raise LaunchError(f"{device.sm_count} multiprocessors are too few")
+        return samples.scale.grid_fn(config, device, problem)
+
+    found = Found(module=samples.MODULE, tunable=dataclasses.replace(samples.scale, grid_fn=grid))
+    slice_of_one = Device.reference(SM90).with_sm_count("a slice", 16)
+    (each,) = plan(found, SM90, [SMALL], device=slice_of_one).problems
+    assert samples.DEFAULT not in each.candidates
+    assert each.default == each.candidates[0]
+    assert "16 multiprocessors are too few" in {failure.message for failure in each.refused}
 
 
 def test_problems_of_one_signature_class_share_their_compilations() -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from aot_tune import cutile
 from aot_tune.arch import Arch
 from aot_tune.bucket import Exact, Pow2, edge
-from aot_tune.discovery import Found
+from aot_tune.discovery import OWN_KERNELS, Found, find_tunables
+from aot_tune.kernels import attention_decode_tunable, attention_varlen_tunable
 from aot_tune.problem import Problem
 from aot_tune.table import Table
 from aot_tune.tunable import Tunable
@@ -125,3 +126,49 @@ def test_a_tables_configs_are_compiled_where_they_are_legal_and_no_others() -> N
 def asked_with(config: object, problem: Problem) -> Compilation:
     args = scale.args_fn(config, *scale.make_args(problem, "meta", 0))
     return Compilation(tuple(config.hints.items()), cutile.signature_of(scale.kernel, args))  # type: ignore[attr-defined]
+
+
+# The shipped kernels with sizes that no axis names ----------------------------------------------------------
+
+
+@cache
+def defaults_of(name: str) -> tuple[Kernel, frozenset[Compilation]]:
+    kernel = Kernel(find_tunables([OWN_KERNELS])[name], SM90)
+    return kernel, frozenset(compilations(kernel, ()))
+
+
+def assert_compiled(name: str, problem: Problem, args: tuple[object, ...]) -> None:
+    kernel, found = defaults_of(name)
+    tunable = kernel.tunable
+    assert tunable.problem_of(*args) == problem
+    config = tunable.default_config(SM90, problem)
+    signature = cutile.signature_of(tunable.kernel, tuple(tunable.args_fn(config, *args)))
+    assert Compilation(tuple(config.hints.items()), signature) in found, problem
+
+
+@pytest.mark.parametrize("more", [0, 1, 15, 16])
+def test_a_cache_may_have_any_number_of_pages(more: int) -> None:
+    for problem in attention_decode_tunable.typical_problems[::3]:
+        args = list(attention_decode_tunable.make_args(problem, "meta", 0))
+        for place in (1, 2):
+            pages, *rest = args[place].shape
+            args[place] = torch.empty(pages + more, *rest, dtype=args[place].dtype, device="meta")
+        assert_compiled("attention_decode", problem, tuple(args))
+
+
+@pytest.mark.parametrize(("q_more", "k_more"), [(0, 0), (0, 5), (0, 16), (3, 3), (3, 16)])
+def test_packed_sequences_may_have_more_keys_than_queries(q_more: int, k_more: int) -> None:
+    for problem in attention_varlen_tunable.typical_problems[::3]:
+        args = list(attention_varlen_tunable.make_args(problem, "meta", 0))
+        total = -(-args[0].shape[0] // 16) * 16
+
+        def longer(
+            place: int, more: int, args: list[torch.Tensor] = args, total: int = total
+        ) -> torch.Tensor:
+            _, *rest = args[place].shape
+            return torch.empty(total + more, *rest, dtype=args[place].dtype, device="meta")
+
+        args[0], args[3] = longer(0, q_more), longer(3, q_more)
+        args[1], args[2] = longer(1, k_more), longer(2, k_more)
+        args[4] = torch.empty(args[4].shape[0], total + q_more, device="meta")
+        assert_compiled("attention_varlen", problem, tuple(args))

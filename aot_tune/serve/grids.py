@@ -1,0 +1,33 @@
+"""A launch's grid on one GPU, checked. Knows no table."""
+
+from __future__ import annotations
+
+from aot_tune.config import Config
+from aot_tune.device import Device
+from aot_tune.errors import LaunchError
+from aot_tune.problem import Problem
+from aot_tune.tunable import Tunable
+
+
+def checked_grid(tunable: Tunable, config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
+    """What `grid_fn` of a declaration gives.
+
+    Raises:
+        LaunchError: It is no grid, or `grid_fn` says that the config cannot run on this very GPU.
+    """
+    grid = tuple(tunable.grid_fn(config, device, problem))
+    if not 1 <= len(grid) <= 3 or not all(isinstance(blocks, int) and blocks > 0 for blocks in grid):
+        raise LaunchError(
+            f"{tunable.name}: grid_fn gives {grid!r} for {problem} with {config}; "
+            "return one to three counts of blocks, ints of 1 or more"
+        )
+    return grid
+
+
+def unfit(tunable: Tunable, config: Config, device: Device, problem: Problem) -> str | None:
+    """Why a config cannot run on this very GPU, or None."""
+    try:
+        checked_grid(tunable, config, device, problem)
+    except LaunchError as error:
+        return str(error)
+    return None
