@@ -208,7 +208,11 @@ def test_a_signal_stops_a_sweep_and_says_how_to_go_on(
 
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(sweep, "run", run)
-    result = _run("tune", "--fresh", "--limit", "2")
+    outside = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background job
+    try:
+        result = _run("tune", "--fresh", "--limit", "2")
+    finally:
+        signal.signal(signal.SIGINT, outside)
     assert result.exit_code == code
     last = result.stderr.splitlines()[-1]
     assert last == "stopped; what was compiled is kept. To go on: aot-tune tune scale --arch sm100 --limit 2"
