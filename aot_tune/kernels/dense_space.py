@@ -99,7 +99,7 @@ _SPLITS = (2, 3, 4)
 _FEWEST_ROWS = 16
 """Of a tile."""
 
-MOST_ROWS = 256
+_MOST_ROWS = 256
 """Of a product that is shared; more have tiles enough."""
 
 _LEAST_K = 4096
@@ -116,9 +116,8 @@ _LEAST_SLICE = 2048
 warp might have a copy of its own, as old as its own read, and warps that disagree about the end of a wait
 never meet again."""
 
-
-_LEAST_TILE = 1024
-"""Numbers of a tile that is shared: 4 for each thread of 8 warps."""
+_LEAST_TILE, _WIDEST = 1024, 128
+"""Numbers of a tile that is shared, 4 for each thread of 8 warps; and its columns at most."""
 
 
 @cache  # a default is asked for at each unseen shape
@@ -227,10 +226,10 @@ def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
 
 def left(rows: int, k: int, columns: int) -> int:
     """Numbers that the blocks of any config leave for each other at most, for all sizes of a bucket."""
-    if rows > MOST_ROWS or k < 2 * _LEAST_K:
+    if rows > _MOST_ROWS or k < 2 * _LEAST_K:
         return 1
-    # A tile is no more than half empty along the rows, and has 128 columns at most.
-    return min(_SPLITS[-1] * 2 * max(edge(rows), _FEWEST_ROWS) * (columns + 128), _MOST_LEFT)
+    # A tile is no more than half empty along the rows.
+    return min(_SPLITS[-1] * 2 * max(edge(rows), _FEWEST_ROWS) * (columns + _WIDEST), _MOST_LEFT)
 
 
 def _not_shared(config: Config, arch: Arch, problem: Problem) -> str | None:
@@ -239,14 +238,17 @@ def _not_shared(config: Config, arch: Arch, problem: Problem) -> str | None:
     if splits == 1:
         return None
     rows, k, sms = edge(problem.size("M")), problem.size("K"), Device.reference(arch).sm_count
-    if splits not in _SPLITS or tile_m * tile_n < _LEAST_TILE:
-        return f"tiles of {tile_m} x {tile_n} over {splits}; {_SPLITS} share one of {_LEAST_TILE} or more"
     if more_n or config.hints.get("num_ctas", 1) > 1:
         return "the sums of a tile of two widths, or of two blocks, are not shared"
-    if not tile_m // 2 < max(rows, _FEWEST_ROWS) <= MOST_ROWS or k < splits * max(_LEAST_K, 2 * tile_k):
+    if splits not in _SPLITS or tile_m * tile_n < _LEAST_TILE or tile_n > _WIDEST:
+        return (
+            f"a tile of {tile_m} x {tile_n} over {splits}; {_SPLITS} share one of {_LEAST_TILE} numbers or "
+            f"more, of up to {_WIDEST} columns"
+        )
+    if not tile_m // 2 < max(rows, _FEWEST_ROWS) <= _MOST_ROWS or k < splits * max(_LEAST_K, 2 * tile_k):
         return (
             f"{rows} rows and a K of {k} over {splits} splits; tiles that are shared are no more than half "
-            f"empty, of {MOST_ROWS} rows at most, and a share is {_LEAST_K} or more"
+            f"empty, of {_MOST_ROWS} rows at most, and a share is {_LEAST_K} or more"
         )
     parts = tiles(config, rows, problem.size("N"))
     if parts // splits > _MOST_WAVES * sms or parts * tile_m * tile_n > _MOST_LEFT:

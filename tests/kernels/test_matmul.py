@@ -128,6 +128,9 @@ def test_blocks_share_the_sums_of_few_rows_and_a_long_k() -> None:
     assert "half empty" in said(shared, 64, 5120, 25600)
     assert "448 tiles are enough" in said(shared, 256, 28672, 25600)
     assert "are not shared" in said(config(128, 128, 64, more_n=32, warps=8, splits=3), 256, 5120, 25600)
+    assert "over 16; (2, 3, 4) share" in said(config(16, 64, 128, swapped=1, splits=16), 16, 5120, 65536)
+    assert "of up to 128 columns" in said(config(64, 256, 64, splits=2), 64, 5120, 25600)
+    assert "of 1024 numbers or" in said(config(16, 32, 128, splits=2), 16, 5120, 25600)
     assert "are not shared" in said(config(128, 256, 64, num_ctas=2, splits=2), 256, 5120, 25600)
     for arch in KNOWN_ARCHS:
         found = matmul_tunable.candidates(arch, shape(1, 4096, 14336))
