@@ -403,6 +403,14 @@ def test_it_compiles_without_spilling(name: str, page_size: int) -> None:
     assert compiled(arch, one, default).stack_bytes == 0
 
 
+def test_splits_take_nothing_from_the_loads_ahead_of_a_block_that_is_alone() -> None:
+    one = shape(8, 8192, 64, 8, head_dim=64)
+    split, whole = (compiled(SM90, one, config(n, gather=True, occupancy=1)) for n in (16, 1))
+    assert split.stack_bytes == whole.stack_bytes == 0
+    stage = 2 * 64 * 64 * 2  # keys and values, bfloat16
+    assert split.shared_bytes // stage == whole.shared_bytes // stage >= 3
+
+
 @pytest.mark.parametrize(
     ("one", "candidate"),
     [

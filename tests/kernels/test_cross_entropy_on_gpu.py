@@ -52,14 +52,19 @@ def test_cross_entropy_agrees_in_every_config(vocabulary: int, gradient: bool, d
     torch.cuda.empty_cache()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("offset", [1e3, -1e3, 6e4, 1e6, 1e30, 3e38, -3e38])
+@pytest.mark.parametrize(
+    ("dtype", "offset"),
+    [
+        (dtype, offset)
+        for dtype in (torch.bfloat16, torch.float16, torch.float32)
+        for offset in (1e3, -1e3, 6e4, 1e6, 1e30, 3e38, -3e38)
+        if abs(offset) < torch.finfo(dtype).max
+    ],
+)
 @pytest.mark.parametrize("vocabulary", [32000, 128256])
 def test_logits_far_from_zero_give_their_loss_and_gradient(
     vocabulary: int, offset: float, dtype: torch.dtype
 ) -> None:
-    if abs(offset) > torch.finfo(dtype).max:
-        pytest.skip("float16 has no such number")
     logits = (normal(40, vocabulary).float() * 4 + offset).to(dtype)
     target = targets(40, vocabulary)
     exact = logits.double().requires_grad_()

@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from aot_tune import environment
-from aot_tune.config import Config
 from aot_tune.kernels.linear import linear, linear_tunable
-from aot_tune.problem import Problem
-from tests.kernels.agree import assert_agrees, expected, problem
-from tests.kernels.test_on_gpu import check, here, normal
+from tests.kernels.agree import problem
+from tests.kernels.test_on_gpu import check, check_shared_sums, normal
 
 pytestmark = pytest.mark.gpu
 
@@ -34,26 +32,10 @@ def test_it_agrees_in_configs_across_its_space(m: int, dtype: str) -> None:
     check(linear_tunable, problem(dtype=dtype, activation="silu", M=m, N=1000, K=1032), every=3)
 
 
-def sharing(one: Problem) -> list[Config]:
-    found = [c for c in linear_tunable.candidates(here(), one) if int(c["splits"]) > 1]
-    assert found
-    return found
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 4096, 14336), (40, 1000, 12296), (256, 5120, 25600)])
 def test_blocks_that_share_a_sum_agree_again_and_again(m: int, n: int, k: int, dtype: str) -> None:
-    one = problem(dtype=dtype, activation="silu", M=m, N=n, K=k)
-    args = linear_tunable.make_args(one, torch.device("cuda"), 1)
-    wanted = expected(linear_tunable, args)
-    out, scratch = (args[linear_tunable.parameters.index(name)] for name in ("out", "scratch"))
-    for config in sharing(one):
-        for launch in range(20):
-            out.fill_(torch.nan)  # the scratch stays as the launch before left it
-            linear_tunable.launch(*args, config=config)
-            told = f"{one} with {config}, launch {launch}"
-            assert_agrees(linear_tunable, args, wanted, told)
-            assert not bool(scratch.any()), f"{told}: what blocks left is not zero again"
+    check_shared_sums(linear_tunable, problem(dtype=dtype, activation="silu", M=m, N=n, K=k))
 
 
 def layer(

@@ -57,6 +57,21 @@ def check(tunable: Tunable, one: Problem, *, every: int = 0) -> None:
         assert_agrees(tunable, args, wanted, f"{one} with {config}")
 
 
+def check_shared_sums(tunable: Tunable, one: Problem) -> None:
+    """Compare every candidate whose blocks share sums with the reference, many times, on one scratch."""
+    args = tunable.make_args(one, torch.device("cuda"), 1)
+    wanted = expected(tunable, args)
+    out, scratch = (args[tunable.parameters.index(name)] for name in ("out", "scratch"))
+    sharing = [config for config in tunable.candidates(here(), one) if int(config["splits"]) > 1]
+    assert sharing
+    for config in sharing:
+        for _ in range(20):
+            out.fill_(torch.nan)
+            tunable.launch(*args, config=config)
+            assert_agrees(tunable, args, wanted, f"{one} with {config}")
+            assert not bool(scratch.any()), "what blocks left is not zero again"
+
+
 def normal(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.randn(sizes, device="cuda", dtype=dtype)
 

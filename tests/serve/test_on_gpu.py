@@ -65,7 +65,7 @@ def test_after_prime_the_first_launch_of_a_declared_shape_is_like_any(archives: 
         for _ in range(3)
     ]
     assert [one["compiled"] for one in told] == [0] * 3
-    for part in ("waited for", "before cuTile"):
+    for part in ("waited for", "the host's part", "before cuTile"):
         ratios = [
             one[name][f"{part}: first / later"] for one in told for name in ("rms_norm", "matmul", "rope")
         ]
