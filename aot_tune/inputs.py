@@ -7,6 +7,15 @@ from collections.abc import Sequence
 import torch
 
 
+def has_odd_sizes(seed: int) -> bool:
+    """Whether ``make_args`` of a seed should give sizes that no axis names their other class modulo 16.
+
+    The pages of a cache are such a size. Seeds from 4 on: those of a sweep are below, so that what it
+    compiled for one of them fits all.
+    """
+    return seed >= 4
+
+
 def _generator(device: torch.device, seed: int) -> torch.Generator | None:
     return None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
 

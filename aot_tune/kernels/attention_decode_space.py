@@ -9,6 +9,8 @@ from aot_tune.arch import Arch
 from aot_tune.bucket import edge
 from aot_tune.config import Config
 from aot_tune.device import Device
+from aot_tune.errors import LaunchError
+from aot_tune.kernels.rows import at_once
 from aot_tune.problem import Problem
 
 MOST_LEFT = 1 << 23
@@ -19,6 +21,10 @@ _MOST_BLOCKS = 4096
 
 MOST_SPLITS = 64
 """Parts of a sequence, which wait for each other."""
+
+MOST_SEQUENCES = 512
+"""Sequences that can be cut into equal parts: each block looks at all their lengths at once, since tileiras
+13.4 crashes on a loop over them."""
 
 FEWEST_ROWS = 8
 """Queries of a tile, the matrix units' narrowest side."""
@@ -44,18 +50,18 @@ _GATHERING = (9, 10, 11)
 @cache
 def _space(arch: Arch) -> tuple[Config, ...]:
     return tuple(
-        _config(splits, tile_n, gather, num_ctas, occupancy)
-        for splits, tile_n, gather, num_ctas, occupancy in itertools.product(
-            (1, 2, 4, 8, 16, 32, MOST_SPLITS), _TILES, (False, True), (1, 2), (1, 2, 3)
+        config
+        for values in itertools.product(
+            (1, 2, 4, 8, 16, 32, MOST_SPLITS), (False, True), _TILES, (False, True), (1, 2), (1, 2, 3)
         )
-        if _does_not_fit(_config(splits, tile_n, gather, num_ctas, occupancy), arch) is None
+        if _does_not_fit(config := _config(*values), arch) is None
     )
 
 
 @cache
-def _config(splits: int, tile_n: int, gather: bool, num_ctas: int, occupancy: int) -> Config:
+def _config(splits: int, balanced: bool, tile_n: int, gather: bool, num_ctas: int, occupancy: int) -> Config:
     return Config(
-        constants={"splits": splits, "tile_n": tile_n, "gather": gather},
+        constants={"splits": splits, "balanced": balanced, "tile_n": tile_n, "gather": gather},
         hints={"num_ctas": num_ctas, "occupancy": occupancy},
     )
 
@@ -66,10 +72,20 @@ def space(arch: Arch, problem: Problem) -> tuple[Config, ...]:
 
 
 def default(arch: Arch, problem: Problem) -> Config:
-    """Some four blocks a multiprocessor, so that long and short sequences even out; pages gathered."""
-    fewest, most = _splits_between(arch, problem, _TILES[0])
+    """Equal parts, or four blocks a multiprocessor: long and short sequences even out. Pages gathered."""
+    tile, gather = _TILES[0], _gathers(arch, problem)
+    equal = min(_wanted(arch, problem), _most_splits(arch, problem, tile))
+    balanced = _config(equal, True, tile, gather, 1, 2)
+    if equal > 1 and _balanced_misfit(balanced, arch, problem) is None:
+        return balanced
+    fewest, most = _splits_between(arch, problem, tile)
     wanted = edge(-(-4 * Device.reference(arch).sm_count // _pairs(problem)))
-    return _config(min(max(wanted, fewest), most), _TILES[0], _gathers(arch, problem), 1, 2)
+    return _config(min(max(wanted, fewest), most), False, tile, gather, 1, 2)
+
+
+def _wanted(arch: Arch, problem: Problem) -> int:
+    """Splits for equal parts: what two blocks a multiprocessor give the longest sequence, and 2 at least."""
+    return max(edge(-(-2 * Device.reference(arch).sm_count // _pairs(problem))), 2)
 
 
 def _gathers(arch: Arch, problem: Problem) -> bool:
@@ -87,6 +103,30 @@ def _constants(config: Config) -> tuple[int, int, bool]:
     return int(config["splits"]), int(config["tile_n"]), bool(config["gather"])
 
 
+def _evened_out(arch: Arch, problem: Problem) -> bool:
+    """Whether a bucket's sequences may be cut into equal parts: their lengths differ, and they are few."""
+    few = 1 < edge(problem.size("batch")) <= MOST_SEQUENCES
+    return few and not problem["windowed"] and _pairs(problem) <= 2 * Device.reference(arch).sm_count
+
+
+def _balanced_misfit(config: Config, arch: Arch, problem: Problem) -> str | None:
+    """Why a bucket's sequences should not be cut into equal parts in this way, or None."""
+    if not _evened_out(arch, problem):
+        return (
+            f"{_pairs(problem)} sequences and heads; equal parts are for 2 to {MOST_SEQUENCES} sequences of "
+            "lengths that differ, with their heads no more than two a multiprocessor"
+        )
+    splits, tile_n, _ = _constants(config)
+    most = _most_splits(arch, problem, tile_n)
+    fewest, most = min(_wanted(arch, problem), most), min(2 * _wanted(arch, problem), most)
+    if not fewest <= splits <= most:
+        return f"{splits} splits; from {fewest} to {most} suit sequences in equal parts"
+    edges = problem.replaced(batch=edge(problem.size("batch")))
+    if blocks_on(config, Device.reference(arch), edges) + splits > _places(problem):
+        return f"{splits} splits of so many queries leave more than the workspace holds"
+    return None
+
+
 def _does_not_fit(config: Config, arch: Arch) -> str | None:
     """Why a config is not for an arch, or None."""
     splits, tile_n, gather = _constants(config)
@@ -99,6 +139,8 @@ def _does_not_fit(config: Config, arch: Arch) -> str | None:
         return "the parts are waited for by the four warps of one block, which must see the same"
     if gather and arch.major not in _GATHERING:
         return f"{arch} has no loads that gather pages"
+    if config["balanced"] and (splits == 1 or occupancy == 1):
+        return "equal parts are several, with two blocks a multiprocessor or more: tileiras 13.4 crashes"
     return None
 
 
@@ -113,12 +155,14 @@ def _does_not_suit(config: Config, arch: Arch, problem: Problem) -> str | None:
     occupancy = config.hints.get("occupancy", 1)
     if gather and splits > 1 and arch.major > 9 and (tile_n, occupancy) == (_TILES[1], 1) and wide:
         return f"the compiler crashes on parts of {tile_n} gathered keys at an occupancy of 1 (tileiras 13.4)"
-    if gather and occupancy > 2:
+    if gather and occupancy > 2 and (wide or splits > 1):
         return f"{occupancy} blocks that gather load no more at once than two"
     if not gather and tile_n > page_size and arch.major in _GATHERING:
         return "pages are gathered where an arch can"
     if tile_n > max(_TILES[0], edge(problem.size("context"))):
         return f"a tile of {tile_n} is more than half empty"
+    if config["balanced"]:
+        return _balanced_misfit(config, arch, problem)
     fewest, most = _splits_between(arch, problem, tile_n)
     small = splits >= _SMALL_GPU and (tile_n, gather, occupancy) == (_TILES[0], _gathers(arch, problem), 2)
     if not (fewest <= splits or small) or splits > most:
@@ -133,14 +177,19 @@ multiprocessors than others of its arch: a MIG slice, an H20, an L4."""
 
 def _splits_between(arch: Arch, problem: Problem, tile_n: int) -> tuple[int, int]:
     """Fewest and most splits worth a trial: half the multiprocessors busy, and eight times as many blocks."""
-    pairs = _pairs(problem)
-    sms, columns = Device.reference(arch).sm_count, rows(problem.size("heads") // problem.size("kv_heads"))
-    blocks = min(_MOST_BLOCKS, MOST_LEFT // left(columns, problem.size("head_dim")))
-    # No more than half a GPU waits for each other.
-    most = max(min(MOST_SPLITS, edge(problem.size("context")) // tile_n, blocks // pairs, sms // 2), 1)
-    most = 1 << (most.bit_length() - 1)
+    most, sms, pairs = (
+        _most_splits(arch, problem, tile_n), Device.reference(arch).sm_count, _pairs(problem)
+    )  # fmt: skip
     fewest = min(edge(-(-sms // (2 * pairs))), most)
-    return fewest, min(8 * fewest, most)
+    return fewest, min((4 if _evened_out(arch, problem) else 8) * fewest, most)
+
+
+def _most_splits(arch: Arch, problem: Problem, tile_n: int) -> int:
+    """As many as a sequence has tiles, blocks can leave parts, and half a GPU runs at once."""
+    blocks, sms = min(_MOST_BLOCKS, _places(problem)), Device.reference(arch).sm_count
+    context = edge(problem.size("context"))
+    most = max(min(MOST_SPLITS, context // tile_n, blocks // _pairs(problem), sms // 2), 1)
+    return 1 << (most.bit_length() - 1)
 
 
 def _pairs(problem: Problem) -> int:
@@ -149,8 +198,39 @@ def _pairs(problem: Problem) -> int:
 
 
 def blocks(config: Config, problem: Problem) -> int:
-    """Blocks of a launch."""
+    """Parts of all sequences and heads, at most."""
     return problem.size("batch") * problem.size("kv_heads") * int(config["splits"])
+
+
+def blocks_on(config: Config, device: Device, problem: Problem) -> int:
+    """Blocks of a launch on a GPU: of equal parts as many as run at once, or some times as many."""
+    if not config["balanced"]:
+        return blocks(config, problem)
+    pairs, slots = problem.size("batch") * problem.size("kv_heads"), at_once(config, device)
+    return slots * -(-3 * pairs // (2 * slots))
+
+
+def checked_blocks(config: Config, device: Device, problem: Problem) -> int:
+    """Blocks of a launch on a GPU.
+
+    Raises:
+        LaunchError: Equal parts of so many sequences, or on so large a GPU, cannot be told apart.
+    """
+    count, sequences = blocks_on(config, device, problem), problem.size("batch")
+    if config["balanced"] and (
+        sequences > MOST_SEQUENCES or count + int(config["splits"]) > _places(problem)
+    ):
+        raise LaunchError(
+            f"attention_decode: {config} is for up to {MOST_SEQUENCES} sequences, and {_places(problem)} "
+            f"blocks that leave parts; here are {sequences} and {count}: pass a config with balanced=False"
+        )
+    return count
+
+
+def _places(problem: Problem) -> int:
+    """Blocks that can leave what they found."""
+    columns = rows(problem.size("heads") // problem.size("kv_heads"))
+    return MOST_LEFT // left(columns, problem.size("head_dim"))
 
 
 def left(columns: int, head_dim: int) -> int:
@@ -158,12 +238,23 @@ def left(columns: int, head_dim: int) -> int:
     return 2 * columns * head_dim
 
 
-PIECE = 1024
-"""Numbers of a result that a sequence's blocks combine at a time: each of them reads as many.
+_PIECE = 1024
+"""Numbers of a result that a block combines at a time, the parts' together: so many it reads.
 
 Of fewer than its threads each warp may have a copy of its own, as old as its own read. Warps that disagree
 about the end of a wait never meet again.
 """
+
+
+def width_of_slice(splits: int, queries: int, head_dim: int, balanced: bool) -> int:
+    """Numbers of a result that a block combines at a time, of `splits` parts at most; also in a kernel.
+
+    Of equal parts there may be as few as two, which have few slices to combine one after another.
+    """
+    if balanced:
+        piece = _PIECE if splits > 8 else 4 * _PIECE
+        return min(max(piece // splits, queries), head_dim * queries)
+    return max(min(_PIECE, head_dim * queries) // splits, queries)
 
 
 def rows(group: int) -> int:

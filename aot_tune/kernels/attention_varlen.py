@@ -174,7 +174,7 @@ def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
     starts = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     q = inputs.randn((total, heads, head_dim), dtype, device, 3 * seed, scale=flash_reference.QUERY_SCALE)
     # The last sequence may have seen keys before: as many that of both totals one is divisible by 16.
-    before = (-total % 16 or 1) * (seed % 2)
+    before = (-total % 16 or 1) if inputs.has_odd_sizes(seed) else 0
     k = inputs.randn((total + before, kv_heads, head_dim), dtype, device, 3 * seed + 1)
     v = inputs.randn((total + before, kv_heads, head_dim), dtype, device, 3 * seed + 2)
     out = inputs.empty((total, heads, head_dim), dtype, device)

@@ -1,9 +1,10 @@
 """Tile code of attention_decode: one block's part of a sequence's keys, and the sum over the parts.
 
-Memory-bound: each key and value is read once, for all query heads that share it. `splits` blocks read one
-sequence's share of a KV head (flash decoding, Dao et al., 2023), tell each other what they found in memory of
-the stream, and each combines a slice of the result: so that one launch does it all, which CUDA graphs replay
-and a sweep times whole. They wait for each other, as the blocks of row_groups.py do and as safely.
+Memory-bound: each key and value is read once, for all query heads that share it. Up to `splits` blocks read
+one sequence's share of a KV head (flash decoding, Dao et al., 2023), tell each other what they found in
+memory of the stream, and each combines slices of the result: so that one launch does it all, which CUDA
+graphs replay and a sweep times whole. They wait for each other, as the blocks of row_groups.py do and as
+safely.
 
 Nothing releases or acquires: a release would make each step of the loop wait for its loads. So what a block
 leaves says of itself that it is there. The workspace is zero between launches, and no number in it is stored
@@ -20,7 +21,8 @@ from typing import Any
 
 import cuda.tile as ct
 
-from aot_tune.kernels.attention_decode_space import PIECE
+from aot_tune.kernels.attention_decode_space import width_of_slice
+from aot_tune.kernels.sequence_parts import of_block, span
 
 _LOG2_E = math.log2(math.e)
 _LN_2 = math.log(2)
@@ -35,9 +37,38 @@ _MINUS_ZERO = -(2**31)
 """The bits of -0.0, as int32."""
 
 
-def _page(cache: Any, block_table: Any, seq: Any, slot: Any, part: Any, head: Any, shape: Any) -> Any:
-    page = ct.load(block_table, (seq, slot), (1, 1), padding_mode=ct.PaddingMode.ZERO).item()
-    return ct.load(cache, (_inside(cache, page), part, head, 0), shape).reshape((shape[1], shape[3]))
+def _keys_and_values(caches: Any, block_table: Any, place: Any, tile: Any, keys: Any, sizes: Any) -> Any:
+    """The `tile`-th `tile_n` keys and values of a sequence, each as (tile_n, head_dim)."""
+    (k_cache, v_cache), (seq, head) = caches, place
+    _, _, head_dim, page_size, _, tile_n, gather, apart, windowed = sizes
+    if gather:
+        pages = _pages(k_cache, block_table, seq, tile, keys, page_size, tile_n, windowed)
+        k = _gathered(k_cache, pages, head, page_size, head_dim)
+        if apart:
+            pages = _pages(v_cache, block_table, seq, tile, keys, page_size, tile_n, windowed)
+        return k, _gathered(v_cache, pages, head, page_size, head_dim)
+    return (
+        _joined(k_cache, block_table, seq, tile, head, page_size, head_dim, tile_n),
+        _joined(v_cache, block_table, seq, tile, head, page_size, head_dim, tile_n),
+    )
+
+
+def _pages(
+    cache: Any, block_table: Any, seq: Any, tile: Any, keys: Any, page_size: Any, tile_n: Any, windowed: Any
+) -> Any:
+    count = tile_n // page_size
+    row = ct.load(block_table, (seq, tile), (1, count), padding_mode=ct.PaddingMode.ZERO)
+    pages = _inside(cache, row.reshape((count,)))
+    if windowed:  # few tiles, of which the window leaves much out: pages outside of the cache are not read
+        first = tile * tile_n + ct.arange(count, dtype=ct.int32) * page_size
+        pages = ct.where((first < keys[1]) & (first + page_size > keys[0]), pages, cache.shape[0])
+    return pages
+
+
+def _gathered(cache: Any, pages: Any, head: Any, page_size: Any, head_dim: Any) -> Any:
+    where = (pages, ct.Slice(0, page_size), ct.Slice(head, 1), ct.Slice(0, head_dim))
+    tile = ct.load_advanced_indexing(cache, where, padding_mode=ct.PaddingMode.ZERO)
+    return tile.reshape((tile.shape[0] * tile.shape[1], head_dim))
 
 
 def _inside(cache: Any, page: Any) -> Any:
@@ -45,20 +76,14 @@ def _inside(cache: Any, page: Any) -> Any:
     return ct.minimum(ct.maximum(page, 0), cache.shape[0] - 1)
 
 
-def _pages(
-    cache: Any, block_table: Any, seq: Any, tile: Any, head: Any,
-    page_size: Any, head_dim: Any, tile_n: Any, gather: Any,
-) -> Any:  # fmt: skip
-    """The `tile`-th `tile_n` keys or values of a sequence, as (tile_n, head_dim)."""
+def _joined(
+    cache: Any, block_table: Any, seq: Any, tile: Any, head: Any, page_size: Any, head_dim: Any, tile_n: Any
+) -> Any:
+    """The `tile`-th `tile_n` keys or values of a sequence, page by page."""
     if tile_n <= page_size:
         slot, part = tile * tile_n // page_size, tile * tile_n % page_size // tile_n
         return _page(cache, block_table, seq, slot, part, head, (1, tile_n, 1, head_dim))
     count = tile_n // page_size
-    if gather:
-        zero = ct.PaddingMode.ZERO
-        pages = ct.load(block_table, (seq, tile), (1, count), padding_mode=zero).reshape((count,))
-        where = (_inside(cache, pages), ct.Slice(0, page_size), ct.Slice(head, 1), ct.Slice(0, head_dim))
-        return ct.load_advanced_indexing(cache, where, padding_mode=zero).reshape((tile_n, head_dim))
     slot, shape = tile * count, (1, page_size, 1, head_dim)
     first = _page(cache, block_table, seq, slot, 0, head, shape)
     pair = ct.cat((first, _page(cache, block_table, seq, slot + 1, 0, head, shape)), 0)
@@ -66,6 +91,11 @@ def _pages(
         return pair
     first = _page(cache, block_table, seq, slot + 2, 0, head, shape)
     return ct.cat((pair, ct.cat((first, _page(cache, block_table, seq, slot + 3, 0, head, shape)), 0)), 0)
+
+
+def _page(cache: Any, block_table: Any, seq: Any, slot: Any, part: Any, head: Any, shape: Any) -> Any:
+    page = ct.load(block_table, (seq, slot), (1, 1), padding_mode=ct.PaddingMode.ZERO).item()
+    return ct.load(cache, (_inside(cache, page), part, head, 0), shape).reshape((shape[1], shape[3]))
 
 
 def _attend(
@@ -97,6 +127,13 @@ def _write(out: Any, lse: Any, place: Any, group: Any, at: Any, result: Any, log
         ct.store(lse.slice(1, first, last), (seq, 0), log2_total * _LN_2, allow_tma=False)
 
 
+def _write_slice(
+    out: Any, lse: Any, place: Any, group: Any, at: Any, combined: Any, logs: Any, rows: Any
+) -> None:
+    tile = combined.reshape((combined.shape[1] // rows, rows))
+    _write(out, lse, place, group, at, tile, ct.extract(logs, (0, 0), (1, rows)))
+
+
 # What the blocks of a sequence tell each other --------------------------------------------------
 
 
@@ -116,87 +153,136 @@ def _found(scratch: Any, index: Any, shape: Any) -> Any:
     )  # fmt: skip
 
 
-def _combined(scratch: Any, pair: Any, values: Any, logs: Any, shape: Any) -> Any:
-    """A slice of the result and of the log-sums of all keys: what every part left of it, set back to zero.
+def _combined(left: Any, row: Any, parts: Any, at: Any, slices: Any, shape: Any) -> Any:
+    """The `at`-th slice of the result and of the log-sums of all keys, from what every part left of it.
 
-    `values` and `logs` are the columns, in tiles of `shape`, that nobody else reads.
+    What is read is set back to zero: nobody else reads it.
+
+    Args:
+        left: (parts, numbers), or more rows.
+        row: The tile of rows that the parts left.
+        parts: How many they are: fewer than a tile has rows, or None.
+        at: Which slice.
+        slices: Of a result; the log-sums lie as many behind.
+        shape: Rows of a tile, and the numbers of a slice.
     """
-    missing = 1
+    mine, missing = left, 1
+    there = ct.full((shape[0], 1), True, ct.bool_)
+    if parts is not None:
+        there = ct.arange(shape[0], dtype=ct.int32).reshape((shape[0], 1)) < parts
+        mine = left.slice(0, 0, parts)
     while missing > 0:
         # Always 0, which the compiler cannot know: it would move a relaxed load of one place out of the loop
         # (tileiras 13.4), and acquiring ones would wait for each other.
         none = missing >> _NEVER_SO_MANY
-        bits = _found(scratch, (pair, values + none), shape)
-        log_bits = _found(scratch, (pair, logs + none), shape)
-        missing = ct.sum(ct.where((bits == 0) | (log_bits == 0), 1, 0))
+        bits = _found(left, (row, at + none), shape)
+        log_bits = _found(left, (row, slices + at + none), shape)
+        missing = ct.sum(ct.where(there & ((bits == 0) | (log_bits == 0)), 1, 0))
     # Read once more: what leaves a loop lies so among the threads that its sums take four times as long.
     none = missing >> _NEVER_SO_MANY
-    bits = _found(scratch, (pair, values + none), shape)
-    log_bits = _found(scratch, (pair, logs + none), shape)
-    ct.store(scratch, (pair, values), ct.zeros(shape, ct.int32), allow_tma=False)
-    ct.store(scratch, (pair, logs), ct.zeros(shape, ct.int32), allow_tma=False)
-    log2_parts = ct.bitcast(log_bits, ct.float32)
+    bits = _found(left, (row, at + none), shape)
+    log_bits = _found(left, (row, slices + at + none), shape)
+    ct.store(mine, (row, at), ct.zeros(shape, ct.int32), allow_tma=False)
+    ct.store(mine, (row, slices + at), ct.zeros(shape, ct.int32), allow_tma=False)
+    log2_parts, values = ct.bitcast(log_bits, ct.float32), ct.bitcast(bits, ct.float32)
+    if parts is not None:
+        log2_parts, values = ct.where(there, log2_parts, -math.inf), ct.where(there, values, 0.0)
     most = ct.maximum(ct.max(log2_parts, axis=0, keepdims=True), _NOTHING)
     weights = ct.exp2(log2_parts - most)
     total = ct.sum(weights, axis=0, keepdims=True)
-    result = ct.sum(ct.bitcast(bits, ct.float32) * weights, axis=0, keepdims=True)
+    result = ct.sum(values * weights, axis=0, keepdims=True)
     return result / ct.where(total > 0, total, 1.0), most + ct.log2(total)
+
+
+# The kernel -------------------------------------------------------------------------------------
+
+
+def _attend_part(
+    q: Any, caches: Any, block_table: Any, place: Any, keys: Any, tiles: Any, scale: Any, sizes: Any
+) -> Any:
+    """The result of some tiles' keys, and the log2 of the sum of their scores' exponentials."""
+    (seq, head), (begin, end) = place, keys
+    group, rows, head_dim, _, _, tile_n, _, _, _ = sizes
+    queries = ct.load(
+        q.slice(1, head * group, head * group + group), (seq, 0, 0), (1, head_dim, rows),
+        order=(0, 2, 1), padding_mode=ct.PaddingMode.ZERO, allow_tma=False,
+    ).reshape((head_dim, rows))  # fmt: skip
+    most = ct.full((1, rows), _NOTHING, ct.float32)
+    total = ct.zeros((tile_n, rows), ct.float32)
+    acc = ct.zeros((head_dim, rows), ct.float32)
+    state = most, total, acc
+    # One loop, also for those tiles that the window or the sequence's end cuts: each further place that loads
+    # would take a share of the shared memory in which loads run ahead.
+    for tile in range(tiles[0], tiles[1]):
+        k, v = _keys_and_values(caches, block_table, place, tile, keys, sizes)
+        at = tile * tile_n
+        if (at < begin) | (at + tile_n > end):
+            state = _attend(state, queries, k, v, scale, at, begin, end, True)
+        else:
+            state = _attend(state, queries, k, v, scale, at, begin, end, False)
+    most, total, acc = state
+    sums = ct.sum(total, axis=0, keepdims=True)
+    return acc / ct.where(sums > 0, sums, 1.0), most + ct.log2(sums)
+
+
+def _block(
+    q: Any, caches: Any, block_table: Any, seq_lens: Any, out: Any, lse: Any, scratch: Any, scale: Any,
+    window: Any, place: Any, part: Any, parts: Any, sizes: Any, balanced: Any,
+) -> None:  # fmt: skip
+    """Attend to the `part`-th of a sequence's `parts`, and combine slices of the result with the others."""
+    group, rows, head_dim, _, splits, tile_n, _, _, _ = sizes
+    end = ct.load(seq_lens, (place[0],), (1,)).item()
+    begin, count = span(end, window, tile_n)
+    first = begin // tile_n
+    tiles = first + part * count // parts, first + (part + 1) * count // parts
+    result, log2_sum = _attend_part(
+        q, caches, block_table, place, (begin, end), tiles, scale * _LOG2_E, sizes
+    )
+    if parts == 1:
+        _write(out, lse, place, group, 0, result, log2_sum)
+    else:
+        # A part without keys leaves zeros and a log-sum of -inf, as one that holds nothing else.
+        numbers, width = head_dim * rows, width_of_slice(splits, rows, head_dim, balanced)
+        _leave(scratch, (ct.bid(0), 0), result.reshape((1, numbers)))
+        _leave(scratch, (ct.bid(0), 1), ct.broadcast_to(log2_sum, (head_dim, rows)).reshape((1, numbers)))
+        shape, slices = (splits, width), numbers // width
+        if balanced:
+            first = ct.bid(0) - part
+            left = scratch.slice(0, first, first + splits)
+            for at in range(part, slices, parts):
+                combined, logs = _combined(left, 0, parts, at, slices, shape)
+                _write_slice(out, lse, place, group, at, combined, logs, rows)
+        else:
+            for again in ct.static_iter(range(slices // splits)):
+                at = again * splits + part
+                combined, logs = _combined(scratch, ct.bid(0) // splits, None, at, slices, shape)
+                _write_slice(out, lse, place, group, at, combined, logs, rows)
 
 
 @ct.kernel
 def attention_decode_kernel(  # type: ignore[no-untyped-def]
     q, k_cache, v_cache, block_table, seq_lens, out, lse, scratch, scale, window,
     group: ct.Constant[int], rows: ct.Constant[int], head_dim: ct.Constant[int], page_size: ct.Constant[int],
-    splits: ct.Constant[int], tile_n: ct.Constant[int], gather: ct.Constant[bool],
+    windowed: ct.Constant[bool], splits: ct.Constant[int], balanced: ct.Constant[bool],
+    tile_n: ct.Constant[int], gather: ct.Constant[bool], apart: ct.Constant[bool],
 ):  # fmt: skip
-    """Attend with the `group` queries of one KV head of one sequence to one of `splits` parts of its keys."""
-    # The splits of a pair follow each other: those that wait for each other are started together.
-    split, pair, kv_heads = ct.bid(0) % splits, ct.bid(0) // splits, k_cache.shape[2]
-    head, seq = pair % kv_heads, pair // kv_heads
-    length = ct.load(seq_lens, (seq,), (1,)).item()
-    begin = ct.maximum(length - window, 0)
-    first_tile = begin // tile_n
-    tiles = ct.cdiv(length, tile_n) - first_tile
-    share = ct.cdiv(tiles, splits)
-    zero = ct.PaddingMode.ZERO
-    queries = ct.load(
-        q.slice(1, head * group, head * group + group), (seq, 0, 0), (1, head_dim, rows),
-        order=(0, 2, 1), padding_mode=zero, allow_tma=False,
-    ).reshape((head_dim, rows))  # fmt: skip
-    log2_scale = scale * _LOG2_E
-    most = ct.full((1, rows), _NOTHING, ct.float32)
-    total = ct.zeros((tile_n, rows), ct.float32)
-    acc = ct.zeros((head_dim, rows), ct.float32)
-    first = first_tile + split * share
-    last = ct.minimum(first + share, first_tile + tiles)
-    state = most, total, acc
-    # One loop, also for those tiles that the window or the sequence's end cuts: each further place that loads
-    # would take a share of the shared memory in which loads run ahead.
-    for tile in range(first, last):
-        k = _pages(k_cache, block_table, seq, tile, head, page_size, head_dim, tile_n, gather)
-        v = _pages(v_cache, block_table, seq, tile, head, page_size, head_dim, tile_n, gather)
-        at = tile * tile_n
-        if (at < begin) | (at + tile_n > length):
-            state = _attend(state, queries, k, v, log2_scale, at, begin, length, True)
-        else:
-            state = _attend(state, queries, k, v, log2_scale, at, begin, length, False)
-    most, total, acc = state
-    sums = ct.sum(total, axis=0, keepdims=True)
-    result = acc / ct.where(sums > 0, sums, 1.0)
-    log2_total = most + ct.log2(sums)
-    if splits == 1:
-        _write(out, lse, (seq, head), group, 0, result, log2_total)
+    """Attend with the `group` queries of one KV head of one sequence to a part of its keys.
+
+    The parts of a pair follow each other: those that wait for each other are started together.
+    """
+    sizes = group, rows, head_dim, page_size, splits, tile_n, gather, apart, windowed
+    caches, kv_heads = (k_cache, v_cache), k_cache.shape[2]
+    if balanced:
+        seq, head, part, parts = of_block(seq_lens, q.shape[0], kv_heads, window, tile_n, splits)
+        if parts > 0:
+            _block(
+                q, caches, block_table, seq_lens, out, lse, scratch, scale, window, (seq, head),
+                part, parts, sizes, balanced,
+            )  # fmt: skip
     else:
-        # A part without keys leaves zeros and a log-sum of -inf, as one that holds nothing else.
-        size = head_dim * rows
-        _leave(scratch, (ct.bid(0), 0), result.reshape((1, size)))
-        _leave(scratch, (ct.bid(0), 1), ct.broadcast_to(log2_total, (head_dim, rows)).reshape((1, size)))
-        # Each of them combines its slice of every piece of the result.
-        piece = max(min(PIECE // rows, head_dim), splits)
-        dims, pieces = piece // splits, head_dim // piece
-        for at in range(pieces):
-            mine = at * splits + split
-            shape = splits, dims * rows
-            combined, logs = _combined(scratch, pair, mine, pieces * splits + mine, shape)
-            logs = ct.extract(logs, (0, 0), (1, rows))
-            _write(out, lse, (seq, head), group, mine, combined.reshape((dims, rows)), logs)
+        part, pair = ct.bid(0) % splits, ct.bid(0) // splits
+        place = pair // kv_heads, pair % kv_heads
+        _block(
+            q, caches, block_table, seq_lens, out, lse, scratch, scale, window, place,
+            part, splits, sizes, balanced,
+        )  # fmt: skip

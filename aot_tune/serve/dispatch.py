@@ -200,7 +200,8 @@ class Dispatcher:
         if not check_problem(self._tunable, followed.problem):
             return
         plan = self._plan(number, followed.problem, config, args, here)
-        kernel_args, passed = follow_args(self._tunable.args_fn, plan.choice.config, args, here.tensor_types)
+        given = self._tunable.args_fn, plan.choice.config, args, here.tensor_types
+        kernel_args, passed = follow_args(*given, followed.reads)
         try:
             self._fire(number, plan, args, kernel_args, here)
         except CompilerMissingError:
@@ -216,7 +217,8 @@ class Dispatcher:
         """Make and remember the plan of a call on a GPU; its tensors may be on device "meta"."""
         followed = follow_problem(self._tunable.problem, args, here.tensor_types)
         plan = self._plan(number, followed.problem, None, args, here)
-        _, passed = follow_args(self._tunable.args_fn, plan.choice.config, args, here.tensor_types)
+        given = self._tunable.args_fn, plan.choice.config, args, here.tensor_types
+        _, passed = follow_args(*given, followed.reads)
         reads = (followed.reads or frozenset()) | (passed.reads if passed else frozenset())
         if followed.reads is not None and not any(what == "device" for _, what in reads):
             self._remember(number, args, (followed, passed), plan, here)

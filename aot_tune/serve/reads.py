@@ -169,15 +169,28 @@ def follow_problem(
 
 
 def follow_args(
-    args_fn: Callable[..., tuple[Any, ...]], config: Any, args: Sequence[Any], tensor_types: tuple[type, ...]
+    args_fn: Callable[..., tuple[Any, ...]],
+    config: Any,
+    args: Sequence[Any],
+    tensor_types: tuple[type, ...],
+    keyed: frozenset[Read] | None = None,
 ) -> tuple[tuple[Any, ...], Passed | None]:
     """The kernel's arguments, and how to make them without calling `args_fn`; None where that is not known.
 
-    A scalar whose value is looked at makes the answer None: positions and seeds would fill the memo.
+    A scalar whose value is looked at makes the answer None, since positions and seeds would fill the memo;
+    but not one that stating the problem looked at, whose value is in the plan's key.
+
+    Args:
+        args_fn: The declaration's.
+        config: The plan's.
+        args: Of the launch.
+        tensor_types: What counts as a tensor.
+        keyed: What was read to state the problem.
     """
     real = tuple(args_fn(config, *args))
     log = _Log()
-    stand_ins = _stand_ins(args, tensor_types, set(), log)
+    by_value = {position for position, what in keyed or () if what == "value"}
+    stand_ins = _stand_ins(args, tensor_types, by_value, log)
     try:
         answer = tuple(args_fn(config, *stand_ins))
     except Exception:

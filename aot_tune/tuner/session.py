@@ -154,7 +154,9 @@ class MeasureSession:
             on_outcome(result)
         return results
 
-    def recheck(self, problem: Problem, configs: Cubins) -> list[Failure]:
+    def recheck(
+        self, problem: Problem, configs: Cubins, seeds: tuple[int, int] = RECHECK_SEEDS
+    ) -> list[Failure]:
         """Verify winners again, on other seeds, in a process that has timed nothing.
 
         Rechecks that follow one another share that process: do them together, starting one takes seconds.
@@ -164,7 +166,7 @@ class MeasureSession:
         """
         if not self._supervisor.unused:
             self._supervisor.replace("winners are checked again in a fresh process")
-        outcomes = self._run("check", problem, configs, RECHECK_SEEDS)
+        outcomes = self._run("check", problem, configs, seeds)
         return [outcome for outcome in outcomes.values() if isinstance(outcome, Failure)]
 
     def remember_fault(self, problem: Problem, config: Config, message: str) -> None:

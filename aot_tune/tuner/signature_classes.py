@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from aot_tune import cutile
+from aot_tune.bucket import Pow2
 from aot_tune.config import Config
 from aot_tune.problem import Problem
 from aot_tune.size_classes import posed
 from aot_tune.size_classes import representatives as representatives
 from aot_tune.table import Table
-from aot_tune.tunable import Tunable
 from aot_tune.tuner.plan import Kernel
 
 
@@ -30,11 +31,11 @@ class Compilation:
 def compilations(kernel: Kernel, tables: Sequence[Table]) -> tuple[Compilation, ...]:
     """Every (hints, signature) that serving these tables can ask for, sorted, each once.
 
-    Of each bucket of the tables and of the typical problems: the default, and every config of a table's
-    portfolio and entries that is legal there; for every class of sizes in the bucket. A size beyond all
-    buckets has one of these classes too. Sizes that no axis names, as the pages of a cache, are those that
-    `make_args` gives for seed 0 and for seed 1. Beside them the default's weakest signatures: one a dtype and
-    set of constants.
+    Of each bucket of the tables and of the typical problems: the default and every config of a table's
+    portfolio and entries, where they are legal; for every class of sizes in the bucket, and for a size of 1
+    on each Pow2 axis, which is a class of its own. A size beyond all buckets has one of these classes too.
+    Sizes that no axis names, as the pages of a cache, are those that `make_args` gives for seed 0 and for
+    `ODD_SEED`. Beside them the default's weakest signatures: one a dtype and set of constants.
 
     Args:
         kernel: The declaration on an arch.
@@ -46,13 +47,14 @@ def compilations(kernel: Kernel, tables: Sequence[Table]) -> tuple[Compilation, 
     configs = tuple(dict.fromkeys(_configs(tables)))
     found: set[Compilation] = set()
     weakened: set[Compilation] = set()
-    for bucket in _buckets(kernel.tunable, tables):
-        for problem in representatives(kernel.tunable, bucket):
+    for bucket in _buckets(kernel, tables):
+        for problem in representatives(kernel.tunable, bucket, kernel.launch_args):
             default = kernel.tunable.default_config(kernel.arch, problem)
             wanted = [config for config in configs if _may_run(kernel, config, problem)]
+            launches = _may_run(kernel, default, problem)  # no dtype runs on every arch
             for seed in posed(partial(kernel.launch_args, problem)):
                 own = _compilation(kernel, problem, default, seed)
-                if own not in weakened:
+                if launches and own not in weakened:
                     weakened.add(own)
                     weak = cutile.weakest_signature(kernel.tunable.kernel, own.signature)
                     found |= {own, Compilation(own.hints, weak)}
@@ -75,6 +77,22 @@ def _configs(tables: Iterable[Table]) -> Iterator[Config]:
         yield from (entry.config for entry in table.entries)
 
 
-def _buckets(tunable: Tunable, tables: Iterable[Table]) -> tuple[Problem, ...]:
+def _buckets(kernel: Kernel, tables: Iterable[Table]) -> tuple[Problem, ...]:
     tabled = (entry.bucket for table in tables for entry in table.entries)
-    return tuple(dict.fromkeys((*tabled, *tunable.buckets)))
+    buckets = tuple(dict.fromkeys((*tabled, *kernel.tunable.buckets)))
+    pow2 = [name for name, axis in kernel.tunable.axes.items() if isinstance(axis, Pow2)]
+    some = itertools.chain.from_iterable(
+        itertools.combinations(pow2, count) for count in range(1, len(pow2) + 1)
+    )
+    ones = dict.fromkeys(bucket.replaced(**dict.fromkeys(names, 1)) for names in some for bucket in buckets)
+    return tuple(dict.fromkeys((*buckets, *(one for one in ones if _may_be_asked(kernel, one)))))
+
+
+def _may_be_asked(kernel: Kernel, problem: Problem) -> bool:
+    """Whether a kernel has a problem that is not declared: one size may have to divide another."""
+    try:
+        default = kernel.tunable.default_config(kernel.arch, problem)
+        kernel.kernel_args(problem, default)
+        return _may_run(kernel, default, problem)
+    except Exception:  # the author's code, asked for what the author did not promise
+        return False

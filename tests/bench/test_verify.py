@@ -12,6 +12,7 @@ from aot_tune.arch import Gpu
 from aot_tune.bench import verify
 from aot_tune.config import Config
 from aot_tune.discovery import Found
+from aot_tune.inputs import has_odd_sizes
 from aot_tune.problem import Problem
 from aot_tune.tuner.compiled import Compiled, CompileFailure, CompileResult
 from aot_tune.tuner.cubin import Resources
@@ -59,7 +60,11 @@ class Session:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def recheck(self, problem: Problem, cubins: Mapping[Config, Path]) -> list[Failure]:
+    def recheck(
+        self, problem: Problem, cubins: Mapping[Config, Path], seeds: tuple[int, int]
+    ) -> list[Failure]:
+        assert [has_odd_sizes(seed) for seed in seeds] == [False, True]
+        assert [seed % 2 for seed in seeds] == [0, 1], "each poisons in its own way"
         Session.checked.append((problem, len(cubins)))
         return [
             Failure(config=config, stage="verify", message="out: 3 elements are wrong")

@@ -219,6 +219,20 @@ def run(
     return sizes[0] * sizes[1] * sizes[2]
 
 
+def answers(
+    function: Callable[..., Any], args: Sequence[Any], monkeypatch: pytest.MonkeyPatch, *, blocks: int
+) -> list[Any]:
+    """What a function of tile code gives in each block of a launch."""
+    place = threading.local()
+    monkeypatch.setattr(sys.modules[function.__module__], "ct", _tile_functions(place, (blocks, 1, 1)))
+    given = [_argument(arg, {}) for arg in args]
+    found = []
+    for block in range(blocks):
+        place.block = (block, 0, 0)
+        found.append(function(*given))
+    return found
+
+
 class _Late:
     """Relaxed stores that are not seen yet: with each relaxed load one of them arrives, whichever."""
 

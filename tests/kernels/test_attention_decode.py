@@ -44,9 +44,11 @@ def shape(
     )  # fmt: skip
 
 
-def config(splits: int, tile_n: int = 64, *, gather: bool = False, occupancy: int = 2) -> Config:
+def config(
+    splits: int, tile_n: int = 64, *, balanced: bool = False, gather: bool = False, occupancy: int = 2
+) -> Config:
     return Config(
-        constants={"splits": splits, "tile_n": tile_n, "gather": gather},
+        constants={"splits": splits, "balanced": balanced, "tile_n": tile_n, "gather": gather},
         hints={"num_ctas": 1, "occupancy": occupancy},
     )
 
@@ -78,7 +80,7 @@ def test_few_sequences_are_split_more_than_many() -> None:
         return sorted({int(c["splits"]) for c in found})
 
     assert splits(1) == [8, 16, 32, 64]  # 8 for the smallest GPUs
-    assert splits(8) == [2, 4, 8, 16]
+    assert splits(8) == [2, 4, 8, 16]  # 16 in equal parts only
     assert splits(256) == [1, 2]
     assert splits(1, 128) == [1, 2]
     assert splits(2048) == [1]
@@ -102,7 +104,10 @@ def test_what_does_not_fit_is_refused_with_its_reason() -> None:
     assert attention_decode_tunable.refusal(crashing, SM90, wide) is None
     for arch in ("sm100", "sm103", "sm110"):
         assert "crashes" in str(attention_decode_tunable.refusal(crashing, Arch.parse(arch), wide))
-    assert "no more at once than two" in refusal(config(1, gather=True, occupancy=3))
+    assert refusal(config(1, gather=True, occupancy=3)) == ""
+    assert "no more at once than two" in refusal(config(4, gather=True, occupancy=3))
+    third = attention_decode_tunable.refusal(config(1, gather=True, occupancy=3), SM90, wide)
+    assert "no more at once than two" in str(third)
     assert "gathered where an arch can" in refusal(config(1))
     assert refusal(config(1, occupancy=1), "sm80") == ""
     eight = Config(constants=config(4).constants, hints={"num_worker_warps": 8})
@@ -119,6 +124,41 @@ def test_what_does_not_fit_is_refused_with_its_reason() -> None:
     assert refusal(pair, "sm100", page_size=64) == ""
     splitting = Config(constants=config(4).constants, hints=pair.hints)
     assert "waited for by the four warps of one block" in refusal(splitting, "sm100", page_size=64)
+
+
+def test_equal_parts_are_for_a_few_sequences_of_lengths_that_differ() -> None:
+    def refusal(candidate: Config, one: Problem) -> str:
+        return attention_decode_tunable.refusal(candidate, SM90, one) or ""
+
+    equal = config(8, balanced=True, gather=True)
+    assert refusal(equal, shape(8, 8192, 32, 8)) == ""
+    assert refusal(config(16, 128, balanced=True, gather=True), shape(64, 8192, 8, 1)) == ""
+    for one in (
+        shape(1, 8192, 64, 64), shape(64, 8192, 32, 8), shape(600, 8192, 8, 1),
+        shape(8, 8192, 32, 8, windowed=True),
+    ):  # fmt: skip
+        assert "lengths that differ" in refusal(equal, one)
+    assert "from 8 to 16 suit sequences in equal parts" in refusal(
+        config(32, balanced=True, gather=True), shape(8, 8192, 32, 8)
+    )
+    for crashing in (config(8, balanced=True, gather=True, occupancy=1), config(1, balanced=True)):
+        assert "crashes" in refusal(crashing, shape(8, 8192, 32, 8))
+    third, wide = config(64, balanced=True, occupancy=3), shape(2, 65536, 64, 1, head_dim=128, page_size=64)
+    large = attention_decode_tunable.refusal(third, Arch.parse("sm120"), wide)
+    assert "more than the workspace holds" in str(large)
+
+
+def test_equal_parts_have_as_many_blocks_as_run_at_once() -> None:
+    equal, device = config(8, balanced=True, gather=True), Device.reference(SM90)
+    assert attention_decode_tunable.grid_fn(equal, device, shape(5, 8192, 32, 8)) == (264,)
+    assert attention_decode_tunable.grid_fn(equal, device, shape(64, 8192, 32, 4)) == (528,)
+    small = device.with_sm_count("a slice", 16)
+    assert attention_decode_tunable.grid_fn(equal, small, shape(5, 8192, 32, 8)) == (64,)
+    with pytest.raises(LaunchError, match=r"up to 512 sequences.* here are 513 and .*balanced=False"):
+        attention_decode_tunable.grid_fn(equal, device, shape(513, 8192, 8, 1))
+    large = device.with_sm_count("a large one", 400)
+    with pytest.raises(LaunchError, match=r"512 blocks that leave parts; here are 2 and 800"):
+        attention_decode_tunable.grid_fn(equal, large, shape(2, 8192, 64, 1, head_dim=128))
 
 
 def test_pages_smaller_than_a_tile_are_gathered_by_default_where_an_arch_can() -> None:
@@ -199,6 +239,10 @@ def run(
         (shape(2, 500, head_dim=128, page_size=128), config(4)),
         (shape(2, 100, windowed=True), config(2)),
         (shape(2, 128, windowed=True), config(1, 128, gather=True)),
+        (shape(3, 600), config(8, balanced=True)),
+        (shape(3, 600), config(8, balanced=True, gather=True)),
+        (shape(5, 900, 10, 2, head_dim=128, page_size=32), config(4, 128, balanced=True, gather=True)),
+        (shape(2, 700, 24, 1, head_dim=128), config(16, balanced=True)),
     ],
 )
 def test_the_kernel_agrees_with_the_reference(
@@ -210,26 +254,36 @@ def test_the_kernel_agrees_with_the_reference(
     assert_agrees(attention_decode_tunable, args, wanted)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 8])
+@pytest.mark.parametrize(
+    ("splits", "balanced", "gather"),
+    [
+        (1, False, False),
+        (2, False, False),
+        (8, False, False),
+        (8, False, True),
+        (4, True, True),
+        (8, True, False),
+    ],
+)
 @pytest.mark.parametrize("window", [None, 1, 63, 64, 65, 130])
 def test_every_key_counts_once_at_any_length_window_and_number_of_splits(
-    splits: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+    splits: int, balanced: bool, gather: bool, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths = [1, 16, 63, 64, 65, 128, 129, 200]
     args = made(shape(len(lengths), 200, 2, 1), lengths, window)
     wanted = expected(attention_decode_tunable, args)
-    run(args, config(splits), monkeypatch)
+    run(args, config(splits, balanced=balanced, gather=gather), monkeypatch)
     lse = wanted["lse"]
     torch.testing.assert_close(args[6].double(), lse.value, rtol=lse.rtol, atol=lse.atol)
     torch.testing.assert_close(args[5].double(), wanted["out"].value, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize(("splits", "balanced"), [(1, False), (4, False), (4, True)])
 def test_an_empty_sequence_gives_zeros_and_a_log_sum_of_minus_infinity(
-    splits: int, monkeypatch: pytest.MonkeyPatch
+    splits: int, balanced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = made(shape(2, 200), [0, 150])
-    run(args, config(splits), monkeypatch)
+    run(args, config(splits, balanced=balanced), monkeypatch)
     out, lse = args[5], args[6]
     assert bool((out[0] == 0).all())
     assert bool((lse[0] == -torch.inf).all())
@@ -239,22 +293,25 @@ def test_an_empty_sequence_gives_zeros_and_a_log_sum_of_minus_infinity(
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
-    ("one", "splits"),
+    ("one", "candidate"),
     [
-        (shape(2, 1000, 4, 2), 8),  # half a piece
-        (shape(2, 1000, 4, 2, head_dim=128), 4),  # a whole one
-        (shape(1, 700, 10, 1, head_dim=128), 16),  # two pieces, and of 16 splits 11 have keys
-        (shape(1, 300, 64, 1, head_dim=128), 2),  # eight
-        (shape(1, 200, 40, 1), 64),  # a row of each split's own
+        (shape(2, 1000, 4, 2), config(8)),  # a slice for each split
+        (shape(2, 1000, 4, 2, head_dim=128), config(4)),
+        (shape(1, 700, 10, 1, head_dim=128), config(16)),  # two slices for each; of 16 splits 11 have keys
+        (shape(1, 300, 64, 1, head_dim=128), config(2)),  # eight
+        (shape(1, 200, 40, 1), config(64)),  # a row of each split's own
+        (shape(3, 1000, 4, 2), config(8, balanced=True)),
+        (shape(4, 900, 10, 2, head_dim=128), config(16, balanced=True)),
     ],
+    ids=str,
 )
 def test_parts_are_combined_in_whatever_order_they_arrive(
-    one: Problem, splits: int, seed: int, monkeypatch: pytest.MonkeyPatch
+    one: Problem, candidate: Config, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = made(one)
     wanted = expected(attention_decode_tunable, args)
     for again in range(2):  # on the same scratch
-        run(args, config(splits), monkeypatch, disorder=random.Random(2 * seed + again))
+        run(args, candidate, monkeypatch, disorder=random.Random(2 * seed + again))
         assert_agrees(attention_decode_tunable, args, wanted)
         args[5].fill_(torch.nan)
 
@@ -295,8 +352,8 @@ def test_the_scratch_holds_what_the_blocks_of_any_candidate_leave() -> None:
         for arch in KNOWN_ARCHS:
             for candidate in attention_decode_tunable.candidates(arch, one):
                 if int(candidate["splits"]) > 1:
-                    edge = attention_decode_tunable.bucket_of(one)
-                    assert attention_decode_space.blocks(candidate, edge) <= args[7].shape[0], candidate
+                    edge, device = attention_decode_tunable.bucket_of(one), Device.reference(arch)
+                    assert attention_decode_space.blocks_on(candidate, device, edge) <= args[7].shape[0]
 
 
 @pytest.mark.parametrize("sms", [8, 20, 58, 78, 114, 132])
@@ -419,6 +476,8 @@ def test_splits_take_nothing_from_the_loads_ahead_of_a_block_that_is_alone() -> 
         (shape(8, 8192, 64, 8, head_dim=64), config(16, 128, gather=True, occupancy=1)),
         (shape(8, 8192, 64, 8, head_dim=128, page_size=32), config(8, 128, gather=True)),
         (shape(8, 8192, 32, 8, head_dim=128), config(8)),
+        (shape(8, 8192, 32, 8, head_dim=128), config(8, 128, balanced=True, gather=True)),
+        (shape(8, 8192, 64, 8, head_dim=64), config(16, balanced=True, gather=True)),
         (shape(3, 700, 5, 1, dtype="float16", page_size=128), config(1, 128)),
     ],
 )

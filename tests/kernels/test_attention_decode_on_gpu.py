@@ -80,11 +80,14 @@ def test_it_agrees_again_and_again_with_many_splits() -> None:
     one = shape(2, 8192)
     args = attention_decode_tunable.make_args(one, CUDA, 1)
     wanted = expected(attention_decode_tunable, args)
-    most = max(attention_decode_tunable.candidates(here(), one), key=lambda c: int(c["splits"]))
-    for _ in range(300):  # who arrives last differs
-        poison(attention_decode_tunable, args)
-        attention_decode_tunable.launch(*args, config=most)
-        assert_agrees(attention_decode_tunable, args, wanted)
+    candidates = attention_decode_tunable.candidates(here(), one)
+    for balanced in (False, True):
+        alike = [c for c in candidates if c["balanced"] == balanced]
+        most = max(alike, key=lambda c: int(c["splits"]))
+        for _ in range(300):  # who arrives last differs
+            poison(attention_decode_tunable, args)
+            attention_decode_tunable.launch(*args, config=most)
+            assert_agrees(attention_decode_tunable, args, wanted)
     assert not bool(args[7].any()), "what the splits left is not zero again"
 
 
@@ -110,6 +113,33 @@ def test_all_that_splits_leave_is_taken_away_again(
             attention_decode_tunable.launch(*args, config=config)
             assert not bool(args[7].any()), (config, length)
         assert_agrees(attention_decode_tunable, args, wanted, config)
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "kv_heads", "head_dim"),
+    [(8, 64, 8, 64), (8, 32, 8, 128), (64, 8, 1, 128), (3, 64, 1, 128)],
+)
+def test_equal_parts_are_right_for_all_lengths_and_leave_nothing(
+    batch: int, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    one = shape(batch, 8192, heads, kv_heads, head_dim=head_dim)
+    args = attention_decode_tunable.make_args(one, CUDA, 1)
+    tried = [c for c in attention_decode_tunable.candidates(here(), one) if c["balanced"]]
+    assert tried
+    chance = torch.Generator().manual_seed(1)
+    for again in range(6):
+        lengths = torch.randint(0, 8193, (batch,), generator=chance, dtype=torch.int32)
+        lengths[: batch // 2] //= 3 ** (again % 4)  # from all alike to one long one among short ones
+        lengths[-1], lengths[0] = (8192, 0) if again else (1, 1)
+        args[4].copy_(lengths)
+        wanted = expected(attention_decode_tunable, args)
+        for config in tried:
+            for _ in range(5):
+                poison(attention_decode_tunable, args)
+                attention_decode_tunable.launch(*args, config=config)
+                assert not bool(args[7].any()), (config, lengths)
+                torch.testing.assert_close(args[5].double(), wanted["out"].value, rtol=1e-2, atol=4e-3)
+                torch.testing.assert_close(args[6].double(), wanted["lse"].value, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, torch.nan, torch.inf])

@@ -87,6 +87,21 @@ def test_arguments_passed_on_are_places_and_the_rest_constants() -> None:
     assert passed.reads == {(0, "shape")}
 
 
+def test_a_scalar_whose_value_poses_the_problem_may_be_looked_at_for_constants() -> None:
+    def args_fn(config: Any, x: Any, window: Any) -> tuple[Any, ...]:
+        return x, window, window < x.shape[1]
+
+    for window in (5, 50):
+        real, passed = follow_args(args_fn, CONFIG, (X, window), TYPES, frozenset({(1, "value")}))
+        assert real == (X, window, window < 8)
+        assert passed is not None
+        assert passed.layout == (0, None, None)
+        assert passed.constants == (window, window < 8)
+        assert passed.reads == {(0, "shape")}
+    _, passed = follow_args(args_fn, CONFIG, (X, 5), TYPES, frozenset({(1, "shape"), (0, "value")}))
+    assert passed is None
+
+
 @pytest.mark.parametrize(
     "args_fn",
     [

@@ -57,9 +57,21 @@ both = dataclasses.replace(
 """Two bucketed axes."""
 
 
+def paged(page: int) -> Tunable:
+    """Beside x a table of pages, as many as M fills: rows of a size that is a quotient of M."""
+
+    def make_args(problem: Problem, device: object, seed: int) -> tuple[torch.Tensor, ...]:
+        size = problem.size("M"), -(-problem.size("N") // page)
+        return torch.empty(problem.size("M"), 64, device="meta"), torch.empty(size, device="meta")
+
+    axes = {"M": Pow2(), "N": Pow2()}
+    return dataclasses.replace(both, axes=axes, typical=[{"dtype": "float32", "M": [4, 64], "N": 2048}],
+                               make_args=make_args)  # fmt: skip
+
+
 @cache
 def compiled(which: str) -> frozenset[Compilation]:
-    tunable = {"rows": rows, "columns": columns, "both": both}[which]
+    tunable = {"rows": rows, "columns": columns, "both": both, "16": paged(16), "64": paged(64)}[which]
     return frozenset(compilations(Kernel(Found(module=MODULE, tunable=tunable), SM90), ()))
 
 
@@ -78,6 +90,36 @@ def test_every_size_of_a_declared_dtype_has_its_signature_compiled(size: int, dt
 @given(m=st.integers(1, 5000), n=st.integers(1, 5000))
 def test_two_bucketed_axes_are_combined(m: int, n: int) -> None:
     assert asked(both, Problem({"dtype": "float16", "M": m, "N": n})) in compiled("both")
+
+
+@pytest.mark.parametrize("page", [16, 64])
+@given(m=st.integers(1, 300), n=st.integers(1, 100_000))
+def test_a_quotient_of_an_axis_has_every_class_of_sizes_too(page: int, m: int, n: int) -> None:
+    problem = Problem({"dtype": "float32", "M": m, "N": n})
+    assert asked(paged(page), problem) in compiled(str(page))
+
+
+def test_sizes_farther_from_an_edge_are_few_and_those_of_a_quotient_alone() -> None:
+    bucket = Problem({"dtype": "float32", "M": 64, "N": 2048})
+    near = [2048, 2040, 2044, 2046, 2047]
+    assert [p.size("N") for p in representatives(both, bucket)][:5] == near
+    for page in (16, 64):  # a page less, and four: the width's own class, and that of its bytes
+        sizes = dict.fromkeys(p.size("N") for p in representatives(paged(page), bucket))
+        assert [*sizes] == [*near, 2048 - page, 2048 - 4 * page]
+
+
+def test_a_size_of_1_is_compiled_where_the_declaration_has_it_and_left_out_where_not() -> None:
+    def of_4(problem: Problem, device: object, seed: int) -> tuple[torch.Tensor, ...]:
+        if problem.size("M") < 4:
+            raise ValueError("M must be 4 or more")
+        return rows.make_args(problem, device, seed)
+
+    large = dataclasses.replace(rows, typical=[{"dtype": "bfloat16", "M": 64, "N": 1024}])
+    none = dataclasses.replace(large, make_args=of_4)
+    lone = asked(rows, Problem({"dtype": "bfloat16", "M": 1, "N": 1024}))
+    assert lone in compilations(Kernel(Found(module=MODULE, tunable=large), SM90), ())
+    assert lone not in (found := compilations(Kernel(Found(module=MODULE, tunable=none), SM90), ()))
+    assert len(found) == 3  # a multiple of 16, another, the weakest
 
 
 def test_the_classes_are_few() -> None:
@@ -123,6 +165,13 @@ def test_a_tables_configs_are_compiled_where_they_are_legal_and_no_others() -> N
     assert len(compilations(Kernel(Found(module=MODULE, tunable=forbidden), SM90), [table])) == 4
 
 
+@pytest.mark.parametrize(("arch", "some"), [("sm80", False), ("sm89", False), ("sm90", True)])
+def test_a_kernel_that_an_arch_cannot_run_is_not_compiled_for_it(arch: str, some: bool) -> None:
+    for name in ("matmul_fp8", "matmul_fp8_block"):
+        kernel = Kernel(find_tunables([OWN_KERNELS])[name], Arch.parse(arch))
+        assert bool(compilations(kernel, ())) == some
+
+
 def asked_with(config: object, problem: Problem) -> Compilation:
     args = scale.args_fn(config, *scale.make_args(problem, "meta", 0))
     return Compilation(tuple(config.hints.items()), cutile.signature_of(scale.kernel, args))  # type: ignore[attr-defined]
@@ -154,6 +203,29 @@ def test_a_cache_may_have_any_number_of_pages(more: int) -> None:
             pages, *rest = args[place].shape
             args[place] = torch.empty(pages + more, *rest, dtype=args[place].dtype, device="meta")
         assert_compiled("attention_decode", problem, tuple(args))
+
+
+@pytest.mark.parametrize("fewer", [1, 16, 31, 48, 64, 256, 300, 511, 512, 1000])
+def test_a_block_table_may_have_any_width(fewer: int) -> None:
+    for declared in attention_decode_tunable.typical_problems[::3]:
+        if not declared["windowed"]:
+            for batch in (declared.size("batch"), declared.size("batch") - fewer % 16):
+                if edge(batch) == declared["batch"] and batch > 0:
+                    problem = declared.replaced(batch=batch, context=declared.size("context") - fewer)
+                    made = list(attention_decode_tunable.make_args(problem, "meta", 0))
+                    assert made[3].shape[1] == -(-problem.size("context") // problem.size("page_size"))
+                    for place in (1, 2):  # a cache of an odd number of pages, whatever the table's size
+                        pages, *rest = made[place].shape
+                        made[place] = torch.empty(pages | 1, *rest, dtype=made[place].dtype, device="meta")
+                    at_most = made[3].shape[1] * problem.size("page_size")
+                    assert_compiled("attention_decode", problem.replaced(context=at_most), tuple(made))
+
+
+def test_tables_of_one_page_a_sequence_are_a_class_of_their_own() -> None:
+    kernel, _ = defaults_of("attention_decode")
+    problem = next(p for p in kernel.tunable.typical_problems if p["batch"] == 8).replaced(context=16)
+    assert_compiled("attention_decode", problem, made := kernel.launch_args(problem))
+    assert made[3].shape == (8, 1)
 
 
 @pytest.mark.parametrize(("q_more", "k_more"), [(0, 0), (0, 5), (0, 16), (3, 3), (3, 16)])

@@ -1,0 +1,88 @@
+"""Equal parts of sequences of different lengths: every tile is some block's, and no block has much more."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from aot_tune.kernels import sequence_parts
+from tests.kernels import emulator
+
+TILE = 64
+
+
+def parts_of(
+    lengths: list[int], monkeypatch: pytest.MonkeyPatch, *,
+    heads: int, blocks: int, splits: int, window: int = 2**31 - 1,
+) -> list[tuple[int, int, int, int]]:  # fmt: skip
+    """The sequence, head, part and parts of each block."""
+    seq_lens = torch.tensor(lengths, dtype=torch.int32)
+    given = len(lengths), heads, window, TILE, splits
+    found = emulator.answers(sequence_parts.of_block, (seq_lens, *given), monkeypatch, blocks=blocks)
+    return [tuple(map(int, one)) for one in found]  # type: ignore[misc]
+
+
+def tiles_of(length: int) -> int:
+    return max(-(-length // TILE), 1)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_parts_of_every_sequence_and_head_lie_in_blocks_that_follow_each_other(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(seed)
+    heads, splits = chance.choice([1, 2, 3, 8]), chance.choice([2, 4, 8, 64])
+    lengths = [chance.choice([0, 1, chance.randrange(9000)]) for _ in range(chance.randrange(1, 60))]
+    pairs = len(lengths) * heads
+    blocks = pairs + chance.randrange(0, 300)
+    found = parts_of(lengths, monkeypatch, heads=heads, blocks=blocks, splits=splits)
+    busy = [one for one in found if one[3] > 0]
+    assert found[: len(busy)] == busy, "blocks without a part come last"
+    expected = []
+    for seq, length in enumerate(lengths):
+        counts = {one[3] for one in busy if one[0] == seq}
+        assert len(counts) == 1, "a sequence is cut alike for all heads"
+        count = counts.pop()
+        assert count <= min(splits, tiles_of(length))
+        expected += [(seq, head, part, count) for head in range(heads) for part in range(count)]
+    assert busy == expected
+
+
+def test_long_sequences_have_more_blocks_than_short_ones_and_all_blocks_about_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths = [8192, 2048, 4096, 6000, 3000, 8000, 2500, 5000]
+    found = parts_of(lengths, monkeypatch, heads=8, blocks=264, splits=8)
+    busy = [one for one in found if one[3] > 0]
+    assert len(busy) > 264 * 0.8
+    work = [-(-tiles_of(lengths[seq]) // parts) for seq, _, _, parts in busy]
+    mean = sum(tiles_of(length) for length in lengths) * 8 / 264
+    assert max(work) <= 1.5 * mean
+    assert {seq: parts for seq, _, _, parts in busy}[0] >= 3 * {seq: parts for seq, _, _, parts in busy}[1]
+
+
+def test_sequences_of_one_length_are_cut_into_as_many_parts_as_there_are_blocks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert {one[3] for one in parts_of([65 * TILE] * 8, monkeypatch, heads=8, blocks=132, splits=8)} == {0, 2}
+    assert {one[3] for one in parts_of([64 * TILE] * 2, monkeypatch, heads=1, blocks=132, splits=64)} == {
+        64,
+        0,
+    }
+    assert {one[3] for one in parts_of([64 * TILE] * 2, monkeypatch, heads=1, blocks=132, splits=8)} == {8, 0}
+    assert {one[3] for one in parts_of([TILE] * 9, monkeypatch, heads=2, blocks=18, splits=8)} == {1}
+
+
+def test_keys_before_the_window_are_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"heads": 1, "blocks": 100, "splits": 64}
+    assert parts_of([6400], monkeypatch, window=640, **given)[0][3] == 10
+    assert parts_of([6400 + 1], monkeypatch, window=640, **given)[0][3] == 11
+    assert parts_of([6400 + 16], monkeypatch, window=640, **given)[0][3] == 11
+
+
+def test_the_most_sequences_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = [500 + 7 * i for i in range(512)]
+    found = parts_of(lengths, monkeypatch, heads=1, blocks=1056, splits=8)
+    assert {one[0] for one in found if one[3]} == set(range(512))
