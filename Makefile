@@ -60,6 +60,7 @@ fmt: venv ## format, and mend what ruff can mend
 
 wheel: venv $(if $(ARCH),cubins) ## build dist/*.whl with the tables in it; ARCH="sm90 sm100": with their cubins
 	rm -rf dist
+	$(RUN) -m aot_tune.tuner.check_archives
 	$(RUN) -m pip wheel -q --no-deps --no-build-isolation -w dist .
 	@$(RUN) -m zipfile -l dist/*.whl | grep 'aot_tune/tuned_configs/.*\.json' \
 	  || { echo 'wheel: no tables in dist/*.whl; expected tuned_configs/<arch>/<kernel>.json beside aot_tune/' >&2; exit 1; }

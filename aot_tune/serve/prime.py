@@ -69,7 +69,7 @@ def prime(
     after a fork, before the first capture. The current stream gets the memory in which blocks of the largest
     of these problems meet, and a stream that captures takes as much. It loads what fits the tensors that
     `make_args` of the declaration makes; for other strides or alignment, such as those of a transposed
-    weight or of a block table whose width is no multiple of 16, launch once with them.
+    weight, launch once with them.
 
     Args:
         *tunables: The declarations.

@@ -22,7 +22,7 @@ from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.problem import Problem
 from aot_tune.serve import child, trial
-from aot_tune.serve.cache import Key, UserCache, folder_here
+from aot_tune.serve.cache import Key, Places, UserCache, folder_here
 from aot_tune.serve.hinted import HintedKernels
 from aot_tune.serve.index import Found, Index
 from aot_tune.serve.resolve import Legality
@@ -101,15 +101,25 @@ class LiveSearch:
         self._known: dict[tuple[Arch, str, Problem], Config | None] = {}
         self._tried: set[tuple[Arch, str, Problem]] = set()
         self._searches = 0
+        self._of_gpu: dict[tuple[Arch, str], Places] = {}
 
     def remembered(self, arch: Arch, device_name: str, bucket: Problem) -> Config | None:
         """The winner found before, by this process or by one that shares the user's cache."""
         place = (arch, device_name, bucket)
-        if place not in self._known:
-            if len(self._known) >= _MOST_REMEMBERED:
-                self._known.clear()
-            self._known[place] = UserCache(folder_here()).read(self._key(arch, device_name, bucket))
-        return self._known[place]
+        if place in (known := self._known):  # replaced, and never emptied, by another thread
+            return known[place]
+        there = self._cache.has(self._places(arch, device_name).of(bucket))
+        found = self._cache.read(self.key(arch, device_name, bucket)) if there else None
+        if len(self._known) >= _MOST_REMEMBERED:
+            self._forget()
+        self._known[place] = found
+        return found
+
+    def _forget(self) -> None:
+        """Make room: of buckets without a winner first, since a winner costs a file, or lies in none."""
+        known = self._known.copy()
+        found = {place: known[place] for place in known if known[place] is not None}
+        self._known = found if len(found) <= _MOST_REMEMBERED // 2 else {}
 
     def winner(self, occasion: Occasion) -> Config | None:
         """Search, where that is allowed and fits; None leaves the choice to the ladder's next step.
@@ -144,7 +154,7 @@ class LiveSearch:
         try:
             self._tried.add(place)
             self._searches += 1
-            found = self._shared(self._key(arch, name, bucket), run, limit_s)
+            found = self._shared(self.key(arch, name, bucket), run, limit_s)
             self._known[place] = found
             return found
         except _CaptureError:
@@ -156,15 +166,14 @@ class LiveSearch:
 
     def _shared(self, key: Key, run: Callable[[], trial.Winner | None], limit_s: float) -> Config | None:
         """Search unless another process of this host does; it is waited for, within the limit."""
-        remembered = UserCache(folder_here())
-        with remembered.locked(key, limit_s) as state:
-            found = remembered.read(key)
+        with self._cache.locked(key, limit_s) as state:
+            found = self._cache.read(key)
             if found is not None or state == "busy":
                 return found
             winner = run()
             if winner is None:
                 return None
-            remembered.write(key, *winner)
+            self._cache.write(key, *winner)
             return winner[0]
 
     # What is searched ---------------------------------------------------------------------------------------
@@ -225,20 +234,29 @@ class LiveSearch:
         rest = [c for c in self._tunable.candidates(arch, problem) if c not in first]
         more = min(few - len(first), len(rest))
         configs = first + [rest[place * len(rest) // more] for place in range(more)]  # spread evenly
-        # A capture that begins meanwhile is of no concern: the other process has a CUDA context of its own,
-        # and this one only waits for it.
+        # A capture that begins meanwhile is of no concern: the other process has a CUDA context of its own.
         return lambda: child.fastest(
             self._tunable, occasion.problem, configs, number=occasion.number, limit_s=limit_s
         )
 
     # What is remembered -------------------------------------------------------------------------------------
 
-    def _key(self, arch: Arch, device_name: str, bucket: Problem) -> Key:
+    def key(self, arch: Arch, device_name: str, bucket: Problem) -> Key:
+        """What the cache keeps a bucket's winner under."""
         return Key(
             kernel=self._tunable.name, arch=str(arch), device_name=device_name,
-            distribution=self._distribution, source_hash=self._source_hash(arch), cuda_tile=cutile.version(),
-            bucket=tuple(sorted(bucket.items())),
+            distribution=self._distribution, cuda_tile=cutile.version(), bucket=tuple(sorted(bucket.items())),
+            source_hash=self._kernels.cubins.source_hash(arch) or self._hashed,
         )  # fmt: skip
+
+    @cached_property
+    def _cache(self) -> UserCache:
+        return UserCache(folder_here())  # asked for once: it takes as long as all else of a look-up
+
+    def _places(self, arch: Arch, device_name: str) -> Places:
+        if (arch, device_name) not in self._of_gpu:
+            self._of_gpu[arch, device_name] = Places(self.key(arch, device_name, Problem({})))
+        return self._of_gpu[arch, device_name]
 
     @cached_property
     def _distribution(self) -> str:
@@ -247,9 +265,6 @@ class LiveSearch:
             return f"{name} {metadata.version(name)}"
         except (metadata.PackageNotFoundError, ValueError):  # a checkout; declared outside of any package
             return f"{name} (not installed)"
-
-    def _source_hash(self, arch: Arch) -> str:
-        return self._kernels.cubins.source_hash(arch) or self._hashed
 
     @cached_property
     def _hashed(self) -> str:

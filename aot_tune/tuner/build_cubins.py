@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +14,10 @@ from aot_tune import cutile, environment, store
 from aot_tune.arch import Arch
 from aot_tune.archive import FILE_NAME, Archive
 from aot_tune.discovery import Found
-from aot_tune.errors import ArchiveError, TuneError
+from aot_tune.errors import ArchiveError, TableError, TuneError
 from aot_tune.fingerprint import source_hash
 from aot_tune.table import Table
+from aot_tune.tunable import Tunable
 from aot_tune.tuner.compile import CompilePool
 from aot_tune.tuner.compiled import Compiled, CompileFailure, CompileJob, CompileResult
 from aot_tune.tuner.cubin_report import ArchiveReport, CubinRequest, KernelReport
@@ -50,7 +51,7 @@ def build(request: CubinRequest, say: Callable[[str], None]) -> tuple[ArchiveRep
 
     Raises:
         TuneError: Nothing can be compiled here.
-        TableError: A table that serves a kernel cannot be read: its archive would lack what it uses.
+        TableError: A table that serves a kernel cannot be read or used: its archive would lack what it uses.
         StoreError: A folder cannot be written.
     """
     wanted = [_wanted(request, found, arch) for arch in request.archs for found in request.kernels]
@@ -65,17 +66,29 @@ def _wanted(request: CubinRequest, found: Found, arch: Arch) -> _Wanted:
     kernel = Kernel(found, arch)
     own = store.package_folder(found.tunable)
     source = source_hash(found.tunable)
-    tables = list(_tables([*environment.table_folders(), own], arch, found.tunable.name))
+    folders = [*environment.table_folders(), own]
+    tables = [table for folder in folders if (table := table_of(folder, arch, found.tunable)) is not None]
     jobs = {one: _job(kernel, one, source) for one in compilations(kernel, tables)}
     return _Wanted(kernel=kernel, folder=request.out or own, jobs=jobs)
 
 
-def _tables(folders: Iterable[Path], arch: Arch, name: str) -> Iterator[Table]:
-    """The tables that a serving process with this environment reads."""
-    for folder in folders:
-        path = store.table_path(folder, arch, name)
-        if os.path.lexists(path):
-            yield store.read_table(path)
+def table_of(folder: Path, arch: Arch, tunable: Tunable) -> Table | None:
+    """A kernel's table in a folder, None where there is none.
+
+    Raises:
+        TableError: It cannot be read, or its configs are not this kernel's: no serving process would use it.
+    """
+    path = store.table_path(folder, arch, tunable.name)
+    if not os.path.lexists(path):
+        return None
+    table, constants = store.read_table(path), set(tunable.config_constants(arch))
+    for config in (*table.portfolio, *(entry.config for entry in table.entries)):
+        if config.constants.keys() != constants:
+            raise TableError(
+                f"{path}: its configs have the constants {' '.join(config.constants) or 'none'}, the "
+                f"declaration's have {' '.join(sorted(constants)) or 'none'}: tune {tunable.name} again"
+            )
+    return table
 
 
 def _job(kernel: Kernel, one: Compilation, source: str) -> CompileJob:

@@ -14,12 +14,14 @@ import warnings
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aot_tune import environment
 from aot_tune.config import Config
 from aot_tune.errors import CacheWarning
 from aot_tune.serve import cache
-from aot_tune.serve.cache import Key, UserCache, folder_here
+from aot_tune.serve.cache import Key, Places, UserCache, folder_here
 
 CONFIG = Config(constants={"tile_m": 64, "fast": True}, hints={"occupancy": 2})
 KEY = Key(
@@ -54,6 +56,22 @@ def test_an_entry_is_found_by_nothing_but_its_whole_key(folder: Path, field: str
     UserCache(folder).write(KEY, CONFIG, 12.5)
     other = (("M", 128), ("dtype", "bfloat16")) if field == "bucket" else "other"
     assert UserCache(folder).read(dataclasses.replace(KEY, **{field: other})) is None
+
+
+NAMES = st.text("abcMNK_0123456789", min_size=1)
+VALUES = st.one_of(st.integers(0, 2**40), st.booleans(), st.text())
+
+
+@given(bucket=st.dictionaries(NAMES, VALUES), device=st.text())
+def test_a_place_told_from_the_bucket_alone_is_the_key_s(
+    bucket: dict[str, int | str | bool], device: str
+) -> None:
+    key = dataclasses.replace(KEY, device_name=device, bucket=tuple(sorted(bucket.items())))
+    assert Places(dataclasses.replace(KEY, device_name=device)).of(bucket) == key.place
+
+
+def test_places_are_those_of_the_releases_before() -> None:
+    assert KEY.place == "v1/sm90/scale/6883f3d7f07992050a70a76fafdc8385.json"
 
 
 def test_b4_looking_up_writes_nothing_and_makes_no_folder(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sqlite3
 import threading
 import warnings
 from collections.abc import Callable
@@ -627,18 +628,58 @@ def test_a_problem_without_an_axis_is_refused_by_its_name(driver: Driver) -> Non
         tunable.launch(vector(64), vector(64), 1.0)
 
 
+def _a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder.write_text("")
+    return folder
+
+
+def _below_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return _a_file(folder, monkeypatch) / "below"
+
+
+def _garbage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder.mkdir()
+    (folder / "cache.db").write_bytes(b"no database" * 1000)
+    return folder
+
+
+def _a_folder_for_a_database(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (folder / "cache.db").mkdir(parents=True)
+    return folder
+
+
+def _read_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    # By the database's own means, since no file is read-only to root.
+    folder.mkdir()
+    connect = sqlite3.connect
+    connect(folder / "cache.db").close()
+    monkeypatch.setattr(
+        "sqlite3.connect", lambda path, **options: connect(f"file:{path}?mode=ro", uri=True, **options)
+    )
+    return folder
+
+
+@pytest.mark.parametrize(
+    "breaks",
+    [_a_file, _below_a_file, _garbage, _a_folder_for_a_database, _read_only],
+    ids=lambda b: b.__name__,
+)
 def test_b17_a_broken_disk_cache_of_cutile_does_not_stop_serving(
-    tuned: Tunable, launched: Launched, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tuned: Tunable,
+    launched: Launched,
+    driver: Driver,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    breaks: Callable[[Path, pytest.MonkeyPatch], Path],
 ) -> None:
-    """B17: its folder is a file, so that it can be neither opened nor made."""
+    """B17: it cannot be made, opened, read or written; cuTile compiles all the same, and once."""
     from cuda.tile._cext import default_tile_context
 
-    blocked = tmp_path / "a_file"
-    blocked.write_text("")
+    folder = breaks(tmp_path / "cache", monkeypatch)
     dispatcher = dispatcher_of(tuned)
     kernel = dispatcher.kernels.of(AT_64.hints)
     compile_with = type(kernel)._compile
-    config = dataclasses.replace(default_tile_context.config, cache_dir=str(blocked / "below"))
+    config = dataclasses.replace(default_tile_context.config, cache_dir=str(folder))
 
     def compile_in_broken(self: Any, signature: Any, context: Any, capability: Any = None) -> Any:
         from cuda.tile._cext import TileContext
@@ -646,5 +687,7 @@ def test_b17_a_broken_disk_cache_of_cutile_does_not_stop_serving(
         return compile_with(self, signature, TileContext(config=config), capability)
 
     monkeypatch.setattr(type(kernel), "_compile", compile_in_broken)
-    tuned.launch(*tensors(64))
-    assert launched() == [blocks(64, 1024, AT_64)]
+    for _ in range(2):
+        tuned.launch(*tensors(64))
+    assert launched() == [blocks(64, 1024, AT_64)] * 2
+    assert len(driver.compiled) == 1

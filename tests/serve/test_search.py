@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import itertools
 import multiprocessing
 import time
+import tracemalloc
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -362,6 +365,64 @@ def test_b12_a_process_makes_a_bounded_number_of_searches(
     assert len(searched) == 2
 
 
+@pytest.mark.parametrize("seconds", ["1000", "0.001"])
+def test_b12_thousands_of_new_shapes_leave_nothing_in_memory(
+    tuned: Tunable, driver: Driver, monkeypatch: pytest.MonkeyPatch, seconds: str
+) -> None:
+    """B12: whatever is kept by shape has a bound, told by the memory of the second thousand.
+
+    With time for searches, of which there are few, and with time for none.
+    """
+    monkeypatch.setenv(environment.SEARCH_SECONDS, seconds)
+    for bound in ("search._MOST_REMEMBERED", "dispatch._MOST_PLANS", "index._MOST_CLOSEST"):
+        monkeypatch.setattr(f"aot_tune.serve.{bound}", 64)
+    served = dispatcher_of(tuned)
+    sizes = iter(range(1, 10_000))
+
+    def traffic(count: int) -> None:
+        for cols in itertools.islice(sizes, count):
+            # An Exact axis: each is a bucket of its own.
+            tuned.launch(*(torch.empty(100, 16 * cols, dtype=torch.bfloat16, device="meta") for _ in "xy"))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traffic(1000)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            traffic(200)  # what the first launches under tracemalloc make anew
+            gc.collect()
+            before, _ = tracemalloc.get_traced_memory()
+            driver.launches.clear()
+            traffic(1000)
+            driver.launches.clear()
+            gc.collect()
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert after - before < 50_000  # 50 bytes a shape; a memo without a bound keeps some hundreds
+    assert len(served._search._known) <= 64
+    assert len(served._search._tried) <= 64
+
+
+def test_b12_a_winner_that_no_file_holds_outlasts_thousands_of_other_shapes(
+    tuned: Tunable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B12: room is made by forgetting shapes without a winner."""
+    monkeypatch.setattr(search, "_MOST_REMEMBERED", 64)
+    live = LiveSearch(tuned, dispatcher_of(tuned).kernels)
+    mine = Problem({"dtype": "bfloat16", "M": 4096, "N": 1024})
+    live._known[SM90, "NVIDIA H200", mine] = AT_64
+    for cols in range(1, 500):
+        assert live.remembered(SM90, "NVIDIA H200", mine.replaced(N=16 * cols + 1)) is None
+        assert len(live._known) <= 64
+    assert live.remembered(SM90, "NVIDIA H200", mine) == AT_64
+    for cols in range(64):  # and even winners are not kept without end
+        live._known[SM90, "NVIDIA H200", mine.replaced(N=cols + 10_000)] = AT_64
+    live.remembered(SM90, "NVIDIA H200", mine.replaced(N=7))
+    assert len(live._known) == 1
+
+
 # Sharing ---------------------------------------------------------------------------------------------------
 
 
@@ -373,7 +434,7 @@ def _search_cold(tunable: Tunable, folder: Path, number: int) -> None:
         time.sleep(0.5)
         return AT_64, 10.0
 
-    key = live._key(SM90, "NVIDIA H200", Problem({"dtype": "bfloat16", "M": 4096, "N": 1024}))
+    key = live.key(SM90, "NVIDIA H200", Problem({"dtype": "bfloat16", "M": 4096, "N": 1024}))
     found = live._shared(key, run, 20.0)
     (folder / f"found.{number}").write_text(str(found))
 
@@ -425,7 +486,7 @@ def test_b8_a_search_is_made_where_no_lock_can_be_had(
     )
     cache._warn_once.cache_clear()
     live = LiveSearch(tuned, dispatcher_of(tuned).kernels)
-    key = live._key(SM90, "NVIDIA H200", Problem({"dtype": "bfloat16", "M": 4096, "N": 1024}))
+    key = live.key(SM90, "NVIDIA H200", Problem({"dtype": "bfloat16", "M": 4096, "N": 1024}))
     with pytest.warns(CacheWarning, match="no locks here"):
         assert live._shared(key, lambda: (AT_64, 10.0), 1.0) == AT_64
     assert UserCache(folder_here()).read(key) == AT_64
@@ -433,7 +494,7 @@ def test_b8_a_search_is_made_where_no_lock_can_be_had(
 
 def test_a_lock_held_by_another_for_too_long_means_no_search(tuned: Tunable) -> None:
     live = LiveSearch(tuned, dispatcher_of(tuned).kernels)
-    key = live._key(SM90, "NVIDIA H200", Problem({"dtype": "bfloat16", "M": 4096, "N": 1024}))
+    key = live.key(SM90, "NVIDIA H200", Problem({"dtype": "bfloat16", "M": 4096, "N": 1024}))
     run: Callable[[], Any] = lambda: pytest.fail("searched")  # noqa: E731
     with UserCache(folder_here()).locked(key, 5.0) as state:
         assert state == "held"

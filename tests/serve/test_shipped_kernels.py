@@ -1,18 +1,39 @@
-"""The shipped kernels on the launch path: each is followed, so that its launches cost one look-up."""
+"""The shipped kernels on the launch path: each is followed, so that its launches cost one look-up; whatever
+size a launch has in a declared bucket, what `aot-tune compile` makes serves it without a compiler."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import random
+import shutil
 import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+import aot_tune
+from aot_tune import cutile, environment, store
+from aot_tune.archive import FILE_NAME
+from aot_tune.bucket import Pow2
 from aot_tune.discovery import OWN_KERNELS, find_tunables
-from aot_tune.errors import MissWarning
+from aot_tune.errors import CubinWarning, MissWarning, TableError, TableWarning
+from aot_tune.kernels import attention_decode_tunable
+from aot_tune.problem import Problem
+from aot_tune.serve import rank
 from aot_tune.serve.dispatch import Dispatcher
 from aot_tune.tunable import Tunable
+from aot_tune.tuner.build_cubins import table_of
+from aot_tune.tuner.origin import origin_of
+from aot_tune.tuner.pack import KernelCubins, pack
+from aot_tune.tuner.plan import Kernel
+from aot_tune.tuner.signature_classes import compilations
 from tests.fake_driver import Driver
+from tests.samples import SM90
 
-SHIPPED = tuple(found.tunable for found in find_tunables([OWN_KERNELS]).values())
+FOUND = find_tunables([OWN_KERNELS])
+SHIPPED = tuple(found.tunable for found in FOUND.values())
 
 
 @pytest.mark.parametrize("tunable", SHIPPED, ids=lambda tunable: tunable.name)
@@ -34,3 +55,99 @@ def test_a_shipped_kernel_is_launched_from_the_memo_without_asking_its_declarati
     assert dispatcher._plans == {}
     first, second = driver.launches
     assert first == second
+
+
+# Without a compiler -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is not in an archive cannot be launched, or by the weakest cubin, which is told and an error."""
+    monkeypatch.setattr(cutile, "may_have_compiler", lambda: False)
+    monkeypatch.setenv(environment.DISABLE, "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TableWarning)  # of a kernel that was changed and not swept yet
+        warnings.simplefilter("ignore", MissWarning)
+        warnings.simplefilter("error", CubinWarning)
+        yield
+    rank.set_primed(False)
+
+
+def with_cubins(tunable: Tunable, folder: Path) -> Tunable:
+    """A declaration with its tables and an archive of all that `aot-tune compile` makes of it, of no code."""
+    (folder / str(SM90)).mkdir(parents=True)
+    own = store.package_folder(tunable)
+    try:
+        table = table_of(own, SM90, tunable)
+    except TableError:  # of a kernel that was changed and not swept yet: served without it
+        table = None
+    if table is not None:
+        shutil.copy(store.table_path(own, SM90, tunable.name), folder / str(SM90))
+    kernel = Kernel(FOUND[tunable.name], SM90)
+    symbol = cutile.symbol_of(tunable.kernel)
+    wanted = compilations(kernel, [table] if table else [])
+    cubins = {(one.hints, one.signature): b"code" for one in wanted}
+    packed = KernelCubins(kernel=tunable.name, symbol=symbol, origin=origin_of(tunable, ""), cubins=cubins)
+    (folder / str(SM90) / FILE_NAME).write_bytes(pack(SM90, [packed]))
+    return dataclasses.replace(tunable, tables=folder)
+
+
+def inside(bucket: Problem, tunable: Tunable, below: Callable[[int], int]) -> Problem:
+    """A problem of a bucket, so much below its edges."""
+    pow2 = [name for name, axis in tunable.axes.items() if isinstance(axis, Pow2)]
+    return bucket.replaced(**{name: bucket.size(name) - below(bucket.size(name)) for name in pow2})
+
+
+@pytest.mark.usefixtures("_no_compiler")
+@pytest.mark.parametrize("tunable", SHIPPED, ids=lambda tunable: tunable.name)
+def test_any_size_in_a_declared_bucket_launches_without_a_compiler(
+    tunable: Tunable, driver: Driver, tmp_path: Path
+) -> None:
+    served, draw = with_cubins(tunable, tmp_path / "tables"), random.Random(tunable.name)
+    for bucket in draw.sample(served.buckets, 12):
+        for problem in (
+            bucket,
+            *(inside(bucket, served, lambda edge: draw.randrange(edge // 2 or 1)) for _ in "abcd"),
+        ):
+            served.launch(*served.make_args(problem, "meta", 0))
+    assert len(driver.launches) == 60
+
+
+WIDTHS_LESS = (0, 1, 2, 3, 4, 6, 8, 12)
+
+
+@pytest.mark.usefixtures("_no_compiler")
+def test_block_tables_of_any_width_launch_without_a_compiler(driver: Driver, tmp_path: Path) -> None:
+    served = with_cubins(attention_decode_tunable, tmp_path / "tables")
+    declared = [problem for problem in served.typical_problems if not problem["windowed"]][::4]
+    for problem in declared:
+        for less in WIDTHS_LESS:
+            shorter = problem.size("context") - less * problem.size("page_size")
+            args = served.make_args(problem.replaced(context=shorter), "meta", 0)
+            assert args[3].shape[1] == problem.size("context") // problem.size("page_size") - less
+            served.launch(*args)
+    assert len(driver.launches) == len(declared) * len(WIDTHS_LESS)
+
+
+@pytest.mark.usefixtures("_no_compiler")
+def test_after_prime_block_tables_of_any_width_load_nothing(
+    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The memory in which blocks meet is apart from this, and the stand-in has none.
+    monkeypatch.setattr("aot_tune.serve.prime.for_all_posed", lambda device: contextlib.nullcontext())
+    few = [problem for problem in attention_decode_tunable.typical_problems if problem["context"] == 2048][
+        2:4
+    ]
+    primed = dataclasses.replace(
+        with_cubins(attention_decode_tunable, tmp_path / "tables"),
+        typical=[dict(problem) for problem in few],
+        make_args=lambda problem, device, seed: attention_decode_tunable.make_args(problem, "meta", seed),
+    )
+    done = aot_tune.prime(primed)
+    loaded = len(driver.compiled)
+    assert done.compiled == 0 < done.loaded == loaded
+    for problem in few:
+        for less in WIDTHS_LESS:
+            primed.launch(*primed.make_args(problem.replaced(context=2048 - 16 * less), "meta", 0))
+    assert len(driver.compiled) == loaded
+    assert len(driver.launches) == loaded + len(few) * len(WIDTHS_LESS)

@@ -178,6 +178,26 @@ def test_a_table_that_cannot_be_read_is_an_error_before_anything_is_compiled(
         build(request(tmp_path, cubins), lambda line: None)
 
 
+def test_a_table_whose_configs_are_another_kernel_s_is_an_error_that_says_what_to_do(
+    tmp_path: Path, cubins: Path
+) -> None:
+    write(tmp_path, small_table(Config(constants={"tile_m": 32, "width": 64}, hints=DEFAULT.hints)))
+    with pytest.raises(TableError, match=r"constants tile_m width, .* have tile_m tile_n: tune scale again"):
+        build(request(tmp_path, cubins), lambda line: None)
+
+
+def test_a_kernel_that_the_arch_cannot_run_is_left_out_and_is_no_failure(
+    tmp_path: Path, cubins: Path
+) -> None:
+    def legal(config: Config, arch: Arch, problem: object) -> bool | str:
+        return arch != SM100 or "it has no such unit"
+
+    some = dataclasses.replace(sample(tmp_path).tunable, legal=legal)
+    kernels = (Found(module=MODULE, tunable=some),)
+    report = one(build(request(tmp_path, cubins, kernels=kernels, archs=(SM100,)), lambda line: None))
+    assert (report.kernels, report.failures) == ((), ())
+
+
 def test_a_folder_that_cannot_be_written_is_an_error_before_anything_is_compiled(
     tmp_path: Path, cubins: Path
 ) -> None:
