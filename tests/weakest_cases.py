@@ -256,7 +256,7 @@ def compiled(wanted: Mapping[str, Iterable[Compilation]], arch: Arch) -> dict[tu
         for one in each
     }
     results: dict[str, CompileResult] = {}
-    with CompilePool(os.cpu_count() or 1, folder=CUBINS.absolute()) as pool:
+    with CompilePool(os.cpu_count() or 1, build_cubins.COMPILE_SECONDS, CUBINS.absolute()) as pool:
         for job in jobs.values():
             pool.submit(job)
         while pool.unfinished:

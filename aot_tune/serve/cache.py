@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import stat
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -87,7 +88,7 @@ class Places:
         before, after = _sorted_text({**common.document, "bucket": {}}).split('"bucket": {}')
         self._begun = hashlib.sha256((before + '"bucket": {').encode())
         self._after = "}" + after
-        self._folder = common.place.rpartition("/")[0]
+        self.folder = common.place.rpartition("/")[0]
 
     def of(self, bucket: Mapping[str, int | str | bool]) -> str:
         """The place of a bucket's file."""
@@ -97,7 +98,7 @@ class Places:
             for name, value in sorted(bucket.items())
         )
         digest.update((", ".join(told) + self._after).encode())
-        return f"{self._folder}/{digest.hexdigest()[:32]}.json"
+        return f"{self.folder}/{digest.hexdigest()[:32]}.json"
 
 
 def folder_here() -> Path | None:
@@ -113,6 +114,10 @@ def folder_here() -> Path | None:
     return named if named.is_absolute() else None
 
 
+_SEEN_AFTER_S = 1.0
+"""After how long a winner is seen that another process remembered."""
+
+
 class UserCache:
     """One folder of remembered winners.
 
@@ -122,23 +127,38 @@ class UserCache:
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
+        self._listed: dict[str, tuple[float, frozenset[str]]] = {}
 
     def read(self, key: Key) -> Config | None:
         """The remembered winner; None where there is none, or it cannot be trusted or read."""
-        if not self.has(key.place) or not self._trusted():
+        if self.folder is None:
             return None
-        assert self.folder is not None
         path = self.folder / key.place
+        # Not `lexists`, which raises inside where there is none, as for most shapes.
+        if not os.access(path, os.F_OK) or not self._trusted():
+            return None
         try:
             return _parse(read_bytes(path), key)
         except (AotTuneError, OSError, ValueError) as error:
             _warn(f"{path}: {error}; this remembered winner is left out: remove the file")
             return None
 
-    def has(self, place: str) -> bool:
-        """Whether there is a file at a key's place, of whatever content."""
-        # Not `lexists`, which raises inside where there is none, as for most shapes.
-        return self.folder is not None and os.access(os.path.join(self.folder, place), os.F_OK)
+    def places(self, folder: str) -> frozenset[str]:
+        """The places in one of the cache's folders where something lies; about a second old at most.
+
+        A look-up that asked the file system for each new shape would wait for it: it is told here 10 times as
+        fast, and of the many folders that are empty at once.
+        """
+        now, known = time.monotonic(), self._listed.get(folder)
+        if known is None or now > known[0]:
+            names: list[str] = []
+            if self.folder is not None:
+                with contextlib.suppress(OSError):  # most often it is not there
+                    names = os.listdir(os.path.join(self.folder, folder))
+            # A folder of very many is listed more seldom.
+            until = now + max(_SEEN_AFTER_S, 100 * (time.monotonic() - now))
+            known = self._listed[folder] = until, frozenset(f"{folder}/{name}" for name in names)
+        return known[1]
 
     def write(self, key: Key, config: Config, mean_us: float) -> None:
         """Remember a winner for later processes; a warning where that cannot be done."""

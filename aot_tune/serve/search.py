@@ -55,7 +55,7 @@ _MOST_SEARCHES = 32
 """Live searches of one declaration in a process: a server that meets more new shapes needs a table."""
 
 _MOST_REMEMBERED = 4096
-"""Buckets whose look-up in the user's cache is kept in memory."""
+"""Winners, and files that cannot be used, that are kept in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,15 +108,17 @@ class LiveSearch:
         place = (arch, device_name, bucket)
         if place in (known := self._known):  # replaced, and never emptied, by another thread
             return known[place]
-        there = self._cache.has(self._places(arch, device_name).of(bucket))
-        found = self._cache.read(self.key(arch, device_name, bucket)) if there else None
+        places = self._places(arch, device_name)
+        there = self._cache.places(places.folder)
+        if not there or places.of(bucket) not in there:
+            return None  # not kept: what millions of shapes leave behind costs the collector more than asking
         if len(self._known) >= _MOST_REMEMBERED:
             self._forget()
-        self._known[place] = found
+        found = self._known[place] = self._cache.read(self.key(arch, device_name, bucket))
         return found
 
     def _forget(self) -> None:
-        """Make room: of buckets without a winner first, since a winner costs a file, or lies in none."""
+        """Make room: of files that cannot be used first, since a winner may lie in no file."""
         known = self._known.copy()
         found = {place: known[place] for place in known if known[place] is not None}
         self._known = found if len(found) <= _MOST_REMEMBERED // 2 else {}

@@ -26,6 +26,10 @@ from aot_tune.tuner.pack import KernelCubins, pack
 from aot_tune.tuner.plan import Kernel
 from aot_tune.tuner.signature_classes import Compilation, compilations
 
+COMPILE_SECONDS = 600.0
+"""The compiler's limit for one cubin. What assumes nothing takes long: 45 s of an idle core for a kernel of two
+products, tileiras 13.4. A sweep leaves out what takes so long, an archive needs it."""
+
 _POLL_SECONDS = 1.0
 _SAY_SECONDS = 10.0
 
@@ -118,7 +122,7 @@ def _compiled(
     request: CubinRequest, jobs: Sequence[CompileJob], say: Callable[[str], None]
 ) -> dict[str, CompileResult]:
     results: dict[str, CompileResult] = {}
-    with CompilePool(request.jobs or os.cpu_count() or 1, folder=request.cubins) as pool:
+    with CompilePool(request.jobs or os.cpu_count() or 1, COMPILE_SECONDS, request.cubins) as pool:
         for job in jobs:
             pool.submit(job)
         results |= {result.key: result for result in pool.poll()}

@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -72,6 +73,22 @@ def test_a_place_told_from_the_bucket_alone_is_the_key_s(
 
 def test_places_are_those_of_the_releases_before() -> None:
     assert KEY.place == "v1/sm90/scale/6883f3d7f07992050a70a76fafdc8385.json"
+
+
+def test_what_another_process_remembers_is_seen_a_second_later(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, where = UserCache(folder), KEY.place.rpartition("/")[0]
+    clock = [100.0]
+    monkeypatch.setattr("aot_tune.serve.cache.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    assert mine.places(where) == frozenset()
+    UserCache(folder).write(KEY, CONFIG, 12.5)
+    clock[0] += 0.9
+    assert mine.places(where) == frozenset()
+    clock[0] += 0.2
+    assert KEY.place in mine.places(where)
+    assert mine.places(where) is mine.places(where), "the folder is listed at each look-up"
+    assert UserCache(None).places(where) == frozenset()
 
 
 def test_b4_looking_up_writes_nothing_and_makes_no_folder(folder: Path) -> None:

@@ -408,11 +408,20 @@ def test_b12_thousands_of_new_shapes_leave_nothing_in_memory(
 def test_b12_a_winner_that_no_file_holds_outlasts_thousands_of_other_shapes(
     tuned: Tunable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B12: room is made by forgetting shapes without a winner."""
+    """B12: room is made by forgetting files that cannot be used; shapes without a file are not kept."""
+
+    class Everywhere(frozenset[str]):
+        def __contains__(self, _: object) -> bool:
+            return True
+
     monkeypatch.setattr(search, "_MOST_REMEMBERED", 64)
     live = LiveSearch(tuned, dispatcher_of(tuned).kernels)
     mine = Problem({"dtype": "bfloat16", "M": 4096, "N": 1024})
     live._known[SM90, "NVIDIA H200", mine] = AT_64
+    for cols in range(1, 100):
+        assert live.remembered(SM90, "NVIDIA H200", mine.replaced(N=16 * cols + 1)) is None
+    assert len(live._known) == 1
+    monkeypatch.setattr(UserCache, "places", lambda cache, folder: Everywhere({"a"}))
     for cols in range(1, 500):
         assert live.remembered(SM90, "NVIDIA H200", mine.replaced(N=16 * cols + 1)) is None
         assert len(live._known) <= 64
