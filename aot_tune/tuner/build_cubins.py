@@ -27,8 +27,8 @@ from aot_tune.tuner.plan import Kernel
 from aot_tune.tuner.signature_classes import Compilation, compilations
 
 COMPILE_SECONDS = 600.0
-"""The compiler's limit for one cubin. What assumes nothing takes long: 45 s of an idle core for a kernel of two
-products, tileiras 13.4. A sweep leaves out what takes so long, an archive needs it."""
+"""The compiler's limit for one cubin. What assumes nothing takes long, 45 s of an idle core for a kernel of
+two products (tileiras 13.4). A sweep leaves out what takes so long; an archive needs it."""
 
 _POLL_SECONDS = 1.0
 _SAY_SECONDS = 10.0

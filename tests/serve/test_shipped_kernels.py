@@ -23,6 +23,7 @@ from aot_tune.kernels import attention_decode_tunable
 from aot_tune.problem import Problem
 from aot_tune.serve import rank
 from aot_tune.serve.dispatch import Dispatcher
+from aot_tune.size_classes import ODD_SEED
 from aot_tune.tunable import Tunable
 from aot_tune.tuner.build_cubins import table_of
 from aot_tune.tuner.origin import origin_of
@@ -111,6 +112,18 @@ def test_any_size_in_a_declared_bucket_launches_without_a_compiler(
         ):
             served.launch(*served.make_args(problem, "meta", 0))
     assert len(driver.launches) == 60
+
+
+@pytest.mark.usefixtures("_no_compiler")
+@pytest.mark.parametrize("tunable", SHIPPED, ids=lambda tunable: tunable.name)
+def test_every_declared_shape_launches_without_a_compiler(
+    tunable: Tunable, driver: Driver, tmp_path: Path
+) -> None:
+    served = with_cubins(tunable, tmp_path / "tables")
+    for problem in served.typical_problems:
+        for seed in (0, ODD_SEED):
+            served.launch(*served.make_args(problem, "meta", seed))
+    assert len(driver.launches) == 2 * len(served.typical_problems)
 
 
 WIDTHS_LESS = (0, 1, 2, 3, 4, 6, 8, 12)
