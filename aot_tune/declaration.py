@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _CALLABLES = (
     "problem", "search_space", "default", "grid_fn", "args_fn", "make_args", "reference", "legal",
+    "fits",
 )  # fmt: skip
 _OPTIONAL_CALLABLES = ("tiles", "work")
 _MUTATED = ("outputs", "inplace", "reset")

@@ -81,6 +81,12 @@ def _evaluation_mistakes(tunable: Tunable, arch: Arch, problem: Problem, default
             "return True for it, or choose a default that is allowed",
         ),
         (
+            "fits",
+            lambda: tunable.fits(default, Device.reference(arch), problem),
+            lambda verdict: verdict is True,
+            "return True for it, or choose a default that runs on the arch's reference device",
+        ),
+        (
             "grid_fn",
             lambda: tunable.grid_fn(default, Device.reference(arch), problem),
             _is_grid,

@@ -14,6 +14,7 @@ from aot_tune.arch import Arch, ask_for_gpus
 from aot_tune.bucket import Axis, Pow2, bucket_of
 from aot_tune.config import Config
 from aot_tune.device import Device
+from aot_tune.errors import LaunchError
 from aot_tune.problem import Problem
 
 if TYPE_CHECKING:
@@ -101,6 +102,10 @@ class Tunable:
 
     legal: Callable[[Config, Arch, Problem], bool | str] = lambda config, arch, problem: True
     """(config, arch, problem) -> whether it may run; a str says why not. The one statement of that."""
+
+    fits: Callable[[Config, Device, Problem], bool | str] = lambda config, device, problem: True
+    """(config, device, problem) -> whether it may run on the very GPU, which may be smaller than its arch's
+    others; a str says why not. No part of the source hash, as `legal` is none."""
 
     outputs: Sequence[str] = ()
     """Arguments the kernel writes whole; poisoned before a check."""
@@ -195,6 +200,18 @@ class Tunable:
         if isinstance(verdict, str):
             return verdict
         return None if verdict else "legal() refuses it"
+
+    def grid(self, config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
+        """What `grid_fn` gives.
+
+        Raises:
+            LaunchError: The config cannot run on this very GPU, `fits` or `grid_fn` says.
+        """
+        verdict = self.fits(config, device, problem)
+        if verdict is not True:
+            reason = verdict if isinstance(verdict, str) else "fits() refuses it"
+            raise LaunchError(f"{self.name}: {config} cannot run {problem} on {device.name}: {reason}")
+        return tuple(self.grid_fn(config, device, problem))
 
     def candidates(self, arch: Arch, problem: Problem) -> tuple[Config, ...]:
         """The search space without what `legal` refuses."""

@@ -165,6 +165,10 @@ MISTAKES = {
         "legal .* returned 'too large'; return True",
     ),
     "a rule without return": ({"legal": lambda c, a, p: None}, "legal .* returned None; return True"),
+    "a default that does not fit": (
+        {"fits": lambda c, d, p: "too few multiprocessors"},
+        "fits .* returned 'too few multiprocessors'; return True",
+    ),
     "a grid of floats": (
         {"grid_fn": lambda c, d, p: (p["M"] / 2,)},
         r"grid_fn .* returned \(0.5,\); return a tuple",

@@ -267,6 +267,7 @@ attention_decode_tunable = Tunable(
     problem=_problem,
     search_space=attention_decode_space.space,
     legal=attention_decode_space.legal,
+    fits=attention_decode_space.fits,
     default=attention_decode_space.default,
     grid_fn=_grid,
     args_fn=_args,

@@ -98,6 +98,18 @@ def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
     return _does_not_fit(config, arch) or _does_not_suit(config, arch, problem) or True
 
 
+def fits(config: Config, device: Device, problem: Problem) -> bool | str:
+    """Whether a GPU has blocks enough for equal parts.
+
+    A block finds its part by raising the share of a block until there are blocks enough. With two blocks for
+    each sequence and head and more it ends before the share is the longest sequence; with fewer it may not.
+    """
+    pairs = problem.size("batch") * problem.size("kv_heads")
+    if config["balanced"] and (found := blocks_on(config, device, problem)) < 2 * pairs:
+        return f"equal parts of {pairs} sequences and heads take {2 * pairs} blocks, and {found} are launched"
+    return True
+
+
 def _constants(config: Config) -> tuple[int, int, bool]:
     """splits, tile_n and gather of a config."""
     return int(config["splits"]), int(config["tile_n"]), bool(config["gather"])
@@ -121,8 +133,10 @@ def _balanced_misfit(config: Config, arch: Arch, problem: Problem) -> str | None
     fewest, most = min(_wanted(arch, problem), most), min(2 * _wanted(arch, problem), most)
     if not fewest <= splits <= most:
         return f"{splits} splits; from {fewest} to {most} suit sequences in equal parts"
-    edges = problem.replaced(batch=edge(problem.size("batch")))
-    if blocks_on(config, Device.reference(arch), edges) + splits > _places(problem):
+    edges, device = problem.replaced(batch=edge(problem.size("batch"))), Device.reference(arch)
+    if (refusal := fits(config, device, edges)) is not True:
+        return str(refusal)
+    if blocks_on(config, device, edges) + splits > _places(problem):
         return f"{splits} splits of so many queries leave more than the workspace holds"
     return None
 

@@ -36,7 +36,7 @@ def of_block(seq_lens: Any, sequences: Any, heads: Any, window: Any, tile_n: Any
     Args:
         seq_lens: (sequences,), int32: keys of each.
         sequences: How many, up to `MOST_SEQUENCES`.
-        heads: Of a sequence, each cut alike; the launch has sequences x heads blocks or more.
+        heads: Of a sequence, each cut alike; the launch has 2 x sequences x heads blocks or more.
         window: As for `span`.
         tile_n: As for `span`.
         splits: The most parts of a sequence and head.
@@ -52,7 +52,9 @@ def of_block(seq_lens: Any, sequences: Any, heads: Any, window: Any, tile_n: Any
     longest = ct.max(tiles)
     share = ct.maximum(ct.cdiv(ct.sum(tiles) * heads, blocks), ct.cdiv(longest, splits))
     needed = blocks + 1
-    while (needed > blocks) & (share <= longest):  # with a share of the longest there are blocks enough
+    # With two blocks for each sequence and head, the longest is more than two shares as long as there are too
+    # many parts, and a step is a quarter of the share at most: so the share stays below the longest.
+    while (needed > blocks) & (share <= longest):
         needed = ct.sum(ct.cdiv(tiles, share)) * heads
         if needed > blocks:
             share = share + ct.maximum((needed - blocks) * share // (2 * blocks), 1)

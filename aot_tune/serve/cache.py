@@ -94,7 +94,7 @@ class Places:
         """The place of a bucket's file."""
         digest = self._begun.copy()
         told = (
-            f'"{name}": {value if type(value) is int else _sorted_text(value)}'
+            f"{_sorted_text(name)}: {value if type(value) is int else _sorted_text(value)}"
             for name, value in sorted(bucket.items())
         )
         digest.update((", ".join(told) + self._after).encode())

@@ -13,9 +13,9 @@ def checked_grid(tunable: Tunable, config: Config, device: Device, problem: Prob
     """What `grid_fn` of a declaration gives.
 
     Raises:
-        LaunchError: It is no grid, or `grid_fn` says that the config cannot run on this very GPU.
+        LaunchError: It is no grid, or the config cannot run on this very GPU.
     """
-    grid = tuple(tunable.grid_fn(config, device, problem))
+    grid = tunable.grid(config, device, problem)
     if not 1 <= len(grid) <= 3 or not all(isinstance(blocks, int) and blocks > 0 for blocks in grid):
         raise LaunchError(
             f"{tunable.name}: grid_fn gives {grid!r} for {problem} with {config}; "

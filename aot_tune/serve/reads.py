@@ -189,7 +189,8 @@ def follow_args(
     """
     real = tuple(args_fn(config, *args))
     log = _Log()
-    by_value = {position for position, what in keyed or () if what == "value"}
+    # A float is no constant: 0.0 and -0.0 have one key.
+    by_value = {at for at, what in keyed or () if what == "value" and type(args[at]) is not float}
     stand_ins = _stand_ins(args, tensor_types, by_value, log)
     try:
         answer = tuple(args_fn(config, *stand_ins))

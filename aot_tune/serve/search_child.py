@@ -79,7 +79,7 @@ def _is_right(
             # A config that writes nothing must show.
             value.fill_(float("nan") if value.is_floating_point() else 77)
     try:
-        grid = tunable.grid_fn(config, here.device(number), problem)
+        grid = tunable.grid(config, here.device(number), problem)
         launch(here.raw_stream(number), grid, kernels.of(config.hints), tunable.args_fn(config, *trial))
     except Exception:  # it does not compile or cannot be launched: not a candidate
         return False

@@ -68,7 +68,7 @@ def fastest(
             result = exhaustive_search(
                 list(configs),
                 here.raw_stream(number),
-                lambda config: tunable.grid_fn(config, device, problem),
+                lambda config: tunable.grid(config, device, problem),
                 kernel_of,
                 args_of,
                 quiet=True,

@@ -177,7 +177,7 @@ class GpuBackend:
 
     def _grid(self, config: Config) -> tuple[int, ...]:
         assert self._problem is not None
-        return tuple(self._tunable.grid_fn(config, self._device, self._problem))
+        return self._tunable.grid(config, self._device, self._problem)
 
     def _arguments(self, config: Config, case: Case) -> tuple[Any, ...]:
         return tuple(self._tunable.args_fn(config, *case.args))

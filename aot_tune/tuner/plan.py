@@ -142,7 +142,7 @@ class Kernel:
 
     def grid(self, problem: Problem, config: Config) -> tuple[int, ...]:
         """The grid on this device."""
-        return tuple(self.tunable.grid_fn(config, self.device, problem))
+        return self.tunable.grid(config, self.device, problem)
 
     def refusal(self, problem: Problem, config: Config) -> str | None:
         """Why a config may not run a problem on this device: the declaration's word, or its grid's."""

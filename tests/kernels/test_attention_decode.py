@@ -148,6 +148,30 @@ def test_equal_parts_are_for_a_few_sequences_of_lengths_that_differ() -> None:
     assert "more than the workspace holds" in str(large)
 
 
+def test_equal_parts_run_only_where_each_sequence_and_head_may_have_two_blocks() -> None:
+    """With fewer, sequences of nearly one length would be cut into more parts than there are blocks."""
+    equal, device = config(8, balanced=True, gather=True), Device.reference(SM90)
+    for batch, fits in ((16, True), (17, False), (22, False), (23, True), (33, True)):
+        one = shape(batch, 8192, 64, 8)
+        assert (unfit(attention_decode_tunable, equal, device, one) is None) == fits, batch
+    with pytest.raises(LaunchError, match="176 sequences and heads take 352 blocks, and 264 are launched"):
+        attention_decode_tunable.grid(equal, device, shape(22, 8192, 64, 8))
+    index, legality = (
+        dispatcher_of(attention_decode_tunable).load(SM90),
+        Legality(attention_decode_tunable, SM90),
+    )
+    for name, sms in (("H200", 132), ("H100 PCIe", 114), ("H20", 78), ("a slice", 26)):
+        gpu = device.with_sm_count(name, sms)
+        for one in (shape(b, 8192, h, kv, head_dim=d) for b in range(2, 40) for h, kv, d in HEADS):
+            fits_there = partial(unfit, attention_decode_tunable, device=gpu, problem=one)
+            chosen = resolve(attention_decode_tunable, SM90, one, index, legality, unfit=fits_there).config
+            blocks = attention_decode_tunable.grid(chosen, gpu, one)[0]
+            assert not chosen["balanced"] or blocks >= 2 * one.size("batch") * one.size("kv_heads")
+
+
+HEADS = ((64, 8, 64), (32, 8, 128), (8, 1, 128), (32, 4, 128))
+
+
 def test_equal_parts_have_as_many_blocks_as_run_at_once() -> None:
     equal, device = config(8, balanced=True, gather=True), Device.reference(SM90)
     assert attention_decode_tunable.grid_fn(equal, device, shape(5, 8192, 32, 8)) == (264,)

@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from aot_tune import environment
+from aot_tune.device import Device
 from aot_tune.kernels.attention_decode import attention_decode, attention_decode_tunable
+from aot_tune.serve.grids import unfit
+from aot_tune.size_classes import ODD_SEED
 from tests.kernels.agree import assert_agrees, expected, poison, problem
 from tests.kernels.test_on_gpu import check, here
 
@@ -117,20 +120,28 @@ def test_all_that_splits_leave_is_taken_away_again(
 
 @pytest.mark.parametrize(
     ("batch", "heads", "kv_heads", "head_dim"),
-    [(8, 64, 8, 64), (8, 32, 8, 128), (64, 8, 1, 128), (3, 64, 1, 128)],
+    [(8, 64, 8, 64), (8, 32, 8, 128), (64, 8, 1, 128), (3, 64, 1, 128), (16, 32, 8, 128), (33, 64, 8, 64)],
 )
 def test_equal_parts_are_right_for_all_lengths_and_leave_nothing(
     batch: int, heads: int, kv_heads: int, head_dim: int
 ) -> None:
     one = shape(batch, 8192, heads, kv_heads, head_dim=head_dim)
-    args = attention_decode_tunable.make_args(one, CUDA, 1)
-    tried = [c for c in attention_decode_tunable.candidates(here(), one) if c["balanced"]]
-    assert tried
+    args = attention_decode_tunable.make_args(one, CUDA, ODD_SEED)
+    properties = torch.cuda.get_device_properties(0)
+    device = Device.reference(here()).with_sm_count(properties.name, properties.multi_processor_count)
+    candidates = attention_decode_tunable.candidates(here(), one)
+    tried = [
+        c for c in candidates if c["balanced"] and unfit(attention_decode_tunable, c, device, one) is None
+    ]
+    if batch * kv_heads <= device.sm_count:
+        assert tried
     chance = torch.Generator().manual_seed(1)
-    for again in range(6):
+    for again in range(7):
         lengths = torch.randint(0, 8193, (batch,), generator=chance, dtype=torch.int32)
-        lengths[: batch // 2] //= 3 ** (again % 4)  # from all alike to one long one among short ones
+        lengths[: batch // 2] //= 3 ** (again % 4)  # from about alike to some long ones among short ones
         lengths[-1], lengths[0] = (8192, 0) if again else (1, 1)
+        if again == 6:
+            lengths.fill_(8000)
         args[4].copy_(lengths)
         wanted = expected(attention_decode_tunable, args)
         for config in tried:

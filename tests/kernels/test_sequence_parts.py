@@ -28,15 +28,17 @@ def tiles_of(length: int) -> int:
     return max(-(-length // TILE), 1)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(60))
 def test_the_parts_of_every_sequence_and_head_lie_in_blocks_that_follow_each_other(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(seed)
     heads, splits = chance.choice([1, 2, 3, 8]), chance.choice([2, 4, 8, 64])
-    lengths = [chance.choice([0, 1, chance.randrange(9000)]) for _ in range(chance.randrange(1, 60))]
-    pairs = len(lengths) * heads
-    blocks = pairs + chance.randrange(0, 300)
+    most, least = chance.randrange(1, 9000), chance.choice([0.0, 0.25, 0.9, 1.0])
+    lengths = [round(most * chance.uniform(least, 1.0)) for _ in range(chance.randrange(1, 60))]
+    for place in range(0, len(lengths), chance.choice([2, 1000])):
+        lengths[place] = chance.choice([0, 1, most])
+    blocks = 2 * len(lengths) * heads + chance.choice([0, 1, 2, 3, chance.randrange(300)])
     found = parts_of(lengths, monkeypatch, heads=heads, blocks=blocks, splits=splits)
     busy = [one for one in found if one[3] > 0]
     assert found[: len(busy)] == busy, "blocks without a part come last"
@@ -66,13 +68,17 @@ def test_long_sequences_have_more_blocks_than_short_ones_and_all_blocks_about_th
 def test_sequences_of_one_length_are_cut_into_as_many_parts_as_there_are_blocks_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert {one[3] for one in parts_of([65 * TILE] * 8, monkeypatch, heads=8, blocks=132, splits=8)} == {0, 2}
-    assert {one[3] for one in parts_of([64 * TILE] * 2, monkeypatch, heads=1, blocks=132, splits=64)} == {
-        64,
-        0,
-    }
-    assert {one[3] for one in parts_of([64 * TILE] * 2, monkeypatch, heads=1, blocks=132, splits=8)} == {8, 0}
-    assert {one[3] for one in parts_of([TILE] * 9, monkeypatch, heads=2, blocks=18, splits=8)} == {1}
+    def counts(lengths: list[int], heads: int, blocks: int, splits: int) -> set[int]:
+        found = parts_of(lengths, monkeypatch, heads=heads, blocks=blocks, splits=splits)
+        assert all(seq < len(lengths) and head < heads for seq, head, _, parts in found if parts)
+        return {one[3] for one in found}
+
+    assert counts([65 * TILE] * 8, 8, 132, 8) == {0, 2}
+    assert counts([128 * TILE] * 22, 8, 528, 8) == {3}
+    assert counts([32 * TILE] * 20, 2, 80, 8) == {2}
+    assert counts([64 * TILE] * 2, 1, 132, 64) == {0, 64}
+    assert counts([64 * TILE] * 2, 1, 132, 8) == {0, 8}
+    assert counts([TILE] * 9, 2, 36, 8) == {0, 1}
 
 
 def test_keys_before_the_window_are_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,8 +87,9 @@ def test_a_tuned_problem_launches_its_entry_s_config(
 
 
 @pytest.mark.filterwarnings("ignore::aot_tune.errors.TableWarning")  # its grid is other source
+@pytest.mark.parametrize("says", ["grid_fn", "fits", "fits, without a word"])
 def test_a_config_that_this_gpu_is_too_small_for_is_passed_over_and_so_is_such_a_default(
-    tuned: Tunable, launched: Launched
+    says: str, tuned: Tunable, launched: Launched
 ) -> None:
     too_large: set[Config] = set()
 
@@ -97,7 +98,12 @@ def test_a_config_that_this_gpu_is_too_small_for_is_passed_over_and_so_is_such_a
             raise LaunchError(f"{config} needs more than {device.sm_count} multiprocessors")
         return tuned.grid_fn(config, device, problem)
 
-    small = dataclasses.replace(tuned, grid_fn=grid)
+    def fits(config: Config, device: Any, problem: Problem) -> bool | str:
+        reason = f"{config} needs more than {device.sm_count} multiprocessors"
+        return config not in too_large or (reason if says == "fits" else False)
+
+    small = dataclasses.replace(tuned, **({"grid_fn": grid} if says == "grid_fn" else {"fits": fits}))
+    message = "fits.. refuses it" if says.endswith("word") else "needs more than 132 multiprocessors"
     too_large.add(AT_64)
     small.launch(*tensors(64))
     [first] = launched()
@@ -107,9 +113,9 @@ def test_a_config_that_this_gpu_is_too_small_for_is_passed_over_and_so_is_such_a
     small.launch(*tensors(63))  # the default, too, is too large
     assert launched() == [blocks(63, 1024, OTHER)]
     too_large.add(OTHER)
-    with pytest.raises(LaunchError, match="needs more than 132 multiprocessors"):
+    with pytest.raises(LaunchError, match=message):
         small.launch(*tensors(62))
-    with pytest.raises(LaunchError, match="needs more than 132 multiprocessors"):
+    with pytest.raises(LaunchError, match=message):
         small.launch(*tensors(64), config=AT_64)
 
 

@@ -100,6 +100,11 @@ def test_a_scalar_whose_value_poses_the_problem_may_be_looked_at_for_constants()
         assert passed.reads == {(0, "shape")}
     _, passed = follow_args(args_fn, CONFIG, (X, 5), TYPES, frozenset({(1, "shape"), (0, "value")}))
     assert passed is None
+    _, passed = follow_args(args_fn, CONFIG, (X, 5.0), TYPES, frozenset({(1, "value")}))
+    assert passed is None, "0.0 and -0.0 have one key"
+    _, passed = follow_args(lambda c, x, beta: (x, beta), CONFIG, (X, 0.0), TYPES, frozenset({(1, "value")}))
+    assert passed is not None
+    assert passed.layout == (0, 1)
 
 
 @pytest.mark.parametrize(
