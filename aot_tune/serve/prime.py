@@ -15,6 +15,7 @@ from aot_tune.config import Config
 from aot_tune.errors import LaunchError, UsageError
 from aot_tune.problem import Problem
 from aot_tune.serve.dispatch import Dispatcher, Machine, dispatcher_of
+from aot_tune.serve.grids import unfit
 from aot_tune.serve.rank import set_primed
 from aot_tune.serve.runtime import Runtime, runtime
 from aot_tune.serve.workspace import for_all_posed
@@ -140,8 +141,8 @@ class _Part:
                 each = posed(partial(_arguments, self.tunable, problem, "meta"))
                 default = self.tunable.default_config(arch, problem)
                 chosen = self._dispatcher.prepare(self._number, each[0], self._here).choice.config
-                legal = (c for c in (*tabled, default) if self._machine.legality.refusal(c, problem) is None)
-                for config in dict.fromkeys((chosen, *legal)):
+                runs = (config for config in (*tabled, default) if self._runs(config, problem))
+                for config in dict.fromkeys((chosen, *runs)):
                     self._want(config, problem, each)
 
     def _want(self, config: Config, problem: Problem, each: Mapping[int, Sequence[Any]]) -> None:
@@ -182,11 +183,17 @@ class _Part:
 
     def _fits(self, config: Config, signature: str, problem: Problem, seed: int) -> bool:
         try:
-            if self._machine.legality.refusal(config, problem) is not None:
+            if not self._runs(config, problem):
                 return False
             return self._signature(config, _arguments(self.tunable, problem, "meta", seed)) == signature
         except Exception:  # the declaration knows no such problem: a size that another must divide, say
             return False
+
+    def _runs(self, config: Config, problem: Problem) -> bool:
+        """Whether a config may run a problem, and on this very GPU."""
+        if self._machine.legality.refusal(config, problem) is not None:
+            return False
+        return unfit(self.tunable, config, self._machine.device, problem) is None
 
     def _signature(self, config: Config, args: Sequence[Any]) -> str:
         return cutile.signature_of(self.tunable.kernel, tuple(self.tunable.args_fn(config, *args)))

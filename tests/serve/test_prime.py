@@ -98,6 +98,19 @@ def test_the_smallest_problem_of_each_signature_is_launched(tuned: Tunable, driv
     assert driver.synchronized == [0]
 
 
+def test_what_this_gpu_is_too_small_for_is_not_primed(tuned: Tunable, driver: Driver) -> None:
+    def fits(config: Any, device: Any, problem: Problem) -> bool | str:
+        return config != AT_256 and (config != AT_64 or problem.size("M") > 20 or "too few rows")
+
+    small = dataclasses.replace(tuned, fits=fits)
+    done = aot_tune.prime(small)
+    assert done.loaded == len(driver.launches) < 9
+    loaded = len(driver.compiled)
+    for rows in (1, 33, 48, 64, 200, 256):
+        small.launch(*tensors(rows))
+    assert len(driver.compiled) == loaded
+
+
 def test_exactly_the_problems_that_are_named_are_primed(tuned: Tunable, driver: Driver) -> None:
     done = aot_tune.prime(
         tuned, problems={"scale": [{"dtype": "bfloat16", "M": range(60, 63), "N": [1024, 2048]}]}
