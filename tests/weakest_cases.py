@@ -68,16 +68,16 @@ _MNK = {
     "of_odd_sizes": (33, 77, 51),
     "of_size_1": (1, 1, 1),
 }
+_PREFILL = {
+    "aligned": ("causal", 2, 256, 8, 2, 128),
+    "ragged": ("causal_127", 3, 200, 4, 4, 64),
+    "of_odd_sizes": ("full", 3, 77, 3, 1, 64),
+    "of_size_1": ("causal", 1, 1, 1, 1, 64),
+}
 _ROWS = {"aligned": (64, 2048), "ragged": (50, 2040), "of_odd_sizes": (33, 1501), "of_size_1": (1, 1)}
 
 SIZES: Mapping[str, Mapping[str, Mapping[str, object]]] = {
-    "attention": _product(
-        "mask batch tokens heads kv_heads head_dim",
-        aligned=("causal", 2, 256, 8, 2, 128),
-        ragged=("causal_127", 3, 200, 4, 4, 64),
-        of_odd_sizes=("full", 3, 77, 3, 1, 64),
-        of_size_1=("causal", 1, 1, 1, 1, 64),
-    ),
+    "attention": _product("mask batch tokens heads kv_heads head_dim", **_PREFILL),
     "attention_decode": _product(
         "windowed batch context heads kv_heads head_dim page_size",
         aligned=(False, 16, 512, 8, 2, 128, 16),
@@ -87,10 +87,7 @@ SIZES: Mapping[str, Mapping[str, Mapping[str, object]]] = {
     ),
     "attention_varlen": _product(
         "mask batch tokens heads kv_heads head_dim",
-        aligned=("causal", 2, 256, 8, 2, 128),
-        ragged=("causal_127", 3, 200, 4, 4, 64),
-        of_odd_sizes=("full", 5, 77, 3, 1, 64),
-        of_size_1=("causal", 1, 1, 1, 1, 64),
+        **{**_PREFILL, "of_odd_sizes": ("full", 5, 77, 3, 1, 64)},
     ),
     "cross_entropy": _product(
         "gradient rows vocabulary",

@@ -15,10 +15,13 @@ from aot_tune import cutile
 from aot_tune.arch import Arch
 from aot_tune.bucket import Exact, Pow2, edge
 from aot_tune.discovery import OWN_KERNELS, Found, find_tunables
+from aot_tune.inputs import has_odd_sizes
 from aot_tune.kernels import attention_decode_tunable, attention_varlen_tunable
 from aot_tune.problem import Problem
+from aot_tune.size_classes import ODD_SEED
 from aot_tune.table import Table
 from aot_tune.tunable import Tunable
+from aot_tune.tuner.backend import RECHECK_SEEDS, SEEDS
 from aot_tune.tuner.plan import Kernel
 from aot_tune.tuner.signature_classes import Compilation, compilations, representatives
 from tests.samples import DEFAULT, MODULE, SPACE, scale, scale_table
@@ -244,3 +247,21 @@ def test_packed_sequences_may_have_more_keys_than_queries(q_more: int, k_more: i
         args[1], args[2] = longer(1, k_more), longer(2, k_more)
         args[4] = torch.empty(args[4].shape[0], total + q_more, device="meta")
         assert_compiled("attention_varlen", problem, tuple(args))
+
+
+@pytest.mark.parametrize("name", ["attention_decode", "attention_varlen"])
+def test_a_sweep_poses_the_sizes_that_it_compiled_and_odd_ones_have_their_own_seed(
+    name: str,
+) -> None:
+    """Another signature would be compiled by the worker, one config after another."""
+    kernel, _ = defaults_of(name)
+    problem = kernel.tunable.typical_problems[0]
+    config = kernel.tunable.default_config(kernel.arch, problem)
+
+    def signature(seed: int) -> str:
+        return cutile.signature_of(kernel.tunable.kernel, kernel.kernel_args(problem, config, seed))
+
+    assert {signature(seed) for seed in (*SEEDS, *RECHECK_SEEDS)} == {kernel.job(problem, config).signature}
+    assert not any(has_odd_sizes(seed) for seed in (*SEEDS, *RECHECK_SEEDS))
+    assert has_odd_sizes(ODD_SEED)
+    assert signature(ODD_SEED) != signature(0)
