@@ -1,10 +1,10 @@
 """Time several ways to do the same thing against each other. Knows no kernel.
 
-Every round times each of them once, one after another, every other round backwards: what the clocks do hits
-all alike. Of the rounds the median counts. CUDA events around the call are the clock. Before each sample a
-buffer several times the size of the L2 cache is *read*: nothing is left there to be written back while the
-sample runs. A round is queued whole, and reading takes the GPU longer than launching takes the host: no
-sample holds any waiting for the host.
+Every round times each of them once, one after another, in changing orders (`aot_tune.tuner.rounds.in_turn`):
+what the clocks do hits all alike. Of the rounds the median counts. CUDA events around the call are the clock.
+Before each sample a buffer several times the size of the L2 cache is *read*: nothing is left there to be
+written back while the sample runs. A round is queued whole, and reading takes the GPU longer than launching
+takes the host: no sample holds any waiting for the host.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from aot_tune.inputs import named_dtype
+from aot_tune.tuner.rounds import in_turn
 
 Call = Callable[[], object]
 
@@ -51,7 +52,7 @@ def contest(calls: Mapping[str, Call], timed: Round, *, rounds: int = ROUNDS) ->
     once(names)
     affordable = math.floor(BUDGET_US / sum(us for [us] in taken.values()))
     for number in range(1, max(LEAST_ROUNDS, min(rounds, affordable))):
-        once(names[::-1] if number % 2 else names)
+        once(in_turn(names, number))
     return {name: statistics.median(us) for name, us in taken.items()}
 
 

@@ -7,9 +7,10 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import truediv
 from typing import Any
 
 import cuda.tile as ct
@@ -39,6 +40,9 @@ _MISSES = ((64, 512, 256), (256, 640, 512), (1024, 256, 1024))
 
 _CPU_CACHES = 1 << 27
 """Numbers of 4 bytes, 512 MB: more than any CPU's caches hold."""
+
+_PASSES = 4
+"""Launches of each shape after `prime`: the first, and three to compare it with."""
 
 
 class _NoCompiler(importlib.abc.MetaPathFinder):
@@ -134,11 +138,12 @@ def first_launches() -> dict[str, Any]:
 
 
 def after_prime() -> dict[str, Any]:
-    """Microseconds of the first launches of declared shapes, and of launches of shapes met before.
+    """Microseconds of the first launches of declared shapes, and of later launches of the same shapes.
 
-    One of each in turn, so that whatever else the host does meets both alike; each with tensors that no
-    launch has seen, and after the CPU's caches held other things, as when a request arrives. Of half of the
-    shapes all is timed, of the others what the host does before it calls cuTile.
+    Between two of them one of a shape met before, so that whatever else the host does meets all alike; each
+    with tensors that no launch has seen, and after the CPU's caches held other things, as when a request
+    arrives. Of half of the shapes all is timed, of the others what the host does before it calls cuTile. The
+    shapes met before tell how much faster or slower the first pass was for all, which is taken out.
     """
     _without_compiler()
     done = aot_tune.prime(*_LAUNCHED)
@@ -151,22 +156,30 @@ def after_prime() -> dict[str, Any]:
         met, new = problems[::2], problems[1::2]
         for seed in range(5):
             _launch_us(tunable, met, seed)
-        times = _launch_us(tunable, _in_turn(new[::2], met), 5)
+        taken = [_launch_us(tunable, _in_turn(new[::2], met), 5 + again) for again in range(_PASSES)]
         with _without_cutile(tunable):
-            own = _launch_us(tunable, _in_turn(new[1::2], met), 6)
+            own = [_launch_us(tunable, _in_turn(new[1::2], met), 5 + again) for again in range(_PASSES)]
         told[tunable.name] = {}
-        for what, taken, column in (
-            ("waited for", times, 1),
-            ("the host's part", times, 0),
+        for what, passes, column in (
+            ("waited for", taken, 1),
+            ("the host's part", taken, 0),
             ("before cuTile", own, 0),
         ):
-            first = statistics.median(time[column] for time in taken[::2])
-            later = statistics.median(time[column] for time in taken[1::2])
+            fresh, known = ([[t[column] for t in each[half::2]] for each in passes] for half in (0, 1))
+            first, later = _first_and_later(fresh)
+            pace = truediv(*_first_and_later(known))
             told[tunable.name] |= {
                 f"{what}: first_us": round(first, 2), f"{what}: later_us": round(later, 2),
-                f"{what}: first / later": round(first / later, 3),
+                f"{what}: of shapes met before": round(pace, 3),
+                f"{what}: first / later": round(first / later / pace, 3),
             }  # fmt: skip
     return told
+
+
+def _first_and_later(passes: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Medians over shapes, of the first pass and of each shape's median in the later ones."""
+    later = [statistics.median(each) for each in zip(*passes[1:], strict=True)]
+    return statistics.median(passes[0]), statistics.median(later)
 
 
 def _in_turn(new: list[Problem], met: list[Problem]) -> list[Problem]:

@@ -29,7 +29,7 @@ from aot_tune.tunable import Close, Tunable
 def linear_kernel(  # type: ignore[no-untyped-def]
     x, weight, out, bias, scratch, biased, activation: ct.Constant[int],
     tile_m: ct.Constant[int], tile_n: ct.Constant[int], more_n: ct.Constant[int], tile_k: ct.Constant[int],
-    swapped: ct.Constant[int], splits: ct.Constant[int], slices: ct.Constant[int],
+    swapped: ct.Constant[int], peeled: ct.Constant[int], splits: ct.Constant[int], slices: ct.Constant[int],
 ):  # fmt: skip
     """Compute every `num_blocks`-th tile of `out`, accumulating in float32; constants as in `product`.
 
@@ -57,7 +57,7 @@ def linear_kernel(  # type: ignore[no-untyped-def]
                 _finish(out, bias, biased, activation, m, first, wide, more_n, False)
                 _finish(out, bias, biased, activation, m, more, narrow, more_n, False)
             else:
-                sums = product.one_sum(x, weight, m, n, tile_m, tile_n, tile_k, True, swapped)
+                sums = product.one_sum(x, weight, m, n, tile_m, tile_n, tile_k, True, swapped, peeled)
                 _finish(out, bias, biased, activation, m, n, sums, tile_n, swapped)
 
 

@@ -23,7 +23,7 @@ from aot_tune.tunable import Close, Tunable
 def matmul_kernel(  # type: ignore[no-untyped-def]
     a, b, c, scratch,
     tile_m: ct.Constant[int], tile_n: ct.Constant[int], more_n: ct.Constant[int], tile_k: ct.Constant[int],
-    swapped: ct.Constant[int], splits: ct.Constant[int], slices: ct.Constant[int],
+    swapped: ct.Constant[int], peeled: ct.Constant[int], splits: ct.Constant[int], slices: ct.Constant[int],
 ):  # fmt: skip
     """Compute every `num_blocks`-th tile of C, accumulating in float32; constants as in `product`.
 
@@ -51,7 +51,7 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
                 product.store(c, m, first, wide.astype(c.dtype), more_n)
                 product.store(c, m, more, narrow.astype(c.dtype), more_n)
             else:
-                sums = product.one_sum(a, b, m, n, tile_m, tile_n, tile_k, False, swapped)
+                sums = product.one_sum(a, b, m, n, tile_m, tile_n, tile_k, False, swapped, peeled)
                 product.store(c, m, n, product.turned(sums.astype(c.dtype), swapped), tile_n)
 
 

@@ -15,6 +15,9 @@ _GROUP = 8
 """Rows of tiles taken together, down before along, to keep L2 warm (Triton's matrix multiplication tutorial).
 Sixteen were within 2 % of eight on every prompt measured on an H200, and mostly slower."""
 
+_NEVER_SO_MANY = 30
+"""Tiles along a side of a product are fewer than 2 to this power."""
+
 
 def place(tile: Any, tiles_m: Any, tiles_n: Any) -> Any:
     """The row and the column of the `tile`-th tile."""
@@ -79,18 +82,32 @@ def multiply_add(x: Any, y: Any, sums: Any, swapped: Any) -> Any:
     return ct.mma(x, y, sums)
 
 
+def unknown_zeros(shape: Any, index: Any) -> Any:
+    """Float32 zeros that the compiler does not know to be zeros; `index` is any from 0 to 2^30 - 1."""
+    return ct.full(shape, index >> _NEVER_SO_MANY, ct.int32).astype(ct.float32)
+
+
 def one_sum(
-    a: Any, b: Any, m: Any, n: Any, tile_m: Any, tile_n: Any, tile_k: Any, by_rows: Any, swapped: Any
-) -> Any:
-    """The float32 sums of a tile without more columns; transposed where `swapped`."""
-    # The first step stands before the loop. Begun from zeros inside it, the compiler folds "step 0 starts
-    # from zero" into the loop and selects every accumulator anew at each step, or waits for each product
-    # before the next: of 108 configs 31 were seen to pipeline on sm_90 (tileiras 13.4). So, 80 do.
+    a: Any, b: Any, m: Any, n: Any, tile_m: Any, tile_n: Any, tile_k: Any, by_rows: Any, swapped: Any,
+    peeled: Any,
+) -> Any:  # fmt: skip
+    """The float32 sums of a tile without more columns; transposed where `swapped`.
+
+    Begun from zeros inside of the loop, the compiler folds "step 0 starts from zero" into it and selects
+    every accumulator anew at each step, or waits for each product before the next: of 108 configs 31 were
+    seen to pipeline on sm_90 (tileiras 13.4). `peeled`, the first step stands before the loop: then 80 do,
+    but its operands have shared memory of their own, and the second step waits for the first. Or else the
+    sums begin with zeros that the compiler does not know. Where a warpgroup has 64 rows of the tile, that
+    pipelines too, and the loop has all of the memory; with 128 rows each product is waited for.
+    """
     zero = ct.PaddingMode.ZERO
-    x = ct.load(a, (m, 0), (tile_m, tile_k), padding_mode=zero).astype(operand(a))
-    y = columns(b, 0, n, tile_k, tile_n, tile_n, by_rows, swapped)
-    sums = multiply_add(x, y, turned(ct.zeros((tile_m, tile_n), ct.float32), swapped), swapped)
-    for step in range(1, ct.cdiv(a.shape[1], tile_k)):
+    if peeled:
+        x = ct.load(a, (m, 0), (tile_m, tile_k), padding_mode=zero).astype(operand(a))
+        y = columns(b, 0, n, tile_k, tile_n, tile_n, by_rows, swapped)
+        sums = multiply_add(x, y, turned(ct.zeros((tile_m, tile_n), ct.float32), swapped), swapped)
+    else:
+        sums = turned(unknown_zeros((tile_m, tile_n), m), swapped)
+    for step in range(peeled, ct.cdiv(a.shape[1], tile_k)):
         x = ct.load(a, (m, step), (tile_m, tile_k), padding_mode=zero).astype(operand(a))
         y = columns(b, step, n, tile_k, tile_n, tile_n, by_rows, swapped)
         sums = multiply_add(x, y, sums, swapped)

@@ -26,7 +26,7 @@ from aot_tune.tuner import gpu_state
 from aot_tune.tuner.backend import RECHECK_SEEDS, SEEDS
 from aot_tune.tuner.gpu_lock import GpuLock
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
-from aot_tune.tuner.rounds import MOST_ROUNDS, combined, settled
+from aot_tune.tuner.rounds import MOST_ROUNDS, combined, in_turn, settled
 from aot_tune.tuner.supervise import GpuLostError, Limits, OutOfMemory, Supervisor
 from aot_tune.tuner.trials import Conditions, Cubins, Strikes, TrialRun
 
@@ -139,9 +139,8 @@ class MeasureSession:
         taken: dict[Config, list[Measurement]] = {config: [] for config in configs}
         for number in range(rounds):
             left = [config for config in configs if config not in failures]
-            # Every other round runs backwards, so that none is always the one after the hottest.
-            order = left if number % 2 == 0 else left[::-1]
-            for config, outcome in self._run("time", problem, {c: configs[c] for c in order}, SEEDS).items():
+            order = {config: configs[config] for config in in_turn(left, number)}
+            for config, outcome in self._run("time", problem, order, SEEDS).items():
                 if isinstance(outcome, Measurement):
                     taken[config].append(outcome)
                 elif outcome is not None:

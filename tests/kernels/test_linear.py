@@ -43,8 +43,9 @@ def config(
     occupancy: int = 1,
     warps: int = 4,
     splits: int = 1,
+    peeled: int = 1,
 ) -> Config:
-    return config_of(tile_m, tile_n, more_n, tile_k, swapped, num_ctas, occupancy, warps, splits)
+    return config_of(tile_m, tile_n, more_n, tile_k, swapped, num_ctas, occupancy, warps, splits, peeled)
 
 
 # The space --------------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ def test_the_work_of_all_tiles_is_the_work_of_the_product(dtype: str, item_bytes
 
 # The kernel -------------------------------------------------------------------------------------
 
-FORMS = [{}, {"swapped": 1}, {"more_n": 8}]
+FORMS = [{}, {"swapped": 1}, {"more_n": 8}, {"peeled": 0}, {"peeled": 0, "swapped": 1}]
 """The ways to compute a tile."""
 
 
@@ -322,10 +323,10 @@ def test_the_defaults_compile_without_spilling(name: str, m: int) -> None:
     "candidate",
     [
         config(16, 64, 128, swapped=1),
-        config(128, 256, 64, warps=8),
+        config(128, 256, 32, warps=8, peeled=0),
         config(128, 128, 64, more_n=32, warps=8),
         config(64, 128, 64, more_n=64),
-        config(256, 256, 64, num_ctas=2, warps=8),
+        config(256, 128, 64, num_ctas=2),
     ],
 )
 def test_configs_across_the_space_compile_without_spilling(candidate: Config) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from aot_tune import cutile
 from aot_tune.arch import KNOWN_ARCHS, Arch
 from aot_tune.config import Config
 from aot_tune.device import Device
@@ -16,6 +17,8 @@ from aot_tune.errors import LaunchError
 from aot_tune.kernels import matmul, matmul_tunable
 from aot_tune.kernels.dense_space import config_of, constants_of, tiles
 from aot_tune.problem import Problem
+from aot_tune.tuner.cubin import machine_code
+from aot_tune.tuner.loop import inner_loop
 from tests.kernels import emulator
 from tests.kernels.agree import assert_agrees, expected, poison, problem
 from tests.samples import SM90
@@ -38,8 +41,9 @@ def config(
     occupancy: int = 1,
     warps: int = 4,
     splits: int = 1,
+    peeled: int = 1,
 ) -> Config:
-    return config_of(tile_m, tile_n, more_n, tile_k, swapped, num_ctas, occupancy, warps, splits)
+    return config_of(tile_m, tile_n, more_n, tile_k, swapped, num_ctas, occupancy, warps, splits, peeled)
 
 
 def refusal(candidate: Config, arch: str = "sm90", m: int = 4096) -> str:
@@ -117,6 +121,13 @@ def test_more_columns_divide_those_beside_them_and_give_no_rows() -> None:
     assert refusal(config(64, 128, 64, more_n=32)) == ""
 
 
+def test_only_a_tile_of_one_width_and_one_block_begins_with_its_loop() -> None:
+    assert refusal(config(128, 256, 32, warps=8, peeled=0)) == ""
+    assert "is peeled" in refusal(config(128, 128, 64, more_n=64, warps=8, peeled=0))
+    shared = config(128, 128, 64, warps=8, splits=3, peeled=0)
+    assert "is peeled" in (matmul_tunable.refusal(shared, SM90, shape(256, 5120, 25600)) or "")
+
+
 def test_blocks_share_the_sums_of_few_rows_and_a_long_k() -> None:
     def said(candidate: Config, m: int, n: int, k: int) -> str:
         return matmul_tunable.refusal(candidate, SM90, shape(m, n, k)) or ""
@@ -155,7 +166,15 @@ def test_what_blocks_leave_fits_and_each_slice_has_more_elements_than_a_block_ha
 
 def test_a_config_without_hints_is_judged_as_one_block_on_one_multiprocessor() -> None:
     bare = Config(
-        constants={"tile_m": 64, "tile_n": 64, "more_n": 0, "tile_k": 64, "swapped": 0, "splits": 1}
+        constants={
+            "tile_m": 64,
+            "tile_n": 64,
+            "more_n": 0,
+            "tile_k": 64,
+            "swapped": 0,
+            "peeled": 1,
+            "splits": 1,
+        }
     )
     assert matmul_tunable.refusal(bare, SM90, shape(64)) is None
     assert matmul_tunable.grid_fn(bare, Device.reference(SM90), shape(8192)) == (132,)
@@ -208,7 +227,7 @@ def test_the_work_of_all_tiles_is_the_work_of_the_product() -> None:
 # The kernel -------------------------------------------------------------------------------------
 
 
-FORMS = [{}, {"swapped": 1}, {"more_n": 32}, {"more_n": 8}]
+FORMS = [{}, {"swapped": 1}, {"more_n": 32}, {"more_n": 8}, {"peeled": 0}, {"peeled": 0, "swapped": 1}]
 """The ways to compute a tile."""
 
 
@@ -227,7 +246,9 @@ def test_the_kernel_agrees_with_the_reference(
     assert_agrees(matmul_tunable, args, wanted)
 
 
-@pytest.mark.parametrize(("form", "across"), [({}, 6), ({"swapped": 1}, 6), ({"more_n": 8}, 4)], ids=str)
+@pytest.mark.parametrize(
+    ("form", "across"), [({}, 6), ({"swapped": 1}, 6), ({"more_n": 8}, 4), ({"peeled": 0}, 6)], ids=str
+)
 def test_every_tile_is_computed_once_on_any_number_of_multiprocessors(
     form: dict[str, int], across: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,6 +311,20 @@ def test_the_tolerance_tells_a_missing_step_from_a_rounding() -> None:
 def test_arguments_without_storage_pose_the_problem_that_made_them() -> None:
     for one in matmul_tunable.typical_problems[:: len(matmul_tunable.typical_problems) // 20]:
         assert matmul_tunable.problem_of(*matmul_tunable.make_args(one, torch.device("meta"), 0)) == one
+
+
+def test_what_is_not_peeled_pipelines() -> None:
+    one = shape(4096)
+    unpeeled = [c for c in matmul_tunable.candidates(SM90, one) if not c["peeled"]]
+    assert unpeeled
+    for candidate in unpeeled:
+        args = matmul_tunable.args_fn(candidate, *matmul_tunable.make_args(one, torch.device("meta"), 0))
+        signature = cutile.signature_of(matmul_tunable.kernel, args)
+        data = cutile.compile_cubin(matmul_tunable.kernel, candidate.hints, signature, SM90)
+        loop = inner_loop(machine_code(data))
+        assert loop is not None
+        assert loop.pipelined, candidate
+        assert (loop.waits, loop.selects, loop.local_accesses) == (0, 0, 0), candidate
 
 
 # The host function ------------------------------------------------------------------------------

@@ -36,9 +36,16 @@ def shape(m: int, n: int = 7168, k: int = 7168, dtype: str = "bfloat16") -> Prob
 
 
 def config(
-    tunable: Tunable, tile_m: int, tile_n: int, *, tile_k: int = 128, group: int = 8, **hints: int
+    tunable: Tunable,
+    tile_m: int,
+    tile_n: int,
+    *,
+    tile_k: int = 128,
+    group: int = 8,
+    peeled: int = 0,
+    **hints: int,
 ) -> Config:
-    constants = {"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k, "group": group}
+    constants = {"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k, "group": group, "peeled": peeled}
     return Config(constants={name: constants[name] for name in tunable.constant_names}, hints=hints)
 
 
@@ -154,10 +161,11 @@ def test_the_kernel_agrees_with_the_reference(
     tunable: Tunable, tile_m: int, m: int, n: int, k: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = tunable.make_args(shape(m, n, k, dtype), CPU, 1)
-    poison(tunable, args)
     wanted = expected(tunable, args)
-    emulator.run(tunable, args, config(tunable, tile_m, 64), monkeypatch)
-    assert_agrees(tunable, args, wanted)
+    for peeled in (0, 1) if "peeled" in tunable.constant_names else (0,):
+        poison(tunable, args)
+        emulator.run(tunable, args, config(tunable, tile_m, 64, peeled=peeled), monkeypatch)
+        assert_agrees(tunable, args, wanted)
 
 
 @BOTH

@@ -29,6 +29,7 @@ def matmul(arch: str, tile_m: int, tile_n: int, tile_k: int, num_ctas: int = 1, 
             "more_n": 0,
             "tile_k": tile_k,
             "swapped": 0,
+            "peeled": 1,
             "splits": 1,
         },
         hints={"num_ctas": num_ctas, "occupancy": occupancy},
@@ -81,7 +82,15 @@ def test_another_symbol_does_not_make_other_code() -> None:
 @functools.cache
 def matmul_of_size(m: int) -> bytes:
     config = Config(
-        constants={"tile_m": 128, "tile_n": 128, "more_n": 0, "tile_k": 64, "swapped": 0, "splits": 1},
+        constants={
+            "tile_m": 128,
+            "tile_n": 128,
+            "more_n": 0,
+            "tile_k": 64,
+            "swapped": 0,
+            "peeled": 1,
+            "splits": 1,
+        },
         hints={"num_ctas": 1, "occupancy": 1},
     )
     args = matmul_tunable.args_fn(config, *matmul_tunable.make_args(LARGE.replaced(M=m), "meta", 0))

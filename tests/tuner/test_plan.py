@@ -81,7 +81,15 @@ def test_problems_of_one_signature_class_share_their_compilations() -> None:
     assert len(three.jobs) == len(needed) < sum(len(each.candidates) for each in three.problems)
     # 128 rows and 256 are both divisible by 16; 1, 2 and 4 rows are other classes, and so is another dtype.
     default = Config(
-        constants={"tile_m": 64, "tile_n": 64, "more_n": 0, "tile_k": 128, "swapped": 0, "splits": 1},
+        constants={
+            "tile_m": 64,
+            "tile_n": 64,
+            "more_n": 0,
+            "tile_k": 128,
+            "swapped": 0,
+            "peeled": 1,
+            "splits": 1,
+        },
         hints={"num_ctas": 1, "occupancy": 1},
     )
     kernel = Kernel(MATMUL, SM90)

@@ -11,13 +11,28 @@ from hypothesis import strategies as st
 
 from aot_tune.config import Config
 from aot_tune.tuner.outcome import Measurement
-from aot_tune.tuner.rounds import clean, combined, settled, usable
+from aot_tune.tuner.rounds import clean, combined, in_turn, settled, usable
 
 A, B = Config(constants={"name": "a"}), Config(constants={"name": "b"})
 
 
 def taken(*means: float, config: Config = A, margin: float = 0.01) -> list[Measurement]:
     return [Measurement(config=config, mean_us=mean, error_margin_us=margin, num_samples=5) for mean in means]
+
+
+def test_every_second_round_runs_the_one_before_backwards_and_the_next_has_another_order() -> None:
+    orders = [in_turn("abcde", number) for number in range(8)]
+    assert orders[0] == list("abcde")
+    assert orders[1::2] == [order[::-1] for order in orders[::2]]
+    assert len({"".join(order) for order in orders}) == len(orders)
+    assert all(sorted(order) == list("abcde") for order in orders)
+    assert orders == [in_turn("abcde", number) for number in range(8)]
+
+
+def test_nobody_always_follows_the_same_one() -> None:
+    orders = [in_turn("abcde", number) for number in range(8)]
+    for one in "abcde":
+        assert len({order[order.index(one) - 1] for order in orders if order.index(one)}) > 2
 
 
 def test_one_round_is_itself() -> None:
