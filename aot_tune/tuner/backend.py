@@ -91,6 +91,9 @@ class Backend(Protocol):
     def time(self, trial: Trial) -> Measurement:
         """Time it on the first seed's arguments, fresh ones for each launch where the kernel changes them."""
 
+    def sample(self, trial: Trial) -> float:
+        """Microseconds of one launch of what was timed before, on the same arguments."""
+
     def healthy(self) -> bool:
         """Whether the GPU's context is alive."""
 

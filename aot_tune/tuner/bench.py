@@ -1,22 +1,30 @@
 """Runs trials one after another in the worker process, and says before each which it is. Knows no GPU.
 
+Finalists are timed launch by launch, in turn, as a server launches kernels: each after others. So are, from
+the start, those that take long and come near the fastest. They bring a GPU to its power cap, which it may
+exceed for milliseconds after a pause: timed one after another the first would be 10 % too fast (H200).
+
 A time that no clock can give (zero, negative, not finite) is discarded, as are samples taken while the GPU
 was throttled or shared; both are taken again, a bounded number of times.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 
+from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import DeclarationError
 from aot_tune.problem import Problem
 from aot_tune.tuner.backend import Backend, Done, Poisoned, Running, Trial
 from aot_tune.tuner.gpu_state import GpuState
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
-from aot_tune.tuner.rounds import RESOLUTION_US, usable
+from aot_tune.tuner.rounds import RESOLUTION_US, from_samples, in_turn, usable
 from aot_tune.tuner.worker import Report
 
 TRIES = 3
@@ -25,12 +33,28 @@ TRIES = 3
 WIDE = 0.05
 """An error margin above this fraction of the mean is worth another try: one bad sample of five makes it."""
 
+LONG_US = 200.0
+"""From here on a kernel takes long: the time of shorter ones stayed within 1 % from run to run (H200)."""
+
+NEAR = 1.25
+"""Times the fastest, which of those that take long are timed in turn; others have lost."""
+
+SAMPLES = 8
+"""Launches of each in turn, in a round."""
+
 PAUSE_SECONDS = 0.5
 """Wait before samples that were spoilt are taken again."""
 
 PATIENCE_SECONDS = 60.0
 """Wait of this kind in the life of one worker. Afterwards spoilt samples are kept and said to be so:
 somebody's idle process may sit on the GPU all day."""
+
+
+_Run = Callable[[Trial], tuple[Outcome | None, "str | None"]]
+
+
+class _ContextDead(Exception):
+    """Nothing more can be run in this process."""
 
 
 class Bench:
@@ -56,6 +80,8 @@ class Bench:
         self._report = report
         self._patience_s = patience_s
         self._verify_s = 0.0
+        self._alone: dict[Config, Measurement] = {}
+        """Of the open problem: what was timed, one after another."""
 
     def canary(self) -> None:
         """Run something known to be good."""
@@ -71,6 +97,7 @@ class Bench:
 
     def open(self, problem: Problem, seeds: Sequence[int]) -> str | None:
         """Make a problem's arguments and references. Why not, where memory is short; else None."""
+        self._alone.clear()
         try:
             self._backend.open(problem, seeds)
         except DeclarationError:
@@ -82,44 +109,102 @@ class Bench:
         return None
 
     def measure(self, trials: Sequence[Trial]) -> tuple[GpuState, GpuState]:
-        """Verify and time each; the state before and after."""
+        """Verify and time each, those that take long in turn; the state before and after."""
         before = self._backend.state()
-        self._each(trials, self._verified)
+        with suppress(_ContextDead):
+            held = self._each(trials, self._verified, hold_from=LONG_US)
+            fastest = min((self._alone[trial.config].mean_us for trial, _ in held), default=0.0)
+            near = [trial for trial, _ in held if self._alone[trial.config].mean_us <= NEAR * fastest]
+            self._tell(held, self._in_turn(near) if len(near) > 1 else {})
         return before, self._backend.state()
 
     def time(self, trials: Sequence[Trial]) -> tuple[GpuState, GpuState]:
-        """One round: time each; the state before and after."""
+        """One round: time them in turn; the state before and after."""
         before = self._backend.state()
-        self._each(trials, self._timed)
+        with suppress(_ContextDead):
+            self._each([t for t in trials if t.config not in self._alone], self._timed, hold_from=0.0)
+            ready = [trial for trial in trials if trial.config in self._alone]
+            turns = self._in_turn(ready)
+            self._tell([(trial, Done(outcome=self._alone[trial.config])) for trial in ready], turns)
         return before, self._backend.state()
 
     def check(self, trials: Sequence[Trial]) -> None:
         """Verify each, without timing."""
-        self._each(trials, lambda trial: (self._wrong(trial), None))
+        with suppress(_ContextDead):
+            self._each(trials, lambda trial: (self._wrong(trial), None))
 
     def _each(
-        self, trials: Sequence[Trial], run: Callable[[Trial], tuple[Outcome | None, str | None]]
-    ) -> None:
+        self, trials: Sequence[Trial], run: _Run, *, hold_from: float = math.inf
+    ) -> list[tuple[Trial, Done]]:
+        """Run each and report what comes of it; times of `hold_from` us and more are returned instead."""
+        held: list[tuple[Trial, Done]] = []
         for trial in trials:
             self._report(Running(config=trial.config))
             self._verify_s = 0.0
-            try:
-                outcome, disturbance = run(trial)
-            except DeclarationError:
-                raise
-            except Exception as error:
-                stage, disturbance = self._backend.stage(error), None
-                if stage == "fault":
-                    self._report(Poisoned(config=trial.config, message=_words(error)))
-                    return
-                outcome = Failure(config=trial.config, stage=stage, message=_words(error))
-            # A launch is asynchronous: a fault may show only now. It must not be held against the next.
-            if not self._backend.healthy():
-                self._report(
-                    Poisoned(config=trial.config, message="the GPU's context is dead after this config ran")
-                )
-                return
-            self._report(Done(outcome=outcome, disturbance=disturbance, verify_s=self._verify_s))
+            outcome, disturbance = self._guarded(trial, run)
+            done = Done(outcome=outcome, disturbance=disturbance, verify_s=self._verify_s)
+            if isinstance(outcome, Measurement):
+                self._alone[trial.config] = outcome
+            if isinstance(outcome, Measurement) and outcome.mean_us >= hold_from:
+                held.append((trial, done))
+            else:
+                self._report(done)
+        return held
+
+    def _in_turn(self, trials: Sequence[Trial]) -> dict[Trial, tuple[Outcome, str | None]]:
+        """Time them launch by launch, in turn; what comes of each, and what disturbed them."""
+        taken: dict[Trial, list[float]] = {trial: [] for trial in trials}
+        failed: dict[Trial, Outcome] = {}
+        disturbance: str | None = None
+        for number in range(SAMPLES):
+            while True:
+                left = [trial for trial in trials if trial not in failed]
+                samples = {trial: self._sampled(trial) for trial in in_turn(left, number)}
+                disturbance = self._backend.disturbance()  # not between launches, where the GPU would rest
+                if not (disturbance and self._wait()):
+                    break
+            for trial, outcome in samples.items():
+                if isinstance(outcome, Measurement):
+                    taken[trial].append(outcome.mean_us)
+                elif outcome is not None:
+                    failed[trial] = outcome
+        return {
+            trial: (failed.get(trial) or from_samples(trial.config, us), disturbance)
+            for trial, us in taken.items()
+        }
+
+    def _tell(
+        self, held: Sequence[tuple[Trial, Done]], turns: Mapping[Trial, tuple[Outcome, str | None]]
+    ) -> None:
+        for trial, done in held:
+            self._report(Running(config=trial.config))
+            outcome, disturbance = turns.get(trial, (done.outcome, done.disturbance))
+            self._report(replace(done, outcome=outcome, disturbance=disturbance))
+
+    def _guarded(self, trial: Trial, run: _Run) -> tuple[Outcome | None, str | None]:
+        """What comes of a trial, and what disturbed it.
+
+        Raises:
+            _ContextDead: It left a dead context; that is reported.
+        """
+        disturbance = None
+        try:
+            outcome, disturbance = run(trial)
+        except DeclarationError:
+            raise
+        except Exception as error:
+            stage = self._backend.stage(error)
+            if stage == "fault":
+                self._report(Poisoned(config=trial.config, message=_words(error)))
+                raise _ContextDead from error
+            outcome = Failure(config=trial.config, stage=stage, message=_words(error))
+        # A launch is asynchronous: a fault may show only now. It must not be held against the next.
+        if not self._backend.healthy():
+            self._report(
+                Poisoned(config=trial.config, message="the GPU's context is dead after this config ran")
+            )
+            raise _ContextDead
+        return outcome, disturbance
 
     def _wrong(self, trial: Trial) -> Failure | None:
         began = time.monotonic()
@@ -140,9 +225,7 @@ class Bench:
             self._report(Running(config=trial.config))  # measuring again, or waiting, is not hanging
             taken = self._backend.time(trial)
             disturbance = self._backend.disturbance()
-            if disturbance and self._patience_s > 0:
-                self._patience_s -= PAUSE_SECONDS
-                time.sleep(min(PAUSE_SECONDS, max(self._patience_s, 0.0)))
+            if disturbance and self._wait():
                 continue
             tries += 1
             if not usable(taken):
@@ -154,8 +237,37 @@ class Bench:
                 return best, disturbance
         if best is not None:
             return best, None
-        message = f"no usable time in {TRIES} tries: {', '.join(refused)}"
-        return Failure(config=trial.config, stage="timing", message=message), None
+        return _untimed(trial, refused), None
+
+    def _sampled(self, trial: Trial) -> Outcome | None:
+        """One launch's time, or a failure."""
+        self._report(Running(config=trial.config))
+
+        def sample(trial: Trial) -> tuple[Outcome | None, str | None]:
+            refused: list[str] = []
+            for _ in range(TRIES):
+                us = self._backend.sample(trial)
+                one = Measurement(config=trial.config, mean_us=us, error_margin_us=0.0, num_samples=1)
+                if usable(one):
+                    return one, None
+                refused.append(f"{us:g} us")
+            return _untimed(trial, refused), None
+
+        outcome, _ = self._guarded(trial, sample)
+        return outcome
+
+    def _wait(self) -> bool:
+        """Wait for a disturbance to end; False once that was done for long enough."""
+        if self._patience_s <= 0:
+            return False
+        self._patience_s -= PAUSE_SECONDS
+        time.sleep(min(PAUSE_SECONDS, max(self._patience_s, 0.0)))
+        return True
+
+
+def _untimed(trial: Trial, refused: Sequence[str]) -> Failure:
+    message = f"no usable time in {TRIES} tries: {', '.join(refused)}"
+    return Failure(config=trial.config, stage="timing", message=message)
 
 
 def _words(error: Exception) -> str:

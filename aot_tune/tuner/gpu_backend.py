@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from cuda.tile import launch as ct_launch
 
 from aot_tune import cutile
 from aot_tune.arch import Arch, visible_gpus
@@ -31,6 +33,9 @@ MOST_SAMPLES = 25
 """Samples of one search. Under its power cap a GPU never settles within 1 %: without a limit one config of a
 large matmul took 1655 samples, heated the GPU, and the next one was timed 20 % too slow (H200). Finals have
 rounds instead."""
+
+_FLUSHES = 3
+"""Times the L2, what is read between two samples."""
 
 WARM_LAUNCHES = 2
 """Launches of a config on a problem before its first search; with the search's own three, five warm-ups."""
@@ -149,6 +154,27 @@ class GpuBackend:
             num_samples=result.best.num_samples,
         )
 
+    def sample(self, trial: Trial) -> float:
+        """Time one launch on the first seed's arguments, renewed before, and the L2 flushed by reading."""
+        case, kernel = self._cases[0], self._kernel(trial)
+        arguments, grid = self._arguments(trial.config, case), self._grid(trial.config)
+        self._run_since_open.add(trial.config)
+        case.renew()
+        # Read, not written, so that nothing is left to be written back meanwhile.
+        self._flush.sum()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        ct_launch(self._stream, grid, kernel, arguments)
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e3
+
+    @cached_property
+    def _flush(self) -> torch.Tensor:
+        """More than the L2 holds."""
+        size = torch.cuda.get_device_properties(self._torch_device).L2_cache_size
+        return torch.ones(_FLUSHES * size // 4, device=self._torch_device)
+
     def healthy(self) -> bool:
         """Whether the GPU's context is alive: after a fault, every call fails."""
         try:
@@ -169,10 +195,8 @@ class GpuBackend:
         return "compile" if isinstance(error, TileError) else "launch"
 
     def _launch(self, trial: Trial, case: Case) -> None:
-        import cuda.tile as ct
-
         arguments = self._arguments(trial.config, case)
-        ct.launch(self._stream, self._grid(trial.config), self._kernel(trial), arguments)
+        ct_launch(self._stream, self._grid(trial.config), self._kernel(trial), arguments)
         self._launches[trial.config] += 1
 
     def _grid(self, config: Config) -> tuple[int, ...]:

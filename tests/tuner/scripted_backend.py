@@ -40,6 +40,9 @@ class Does:
     us: Sequence[float] = (10.0,)
     """Its mean in each round, in turn, microseconds."""
 
+    in_turn: Sequence[float] = ()
+    """What one launch takes, in turn; as `us` without it."""
+
     margin_us: float = 0.01
     """The error margin of each."""
 
@@ -150,6 +153,11 @@ class ScriptedBackend:
             self._launch(name, does)
         taken = does.us[self._count(f"rounds of {name}") % len(does.us)]
         return Measurement(config=trial.config, mean_us=taken, error_margin_us=does.margin_us, num_samples=5)
+
+    def sample(self, trial: Trial) -> float:
+        name, does = self._asked(trial, "sample")
+        self._launch(name, does)
+        return (does.in_turn or does.us)[self._count(f"samples of {name}") % len(does.in_turn or does.us)]
 
     def healthy(self) -> bool:
         return not self._dead

@@ -275,7 +275,7 @@ def test_hints_that_give_the_same_code_are_measured_once_and_the_default_stands_
 
 def test_the_same_code_on_another_grid_is_measured_apart() -> None:
     """A persistent kernel's grid grows with the occupancy asked for, whatever the compiler makes of it."""
-    planned = plan(MATMUL, SM90, [large(4096)])
+    planned = plan(MATMUL, Arch(8, 0), [large(4096)])
     (each,) = planned.problems
     pairs: dict[object, list[Config]] = {}
     for config in each.candidates:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,9 @@ from aot_tune.config import Config
 from aot_tune.discovery import Found
 from aot_tune.errors import DeclarationError, TuneError
 from aot_tune.problem import Problem
+from aot_tune.tuner.bench import SAMPLES
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
+from aot_tune.tuner.rounds import LEAST_ROUNDS
 from aot_tune.tuner.session import MeasureSession
 from aot_tune.tuner.supervise import GpuLostError, Limits
 from tests.tuner.scripted_backend import Does, Script, config, events
@@ -413,33 +416,125 @@ def test_a_jump_of_the_wall_clock_neither_ends_nor_prolongs_a_wait(
 def test_finalists_that_are_clearly_apart_take_three_interleaved_rounds(start: Start, folder: Path) -> None:
     session = start({"a": Does(us=[10.0]), "b": Does(us=[12.0])})
     a, b = session.finals(ONE, of("a", "b"))
-    assert (a.mean_us, a.num_samples, b.mean_us) == (10.0, 15, 12.0)  # type: ignore[union-attr]
-    lines = [line for line in events(folder) if line.startswith("time")]
-    assert lines[:4] == ["time a", "time b", "time b", "time a"]
-    assert sorted(lines[4:]) == ["time a", "time b"]
+    assert (a.mean_us, a.num_samples, b.mean_us) == (10.0, 3 * SAMPLES, 12.0)  # type: ignore[union-attr]
+    sampled = [line[-1] for line in events(folder) if line.startswith("sample")]
+    assert sampled[:4] == ["a", "b", "b", "a"]
+    assert (sampled.count("a"), sampled.count("b")) == (3 * SAMPLES, 3 * SAMPLES)
 
 
 def test_finalists_inside_the_noise_are_timed_until_the_limit(start: Start, folder: Path) -> None:
     noisy = [10.0, 10.3, 9.8, 10.4]
     session = start({"a": Does(us=noisy), "b": Does(us=noisy[::-1])})
     outcomes = session.finals(ONE, of("a", "b"), rounds=5)
-    assert events(folder).count("time a") == 5
+    assert events(folder).count("sample a") == 5 * SAMPLES
     assert all(isinstance(outcome, Measurement) for outcome in outcomes)
 
 
 def test_one_round_that_is_far_off_is_left_out_and_replaced(start: Start, folder: Path) -> None:
-    session = start({"a": Does(us=[10.0, 1000.0, 10.0, 10.0]), "b": Does(us=[12.0])})
+    rounds = [10.0, 1000.0, 10.0, 10.0]
+    script = Does(us=[10.0], in_turn=[us for us in rounds for _ in range(SAMPLES)])
+    session = start({"a": script, "b": Does(us=[12.0])})
     a, _ = session.finals(ONE, of("a", "b"))
     assert isinstance(a, Measurement)
-    assert (a.mean_us, a.num_samples) == (10.0, 15)
-    assert events(folder).count("time a") == 4
+    assert (a.mean_us, a.num_samples) == (10.0, 3 * SAMPLES)
+    assert events(folder).count("sample a") == 4 * SAMPLES
 
 
 def test_a_finalist_that_faults_every_other_round_is_forgiven_once_only(start: Start, folder: Path) -> None:
-    session = start({"a": Does(), "bad": Does(us=[5.0], fault="poison", at_launch=9)})
+    session = start({"a": Does(), "bad": Does(us=[5.0], fault="poison", at_launch=8 + SAMPLES + 1)})
     outcomes = session.finals(ONE, of("a", "bad"))
     assert by_name(outcomes) == {"a": "ok", "bad": "fault"}
-    assert events(folder).count("start") == 2
+    assert events(folder).count("sample bad") == 2 * (SAMPLES + 1)  # a round, and faulting in the next
+    assert events(folder).count("start") <= 3
+
+
+# What takes long --------------------------------------------------------------------------------------------
+
+
+def test_what_takes_long_is_timed_launch_by_launch_in_turn(start: Start, folder: Path) -> None:
+    """Alone the first is too fast, as after a pause; in turn the second is."""
+    session = start(
+        {
+            "a": Does(us=[1000.0], in_turn=[1100.0]),
+            "b": Does(us=[1050.0], in_turn=[1080.0, 1080.0, 1080.0, 9000.0]),
+            "lost": Does(us=[1300.0]),
+        }
+    )
+    a, b, lost = session.measure(ONE, of("a", "b", "lost"))
+    assert isinstance(a, Measurement)
+    assert isinstance(b, Measurement)
+    assert isinstance(lost, Measurement)
+    assert (a.mean_us, a.num_samples, a.error_margin_us) == (1100.0, SAMPLES, 0.0)
+    assert (b.mean_us, b.num_samples) == (1080.0, SAMPLES)
+    assert b.error_margin_us > 100
+    assert (lost.mean_us, lost.num_samples) == (1300.0, 5)
+    sampled = [line.split()[1] for line in events(folder) if line.startswith("sample")]
+    assert sampled[:4] == ["a", "b", "b", "a"]
+    assert (sampled.count("a"), sampled.count("b")) == (SAMPLES, SAMPLES)
+
+
+def test_the_finals_of_what_takes_long_are_in_turn_from_the_start(start: Start, folder: Path) -> None:
+    session = start({"a": Does(us=[1000.0], in_turn=[1100.0]), "b": Does(us=[1050.0], in_turn=[900.0])})
+    session.measure(ONE, of("a", "b"))
+    a, b = session.finals(ONE, of("a", "b"))
+    assert (a.mean_us, b.mean_us) == (1100.0, 900.0)  # type: ignore[union-attr]
+    assert events(folder).count("time a") == 1
+    assert events(folder).count("sample a") == SAMPLES * (1 + LEAST_ROUNDS)
+
+
+def test_finals_in_a_worker_that_has_measured_nothing_find_out_what_takes_long(start: Start) -> None:
+    session = start({"a": Does(us=[1000.0], in_turn=[1100.0]), "b": Does(us=[1050.0], in_turn=[900.0])})
+    a, b = session.finals(ONE, of("a", "b"))
+    assert (a.mean_us, b.mean_us) == (1100.0, 900.0)  # type: ignore[union-attr]
+
+
+def test_one_that_takes_long_alone_has_nobody_to_take_turns_with(start: Start, folder: Path) -> None:
+    session = start({"a": Does(us=[1000.0], in_turn=[1.0]), "short": Does(us=[10.0])})
+    a, short = session.measure(ONE, of("a", "short"))
+    assert (a.mean_us, short.mean_us) == (1000.0, 10.0)  # type: ignore[union-attr]
+    assert not any(line.startswith("sample") for line in events(folder))
+
+
+@pytest.mark.parametrize("fault", ["poison", "crash", "hang"])
+def test_one_that_breaks_in_its_turn_is_blamed_and_the_others_are_timed(start: Start, fault: str) -> None:
+    session = start(
+        {"a": Does(us=[1000.0]), "bad": Does(us=[1001.0], fault=fault, at_launch=12), "b": Does(us=[1002.0])}
+    )
+    outcomes = session.measure(ONE, of("a", "bad", "b"))
+    assert by_name(outcomes) == {"a": "ok", "bad": "timeout" if fault == "hang" else "fault", "b": "ok"}
+    assert [o.num_samples for o in outcomes if isinstance(o, Measurement)] == [SAMPLES] * 2
+
+
+def test_one_that_fails_in_its_turn_costs_the_others_nothing(start: Start) -> None:
+    session = start(
+        {
+            "a": Does(us=[1000.0]),
+            "bad": Does(us=[1001.0], fault="launch", at_launch=12),
+            "b": Does(us=[999.0]),
+        }
+    )
+    outcomes = session.measure(ONE, of("a", "bad", "b"))
+    assert by_name(outcomes) == {"a": "ok", "bad": "launch", "b": "ok"}
+
+
+def test_a_turn_whose_time_can_be_none_is_taken_again(start: Start) -> None:
+    session = start(
+        {"a": Does(us=[1000.0], in_turn=[math.nan, 1000.0]), "b": Does(us=[1000.0], in_turn=[-1.0])}
+    )
+    outcomes = session.measure(ONE, of("a", "b"))
+    assert by_name(outcomes) == {"a": "ok", "b": "timing"}
+    assert outcomes[0].mean_us == 1000.0  # type: ignore[union-attr]
+
+
+def test_a_turn_that_was_disturbed_is_taken_again(start: Start, folder: Path) -> None:
+    limits = replace(QUICK, patience_s=2.0)
+    session = start(
+        {"a": Does(us=[1000.0], in_turn=[5000.0, 1000.0]), "b": Does(us=[1000.0])},
+        limits=limits,
+        disturbances=["", "", "throttled"],
+    )
+    session.measure(ONE, of("a", "b"))
+    assert events(folder).count("sample a") == SAMPLES + 1
 
 
 # Interruptions ----------------------------------------------------------------------------------------------
