@@ -12,7 +12,7 @@ from typing import Any
 import cuda.tile as ct
 import torch
 
-from aot_tune import inputs
+from aot_tune import inputs, workspace
 from aot_tune.bucket import Exact, Pow2
 from aot_tune.config import Config
 from aot_tune.device import Device
@@ -143,10 +143,17 @@ def _fine_bias(bias: torch.Tensor, n: int, dtype: torch.dtype, device: torch.dev
     return bias.shape == (n,) and bias.dtype == dtype and bias.device == device and bias.is_contiguous()
 
 
+_NO_BIAS = 16
+"""Elements, a multiple of 16 as those of most biases."""
+
+
 @cache
 def _no_bias(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """What is passed in place of a bias and never read; its signature is that of any aligned one."""
-    return torch.empty(16, dtype=dtype, device=device)
+    """What is passed in place of a bias and never read; its signature is that of any aligned one.
+
+    Kept, so of memory that torch.compile's CUDA graphs do not take for theirs, as a new tensor's would be.
+    """
+    return workspace(device, _NO_BIAS, 1).partials.view(dtype)[:_NO_BIAS]
 
 
 # The declaration --------------------------------------------------------------------------------

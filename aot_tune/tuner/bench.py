@@ -1,8 +1,8 @@
 """Runs trials one after another in the worker process, and says before each which it is. Knows no GPU.
 
-Finalists are timed launch by launch, in turn, as a server launches kernels: each after others. So are, from
-the start, those that take long and come near the fastest. They bring a GPU to its power cap, which it may
-exceed for milliseconds after a pause: timed one after another the first would be 10 % too fast (H200).
+Kernels that take long bring a GPU to its power cap, which it may exceed for milliseconds after a pause: timed
+one after another, the first would be 10 % too fast (H200). So those of them that come near the fastest are
+timed launch by launch, in turn: at the same clocks, as the kernels of a server are.
 
 A time that no clock can give (zero, negative, not finite) is discarded, as are samples taken while the GPU
 was throttled or shared; both are taken again, a bounded number of times.
@@ -34,7 +34,8 @@ WIDE = 0.05
 """An error margin above this fraction of the mean is worth another try: one bad sample of five makes it."""
 
 LONG_US = 200.0
-"""From here on a kernel takes long: the time of shorter ones stayed within 1 % from run to run (H200)."""
+"""From here on a kernel takes long. The times of shorter ones stay within 1 % from run to run (H200), and in
+turn they are told apart less well: a table of small products so made was 2 % slower."""
 
 NEAR = 1.25
 """Times the fastest, which of those that take long are timed in turn; others have lost."""
@@ -109,24 +110,31 @@ class Bench:
         return None
 
     def measure(self, trials: Sequence[Trial]) -> tuple[GpuState, GpuState]:
-        """Verify and time each, those that take long in turn; the state before and after."""
+        """Verify and time each, in turn those that take long and lead; the state before and after."""
         before = self._backend.state()
         with suppress(_ContextDead):
             held = self._each(trials, self._verified, hold_from=LONG_US)
-            fastest = min((self._alone[trial.config].mean_us for trial, _ in held), default=0.0)
+            fastest = self._fastest(trials)
             near = [trial for trial, _ in held if self._alone[trial.config].mean_us <= NEAR * fastest]
-            self._tell(held, self._in_turn(near) if len(near) > 1 else {})
+            self._tell(held, self._in_turn(near) if fastest >= LONG_US and len(near) > 1 else {})
         return before, self._backend.state()
 
     def time(self, trials: Sequence[Trial]) -> tuple[GpuState, GpuState]:
-        """One round: time them in turn; the state before and after."""
+        """One round: time each, in turn if the fastest takes long; the state before and after."""
         before = self._backend.state()
         with suppress(_ContextDead):
-            self._each([t for t in trials if t.config not in self._alone], self._timed, hold_from=0.0)
-            ready = [trial for trial in trials if trial.config in self._alone]
-            turns = self._in_turn(ready)
-            self._tell([(trial, Done(outcome=self._alone[trial.config])) for trial in ready], turns)
+            if all(trial.config in self._alone for trial in trials) and self._fastest(trials) >= LONG_US:
+                held = [(trial, Done(outcome=self._alone[trial.config])) for trial in trials]
+            else:
+                held = self._each(trials, self._timed, hold_from=LONG_US)
+            long = [trial for trial, _ in held] if self._fastest(trials) >= LONG_US else []
+            self._tell(held, self._in_turn(long))
         return before, self._backend.state()
+
+    def _fastest(self, trials: Sequence[Trial]) -> float:
+        """Microseconds of the fastest of trials that were timed; infinite where none was."""
+        times = (self._alone.get(trial.config) for trial in trials)
+        return min((one.mean_us for one in times if one is not None), default=math.inf)
 
     def check(self, trials: Sequence[Trial]) -> None:
         """Verify each, without timing."""

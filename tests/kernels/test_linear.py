@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from aot_tune import cutile
+from aot_tune import cutile, workspace
 from aot_tune.arch import KNOWN_ARCHS, Arch
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import activations
 from aot_tune.kernels.dense_space import config_of
-from aot_tune.kernels.linear import linear, linear_tunable
+from aot_tune.kernels.linear import _no_bias, linear, linear_tunable
 from aot_tune.problem import Problem
 from aot_tune.tuner.cubin import resources
 from tests.kernels import emulator
@@ -345,3 +345,10 @@ def stack_bytes(arch: Arch, one: Problem, candidate: Config) -> int:
     signature = cutile.signature_of(linear_tunable.kernel, linear_tunable.args_fn(candidate, *args))
     cubin = cutile.compile_cubin(linear_tunable.kernel, candidate.hints, signature, arch, timeout_s=120)
     return resources(cubin).stack_bytes
+
+
+def test_what_stands_for_no_bias_lies_in_memory_that_is_never_freed() -> None:
+    """It is kept, and may first be asked for while torch.compile makes CUDA graphs, which free their own."""
+    kept = _no_bias(torch.float16, CPU)
+    assert (kept.shape, kept.dtype) == ((16,), torch.float16)
+    assert kept.untyped_storage().data_ptr() == workspace(CPU, 1, 1).partials.untyped_storage().data_ptr()
