@@ -1,8 +1,8 @@
 """The search space of the dense products, matmul and linear: tiles, which operand gives the rows, hints.
 
 Tiles of 64 rows and more are those of Triton's tutorial (03-matrix-multiplication.py), of CUTLASS's kernels
-for sm90 (128 x 256 x 64 by eight warps, alone or two that share a tile) and those between them that measured
-best on the H200: 80, 160 and 192 columns. Tiles of 16 and 32 rows are for the few tokens of a decoding step.
+for sm90 (128 x 256 by eight warps; two blocks that share a tile) and those between them that measured best on
+the H200: 80, 160 and 192 columns. Tiles of 16 and 32 rows are for the few tokens of a decoding step.
 Where K is long and tiles are few, blocks may share a tile's sums (split-K).
 """
 

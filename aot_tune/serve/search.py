@@ -157,7 +157,8 @@ class LiveSearch:
             self._tried.add(place)
             self._searches += 1
             found = self._shared(self.key(arch, name, bucket), run, limit_s)
-            self._known[place] = found
+            if found is not None:  # else another process may yet find one
+                self._known[place] = found
             return found
         except _CaptureError:
             self._tried.discard(place)
@@ -173,10 +174,9 @@ class LiveSearch:
             if found is not None or state == "busy":
                 return found
             winner = run()
-            if winner is None:
-                return None
-            self._cache.write(key, *winner)
-            return winner[0]
+            if winner is not None:
+                self._cache.write(key, *winner)
+            return None if winner is None else winner[0]
 
     # What is searched ---------------------------------------------------------------------------------------
 

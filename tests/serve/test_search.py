@@ -24,6 +24,7 @@ from aot_tune.serve import cache, search, trial
 from aot_tune.serve.cache import UserCache, folder_here
 from aot_tune.serve.dispatch import dispatcher_of
 from aot_tune.serve.hinted import HintedKernels
+from aot_tune.serve.runtime import runtime
 from aot_tune.serve.search import LiveSearch, timing_estimate_s
 from aot_tune.table import Point
 from aot_tune.tunable import Tunable
@@ -308,6 +309,29 @@ def test_b11_a_search_that_fails_falls_back_and_is_not_made_again(
     assert made == [1]
     assert grid_of(driver) == (-(-4000 // 64), 16, 1)
     assert not list((folder_here() or Path()).rglob("*.json"))
+
+
+def test_b11_after_a_search_in_vain_another_process_s_winner_serves_the_next_shape(
+    tuned: Tunable, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B11: the fallback is remembered for the shape that was searched for, not for its bucket for ever."""
+
+    def fail(*args: Any, **options: Any) -> Any:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr("cuda.tile.tune.exhaustive_search", fail)
+    monkeypatch.setattr(cache, "_SEEN_AFTER_S", 0.0)
+    tuned.launch(*tensors(4096))
+    assert grid_of(driver) == (64, 16, 1)
+    live = LiveSearch(tuned, dispatcher_of(tuned).kernels)
+    bucket = Problem({"dtype": "bfloat16", "M": 4096, "N": 1024})
+    device = dispatcher_of(tuned).machine(0, runtime()).device
+    UserCache(folder_here()).write(live.key(device.arch, device.name, bucket), AT_64, 10.0)
+    time.sleep(0.05)
+    tuned.launch(*tensors(4000))
+    assert grid_of(driver) == (125, 16, 1)
+    tuned.launch(*tensors(4096))
+    assert grid_of(driver) == (64, 16, 1)
 
 
 def test_b11_a_search_that_uses_up_its_time_falls_back(
