@@ -189,6 +189,8 @@ def _does_not_fit(config: Config, arch: Arch) -> str | None:
 
 
 def _legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
+    if config["peeled"] not in (0, 1):
+        return f"peeled is {config['peeled']}; it is 1 where the first step stands before the loop, else 0"
     return _does_not_fit(config, arch) or fp8.does_not_suit(config, problem) or True
 
 

@@ -82,7 +82,7 @@ class Bench:
         self._patience_s = patience_s
         self._verify_s = 0.0
         self._alone: dict[Config, Measurement] = {}
-        """Of the open problem: what was timed, one after another."""
+        """Of the open problem: what was timed, one after another, for the first time."""
 
     def canary(self) -> None:
         """Run something known to be good."""
@@ -116,7 +116,7 @@ class Bench:
             held = self._each(trials, self._verified, hold_from=LONG_US)
             fastest = self._fastest(trials)
             near = [trial for trial, _ in held if self._alone[trial.config].mean_us <= NEAR * fastest]
-            self._tell(held, self._in_turn(near) if fastest >= LONG_US and len(near) > 1 else {})
+            self._tell(held, self._in_turn(near) if fastest >= LONG_US else {})
         return before, self._backend.state()
 
     def time(self, trials: Sequence[Trial]) -> tuple[GpuState, GpuState]:
@@ -152,7 +152,7 @@ class Bench:
             outcome, disturbance = self._guarded(trial, run)
             done = Done(outcome=outcome, disturbance=disturbance, verify_s=self._verify_s)
             if isinstance(outcome, Measurement):
-                self._alone[trial.config] = outcome
+                self._alone.setdefault(trial.config, outcome)
             if isinstance(outcome, Measurement) and outcome.mean_us >= hold_from:
                 held.append((trial, done))
             else:
@@ -165,12 +165,14 @@ class Bench:
         failed: dict[Trial, Outcome] = {}
         disturbance: str | None = None
         for number in range(SAMPLES):
-            while True:
-                left = [trial for trial in trials if trial not in failed]
+            while left := [trial for trial in trials if trial not in failed]:
                 samples = {trial: self._sampled(trial) for trial in in_turn(left, number)}
-                disturbance = self._backend.disturbance()  # not between launches, where the GPU would rest
-                if not (disturbance and self._wait()):
+                found = self._backend.disturbance()  # not between launches, where the GPU would rest
+                if not (found and self._wait()):
+                    disturbance = disturbance or found
                     break
+            else:
+                break  # nobody to wait with: a silent wait would look like one that hangs
             for trial, outcome in samples.items():
                 if isinstance(outcome, Measurement):
                     taken[trial].append(outcome.mean_us)
@@ -184,10 +186,17 @@ class Bench:
     def _tell(
         self, held: Sequence[tuple[Trial, Done]], turns: Mapping[Trial, tuple[Outcome, str | None]]
     ) -> None:
-        for trial, done in held:
+        """Report all that was held back, failures first: one that is tried again is so together with all."""
+        told = [
+            replace(done, outcome=outcome, disturbance=disturbance)
+            for trial, done in held
+            for outcome, disturbance in [turns.get(trial, (done.outcome, done.disturbance))]
+        ]
+        for (trial, _), done in sorted(
+            zip(held, told, strict=True), key=lambda one: isinstance(one[1].outcome, Measurement)
+        ):
             self._report(Running(config=trial.config))
-            outcome, disturbance = turns.get(trial, (done.outcome, done.disturbance))
-            self._report(replace(done, outcome=outcome, disturbance=disturbance))
+            self._report(done)
 
     def _guarded(self, trial: Trial, run: _Run) -> tuple[Outcome | None, str | None]:
         """What comes of a trial, and what disturbed it.

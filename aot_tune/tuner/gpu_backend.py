@@ -3,14 +3,14 @@
 Timing is `cuda.tile.tune.exhaustive_search` on one config at a time, so that a fault is that config's: three
 warm-ups (after at least `WARM_LAUNCHES` launches, the checked ones among them), the L2 flushed before each
 sample, five samples or more, `MOST_SAMPLES` at most, until their 95 % interval is within 1 % or 0.5 us. It
-takes a plain mean; `aot_tune.tuner.rounds` says how outliers are handled.
+takes a plain mean; `aot_tune.tuner.rounds` says how outliers are handled. What is timed in turn with others
+(`aot_tune.tuner.bench`) is launched between two events, after a read of more than the L2 holds.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,8 @@ class GpuBackend:
         properties = torch.cuda.get_device_properties(self._torch_device)
         arch = Arch.parse((properties.major, properties.minor))
         self._device = Device.reference(arch).with_sm_count(properties.name, properties.multi_processor_count)
+        # Now, so that it falls short in no config's turn.
+        self._flush = torch.ones(_FLUSHES * properties.L2_cache_size // 4, device=self._torch_device)
         self._problem: Problem | None = None
         self._cases: list[Case] = []
         self._run_since_open: set[Config] = set()
@@ -168,12 +170,6 @@ class GpuBackend:
         end.record()
         end.synchronize()
         return float(start.elapsed_time(end)) * 1e3
-
-    @cached_property
-    def _flush(self) -> torch.Tensor:
-        """More than the L2 holds."""
-        size = torch.cuda.get_device_properties(self._torch_device).L2_cache_size
-        return torch.ones(_FLUSHES * size // 4, device=self._torch_device)
 
     def healthy(self) -> bool:
         """Whether the GPU's context is alive: after a fault, every call fails."""

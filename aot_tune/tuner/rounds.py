@@ -35,6 +35,9 @@ TIED = 0.01
 """Once the noise is below this fraction, half of the tie band, more rounds cannot make two tied configs
 differ."""
 
+_DEVIATIONS, _OF_MEDIAN = 1.4826, 1.2533
+"""Of a normal distribution: deviation over median distance; a median's deviation over a mean's."""
+
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31)
 """Student's t, 97.5 %, for 2, 3, ... 9 rounds."""
 
@@ -66,13 +69,14 @@ def usable(measurement: Measurement) -> bool:
 
 
 def from_samples(config: Config, us: Sequence[float]) -> Measurement:
-    """Samples taken in turn with others': their median, with the 95 % interval of their mean."""
-    margin = 0.0
-    if len(us) > 1:
-        margin = _student(len(us)) * statistics.stdev(us) / math.sqrt(len(us))
-    return Measurement(
-        config=config, mean_us=statistics.median(us), error_margin_us=margin, num_samples=len(us)
-    )
+    """Samples taken in turn with others': their median, and half of its 95 % interval.
+
+    Told from the median of their distances to it: a launch that was interrupted moves neither.
+    """
+    middle = statistics.median(us)
+    deviation = _DEVIATIONS * statistics.median(abs(one - middle) for one in us)
+    margin = _student(len(us)) * _OF_MEDIAN * deviation / math.sqrt(len(us)) if len(us) > 1 else 0.0
+    return Measurement(config=config, mean_us=middle, error_margin_us=margin, num_samples=len(us))
 
 
 def clean(rounds: Sequence[Measurement]) -> list[Measurement]:

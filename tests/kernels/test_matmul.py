@@ -126,6 +126,8 @@ def test_only_a_tile_of_one_width_and_one_block_begins_with_its_loop() -> None:
     assert "is peeled" in refusal(config(128, 128, 64, more_n=64, warps=8, peeled=0))
     shared = config(128, 128, 64, warps=8, splits=3, peeled=0)
     assert "is peeled" in (matmul_tunable.refusal(shared, SM90, shape(256, 5120, 25600)) or "")
+    for wrong in (-1, 2):
+        assert f"peeled is {wrong}; it is 1" in refusal(config(128, 128, 64, peeled=wrong))
 
 
 def test_blocks_share_the_sums_of_few_rows_and_a_long_k() -> None:

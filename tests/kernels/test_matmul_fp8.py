@@ -119,6 +119,12 @@ def test_what_does_not_fit_or_is_a_waste_is_refused_with_its_reason(tunable: Tun
     assert "as group 8" in refusal(config(tunable, 64, 64, group=16), m=512)
 
 
+def test_a_loop_begins_with_the_first_step_or_the_second() -> None:
+    for wrong in (-1, 2):
+        said = matmul_fp8_tunable.refusal(config(matmul_fp8_tunable, 64, 64, peeled=wrong), SM90, shape(4096))
+        assert f"peeled is {wrong}; it is 1" in (said or "")
+
+
 def test_a_tile_as_wide_as_two_blocks_has_several_scales() -> None:
     wide = config(matmul_fp8_block_tunable, 64, 256, num_worker_warps=8)
     assert "several scales" in (matmul_fp8_block_tunable.refusal(wide, SM90, shape(64)) or "")

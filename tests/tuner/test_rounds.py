@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aot_tune.config import Config
 from aot_tune.tuner.outcome import Measurement
-from aot_tune.tuner.rounds import clean, combined, in_turn, settled, usable
+from aot_tune.tuner.rounds import clean, combined, from_samples, in_turn, settled, usable
 
 A, B = Config(constants={"name": "a"}), Config(constants={"name": "b"})
 
@@ -33,6 +33,26 @@ def test_nobody_always_follows_the_same_one() -> None:
     orders = [in_turn("abcde", number) for number in range(8)]
     for one in "abcde":
         assert len({order[order.index(one) - 1] for order in orders if order.index(one)}) > 2
+
+
+def test_samples_in_turn_count_with_their_median_and_one_interrupted_launch_moves_nothing() -> None:
+    calm = from_samples(A, [10.0, 10.1, 9.9, 10.05, 9.95, 10.02, 9.98, 10.0])
+    assert calm.mean_us == pytest.approx(10.0)
+    assert 0.02 < calm.error_margin_us < 0.1
+    assert calm.num_samples == 8
+    hit = from_samples(A, [10.0, 10.1, 9.9, 10.05, 9.95, 10.02, 9.98, 900.0])
+    assert hit.mean_us == pytest.approx(10.0, abs=0.02)
+    assert hit.error_margin_us < 0.15
+    assert from_samples(A, [7.0]) == Measurement(config=A, mean_us=7.0, error_margin_us=0.0, num_samples=1)
+
+
+def test_the_interval_of_samples_in_turn_holds_the_truth_as_often_as_it_says() -> None:
+    source = random.Random(1)
+    held = 0
+    for _ in range(2000):
+        one = from_samples(A, [source.gauss(100.0, 5.0) for _ in range(8)])
+        held += abs(one.mean_us - 100.0) <= one.error_margin_us
+    assert 0.88 <= held / 2000 <= 0.98
 
 
 def test_one_round_is_itself() -> None:
