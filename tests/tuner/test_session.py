@@ -552,12 +552,14 @@ def test_one_that_runs_out_of_memory_in_its_turn_is_timed_again_with_all(start: 
 def test_where_nobody_is_left_to_take_turns_nothing_is_waited_for(start: Start, told: list[str]) -> None:
     """A worker that waits in silence is taken for one that hangs."""
     limits = replace(QUICK, patience_s=60.0)
-    session = start({"a": Does(), "b": Does(us=[12.0])}, limits=limits, disturbances=["", "", *["hot"] * 20])
+    session = start(
+        {"a": Does(), "b": Does(us=[12.0])}, limits=limits, disturbances=[*[""] * 4, *["hot"] * 3]
+    )
     session.measure(ONE, of("a", "b"))
     failing = Does(us=[1000.0], fault="launch", at_launch=9)
     assert by_name(session.finals(ONE, of("a", "b"))) == {"a": "ok", "b": "ok"}
     session.close()
-    other = start({"a": failing, "b": failing}, limits=limits, disturbances=["", "", *["hot"] * 20])
+    other = start({"a": failing, "b": failing}, limits=limits, disturbances=["", "", *["hot"] * 3])
     assert by_name(other.measure(ONE, of("a", "b"))) == {"a": "launch", "b": "launch"}
     assert not any("replaced" in line for line in told)
 
