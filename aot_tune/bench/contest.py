@@ -1,10 +1,8 @@
 """Time several ways to do the same thing against each other. Knows no kernel.
 
 Every round times each of them once, one after another, in changing orders (`aot_tune.tuner.rounds.in_turn`):
-what the clocks do hits all alike. Of the rounds the median counts. CUDA events around the call are the clock.
-Before each sample a buffer several times the size of the L2 cache is *read*: nothing is left there to be
-written back while the sample runs. A round is queued whole, and reading takes the GPU longer than launching
-takes the host: no sample holds any waiting for the host.
+what the clocks do hits all alike. Of the rounds the median counts. How a round is timed on a GPU is
+`aot_tune.tuner.event_round`'s.
 """
 
 from __future__ import annotations
@@ -30,9 +28,6 @@ LEAST_ROUNDS = 5
 BUDGET_US = 400_000.0
 """What the rounds of one contest may take, beside flushing; long calls need no median of many."""
 
-_FLUSH_BYTES = 512 << 20
-"""Four times the largest L2 (126 MiB on a B200) and 120 us at 4.3 TB/s."""
-
 
 def contest(calls: Mapping[str, Call], timed: Round, *, rounds: int = ROUNDS) -> dict[str, float]:
     """Median microseconds of each call, timed in alternating rounds.
@@ -54,26 +49,6 @@ def contest(calls: Mapping[str, Call], timed: Round, *, rounds: int = ROUNDS) ->
     for number in range(1, max(LEAST_ROUNDS, min(rounds, affordable))):
         once(in_turn(names, number))
     return {name: statistics.median(us) for name, us in taken.items()}
-
-
-class EventRound:
-    """A `Round` on the current GPU and stream."""
-
-    def __init__(self) -> None:
-        self._flush = torch.ones(_FLUSH_BYTES // 4, device="cuda")
-
-    def __call__(self, calls: Sequence[Call]) -> list[float]:
-        """Queue every call between two events, each after a flush, then wait for all."""
-        samples = []
-        for call in calls:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            self._flush.sum()
-            start.record()
-            call()
-            end.record()
-            samples.append((start, end))
-        torch.cuda.synchronize()
-        return [start.elapsed_time(end) * 1e3 for start, end in samples]
 
 
 def ceilings(timed: Round, dtypes: Iterable[str]) -> dict[str, float]:

@@ -153,9 +153,10 @@ def _timed(found: Found, options: argparse.Namespace) -> dict[str, Any]:
     """Time one kernel on this process's GPU."""
     import torch
 
-    from aot_tune.bench.contest import EventRound, ceilings
+    from aot_tune.bench.contest import ceilings
     from aot_tune.bench.gpu import this_gpu
     from aot_tune.bench.shapes import KernelBench
+    from aot_tune.tuner.event_round import EventRound
     from aot_tune.tuner.plan import Kernel
 
     started = time.monotonic()

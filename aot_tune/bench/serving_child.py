@@ -143,7 +143,8 @@ def after_prime() -> dict[str, Any]:
     Between two of them one of a shape met before, so that whatever else the host does meets all alike; each
     with tensors that no launch has seen, and after the CPU's caches held other things, as when a request
     arrives. Of half of the shapes all is timed, of the others what the host does before it calls cuTile. The
-    shapes met before tell how much faster or slower the first pass was for all, which is taken out.
+    shapes met before tell how much faster or slower the first pass was for all, which is taken out: a first
+    launch stands beside others of its pass, and what sets the shapes apart is not in it.
     """
     _without_compiler()
     done = aot_tune.prime(*_LAUNCHED)

@@ -25,6 +25,7 @@ from aot_tune.kernels.product_space import (
     persistent_grid,
     waste,
     work_of,
+    wrongly_peeled,
 )
 from aot_tune.problem import Problem
 from aot_tune.tunable import Work
@@ -235,8 +236,8 @@ def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
     _, tile_n, more_n, _, swapped = _tile_of(config)
     if more_n and (tile_n % more_n or swapped):
         return f"{more_n} more columns must divide the {tile_n} beside them, which give no rows then"
-    if config["peeled"] not in (0, 1):
-        return f"peeled is {config['peeled']}; it is 1 where the first step stands before the loop, else 0"
+    if wrong := wrongly_peeled(config):
+        return wrong
     if not config["peeled"] and (more_n or config["splits"] != 1):
         return "a tile of two widths, or whose sums are shared, is peeled"
     refusal = overflow(config, arch, item_bytes=item_bytes(problem))

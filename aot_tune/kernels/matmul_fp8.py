@@ -21,6 +21,7 @@ from aot_tune.errors import LaunchError
 from aot_tune.kernels import fp8, product
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, indexable
 from aot_tune.kernels.matmul_fp8_block import BLOCK, matmul_fp8_block_tunable
+from aot_tune.kernels.product_space import wrongly_peeled
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable, Work
 
@@ -189,9 +190,8 @@ def _does_not_fit(config: Config, arch: Arch) -> str | None:
 
 
 def _legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
-    if config["peeled"] not in (0, 1):
-        return f"peeled is {config['peeled']}; it is 1 where the first step stands before the loop, else 0"
-    return _does_not_fit(config, arch) or fp8.does_not_suit(config, problem) or True
+    refusal = wrongly_peeled(config) or _does_not_fit(config, arch)
+    return refusal or fp8.does_not_suit(config, problem) or True
 
 
 # The declaration --------------------------------------------------------------------------------

@@ -67,6 +67,13 @@ def persistent_grid(config: Config, device: Device, tiles: int) -> tuple[int]:
     return (max(1, min(device.sm_count * occupancy // num_ctas, tiles)),)
 
 
+def wrongly_peeled(config: Config) -> str | None:
+    """Why a config's `peeled` (see `product.one_sum`) cannot be (steps skipped or repeated), or None."""
+    if config["peeled"] in (0, 1):
+        return None
+    return f"peeled is {config['peeled']}; it is 1 where the first step stands before the loop, else 0"
+
+
 _REGISTER_SUMS = 64 * 64
 """Float32 sums a warp keeps in registers. On sm_90 every config with more spilled, and none with fewer."""
 

@@ -4,7 +4,7 @@ Timing is `cuda.tile.tune.exhaustive_search` on one config at a time, so that a 
 warm-ups (after at least `WARM_LAUNCHES` launches, the checked ones among them), the L2 flushed before each
 sample, five samples or more, `MOST_SAMPLES` at most, until their 95 % interval is within 1 % or 0.5 us. It
 takes a plain mean; `aot_tune.tuner.rounds` says how outliers are handled. What is timed in turn with others
-(`aot_tune.tuner.bench`) is launched between two events, after a read of more than the L2 holds.
+(`aot_tune.tuner.bench`), `aot_tune.tuner.event_round` times.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from aot_tune.discovery import load
 from aot_tune.errors import TuneError
 from aot_tune.problem import Problem
 from aot_tune.tuner.backend import Trial
+from aot_tune.tuner.event_round import EventRound
 from aot_tune.tuner.gpu_state import GpuMonitor, GpuState
 from aot_tune.tuner.outcome import Measurement, Stage
 from aot_tune.tuner.verify import Case
@@ -33,9 +34,6 @@ MOST_SAMPLES = 25
 """Samples of one search. Under its power cap a GPU never settles within 1 %: without a limit one config of a
 large matmul took 1655 samples, heated the GPU, and the next one was timed 20 % too slow (H200). Finals have
 rounds instead."""
-
-_FLUSHES = 3
-"""Times the L2, what is read between two samples."""
 
 WARM_LAUNCHES = 2
 """Launches of a config on a problem before its first search; with the search's own three, five warm-ups."""
@@ -68,8 +66,7 @@ class GpuBackend:
         properties = torch.cuda.get_device_properties(self._torch_device)
         arch = Arch.parse((properties.major, properties.minor))
         self._device = Device.reference(arch).with_sm_count(properties.name, properties.multi_processor_count)
-        # Now, so that it falls short in no config's turn.
-        self._flush = torch.ones(_FLUSHES * properties.L2_cache_size // 4, device=self._torch_device)
+        self._round = EventRound()  # now, so that memory falls short in no config's turn
         self._problem: Problem | None = None
         self._cases: list[Case] = []
         self._run_since_open: set[Config] = set()
@@ -157,19 +154,13 @@ class GpuBackend:
         )
 
     def sample(self, trial: Trial) -> float:
-        """Time one launch on the first seed's arguments, renewed before, and the L2 flushed by reading."""
+        """Time one launch on the first seed's arguments, renewed before."""
         case, kernel = self._cases[0], self._kernel(trial)
         arguments, grid = self._arguments(trial.config, case), self._grid(trial.config)
         self._run_since_open.add(trial.config)
         case.renew()
-        # Read, not written, so that nothing is left to be written back meanwhile.
-        self._flush.sum()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        ct_launch(self._stream, grid, kernel, arguments)
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) * 1e3
+        [us] = self._round([lambda: ct_launch(self._stream, grid, kernel, arguments)])
+        return us
 
     def healthy(self) -> bool:
         """Whether the GPU's context is alive: after a fault, every call fails."""

@@ -16,14 +16,16 @@ from aot_tune.discovery import Found
 from aot_tune.errors import DeclarationError
 from aot_tune.problem import Problem
 from aot_tune.tunable import Tunable
+from aot_tune.tuner.bench import LONG_US, SAMPLES
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
+from aot_tune.tuner.rounds import LEAST_ROUNDS
 from aot_tune.tuner.session import MeasureSession
 from aot_tune.tuner.supervise import Limits
 from tests.tuner import broken_kernels as broken
 
 pytestmark = pytest.mark.gpu
 
-SMALL, LARGE = Problem({"n": 65536}), Problem({"n": 1048576})
+SMALL, LARGE, HUGE = (Problem({"n": n}) for n in (1 << 16, 1 << 20, 1 << 29))
 QUICK = Limits(config_s=8.0, patience_s=5.0)
 """A compilation in the worker, where a test gives no cubin, takes up to 1 s."""
 
@@ -150,6 +152,21 @@ def test_finals_tell_the_order_and_the_conditions(start: Start) -> None:
     conditions = session.conditions[-1]
     print(conditions.before, conditions.after, conditions.disturbed, session.identity(), session.device())
     assert conditions.after.sm_clock_mhz
+
+
+def test_what_takes_long_is_timed_launch_by_launch_in_turn(start: Start) -> None:
+    session = start(broken.add_one)
+    configs = {broken.config(broken.RIGHT, occupancy): None for occupancy in (1, 2)}
+    measured = session.measure(HUGE, configs)
+    finals = session.finals(HUGE, configs)
+    for first, final in zip(measured, finals, strict=True):
+        assert isinstance(first, Measurement)
+        assert isinstance(final, Measurement)
+        assert first.num_samples == SAMPLES
+        assert final.num_samples >= LEAST_ROUNDS * SAMPLES
+        # 4 GiB are read and written: no GPU does it in 200 us, and in turn takes what it takes alone.
+        assert first.mean_us > LONG_US
+        assert abs(final.mean_us / first.mean_us - 1) < 0.1
 
 
 def test_thirty_candidates_with_cubins_take_at_most_a_second_and_a_half(start: Start, tmp_path: Path) -> None:

@@ -1,0 +1,35 @@
+"""Time calls on the GPU, one after another, each with nothing of its own in the L2 cache. Knows no kernel.
+
+CUDA events around the call are the clock. Before each sample a buffer several times the size of the L2 cache
+is *read*: nothing is left there to be written back while the sample runs. A round is queued whole, and
+reading takes the GPU longer than launching takes the host: no sample holds any waiting for the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+_FLUSH_BYTES = 512 << 20
+"""Four times the largest L2 (126 MiB on a B200) and 120 us at 4.3 TB/s."""
+
+
+class EventRound:
+    """Times each call once, in their order, on the current GPU and stream: microseconds."""
+
+    def __init__(self) -> None:
+        self._flush = torch.ones(_FLUSH_BYTES // 4, device="cuda")
+
+    def __call__(self, calls: Sequence[Callable[[], object]]) -> list[float]:
+        """Queue every call between two events, each after a flush, then wait for all."""
+        samples = []
+        for call in calls:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            self._flush.sum()
+            start.record()
+            call()
+            end.record()
+            samples.append((start, end))
+        torch.cuda.synchronize()
+        return [start.elapsed_time(end) * 1e3 for start, end in samples]
