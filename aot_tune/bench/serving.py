@@ -58,8 +58,8 @@ class _Bench:
             "archive_kb": round(self._size_kb, 1),
             "first launch, waited for": {**first, **self._triton()},
             "after prime": [self._child("after_prime", prebuilt=True) for _ in range(_REPEATS)],
-            "launch, with cubins": self._child("launches", prebuilt=True),
-            "launch, without cubins": self._child("launches"),
+            "launch, with cubins": self._median("launches", prebuilt=True),
+            "launch, without cubins": self._median("launches"),
             "a miss, searched live over cubins": self._median("misses", prebuilt=True),
             "loading all tables, and the archive's index and sections": self._median(
                 "loading", prebuilt=True

@@ -214,23 +214,40 @@ def _launch_us(tunable: Tunable, problems: list[Problem], seed: int) -> list[tup
 
 
 def launches() -> dict[str, Any]:
-    """Host microseconds of a launch above a bare `ct.launch` of the same kernel."""
-    tunable = rms_norm_tunable
-    args = _args(tunable)
-    bare = _bare(tunable, lambda **hints: dispatcher_of(tunable).kernels.of(hints))
-    ways: dict[str, Callable[[], object]] = {"bare_us": bare, "launch_us": lambda: tunable.launch(*args)}
+    """Host microseconds of a launch above a bare `ct.launch` of the same kernel, as servers launch: grad off.
+
+    With grad on, each tensor is asked whether it requires a gradient.
+    """
+    x, weight, out, eps = _args(rms_norm_tunable)
+    bare = _bare(rms_norm_tunable, lambda **hints: dispatcher_of(rms_norm_tunable).kernels.of(hints))
+    launch = rms_norm_tunable.launch
+
+    def tuned() -> None:
+        launch(x, weight, out, eps)
+
+    ways: dict[str, tuple[Callable[[], object], bool]] = {
+        "bare_us": (bare, False), "launch_us": (tuned, False), "grad on: launch_us": (tuned, True),
+    }  # fmt: skip
     rounds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(31):
-        for name, call in ways.items():
-            call()
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            for _ in range(500):
-                call()
-            rounds[name].append((time.perf_counter() - started) / 500 * 1e6)
-            torch.cuda.synchronize()
+        for name, (call, grad) in ways.items():
+            with torch.set_grad_enabled(grad):
+                rounds[name].append(_host_us(call))
     told = {name: round(statistics.median(times), 3) for name, times in rounds.items()}
-    return {**told, "above_us": round(told["launch_us"] - told["bare_us"], 3)}
+    above = {name.replace("launch", "above"): us for name, us in told.items() if "launch" in name}
+    return {**told, **{name: round(us - told["bare_us"], 3) for name, us in above.items()}}
+
+
+def _host_us(call: Callable[[], object]) -> float:
+    """Fewer launches than the driver queues, so that the host never waits for the GPU."""
+    call()
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(500):
+        call()
+    spent = time.perf_counter() - started
+    torch.cuda.synchronize()
+    return spent / 500 * 1e6
 
 
 # Misses and loading -----------------------------------------------------------------------------------------

@@ -40,6 +40,11 @@ occupancy of 1 or 2). The matrix units of sm90 and sm100 take no fewer than 64 r
 _NARROW = 64
 """The smaller head_dim."""
 
+_MOST_LOOPING = 3
+"""Blocks of a multiprocessor whose loads run ahead. A window of 128 keys is over after three steps, and only
+more blocks hide what it waits for: 256 windows of 8 heads of 64 take 32.7 us with five of them, 43.1 with
+three (H200). Six spill."""
+
 _MOST_WARPS = 4
 """Warps that combine parts: each thread of theirs has elements of its own, even of a piece of 512."""
 
@@ -52,7 +57,7 @@ def _space(arch: Arch) -> tuple[Config, ...]:
     return tuple(
         config
         for values in itertools.product(
-            (1, 2, 4, 8, 16, 32, MOST_SPLITS), (False, True), _TILES, (False, True), (1, 2), (1, 2, 3)
+            (1, 2, 4, 8, 16, 32, MOST_SPLITS), (False, True), _TILES, (False, True), (1, 2), (1, 2, 3, 4, 5)
         )
         if _does_not_fit(config := _config(*values), arch) is None
     )
@@ -153,6 +158,8 @@ def _does_not_fit(config: Config, arch: Arch) -> str | None:
         return "the parts are waited for by the four warps of one block, which must see the same"
     if gather and arch.major not in _GATHERING:
         return f"{arch} has no loads that gather pages"
+    if occupancy > _MOST_LOOPING and splits > 1:
+        return f"{occupancy} blocks are for windows, and what one block reads of a window is not shared"
     if config["balanced"] and (splits == 1 or occupancy == 1):
         return "equal parts are several, with two blocks a multiprocessor or more: tileiras 13.4 crashes"
     return None
@@ -171,6 +178,8 @@ def _does_not_suit(config: Config, arch: Arch, problem: Problem) -> str | None:
         return f"the compiler crashes on parts of {tile_n} gathered keys at an occupancy of 1 (tileiras 13.4)"
     if gather and occupancy > 2 and (wide or splits > 1):
         return f"{occupancy} blocks that gather load no more at once than two"
+    if occupancy > _MOST_LOOPING and not problem["windowed"]:
+        return f"{occupancy} blocks a multiprocessor are for windows, which end before loads run ahead"
     if not gather and tile_n > page_size and arch.major in _GATHERING:
         return "pages are gathered where an arch can"
     if tile_n > max(_TILES[0], edge(problem.size("context"))):

@@ -1,8 +1,9 @@
 """Time calls on the GPU, one after another, each with nothing of its own in the L2 cache. Knows no kernel.
 
 CUDA events around the call are the clock. Before each sample a buffer several times the size of the L2 cache
-is *read*: nothing is left there to be written back while the sample runs. A round is queued whole, and
-reading takes the GPU longer than launching takes the host: no sample holds any waiting for the host.
+is *read*, as a server's weights are: nothing is left there to be written back while the sample runs. A round
+is queued whole, and reading takes the GPU longer than launching takes the host: no sample holds any waiting
+for the host.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ class EventRound:
     """Times each call once, in their order, on the current GPU and stream: microseconds."""
 
     def __init__(self) -> None:
-        self._flush = torch.ones(_FLUSH_BYTES // 4, device="cuda")
+        self._read = torch.ones(_FLUSH_BYTES // 4, device="cuda")
+
+    def flush(self) -> None:
+        """Queue the reading that fills the L2 cache with what nobody needs, none of it to be written."""
+        self._read.sum()
 
     def __call__(self, calls: Sequence[Callable[[], object]]) -> list[float]:
         """Queue every call between two events, each after a flush, then wait for all."""
         samples = []
         for call in calls:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            self._flush.sum()
+            self.flush()
             start.record()
             call()
             end.record()

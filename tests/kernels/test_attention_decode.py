@@ -108,6 +108,8 @@ def test_what_does_not_fit_is_refused_with_its_reason() -> None:
     assert "no more at once than two" in refusal(config(4, gather=True, occupancy=3))
     third = attention_decode_tunable.refusal(config(1, gather=True, occupancy=3), SM90, wide)
     assert "no more at once than two" in str(third)
+    assert "are for windows" in refusal(config(1, gather=True, occupancy=5))
+    assert "are for windows" in refusal(config(2, gather=True, occupancy=5))
     assert "gathered where an arch can" in refusal(config(1))
     assert refusal(config(1, occupancy=1), "sm80") == ""
     eight = Config(constants=config(4).constants, hints={"num_worker_warps": 8})
@@ -124,6 +126,16 @@ def test_what_does_not_fit_is_refused_with_its_reason() -> None:
     assert refusal(pair, "sm100", page_size=64) == ""
     splitting = Config(constants=config(4).constants, hints=pair.hints)
     assert "waited for by the four warps of one block" in refusal(splitting, "sm100", page_size=64)
+
+
+def test_more_blocks_hide_what_a_window_waits_for() -> None:
+    def occupancies(*, windowed: bool, head_dim: int = 64) -> set[int]:
+        one = shape(256, 128, 64, 8, windowed=windowed, head_dim=head_dim)
+        return {c.hints["occupancy"] for c in attention_decode_tunable.candidates(SM90, one)}
+
+    assert occupancies(windowed=True) == {1, 2, 3, 4, 5}
+    assert occupancies(windowed=False) == {1, 2, 3}
+    assert occupancies(windowed=True, head_dim=128) == {1, 2}
 
 
 def test_equal_parts_are_for_a_few_sequences_of_lengths_that_differ() -> None:
@@ -497,6 +509,7 @@ def test_splits_take_nothing_from_the_loads_ahead_of_a_block_that_is_alone() -> 
     [
         (shape(64, 2048, 64, 8, head_dim=128, page_size=64), config(4)),
         (shape(256, 2048, 64, 8, head_dim=64), config(1, gather=True)),
+        (shape(256, 128, 64, 8, head_dim=64, windowed=True), config(1, gather=True, occupancy=5)),
         (shape(8, 8192, 64, 8, head_dim=64), config(16, 128, gather=True, occupancy=1)),
         (shape(8, 8192, 64, 8, head_dim=128, page_size=32), config(8, 128, gather=True)),
         (shape(8, 8192, 32, 8, head_dim=128), config(8)),
