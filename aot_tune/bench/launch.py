@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +10,9 @@ import cuda.tile as ct
 import torch
 
 from aot_tune.bench.gpu import Gpu, this_gpu
+from aot_tune.bench.host import launch_us
 from aot_tune.kernels.rms_norm import rms_norm_tunable as tunable
 
-_LAUNCHES = 500  # fewer than the driver queues, so that the host never waits for the GPU
 _ROUNDS = 41
 
 
@@ -56,19 +55,8 @@ def _measured(gpu: Gpu) -> dict[str, float]:
     for _ in range(_ROUNDS):
         for name, call in ways.items():
             with torch.set_grad_enabled(name != "Tunable.launch, grad off"):
-                rounds[name].append(_host_us(call))
+                rounds[name].append(launch_us(call))
     us = {name: round(statistics.median(times), 3) for name, times in rounds.items()}
     us["above bare"] = round(us["Tunable.launch"] - us["bare ct.launch"], 3)
     us["by hand / Tunable.launch"] = round(us["tune-once pattern by hand"] / us["Tunable.launch"], 2)
     return us
-
-
-def _host_us(call: Callable[[], object]) -> float:
-    call()
-    torch.cuda.synchronize()
-    started = time.perf_counter()
-    for _ in range(_LAUNCHES):
-        call()
-    spent = time.perf_counter() - started
-    torch.cuda.synchronize()
-    return spent / _LAUNCHES * 1e6

@@ -19,6 +19,7 @@ from typing import Any
 
 from aot_tune import environment
 from aot_tune.arch import KNOWN_ARCHS, Arch, visible_gpus
+from aot_tune.bench.host import resident_mb
 from aot_tune.device import Device
 from aot_tune.kernels import matmul_tunable, rms_norm_tunable
 from aot_tune.problem import Problem
@@ -131,12 +132,6 @@ def _remembered(
     for bucket, problem in found.items():
         cache.write(search.key(arch, name, bucket), tunable.default_config(arch, problem), 1.0)
     return list(found.values())
-
-
-def resident_mb() -> float:
-    """Memory of this process that lies in RAM, MB."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def _quantile(histogram: list[int], part: float) -> float:

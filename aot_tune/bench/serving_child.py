@@ -20,7 +20,7 @@ import aot_tune
 from aot_tune import cutile
 from aot_tune.arch import Arch
 from aot_tune.archive import FILE_NAME, Archive
-from aot_tune.bench.lookups import resident_mb
+from aot_tune.bench.host import launch_us, resident_mb
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.discovery import OWN_KERNELS, find_tunables
@@ -232,22 +232,10 @@ def launches() -> dict[str, Any]:
     for _ in range(31):
         for name, (call, grad) in ways.items():
             with torch.set_grad_enabled(grad):
-                rounds[name].append(_host_us(call))
+                rounds[name].append(launch_us(call))
     told = {name: round(statistics.median(times), 3) for name, times in rounds.items()}
     above = {name.replace("launch", "above"): us for name, us in told.items() if "launch" in name}
     return {**told, **{name: round(us - told["bare_us"], 3) for name, us in above.items()}}
-
-
-def _host_us(call: Callable[[], object]) -> float:
-    """Fewer launches than the driver queues, so that the host never waits for the GPU."""
-    call()
-    torch.cuda.synchronize()
-    started = time.perf_counter()
-    for _ in range(500):
-        call()
-    spent = time.perf_counter() - started
-    torch.cuda.synchronize()
-    return spent / 500 * 1e6
 
 
 # Misses and loading -----------------------------------------------------------------------------------------

@@ -18,7 +18,15 @@ from aot_tune.rule import leave_one_out_regret
 from aot_tune.table import Entry, Point, Table, entry_order
 from aot_tune.tuner.incumbent import carried_entries, comparable, differences, keeps_figures, widened
 from aot_tune.tuner.outcome import Measurement
-from aot_tune.tuner.portfolio import MOST, WORST, choose_portfolio, clear_regrets, estimates_inside, regrets
+from aot_tune.tuner.portfolio import (
+    MOST,
+    MOST_WHEN_WORSE,
+    WORST,
+    choose_portfolio,
+    clear_regrets,
+    estimates_inside,
+    regrets,
+)
 from aot_tune.tuner.times import PREFERENCE, TIE, Sweep, Times, is_tie, unserved
 
 __all__ = ["Sweep", "Times", "choose_entries", "choose_portfolio", "is_tie", "settle_portfolio", "unserved"]
@@ -75,6 +83,31 @@ def settle_portfolio(
         if worst_old <= max(worst_new, WORST) + TIE and mean_old <= mean_new + TIE_OF_MEANS:
             return old
     return chosen(old) if carried else new
+
+
+def crowded_out(sweep: Sweep, portfolio: Sequence[Config], *, whole: bool) -> tuple[str, ...]:
+    """The swept edges that a full portfolio leaves further than `WORST` behind their best, a line each.
+
+    Args:
+        sweep: With its first pass.
+        portfolio: What `settle_portfolio` gave.
+        whole: Whether all of the kernel was swept; else entries that were not may hold its places.
+    """
+    if len(portfolio) < MOST_WHEN_WORSE:
+        return ()
+    advice = "" if whole else "; tune the whole kernel, which chooses its configs anew"
+    told = []
+    for problem, times in sweep.edge_times().items():
+        defaults = {problem: sweep.default(problem)}
+        lags = clear_regrets({problem: times}, defaults, portfolio, least_gain=sweep.least_gain)
+        best = min(times, key=lambda config: times[config].mean_us)
+        told += [
+            f"{problem}: {lag:.0%} slower than with {best}, which found no place among the portfolio's "
+            f"{len(portfolio)}{advice}"
+            for lag in lags
+            if lag > WORST
+        ]
+    return tuple(told)
 
 
 def _mean(values: Sequence[float]) -> float:

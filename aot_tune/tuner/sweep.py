@@ -20,7 +20,7 @@ from aot_tune.problem import Problem
 from aot_tune.table import BuiltWith, Table
 from aot_tune.tuner import predict, publish
 from aot_tune.tuner.book import Book
-from aot_tune.tuner.choose import choose_entries, settle_portfolio, unserved
+from aot_tune.tuner.choose import choose_entries, crowded_out, settle_portfolio, unserved
 from aot_tune.tuner.compile import CompilePool
 from aot_tune.tuner.feed import CompileFeed
 from aot_tune.tuner.incumbent import comparable
@@ -156,7 +156,8 @@ def _measure_kernel(
             )  # fmt: skip
             swept = kernel_sweep.run()
             table = _rechecked_table(kernel_sweep, decision, swept)
-            for line in unserved(decision.sweep(swept)):
+            chosen, whole = decision.sweep(swept), _whole(request, found)
+            for line in (*unserved(chosen), *crowded_out(chosen, swept.portfolio, whole=whole)):
                 progress.note(line)
         broken = kernel_sweep.broken()
         refusals = [broken] if broken else publish.refusals(table, old, found.tunable)

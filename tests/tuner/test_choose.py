@@ -14,9 +14,10 @@ from aot_tune.errors import TuneError
 from aot_tune.problem import Problem
 from aot_tune.rule import PREDICTED_GAIN
 from aot_tune.table import Entry, Table
-from aot_tune.tuner.choose import Sweep, choose_entries, is_tie, settle_portfolio, unserved
+from aot_tune.tuner.choose import Sweep, choose_entries, crowded_out, is_tie, settle_portfolio, unserved
 from aot_tune.tuner.incumbent import keeps_figures
 from aot_tune.tuner.outcome import Measurement
+from aot_tune.tuner.portfolio import MOST_WHEN_WORSE
 from aot_tune.tuner.times import as_of_first_run
 from tests import recorded
 from tests.recorded import DEFAULT, problem
@@ -394,6 +395,17 @@ def test_a_partial_sweep_adds_configs_at_the_portfolio_s_end_which_other_entries
     assert (entry(new, 64).mean_us, entry(new, 64).config) == (20.0, A)
     text = document.dump(new)
     assert document.dump(document.parse(text)) == text
+
+
+def test_what_finds_no_place_in_a_full_portfolio_is_told_with_what_to_do() -> None:
+    places = [recorded.config(64, 64, 256 + i) for i in range(MOST_WHEN_WORSE)]
+    part = sweep({64: {DEFAULT: 30.0, places[0]: 20.0, C: 16.0}, 128: {DEFAULT: 30.0, places[1]: 20.0}})
+    assert crowded_out(part, places[1:], whole=False) == ()
+    [line] = crowded_out(part, places, whole=False)
+    assert "M=64" in line
+    assert f"25% slower than with {C}" in line
+    assert "no place among the portfolio's 16; tune the whole kernel" in line
+    assert crowded_out(part, places, whole=True) == (line.partition(";")[0],)
 
 
 def test_a_partial_sweep_over_a_table_of_another_source_is_refused_with_what_differs() -> None:

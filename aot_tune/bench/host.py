@@ -1,0 +1,30 @@
+"""What the host pays: microseconds of a launch, memory of this process. Knows no kernel."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import torch
+
+_LAUNCHES = 500
+"""Fewer than the driver queues, so that the host never waits for the GPU."""
+
+
+def launch_us(call: Callable[[], object]) -> float:
+    """Host microseconds of a call that launches a kernel: the mean of many, one after another."""
+    call()
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(_LAUNCHES):
+        call()
+    spent = time.perf_counter() - started
+    torch.cuda.synchronize()
+    return spent / _LAUNCHES * 1e6
+
+
+def resident_mb() -> float:
+    """Memory of this process that lies in RAM, MB."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
