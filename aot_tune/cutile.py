@@ -28,7 +28,7 @@ TESTED_VERSIONS = ((1, 6), (1, 7))
 """Releases of cuda-tile whose private names were checked; others take the public way."""
 
 TUNE_SINCE = (1, 7)
-"""The first release whose ``exhaustive_search`` flushes the L2 cache."""
+"""The first release whose ``exhaustive_search`` can be told to leave the L2 cache alone."""
 
 
 class Cubin(NamedTuple):

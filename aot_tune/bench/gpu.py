@@ -24,13 +24,13 @@ from aot_tune.problem import Problem
 from aot_tune.tuner import sweep
 from aot_tune.tuner.compile import CompilePool
 from aot_tune.tuner.compiled import Compiled
+from aot_tune.tuner.event_round import EventRound
 from aot_tune.tuner.feed import CompileFeed
 from aot_tune.tuner.gpu_backend import MOST_SAMPLES
 from aot_tune.tuner.plan import Kernel, ProblemPlan, plan, plan_only
 from aot_tune.tuner.shortlist import Shortlist, shortlist
 
 _SAMPLES = 21
-_FLUSH_BYTES = 256 << 20  # several times the L2 of any GPU
 
 
 @contextmanager
@@ -76,7 +76,7 @@ class Gpu:
         self.torch_device = torch.device("cuda", 0)
         self._feed = feed
         self._kernels: dict[tuple[str, Path | None, tuple[tuple[str, int], ...]], Any] = {}
-        self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=self.torch_device)
+        self._round = EventRound()
 
     def plans(self, found: Found, problems: Sequence[Problem]) -> tuple[Kernel, tuple[ProblemPlan, ...]]:
         """Plan problems and start compiling all their candidates."""
@@ -115,7 +115,7 @@ class Gpu:
         return Timed(problem=each.problem, us=self.times(kernel, each, listed.configs), listed=listed)
 
     def times(self, kernel: Kernel, each: ProblemPlan, configs: Sequence[Config]) -> dict[Config, float]:
-        """Time some configs of one problem together, L2 flushed before each run."""
+        """Time some configs of one problem together, each run with nothing of its own in L2 before."""
         results = self._feed.wait({each.jobs[config].key for config in configs}, lambda: None)
         paths = {
             config: result.path
@@ -124,30 +124,27 @@ class Gpu:
         }
         tunable = kernel.tunable
         args = tunable.make_args(each.problem, self.torch_device, 0)
+
+        def fresh(config: Config) -> tuple[Any, ...]:
+            self._round.flush()
+            return tuple(tunable.args_fn(config, *args))
+
         found = exhaustive_search(
             list(paths),
             torch.cuda.current_stream().cuda_stream,
             lambda config: kernel.grid(each.problem, config),
             lambda config: self._kernel(tunable, paths[config], config),
-            lambda config: tuple(tunable.args_fn(config, *args)),
+            fresh,
             quiet=True,
+            flush_l2=False,
         )
         return {one.config: one.mean_us for one in found.successes}
 
     def flushed_us(self, call: Callable[[], object]) -> float:
-        """Median microseconds of a call on the GPU, L2 flushed before each, as `exhaustive_search` does."""
+        """Median microseconds of a call on the GPU, with nothing of its own in L2 before each."""
         for _ in range(3):
             call()
-        times: list[float] = []
-        for _ in range(_SAMPLES):
-            self._flush.zero_()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            start.record()
-            call()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) * 1e3)
-        return statistics.median(times)
+        return statistics.median(self._round([call] * _SAMPLES))
 
     def _kernel(self, tunable: Any, path: Path, config: Config) -> Any:
         key = (tunable.name, path, tuple(config.hints.items()))
