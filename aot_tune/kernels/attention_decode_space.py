@@ -43,7 +43,7 @@ _NARROW = 64
 _MOST_LOOPING = 3
 """Blocks of a multiprocessor whose loads run ahead. A window of 128 keys is over after three steps, and only
 more blocks hide what it waits for: 256 windows of 8 heads of 64 take 32.7 us with five of them, 43.1 with
-three (H200). Six spill."""
+three (H200). Six spill, and five of a wider head or without gathering."""
 
 _MOST_WARPS = 4
 """Warps that combine parts: each thread of theirs has elements of its own, even of a piece of 512."""
@@ -178,8 +178,8 @@ def _does_not_suit(config: Config, arch: Arch, problem: Problem) -> str | None:
         return f"the compiler crashes on parts of {tile_n} gathered keys at an occupancy of 1 (tileiras 13.4)"
     if gather and occupancy > 2 and (wide or splits > 1):
         return f"{occupancy} blocks that gather load no more at once than two"
-    if occupancy > _MOST_LOOPING and not problem["windowed"]:
-        return f"{occupancy} blocks a multiprocessor are for windows, which end before loads run ahead"
+    if occupancy > _MOST_LOOPING and (wide or not problem["windowed"]):
+        return f"{occupancy} blocks a multiprocessor are for windows, of a head_dim of {_NARROW}"
     if not gather and tile_n > page_size and arch.major in _GATHERING:
         return "pages are gathered where an arch can"
     if tile_n > max(_TILES[0], edge(problem.size("context"))):

@@ -19,6 +19,9 @@ SEEDS = (0, 1)
 RECHECK_SEEDS = (2, 3)
 """The seeds of a winner's second check, in a fresh process."""
 
+TIMING = "L2 read"
+"""How samples are taken. Another name makes a journal of the old way one that cannot be resumed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:

@@ -18,15 +18,7 @@ from aot_tune.rule import leave_one_out_regret
 from aot_tune.table import Entry, Point, Table, entry_order
 from aot_tune.tuner.incumbent import carried_entries, comparable, differences, keeps_figures, widened
 from aot_tune.tuner.outcome import Measurement
-from aot_tune.tuner.portfolio import (
-    MOST,
-    MOST_WHEN_WORSE,
-    WORST,
-    choose_portfolio,
-    clear_regrets,
-    estimates_inside,
-    regrets,
-)
+from aot_tune.tuner.portfolio import MOST, WORST, choose_portfolio, clear_regrets, estimates_inside, regrets
 from aot_tune.tuner.times import PREFERENCE, TIE, Sweep, Times, is_tie, unserved
 
 __all__ = ["Sweep", "Times", "choose_entries", "choose_portfolio", "is_tie", "settle_portfolio", "unserved"]
@@ -83,31 +75,6 @@ def settle_portfolio(
         if worst_old <= max(worst_new, WORST) + TIE and mean_old <= mean_new + TIE_OF_MEANS:
             return old
     return chosen(old) if carried else new
-
-
-def crowded_out(sweep: Sweep, portfolio: Sequence[Config], *, whole: bool) -> tuple[str, ...]:
-    """The swept edges that a full portfolio leaves further than `WORST` behind their best, a line each.
-
-    Args:
-        sweep: With its first pass.
-        portfolio: What `settle_portfolio` gave.
-        whole: Whether all of the kernel was swept; else entries that were not may hold its places.
-    """
-    if len(portfolio) < MOST_WHEN_WORSE:
-        return ()
-    advice = "" if whole else "; tune the whole kernel, which chooses its configs anew"
-    told = []
-    for problem, times in sweep.edge_times().items():
-        defaults = {problem: sweep.default(problem)}
-        lags = clear_regrets({problem: times}, defaults, portfolio, least_gain=sweep.least_gain)
-        best = min(times, key=lambda config: times[config].mean_us)
-        told += [
-            f"{problem}: {lag:.0%} slower than with {best}, which found no place among the portfolio's "
-            f"{len(portfolio)}{advice}"
-            for lag in lags
-            if lag > WORST
-        ]
-    return tuple(told)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -196,7 +163,7 @@ def _swept_entries(
         if (
             old is not None
             and lines_may_stay
-            and _line_stays(old, races[edge], tied[edge], sweep.default(edge), points)
+            and _line_stays(old, portfolio, races[edge], tied[edge], sweep.default(edge), points)
         ):
             entries.append(old)
         else:
@@ -217,6 +184,7 @@ def _tied(
 
 def _line_stays(
     old: Entry,
+    portfolio: Sequence[Config],
     times: Mapping[Config, Measurement],
     tied: Sequence[Config],
     default: Config,
@@ -228,10 +196,11 @@ def _line_stays(
     won.
     """
     time = times.get(old.config)
+    others = [times[config] for config in portfolio if config in times and config != old.config]
     return (
         time is not None
         and is_tie(time, times[tied[0]])
-        and keeps_figures(old, time, times[default])
+        and keeps_figures(old, time, times[default], others)
         and [dict(point.size) for point in old.points] == [dict(point.size) for point in points]
     )
 

@@ -3,7 +3,7 @@
 CUDA events around the call are the clock. Before each sample a buffer several times the size of the L2 cache
 is *read*, as a server's weights are: nothing is left there to be written back while the sample runs. A round
 is queued whole, and reading takes the GPU longer than launching takes the host: no sample holds any waiting
-for the host.
+for the host, unless the call keeps the host for longer than that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 _FLUSH_BYTES = 512 << 20
-"""Four times the largest L2 (126 MiB on a B200) and 120 us at 4.3 TB/s."""
+"""Four times the largest L2 (128 MiB) and 120 us at 4.3 TB/s."""
 
 
 class EventRound:

@@ -71,13 +71,30 @@ def widened(entry: Entry, old: Sequence[Config], new: Sequence[Config]) -> Entry
     return dataclasses.replace(entry, points=points)
 
 
-def keeps_figures(entry: Entry, time: Measurement, default: Measurement) -> bool:
+def keeps_figures(
+    entry: Entry, time: Measurement, default: Measurement, others: Collection[Measurement] = ()
+) -> bool:
     """Whether an entry's figures still hold: its config's time is as it was, or its gain over the default is.
 
     Under a power cap, or on another card of the model, all times of a problem move together; the gain stays.
+    The default's own gain is none, always: it is what it gains over the best other.
+
+    Args:
+        entry: The table's.
+        time: Of its config, now.
+        default: The default's, now.
+        others: Those of the portfolio's other configs, now.
     """
     old = Measurement(
         config=entry.config, mean_us=entry.mean_us, error_margin_us=entry.error_margin_us, num_samples=1
     )
+    if is_tie(old, time):
+        return True
     gain, new_gain = entry.default_us / entry.mean_us, default.mean_us / time.mean_us
-    return is_tie(old, time) or abs(new_gain - gain) <= TIE * gain
+    if entry.config == default.config:
+        known = [us for us in entry.points[-1].us[:-1] if us is not None] if entry.points else []
+        if not known or not others:
+            return False
+        gain = min(known) / entry.mean_us
+        new_gain = min(other.mean_us for other in others) / time.mean_us
+    return abs(new_gain - gain) <= TIE * gain

@@ -11,7 +11,7 @@ from aot_tune.config import Config
 from aot_tune.problem import Problem
 from aot_tune.rule import Tiles, sizes_inside, waves
 from aot_tune.tuner.outcome import Measurement
-from aot_tune.tuner.times import Times, is_tie
+from aot_tune.tuner.times import Sweep, Times, is_tie
 
 MOST = 8
 """A portfolio's size: what a live search can afford, and what few cubins a wheel can carry."""
@@ -110,6 +110,31 @@ def clear_regrets(
         0.0 if is_tie(row.served(portfolio), row.best) else row.regret(portfolio)
         for row in _rows(times, defaults, least_gain)
     ]
+
+
+def crowded_out(sweep: Sweep, portfolio: Sequence[Config], *, whole: bool) -> tuple[str, ...]:
+    """The swept edges that a full portfolio leaves further than `WORST` behind their best, a line each.
+
+    Args:
+        sweep: With its first pass.
+        portfolio: What is to be published.
+        whole: Whether all of the kernel was swept; else entries that were not may hold its places.
+    """
+    if len(portfolio) < MOST_WHEN_WORSE:
+        return ()
+    advice = "" if whole else "; tune the whole kernel, which chooses its configs anew"
+    told = []
+    for problem, times in sweep.edge_times().items():
+        defaults = {problem: sweep.default(problem)}
+        lags = clear_regrets({problem: times}, defaults, portfolio, least_gain=sweep.least_gain)
+        best = min(times, key=lambda config: times[config].mean_us)
+        told += [
+            f"{problem}: {lag:.0%} slower than with {best}, which found no place among the portfolio's "
+            f"{len(portfolio)}{advice}"
+            for lag in lags
+            if lag > WORST
+        ]
+    return tuple(told)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from aot_tune.device import Device
 from aot_tune.discovery import Found
 from aot_tune.problem import Problem
 from aot_tune.tuner import gpu_state
-from aot_tune.tuner.backend import RECHECK_SEEDS, SEEDS
+from aot_tune.tuner.backend import RECHECK_SEEDS, SEEDS, TIMING
 from aot_tune.tuner.gpu_lock import GpuLock
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.tuner.rounds import MOST_ROUNDS, combined, in_turn, settled
@@ -88,8 +88,9 @@ class MeasureSession:
     # What is measured on ------------------------------------------------------------------------------------
 
     def identity(self) -> dict[str, str]:
-        """What makes figures incomparable when it changes: GPU, UUID, driver, cuda-tile, tileiras."""
-        return {**self._gpu, "cuda_tile": cutile.version(), "tileiras": cutile.compiler_version() or ""}
+        """What makes figures incomparable when it changes: GPU, UUID, driver, cuda-tile, tileiras, timing."""
+        compiler = cutile.compiler_version() or ""
+        return {**self._gpu, "cuda_tile": cutile.version(), "tileiras": compiler, "timing": TIMING}
 
     def device(self) -> Device:
         """The GPU as grids see it; starts the worker."""

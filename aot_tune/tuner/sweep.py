@@ -20,13 +20,14 @@ from aot_tune.problem import Problem
 from aot_tune.table import BuiltWith, Table
 from aot_tune.tuner import predict, publish
 from aot_tune.tuner.book import Book
-from aot_tune.tuner.choose import choose_entries, crowded_out, settle_portfolio, unserved
+from aot_tune.tuner.choose import choose_entries, settle_portfolio, unserved
 from aot_tune.tuner.compile import CompilePool
 from aot_tune.tuner.feed import CompileFeed
 from aot_tune.tuner.incumbent import comparable
 from aot_tune.tuner.journal import Journal
 from aot_tune.tuner.kernel_sweep import KernelSweep, Swept
 from aot_tune.tuner.plan import Plan, plan
+from aot_tune.tuner.portfolio import crowded_out
 from aot_tune.tuner.progress import Progress
 from aot_tune.tuner.report import KernelReport, SweepReport, SweepRequest, geometric_mean
 from aot_tune.tuner.session import MeasureSession

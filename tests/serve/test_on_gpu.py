@@ -71,9 +71,10 @@ def test_after_prime_the_first_launch_of_a_declared_shape_is_like_any(archives: 
         for name in names:
             ratios = [one[name][f"{part}: first / later"] for one in told]
             assert statistics.median(ratios) <= 1.1, (part, name, ratios)
-    # 3 us of the host, which move by 0.4 us from process to process: of all kernels together.
-    ratios = [one[name]["before cuTile: first / later"] for one in told for name in names]
-    assert statistics.median(ratios) <= 1.1, ratios
+    # 3 us of the host, which move by 0.4 us from process to process: a tenth of all kernels together.
+    ratios = {name: [one[name]["before cuTile: first / later"] for one in told] for name in names}
+    assert statistics.median(ratio for of_one in ratios.values() for ratio in of_one) <= 1.1, ratios
+    assert max(map(statistics.median, ratios.values())) <= 1.25, ratios
 
 
 def test_arrays_that_no_exact_cubin_fits_are_served_right_without_a_compiler(run: Run) -> None:

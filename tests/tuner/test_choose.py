@@ -13,11 +13,11 @@ from aot_tune.config import Config
 from aot_tune.errors import TuneError
 from aot_tune.problem import Problem
 from aot_tune.rule import PREDICTED_GAIN
-from aot_tune.table import Entry, Table
-from aot_tune.tuner.choose import Sweep, choose_entries, crowded_out, is_tie, settle_portfolio, unserved
+from aot_tune.table import Entry, Point, Table
+from aot_tune.tuner.choose import Sweep, choose_entries, is_tie, settle_portfolio, unserved
 from aot_tune.tuner.incumbent import keeps_figures
 from aot_tune.tuner.outcome import Measurement
-from aot_tune.tuner.portfolio import MOST_WHEN_WORSE
+from aot_tune.tuner.portfolio import MOST_WHEN_WORSE, crowded_out
 from aot_tune.tuner.times import as_of_first_run
 from tests import recorded
 from tests.recorded import DEFAULT, problem
@@ -454,6 +454,37 @@ def test_an_entry_keeps_its_figures_while_its_gain_over_the_default_stays() -> N
     assert kept(80.5, 140.0), "the time is as it was"
     assert kept(88.0, 132.5), "clocks were lower: all times moved together"
     assert not kept(88.0, 120.0), "it lost a tenth against the default"
+
+
+def test_the_entry_of_a_default_keeps_its_figures_while_its_gain_over_the_best_other_stays() -> None:
+    default, other = Config(constants={"a": 0}), Config(constants={"a": 1})
+    old = Entry(
+        bucket=Problem({"M": 64}), config=default, mean_us=80.0, error_margin_us=0.1, default_us=80.0,
+        regret=0.0, evidence="measured", points=(Point(size={"M": 64}, us=(100.0, None, 80.0)),),
+    )  # fmt: skip
+
+    def kept(us: float, *others: float) -> bool:
+        time, *beside = (
+            Measurement(config=config, mean_us=mean, error_margin_us=0.1, num_samples=5)
+            for config, mean in ((default, us), *((other, mean) for mean in others))
+        )
+        return keeps_figures(old, time, time, beside)
+
+    assert kept(80.5, 300.0), "the time is as it was"
+    assert kept(40.0, 50.0, 70.0), "clocks were higher: all times moved together"
+    assert not kept(40.0, 43.0), "the best other is nearer than it was"
+    assert not kept(40.0), "nothing tells"
+
+
+def test_the_line_of_a_default_whose_lead_changed_is_new() -> None:
+    rows: dict[int, Row] = {64: {DEFAULT: 20.0, A: 30.0}, 128: {DEFAULT: 30.0, A: 20.0}}
+    old = choose_entries(sweep(rows, rows), (A,))
+    moved: dict[int, Row] = {64: {DEFAULT: 10.0, A: 15.0}, 128: rows[128]}
+    assert choose_entries(sweep(moved, moved), (A,), incumbent=old) is old
+    nearer: dict[int, Row] = {64: {DEFAULT: 10.0, A: 12.0}, 128: rows[128]}
+    new = choose_entries(sweep(nearer, nearer), (A,), incumbent=old)
+    assert entry(new, 64).mean_us == 10.0
+    assert new.entries[1] is old.entries[1]
 
 
 # Runs at other clocks ---------------------------------------------------------------------------------------
