@@ -45,6 +45,9 @@ _MOST_LOOPING = 3
 more blocks hide what it waits for: 256 windows of 8 heads of 64 take 32.7 us with five of them, 43.1 with
 three (H200). Six spill, and five of a wider head or without gathering."""
 
+_SLOW_PAGES = 64
+"""Pages that pairs of blocks do not gather: the compiler takes more than three minutes for it."""
+
 _MOST_WARPS = 4
 """Warps that combine parts: each thread of theirs has elements of its own, even of a piece of 512."""
 
@@ -176,6 +179,8 @@ def _does_not_suit(config: Config, arch: Arch, problem: Problem) -> str | None:
     occupancy = config.hints.get("occupancy", 1)
     if gather and splits > 1 and arch.major > 9 and (tile_n, occupancy) == (_TILES[1], 1) and wide:
         return f"the compiler crashes on parts of {tile_n} gathered keys at an occupancy of 1 (tileiras 13.4)"
+    if gather and config.hints.get("num_ctas", 1) > 1 and page_size >= _SLOW_PAGES:
+        return f"pairs of blocks that gather pages of {page_size} compile for minutes (tileiras 13.4)"
     if gather and occupancy > 2 and (wide or splits > 1):
         return f"{occupancy} blocks that gather load no more at once than two"
     if occupancy > _MOST_LOOPING and (wide or not problem["windowed"]):

@@ -104,6 +104,9 @@ def test_what_does_not_fit_is_refused_with_its_reason() -> None:
     assert attention_decode_tunable.refusal(crashing, SM90, wide) is None
     for arch in ("sm100", "sm103", "sm110"):
         assert "crashes" in str(attention_decode_tunable.refusal(crashing, Arch.parse(arch), wide))
+    pair = Config(constants=config(1, 128, gather=True).constants, hints={"num_ctas": 2, "occupancy": 1})
+    assert refusal(pair, "sm100") == refusal(pair, "sm100", page_size=32) == ""
+    assert "compile for minutes" in refusal(pair, "sm100", page_size=64)
     assert refusal(config(1, gather=True, occupancy=3)) == ""
     assert "no more at once than two" in refusal(config(4, gather=True, occupancy=3))
     third = attention_decode_tunable.refusal(config(1, gather=True, occupancy=3), SM90, wide)
