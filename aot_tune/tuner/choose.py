@@ -196,11 +196,10 @@ def _line_stays(
     won.
     """
     time = times.get(old.config)
-    others = [times[config] for config in portfolio if config in times and config != old.config]
     return (
         time is not None
         and is_tie(time, times[tied[0]])
-        and keeps_figures(old, time, times[default], others)
+        and keeps_figures(old, time, times[default], times, portfolio)
         and [dict(point.size) for point in old.points] == [dict(point.size) for point in points]
     )
 

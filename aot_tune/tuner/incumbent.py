@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from aot_tune.config import Config
 from aot_tune.errors import TuneError
@@ -72,7 +72,11 @@ def widened(entry: Entry, old: Sequence[Config], new: Sequence[Config]) -> Entry
 
 
 def keeps_figures(
-    entry: Entry, time: Measurement, default: Measurement, others: Collection[Measurement] = ()
+    entry: Entry,
+    time: Measurement,
+    default: Measurement,
+    others: Mapping[Config, Measurement],
+    portfolio: Sequence[Config],
 ) -> bool:
     """Whether an entry's figures still hold: its config's time is as it was, or its gain over the default is.
 
@@ -83,7 +87,8 @@ def keeps_figures(
         entry: The table's.
         time: Of its config, now.
         default: The default's, now.
-        others: Those of the portfolio's other configs, now.
+        others: Those of the portfolio's configs, now.
+        portfolio: The table's.
     """
     old = Measurement(
         config=entry.config, mean_us=entry.mean_us, error_margin_us=entry.error_margin_us, num_samples=1
@@ -92,9 +97,10 @@ def keeps_figures(
         return True
     gain, new_gain = entry.default_us / entry.mean_us, default.mean_us / time.mean_us
     if entry.config == default.config:
-        known = [us for us in entry.points[-1].us[:-1] if us is not None] if entry.points else []
-        if not known or not others:
+        columns = zip(portfolio, entry.points[-1].us if entry.points else (), strict=False)
+        was = [us for config, us in columns if us is not None and config != entry.config]
+        now = [others[config].mean_us for config in portfolio if config in others and config != entry.config]
+        if not was or not now:
             return False
-        gain = min(known) / entry.mean_us
-        new_gain = min(other.mean_us for other in others) / time.mean_us
+        gain, new_gain = min(was) / entry.mean_us, min(now) / time.mean_us
     return abs(new_gain - gain) <= TIE * gain

@@ -449,7 +449,7 @@ def test_an_entry_keeps_its_figures_while_its_gain_over_the_default_stays() -> N
             Measurement(config=config, mean_us=mean, error_margin_us=0.1, num_samples=5)
             for config, mean in ((old.config, us), (default, default_us))
         )
-        return keeps_figures(old, time, beside)
+        return keeps_figures(old, time, beside, {}, ())
 
     assert kept(80.5, 140.0), "the time is as it was"
     assert kept(88.0, 132.5), "clocks were lower: all times moved together"
@@ -457,18 +457,19 @@ def test_an_entry_keeps_its_figures_while_its_gain_over_the_default_stays() -> N
 
 
 def test_the_entry_of_a_default_keeps_its_figures_while_its_gain_over_the_best_other_stays() -> None:
-    default, other = Config(constants={"a": 0}), Config(constants={"a": 1})
+    default, *others = (Config(constants={"a": number}) for number in range(4))
+    portfolio = others[0], default, *others[1:]  # which may hold what is the default here
     old = Entry(
         bucket=Problem({"M": 64}), config=default, mean_us=80.0, error_margin_us=0.1, default_us=80.0,
-        regret=0.0, evidence="measured", points=(Point(size={"M": 64}, us=(100.0, None, 80.0)),),
+        regret=0.0, evidence="measured", points=(Point(size={"M": 64}, us=(100.0, 80.0, None, 140.0, 80.0)),),
     )  # fmt: skip
 
-    def kept(us: float, *others: float) -> bool:
-        time, *beside = (
-            Measurement(config=config, mean_us=mean, error_margin_us=0.1, num_samples=5)
-            for config, mean in ((default, us), *((other, mean) for mean in others))
-        )
-        return keeps_figures(old, time, time, beside)
+    def kept(us: float, *beside: float) -> bool:
+        times = {
+            config: Measurement(config=config, mean_us=mean, error_margin_us=0.1, num_samples=5)
+            for config, mean in zip((default, *others), (us, *beside), strict=False)
+        }
+        return keeps_figures(old, times[default], times[default], times, portfolio)
 
     assert kept(80.5, 300.0), "the time is as it was"
     assert kept(40.0, 50.0, 70.0), "clocks were higher: all times moved together"
