@@ -61,20 +61,16 @@ def test_first_launches_from_cubins_need_no_compiler_and_take_milliseconds(run: 
 
 
 def test_after_prime_the_first_launch_of_a_declared_shape_is_like_any(archives: Path, tmp_path: Path) -> None:
+    # Five: what comes before cuTile takes 3 us, and moves by 0.4 us from process to process.
     told = [
         answer(start(archives, tmp_path, "after_prime", module="aot_tune.bench.serving_child"))
-        for _ in range(3)
+        for _ in range(5)
     ]
-    assert [one["compiled"] for one in told] == [0] * 3
-    names = "rms_norm", "matmul", "rope"
-    for part in ("waited for", "the host's part"):
-        for name in names:
+    assert [one["compiled"] for one in told] == [0] * 5
+    for part in ("waited for", "the host's part", "before cuTile"):
+        for name in ("rms_norm", "matmul", "rope"):
             ratios = [one[name][f"{part}: first / later"] for one in told]
             assert statistics.median(ratios) <= 1.1, (part, name, ratios)
-    # 3 us of the host, which move by 0.4 us from process to process: a tenth of all kernels together.
-    ratios = {name: [one[name]["before cuTile: first / later"] for one in told] for name in names}
-    assert statistics.median(ratio for of_one in ratios.values() for ratio in of_one) <= 1.1, ratios
-    assert max(map(statistics.median, ratios.values())) <= 1.25, ratios
 
 
 def test_arrays_that_no_exact_cubin_fits_are_served_right_without_a_compiler(run: Run) -> None:
