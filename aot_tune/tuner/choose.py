@@ -199,7 +199,7 @@ def _line_stays(
     return (
         time is not None
         and is_tie(time, times[tied[0]])
-        and keeps_figures(old, time, times[default], times, portfolio)
+        and keeps_figures(old, times, default, portfolio)
         and [dict(point.size) for point in old.points] == [dict(point.size) for point in points]
     )
 

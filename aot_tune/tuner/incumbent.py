@@ -72,11 +72,7 @@ def widened(entry: Entry, old: Sequence[Config], new: Sequence[Config]) -> Entry
 
 
 def keeps_figures(
-    entry: Entry,
-    time: Measurement,
-    default: Measurement,
-    others: Mapping[Config, Measurement],
-    portfolio: Sequence[Config],
+    entry: Entry, times: Mapping[Config, Measurement], default: Config, portfolio: Sequence[Config]
 ) -> bool:
     """Whether an entry's figures still hold: its config's time is as it was, or its gain over the default is.
 
@@ -85,22 +81,22 @@ def keeps_figures(
 
     Args:
         entry: The table's.
-        time: Of its config, now.
-        default: The default's, now.
-        others: Those of the portfolio's configs, now.
+        times: Now, at its edge; its config's and the default's are among them.
+        default: The default there.
         portfolio: The table's.
     """
+    time = times[entry.config]
     old = Measurement(
         config=entry.config, mean_us=entry.mean_us, error_margin_us=entry.error_margin_us, num_samples=1
     )
     if is_tie(old, time):
         return True
-    gain, new_gain = entry.default_us / entry.mean_us, default.mean_us / time.mean_us
-    if entry.config == default.config:
+    was, now = [entry.default_us], [times[default].mean_us]
+    if entry.config == default:
         columns = zip(portfolio, entry.points[-1].us if entry.points else (), strict=False)
-        was = [us for config, us in columns if us is not None and config != entry.config]
-        now = [others[config].mean_us for config in portfolio if config in others and config != entry.config]
-        if not was or not now:
-            return False
-        gain, new_gain = min(was) / entry.mean_us, min(now) / time.mean_us
+        was = [us for config, us in columns if us is not None and config != default]
+        now = [times[config].mean_us for config in portfolio if config in times and config != default]
+    if not was or not now:
+        return False
+    gain, new_gain = min(was) / entry.mean_us, min(now) / time.mean_us
     return abs(new_gain - gain) <= TIE * gain

@@ -449,7 +449,7 @@ def test_an_entry_keeps_its_figures_while_its_gain_over_the_default_stays() -> N
             Measurement(config=config, mean_us=mean, error_margin_us=0.1, num_samples=5)
             for config, mean in ((old.config, us), (default, default_us))
         )
-        return keeps_figures(old, time, beside, {}, ())
+        return keeps_figures(old, {old.config: time, default: beside}, default, ())
 
     assert kept(80.5, 140.0), "the time is as it was"
     assert kept(88.0, 132.5), "clocks were lower: all times moved together"
@@ -469,7 +469,7 @@ def test_the_entry_of_a_default_keeps_its_figures_while_its_gain_over_the_best_o
             config: Measurement(config=config, mean_us=mean, error_margin_us=0.1, num_samples=5)
             for config, mean in zip((default, *others), (us, *beside), strict=False)
         }
-        return keeps_figures(old, times[default], times[default], times, portfolio)
+        return keeps_figures(old, times, default, portfolio)
 
     assert kept(80.5, 300.0), "the time is as it was"
     assert kept(40.0, 50.0, 70.0), "clocks were higher: all times moved together"

@@ -18,9 +18,10 @@ import pytest
 
 from aot_tune.config import Config
 from aot_tune.discovery import Found
-from aot_tune.errors import DeclarationError, TuneError
+from aot_tune.errors import DeclarationError, JournalMismatchError, TuneError
 from aot_tune.problem import Problem
 from aot_tune.tuner.bench import SAMPLES
+from aot_tune.tuner.journal import Journal
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.tuner.rounds import LEAST_ROUNDS
 from aot_tune.tuner.session import MeasureSession
@@ -65,6 +66,15 @@ def start(folder: Path, told: list[str]) -> Iterator[Start]:
     yield started
     for session in sessions:
         session.close()
+
+
+def test_a_journal_of_samples_taken_in_another_way_is_not_resumed(start: Start, tmp_path: Path) -> None:
+    session = start({})
+    now = session.identity()
+    with Journal.open(tmp_path / "kernel.jsonl", {**now, "timing": "L2 written"}):
+        pass
+    with pytest.raises(JournalMismatchError, match="L2 written"):
+        Journal.open(tmp_path / "kernel.jsonl", now)
 
 
 def of(*names: str) -> dict[Config, Path | None]:
