@@ -71,13 +71,12 @@ def test_it_agrees_across_its_space(batch: int, context: int, windowed: bool, pa
 @pytest.mark.parametrize("window", [128, 100, 1, 300])
 @pytest.mark.parametrize("batch", [33, 256])
 def test_windows_agree_in_every_config_of_theirs(batch: int, window: int) -> None:
-    one = shape(batch, 128, 64, 8, head_dim=64, windowed=True)
-    *args, _ = attention_decode_tunable.make_args(one, CUDA, 1)
-    args = [*args, window]
+    one = shape(batch, window, 64, 8, head_dim=64, windowed=True)
+    args = attention_decode_tunable.make_args(one, CUDA, 1)
     args[4][1:3] = torch.tensor([0, 5], dtype=torch.int32)  # none, and fewer than the window
     wanted = expected(attention_decode_tunable, args)
     candidates = attention_decode_tunable.candidates(here(), one)
-    if here().major == 9:  # elsewhere they may spill
+    if here().major == 9 and window == 128:  # elsewhere they may spill
         assert {c.hints["occupancy"] for c in candidates} >= {4, 5}
     for config in candidates:
         poison(attention_decode_tunable, args)
