@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from aot_tune.config import Config
 from aot_tune.errors import LaunchError
 from aot_tune.problem import Problem
 from aot_tune.serve.runtime import Runtime
 from aot_tune.tunable import Tunable
 
 
-def check_arguments(tunable: Tunable, args: Sequence[Any], here: Runtime) -> int:
+def check_arguments(tunable: Tunable, args: Sequence[Any], here: Runtime, *, config: object = None) -> int:
     """Refuse what cannot be launched, and tell the GPU to launch on.
 
     Returns:
@@ -20,6 +21,11 @@ def check_arguments(tunable: Tunable, args: Sequence[Any], here: Runtime) -> int
     Raises:
         LaunchError: It names the argument and what to pass instead.
     """
+    if config is not None and not isinstance(config, Config):
+        raise LaunchError(
+            f"{tunable.name}.launch takes {', '.join(tunable.parameters)}, and config= for another than the "
+            f"tuned one; pass an aot_tune.Config, not {config!r:.80}"
+        )
     index: int | None = None
     first = ""
     recording, mutated = here.grad_enabled(), tunable.mutated
@@ -28,7 +34,7 @@ def check_arguments(tunable: Tunable, args: Sequence[Any], here: Runtime) -> int
         if type(arg) not in here.tensor_types:
             _check_no_array(place, arg, here)
             continue
-        if recording and arg.requires_grad:
+        if recording and name not in tunable.outputs and arg.requires_grad:
             raise LaunchError(
                 f"{place} requires grad while grad is enabled, and autograd does not record a launch; launch "
                 "under torch.no_grad(), pass .detach(), or launch in the forward of a torch.autograd.Function"

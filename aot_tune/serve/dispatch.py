@@ -81,7 +81,7 @@ class Dispatcher:
     def __init__(self, tunable: Tunable) -> None:
         self._tunable = tunable
         self.kernels = HintedKernels(tunable)
-        self._function = LaunchFunction(tunable.name, tunable.problem, self._slow)
+        self._function = LaunchFunction(tunable.name, tunable.problem, tunable.outputs, self._slow)
         self.launch = self._function.call
         self._form: Form | None = None
         self._memo: dict[Any, tuple[Any, ...]] = {}
@@ -195,7 +195,7 @@ class Dispatcher:
     def _slow(self, args: tuple[Any, ...], config: Config | None) -> None:
         """A call that the memo does not know, with a given config, or with tensors that may require grad."""
         here = runtime()
-        number = check_arguments(self._tunable, args, here)
+        number = check_arguments(self._tunable, args, here, config=config)
         followed = follow_problem(self._tunable.problem, args, here.tensor_types)
         if not check_problem(self._tunable, followed.problem):
             return

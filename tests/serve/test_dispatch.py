@@ -152,6 +152,17 @@ def test_a_given_config_with_other_constants_is_refused_by_name(tuned: Tunable) 
         tuned.launch(*tensors(64), config=Config(constants={"tile_k": 64}))
 
 
+def test_more_arguments_than_it_takes_are_refused(tuned: Tunable, launched: Launched) -> None:
+    message = r"launch takes source, target, and config= .* pass an aot_tune\.Config, not 64"
+    for _ in range(2):
+        with pytest.raises(LaunchError, match=message):
+            tuned.launch(*tensors(64), 64)
+        with pytest.raises(LaunchError, match=message):
+            tuned.launch(*tensors(64), config=64)  # type: ignore[arg-type]  # that is what is tested
+        tuned.launch(*tensors(64))
+    assert launched() == [blocks(64, 1024, AT_64)] * 2
+
+
 def test_the_default_is_launched_where_the_environment_asks_for_it(
     tuned: Tunable, launched: Launched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,6 +415,18 @@ def test_a_tensor_that_requires_grad_is_refused_while_grad_is_enabled(
     launched()
     tuned.launch(source, target)
     assert len(launched()) == 1
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_what_is_only_written_may_require_grad(
+    tuned: Tunable, launched: Launched, driver: Driver, warm: bool
+) -> None:
+    source, target = tensors(64)
+    if warm:
+        tuned.launch(source, target)
+    driver.runtime.grad = True
+    tuned.launch(source, target.requires_grad_())
+    assert len(launched()) == 1 + warm
 
 
 def test_a_parameter_is_launched_like_a_tensor(tuned: Tunable, launched: Launched) -> None:
