@@ -9,7 +9,7 @@ from aot_tune.bucket import edge
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.kernels import row_groups
-from aot_tune.kernels.rows import refusal, threads
+from aot_tune.kernels.rows import refusal, registers, threads
 from aot_tune.problem import Problem
 
 
@@ -59,6 +59,9 @@ _REGISTERS = {"float32": (1.0, 38), "bfloat16": (0.5, 51), "float16": (0.5, 51)}
 """Registers of a thread: for each element, and beside them. With as many none was seen to spill on sm_90
 (tileiras 13.4) that holds a row whose columns 16 divides."""
 
+_CHECKED = 3
+"""More of them where no part is checked: the loads are further ahead."""
+
 _MOST_ELEMENTS = {"float32": 128, "bfloat16": 152, "float16": 152}
 """That a thread holds; with more some were seen to spill on sm_90."""
 
@@ -70,10 +73,13 @@ _THREADS = 512
 
 _SHARED = tuple(
     _config(width, warps, occupancy, members=members)
-    for width, warps, occupancies in ((1024, 4, (2, 3, 4, 5, 6)), (2048, 8, (2, 3)))
-    for members in (4, 8, 16, 32)
+    for width, warps, occupancies, most in ((1024, 4, (2, 3, 4, 5, 6), 32), (2048, 8, (2, 3), 8))
+    for members in (2, 4, 8, 16, 32)
     for occupancy in occupancies
+    if members <= most
 )
+
+_MOST_LANES = max(int(config["members"]) * threads(config) for config in _SHARED)
 
 
 def parts(config: Config, cols: int) -> tuple[int, int]:
@@ -84,11 +90,16 @@ def parts(config: Config, cols: int) -> tuple[int, int]:
 
 def slots(gradient: bool, rows: int, cols: int) -> int:
     """Elements, int32, that the members of any config need."""
-    return row_groups.ints(rows) if gradient and _may_share(rows, cols) else 1
+    return row_groups.ints(rows, _lanes(cols)) if gradient and _may_share(rows, cols) else 1
 
 
 def _may_share(rows: int, cols: int) -> bool:
-    return cols >= _FEWEST_COLUMNS and row_groups.fit(rows)
+    return cols >= _FEWEST_COLUMNS and row_groups.fit(rows, _lanes(cols))
+
+
+def _lanes(cols: int) -> int:
+    """Threads that share a row at most."""
+    return min(edge(cols) // _FEWEST_ELEMENTS, _MOST_LANES)
 
 
 def _held(config: Config, problem: Problem) -> int:
@@ -114,19 +125,19 @@ def _unshared(config: Config, arch: Arch, problem: Problem) -> str | None:
         return "the loss alone reads a row once without others"
     if not _may_share(rows, cols):
         return f"{cols} columns of {rows} rows are not shared; from {_FEWEST_COLUMNS} on they may be"
-    if refused := row_groups.refusal(config, arch, rows):
+    if refused := row_groups.refusal(config, arch):
         return refused
-    width, (each, _) = int(config["chunk"]), parts(config, cols)
+    width, (each, inside) = int(config["chunk"]), parts(config, cols)
     if each > _MOST_PARTS:
         return f"{cols} columns are more than {_MOST_PARTS} parts of {width} for each of {members} members"
     held, resident = _held(config, problem), _resident(config)
     most = _MOST_UNALIGNED if cols % 16 else _MOST_ELEMENTS[str(problem["dtype"])]
     if not _FEWEST_ELEMENTS <= held <= most or held * resident < _IN_FLIGHT:
         return f"{held} elements a thread, {held * resident} a multiprocessor; too few, or too many"
-    device, occupancy = Device.reference(arch), config.hints.get("occupancy", 1)
-    if _registers(held, problem) * resident > device.registers_per_sm:
+    occupancy = config.hints.get("occupancy", 1)
+    if _registers(held, problem) + (_CHECKED if each == inside else 0) > registers(arch, resident):
         return f"{held} elements a thread spill at an occupancy of {occupancy}"
-    return device.refusal(occupancy)
+    return Device.reference(arch).refusal(occupancy)
 
 
 def _may_win(config: Config, arch: Arch, problem: Problem) -> bool:

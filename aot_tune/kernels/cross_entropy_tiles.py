@@ -12,7 +12,7 @@ from typing import Any
 import cuda.tile as ct
 
 from aot_tune.kernels.online_softmax import LOG2_E, LOWEST, exponential, maximum_and_sum
-from aot_tune.kernels.row_groups import clear, exchange
+from aot_tune.kernels.row_groups import exchange
 from aot_tune.kernels.rows import load_part, store_part
 
 _NAN = math.nan
@@ -35,7 +35,7 @@ def cross_entropy_kernel(  # type: ignore[no-untyped-def]
     if members > 1:
         row, member = ct.bid(0) // members, ct.bid(0) % members
         place = row, member, members
-        _shared(logits, target, loss, slots, ignore_index, grad_scale, place, (chunk, parts, inside))
+        _shared(logits, target, loss, slots, ignore_index, grad_scale, place, (chunk, parts, inside, lanes))
     else:
         shape = chunk, ragged, lanes, vector, gradient
         _alone(logits, ct.bid(0), target, loss, ignore_index, grad_scale, shape)
@@ -91,7 +91,7 @@ def _shared(
     logits: Any, target: Any, loss: Any, slots: Any, ignored: Any, grad_scale: Any, place: Any, shape: Any
 ) -> None:
     row, member, members = place
-    width, parts, inside = shape
+    width, parts, inside, lanes = shape
     wanted = ct.load(target, (row,), (1,), allow_tma=False)
     if wanted.item() == ignored:
         if member == 0:
@@ -108,7 +108,7 @@ def _shared(
         # Nobody writes before all have answered, so that what they read is still the logits.
         mine = ct.cat((top.reshape((1,)), total.reshape((1,))), 0)
         mine = ct.cat((mine, ct.cat((picked, picked), 0)), 0)
-        found = exchange(slots, logits.shape[0], row, member, members, mine)
+        found = exchange(slots, row, member, members, lanes, mine)
         tops, totals = found.extract((0, 0), (members, 1)), found.extract((0, 1), (members, 1))
         highest = ct.max(tops, axis=0, keepdims=True)
         total = ct.sum(totals * exponential(tops - highest), axis=0, keepdims=True)
@@ -137,13 +137,12 @@ def _shared(
         # Over what it was given with all others: to compare each column would take longer.
         mine_too = (column >= 0) & (column // width % members == member)
         ct.scatter(logits, (row, column), slope, mask=mine_too)
-        clear(slots, logits.shape[0], row, members)
 
 
 def _loaded(logits: Any, place: Any, shape: Any) -> Any:
     """A member's parts. A checked load is a branch, behind which others would wait: so it is the first."""
     row, member, members = place
-    width, parts, inside = shape
+    width, parts, inside, _ = shape
     held = ()
     for before in ct.static_iter(range(parts)):
         part = parts - 1 - before

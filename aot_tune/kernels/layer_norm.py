@@ -6,7 +6,6 @@ Hinton, "Layer Normalization", 2016).
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -26,6 +25,7 @@ from aot_tune.kernels.rows import (
     as_rows,
     at_once,
     exact_width,
+    load_part,
     load_parts,
     part_refusal,
     parts,
@@ -41,21 +41,22 @@ from aot_tune.tunable import Close, Tunable
 def layer_norm_kernel(  # type: ignore[no-untyped-def]
     x, weight, bias, out, eps,
     height: ct.Constant[int], width: ct.Constant[int], parts: ct.Constant[int], inside: ct.Constant[int],
-    has_bias: ct.Constant[bool], persistent: ct.Constant[bool],
+    has_bias: ct.Constant[bool], persistent: ct.Constant[bool], ahead: ct.Constant[int],
 ):  # fmt: skip
     """Normalise `height` rows at a time, each in `parts` of `width`; without a bias, `bias` is any number.
 
-    A persistent block takes rows until none is left, and holds weight and bias in registers.
+    A persistent block takes rows until none is left, and holds weight and bias in registers. Others load them
+    so many parts `ahead` of what they write: no load passes a store, which might be to the same place.
     """
     shape = height, width, parts, inside
+    read = weight, bias, has_bias
     if persistent:
-        held = _weight_and_bias(weight, bias, shape, has_bias)
+        held = _weight_and_bias(read, ((), ()), parts, shape)
         for block in range(ct.bid(0), ct.cdiv(x.shape[0], height), ct.num_blocks(0)):
-            rows, mean, norm = _moments(x, block, eps, shape)
-            _write(out, block, rows, mean, norm, held, shape)
+            _write(out, block, _moments(x, block, eps, shape), read, held, shape, parts)
     else:
-        rows, mean, norm = _moments(x, ct.bid(0), eps, shape)
-        _write(out, ct.bid(0), rows, mean, norm, _weight_and_bias(weight, bias, shape, has_bias), shape)
+        moments = _moments(x, ct.bid(0), eps, shape)
+        _write(out, ct.bid(0), moments, read, ((), ()), shape, ahead)
 
 
 def _moments(x: Any, block: Any, eps: Any, shape: Any) -> Any:
@@ -78,18 +79,23 @@ def _moments(x: Any, block: Any, eps: Any, shape: Any) -> Any:
     return rows, mean, ct.rsqrt(variance + eps)
 
 
-def _weight_and_bias(weight: Any, bias: Any, shape: Any, has_bias: Any) -> Any:
+def _weight_and_bias(read: Any, held: Any, count: Any, shape: Any) -> Any:
+    """The first `count` parts of weight and bias; what is held of them is not read again."""
     _, width, parts, inside = shape
-    scales, shifts = load_parts(weight, (), (width,), parts, inside, ct.PaddingMode.ZERO), ()
-    if has_bias:
-        shifts = load_parts(bias, (), (width,), parts, inside, ct.PaddingMode.ZERO)
+    (weight, bias, has_bias), (scales, shifts) = read, held
+    for part in ct.static_iter(range(len(scales), min(count, parts))):
+        scales = (*scales, load_part(weight, (part,), (width,), part < inside, ct.PaddingMode.ZERO))
+        if has_bias:
+            shifts = (*shifts, load_part(bias, (part,), (width,), part < inside, ct.PaddingMode.ZERO))
     return scales, shifts
 
 
-def _write(out: Any, block: Any, rows: Any, mean: Any, norm: Any, weight_and_bias: Any, shape: Any) -> None:
+def _write(out: Any, block: Any, moments: Any, read: Any, held: Any, shape: Any, ahead: Any) -> None:
+    rows, mean, norm = moments
     _, _, parts, inside = shape
-    scales, shifts = weight_and_bias
     for part in ct.static_iter(range(parts)):
+        held = _weight_and_bias(read, held, part + ahead, shape)
+        scales, shifts = held
         normed = (rows[part].astype(ct.float32) - mean) * norm * scales[part].astype(ct.float32)
         if len(shifts) > 0:
             normed = normed + shifts[part].astype(ct.float32)
@@ -167,18 +173,35 @@ def _widths(cols: int, num_worker_warps: int) -> tuple[int, ...]:
 def _space(cols: int) -> tuple[Config, ...]:
     # Triton's tutorial (python/tutorials/05-layer-norm.py) gives a block one row, and a warp for every 256
     # columns, up to 8. cuTile takes 4 warps or 8.
+    kinds = [*((False, warps) for warps in (8, 16, 24, 32)), *((True, warps) for warps in (8, 16))]
     return tuple(
-        _config(width, persistent, occupancy, warps)
+        _config(width, persistent, resident // warps, warps)
         for warps in (4, 8)
         for width in _widths(cols, warps)
-        for persistent, occupancy in itertools.product((False, True), (8 // warps, 16 // warps, 32 // warps))
+        for persistent, resident in kinds
     )
 
 
 def _default(arch: Arch, problem: Problem) -> Config:
-    """The most blocks of 8 warps that do not spill."""
+    """The most blocks of 8 warps that do not spill, whatever the dtype."""
     width = _widths(problem.size("cols"), 8)[0]
-    return next(c for n in (4, 2, 1) if _legal(c := _config(width, False, n, 8), arch, problem) is True)
+    configs = (_config(width, False, occupancy, 8) for occupancy in (4, 2, 1))
+    return next(c for c in configs if refusal(c, arch, _elements(c, problem)) is None)
+
+
+_AHEAD = 2
+"""Parts of weight and bias that are loaded before they are needed, where registers are few."""
+
+
+def _waits(config: Config) -> bool:
+    """Whether there are so many blocks a multiprocessor that one may wait for weight and bias: others work.
+
+    They have few registers each, and need none for all of weight and bias.
+    """
+    return not config["persistent"] and threads(config) * config.hints.get("occupancy", 1) > _MANY_THREADS
+
+
+_MANY_THREADS = 512
 
 
 def _height(config: Config) -> int:
@@ -186,10 +209,20 @@ def _height(config: Config) -> int:
     return max(1, 8 * threads(config) // int(config["width"]))
 
 
+def _elements(config: Config, problem: Problem) -> int:
+    """That a block holds of its rows."""
+    return _height(config) * int(config["width"]) * -(-problem.size("cols") // int(config["width"]))
+
+
 def _legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
     cols, width = problem.size("cols"), int(config["width"])
-    # Weight and bias take as many registers as the rows do, where a block keeps them.
-    held = _height(config) * width * -(-cols // width) * (3 if config["persistent"] else 1)
+    held = _elements(config, problem)
+    if config["persistent"]:  # weight and bias take as many registers as the rows do
+        held *= 3
+    elif _waits(config) and _height(config) == 1 and problem["dtype"] != "float32":
+        held = (
+            held * 4 // 5
+        )  # two of 16 bits share a register: enough in all that was seen (tileiras 13.4, sm_90)
     return part_refusal(width, cols) or refusal(config, arch, held) or True
 
 
@@ -221,8 +254,9 @@ def _args(
 ) -> tuple[Any, ...]:
     has_bias, shift = bias is not None, 0 if bias is None else bias
     height, width = _height(config), int(config["width"])
-    tile = (height, width, *parts(height, width, *x.shape))
-    return x, weight, shift, out, eps, *tile, has_bias, config["persistent"]
+    count, inside = parts(height, width, *x.shape)
+    ahead = _AHEAD if _waits(config) else count
+    return x, weight, shift, out, eps, height, width, count, inside, has_bias, config["persistent"], ahead
 
 
 def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:

@@ -21,43 +21,41 @@ from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels.rows import at_once, threads
 
-ANSWERS = 512
-"""Numbers that a row's blocks leave, each of them several times, and wait for.
-
-No fewer than a block has threads: of a smaller tile every warp may read its own copy, and warps that see
-different ones would leave the waiting loop apart."""
-
 _MINUS_ZERO = -(2**31)
 """The bits of float32's -0, which stands for 0."""
 
 _NEVER_SO_MANY = 20
-"""`ANSWERS` are fewer than 2 to this power."""
+"""A block's threads are fewer than 2 to this power."""
 
-_FEWEST_ROWS = 1022
-"""Rows that any `slots` are large enough for, 2 MB: a graph of no more may be captured after any other call,
-that of `aot_tune.prime` too, which launches few rows."""
-
-
-def ints(rows: int) -> int:
-    """Elements of `slots`, int32, for as many rows: 2 KB a row."""
-    return max(rows, _FEWEST_ROWS) * (ANSWERS + 1)
+_FEWEST_ROWS = 1024
+"""Rows that any `slots` are large enough for: a graph of no more may be captured after any other call of as
+many columns, that of `aot_tune.prime` too, which launches few rows."""
 
 
-def fit(rows: int) -> bool:
+def ints(rows: int, lanes: int) -> int:
+    """Elements of `slots`, int32, for as many rows, each of which `lanes` threads share at most."""
+    return max(rows, _FEWEST_ROWS) * lanes
+
+
+def fit(rows: int, lanes: int) -> bool:
     """Whether one workspace holds what the blocks of as many rows, and of all in their bucket, leave."""
-    return ints(edge(rows)) <= _MOST_INTS
+    return ints(edge(rows), lanes) <= _MOST_INTS
 
 
-def refusal(config: Config, arch: Arch, rows: int) -> str | None:
-    """Why blocks of a config should not share the rows of a bucket, or None."""
+def refusal(config: Config, arch: Arch) -> str | None:
+    """Why blocks of a config should not share rows, or None."""
     members = int(config["members"])
-    if members & (members - 1) or threads(config) > ANSWERS or config.hints.get("num_ctas", 1) > 1:
-        return f"{members} members of {threads(config)} threads; they are a power of two, each a lone block"
+    if members & (members - 1) or config.hints.get("num_ctas", 1) > 1:
+        return f"{members} members; they are a power of two, each a lone block"
+    if members * _MOST_VALUES > threads(config):
+        return f"{members} members of {threads(config)} threads, who have no number for each"
     if 2 * members > Device.reference(arch).sm_count:
         return f"{members} blocks that wait for each other are more than half a GPU"
-    if not fit(rows):
-        return f"{rows} rows tell each other more than one workspace holds"
     return None
+
+
+_MOST_VALUES = 4
+"""Numbers that a block tells the others."""
 
 
 _MOST_INTS = 1 << 30
@@ -87,54 +85,48 @@ def check_all_run(kernel: str, config: Config, device: Device, members: int) -> 
         )
 
 
-def exchange(slots: Any, rows: Any, row: Any, member: Any, members: Any, mine: Any) -> Any:
-    """What all blocks of a row found, in a kernel; each calls it once, and later `clear`.
+def exchange(slots: Any, row: Any, member: Any, members: Any, lanes: Any, mine: Any) -> Any:
+    """What all blocks of a row found, in a kernel; each calls it once.
 
     What a block loaded to make `mine` of it is read before any other block goes on; what it writes afterwards
-    must depend on the answer, or it might be written before the others have read.
+    must depend on the answer, or it might be written before the others have read. Each block leaves as many
+    numbers as it has threads, an equal share for each reader, who sets back to zero what it alone has read:
+    nobody is the last, for whom others would wait.
 
     Args:
         slots: (`ints` of the rows or more,), int32, zero between launches.
-        rows: Rows of the launch.
         row: The block's.
         member: Which of its row's blocks it is.
         members: How many the row has, a power of two.
+        lanes: Threads of a block, `members` times the numbers of `mine` or more. Of a smaller tile every warp
+            might read its own copy, and warps that see different ones would leave the waiting loop apart.
         mine: (n,), float32, n a power of two: what this block found. A 0 may arrive as -0.
 
     Returns:
         (members, n), float32.
     """
     relaxed, scope = ct.MemoryOrder.RELAXED, ct.MemoryScope.DEVICE
-    values, each = mine.shape[0], ANSWERS // members
+    values, each = mine.shape[0], lanes // members
     bits = ct.bitcast(mine, ct.int32)
     bits = ct.where(bits == 0, _MINUS_ZERO, bits)
-    which, left = ct.arange(each, dtype=ct.int32) & (values - 1), ct.zeros((each,), ct.int32)
+    lane = ct.arange(lanes, dtype=ct.int32)
+    left = ct.zeros((lanes,), ct.int32)
     for value in ct.static_iter(range(values)):
-        left = ct.where(which == value, bits.extract((value,), (1,)), left)
-    ct.store(
-        slots, (row * members + member,), left,
-        check_bounds=False, allow_tma=False, memory_order=relaxed, memory_scope=scope,
-    )  # fmt: skip
-    found, missing = ct.zeros((ANSWERS,), ct.int32), 1
+        left = ct.where((lane & (values - 1)) == value, bits.extract((value,), (1,)), left)
+    # Added to zeros, since cuTile has no relaxed store to places that do not follow each other.
+    place = (row * members + lane // each) * lanes + member * each + lane % each
+    ct.atomic_add(slots, place, left, check_bounds=False, memory_order=relaxed, memory_scope=scope)
+    found, missing = ct.zeros((lanes,), ct.int32), 1
     while missing > 0:
         # Always 0, which the compiler cannot know: it would move a relaxed load of one place out of the loop
         # (tileiras 13.4), which then never ends, and acquiring ones would wait for each other.
         none = missing >> _NEVER_SO_MANY
         found = ct.load(
-            slots, (row + none,), (ANSWERS,),
+            slots, (row * members + member + none,), (lanes,),
             check_bounds=False, allow_tma=False, memory_order=relaxed, memory_scope=scope,
         )  # fmt: skip
         missing = ct.sum(ct.where(found == 0, 1, 0))
+    nothing = ct.zeros((lanes,), ct.int32)
+    ct.store(slots, (row * members + member,), nothing, check_bounds=False, allow_tma=False)
     all_of_them = found.reshape((members, each // values, values)).extract((0, 0, 0), (members, 1, values))
     return ct.bitcast(all_of_them.reshape((members, values)), ct.float32)
-
-
-def clear(slots: Any, rows: Any, row: Any, members: Any) -> None:
-    """Leave a row's slots at zero for the next launch, in a kernel; the last member that comes does it.
-
-    Each block that called `exchange` calls it once, last of all, since it waits for an answer. One that did
-    not must not: who counts as the last would take away what others still wait for.
-    """
-    if ct.atomic_add(slots, rows * ANSWERS + row, 1, memory_order=ct.MemoryOrder.RELAXED) == members - 1:
-        ct.store(slots, (row,), ct.zeros((ANSWERS,), ct.int32), allow_tma=False)
-        ct.scatter(slots, rows * ANSWERS + row, 0)

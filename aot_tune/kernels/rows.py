@@ -26,8 +26,14 @@ _OTHER_REGISTERS = 32
 """Registers a thread needs beside its elements: with as many, layer_norm and softmax of 1152 to 131072
 columns were not seen to spill on sm_90; with fewer, layer_norm was (tileiras 13.4)."""
 
-_MOST_REGISTERS = 255
-"""Of a thread: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"."""
+_MOST_REGISTERS, _AT_ONCE = 255, 8
+"""Of a thread, and what their number is a multiple of: CUDA C++ Programming Guide, "Technical Specifications
+per Compute Capability"."""
+
+
+def registers(arch: Arch, resident: int) -> int:
+    """That a thread may have where so many are resident on a multiprocessor."""
+    return min(_MOST_REGISTERS, Device.reference(arch).registers_per_sm // resident // _AT_ONCE * _AT_ONCE)
 
 
 def as_rows(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -74,7 +80,7 @@ def refusal(config: Config, arch: Arch, elements: int) -> str | None:
     device = Device.reference(arch)
     needed = -(-elements // threads(config)) + _OTHER_REGISTERS
     resident = threads(config) // num_ctas * occupancy
-    if needed > _MOST_REGISTERS or needed * resident > device.registers_per_sm:
+    if needed > registers(arch, resident):
         return f"{elements} elements over {threads(config)} threads spill at an occupancy of {occupancy}"
     return device.refusal(occupancy)
 

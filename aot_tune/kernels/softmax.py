@@ -16,7 +16,7 @@ from aot_tune.errors import LaunchError
 from aot_tune.kernels import softmax_space
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, indexable
 from aot_tune.kernels.online_softmax import LOWEST, exponential, maximum_and_sum
-from aot_tune.kernels.row_groups import check_all_run, clear, exchange
+from aot_tune.kernels.row_groups import check_all_run, exchange
 from aot_tune.kernels.rows import as_rows, load_part, store_part, threads
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
@@ -49,7 +49,7 @@ def softmax_kernel(  # type: ignore[no-untyped-def]
             total = total + exponentials[part]
         total = ct.sum(total, axis=1, keepdims=True)
         if members > 1:
-            shrink, total = _of_the_whole_row(slots, x.shape[0], place, member, members, top, total)
+            shrink, total = _of_the_whole_row(slots, place, member, members, lanes, top, total)
         else:
             shrink = 1.0
         # The sum is 1 or more, or NaN: none of what the exact division provides for.
@@ -57,16 +57,14 @@ def softmax_kernel(  # type: ignore[no-untyped-def]
         for part in ct.static_iter(range(parts)):
             result = (exponentials[part] * share).astype(out.dtype)
             store_part(out, (place, first + part), result, part < inside)
-        if members > 1:
-            clear(slots, x.shape[0], place, members)
 
 
 def _of_the_whole_row(
-    slots: Any, rows: Any, row: Any, member: Any, members: Any, top: Any, total: Any
+    slots: Any, row: Any, member: Any, members: Any, lanes: Any, top: Any, total: Any
 ) -> Any:
     """What this block's exponentials are to be multiplied by, and the sum of all blocks' then."""
     mine = ct.cat((top.reshape((1,)), total.reshape((1,))), 0)
-    found = exchange(slots, rows, row, member, members, mine)
+    found = exchange(slots, row, member, members, lanes, mine)
     tops, totals = found.extract((0, 0), (members, 1)), found.extract((0, 1), (members, 1))
     highest = ct.max(tops, axis=0, keepdims=True)
     return exponential(top - highest), ct.sum(totals * exponential(tops - highest), axis=0, keepdims=True)

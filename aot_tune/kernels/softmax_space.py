@@ -24,6 +24,8 @@ _SHARING = ((1024, 4, 3), (1024, 4, 4), (1024, 4, 5), (2048, 8, 1), (2048, 8, 2)
 _SHARED_FROM = 8193
 """Columns from which blocks may share a row: what it takes them to wait for each other is gained by then."""
 
+_MOST_LANES = max(members * 32 * warps for members in _MEMBERS for _, warps, _ in _SHARING)
+
 _FEWEST_PARTS = 2
 """Parts a member holds at least, 16 columns a thread: with fewer it waits longer than it works."""
 
@@ -52,7 +54,16 @@ def shared(cols: int) -> bool:
 
 def slots(rows: int, cols: int) -> int:
     """Elements, int32, that the members of any config need."""
-    return row_groups.ints(rows) if shared(cols) and row_groups.fit(rows) else 1
+    return row_groups.ints(rows, _lanes(cols)) if _may_share(rows, cols) else 1
+
+
+def _may_share(rows: int, cols: int) -> bool:
+    return shared(cols) and row_groups.fit(rows, _lanes(cols))
+
+
+def _lanes(cols: int) -> int:
+    """Threads that share a row at most: each member holds two parts or more, of 8 columns a thread."""
+    return min(edge(cols) // (8 * _FEWEST_PARTS), _MOST_LANES)
 
 
 def space(arch: Arch, problem: Problem) -> tuple[Config, ...]:
@@ -110,9 +121,9 @@ def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
         return refusal(config, arch, width) or True
     if members == 1:
         return part_refusal(width, cols) or refusal(config, arch, height * width * -(-cols // width)) or True
-    if refused := row_groups.refusal(config, arch, problem.size("rows")):
+    if refused := row_groups.refusal(config, arch):
         return refused
-    if height > 1 or not shared(cols):
+    if height > 1 or not _may_share(problem.size("rows"), cols):
         return f"{height} rows of {cols} columns are not shared; one of {_SHARED_FROM} or more may be"
     count, _ = row_groups.parts(width, members, cols)
     if not _FEWEST_PARTS <= count <= _MOST_PARTS:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -190,7 +191,7 @@ def run(
     functions = _tile_functions(place, sizes)
     late = _Late(disorder, alone=at_once == 1)
     if disorder is not None:
-        functions.load, functions.store = late.load, late.store
+        functions.load, functions.store, functions.atomic_add = late.load, late.store, late.add
     for module in modules:
         monkeypatch.setattr(module, "ct", functions)
     ordered = [tuple(reversed(block)) for block in product(*map(range, reversed(sizes)))]
@@ -234,7 +235,7 @@ def answers(
 
 
 class _Late:
-    """Relaxed stores that are not seen yet: with each relaxed load one of them arrives, whichever."""
+    """What is stored or added relaxed and not seen yet: with each relaxed load one arrives, whichever."""
 
     def __init__(self, disorder: random.Random | None, *, alone: bool) -> None:
         self.alone = alone  # otherwise another block may still be about to store, and `_Race` sets a limit
@@ -256,6 +257,12 @@ class _Late:
             _store(*args, **hints)
         else:
             self.stores.append(lambda: _store(*args, **hints))
+
+    def add(self, array: Array, index: Tile, update: Tile, **hints: Any) -> None:
+        """Part after part; what was there before is not told, since nobody asks."""
+        for part in range(4):
+            some = Tile(index.values[part::4]), Tile(update.values[part::4])
+            self.stores.append(partial(_atomic_add, array, *some, **hints))
 
 
 class _Race:
@@ -407,20 +414,16 @@ def _scatter(array: Array, indices: Any, value: Any, *, mask: Any = None, **_hin
     array.written[chosen] += 1
 
 
-def _atomic(change: Callable[[Any, Any], Any]) -> Callable[..., Tile]:
-    def atomic(array: Array, indices: Any, update: Any, **_hints: Any) -> Tile:
-        places, inside = _places(array, indices, None)
-        updates = torch.as_tensor(_values(update)).broadcast_to(inside.shape)
-        before = torch.zeros(inside.shape, dtype=array.dtype)
-        _Race.turn()
-        with _Race.lock:
-            for at in torch.nonzero(inside.reshape(-1)).reshape(-1).tolist():
-                place = tuple(int(p.reshape(-1)[at]) for p in places)
-                before.reshape(-1)[at] = array.values[place]
-                array.values[place] = change(array.values[place], updates.reshape(-1)[at])
-        return Tile(before)
-
-    return atomic
+def _atomic_add(array: Array, indices: Any, update: Any, **_hints: Any) -> Tile:
+    places, inside = _places(array, indices, None)
+    updates = torch.as_tensor(_values(update)).to(array.dtype).broadcast_to(inside.shape)
+    chosen = tuple(p[inside] for p in places)
+    before = torch.zeros(inside.shape, dtype=array.dtype)
+    _Race.turn()
+    with _Race.lock:
+        before[inside] = array.values[chosen]
+        array.values.index_put_(chosen, updates[inside], accumulate=True)
+    return Tile(before)
 
 
 def _mma(x: Tile, y: Tile, acc: Tile, **_hints: Any) -> Tile:
@@ -491,9 +494,7 @@ _FUNCTIONS: Mapping[str, Any] = {
     "store": _store,
     "gather": _gather,
     "scatter": _scatter,
-    "atomic_add": _atomic(operator.add),
-    "atomic_xchg": _atomic(lambda _, new: new),
-    "atomic_max": _atomic(max),
+    "atomic_add": _atomic_add,
     "mma": _mma,
     "cdiv": _cdiv,
     "full": _full,

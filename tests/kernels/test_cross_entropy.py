@@ -48,7 +48,7 @@ def made(one: Problem, seed: int) -> tuple[Any, ...]:
 
 
 def zeros(rows: int) -> torch.Tensor:
-    return torch.zeros(row_groups.ints(rows), dtype=torch.int32)
+    return torch.zeros(row_groups.ints(rows, 4096), dtype=torch.int32)
 
 
 def run(
@@ -139,14 +139,14 @@ def test_rows_of_151936_columns_are_held_by_few_blocks_of_many_parts() -> None:
 
 
 def test_rows_that_are_too_many_or_not_shared_ask_for_no_slots() -> None:
-    assert cross_entropy_space.slots(True, 1000, 16384) >= row_groups.ints(1000)
+    assert cross_entropy_space.slots(True, 1000, 16384) >= row_groups.ints(1000, 512)
     for gradient, rows, cols in ((False, 1000, 16384), (True, 1000, 16383), (True, 2**22, 16384)):
         assert cross_entropy_space.slots(gradient, rows, cols) == 1
     assert cross_entropy_tunable.default_config(SM90, shape(2**22, 16384))["members"] == 1
-    # 2^20 rows fit; a few more belong to a bucket whose edge does not.
-    for rows in (2**20 + 1, 2**21):
+    # 2^21 rows fit; a few more belong to a bucket whose edge does not.
+    for rows in (2**21 + 1, 2**22):
         assert cross_entropy_space.slots(True, rows, 16384) == 1
-    assert row_groups.ints(2**20) == cross_entropy_space.slots(True, 2**20, 16384) < 2**30
+    assert row_groups.ints(2**21, 512) == cross_entropy_space.slots(True, 2**21, 16384) <= 2**30
 
 
 def test_a_gpu_that_may_not_hold_a_rows_blocks_is_refused() -> None:
@@ -436,7 +436,7 @@ def test_blocks_meet_in_zeros_that_serve_every_call(launched: list[tuple[Any, ..
         cross_entropy(half(rows, 16384), columns(rows), grad_scale=1.0)
     slots = launched[0][3]
     assert slots is launched[1][3]
-    assert slots.numel() >= row_groups.ints(3)
+    assert slots.numel() >= row_groups.ints(3, 512)
     assert not slots.any()
 
 

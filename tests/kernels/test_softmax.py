@@ -66,14 +66,14 @@ def test_blocks_share_rows_that_are_long_enough_and_hold_all_of_them() -> None:
 
 @pytest.mark.parametrize("arch", KNOWN_ARCHS, ids=str)
 def test_rows_too_many_for_a_workspace_are_not_shared(arch: Arch) -> None:
-    for rows in (2**20, 2**20 + 1, 2**21, 3 * 10**6):
-        for cols in (9000, 20000, 128256):
+    for cols, most in ((9000, 2**20), (20000, 2**19), (128256, 2**17)):
+        for rows in (most, most + 1, 2 * most, 3 * 10**6):
             one = problem(dtype="bfloat16", rows=rows, cols=cols)
             assert softmax_tunable.default_config(arch, one) in softmax_tunable.candidates(arch, one)
             shared = any(int(c["members"]) > 1 for c in softmax_tunable.candidates(arch, one))
-            assert shared is (rows == 2**20)
+            assert shared is (rows == most)
             assert (softmax_space.slots(rows, cols) > 1) is shared
-            assert softmax_space.slots(rows, cols) < 2**30
+            assert softmax_space.slots(rows, cols) <= 2**30
 
 
 def test_blocks_that_cannot_wait_for_each_other_are_refused() -> None:
@@ -85,8 +85,9 @@ def test_blocks_that_cannot_wait_for_each_other_are_refused() -> None:
     assert refusal(16) == ""
     assert "a power of two" in refusal(12)
     assert "each a lone block" in refusal(16, num_ctas=2)
-    assert "each a lone block" in refusal(16, num_worker_warps=32)
-    assert "more than half a GPU" in refusal(128)
+    assert "who have no number for each" in refusal(32, num_worker_warps=2)
+    assert "who have no number for each" in refusal(128)
+    assert "more than half a GPU" in refusal(128, num_worker_warps=16)
     assert "2 rows of 128256 columns are not shared" in refusal(16, height=2)
     assert "1 rows of 8192 columns are not shared" in refusal(2, cols=8192)
 
@@ -107,7 +108,7 @@ def test_a_launch_of_few_rows_leaves_memory_for_a_graph_of_more() -> None:
         return found
 
     assert slots(1).shape == slots(1000).shape
-    assert slots(5000).shape[0] >= row_groups.ints(5000) > row_groups.ints(1)
+    assert slots(5000).shape[0] >= 4 * slots(1).shape[0]
 
 
 def test_blocks_that_would_wait_for_ones_that_cannot_run_are_refused() -> None:
@@ -142,7 +143,7 @@ def test_rows_that_blocks_share_agree_with_the_reference(
     rows: int, cols: int, width: int, members: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, out, _ = softmax_tunable.make_args(shape(rows, cols, dtype), CPU, 1)
-    args = x, out, torch.zeros(row_groups.ints(rows), dtype=torch.int32)
+    args = x, out, torch.zeros(row_groups.ints(rows, 4096), dtype=torch.int32)
     wanted = expected(softmax_tunable, args)
     for at_once in (members, 2 * members + 1):
         poison(softmax_tunable, args)
@@ -155,7 +156,7 @@ def test_what_blocks_tell_each_other_may_be_seen_late_and_in_any_order(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, out, _ = softmax_tunable.make_args(shape(3, 3000), CPU, seed)
-    args = x, out, torch.zeros(row_groups.ints(3), dtype=torch.int32)
+    args = x, out, torch.zeros(row_groups.ints(3, 1024), dtype=torch.int32)
     wanted = expected(softmax_tunable, args)
     late = random.Random(seed)
     emulator.run(softmax_tunable, args, config(128, 8), monkeypatch, sms=8, at_once=9, disorder=late)
@@ -173,7 +174,7 @@ def test_infinities_nan_and_the_lowest_numbers_come_out_as_torchs_do(
     x[4] = torch.finfo(torch.float32).min
     x[5, :5] = 3e38
     for one in (softmax_tunable.default_config(SM90, shape(6, cols)), CHUNKS, config(128, 4)):
-        args = x, torch.empty_like(x), torch.zeros(row_groups.ints(6), dtype=torch.int32)
+        args = x, torch.empty_like(x), torch.zeros(row_groups.ints(6, 1024), dtype=torch.int32)
         emulator.run(softmax_tunable, args, one, monkeypatch, at_once=int(one["members"]))
         torch.testing.assert_close(args[1], torch.softmax(x, dim=1), equal_nan=True)
         assert not bool(args[2].any()), "the next launch would take them for its own"
