@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--module", action="append", help="by default the shipped kernels")
     parser.add_argument("--shapes", type=int, default=SHAPES, help=f"declared shapes of each; {SHAPES}")
     parser.add_argument("--all", dest="shapes", action="store_const", const=None, help="every declared shape")
+    parser.add_argument(
+        "--no-rivals", dest="rivals", action="store_false", help="beside its default and a copy alone: quick"
+    )
     parser.add_argument("--limit-s", type=float, default=math.inf, help="seconds for all kernels together")
     parser.add_argument("--out", type=Path, default=OUT, help=f"where the JSON goes; {OUT}")
     parser.add_argument("--verify", action="store_true", help="check the results of every portfolio instead")
@@ -117,6 +120,7 @@ def _in_a_process(found: Found, options: argparse.Namespace, share_s: float) -> 
             *(sys.executable, "-m", "aot_tune.bench.kernels", "--child", "--module", found.module),
             *("--kernel", found.tunable.name, "--out", str(out), "--limit-s", str(share_s)),
             *(("--all",) if options.shapes is None else ("--shapes", str(options.shapes))),
+            *(() if options.rivals else ("--no-rivals",)),
         ]
         limit = None if math.isinf(share_s) else share_s + _GRACE_S
         try:
@@ -141,7 +145,7 @@ def standing_of(kernel: str, record: Mapping[str, Any]) -> tuple[list[Verdict], 
     return verdicts, [
         f"{kernel}: {len(shapes)} of {record['declared']} declared shapes in {duration(record['seconds'])}; "
         f"{record['device']}; {rates}",
-        *lines(shapes, tuple(standard.rivals)),
+        *lines(shapes, record["rivals"]),
         *(f"   {one}" for one in verdicts),
     ]
 
@@ -163,6 +167,8 @@ def _timed(found: Found, options: argparse.Namespace) -> dict[str, Any]:
     torch.set_float32_matmul_precision("high")  # tf32, for the rivals too
     tunable = found.tunable
     standard = STANDARDS.get(tunable.name, _NO_RIVALS)
+    if not options.rivals:
+        standard = replace(standard, rivals={})
     problems = spread(tunable.typical_problems, options.shapes)
     with this_gpu() as gpu:
         rounds, kernel = EventRound(), Kernel(found, gpu.arch, gpu.device)
@@ -174,6 +180,7 @@ def _timed(found: Found, options: argparse.Namespace) -> dict[str, Any]:
             "cuda_tile": cutile.version(),
             "tileiras": cutile.compiler_version(),
             "ceilings": {name: round(rate) for name, rate in rates.items()},
+            "rivals": list(standard.rivals),
             "declared": len(tunable.typical_problems),
             "seconds": round(time.monotonic() - started, 1),
             "shapes": shapes,

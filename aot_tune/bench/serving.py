@@ -98,8 +98,12 @@ class _Bench:
         )  # fmt: skip
         if done.returncode:
             last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-            return {"failed": last[0]}
-        return json.loads(done.stdout.splitlines()[-1])
+            told = {"failed": last[0]}
+        else:
+            told = json.loads(done.stdout.splitlines()[-1])
+        # Told at once, so that a run that is cut off has told all it measured.
+        print(f"   {scenario}{' with cubins' if prebuilt else ''}: {json.dumps(told)}", flush=True)
+        return told
 
     def _triton(self) -> dict[str, Any]:
         if importlib.util.find_spec("triton") is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -14,6 +15,8 @@ from aot_tune.bench import kernels
 from aot_tune.bench.__main__ import main as benches
 from aot_tune.bench.standing import Shape
 from tests.samples import SM90
+
+IN_A_PROCESS = kernels._in_a_process
 
 
 def record(default_us: float = 12.0) -> dict[str, Any]:
@@ -28,6 +31,7 @@ def record(default_us: float = 12.0) -> dict[str, Any]:
     return {
         "device": "NVIDIA H200",
         "ceilings": {"copy": 4.2e12},
+        "rivals": ["torch.compile"],
         "declared": 135,
         "seconds": 40.0,
         "shapes": [asdict(shape)],
@@ -76,6 +80,30 @@ def test_a_missed_demand_or_a_kernel_that_fails_is_exit_code_1(
     before = Path(out).read_bytes()
     assert kernels.main(["--kernel", "rms_norm", "--out", out]) == 1
     assert Path(out).read_bytes() == before
+
+
+def test_without_rivals_what_is_asked_against_them_is_not_measured(
+    ran: list[tuple[str, float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    alone = {**record(), "rivals": []}
+    del alone["shapes"][0]["us"]["torch.compile"]
+    commands: list[list[str]] = []
+
+    def finished(command: list[str], **_: Any) -> Any:
+        commands.append(command)
+        Path(command[command.index("--out") + 1]).write_bytes(orjson.dumps(alone))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(kernels, "_in_a_process", IN_A_PROCESS)
+    monkeypatch.setattr(kernels.subprocess, "run", finished)
+    out = str(tmp_path / "bench.json")
+    assert kernels.main(["--kernel", "rms_norm", "--no-rivals", "--all", "--out", out]) == 0
+    told = capsys.readouterr().out
+    assert "not measured: at least as fast as torch.compile" in told
+    assert "over torch.compile" not in told
+    assert "--no-rivals" in commands[0]
+    assert kernels.main(["--kernel", "rms_norm", "--out", out]) == 0
+    assert "--no-rivals" not in commands[1]
 
 
 def test_the_time_is_shared_by_the_kernels_that_are_left(
