@@ -79,8 +79,6 @@ _SHARED = tuple(
     if members <= most
 )
 
-_MOST_LANES = max(int(config["members"]) * threads(config) for config in _SHARED)
-
 
 def parts(config: Config, cols: int) -> tuple[int, int]:
     """Parts that each member holds, and how many of them, from the first, lie inside for all: all but one."""
@@ -99,7 +97,7 @@ def _may_share(rows: int, cols: int) -> bool:
 
 def _lanes(cols: int) -> int:
     """Threads that share a row at most."""
-    return min(edge(cols) // _FEWEST_ELEMENTS, _MOST_LANES)
+    return min(edge(cols) // _FEWEST_ELEMENTS, row_groups.MOST_LANES)
 
 
 def _held(config: Config, problem: Problem) -> int:
@@ -125,7 +123,7 @@ def _unshared(config: Config, arch: Arch, problem: Problem) -> str | None:
         return "the loss alone reads a row once without others"
     if not _may_share(rows, cols):
         return f"{cols} columns of {rows} rows are not shared; from {_FEWEST_COLUMNS} on they may be"
-    if refused := row_groups.refusal(config, arch):
+    if refused := row_groups.refusal(config, arch, _lanes(cols)):
         return refused
     width, (each, inside) = int(config["chunk"]), parts(config, cols)
     if each > _MOST_PARTS:

@@ -219,7 +219,7 @@ def _legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
     held = _elements(config, problem)
     if config["persistent"]:  # weight and bias take as many registers as the rows do
         held *= 3
-    elif _waits(config) and _height(config) == 1 and problem["dtype"] != "float32":
+    elif arch == Arch(9, 0) and problem["dtype"] == "bfloat16" and _waits(config) and _height(config) == 1:
         held = (
             held * 4 // 5
         )  # two of 16 bits share a register: enough in all that was seen (tileiras 13.4, sm_90)

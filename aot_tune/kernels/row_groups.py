@@ -31,20 +31,29 @@ _FEWEST_ROWS = 1024
 """Rows that any `slots` are large enough for: a graph of no more may be captured after any other call of as
 many columns, that of `aot_tune.prime` too, which launches few rows."""
 
+MOST_LANES = 4096
+"""Threads that share a row at most. Each leaves a number, of 4 bytes."""
+
 
 def ints(rows: int, lanes: int) -> int:
-    """Elements of `slots`, int32, for as many rows, each of which `lanes` threads share at most."""
-    return max(rows, _FEWEST_ROWS) * lanes
+    """Elements of `slots`, int32, for as many rows, each of which `lanes` threads share at most.
+
+    Up to 16 KB a row, for 1024 rows or more. What was too small is kept for graphs that may use it: memory
+    grows by doubling, so that all of it is less than the largest.
+    """
+    return max(edge(rows), _FEWEST_ROWS) * lanes
 
 
 def fit(rows: int, lanes: int) -> bool:
-    """Whether one workspace holds what the blocks of as many rows, and of all in their bucket, leave."""
-    return ints(edge(rows), lanes) <= _MOST_INTS
+    """Whether one workspace holds what the blocks of as many rows leave."""
+    return ints(rows, lanes) <= _MOST_INTS
 
 
-def refusal(config: Config, arch: Arch) -> str | None:
-    """Why blocks of a config should not share rows, or None."""
+def refusal(config: Config, arch: Arch, lanes: int) -> str | None:
+    """Why blocks of a config should not share rows, whose `slots` are for as many threads a row; or None."""
     members = int(config["members"])
+    if members * threads(config) > lanes:
+        return f"{members} members of {threads(config)} threads have no slots; {lanes} threads of a row have"
     if members & (members - 1) or config.hints.get("num_ctas", 1) > 1:
         return f"{members} members; they are a power of two, each a lone block"
     if members * _MOST_VALUES > threads(config):

@@ -24,8 +24,6 @@ _SHARING = ((1024, 4, 3), (1024, 4, 4), (1024, 4, 5), (2048, 8, 1), (2048, 8, 2)
 _SHARED_FROM = 8193
 """Columns from which blocks may share a row: what it takes them to wait for each other is gained by then."""
 
-_MOST_LANES = max(members * 32 * warps for members in _MEMBERS for _, warps, _ in _SHARING)
-
 _FEWEST_PARTS = 2
 """Parts a member holds at least, 16 columns a thread: with fewer it waits longer than it works."""
 
@@ -63,7 +61,7 @@ def _may_share(rows: int, cols: int) -> bool:
 
 def _lanes(cols: int) -> int:
     """Threads that share a row at most: each member holds two parts or more, of 8 columns a thread."""
-    return min(edge(cols) // (8 * _FEWEST_PARTS), _MOST_LANES)
+    return min(edge(cols) // (8 * _FEWEST_PARTS), row_groups.MOST_LANES)
 
 
 def space(arch: Arch, problem: Problem) -> tuple[Config, ...]:
@@ -121,7 +119,7 @@ def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
         return refusal(config, arch, width) or True
     if members == 1:
         return part_refusal(width, cols) or refusal(config, arch, height * width * -(-cols // width)) or True
-    if refused := row_groups.refusal(config, arch):
+    if refused := row_groups.refusal(config, arch, _lanes(cols)):
         return refused
     if height > 1 or not _may_share(problem.size("rows"), cols):
         return f"{height} rows of {cols} columns are not shared; one of {_SHARED_FROM} or more may be"

@@ -24,7 +24,7 @@ def check_arguments(tunable: Tunable, args: Sequence[Any], here: Runtime, *, con
     if config is not None and not isinstance(config, Config):
         raise LaunchError(
             f"{tunable.name}.launch takes {', '.join(tunable.parameters)}, and config= for another than the "
-            f"tuned one; pass an aot_tune.Config, not {config!r:.80}"
+            f"tuned one; pass an aot_tune.Config, not {_named(config)}"
         )
     index: int | None = None
     first = ""
@@ -34,7 +34,7 @@ def check_arguments(tunable: Tunable, args: Sequence[Any], here: Runtime, *, con
         if type(arg) not in here.tensor_types:
             _check_no_array(place, arg, here)
             continue
-        if recording and name not in tunable.outputs and arg.requires_grad:
+        if recording and arg.requires_grad:
             raise LaunchError(
                 f"{place} requires grad while grad is enabled, and autograd does not record a launch; launch "
                 "under torch.no_grad(), pass .detach(), or launch in the forward of a torch.autograd.Function"
@@ -55,6 +55,11 @@ def check_arguments(tunable: Tunable, args: Sequence[Any], here: Runtime, *, con
             f"{tunable.name}.launch: no argument is a tensor; pass CUDA tensors, as problem() takes"
         )
     return index
+
+
+def _named(value: object) -> str:
+    """A number or a word; of anything else its type: to print a tensor waits for the GPU."""
+    return repr(value)[:80] if isinstance(value, str | int | float) else f"a {type(value).__name__}"
 
 
 def check_problem(tunable: Tunable, problem: Problem) -> bool:

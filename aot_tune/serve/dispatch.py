@@ -81,7 +81,7 @@ class Dispatcher:
     def __init__(self, tunable: Tunable) -> None:
         self._tunable = tunable
         self.kernels = HintedKernels(tunable)
-        self._function = LaunchFunction(tunable.name, tunable.problem, tunable.outputs, self._slow)
+        self._function = LaunchFunction(tunable.name, tunable.problem, self._slow)
         self.launch = self._function.call
         self._form: Form | None = None
         self._memo: dict[Any, tuple[Any, ...]] = {}

@@ -7,7 +7,7 @@ key of exactly what is read, one look-up, one call.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, methodcaller
 from types import CodeType, FunctionType
@@ -81,18 +81,14 @@ class LaunchFunction:
     Args:
         name: The declaration's name, for tracebacks.
         problem: Its `problem`, whose parameters the launch function takes, and a config after them.
-        outputs: Arguments that are only written: they are not asked whether autograd would record them.
         slow: Called with (args, config) where nothing was launched: the memo has no plan, or cuTile refuses
             the arguments or has no code for them. It knows what to do, or to say.
     """
 
-    def __init__(
-        self, name: str, problem: Callable[..., Any], outputs: Collection[str], slow: Callable[..., None]
-    ) -> None:
+    def __init__(self, name: str, problem: Callable[..., Any], slow: Callable[..., None]) -> None:
         self._file = f"<launch of {name}>"
         parameters = inspect.signature(problem).parameters.values()
         self.names = tuple(parameter.name for parameter in parameters)
-        self._outputs = outputs
         self._check(name, tuple(parameters))
         self._args = "".join(f"{one}, " for one in self.names)
         self.globals: dict[str, Any] = {"__name__": __name__, "slow": slow, "missed": _MISSED}
@@ -125,7 +121,6 @@ class LaunchFunction:
         grad = " or ".join(
             f"{n}.requires_grad" if kind == "tensor" else f"getattr({n}, 'requires_grad', False)"
             for n, kind in tensors
-            if n not in self._outputs
         )
         unrecorded = f" and not (grad_enabled() and ({grad}))" if grad else ""
         if form.layout is None:

@@ -414,8 +414,9 @@ def _scatter(array: Array, indices: Any, value: Any, *, mask: Any = None, **_hin
     array.written[chosen] += 1
 
 
-def _atomic_add(array: Array, indices: Any, update: Any, **_hints: Any) -> Tile:
+def _atomic_add(array: Array, indices: Any, update: Any, *, check_bounds: bool = True, **_hints: Any) -> Tile:
     places, inside = _places(array, indices, None)
+    assert check_bounds or bool(inside.all()), "an atomic outside, of whose kernel nothing checks bounds"
     updates = torch.as_tensor(_values(update)).to(array.dtype).broadcast_to(inside.shape)
     chosen = tuple(p[inside] for p in places)
     before = torch.zeros(inside.shape, dtype=array.dtype)

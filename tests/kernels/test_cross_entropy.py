@@ -17,6 +17,7 @@ from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import cross_entropy_space, cross_entropy_tiles, row_groups
 from aot_tune.kernels.cross_entropy import cross_entropy, cross_entropy_tunable
+from aot_tune.kernels.rows import threads
 from aot_tune.problem import Problem
 from tests.kernels import emulator
 from tests.kernels.agree import assert_agrees, expected, poison, problem
@@ -147,6 +148,23 @@ def test_rows_that_are_too_many_or_not_shared_ask_for_no_slots() -> None:
     for rows in (2**21 + 1, 2**22):
         assert cross_entropy_space.slots(True, rows, 16384) == 1
     assert row_groups.ints(2**21, 512) == cross_entropy_space.slots(True, 2**21, 16384) <= 2**30
+
+
+@pytest.mark.parametrize("arch", KNOWN_ARCHS, ids=str)
+def test_slots_suffice_for_whatever_may_run(arch: Arch) -> None:
+    for dtype in ("bfloat16", "float32"):
+        for cols in (16384, 20000, 32000, 50257, 65537, 128256, 151936, 262144):
+            for rows in (1, 1025, 5000):
+                one, found = shape(rows, cols, dtype), cross_entropy_space.slots(True, rows, cols)
+                for each in cross_entropy_tunable.candidates(arch, one):
+                    if (members := int(each["members"])) > 1:
+                        assert rows * members * threads(each) <= found, (one, each)
+
+
+def test_a_config_whose_blocks_have_no_slots_is_refused() -> None:
+    constants, hints = {"chunk": 2048, "members": 32}, {"num_ctas": 1, "occupancy": 2, "num_worker_warps": 8}
+    refused = cross_entropy_tunable.refusal(Config(constants=constants, hints=hints), SM90, shape(9, 262144))
+    assert "have no slots" in str(refused)
 
 
 def test_a_gpu_that_may_not_hold_a_rows_blocks_is_refused() -> None:

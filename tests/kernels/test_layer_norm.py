@@ -148,6 +148,20 @@ def test_what_is_legal_on_sm90_does_not_spill(one: Problem) -> None:
         assert compiled(layer_norm_tunable, SM90, one, each).stack_bytes == 0, each
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("cols", [4240, 9216, 13312])
+def test_many_blocks_a_multiprocessor_do_not_spill(cols: int, dtype: str) -> None:
+    one = shape(4096, cols, dtype)
+    many = [
+        c
+        for c in layer_norm_tunable.candidates(SM90, one)
+        if c.hints["occupancy"] * c.hints["num_worker_warps"] > 16 and not c["persistent"]
+    ]
+    assert many or dtype == "float16"  # whose registers are estimated as those of float32
+    for each in many:
+        assert compiled(layer_norm_tunable, SM90, one, each).stack_bytes == 0, each
+
+
 # The host function ------------------------------------------------------------------------------
 
 

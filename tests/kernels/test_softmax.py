@@ -15,6 +15,7 @@ from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import row_groups, softmax_space
+from aot_tune.kernels.rows import threads
 from aot_tune.kernels.softmax import softmax, softmax_tunable
 from aot_tune.problem import Problem
 from tests.kernels import emulator
@@ -66,7 +67,7 @@ def test_blocks_share_rows_that_are_long_enough_and_hold_all_of_them() -> None:
 
 @pytest.mark.parametrize("arch", KNOWN_ARCHS, ids=str)
 def test_rows_too_many_for_a_workspace_are_not_shared(arch: Arch) -> None:
-    for cols, most in ((9000, 2**20), (20000, 2**19), (128256, 2**17)):
+    for cols, most in ((9000, 2**20), (20000, 2**19), (128256, 2**18)):
         for rows in (most, most + 1, 2 * most, 3 * 10**6):
             one = problem(dtype="bfloat16", rows=rows, cols=cols)
             assert softmax_tunable.default_config(arch, one) in softmax_tunable.candidates(arch, one)
@@ -86,10 +87,34 @@ def test_blocks_that_cannot_wait_for_each_other_are_refused() -> None:
     assert "a power of two" in refusal(12)
     assert "each a lone block" in refusal(16, num_ctas=2)
     assert "who have no number for each" in refusal(32, num_worker_warps=2)
-    assert "who have no number for each" in refusal(128)
-    assert "more than half a GPU" in refusal(128, num_worker_warps=16)
+    assert "have no slots" in refusal(64)
+    assert "have no slots" in refusal(32, num_worker_warps=8)
     assert "2 rows of 128256 columns are not shared" in refusal(16, height=2)
     assert "1 rows of 8192 columns are not shared" in refusal(2, cols=8192)
+
+
+def test_more_blocks_than_half_a_small_gpu_do_not_share_a_row() -> None:
+    arch = next(arch for arch in KNOWN_ARCHS if Device.reference(arch).sm_count < 64)
+    constants = {"height": 1, "width": 1024, "members": 32, "chunked": False}
+    asked = Config(constants=constants, hints={"occupancy": 1, "num_worker_warps": 4})
+    refused = softmax_tunable.refusal(asked, arch, shape(64, 128256))
+    assert "more than half a GPU" in str(refused)
+
+
+@pytest.mark.parametrize("arch", KNOWN_ARCHS, ids=str)
+def test_slots_suffice_for_whatever_may_run(arch: Arch) -> None:
+    for cols in (8193, 9000, 16384, 16385, 32000, 65537, 128256, 262144, 600000):
+        for rows in (1, 1025, 5000):
+            one = problem(dtype="float32", rows=rows, cols=cols)
+            for each in softmax_tunable.candidates(arch, one):
+                if (members := int(each["members"])) > 1:
+                    assert rows * members * threads(each) <= softmax_space.slots(rows, cols), (one, each)
+
+
+def test_what_grown_slots_leave_behind_is_less_than_they_are() -> None:
+    *small, largest = sorted({softmax_space.slots(rows, 128256) for rows in range(1, 16385, 7)})
+    assert len(small) > 2
+    assert sum(small) < largest == 16384 * row_groups.MOST_LANES
 
 
 def test_a_grid_has_as_many_blocks_for_a_row_as_share_it() -> None:
