@@ -1,4 +1,4 @@
-"""Layer norm: kernel, host function, declaration. Knows nothing of tuning or tables.
+"""Layer norm: host function, search space, declaration. Knows nothing of tuning or tables.
 
 ``out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias`` over the last dimension (Ba, Kiros and
 Hinton, "Layer Normalization", 2016).
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-import cuda.tile as ct
 import torch
 
 from aot_tune import inputs
@@ -20,86 +19,19 @@ from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, indexable
+from aot_tune.kernels.layer_norm_tiles import layer_norm_kernel
 from aot_tune.kernels.rows import (
     MOST_ELEMENTS,
     as_rows,
     at_once,
     exact_width,
-    load_part,
-    load_parts,
     part_refusal,
     parts,
     refusal,
-    store_part,
     threads,
 )
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
-
-
-@ct.kernel
-def layer_norm_kernel(  # type: ignore[no-untyped-def]
-    x, weight, bias, out, eps,
-    height: ct.Constant[int], width: ct.Constant[int], parts: ct.Constant[int], inside: ct.Constant[int],
-    has_bias: ct.Constant[bool], persistent: ct.Constant[bool], ahead: ct.Constant[int],
-):  # fmt: skip
-    """Normalise `height` rows at a time, each in `parts` of `width`; without a bias, `bias` is any number.
-
-    A persistent block takes rows until none is left, and holds weight and bias in registers. Others load them
-    so many parts `ahead` of what they write: no load passes a store, which might be to the same place.
-    """
-    shape = height, width, parts, inside
-    read = weight, bias, has_bias
-    if persistent:
-        held = _weight_and_bias(read, ((), ()), parts, shape)
-        for block in range(ct.bid(0), ct.cdiv(x.shape[0], height), ct.num_blocks(0)):
-            _write(out, block, _moments(x, block, eps, shape), read, held, shape, parts)
-    else:
-        moments = _moments(x, ct.bid(0), eps, shape)
-        _write(out, ct.bid(0), moments, read, ((), ()), shape, ahead)
-
-
-def _moments(x: Any, block: Any, eps: Any, shape: Any) -> Any:
-    """The rows of a block, their mean and the inverse of their deviation."""
-    height, width, parts, inside = shape
-    rows = load_parts(x, (block,), (height, width), parts, inside, ct.PaddingMode.ZERO)
-    total, squares = ct.zeros((height, width), ct.float32), ct.zeros((height, width), ct.float32)
-    for part in ct.static_iter(range(parts)):
-        total = total + rows[part].astype(ct.float32)
-    mean = ct.sum(total, axis=1, keepdims=True) / x.shape[1]
-    # The variance is taken about the mean: the mean of the squares less the square of the mean loses all
-    # digits where the mean is large.
-    for part in ct.static_iter(range(parts)):
-        centred = rows[part].astype(ct.float32) - mean
-        if part >= inside:
-            here = part * width + ct.arange(width, dtype=ct.int32) < x.shape[1]
-            centred = ct.where(here, centred, 0.0)
-        squares = squares + centred * centred
-    variance = ct.sum(squares, axis=1, keepdims=True) / x.shape[1]
-    return rows, mean, ct.rsqrt(variance + eps)
-
-
-def _weight_and_bias(read: Any, held: Any, count: Any, shape: Any) -> Any:
-    """The first `count` parts of weight and bias; what is held of them is not read again."""
-    _, width, parts, inside = shape
-    (weight, bias, has_bias), (scales, shifts) = read, held
-    for part in ct.static_iter(range(len(scales), min(count, parts))):
-        scales = (*scales, load_part(weight, (part,), (width,), part < inside, ct.PaddingMode.ZERO))
-        if has_bias:
-            shifts = (*shifts, load_part(bias, (part,), (width,), part < inside, ct.PaddingMode.ZERO))
-    return scales, shifts
-
-
-def _write(out: Any, block: Any, moments: Any, read: Any, held: Any, shape: Any, ahead: Any) -> None:
-    rows, mean, norm = moments
-    _, _, parts, inside = shape
-    for part in ct.static_iter(range(parts)):
-        held = _weight_and_bias(read, held, part + ahead, shape)
-        scales, shifts = held
-        normed = (rows[part].astype(ct.float32) - mean) * norm * scales[part].astype(ct.float32)
-        if len(shifts) > 0:
-            normed = normed + shifts[part].astype(ct.float32)
-        store_part(out, (block, part), normed.astype(out.dtype), part < inside)
 
 
 def layer_norm(
