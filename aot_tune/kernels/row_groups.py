@@ -46,7 +46,7 @@ def ints(rows: int, lanes: int) -> int:
 
 def fit(rows: int, lanes: int) -> bool:
     """Whether one workspace holds what the blocks of as many rows leave."""
-    return ints(rows, lanes) <= _MOST_INTS
+    return ints(rows, lanes) < _TOO_MANY_INTS
 
 
 def refusal(config: Config, arch: Arch, lanes: int) -> str | None:
@@ -66,8 +66,7 @@ def refusal(config: Config, arch: Arch, lanes: int) -> str | None:
 _MOST_VALUES = 4
 """Numbers that a block tells the others."""
 
-
-_MOST_INTS = 1 << 30
+_TOO_MANY_INTS = 1 << 30
 """A workspace may be larger than what was asked for, and cuTile counts its elements in 32 bits."""
 
 

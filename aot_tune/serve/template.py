@@ -94,7 +94,7 @@ class LaunchFunction:
         self.globals: dict[str, Any] = {"__name__": __name__, "slow": slow, "missed": _MISSED}
         self._generation = 0
         defaults = tuple(p.default for p in parameters if p.default is not p.empty)
-        # Not by keyword alone: Python calls a function of such parameters 0.02 us slower.
+        # Not by keyword alone: CPython has no quick path for a call of a function with such parameters.
         self.call = FunctionType(self._code([]), self.globals, "launch", (*defaults, None))
         self.call.__qualname__ = f"{name}.launch"
 

@@ -82,7 +82,7 @@ def targets(rows: int, vocabulary: int) -> torch.Tensor:
 
 
 def zeros(rows: int) -> torch.Tensor:
-    return torch.zeros(row_groups.ints(rows, 4096), dtype=torch.int32, device="cuda")
+    return torch.zeros(row_groups.ints(rows, row_groups.MOST_LANES), dtype=torch.int32, device="cuda")
 
 
 def compare(logits: torch.Tensor, target: torch.Tensor, scale: float, ignored: int = -100) -> None:

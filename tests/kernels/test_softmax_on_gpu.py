@@ -49,7 +49,10 @@ def test_infinities_nan_and_the_lowest_numbers_come_out_as_torchs_do(cols: int) 
     x[5, :5] = 3e38
     wanted, one = torch.softmax(x, dim=1), problem(dtype="float32", rows=6, cols=cols)
     for config in softmax_tunable.candidates(here(), one)[::3]:
-        out, slots = torch.empty_like(x), workspace(x.device, 1, row_groups.ints(6, 8192)).counters
+        out, slots = (
+            torch.empty_like(x),
+            workspace(x.device, 1, row_groups.ints(6, row_groups.MOST_LANES)).counters,
+        )
         softmax_tunable.launch(x, out, slots, config=config)
         torch.testing.assert_close(out, wanted, equal_nan=True, rtol=1e-5, atol=1e-7)
         assert not bool(slots.any())
@@ -59,7 +62,7 @@ def test_infinities_nan_and_the_lowest_numbers_come_out_as_torchs_do(cols: int) 
 def test_rows_that_blocks_share_come_out_the_same_again_and_again(cols: int) -> None:
     x = normal(700, cols, dtype=torch.float32)
     one = problem(dtype="float32", rows=700, cols=cols)
-    slots = workspace(x.device, 1, row_groups.ints(700, 8192)).counters
+    slots = workspace(x.device, 1, row_groups.ints(700, row_groups.MOST_LANES)).counters
     for config in softmax_tunable.candidates(here(), one):
         if int(config["members"]) > 1:
             first = torch.empty_like(x)

@@ -707,8 +707,6 @@ def test_b17_a_broken_disk_cache_of_cutile_does_not_stop_serving(
 
     monkeypatch.setattr(type(kernel), "_compile", compile_in_broken)
     for _ in range(2):
-        with pytest.raises(LaunchError, match="not a Tensor"):
-            tuned.launch(*tensors(64), torch.zeros(1))
         tuned.launch(*tensors(64))
     assert launched() == [blocks(64, 1024, AT_64)] * 2
     assert len(driver.compiled) == 1
