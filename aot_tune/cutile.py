@@ -150,8 +150,9 @@ def _prebuilt_class() -> Any:
     from cuda.tile._cext import TileContext, get_compute_capability
     from cuda.tile.compilation import _name_mangling as names
 
-    with suppress(ImportError, OSError, AttributeError):  # there is no driver here
-        import_module("cuda.tile._load_libcuda")  # else a part of the first launch; it makes no context
+    for name in ("cuda.tile._load_libcuda", "ml_dtypes"):  # no driver here; not installed, or unfit
+        with suppress(Exception):
+            import_module(name)  # else a part of the first launch; neither makes a context
 
     def symbol_of(signature: Any, name: str) -> str:
         # As `with_mangled_symbol` has it, which then parses the result to check it: 0.7 ms of a launch's 2.
@@ -192,8 +193,7 @@ def _prebuilt_class() -> Any:
                 return super()._compile(signature, TileContext(config=config), compute_capability)
 
         def replace_hints(self, **hints: Any) -> Any:
-            # exhaustive_search calls this even without hints, and would get a plain kernel that compiles
-            # again.
+            # exhaustive_search calls this even without hints; a plain kernel would compile again.
             return super().replace_hints(**hints) if hints else self
 
     return PrebuiltKernel

@@ -215,9 +215,9 @@ import sys, torch, cuda.tile as ct
 from aot_tune import cutile
 class Finder:
     def find_spec(self, name, path, target=None):
-        if name == "cuda.tile._load_libcuda":
-            print("asked for")
-            raise OSError("libcuda.so.1: no such file")
+        if name in ("cuda.tile._load_libcuda", "ml_dtypes"):
+            print("asked for", name)
+            raise OSError("libcuda.so.1: no such file") if "cuda" in name else RuntimeError("another numpy")
 sys.meta_path.insert(0, Finder())
 @ct.kernel
 def empty(): pass
@@ -229,11 +229,10 @@ print(torch.cuda.is_initialized())
 """
 
 
-def test_the_drivers_library_is_looked_for_before_the_first_launch_and_need_not_be_there(
-    tmp_path: Path,
-) -> None:
+def test_what_cutile_imports_with_a_launch_is_imported_before_and_need_not_be_there(tmp_path: Path) -> None:
     (tmp_path / "found.py").write_text(_FINDER)
     told = subprocess.run(
         [sys.executable, str(tmp_path / "found.py")], capture_output=True, text=True, check=True
     )
-    assert told.stdout.splitlines() == ["so far nobody", "asked for", "False"]
+    asked = ["asked for cuda.tile._load_libcuda", "asked for ml_dtypes"]
+    assert told.stdout.splitlines() == ["so far nobody", *asked, "False"]

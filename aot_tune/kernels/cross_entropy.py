@@ -35,10 +35,10 @@ def cross_entropy(
 ) -> torch.Tensor:
     """Cross entropy of each row of logits with its target, not reduced; on request its gradient, in place.
 
-    Computes in float32; a gradient is rounded once. For a gradient several blocks may share a row, which tell
-    each other what they found in memory of the stream: run the same call once before it is captured into a
-    CUDA graph, on the stream that captures where there are several, and replay the graphs of one stream one
-    after another.
+    Computes in float32; a gradient is rounded once. Several blocks may share a row of a gradient, or one of a
+    few whose loss is asked for, and tell each other what they found in memory of the stream: run the same
+    call once before it is captured into a CUDA graph, on the stream that captures where there are several,
+    and replay the graphs of one stream one after another.
 
     Args:
         logits: (rows, vocabulary), bfloat16, float16 or float32, on a GPU. With `grad_scale` each element is

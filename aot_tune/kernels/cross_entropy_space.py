@@ -43,41 +43,30 @@ _READ_TWICE = (_config(4096, 4, 4), _config(8192, 8, 2), _config(16384, 8, 2))
 _FEWEST_COLUMNS = 16384
 """Of a row that blocks share. Narrower ones would be over before the blocks had met."""
 
-_MOST_PARTS = 20
+_MOST_PARTS = 32
 """The code grows with them, and time to compile it."""
 
 _FEWEST_ELEMENTS = 32
 """That a thread holds: with fewer there are many blocks to wait for."""
 
-_MANY_MEMBERS = (32, 163840)
-"""Blocks that share no row fastest which has fewer columns (H200)."""
+_MOST_MEMBERS = 32
+"""So that a small GPU runs them at once."""
 
 _IN_FLIGHT = 16384
 """Fewest elements that a multiprocessor's blocks load at once."""
 
-_REGISTERS = {"float32": (1.0, 38), "bfloat16": (0.5, 51), "float16": (0.5, 51)}
-"""Registers of a thread: for each element, and beside them. With as many none was seen to spill on sm_90
-(tileiras 13.4) that holds a row whose columns 16 divides."""
+_REGISTERS = {"float32": (1.0, 26), "bfloat16": (0.5, 24), "float16": (0.5, 24)}
+"""Registers of a thread: for each element, and beside them. With as many next to none was seen to spill on
+sm_90 (tileiras 13.4) that holds a row whose columns 16 divides."""
 
-_CHECKED = 3
-"""More of them where no part is checked: the loads are further ahead."""
+_UNALIGNED = (1.0, 40)
+"""The same where 16 does not divide the columns: elements of 16 bits are loaded one by one."""
 
-_MOST_ELEMENTS = {"float32": 128, "bfloat16": 152, "float16": 152}
-"""That a thread holds; with more some were seen to spill on sm_90."""
+_SHARING = ((1024, 4, (3, 4, 5, 6)), (2048, 8, (2, 3)))
+"""Columns of a part, warps, and blocks of a multiprocessor."""
 
-_MOST_UNALIGNED = 128
-"""The same where 16 does not divide the columns."""
-
-_THREADS = 512
-"""Of a multiprocessor. Fewer share no row fastest where registers hold as many (H200)."""
-
-_SHARED = tuple(
-    _config(width, warps, occupancy, members=members)
-    for width, warps, occupancies, most in ((1024, 4, (2, 3, 4, 5, 6), 32), (2048, 8, (2, 3), 8))
-    for members in (2, 4, 8, 16, 32)
-    for occupancy in occupancies
-    if members <= most
-)
+_READERS = (16, 32)
+"""Blocks that share the loss of each of few rows. Of more rows, lone blocks read enough at once."""
 
 
 def parts(config: Config, cols: int) -> tuple[int, int]:
@@ -88,11 +77,12 @@ def parts(config: Config, cols: int) -> tuple[int, int]:
 
 def slots(gradient: bool, rows: int, cols: int) -> int:
     """Elements, int32, that the members of any config need."""
-    return row_groups.ints(rows, _lanes(cols)) if gradient and _may_share(rows, cols) else 1
+    return row_groups.ints(rows, _lanes(cols)) if _may_share(gradient, rows, cols) else 1
 
 
-def _may_share(rows: int, cols: int) -> bool:
-    return cols >= _FEWEST_COLUMNS and row_groups.fit(rows, _lanes(cols))
+def _may_share(gradient: bool, rows: int, cols: int) -> bool:
+    few = gradient or rows <= _FEW
+    return few and cols >= _FEWEST_COLUMNS and row_groups.fit(rows, _lanes(cols))
 
 
 def _lanes(cols: int) -> int:
@@ -110,41 +100,47 @@ def _resident(config: Config) -> int:
     return threads(config) * config.hints.get("occupancy", 1)
 
 
-def _registers(held: int, problem: Problem) -> float:
-    """That a thread needs which holds so many elements."""
-    each, beside = _REGISTERS[str(problem["dtype"])]
-    return each * held + beside
+def _needs(problem: Problem) -> tuple[float, int]:
+    """Registers of a thread: for each element that it holds, and beside them."""
+    dtype = str(problem["dtype"])
+    one_by_one = dtype != "float32" and problem.size("vocabulary") % 16
+    return _UNALIGNED if one_by_one else _REGISTERS[dtype]
 
 
 def _unshared(config: Config, arch: Arch, problem: Problem) -> str | None:
     """Why blocks of a config should not share a row, or None."""
     rows, cols, members = problem.size("rows"), problem.size("vocabulary"), int(config["members"])
-    if not problem["gradient"]:
-        return "the loss alone reads a row once without others"
-    if not _may_share(rows, cols):
-        return f"{cols} columns of {rows} rows are not shared; from {_FEWEST_COLUMNS} on they may be"
+    if not _may_share(bool(problem["gradient"]), rows, cols):
+        return (
+            f"{cols} columns of {rows} rows are not shared; from {_FEWEST_COLUMNS} on they may be, for the "
+            f"loss alone those of up to {_FEW} rows"
+        )
     if refused := row_groups.refusal(config, arch, _lanes(cols)):
         return refused
-    width, (each, inside) = int(config["chunk"]), parts(config, cols)
+    width, (each, _) = int(config["chunk"]), parts(config, cols)
     if each > _MOST_PARTS:
         return f"{cols} columns are more than {_MOST_PARTS} parts of {width} for each of {members} members"
     held, resident = _held(config, problem), _resident(config)
-    most = _MOST_UNALIGNED if cols % 16 else _MOST_ELEMENTS[str(problem["dtype"])]
-    if not _FEWEST_ELEMENTS <= held <= most or held * resident < _IN_FLIGHT:
-        return f"{held} elements a thread, {held * resident} a multiprocessor; too few, or too many"
-    occupancy = config.hints.get("occupancy", 1)
-    if _registers(held, problem) + (_CHECKED if each == inside else 0) > registers(arch, resident):
+    if held < _FEWEST_ELEMENTS or held * resident < _IN_FLIGHT:
+        return f"{held} elements a thread, {held * resident} a multiprocessor; too few"
+    occupancy, (element, beside) = config.hints.get("occupancy", 1), _needs(problem)
+    if element * held + beside > registers(arch, resident):
         return f"{held} elements a thread spill at an occupancy of {occupancy}"
     return Device.reference(arch).refusal(occupancy)
 
 
-def _may_win(config: Config, arch: Arch, problem: Problem) -> bool:
-    """Whether a config that shares rows is worth its place in a sweep."""
-    members, narrower = _MANY_MEMBERS
-    if int(config["members"]) >= members and problem.size("vocabulary") < narrower:
-        return False
-    fit = _registers(_held(config, problem), problem) * _THREADS <= Device.reference(arch).registers_per_sm
-    return _resident(config) >= _THREADS or not fit
+def _shared(arch: Arch, problem: Problem) -> tuple[Config, ...]:
+    """The fewest blocks whose registers hold a row: they have the most under way at once."""
+    found: list[Config] = []
+    cols, (element, beside) = problem.size("vocabulary"), _needs(problem)
+    for width, warps, occupancies in _SHARING:
+        for occupancy in occupancies:
+            most = (registers(arch, 32 * warps * occupancy) - beside) / element
+            of_one = min(int(most * 32 * warps) // width, _MOST_PARTS)
+            members = max(2, -(-cols // (of_one * width)))
+            if members <= _MOST_MEMBERS:
+                found.append(_config(width, warps, occupancy, members=members))
+    return tuple(found)
 
 
 # What the declaration asks ----------------------------------------------------------------------
@@ -153,9 +149,10 @@ def _may_win(config: Config, arch: Arch, problem: Problem) -> bool:
 def space(arch: Arch, problem: Problem) -> tuple[Config, ...]:
     """All candidates, of which `legal` leaves those that suit the vocabulary."""
     if problem["gradient"]:
-        shared = (config for config in _SHARED if _may_win(config, arch, problem))
-        return tuple(dict.fromkeys((*_READ_TWICE, *shared, default(arch, problem))))
-    return (*_CHUNKED, *_CLUSTERS) if problem.size("rows") <= _FEW else _CHUNKED
+        return tuple(dict.fromkeys((*_READ_TWICE, *_shared(arch, problem), default(arch, problem))))
+    if problem.size("rows") <= _FEW:
+        return *_CHUNKED, *_CLUSTERS, *(_config(1024, 4, 4, members=members) for members in _READERS)
+    return _CHUNKED
 
 
 def default(arch: Arch, problem: Problem) -> Config:

@@ -12,7 +12,7 @@ from typing import Any
 import cuda.tile as ct
 
 from aot_tune.kernels.online_softmax import LOG2_E, LOWEST, exponential, maximum_and_sum
-from aot_tune.kernels.row_groups import exchange
+from aot_tune.kernels.row_groups import exchange, highest_and_sum
 from aot_tune.kernels.rows import load_part, store_part
 
 _NAN = math.nan
@@ -34,8 +34,8 @@ def cross_entropy_kernel(  # type: ignore[no-untyped-def]
     """
     if members > 1:
         row, member = ct.bid(0) // members, ct.bid(0) % members
-        place = row, member, members
-        _shared(logits, target, loss, slots, ignore_index, grad_scale, place, (chunk, parts, inside, lanes))
+        place, shape = (row, member, members), (chunk, parts, inside, lanes, gradient)
+        _shared(logits, target, loss, slots, ignore_index, grad_scale, place, shape)
     else:
         shape = chunk, ragged, lanes, vector, gradient
         _alone(logits, ct.bid(0), target, loss, ignore_index, grad_scale, shape)
@@ -91,63 +91,66 @@ def _shared(
     logits: Any, target: Any, loss: Any, slots: Any, ignored: Any, grad_scale: Any, place: Any, shape: Any
 ) -> None:
     row, member, members = place
-    width, parts, inside, lanes = shape
+    width, parts, inside, lanes, gradient = shape
+    # From its first column on, so that one address serves all its parts: each would take two registers.
+    own = logits.slice(1, member * width, logits.shape[1])
     wanted = ct.load(target, (row,), (1,), allow_tma=False)
     if wanted.item() == ignored:
         if member == 0:
             ct.store(loss, (row,), ct.zeros((1,), ct.float32), allow_tma=False)
-        for part in ct.static_iter(range(parts)):
-            nothing = ct.zeros((1, width), logits.dtype)
-            store_part(logits, (row, part * members + member), nothing, part < inside)
+        if gradient:
+            for part in ct.static_iter(range(parts)):
+                nothing = ct.zeros((1, width), logits.dtype)
+                store_part(own, (row, part * members), nothing, part < inside)
     else:
         column = _column(wanted, logits.shape[1])
         picked = ct.gather(logits, (row, column), padding_value=_NAN)
-        held = _loaded(logits, place, shape)
+        held = _loaded(own, row, members, shape)
         top, total, exponentials = _top_and_sum(held, picked, width, parts)
         picked = picked.astype(ct.float32)
         # Nobody writes before all have answered, so that what they read is still the logits.
         mine = ct.cat((top.reshape((1,)), total.reshape((1,))), 0)
         mine = ct.cat((mine, ct.cat((picked, picked), 0)), 0)
         found = exchange(slots, row, member, members, lanes, mine)
-        tops, totals = found.extract((0, 0), (members, 1)), found.extract((0, 1), (members, 1))
-        highest = ct.max(tops, axis=0, keepdims=True)
-        total = ct.sum(totals * exponential(tops - highest), axis=0, keepdims=True)
+        highest, total = highest_and_sum(found, members)
         row_loss = ct.log(total) + (highest - found.extract((0, 2), (1, 1)))
         if member == 0:
             ct.store(loss, (row,), row_loss.reshape((1,)), allow_tma=False)
-        scale = ct.where(ct.isnan(row_loss), row_loss, grad_scale)
-        share = scale / total
-        # The target's. Rounded here, since it is held in registers until all others are written.
-        slope = exponential(picked - highest.reshape((1,))) * share.reshape((1,)) - scale.reshape((1,))
-        slope = slope.astype(logits.dtype)
-        if logits.dtype == ct.float32:
-            share = share * exponential(top - highest)
-        else:
-            factor, product, lost = _powers_of_two(highest)
-            share = share * lost
-        for part in ct.static_iter(range(parts)):
+        if gradient:
+            scale = ct.where(ct.isnan(row_loss), row_loss, grad_scale)
+            share = scale / total
+            # The target's. Rounded here, since it is held in registers until all others are written.
+            slope = exponential(picked - highest.reshape((1,))) * share.reshape((1,)) - scale.reshape((1,))
+            slope = slope.astype(logits.dtype)
             if logits.dtype == ct.float32:
-                slopes = exponentials[part] * share
+                share = share * exponential(top - highest)
             else:
-                # None is above the highest. The compiler cannot know, and so keeps 16 bits, not 32.
-                again = ct.minimum(held[part], highest.astype(logits.dtype))
-                slopes = ct.exp2(_less(again, factor, product), flush_to_zero=True) * share
-            turn = part * members + member
-            store_part(logits, (row, turn), slopes.astype(logits.dtype), part < inside)
-        # Over what it was given with all others: to compare each column would take longer.
-        mine_too = (column >= 0) & (column // width % members == member)
-        ct.scatter(logits, (row, column), slope, mask=mine_too)
+                factor, product, lost = _powers_of_two(highest)
+                share = share * lost
+            for part in ct.static_iter(range(parts)):
+                if logits.dtype == ct.float32:
+                    slopes = exponentials[part] * share
+                else:
+                    # None is above the highest. The compiler cannot know, and so keeps 16 bits, not 32.
+                    again = ct.minimum(held[part], highest.astype(logits.dtype))
+                    slopes = ct.exp2(_less(again, factor, product), flush_to_zero=True) * share
+                store_part(own, (row, part * members), slopes.astype(logits.dtype), part < inside)
+            # Over what it was given with all others: to compare each column would take longer. Part by part,
+            # since a division by `members` takes registers, of which all hold logits.
+            turn = column // width
+            mine_too = turn == member
+            for part in ct.static_iter(range(1, parts)):
+                mine_too = mine_too | (turn == part * members + member)
+            ct.scatter(logits, (row, column), slope, mask=mine_too & (column >= 0))
 
 
-def _loaded(logits: Any, place: Any, shape: Any) -> Any:
+def _loaded(own: Any, row: Any, members: Any, shape: Any) -> Any:
     """A member's parts. A checked load is a branch, behind which others would wait: so it is the first."""
-    row, member, members = place
-    width, parts, inside, _ = shape
+    width, parts, inside, _, _ = shape
     held = ()
     for before in ct.static_iter(range(parts)):
         part = parts - 1 - before
-        turn = part * members + member
-        tile = load_part(logits, (row, turn), (1, width), part < inside, ct.PaddingMode.NEG_INF)
+        tile = load_part(own, (row, part * members), (1, width), part < inside, ct.PaddingMode.NEG_INF)
         held = (tile, *held)  # type: ignore[assignment]  # grows while compiling
     return held
 

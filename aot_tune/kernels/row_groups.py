@@ -19,6 +19,7 @@ from aot_tune.bucket import edge
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
+from aot_tune.kernels.online_softmax import LOWEST, exponential
 from aot_tune.kernels.rows import at_once, threads
 
 _MINUS_ZERO = -(2**31)
@@ -54,9 +55,9 @@ def refusal(config: Config, arch: Arch, lanes: int) -> str | None:
     members = int(config["members"])
     if members * threads(config) > lanes:
         return f"{members} members of {threads(config)} threads have no slots; {lanes} threads of a row have"
-    if members & (members - 1) or config.hints.get("num_ctas", 1) > 1:
-        return f"{members} members; they are a power of two, each a lone block"
-    if members * _MOST_VALUES > threads(config):
+    if config.hints.get("num_ctas", 1) > 1:
+        return f"{members} members; each is a lone block"
+    if edge(members) * _MOST_VALUES > threads(config):
         return f"{members} members of {threads(config)} threads, who have no number for each"
     if 2 * members > Device.reference(arch).sm_count:
         return f"{members} blocks that wait for each other are more than half a GPU"
@@ -105,24 +106,37 @@ def exchange(slots: Any, row: Any, member: Any, members: Any, lanes: Any, mine: 
         slots: (`ints` of the rows or more,), int32, zero between launches.
         row: The block's.
         member: Which of its row's blocks it is.
-        members: How many the row has, a power of two.
-        lanes: Threads of a block, `members` times the numbers of `mine` or more. Of a smaller tile every warp
-            might read its own copy, and warps that see different ones would leave the waiting loop apart.
+        members: How many the row has, up to 32.
+        lanes: Threads of a block, p times the numbers of `mine` or more; p is the power of two from `members`
+            on. Of a smaller tile every warp might read its own copy, and warps that see different ones would
+            leave the waiting loop apart.
         mine: (n,), float32, n a power of two: what this block found. A 0 may arrive as -0.
 
     Returns:
-        (members, n), float32.
+        (p, n), float32; zeros behind the members'.
     """
     relaxed, scope = ct.MemoryOrder.RELAXED, ct.MemoryScope.DEVICE
-    values, each = mine.shape[0], lanes // members
+    places = 2
+    if members > 2:
+        places = 4
+    if members > 4:
+        places = 8
+    if members > 8:
+        places = 16
+    if members > 16:
+        places = 32
+    values, each = mine.shape[0], lanes // places
     bits = ct.bitcast(mine, ct.int32)
     bits = ct.where(bits == 0, _MINUS_ZERO, bits)
     lane = ct.arange(lanes, dtype=ct.int32)
     left = ct.zeros((lanes,), ct.int32)
     for value in ct.static_iter(range(values)):
         left = ct.where((lane & (values - 1)) == value, bits.extract((value,), (1,)), left)
+    other = lane // each  # who reads what is left, and who left what is found
+    if members < places:
+        left = ct.where(other < members, left, 0)
     # Added to zeros, since cuTile has no relaxed store to places that do not follow each other.
-    place = (row * members + lane // each) * lanes + member * each + lane % each
+    place = (row * members + ct.minimum(other, members - 1)) * lanes + member * each + lane % each
     ct.atomic_add(slots, place, left, check_bounds=False, memory_order=relaxed, memory_scope=scope)
     found, missing = ct.zeros((lanes,), ct.int32), 1
     while missing > 0:
@@ -133,8 +147,19 @@ def exchange(slots: Any, row: Any, member: Any, members: Any, lanes: Any, mine: 
             slots, (row * members + member + none,), (lanes,),
             check_bounds=False, allow_tma=False, memory_order=relaxed, memory_scope=scope,
         )  # fmt: skip
-        missing = ct.sum(ct.where(found == 0, 1, 0))
+        missing = ct.sum(ct.where((found == 0) & (other < members), 1, 0))
     nothing = ct.zeros((lanes,), ct.int32)
     ct.store(slots, (row * members + member,), nothing, check_bounds=False, allow_tma=False)
-    all_of_them = found.reshape((members, each // values, values)).extract((0, 0, 0), (members, 1, values))
-    return ct.bitcast(all_of_them.reshape((members, values)), ct.float32)
+    all_of_them = found.reshape((places, each // values, values)).extract((0, 0, 0), (places, 1, values))
+    return ct.bitcast(all_of_them.reshape((places, values)), ct.float32)
+
+
+def highest_and_sum(found: Any, members: Any) -> Any:
+    """Of maxima and sums of exponentials, the first two columns of `exchange`: the row's, each (1, 1)."""
+    places = found.shape[0]
+    tops, totals = found.extract((0, 0), (places, 1)), found.extract((0, 1), (places, 1))
+    if members < places:
+        there = ct.arange(places, dtype=ct.int32).reshape((places, 1)) < members
+        tops = ct.where(there, tops, LOWEST)
+    highest = ct.max(tops, axis=0, keepdims=True)
+    return highest, ct.sum(totals * exponential(tops - highest), axis=0, keepdims=True)

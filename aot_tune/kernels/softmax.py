@@ -16,7 +16,7 @@ from aot_tune.errors import LaunchError
 from aot_tune.kernels import softmax_space
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, indexable
 from aot_tune.kernels.online_softmax import LOWEST, exponential, maximum_and_sum
-from aot_tune.kernels.row_groups import check_all_run, exchange
+from aot_tune.kernels.row_groups import check_all_run, exchange, highest_and_sum
 from aot_tune.kernels.rows import as_rows, load_part, store_part, threads
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
@@ -65,9 +65,8 @@ def _of_the_whole_row(
     """What this block's exponentials are to be multiplied by, and the sum of all blocks' then."""
     mine = ct.cat((top.reshape((1,)), total.reshape((1,))), 0)
     found = exchange(slots, row, member, members, lanes, mine)
-    tops, totals = found.extract((0, 0), (members, 1)), found.extract((0, 1), (members, 1))
-    highest = ct.max(tops, axis=0, keepdims=True)
-    return exponential(top - highest), ct.sum(totals * exponential(tops - highest), axis=0, keepdims=True)
+    highest, total = highest_and_sum(found, members)
+    return exponential(top - highest), total
 
 
 def _in_chunks(x: Any, out: Any, row: Any, shape: Any) -> None:

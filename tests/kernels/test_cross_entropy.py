@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -112,8 +113,15 @@ def test_the_gradient_of_a_wide_row_is_shared_by_at_most_half_a_gpu(arch: Arch) 
             assert (max(members) > 1) is shared
             assert 1 in members
             assert max(members) <= most
-    alone = cross_entropy_tunable.candidates(arch, shape(9, 50257, gradient=False))
-    assert {c["members"] for c in alone} == {1}
+
+
+def test_the_losses_of_few_wide_rows_are_shared() -> None:
+    def most(rows: int, cols: int) -> int:
+        candidates = cross_entropy_tunable.candidates(SM90, shape(rows, cols, gradient=False))
+        return max(int(c["members"]) for c in candidates)
+
+    assert [most(rows, 262144) for rows in (1, 64, 65)] == [32, 32, 1]
+    assert most(1, 32000) == 1
 
 
 def test_the_parts_of_all_members_are_the_row_and_what_is_inside_is_inside_for_all() -> None:
@@ -126,22 +134,39 @@ def test_the_parts_of_all_members_are_the_row_and_what_is_inside_is_inside_for_a
                 parts, inside = cross_entropy_space.parts(chosen, cols)
                 assert (parts - 1) * step < cols <= parts * step
                 assert inside * step <= cols < (inside + 1) * step
+                assert cols > step, "each member has a column to begin with"
 
 
-def test_rows_of_151936_columns_are_held_by_few_blocks_of_many_parts() -> None:
-    shared = [
-        c for c in cross_entropy_tunable.candidates(SM90, shape(4096, 151936)) if int(c["members"]) < 16
+@pytest.mark.parametrize(("cols", "members"), [(32000, 2), (128256, 5), (151936, 6), (262144, 10)])
+def test_a_row_is_shared_by_the_fewest_blocks_whose_registers_hold_it(cols: int, members: int) -> None:
+    one = shape(4096, cols)
+    at_four = [c for c in cross_entropy_tunable.candidates(SM90, one) if c.hints["occupancy"] == 4]
+    assert members in {c["members"] for c in at_four}
+    fewer = config_of(members - 1, at_four)
+    assert members == 2 or "spill" in str(cross_entropy_tunable.refusal(fewer, SM90, one))
+
+
+def config_of(members: int, like: Sequence[Config]) -> Config:
+    constants = {"chunk": 1024, "members": members}
+    return Config(constants=constants, hints=next(c for c in like if c["chunk"] == 1024).hints)
+
+
+def test_elements_that_are_loaded_one_by_one_take_a_register_each() -> None:
+    held = [
+        max(
+            cross_entropy_space.parts(c, cols)[0] * int(c["chunk"]) // threads(c)
+            for c in cross_entropy_tunable.candidates(SM90, shape(4096, cols, dtype))
+            if int(c["members"]) > 1 and c.hints["occupancy"] * threads(c) == 512
+        )
+        for cols, dtype in ((151936, "bfloat16"), (151937, "bfloat16"), (151936, "float32"))
     ]
-    held = {(c["members"], c["chunk"], c.hints["occupancy"]) for c in shared if int(c["members"]) > 1}
-    assert {(8, 1024, 4), (4, 2048, 2)} <= held
-    for one in (shape(4096, 151937), shape(4096, 151936, "float32")):  # they would spill
-        candidates = cross_entropy_tunable.candidates(SM90, one)
-        assert max(cross_entropy_space.parts(c, 151937)[0] for c in candidates if int(c["members"]) > 1) <= 16
+    assert held == [200, 88, 96]
 
 
 def test_rows_that_are_too_many_or_not_shared_ask_for_no_slots() -> None:
     assert cross_entropy_space.slots(True, 1000, 16384) >= row_groups.ints(1000, 512)
-    for gradient, rows, cols in ((False, 1000, 16384), (True, 1000, 16383), (True, 2**22, 16384)):
+    assert cross_entropy_space.slots(False, 64, 16384) >= row_groups.ints(64, 512)
+    for gradient, rows, cols in ((False, 65, 16384), (True, 1000, 16383), (True, 2**22, 16384)):
         assert cross_entropy_space.slots(gradient, rows, cols) == 1
     assert cross_entropy_tunable.default_config(SM90, shape(2**22, 16384))["members"] == 1
     # 2^20 rows fit; a few more belong to a bucket whose edge does not.
@@ -202,8 +227,10 @@ def test_the_kernel_agrees_with_the_reference(
         (5000, 128, 8),
         (3141, 64, 16),
         (3841, 128, 4),  # one column in a member's last part, none in that of the next one
-        (130, 128, 4),  # two members have no column at all
         (50257, 1024, 32),
+        (5000, 128, 7),
+        (2000, 128, 3),
+        (3141, 64, 14),
     ],
 )
 def test_blocks_that_share_rows_agree_with_the_reference(
@@ -218,6 +245,31 @@ def test_blocks_that_share_rows_agree_with_the_reference(
         args[2].fill_(torch.nan)
         assert run(args, config(width, members), monkeypatch) == 4 * members
         assert_agrees(cross_entropy_tunable, args, wanted)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("cols", "width", "members"), [(5000, 128, 8), (3141, 64, 14)])
+def test_blocks_that_share_rows_agree_on_the_loss_alone(
+    cols: int, width: int, members: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = made(shape(4, cols, dtype, gradient=False), 1)
+    args[1][1] = IGNORED
+    wanted = expected(cross_entropy_tunable, args)
+    for _ in range(2):  # on the same slots
+        args[2].fill_(torch.nan)
+        assert run(args, config(width, members), monkeypatch) == 4 * members
+        assert_agrees(cross_entropy_tunable, args, wanted)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_logits_far_below_zero_are_no_less_than_what_nobody_left(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits, *_ = args = made(shape(3, 2000, dtype), 5)
+    logits -= 500  # e to the power of which is 0
+    wanted = expected(cross_entropy_tunable, args)
+    run(args, config(128, 7), monkeypatch)
+    assert_agrees(cross_entropy_tunable, args, wanted)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

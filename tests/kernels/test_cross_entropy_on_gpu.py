@@ -47,7 +47,8 @@ def test_cross_entropy_agrees_with_the_reference(
 @pytest.mark.parametrize("vocabulary", [32000, 50257, 128256])
 def test_cross_entropy_agrees_in_every_config(vocabulary: int, gradient: bool, dtype: str) -> None:
     # More rows than the GPU holds at a time, so that blocks follow one another.
-    one = problem(dtype=dtype, gradient=gradient, rows=1601, vocabulary=vocabulary)
+    rows = 1601 if gradient else 1001
+    one = problem(dtype=dtype, gradient=gradient, rows=rows, vocabulary=vocabulary)
     check(cross_entropy_tunable, one, every=1)
     torch.cuda.empty_cache()
 
@@ -175,8 +176,19 @@ def test_two_streams_and_a_graph_have_slots_of_their_own() -> None:
         assert torch.equal(loss, losses)
 
 
-def test_the_loss_alone_leaves_the_logits_as_they_are() -> None:
-    logits, target = normal(100, 32000), targets(100, 32000)
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_the_losses_of_few_rows_are_right_in_every_config(rows: int) -> None:
+    for vocabulary in (50257, 262144):
+        check(
+            cross_entropy_tunable,
+            problem(dtype="bfloat16", gradient=False, rows=rows, vocabulary=vocabulary),
+            every=1,
+        )
+
+
+@pytest.mark.parametrize("vocabulary", [32000, 262144])
+def test_the_loss_alone_leaves_the_logits_as_they_are(vocabulary: int) -> None:
+    logits, target = normal(100, vocabulary), targets(100, vocabulary)
     before = logits.clone()
     wanted = torch.nn.functional.cross_entropy(logits.double(), target, reduction="none")
     torch.testing.assert_close(cross_entropy(logits, target).double(), wanted, rtol=1e-5, atol=2e-5)

@@ -84,8 +84,8 @@ def test_blocks_that_cannot_wait_for_each_other_are_refused() -> None:
         return softmax_tunable.refusal(asked, SM90, shape(64, cols)) or ""
 
     assert refusal(16) == ""
-    assert "a power of two" in refusal(12)
-    assert "each a lone block" in refusal(16, num_ctas=2)
+    assert refusal(12) == ""
+    assert "each is a lone block" in refusal(16, num_ctas=2)
     assert "who have no number for each" in refusal(32, num_worker_warps=2)
     assert "have no slots" in refusal(64)
     assert "have no slots" in refusal(32, num_worker_warps=8)
@@ -162,7 +162,14 @@ def test_the_kernel_agrees_with_the_reference_in_every_form(
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(
     ("rows", "cols", "width", "members"),
-    [(3, 9000, 1024, 2), (2, 5000, 256, 4), (5, 1024, 64, 8), (1, 4097, 64, 32), (3, 8255, 256, 16)],
+    [
+        (3, 9000, 1024, 2),
+        (2, 5000, 256, 4),
+        (5, 1024, 64, 8),
+        (1, 4097, 64, 32),
+        (3, 8255, 256, 16),
+        (3, 5000, 256, 7),
+    ],
 )
 def test_rows_that_blocks_share_agree_with_the_reference(
     rows: int, cols: int, width: int, members: int, dtype: str, monkeypatch: pytest.MonkeyPatch
