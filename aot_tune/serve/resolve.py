@@ -55,14 +55,16 @@ class Choice:
 class Legality:
     """What may run: legal, and in the search space. One for a declaration on an arch.
 
-    The search space is asked for once per set of classes (dtypes), since it may hold a thousand configs; a
-    config that is not in it is looked for in the space of the very problem.
+    In the search space is what is in that of the very problem, or of a declared one of the same classes
+    (dtypes): sizes without an entry run what was tuned for others. Which problems were met before does not
+    matter, so that ranks agree.
     """
 
     def __init__(self, tunable: Tunable, arch: Arch) -> None:
         self._tunable = tunable
         self._arch = arch
-        self._spaces: dict[frozenset[tuple[str, Value]], frozenset[Config]] = {}
+        self._declared: dict[_Classes, _Space] = {}
+        self._last: tuple[Problem | None, frozenset[Config]] = (None, frozenset())
 
     def refusal(self, config: Config, problem: Problem) -> str | None:
         """Why a config may not run for a problem; None when it may."""
@@ -70,18 +72,52 @@ class Legality:
         return reason or (None if self._in_space(config, problem) else "it is not in the search space")
 
     def _in_space(self, config: Config, problem: Problem) -> bool:
-        kind = frozenset((name, value) for name, value in problem.items() if name not in self._tunable.axes)
-        space = self._spaces.get(kind)
-        if space is not None and config in space:
-            return True
-        here = frozenset(self._tunable.search_space(self._arch, problem))
-        if space is None and len(self._spaces) < _MOST_SPACES:
-            self._spaces[kind] = here
-        return config in here
+        classes = self._classes(problem)
+        space = self._declared.get(classes)
+        if space is None:
+            space = _Space()
+            if len(self._declared) < _MOST_SPACES:
+                self._declared[classes] = space
+        return self._is_declared(config, classes, space) or config in self._here(problem)
 
+    def _is_declared(self, config: Config, classes: _Classes, space: _Space) -> bool:
+        """Read declared problems' spaces, up to the first that holds the config, and keep what was read.
+
+        Two threads may read one twice; none is left out.
+        """
+        declared = self._tunable.typical_problems
+        while config not in space.configs:
+            if (place := space.read) >= len(declared):
+                return False
+            if self._classes(declared[place]) == classes:
+                space.configs.update(self._tunable.search_space(self._arch, declared[place]))
+            space.read = place + 1
+        return True
+
+    def _here(self, problem: Problem) -> frozenset[Config]:
+        """The space of the very problem; the last one's is kept, since one choice asks several times."""
+        asked, configs = self._last
+        if asked is not problem:
+            configs = frozenset(self._tunable.search_space(self._arch, problem))
+            self._last = (problem, configs)
+        return configs
+
+    def _classes(self, problem: Problem) -> _Classes:
+        return frozenset(item for item in problem.items() if item[0] not in self._tunable.axes)
+
+
+_Classes = frozenset[tuple[str, Value]]
 
 _MOST_SPACES = 64
 """Sets of classes whose search space is kept: more than any kernel has dtypes."""
+
+
+@dataclass(kw_only=True)
+class _Space:
+    """The configs of the first few declared problems of some classes."""
+
+    configs: set[Config] = field(default_factory=set)
+    read: int = 0
 
 
 def resolve(

@@ -135,6 +135,23 @@ def test_the_search_space_is_asked_for_once_for_configs_that_are_in_it() -> None
     assert asked == [at(1)]
 
 
+@pytest.mark.parametrize("first", [64, 256, 4096, 5000])
+def test_what_is_in_the_search_space_does_not_depend_on_what_was_met_before(first: int) -> None:
+    """Where the space depends on the sizes: a declared problem's counts for all, any other's for itself."""
+    by_size = {64: [AT_64], 256: [AT_64, AT_256], 5000: [FOREIGN]}
+    changing = dataclasses.replace(scale, typical=[{"dtype": "bfloat16", "M": (64, 256), "N": 1024}])
+    spaces = lambda arch, problem: by_size.get(problem.size("M"), [DEFAULT])  # noqa: E731
+    object.__setattr__(changing, "search_space", spaces)
+    legality = Legality(changing, SM90)
+    legality.refusal(AT_256, at(first))
+    legality.refusal(FOREIGN, at(first))
+    allowed = {
+        rows: [c for c in (AT_64, AT_256, DEFAULT, FOREIGN) if legality.refusal(c, at(rows)) is None]
+        for rows in (64, 4096, 5000)
+    }
+    assert allowed == {64: [AT_64, AT_256], 4096: [AT_64, AT_256, DEFAULT], 5000: [AT_64, AT_256, FOREIGN]}
+
+
 def test_a_miss_names_the_problem_what_was_taken_and_the_command() -> None:
     message = miss_message(scale, SM90, at(4096), choose(at(4096), TABLE))
     assert message.startswith("no tuned config for scale dtype=bfloat16 M=4096 N=1024 on sm90; took tile_m=")
