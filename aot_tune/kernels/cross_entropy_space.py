@@ -49,9 +49,6 @@ _MOST_PARTS = 32
 _FEWEST_ELEMENTS = 32
 """That a thread holds: with fewer there are many blocks to wait for."""
 
-_MOST_MEMBERS = 32
-"""So that a small GPU runs them at once."""
-
 _IN_FLIGHT = 16384
 """Fewest elements that a multiprocessor's blocks load at once."""
 
@@ -62,11 +59,18 @@ sm_90 (tileiras 13.4) that holds a row whose columns 16 divides."""
 _UNALIGNED = (1.0, 40)
 """The same where 16 does not divide the columns: elements of 16 bits are loaded one by one."""
 
-_SHARING = ((1024, 4, (3, 4, 5, 6)), (2048, 8, (2, 3)))
-"""Columns of a part, warps, and blocks of a multiprocessor."""
+_SHARED = (
+    # The fewest whose registers hold a row have the most under way at once: steps of a quarter, so that any
+    # vocabulary has a number not far above its fewest.
+    *(_config(1024, 4, 4, members=members) for members in (2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 26, 32)),
+    *(_config(1024, 4, 5, members=members) for members in (2, 3)),
+    *(_config(1024, 4, 3, members=members) for members in (8, 16)),
+    *(_config(2048, 8, 3, members=members) for members in (2, 5)),
+)
+"""The same for every vocabulary: what was tuned for one serves others."""
 
-_READERS = (16, 32)
-"""Blocks that share the loss of each of few rows. Of more rows, lone blocks read enough at once."""
+_READERS = tuple(_config(1024, 4, 4, members=members) for members in (16, 32))
+"""For the loss of few rows. Of more rows, lone blocks read enough at once."""
 
 
 def parts(config: Config, cols: int) -> tuple[int, int]:
@@ -77,7 +81,9 @@ def parts(config: Config, cols: int) -> tuple[int, int]:
 
 def slots(gradient: bool, rows: int, cols: int) -> int:
     """Elements, int32, that the members of any config need."""
-    return row_groups.ints(rows, _lanes(cols)) if _may_share(gradient, rows, cols) else 1
+    if not _may_share(gradient, rows, cols):
+        return 1
+    return row_groups.ints(rows, _lanes(cols)) if gradient else _FEW * _lanes(cols)
 
 
 def _may_share(gradient: bool, rows: int, cols: int) -> bool:
@@ -118,6 +124,8 @@ def _unshared(config: Config, arch: Arch, problem: Problem) -> str | None:
     if refused := row_groups.refusal(config, arch, _lanes(cols)):
         return refused
     width, (each, _) = int(config["chunk"]), parts(config, cols)
+    if (members - 1) * width >= cols:
+        return f"{cols} columns leave nothing to the last of {members} blocks"
     if each > _MOST_PARTS:
         return f"{cols} columns are more than {_MOST_PARTS} parts of {width} for each of {members} members"
     held, resident = _held(config, problem), _resident(config)
@@ -129,34 +137,18 @@ def _unshared(config: Config, arch: Arch, problem: Problem) -> str | None:
     return Device.reference(arch).refusal(occupancy)
 
 
-def _shared(arch: Arch, problem: Problem) -> tuple[Config, ...]:
-    """The fewest blocks whose registers hold a row: they have the most under way at once."""
-    found: list[Config] = []
-    cols, (element, beside) = problem.size("vocabulary"), _needs(problem)
-    for width, warps, occupancies in _SHARING:
-        for occupancy in occupancies:
-            most = (registers(arch, 32 * warps * occupancy) - beside) / element
-            of_one = min(int(most * 32 * warps) // width, _MOST_PARTS)
-            members = max(2, -(-cols // (of_one * width)))
-            if members <= _MOST_MEMBERS:
-                found.append(_config(width, warps, occupancy, members=members))
-    return tuple(found)
-
-
 # What the declaration asks ----------------------------------------------------------------------
 
 
 def space(arch: Arch, problem: Problem) -> tuple[Config, ...]:
     """All candidates, of which `legal` leaves those that suit the vocabulary."""
     if problem["gradient"]:
-        return tuple(dict.fromkeys((*_READ_TWICE, *_shared(arch, problem), default(arch, problem))))
-    if problem.size("rows") <= _FEW:
-        return *_CHUNKED, *_CLUSTERS, *(_config(1024, 4, 4, members=members) for members in _READERS)
-    return _CHUNKED
+        return tuple(dict.fromkeys((*_READ_TWICE, *_SHARED, default(arch, problem))))
+    return (*_CHUNKED, *_CLUSTERS, *_READERS) if problem.size("rows") <= _FEW else _CHUNKED
 
 
 def default(arch: Arch, problem: Problem) -> Config:
-    """What spills on no arch; for a gradient the fewest members that hold a row, if any do."""
+    """What spills on no arch; for a gradient few members whose registers hold a row easily, if any do."""
     if not problem["gradient"]:
         return _config(8192, 8, 2) if problem.size("rows") <= _FEW else _config(4096, 4, 4)
     for occupancy, most in ((4, 64), (2, 128)):

@@ -29,8 +29,8 @@ _NEVER_SO_MANY = 20
 """A block's threads are fewer than 2 to this power."""
 
 _FEWEST_ROWS = 1024
-"""Rows that any `slots` are large enough for: a graph of no more may be captured after any other call of as
-many columns, that of `aot_tune.prime` too, which launches few rows."""
+"""Rows that `ints` suffice for: a graph of no more may be captured after any other call that shares rows of
+as many columns, that of `aot_tune.prime` too, which launches few."""
 
 MOST_LANES = 4096
 """Threads that share a row at most. Each leaves a number, of 4 bytes."""
