@@ -29,6 +29,7 @@ from aot_tune.kernels.rows import (
     parts,
     refusal,
     threads,
+    too_wide,
 )
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
@@ -116,9 +117,12 @@ def _space(cols: int) -> tuple[Config, ...]:
 
 def _default(arch: Arch, problem: Problem) -> Config:
     """The most blocks of 8 warps that do not spill, whatever the dtype."""
-    width = _widths(problem.size("cols"), 8)[0]
-    configs = (_config(width, False, occupancy, 8) for occupancy in (4, 2, 1))
-    return next(c for c in configs if refusal(c, arch, _elements(c, problem)) is None)
+    width = next(iter(_widths(problem.size("cols"), 8)), 0)
+    configs = (_config(width, False, occupancy, 8) for occupancy in (4, 2, 1) if width)
+    found = next((c for c in configs if refusal(c, arch, _elements(c, problem)) is None), None)
+    if found is None:
+        raise too_wide(problem.size("cols"))
+    return found
 
 
 _AHEAD = 2

@@ -8,7 +8,7 @@ from aot_tune.arch import Arch
 from aot_tune.bucket import edge
 from aot_tune.config import Config
 from aot_tune.errors import LaunchError
-from aot_tune.kernels.rows import parts, refusal, threads
+from aot_tune.kernels.rows import parts, refusal, threads, too_wide
 from aot_tune.problem import Problem
 
 _EACH = 8
@@ -60,8 +60,15 @@ LEAST_COLUMNS_IN_PLACE = 5
 
 
 def default(arch: Arch, problem: Problem) -> Config:
-    """8 warps, which few rows need and many do not mind, in as many blocks as spill on no arch."""
-    return next(one for n in (3, 2, 1) if legal(one := _config(8, n), arch, problem) is True)
+    """8 warps, which few rows need and many do not mind, in as many blocks as spill on no arch.
+
+    Raises:
+        LaunchError: There are more columns than any config holds.
+    """
+    found = next((one for n in (3, 2, 1) if legal(one := _config(8, n), arch, problem) is True), None)
+    if found is None:
+        raise too_wide(problem.size("cols"))
+    return found
 
 
 def default_in_place(arch: Arch, problem: Problem) -> Config:

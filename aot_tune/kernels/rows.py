@@ -85,6 +85,11 @@ def refusal(config: Config, arch: Arch, elements: int) -> str | None:
     return device.refusal(occupancy)
 
 
+def too_wide(cols: int) -> LaunchError:
+    """Says that no config holds rows of so many columns."""
+    return LaunchError(f"no config holds rows of {cols} columns; pass rows of at most {MOST_ELEMENTS}")
+
+
 def parts(height: int, width: int, rows: int, cols: int) -> tuple[int, int]:
     """Parts of `width` columns a row has, and how many of them, from the first, lie inside for all blocks.
 

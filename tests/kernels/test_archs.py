@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import random
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -13,10 +14,15 @@ import pytest
 
 from aot_tune import kernels
 from aot_tune.arch import KNOWN_ARCHS, Arch
+from aot_tune.device import Device
 from aot_tune.discovery import Found
+from aot_tune.errors import LaunchError
 from aot_tune.mistakes import space_mistakes
+from aot_tune.problem import Problem
 from aot_tune.tunable import Tunable
 from aot_tune.tuner.check_archs import ARCHS, check
+
+SM80, SM90, SM120 = map(Arch.parse, ("sm80", "sm90", "sm120"))
 
 LEFT_OUT = tuple(map(Arch.parse, ("sm89", "sm103")))
 
@@ -42,3 +48,21 @@ def test_no_archs_space_is_one_that_a_sweep_would_refuse(name: str) -> None:
     tunable = FOUND[name].tunable
     for arch in KNOWN_ARCHS:
         assert list(space_mistakes(tunable, arch, tunable.typical_problems)) == [], arch
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_any_size_has_a_default_and_grids_or_an_error_that_says_what_to_pass(name: str) -> None:
+    tunable, chance = FOUND[name].tunable, random.Random(name)
+    refused = []
+    for _ in range(60):
+        sizes = dict(chance.choice(tunable.typical_problems))
+        for axis in chance.sample(list(tunable.axes), chance.randint(1, len(tunable.axes))):
+            sizes[axis] = int(2 ** chance.uniform(0, 19))
+        problem = Problem(sizes)
+        for arch in (SM80, SM90, SM120):
+            try:
+                chosen = [tunable.default_config(arch, problem), *tunable.candidates(arch, problem)[:2]]
+                assert all(tunable.grid_fn(config, Device.reference(arch), problem) for config in chosen)
+            except LaunchError as error:
+                refused.append(str(error))
+    assert [words for words in refused if "pass" not in words and "tune" not in words] == []

@@ -34,6 +34,14 @@ def test_the_default_is_a_candidate_at_every_declared_shape_and_any_width(arch: 
         assert layer_norm_tunable.default_config(arch, one) in layer_norm_tunable.candidates(arch, one), one
 
 
+def test_rows_that_no_config_holds_are_an_error_that_says_so() -> None:
+    for cols in (65536, 2**20):
+        with pytest.raises(
+            LaunchError, match=f"no config holds rows of {cols} columns; pass rows of at most"
+        ):
+            layer_norm_tunable.default_config(SM90, shape(7, cols))
+
+
 def test_the_sweep_stays_small() -> None:
     assert len(layer_norm_tunable.typical_problems) <= 64
     for one in layer_norm_tunable.typical_problems:

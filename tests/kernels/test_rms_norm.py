@@ -30,6 +30,11 @@ def shape(rows: int, cols: int, dtype: str = "bfloat16") -> Problem:
     return problem(dtype=dtype, rows=rows, cols=cols)
 
 
+def test_rows_that_no_config_holds_are_an_error_that_says_so() -> None:
+    with pytest.raises(LaunchError, match="no config holds rows of 100000 columns; pass rows of at most"):
+        rms_norm_tunable.default_config(SM90, problem(dtype="bfloat16", rows=7, cols=100000))
+
+
 @pytest.mark.parametrize("arch", KNOWN_ARCHS, ids=str)
 def test_the_default_is_a_candidate_of_every_declared_problem(arch: Arch) -> None:
     for one in rms_norm_tunable.typical_problems:
