@@ -74,7 +74,7 @@ class _Bench:
         """By figure, the middle and the least of several processes'; what is no figure is the last one's."""
         told = [self._child(scenario, prebuilt=prebuilt, cutile_cache=cutile_cache) for _ in range(_REPEATS)]
         failed = next((one for one in told if "failed" in one), None)
-        return failed or middle_and_least(told)
+        return failed or _middle_and_least(told)
 
     def _child(
         self,
@@ -123,7 +123,7 @@ class _Bench:
         }
 
 
-def middle_and_least(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _middle_and_least(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Of each figure that several processes told, the median and the least; of all else the last one's."""
     found: dict[str, Any] = {}
     for name, value in told[-1].items():

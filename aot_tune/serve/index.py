@@ -21,6 +21,11 @@ from aot_tune.table import Entry, Table
 Classes = frozenset[tuple[str, Value]]
 
 
+def classes_of(axes: Axes, problem: Problem) -> Classes:
+    """`aot_tune.bucket.classes` as a key."""
+    return frozenset(item for item in problem.items() if item[0] not in axes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shipped:
     """A table that was read and fits the declaration."""
@@ -104,7 +109,7 @@ class Index:
         place = len(self._own)
         self._own[bucket] = found
         exact = tuple(bucket.size(name) for name in self._exact)
-        groups = self._groups.setdefault(self._classes(bucket), {})
+        groups = self._groups.setdefault(classes_of(self._axes, bucket), {})
         group = groups.get(exact)
         if group is None:
             logs = tuple(math.log2(max(size, 1)) for size in exact)
@@ -153,7 +158,7 @@ class Index:
         asked, reached = self._reached
         if asked is not wanted:
             logs = [math.log2(max(wanted.size(name), 1)) for name in self._exact]
-            groups = self._groups.get(self._classes(wanted), {}).values()
+            groups = self._groups.get(classes_of(self._axes, wanted), {}).values()
             # Written for speed: a miss looks at every group, of which a table has dozens.
             if len(logs) == 2:
                 first, second = logs
@@ -178,9 +183,6 @@ class Index:
         if rule is None:
             rule = self._rules[id(found.entry)] = rule_of(found.entry, found.shipped.table, self._tiles)
         return rule
-
-    def _classes(self, problem: Problem) -> Classes:
-        return frozenset(item for item in problem.items() if item[0] not in self._axes)
 
     def _exponents(self, bucket: Problem) -> tuple[int, ...]:
         return tuple(bucket.size(name).bit_length() - 1 for name in self._pow2)

@@ -14,7 +14,7 @@ from aot_tune.config import Config
 from aot_tune.errors import LaunchError
 from aot_tune.problem import Problem, Value
 from aot_tune.rule import Pick, pick
-from aot_tune.serve.index import Found, Index
+from aot_tune.serve.index import Classes, Found, Index, classes_of
 from aot_tune.table import Entry
 from aot_tune.tunable import Tunable
 
@@ -63,7 +63,7 @@ class Legality:
     def __init__(self, tunable: Tunable, arch: Arch) -> None:
         self._tunable = tunable
         self._arch = arch
-        self._declared: dict[_Classes, _Space] = {}
+        self._declared: dict[Classes, _Space] = {}
         self._last: tuple[Problem | None, frozenset[Config]] = (None, frozenset())
 
     def refusal(self, config: Config, problem: Problem) -> str | None:
@@ -72,7 +72,7 @@ class Legality:
         return reason or (None if self._in_space(config, problem) else "it is not in the search space")
 
     def _in_space(self, config: Config, problem: Problem) -> bool:
-        classes = self._classes(problem)
+        classes = classes_of(self._tunable.axes, problem)
         space = self._declared.get(classes)
         if space is None:
             space = _Space()
@@ -80,7 +80,7 @@ class Legality:
                 self._declared[classes] = space
         return self._is_declared(config, classes, space) or config in self._here(problem)
 
-    def _is_declared(self, config: Config, classes: _Classes, space: _Space) -> bool:
+    def _is_declared(self, config: Config, classes: Classes, space: _Space) -> bool:
         """Read declared problems' spaces, up to the first that holds the config, and keep what was read.
 
         Two threads may read one twice; none is left out.
@@ -89,7 +89,7 @@ class Legality:
         while config not in space.configs:
             if (place := space.read) >= len(declared):
                 return False
-            if self._classes(declared[place]) == classes:
+            if classes_of(self._tunable.axes, declared[place]) == classes:
                 space.configs.update(self._tunable.search_space(self._arch, declared[place]))
             space.read = place + 1
         return True
@@ -102,11 +102,6 @@ class Legality:
             self._last = (problem, configs)
         return configs
 
-    def _classes(self, problem: Problem) -> _Classes:
-        return frozenset(item for item in problem.items() if item[0] not in self._tunable.axes)
-
-
-_Classes = frozenset[tuple[str, Value]]
 
 _MOST_SPACES = 64
 """Sets of classes whose search space is kept: more than any kernel has dtypes."""
