@@ -52,7 +52,7 @@ _FEWEST_ELEMENTS = 32
 _IN_FLIGHT = 16384
 """Fewest elements that a multiprocessor's blocks load at once."""
 
-_REGISTERS = {"float32": (1.0, 26), "bfloat16": (0.5, 24), "float16": (0.5, 24)}
+_REGISTERS = {"float32": (1.0, 34), "bfloat16": (0.5, 24), "float16": (0.5, 24)}
 """Registers of a thread: for each element, and beside them. With as many next to none was seen to spill on
 sm_90 (tileiras 13.4) that holds a row whose columns 16 divides."""
 
@@ -151,10 +151,12 @@ def default(arch: Arch, problem: Problem) -> Config:
     """What spills on no arch; for a gradient few members whose registers hold a row easily, if any do."""
     if not problem["gradient"]:
         return _config(8192, 8, 2) if problem.size("rows") <= _FEW else _config(4096, 4, 4)
-    for occupancy, most in ((4, 64), (2, 128)):
-        for members in (4, 8, 16, 32):
+    for occupancy, most in ((4, 76), (2, 176)):
+        for members in (2, 3, 4, 6, 8, 12, 16, 24, 32):
             config = _config(1024, 4, occupancy, members=members)
-            if _held(config, problem) <= most and _unshared(config, arch, problem) is None:
+            element, beside = _needs(problem)
+            easily = element * _held(config, problem) + beside <= most
+            if easily and _unshared(config, arch, problem) is None:
                 return config
     return _config(8192, 8, 2)
 

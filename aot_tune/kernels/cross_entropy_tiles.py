@@ -12,7 +12,7 @@ from typing import Any
 import cuda.tile as ct
 
 from aot_tune.kernels.online_softmax import LOG2_E, LOWEST, exponential, maximum_and_sum
-from aot_tune.kernels.row_groups import exchange, highest_and_sum
+from aot_tune.kernels.row_groups import exchange, fetch, highest_and_sum
 from aot_tune.kernels.rows import load_part, store_part
 
 _NAN = math.nan
@@ -106,6 +106,7 @@ def _shared(
         column = _column(wanted, logits.shape[1])
         picked = ct.gather(logits, (row, column), padding_value=_NAN)
         held = _loaded(own, row, members, shape)
+        fetch(slots, row, member, members, lanes)
         top, total, exponentials = _top_and_sum(held, picked, width, parts)
         picked = picked.astype(ct.float32)
         # Nobody writes before all have answered, so that what they read is still the logits.

@@ -94,6 +94,17 @@ def check_all_run(kernel: str, config: Config, device: Device, members: int) -> 
         )
 
 
+def fetch(slots: Any, row: Any, member: Any, members: Any, lanes: Any) -> None:
+    """Bring what this block will read in `exchange` to the L2 cache, in a kernel, while it does other work.
+
+    Zeros are added, which changes nothing whenever it is done.
+    """
+    relaxed, scope = ct.MemoryOrder.RELAXED, ct.MemoryScope.DEVICE
+    place = (row * members + member) * lanes + ct.arange(lanes, dtype=ct.int32)
+    nothing = ct.zeros((lanes,), ct.int32)
+    ct.atomic_add(slots, place, nothing, check_bounds=False, memory_order=relaxed, memory_scope=scope)
+
+
 def exchange(slots: Any, row: Any, member: Any, members: Any, lanes: Any, mine: Any) -> Any:
     """What all blocks of a row found, in a kernel; each calls it once.
 

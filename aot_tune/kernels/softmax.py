@@ -16,7 +16,7 @@ from aot_tune.errors import LaunchError
 from aot_tune.kernels import softmax_space
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, indexable
 from aot_tune.kernels.online_softmax import LOWEST, exponential, maximum_and_sum
-from aot_tune.kernels.row_groups import check_all_run, exchange, highest_and_sum
+from aot_tune.kernels.row_groups import check_all_run, exchange, fetch, highest_and_sum
 from aot_tune.kernels.rows import as_rows, load_part, store_part, threads
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
@@ -41,6 +41,8 @@ def softmax_kernel(  # type: ignore[no-untyped-def]
         for part in ct.static_iter(range(parts)):  # all loads are under way at once
             index = place, first + part
             rows = (*rows, load_part(x, index, (height, width), part < inside, ct.PaddingMode.NEG_INF))  # type: ignore[assignment]  # grows while compiling
+        if members > 1:
+            fetch(slots, place, member, members, lanes)
         for part in ct.static_iter(range(parts)):
             tops = ct.maximum(tops, rows[part].astype(ct.float32))
         top, total = ct.max(tops, axis=1, keepdims=True), ct.zeros((height, width), ct.float32)
