@@ -66,8 +66,8 @@ def choose_portfolio(
 
     1. Up to `most` times the config that shortens most, in the sum of the logarithms over all problems, of
        those that shorten one by more than the tie band; none is taken for less, so that cubins are few.
-    2. While a measured problem stays further than `worst` from its best, up to `most_when_worse`, the config
-       that shortens those problems most.
+    2. Where that leaves a measured problem further than `worst` from its best, up to `most_when_worse`: the
+       config that shortens such problems most; when none does any more, the one that shortens any most.
 
     Args:
         times_at_edges: Measured times. Problems where the default has none do not count.
@@ -84,9 +84,11 @@ def choose_portfolio(
     chosen = list(dict.fromkeys(start))
     while len(chosen) < most and (config := _most_useful(every, chosen)):
         chosen.append(config)
+    if all(row.regret(chosen) <= worst for row in measured):
+        return tuple(chosen)
     while len(chosen) < most_when_worse:
         behind = [row for row in measured if row.regret(chosen) > worst]
-        config = _most_useful(behind, chosen)
+        config = _most_useful(behind, chosen) or _most_useful(measured, chosen)
         if config is None:
             break
         chosen.append(config)

@@ -54,11 +54,15 @@ def test_a_portfolio_holds_at_most_so_many_unless_that_leaves_a_problem_far_behi
     assert len(chosen(rows(1.5))) == 16, "50 % behind: sixteen, and no more"
 
 
-def test_beyond_eight_only_what_a_problem_far_behind_needs_is_added() -> None:
-    winners = [recorded.config(64, 64, k) for k in range(1, 12)]
-    rows = {i: {DEFAULT: 10.0, winner: 5.0} for i, winner in enumerate(winners[:9], 1)}
-    rows |= {i: {DEFAULT: 10.0, winner: 9.75} for i, winner in enumerate(winners[9:], 100)}
-    assert set(chosen(rows)) == set(winners[:9])
+def test_beyond_eight_what_a_problem_far_behind_needs_comes_first_and_fills_no_more_than_sixteen() -> None:
+    winners = [recorded.config(64, 64, k) for k in range(1, 31)]
+    far = {i: {DEFAULT: 10.0, winner: 5.0} for i, winner in enumerate(winners[:9], 1)}
+    near = {i: {DEFAULT: 10.0, winner: 9.75} for i, winner in enumerate(winners[9:], 100)}
+    noise = {i: {DEFAULT: 10.0, winner: 9.85} for i, winner in enumerate(winners[9:], 100)}
+    taken = chosen(far | near)
+    assert len(taken) == 16
+    assert set(taken[:9]) == set(winners[:9])
+    assert set(chosen(far | noise)) == set(winners[:9]), "what ties gets no place"
 
 
 def test_a_problem_without_the_default_s_time_does_not_count() -> None:
