@@ -172,10 +172,7 @@ def _args(config: Config, *args: Any) -> tuple[Any, ...]:
     group = q.shape[1] // k_cache.shape[2]
     windowed = args[9] < args[3].shape[1] * k_cache.shape[1]
     shapes = group, attention_decode_space.rows(group), q.shape[2], k_cache.shape[1], windowed
-    # Where a block has a multiprocessor to itself, other warps load the numbers of its pages ahead, once for
-    # the keys and once for the values: 1278 us instead of 1760 on an H200. With two blocks it is 4 % slower.
-    apart = config.hints.get("occupancy", 1) == 1
-    return *args, *shapes, *(config[name] for name in ("splits", "balanced", "tile_n", "gather")), apart
+    return *args, *shapes, *(config[name] for name in ("splits", "balanced", "tile_n", "gather"))
 
 
 def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:

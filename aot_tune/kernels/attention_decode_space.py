@@ -80,14 +80,14 @@ def space(arch: Arch, problem: Problem) -> tuple[Config, ...]:
 
 
 def default(arch: Arch, problem: Problem) -> Config:
-    """Equal parts, or four blocks a multiprocessor: long and short sequences even out. Pages gathered."""
+    """Equal parts, or up to two blocks a multiprocessor, all of which run at once. Pages gathered."""
     tile, gather = _TILES[0], _gathers(arch, problem)
     equal = min(_wanted(arch, problem), _most_splits(arch, problem, tile))
     balanced = _config(equal, True, tile, gather, 1, 2)
     if equal > 1 and _balanced_misfit(balanced, arch, problem) is None:
         return balanced
     fewest, most = _splits_between(arch, problem, tile)
-    wanted = edge(-(-4 * Device.reference(arch).sm_count // _pairs(problem)))
+    wanted = 1 << max(2 * Device.reference(arch).sm_count // _pairs(problem), 1).bit_length() - 1
     return _config(min(max(wanted, fewest), most), False, tile, gather, 1, 2)
 
 

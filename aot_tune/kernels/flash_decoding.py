@@ -40,12 +40,10 @@ _MINUS_ZERO = -(2**31)
 def _keys_and_values(caches: Any, block_table: Any, place: Any, tile: Any, keys: Any, sizes: Any) -> Any:
     """The `tile`-th `tile_n` keys and values of a sequence, each as (tile_n, head_dim)."""
     (k_cache, v_cache), (seq, head) = caches, place
-    _, _, head_dim, page_size, _, tile_n, gather, apart, windowed = sizes
+    _, _, head_dim, page_size, _, tile_n, gather, windowed = sizes
     if gather:
-        pages = _pages(k_cache, block_table, seq, tile, keys, page_size, tile_n, windowed)
+        pages = _pages(block_table, seq, tile, keys, page_size, tile_n, windowed, k_cache.shape[0])
         k = _gathered(k_cache, pages, head, page_size, head_dim)
-        if apart:
-            pages = _pages(v_cache, block_table, seq, tile, keys, page_size, tile_n, windowed)
         return k, _gathered(v_cache, pages, head, page_size, head_dim)
     return (
         _joined(k_cache, block_table, seq, tile, head, page_size, head_dim, tile_n),
@@ -54,14 +52,19 @@ def _keys_and_values(caches: Any, block_table: Any, place: Any, tile: Any, keys:
 
 
 def _pages(
-    cache: Any, block_table: Any, seq: Any, tile: Any, keys: Any, page_size: Any, tile_n: Any, windowed: Any
+    block_table: Any, seq: Any, tile: Any, keys: Any, page_size: Any, tile_n: Any, windowed: Any, nowhere: Any
 ) -> Any:
+    """The pages of a tile. Of those that its sequence does not have the numbers may be anything.
+
+    A number that the cache does not have loads zeros, and one that is another's page is masked. Nothing is
+    computed from what the table says where nothing must be: the warps that load would wait for those that
+    compute, and only begin a tile's loads when the tile before it is done.
+    """
     count = tile_n // page_size
-    row = ct.load(block_table, (seq, tile), (1, count), padding_mode=ct.PaddingMode.ZERO)
-    pages = _inside(cache, row.reshape((count,)))
-    if windowed:  # few tiles, of which the window leaves much out: pages outside of the cache are not read
+    pages = ct.load(block_table, (seq, tile), (1, count), padding_mode=ct.PaddingMode.ZERO).reshape((count,))
+    if windowed:  # few tiles, of which the window leaves much out: that is not read
         first = tile * tile_n + ct.arange(count, dtype=ct.int32) * page_size
-        pages = ct.where((first < keys[1]) & (first + page_size > keys[0]), pages, cache.shape[0])
+        pages = ct.where((first < keys[1]) & (first + page_size > keys[0]), pages, nowhere)
     return pages
 
 
@@ -72,7 +75,7 @@ def _gathered(cache: Any, pages: Any, head: Any, page_size: Any, head_dim: Any) 
 
 
 def _inside(cache: Any, page: Any) -> Any:
-    # A tile may reach over pages that its sequence does not have, whose numbers in the table may be anything.
+    # A tile that is joined may reach over pages that its sequence does not have.
     return ct.minimum(ct.maximum(page, 0), cache.shape[0] - 1)
 
 
@@ -167,6 +170,7 @@ def _combined(left: Any, row: Any, parts: Any, at: Any, slices: Any, shape: Any)
         shape: Rows of a tile, and the numbers of a slice.
     """
     mine, missing = left, 1
+    result, logs = ct.zeros((1, shape[1]), ct.float32), ct.zeros((1, shape[1]), ct.float32)
     there = ct.full((shape[0], 1), True, ct.bool_)
     if parts is not None:
         there = ct.arange(shape[0], dtype=ct.int32).reshape((shape[0], 1)) < parts
@@ -178,20 +182,19 @@ def _combined(left: Any, row: Any, parts: Any, at: Any, slices: Any, shape: Any)
         bits = _found(left, (row, at + none), shape)
         log_bits = _found(left, (row, slices + at + none), shape)
         missing = ct.sum(ct.where(there & ((bits == 0) | (log_bits == 0)), 1, 0))
-    # Read once more: what leaves a loop lies so among the threads that its sums take four times as long.
-    none = missing >> _NEVER_SO_MANY
-    bits = _found(left, (row, at + none), shape)
-    log_bits = _found(left, (row, slices + at + none), shape)
+        # Summed at each turn, so that nobody reads once more: tiles that leave a loop lie so among the
+        # threads that their sums take four times as long.
+        log2_parts, values = ct.bitcast(log_bits, ct.float32), ct.bitcast(bits, ct.float32)
+        if parts is not None:
+            log2_parts, values = ct.where(there, log2_parts, -math.inf), ct.where(there, values, 0.0)
+        most = ct.maximum(ct.max(log2_parts, axis=0, keepdims=True), _NOTHING)
+        weights = ct.exp2(log2_parts - most)
+        total = ct.sum(weights, axis=0, keepdims=True)
+        result = ct.sum(values * weights, axis=0, keepdims=True) / ct.where(total > 0, total, 1.0)
+        logs = most + ct.log2(total)
     ct.store(mine, (row, at), ct.zeros(shape, ct.int32), allow_tma=False)
     ct.store(mine, (row, slices + at), ct.zeros(shape, ct.int32), allow_tma=False)
-    log2_parts, values = ct.bitcast(log_bits, ct.float32), ct.bitcast(bits, ct.float32)
-    if parts is not None:
-        log2_parts, values = ct.where(there, log2_parts, -math.inf), ct.where(there, values, 0.0)
-    most = ct.maximum(ct.max(log2_parts, axis=0, keepdims=True), _NOTHING)
-    weights = ct.exp2(log2_parts - most)
-    total = ct.sum(weights, axis=0, keepdims=True)
-    result = ct.sum(values * weights, axis=0, keepdims=True)
-    return result / ct.where(total > 0, total, 1.0), most + ct.log2(total)
+    return result, logs
 
 
 # The kernel -------------------------------------------------------------------------------------
@@ -202,7 +205,7 @@ def _attend_part(
 ) -> Any:
     """The result of some tiles' keys, and the log2 of the sum of their scores' exponentials."""
     (seq, head), (begin, end) = place, keys
-    group, rows, head_dim, _, _, tile_n, _, _, _ = sizes
+    group, rows, head_dim, _, _, tile_n, _, _ = sizes
     queries = ct.load(
         q.slice(1, head * group, head * group + group), (seq, 0, 0), (1, head_dim, rows),
         order=(0, 2, 1), padding_mode=ct.PaddingMode.ZERO, allow_tma=False,
@@ -230,9 +233,11 @@ def _block(
     window: Any, place: Any, part: Any, parts: Any, sizes: Any, balanced: Any,
 ) -> None:  # fmt: skip
     """Attend to the `part`-th of a sequence's `parts`, and combine slices of the result with the others."""
-    group, rows, head_dim, _, splits, tile_n, _, _, _ = sizes
+    group, rows, head_dim, _, splits, tile_n, _, windowed = sizes
     end = ct.load(seq_lens, (place[0],), (1,)).item()
-    begin, count = span(end, window, tile_n)
+    begin, count = 0, ct.cdiv(end, tile_n)
+    if windowed:
+        begin, count = span(end, window, tile_n)
     first = begin // tile_n
     tiles = first + part * count // parts, first + (part + 1) * count // parts
     result, log2_sum = _attend_part(
@@ -264,13 +269,13 @@ def attention_decode_kernel(  # type: ignore[no-untyped-def]
     q, k_cache, v_cache, block_table, seq_lens, out, lse, scratch, scale, window,
     group: ct.Constant[int], rows: ct.Constant[int], head_dim: ct.Constant[int], page_size: ct.Constant[int],
     windowed: ct.Constant[bool], splits: ct.Constant[int], balanced: ct.Constant[bool],
-    tile_n: ct.Constant[int], gather: ct.Constant[bool], apart: ct.Constant[bool],
+    tile_n: ct.Constant[int], gather: ct.Constant[bool],
 ):  # fmt: skip
     """Attend with the `group` queries of one KV head of one sequence to a part of its keys.
 
     The parts of a pair follow each other: those that wait for each other are started together.
     """
-    sizes = group, rows, head_dim, page_size, splits, tile_n, gather, apart, windowed
+    sizes = group, rows, head_dim, page_size, splits, tile_n, gather, windowed
     caches, kv_heads = (k_cache, v_cache), k_cache.shape[2]
     if balanced:
         seq, head, part, parts = of_block(seq_lens, q.shape[0], kv_heads, window, tile_n, splits)
