@@ -80,7 +80,7 @@ def space(arch: Arch, problem: Problem) -> tuple[Config, ...]:
 
 
 def default(arch: Arch, problem: Problem) -> Config:
-    """Equal parts, or up to two blocks a multiprocessor, all of which run at once. Pages gathered."""
+    """Equal parts; or as many as are two blocks a multiprocessor, which all run at once. Pages gathered."""
     tile, gather = _TILES[0], _gathers(arch, problem)
     equal = min(_wanted(arch, problem), _most_splits(arch, problem, tile))
     balanced = _config(equal, True, tile, gather, 1, 2)
@@ -177,8 +177,9 @@ def _does_not_suit(config: Config, arch: Arch, problem: Problem) -> str | None:
     if not gather and tile_n > _MOST_JOINED * page_size:
         return f"a tile of {tile_n} would be put together of more than {_MOST_JOINED} pages"
     occupancy = config.hints.get("occupancy", 1)
-    if gather and splits > 1 and arch.major > 9 and (tile_n, occupancy) == (_TILES[1], 1) and wide:
-        return f"the compiler crashes on parts of {tile_n} gathered keys at an occupancy of 1 (tileiras 13.4)"
+    if gather and (tile_n, occupancy) == (_TILES[1], 1) and wide and (splits > 1 or arch.major == 9):
+        what = "spills registers" if arch.major == 9 else "crashes"
+        return f"the compiler {what} on {tile_n} gathered keys at an occupancy of 1 (tileiras 13.4)"
     if gather and config.hints.get("num_ctas", 1) > 1 and page_size >= _SLOW_PAGES:
         return f"pairs of blocks that gather pages of {page_size} compile for minutes (tileiras 13.4)"
     if gather and occupancy > 2 and (wide or splits > 1):

@@ -75,7 +75,7 @@ def _gathered(cache: Any, pages: Any, head: Any, page_size: Any, head_dim: Any) 
 
 
 def _inside(cache: Any, page: Any) -> Any:
-    # A tile that is joined may reach over pages that its sequence does not have.
+    # A joined tile may reach over pages that its sequence does not have, whose numbers may be anything.
     return ct.minimum(ct.maximum(page, 0), cache.shape[0] - 1)
 
 

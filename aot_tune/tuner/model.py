@@ -114,7 +114,7 @@ def spills(resources: Resources, loop: Loop | None) -> bool:
     """Whether registers are spilled where it costs: in the inner loop, or anywhere where no loop is known.
 
     A few bytes of stack outside of the loop cost little: on an H200 such configs won 2 of 27 matmul problems;
-    as do a few in a long loop: of attention_decode one with 6 in 1025 instructions won 15 of 68 problems.
+    as do a few in a long loop: of attention_decode's first code one with 6 in 1025 instructions won 15 of 68.
     """
     if loop is None:
         return resources.stack_bytes > 0

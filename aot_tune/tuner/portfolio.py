@@ -66,8 +66,9 @@ def choose_portfolio(
 
     1. Up to `most` times the config that shortens most, in the sum of the logarithms over all problems, of
        those that shorten one by more than the tie band; none is taken for less, so that cubins are few.
-    2. Where that leaves a measured problem further than `worst` from its best, up to `most_when_worse`: the
-       config that shortens such problems most; when none does any more, the one that shortens any most.
+    2. Where that leaves a measured problem further than `worst` from its best, beyond a tie, up to
+       `most_when_worse`: the config that shortens such problems most; when none does any more, the one that
+       shortens any most. The latter not beside a `start`: problems that are not here may need the room.
 
     Args:
         times_at_edges: Measured times. Problems where the default has none do not count.
@@ -84,11 +85,11 @@ def choose_portfolio(
     chosen = list(dict.fromkeys(start))
     while len(chosen) < most and (config := _most_useful(every, chosen)):
         chosen.append(config)
-    if all(row.regret(chosen) <= worst for row in measured):
+    if all(row.clear_regret(chosen) <= worst for row in measured):
         return tuple(chosen)
     while len(chosen) < most_when_worse:
-        behind = [row for row in measured if row.regret(chosen) > worst]
-        config = _most_useful(behind, chosen) or _most_useful(measured, chosen)
+        behind = [row for row in measured if row.clear_regret(chosen) > worst]
+        config = _most_useful(behind, chosen) or (None if start else _most_useful(measured, chosen))
         if config is None:
             break
         chosen.append(config)
@@ -108,10 +109,7 @@ def clear_regrets(
 ) -> list[float]:
     """As `regrets`, with 0 where the portfolio's time ties with the best: what is left beyond the noise."""
     portfolio = list(portfolio)
-    return [
-        0.0 if is_tie(row.served(portfolio), row.best) else row.regret(portfolio)
-        for row in _rows(times, defaults, least_gain)
-    ]
+    return [row.clear_regret(portfolio) for row in _rows(times, defaults, least_gain)]
 
 
 def crowded_out(sweep: Sweep, portfolio: Sequence[Config], *, whole: bool) -> tuple[str, ...]:
@@ -160,6 +158,10 @@ class _Row:
     def regret(self, chosen: Iterable[Config]) -> float:
         """What these configs and the default leave."""
         return self.served(chosen).mean_us / self.best.mean_us - 1
+
+    def clear_regret(self, chosen: Iterable[Config]) -> float:
+        """As `regret`, with 0 for a tie."""
+        return 0.0 if is_tie(self.served(chosen), self.best) else self.regret(chosen)
 
 
 def _rows(times: Times, defaults: Mapping[Problem, Config], least_gain: float) -> list[_Row]:

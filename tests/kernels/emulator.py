@@ -205,7 +205,7 @@ def run(
             function(*kernel_args)
 
     _Race(worker, at_once).run()
-    assert not late.stores, "what was stored relaxed was never waited for"
+    late.end()
     for name, arg in zip(tunable.parameters, args, strict=True):
         if name in tunable.outputs:
             count = by_address[arg.data_ptr()]
@@ -240,6 +240,7 @@ class _Late:
     def __init__(self, disorder: random.Random | None, *, alone: bool) -> None:
         self.alone = alone  # otherwise another block may still be about to store, and `_Race` sets a limit
         self.disorder, self.stores, self.lock = disorder, list[Callable[[], None]](), threading.Lock()
+        self.nothings = list[Callable[[], None]]()  # zeros that are added, which nobody waits for
         self.in_vain = 0
 
     def load(self, *args: Any, memory_order: Any = "weak", **hints: Any) -> Tile:
@@ -248,6 +249,11 @@ class _Late:
             if memory_order != "weak" and self.stores and self.disorder is not None:
                 self.stores.pop(self.disorder.randrange(len(self.stores)))()
                 self.in_vain = 0
+            if memory_order != "weak" and self.nothings and self.disorder is not None:
+                arrived = self.disorder.sample(self.nothings, self.disorder.randrange(2))
+                for nothing in arrived:
+                    self.nothings.remove(nothing)
+                    nothing()
             self.in_vain += memory_order != "weak"
             assert not self.alone or self.in_vain < 10_000, "what is waited for was never stored"
         return tile
@@ -262,7 +268,14 @@ class _Late:
         """Part after part; what was there before is not told, since nobody asks."""
         for part in range(4):
             some = Tile(index.values[part::4]), Tile(update.values[part::4])
-            self.stores.append(partial(_atomic_add, array, *some, **hints))
+            of_use = bool(some[1].values.any())
+            (self.stores if of_use else self.nothings).append(partial(_atomic_add, array, *some, **hints))
+
+    def end(self) -> None:
+        """Let arrive what nobody waits for, after all; of the rest somebody should have."""
+        assert not self.stores, "what was stored relaxed was never waited for"
+        for nothing in self.nothings:
+            nothing()
 
 
 class _Race:

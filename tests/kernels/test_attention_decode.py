@@ -101,7 +101,10 @@ def test_what_does_not_fit_is_refused_with_its_reason() -> None:
     crashing = config(4, 128, gather=True, occupancy=1)
     assert refusal(crashing) == refusal(crashing, "sm100") == ""  # of a head_dim of 64
     wide = shape(64, 8192, 32, 8, head_dim=128)
-    assert attention_decode_tunable.refusal(crashing, SM90, wide) is None
+    assert "spills registers" in str(attention_decode_tunable.refusal(crashing, SM90, wide))
+    assert "spills registers" in str(
+        attention_decode_tunable.refusal(config(1, 128, gather=True, occupancy=1), SM90, wide)
+    )
     for arch in ("sm100", "sm103", "sm110"):
         assert "crashes" in str(attention_decode_tunable.refusal(crashing, Arch.parse(arch), wide))
     pair = Config(constants=config(1, 128, gather=True).constants, hints={"num_ctas": 2, "occupancy": 1})
@@ -317,6 +320,34 @@ def test_every_key_counts_once_at_any_length_window_and_number_of_splits(
     torch.testing.assert_close(args[5].double(), wanted["out"].value, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("number", [-1, -(2**31), 2**31 - 1, 10**6, None], ids=str)
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(
+    "candidate",
+    [
+        config(1, gather=True),
+        config(4, gather=True),
+        config(4, balanced=True, gather=True),
+        config(2, 128, gather=True),
+        config(2),
+    ],
+    ids=str,
+)
+def test_numbers_beside_the_pages_of_a_sequence_may_be_anything_also_those_of_another_s_pages(
+    candidate: Config, window: int | None, number: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = made(shape(4, 200, 2, 1), [0, 1, 70, 130], window)
+    table = args[3]
+    own, other = table.clone(), [int(table[3, 0]), int(table[1, 0])]
+    for row, length in zip(table, args[4].tolist(), strict=True):
+        row[-(-length // 16) :] = other[0] if number is None else number
+        if window is not None:
+            row[: max(length - window, 0) // 16] = other[1] if number is None else number
+    wanted = expected(attention_decode_tunable, (*args[:3], own.clamp(min=0), *args[4:]))
+    run(args, candidate, monkeypatch)
+    torch.testing.assert_close(args[5].double(), wanted["out"].value, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize(("splits", "balanced"), [(1, False), (4, False), (4, True)])
 def test_an_empty_sequence_gives_zeros_and_a_log_sum_of_minus_infinity(
     splits: int, balanced: bool, monkeypatch: pytest.MonkeyPatch
@@ -523,8 +554,9 @@ def test_splits_take_nothing_from_the_loads_ahead_of_a_block_that_is_alone() -> 
 )
 def test_it_compiles_across_its_space_to_loads_ahead_of_their_use(one: Problem, candidate: Config) -> None:
     found = compiled(SM90, one, candidate)
-    # 128 keys and values of 128 numbers fill all registers that the warps which compute can have: few numbers
-    # that the loop only reads stay outside.
+    # 128 keys and values of 128 numbers, and a row of pages that is not waited for, take more registers than
+    # the warps that compute have: few numbers stay outside. It is faster all the same: 61.3 us, 62.1 before
+    # loads ran ahead, and 58.6 in tiles of 64, which is why those are the default (H200).
     full = (candidate["tile_n"], one["head_dim"], one["page_size"]) == (128, 128, 16)
     assert found.stack_bytes <= (24 if full else 0)
     # What is loaded ahead waits in shared memory: 1.3 us of an H200's 4.8 TB/s over its 132 multiprocessors

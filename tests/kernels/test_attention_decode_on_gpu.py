@@ -190,7 +190,9 @@ def inputs_of(lengths: list[int], *, page_size: int = 16) -> tuple[torch.Tensor,
             cache[row[used:].long()] = torch.nan
             if length % page_size:
                 cache[row[used - 1], length % page_size :] = torch.nan
-        row[used:] = -(2**31)
+        # What the cache does not have, on either side; and the page of a sequence of many.
+        rest = torch.tensor([-(2**31), 2**31 - 1, -1, int(table[-1, 0])], dtype=torch.int32, device=CUDA)
+        row[used:] = rest.repeat(len(row))[: len(row) - used]
     return q, k_cache, v_cache, table, seq_lens
 
 

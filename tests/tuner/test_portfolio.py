@@ -65,6 +65,25 @@ def test_beyond_eight_what_a_problem_far_behind_needs_comes_first_and_fills_no_m
     assert set(chosen(far | noise)) == set(winners[:9]), "what ties gets no place"
 
 
+def test_noise_of_one_problem_opens_no_places_for_others() -> None:
+    winners = [recorded.config(64, 64, k) for k in range(1, 21)]
+    measured = times({i: {DEFAULT: 10.0, winner: 9.75} for i, winner in enumerate(winners, 1)})
+    noisy = recorded.problem(100)
+    measured[noisy] = {
+        config: Measurement(config=config, mean_us=us, error_margin_us=0.5, num_samples=5)
+        for config, us in ((DEFAULT, 10.0), (winners[0], 9.5))
+    }
+    assert len(choose_portfolio(measured, dict.fromkeys(measured, DEFAULT))) == MOST
+
+
+def test_the_rest_of_a_table_keeps_its_room_while_a_part_is_swept() -> None:
+    winners = [recorded.config(64, 64, k) for k in range(1, 21)]
+    far = {i: {DEFAULT: 10.0, winner: 5.0} for i, winner in enumerate(winners[8:10], 1)}
+    near = {i: {DEFAULT: 10.0, winner: 9.75} for i, winner in enumerate(winners[10:], 100)}
+    old = tuple(winners[:8])
+    assert set(chosen(far | near, start=old)) == set(winners[:10])
+
+
 def test_a_problem_without_the_default_s_time_does_not_count() -> None:
     assert chosen({1: {A: 1.0, B: 9.0}, 2: {DEFAULT: 10.0, A: 10.0, B: 5.0}}) == (B,)
 
