@@ -177,9 +177,11 @@ def _does_not_suit(config: Config, arch: Arch, problem: Problem) -> str | None:
     if not gather and tile_n > _MOST_JOINED * page_size:
         return f"a tile of {tile_n} would be put together of more than {_MOST_JOINED} pages"
     occupancy = config.hints.get("occupancy", 1)
-    if gather and (tile_n, occupancy) == (_TILES[1], 1) and wide and (splits > 1 or arch.major == 9):
-        what = "spills registers" if arch.major == 9 else "crashes"
-        return f"the compiler {what} on {tile_n} gathered keys at an occupancy of 1 (tileiras 13.4)"
+    if gather and tile_n == _TILES[1] and wide:
+        if arch.major == 9 and (occupancy == 1 or config["balanced"]):
+            return f"{tile_n} gathered keys, alone or of equal parts, spill registers (tileiras 13.4)"
+        if splits > 1 and arch.major > 9 and occupancy == 1:
+            return f"the compiler crashes on parts of {tile_n} gathered keys, alone (tileiras 13.4)"
     if gather and config.hints.get("num_ctas", 1) > 1 and page_size >= _SLOW_PAGES:
         return f"pairs of blocks that gather pages of {page_size} compile for minutes (tileiras 13.4)"
     if gather and occupancy > 2 and (wide or splits > 1):

@@ -101,10 +101,13 @@ def test_what_does_not_fit_is_refused_with_its_reason() -> None:
     crashing = config(4, 128, gather=True, occupancy=1)
     assert refusal(crashing) == refusal(crashing, "sm100") == ""  # of a head_dim of 64
     wide = shape(64, 8192, 32, 8, head_dim=128)
-    assert "spills registers" in str(attention_decode_tunable.refusal(crashing, SM90, wide))
-    assert "spills registers" in str(
-        attention_decode_tunable.refusal(config(1, 128, gather=True, occupancy=1), SM90, wide)
+    for spilling in (crashing, config(1, 128, gather=True, occupancy=1)):
+        assert "spill registers" in str(attention_decode_tunable.refusal(spilling, SM90, wide))
+    spilling = config(8, 128, balanced=True, gather=True)
+    assert "spill registers" in str(
+        attention_decode_tunable.refusal(spilling, SM90, shape(8, 8192, 32, 8, head_dim=128))
     )
+    assert attention_decode_tunable.refusal(spilling, SM90, shape(8, 8192, 64, 8, head_dim=64)) is None
     for arch in ("sm100", "sm103", "sm110"):
         assert "crashes" in str(attention_decode_tunable.refusal(crashing, Arch.parse(arch), wide))
     pair = Config(constants=config(1, 128, gather=True).constants, hints={"num_ctas": 2, "occupancy": 1})
@@ -547,18 +550,15 @@ def test_splits_take_nothing_from_the_loads_ahead_of_a_block_that_is_alone() -> 
         (shape(8, 8192, 64, 8, head_dim=64), config(16, 128, gather=True, occupancy=1)),
         (shape(8, 8192, 64, 8, head_dim=128, page_size=32), config(8, 128, gather=True)),
         (shape(8, 8192, 32, 8, head_dim=128), config(8)),
-        (shape(8, 8192, 32, 8, head_dim=128), config(8, 128, balanced=True, gather=True)),
+        (shape(8, 8192, 32, 8, head_dim=128), config(8, balanced=True, gather=True)),
+        (shape(8, 8192, 64, 8, head_dim=64), config(8, 128, balanced=True, gather=True)),
         (shape(8, 8192, 64, 8, head_dim=64), config(16, balanced=True, gather=True)),
         (shape(3, 700, 5, 1, dtype="float16", page_size=128), config(1, 128)),
     ],
 )
 def test_it_compiles_across_its_space_to_loads_ahead_of_their_use(one: Problem, candidate: Config) -> None:
     found = compiled(SM90, one, candidate)
-    # 128 keys and values of 128 numbers, and a row of pages that is not waited for, take more registers than
-    # the warps that compute have: few numbers stay outside. It is faster all the same: 61.3 us, 62.1 before
-    # loads ran ahead, and 58.6 in tiles of 64, which is why those are the default (H200).
-    full = (candidate["tile_n"], one["head_dim"], one["page_size"]) == (128, 128, 16)
-    assert found.stack_bytes <= (24 if full else 0)
+    assert found.stack_bytes == 0
     # What is loaded ahead waits in shared memory: 1.3 us of an H200's 4.8 TB/s over its 132 multiprocessors
     # is 47 KB. Loads that are waited for at once take none.
     assert found.shared_bytes * candidate.hints["occupancy"] > 60_000
