@@ -14,7 +14,7 @@ from aot_tune.bucket import Exact, Pow2, edge
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
-from aot_tune.kernels import attention_decode_space
+from aot_tune.kernels import attention_decode_space, decode_workspace
 from aot_tune.kernels.arguments import (
     LARGEST_INDEX,
     check_apart,
@@ -144,9 +144,9 @@ def _scratch(q: torch.Tensor, kv_heads: int) -> torch.Tensor:
 
     (blocks, numbers a block leaves), int32.
     """
-    rows = attention_decode_space.rows(q.shape[1] // kv_heads)
-    zeros = workspace(q.device, 1, attention_decode_space.MOST_LEFT).counters
-    return zeros.view(-1, attention_decode_space.left(rows, q.shape[2]))
+    rows = decode_workspace.rows(q.shape[1] // kv_heads)
+    zeros = workspace(q.device, 1, decode_workspace.MOST_LEFT).counters
+    return zeros.view(-1, decode_workspace.left(rows, q.shape[2]))
 
 
 def _problem(
@@ -168,11 +168,13 @@ def _problem(
 
 
 def _args(config: Config, *args: Any) -> tuple[Any, ...]:
-    q, k_cache = args[0], args[1]
-    group = q.shape[1] // k_cache.shape[2]
-    windowed = args[9] < args[3].shape[1] * k_cache.shape[1]
-    shapes = group, attention_decode_space.rows(group), q.shape[2], k_cache.shape[1], windowed
-    return *args, *shapes, *(config[name] for name in ("splits", "balanced", "tile_n", "gather"))
+    q, (_, page_size, kv_heads, _), window = args[0], args[1].shape, args[9]
+    group, windowed = q.shape[1] // kv_heads, window < args[3].shape[1] * page_size
+    shapes = group, decode_workspace.rows(group), q.shape[2], page_size, windowed
+    at_once = attention_decode_space.loads_at_once(config, page_size, window, windowed)
+    sequences = attention_decode_space.tile_of_sequences(config, q.shape[0])
+    chosen = (config[name] for name in ("splits", "balanced", "tile_n", "gather"))
+    return *args, *shapes, at_once, sequences, *chosen
 
 
 def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:

@@ -10,11 +10,9 @@ from aot_tune.bucket import edge
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
+from aot_tune.kernels.decode_workspace import places
 from aot_tune.kernels.rows import at_once
 from aot_tune.problem import Problem
-
-MOST_LEFT = 1 << 23
-"""Numbers that the blocks of a launch leave for each other at most: 32 MiB."""
 
 _MOST_BLOCKS = 4096
 """Blocks of a launch that splits. More would be waves of ever smaller blocks."""
@@ -25,9 +23,6 @@ MOST_SPLITS = 64
 MOST_SEQUENCES = 512
 """Sequences that can be cut into equal parts: each block looks at all their lengths at once, since tileiras
 13.4 crashes on a loop over them."""
-
-FEWEST_ROWS = 8
-"""Queries of a tile, the matrix units' narrowest side."""
 
 _MOST_JOINED = 4
 """Pages that are loaded one by one and put together to a tile."""
@@ -41,9 +36,10 @@ _NARROW = 64
 """The smaller head_dim."""
 
 _MOST_LOOPING = 3
-"""Blocks of a multiprocessor whose loads run ahead. A window of 128 keys is over after three steps, and only
-more blocks hide what it waits for: 256 windows of 8 heads of 64 take 32.7 us with five of them, 43.1 with
-three (H200). Six spill, and five of a wider head or without gathering."""
+"""Blocks of a multiprocessor whose loads run ahead; of windows that are loaded at once one more may wait."""
+
+_FEW_SEQUENCES = 32
+"""Sequences of which each warp looks at all lengths for itself."""
 
 _SLOW_PAGES = 64
 """Pages that pairs of blocks do not gather: the compiler takes more than three minutes for it."""
@@ -60,7 +56,7 @@ def _space(arch: Arch) -> tuple[Config, ...]:
     return tuple(
         config
         for values in itertools.product(
-            (1, 2, 4, 8, 16, 32, MOST_SPLITS), (False, True), _TILES, (False, True), (1, 2), (1, 2, 3, 4, 5)
+            (1, 2, 4, 8, 16, 32, MOST_SPLITS), (False, True), _TILES, (False, True), (1, 2), (1, 2, 3, 4)
         )
         if _does_not_fit(config := _config(*values), arch) is None
     )
@@ -118,6 +114,29 @@ def fits(config: Config, device: Device, problem: Problem) -> bool | str:
     return True
 
 
+def loads_at_once(config: Config, page_size: int, context: int, windowed: bool) -> bool:
+    """Whether a block asks for all its keys before it computes with any: of a window of two tiles at most.
+
+    256 windows of 128 keys and 8 heads of 64 take 31.2 us so and 32.8 in a loop, 8 of them 8.7 and 10.8 (one
+    H200).
+
+    Args:
+        config: Its tiles, and whether it gathers pages.
+        page_size: Keys of a page.
+        context: Keys of a sequence or window.
+        windowed: Whether it is a window.
+    """
+    splits, tile_n, gather = _constants(config)
+    return windowed and gather and splits == 1 and page_size < tile_n and edge(context) <= 2 * tile_n
+
+
+def tile_of_sequences(config: Config, sequences: int) -> int:
+    """Sequences of which a kernel makes equal parts, rounded up to a tile; 0 where it makes none."""
+    if not config["balanced"]:
+        return 0
+    return _FEW_SEQUENCES if sequences <= _FEW_SEQUENCES else MOST_SEQUENCES
+
+
 def _constants(config: Config) -> tuple[int, int, bool]:
     """splits, tile_n and gather of a config."""
     return int(config["splits"]), int(config["tile_n"]), bool(config["gather"])
@@ -144,7 +163,7 @@ def _balanced_misfit(config: Config, arch: Arch, problem: Problem) -> str | None
     edges, device = problem.replaced(batch=edge(problem.size("batch"))), Device.reference(arch)
     if (refusal := fits(config, device, edges)) is not True:
         return str(refusal)
-    if blocks_on(config, device, edges) + splits > _places(problem):
+    if blocks_on(config, device, edges) + splits > places(problem):
         return f"{splits} splits of so many queries leave more than the workspace holds"
     return None
 
@@ -161,8 +180,8 @@ def _does_not_fit(config: Config, arch: Arch) -> str | None:
         return "the parts are waited for by the four warps of one block, which must see the same"
     if gather and arch.major not in _GATHERING:
         return f"{arch} has no loads that gather pages"
-    if occupancy > _MOST_LOOPING and splits > 1:
-        return f"{occupancy} blocks are for windows, and what one block reads of a window is not shared"
+    if occupancy > _MOST_LOOPING and not (gather and splits == 1):
+        return f"{occupancy} blocks are for windows that one block asks for at once"
     if config["balanced"] and (splits == 1 or occupancy == 1):
         return "equal parts are several, with two blocks a multiprocessor or more: tileiras 13.4 crashes"
     return None
@@ -186,8 +205,13 @@ def _does_not_suit(config: Config, arch: Arch, problem: Problem) -> str | None:
         return f"pairs of blocks that gather pages of {page_size} compile for minutes (tileiras 13.4)"
     if gather and occupancy > 2 and (wide or splits > 1):
         return f"{occupancy} blocks that gather load no more at once than two"
-    if occupancy > _MOST_LOOPING and (wide or not problem["windowed"]):
-        return f"{occupancy} blocks a multiprocessor are for windows, of a head_dim of {_NARROW}"
+    short = _is_short_window(arch, problem)
+    if short and config.hints.get("num_ctas", 1) > 1:
+        return "pairs of blocks that load a window at once spill registers (tileiras 13.4)"
+    if short and (splits, tile_n, gather) != (1, _TILES[0], True):
+        return f"a window of {problem.size('context')} keys is one block's, in gathered tiles of {_TILES[0]}"
+    if occupancy > _MOST_LOOPING and (wide or not short):
+        return f"{occupancy} blocks a multiprocessor are for short windows, of a head_dim of {_NARROW}"
     if not gather and tile_n > page_size and arch.major in _GATHERING:
         return "pages are gathered where an arch can"
     if tile_n > max(_TILES[0], edge(problem.size("context"))):
@@ -199,6 +223,12 @@ def _does_not_suit(config: Config, arch: Arch, problem: Problem) -> str | None:
     if not (fewest <= splits or small) or splits > most:
         return f"{splits} splits; from {fewest} to {most} may suit so many sequences, heads and keys"
     return None
+
+
+def _is_short_window(arch: Arch, problem: Problem) -> bool:
+    """Whether the default loads a bucket's windows at once."""
+    one = _config(1, False, _TILES[0], _gathers(arch, problem), 1, 2)
+    return loads_at_once(one, problem.size("page_size"), problem.size("context"), bool(problem["windowed"]))
 
 
 _SMALL_GPU = 8
@@ -216,8 +246,13 @@ def _splits_between(arch: Arch, problem: Problem, tile_n: int) -> tuple[int, int
 
 
 def _most_splits(arch: Arch, problem: Problem, tile_n: int) -> int:
-    """As many as a sequence has tiles, blocks can leave parts, and half a GPU runs at once."""
-    blocks, sms = min(_MOST_BLOCKS, _places(problem)), Device.reference(arch).sm_count
+    """As many as a sequence has tiles, blocks can leave parts, and half a GPU runs at once.
+
+    A short window has one.
+    """
+    if _is_short_window(arch, problem):
+        return 1
+    blocks, sms = min(_MOST_BLOCKS, places(problem)), Device.reference(arch).sm_count
     context = edge(problem.size("context"))
     most = max(min(MOST_SPLITS, context // tile_n, blocks // _pairs(problem), sms // 2), 1)
     return 1 << (most.bit_length() - 1)
@@ -248,46 +283,9 @@ def checked_blocks(config: Config, device: Device, problem: Problem) -> int:
         LaunchError: Equal parts of so many sequences, or on so large a GPU, cannot be told apart.
     """
     count, sequences = blocks_on(config, device, problem), problem.size("batch")
-    if config["balanced"] and (
-        sequences > MOST_SEQUENCES or count + int(config["splits"]) > _places(problem)
-    ):
+    if config["balanced"] and (sequences > MOST_SEQUENCES or count + int(config["splits"]) > places(problem)):
         raise LaunchError(
-            f"attention_decode: {config} is for up to {MOST_SEQUENCES} sequences, and {_places(problem)} "
+            f"attention_decode: {config} is for up to {MOST_SEQUENCES} sequences, and {places(problem)} "
             f"blocks that leave parts; here are {sequences} and {count}: pass a config with balanced=False"
         )
     return count
-
-
-def _places(problem: Problem) -> int:
-    """Blocks that can leave what they found."""
-    columns = rows(problem.size("heads") // problem.size("kv_heads"))
-    return MOST_LEFT // left(columns, problem.size("head_dim"))
-
-
-def left(columns: int, head_dim: int) -> int:
-    """Numbers that a block leaves for others: a result, and a log-sum beside each number."""
-    return 2 * columns * head_dim
-
-
-_PIECE = 1024
-"""Numbers of a result that a block combines at a time, the parts' together: so many it reads.
-
-Of fewer than its threads each warp may have a copy of its own, as old as its own read. Warps that disagree
-about the end of a wait never meet again.
-"""
-
-
-def width_of_slice(splits: int, queries: int, head_dim: int, balanced: bool) -> int:
-    """Numbers of a result that a block combines at a time, of `splits` parts at most; also in a kernel.
-
-    Of equal parts there may be as few as two, which have few slices to combine one after another.
-    """
-    if balanced:
-        piece = _PIECE if splits > 8 else 4 * _PIECE
-        return min(max(piece // splits, queries), head_dim * queries)
-    return max(min(_PIECE, head_dim * queries) // splits, queries)
-
-
-def rows(group: int) -> int:
-    """Columns of a tile that holds a group of queries."""
-    return max(edge(group), FEWEST_ROWS)

@@ -21,7 +21,8 @@ from typing import Any
 
 import cuda.tile as ct
 
-from aot_tune.kernels.attention_decode_space import width_of_slice
+from aot_tune.kernels.decode_workspace import width_of_slice
+from aot_tune.kernels.paged_cache import gathered, keys_and_values, page_numbers
 from aot_tune.kernels.sequence_parts import of_block, span
 
 _LOG2_E = math.log2(math.e)
@@ -37,87 +38,35 @@ _MINUS_ZERO = -(2**31)
 """The bits of -0.0, as int32."""
 
 
-def _keys_and_values(caches: Any, block_table: Any, place: Any, tile: Any, keys: Any, sizes: Any) -> Any:
-    """The `tile`-th `tile_n` keys and values of a sequence, each as (tile_n, head_dim)."""
-    (k_cache, v_cache), (seq, head) = caches, place
-    _, _, head_dim, page_size, _, tile_n, gather, windowed = sizes
-    if gather:
-        pages = _pages(block_table, seq, tile, keys, page_size, tile_n, windowed, k_cache.shape[0])
-        k = _gathered(k_cache, pages, head, page_size, head_dim)
-        return k, _gathered(v_cache, pages, head, page_size, head_dim)
-    return (
-        _joined(k_cache, block_table, seq, tile, head, page_size, head_dim, tile_n),
-        _joined(v_cache, block_table, seq, tile, head, page_size, head_dim, tile_n),
-    )
-
-
-def _pages(
-    block_table: Any, seq: Any, tile: Any, keys: Any, page_size: Any, tile_n: Any, windowed: Any, nowhere: Any
-) -> Any:
-    """The pages of a tile. Of those that its sequence does not have the numbers may be anything.
-
-    A number that the cache does not have loads zeros, and one that is another's page is masked. Nothing is
-    computed from what the table says where nothing must be: the warps that load would wait for those that
-    compute, and only begin a tile's loads when the tile before it is done.
-    """
-    count = tile_n // page_size
-    pages = ct.load(block_table, (seq, tile), (1, count), padding_mode=ct.PaddingMode.ZERO).reshape((count,))
-    if windowed:  # few tiles, of which the window leaves much out: that is not read
-        first = tile * tile_n + ct.arange(count, dtype=ct.int32) * page_size
-        pages = ct.where((first < keys[1]) & (first + page_size > keys[0]), pages, nowhere)
-    return pages
-
-
-def _gathered(cache: Any, pages: Any, head: Any, page_size: Any, head_dim: Any) -> Any:
-    where = (pages, ct.Slice(0, page_size), ct.Slice(head, 1), ct.Slice(0, head_dim))
-    tile = ct.load_advanced_indexing(cache, where, padding_mode=ct.PaddingMode.ZERO)
-    return tile.reshape((tile.shape[0] * tile.shape[1], head_dim))
-
-
-def _inside(cache: Any, page: Any) -> Any:
-    # A joined tile may reach over pages that its sequence does not have, whose numbers may be anything.
-    return ct.minimum(ct.maximum(page, 0), cache.shape[0] - 1)
-
-
-def _joined(
-    cache: Any, block_table: Any, seq: Any, tile: Any, head: Any, page_size: Any, head_dim: Any, tile_n: Any
-) -> Any:
-    """The `tile`-th `tile_n` keys or values of a sequence, page by page."""
-    if tile_n <= page_size:
-        slot, part = tile * tile_n // page_size, tile * tile_n % page_size // tile_n
-        return _page(cache, block_table, seq, slot, part, head, (1, tile_n, 1, head_dim))
-    count = tile_n // page_size
-    slot, shape = tile * count, (1, page_size, 1, head_dim)
-    first = _page(cache, block_table, seq, slot, 0, head, shape)
-    pair = ct.cat((first, _page(cache, block_table, seq, slot + 1, 0, head, shape)), 0)
-    if count == 2:
-        return pair
-    first = _page(cache, block_table, seq, slot + 2, 0, head, shape)
-    return ct.cat((pair, ct.cat((first, _page(cache, block_table, seq, slot + 3, 0, head, shape)), 0)), 0)
-
-
-def _page(cache: Any, block_table: Any, seq: Any, slot: Any, part: Any, head: Any, shape: Any) -> Any:
-    page = ct.load(block_table, (seq, slot), (1, 1), padding_mode=ct.PaddingMode.ZERO).item()
-    return ct.load(cache, (_inside(cache, page), part, head, 0), shape).reshape((shape[1], shape[3]))
-
-
 def _attend(
     state: Any, q: Any, k: Any, v: Any, scale: Any, at: Any, begin: Any, end: Any, ragged: Any
 ) -> Any:
     """Add a tile of keys and values, the first at position `at`, to the running softmax (Milakov, 2018)."""
     most, total, acc = state
     scores = ct.mma(k, q, ct.zeros((k.shape[0], q.shape[1]), ct.float32)) * scale
-    if ragged:  # what lies outside of `begin` to `end` may be NaN, which a weight of 0 would not take away
+    if ragged:
         position = (at + ct.arange(k.shape[0], dtype=ct.int32)).reshape((k.shape[0], 1))
         attended = (position >= begin) & (position < end)
-        scores = ct.where(attended, scores, -math.inf)
-        v = ct.where(attended, v, ct.zeros(v.shape, v.dtype))
+        scores, v = ct.where(attended, scores, -math.inf), _masked_values(v, attended)
     larger = ct.maximum(most, ct.max(scores, axis=0, keepdims=True))
     weights, shrink = ct.exp2(scores - larger), ct.exp2(most - larger)
     # Summed over its rows once, at the end: a sum across warps at each step would wait for them.
     total = total * shrink + weights
-    acc = ct.mma(v.transpose(), weights.astype(v.dtype), acc * shrink)
-    return larger, total, acc
+    return larger, total, _weighed(acc * shrink, weights, v)
+
+
+def _masked_scores(q: Any, k: Any, attended: Any, scale: Any) -> Any:
+    scores = ct.mma(k, q, ct.zeros((k.shape[0], q.shape[1]), ct.float32)) * scale
+    return ct.where(attended, scores, -math.inf)
+
+
+def _masked_values(v: Any, attended: Any) -> Any:
+    """Zeros where nothing is attended: it may be NaN, which a weight of 0 would not take away."""
+    return ct.where(attended, v, ct.zeros(v.shape, v.dtype))
+
+
+def _weighed(acc: Any, weights: Any, v: Any) -> Any:
+    return ct.mma(v.transpose(), weights.astype(v.dtype), acc)
 
 
 def _write(out: Any, lse: Any, place: Any, group: Any, at: Any, result: Any, log2_total: Any) -> None:
@@ -200,16 +149,22 @@ def _combined(left: Any, row: Any, parts: Any, at: Any, slices: Any, shape: Any)
 # The kernel -------------------------------------------------------------------------------------
 
 
+def _queries(q: Any, place: Any, group: Any, head_dim: Any, rows: Any) -> Any:
+    """The queries of a KV head, a column each; zeros in columns that are too many."""
+    seq, head = place
+    return ct.load(
+        q.slice(1, head * group, head * group + group), (seq, 0, 0), (1, head_dim, rows),
+        order=(0, 2, 1), padding_mode=ct.PaddingMode.ZERO, allow_tma=False,
+    ).reshape((head_dim, rows))  # fmt: skip
+
+
 def _attend_part(
     q: Any, caches: Any, block_table: Any, place: Any, keys: Any, tiles: Any, scale: Any, sizes: Any
 ) -> Any:
     """The result of some tiles' keys, and the log2 of the sum of their scores' exponentials."""
-    (seq, head), (begin, end) = place, keys
-    group, rows, head_dim, _, _, tile_n, _, _ = sizes
-    queries = ct.load(
-        q.slice(1, head * group, head * group + group), (seq, 0, 0), (1, head_dim, rows),
-        order=(0, 2, 1), padding_mode=ct.PaddingMode.ZERO, allow_tma=False,
-    ).reshape((head_dim, rows))  # fmt: skip
+    begin, end = keys
+    group, rows, head_dim, page_size, tile_n, gather = sizes
+    queries = _queries(q, place, group, head_dim, rows)
     most = ct.full((1, rows), _NOTHING, ct.float32)
     total = ct.zeros((tile_n, rows), ct.float32)
     acc = ct.zeros((head_dim, rows), ct.float32)
@@ -217,7 +172,7 @@ def _attend_part(
     # One loop, also for those tiles that the window or the sequence's end cuts: each further place that loads
     # would take a share of the shared memory in which loads run ahead.
     for tile in range(tiles[0], tiles[1]):
-        k, v = _keys_and_values(caches, block_table, place, tile, keys, sizes)
+        k, v = keys_and_values(caches, block_table, place, tile, page_size, head_dim, tile_n, gather)
         at = tile * tile_n
         if (at < begin) | (at + tile_n > end):
             state = _attend(state, queries, k, v, scale, at, begin, end, True)
@@ -228,12 +183,49 @@ def _attend_part(
     return acc / ct.where(sums > 0, sums, 1.0), most + ct.log2(sums)
 
 
+def _attend_window(
+    q: Any, caches: Any, block_table: Any, place: Any, keys: Any, scale: Any, sizes: Any
+) -> Any:
+    """As `_attend_part`, of a window of two tiles at most: all is asked for before any is computed with.
+
+    Three tiles hold it, the first of which begins with the window's first page.
+    """
+    (seq, head), (begin, end) = place, keys
+    group, rows, head_dim, page_size, tile_n, _ = sizes
+    count, first = tile_n // page_size, begin // page_size
+    # A sequence without keys has a page too, and a tile behind the last is the last once more: all masked.
+    behind = ct.maximum(ct.cdiv(end, page_size), first + 1)
+    own, last = block_table.slice(1, first, behind), ct.cdiv(behind - first, count) - 1
+    pages = page_numbers(own, seq, 0, count)
+    pages_1 = page_numbers(own, seq, ct.minimum(1, last), count)
+    pages_2 = page_numbers(own, seq, ct.minimum(2, last), count)
+    queries = _queries(q, place, group, head_dim, rows)
+    k, v = gathered(caches, pages, head, page_size, head_dim)
+    k_1, v_1 = gathered(caches, pages_1, head, page_size, head_dim)
+    k_2, v_2 = gathered(caches, pages_2, head, page_size, head_dim)
+    at = first * page_size + ct.arange(tile_n, dtype=ct.int32).reshape((tile_n, 1))
+    here = (at >= begin) & (at < end)
+    here_1 = (at + tile_n >= begin) & (at + tile_n < end)
+    here_2 = (at + 2 * tile_n >= begin) & (at + 2 * tile_n < end)
+    scores = _masked_scores(queries, k, here, scale)
+    scores_1 = _masked_scores(queries, k_1, here_1, scale)
+    scores_2 = _masked_scores(queries, k_2, here_2, scale)
+    most = ct.max(ct.maximum(ct.maximum(scores, scores_1), scores_2), axis=0, keepdims=True)
+    most = ct.maximum(most, _NOTHING)
+    weights, weights_1, weights_2 = ct.exp2(scores - most), ct.exp2(scores_1 - most), ct.exp2(scores_2 - most)
+    acc = _weighed(ct.zeros((head_dim, rows), ct.float32), weights, _masked_values(v, here))
+    acc = _weighed(acc, weights_1, _masked_values(v_1, here_1))
+    acc = _weighed(acc, weights_2, _masked_values(v_2, here_2))
+    sums = ct.sum(weights + weights_1 + weights_2, axis=0, keepdims=True)
+    return acc / ct.where(sums > 0, sums, 1.0), most + ct.log2(sums)
+
+
 def _block(
     q: Any, caches: Any, block_table: Any, seq_lens: Any, out: Any, lse: Any, scratch: Any, scale: Any,
-    window: Any, place: Any, part: Any, parts: Any, sizes: Any, balanced: Any,
+    window: Any, place: Any, part: Any, parts: Any, splits: Any, sizes: Any, windowed: Any, balanced: Any,
 ) -> None:  # fmt: skip
     """Attend to the `part`-th of a sequence's `parts`, and combine slices of the result with the others."""
-    group, rows, head_dim, _, splits, tile_n, _, windowed = sizes
+    group, rows, head_dim, _, tile_n, _ = sizes
     end = ct.load(seq_lens, (place[0],), (1,)).item()
     begin, count = 0, ct.cdiv(end, tile_n)
     if windowed:
@@ -268,26 +260,34 @@ def _block(
 def attention_decode_kernel(  # type: ignore[no-untyped-def]
     q, k_cache, v_cache, block_table, seq_lens, out, lse, scratch, scale, window,
     group: ct.Constant[int], rows: ct.Constant[int], head_dim: ct.Constant[int], page_size: ct.Constant[int],
-    windowed: ct.Constant[bool], splits: ct.Constant[int], balanced: ct.Constant[bool],
+    windowed: ct.Constant[bool], at_once: ct.Constant[bool], sequences: ct.Constant[int],
+    splits: ct.Constant[int], balanced: ct.Constant[bool],
     tile_n: ct.Constant[int], gather: ct.Constant[bool],
 ):  # fmt: skip
     """Attend with the `group` queries of one KV head of one sequence to a part of its keys.
 
-    The parts of a pair follow each other: those that wait for each other are started together.
+    The parts of a pair follow each other: those that wait for each other are started together. Of `balanced`
+    ones `sequences` are a tile that holds all.
     """
-    sizes = group, rows, head_dim, page_size, splits, tile_n, gather, windowed
+    sizes = group, rows, head_dim, page_size, tile_n, gather
     caches, kv_heads = (k_cache, v_cache), k_cache.shape[2]
     if balanced:
-        seq, head, part, parts = of_block(seq_lens, q.shape[0], kv_heads, window, tile_n, splits)
+        seq, head, part, parts = of_block(seq_lens, q.shape[0], kv_heads, window, tile_n, splits, sequences)
         if parts > 0:
             _block(
                 q, caches, block_table, seq_lens, out, lse, scratch, scale, window, (seq, head),
-                part, parts, sizes, balanced,
+                part, parts, splits, sizes, windowed, True,
             )  # fmt: skip
     else:
         part, pair = ct.bid(0) % splits, ct.bid(0) // splits
         place = pair // kv_heads, pair % kv_heads
-        _block(
-            q, caches, block_table, seq_lens, out, lse, scratch, scale, window, place,
-            part, splits, sizes, balanced,
-        )  # fmt: skip
+        if at_once:
+            end = ct.load(seq_lens, (place[0],), (1,)).item()
+            keys = ct.maximum(end - window, 0), end
+            result, log2_sum = _attend_window(q, caches, block_table, place, keys, scale * _LOG2_E, sizes)
+            _write(out, lse, place, group, 0, result, log2_sum)
+        else:
+            _block(
+                q, caches, block_table, seq_lens, out, lse, scratch, scale, window, place,
+                part, splits, splits, sizes, windowed, False,
+            )  # fmt: skip

@@ -11,8 +11,6 @@ from typing import Any
 
 import cuda.tile as ct
 
-from aot_tune.kernels.attention_decode_space import MOST_SEQUENCES
-
 
 def span(length: Any, window: Any, tile_n: Any) -> Any:
     """The first of the last `window` keys of a sequence, and how many tiles hold them.
@@ -26,7 +24,9 @@ def span(length: Any, window: Any, tile_n: Any) -> Any:
     return begin, ct.cdiv(length, tile_n) - begin // tile_n
 
 
-def of_block(seq_lens: Any, sequences: Any, heads: Any, window: Any, tile_n: Any, splits: Any) -> Any:
+def of_block(
+    seq_lens: Any, sequences: Any, heads: Any, window: Any, tile_n: Any, splits: Any, most: Any
+) -> Any:
     """What the present block reads, in a kernel: a part of a sequence's tiles for one of its heads.
 
     A part is the share of all tiles that a block should have, or less: the smallest share with which there
@@ -35,20 +35,21 @@ def of_block(seq_lens: Any, sequences: Any, heads: Any, window: Any, tile_n: Any
 
     Args:
         seq_lens: (sequences,), int32: keys of each.
-        sequences: How many, up to `MOST_SEQUENCES`.
+        sequences: How many, up to `most`.
         heads: Of a sequence, each cut alike; the launch has 2 x sequences x heads blocks or more.
         window: As for `span`.
         tile_n: As for `span`.
         splits: The most parts of a sequence and head.
+        most: A power of two. Of 32 each warp finds all sums for itself, without waiting for the others.
 
     Returns:
         The sequence, its head, which part of it, and how many parts it has: 0 for a block that has none.
     """
     blocks, block = ct.num_blocks(0), ct.bid(0)
-    lengths = ct.load(seq_lens, (0,), (MOST_SEQUENCES,), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
+    lengths = ct.load(seq_lens, (0,), (most,), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
     _, tiles = span(lengths, window, tile_n)
     # One without keys has a part too, which writes its zeros.
-    tiles = ct.where(ct.arange(MOST_SEQUENCES, dtype=ct.int32) < sequences, ct.maximum(tiles, 1), 0)
+    tiles = ct.where(ct.arange(most, dtype=ct.int32) < sequences, ct.maximum(tiles, 1), 0)
     longest = ct.max(tiles)
     share = ct.maximum(ct.cdiv(ct.sum(tiles) * heads, blocks), ct.cdiv(longest, splits))
     needed = blocks + 1

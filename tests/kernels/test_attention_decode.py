@@ -117,8 +117,15 @@ def test_what_does_not_fit_is_refused_with_its_reason() -> None:
     assert "no more at once than two" in refusal(config(4, gather=True, occupancy=3))
     third = attention_decode_tunable.refusal(config(1, gather=True, occupancy=3), SM90, wide)
     assert "no more at once than two" in str(third)
-    assert "are for windows" in refusal(config(1, gather=True, occupancy=5))
-    assert "are for windows" in refusal(config(2, gather=True, occupancy=5))
+    assert "are for short windows" in refusal(config(1, gather=True, occupancy=4))
+    assert "that one block asks for at once" in refusal(config(2, gather=True, occupancy=4))
+    assert "that one block asks for at once" in refusal(config(1, occupancy=4))
+    for shared in (config(2, gather=True), config(1, 128, gather=True), config(1)):
+        of_one = attention_decode_tunable.refusal(shared, SM90, shape(64, 100, 32, 8, windowed=True))
+        assert "a window of 100 keys is one block's, in gathered tiles of 64" in str(of_one)
+    pair = Config(constants=config(1, gather=True).constants, hints={"num_ctas": 2, "occupancy": 1})
+    paired = attention_decode_tunable.refusal(pair, Arch.parse("sm100"), shape(64, 100, 32, 8, windowed=True))
+    assert "load a window at once spill" in str(paired)
     assert "gathered where an arch can" in refusal(config(1))
     assert refusal(config(1, occupancy=1), "sm80") == ""
     eight = Config(constants=config(4).constants, hints={"num_worker_warps": 8})
@@ -138,13 +145,27 @@ def test_what_does_not_fit_is_refused_with_its_reason() -> None:
 
 
 def test_more_blocks_hide_what_a_window_waits_for() -> None:
-    def occupancies(*, windowed: bool, head_dim: int = 64) -> set[int]:
-        one = shape(256, 128, 64, 8, windowed=windowed, head_dim=head_dim)
+    def occupancies(*, windowed: bool, head_dim: int = 64, context: int = 128) -> set[int]:
+        one = shape(256, context, 64, 8, windowed=windowed, head_dim=head_dim)
         return {c.hints["occupancy"] for c in attention_decode_tunable.candidates(SM90, one)}
 
-    assert occupancies(windowed=True) == {1, 2, 3, 4, 5}
+    assert occupancies(windowed=True) == {1, 2, 3, 4}
+    assert occupancies(windowed=True, context=129) == {1, 2, 3}
     assert occupancies(windowed=False) == {1, 2, 3}
     assert occupancies(windowed=True, head_dim=128) == {1, 2}
+
+
+def test_short_windows_are_loaded_at_once_and_few_sequences_looked_at_together() -> None:
+    gathered = config(1, gather=True)
+    assert attention_decode_space.loads_at_once(gathered, 32, 128, True)
+    for page_size, context, windowed in ((64, 128, True), (32, 129, True), (32, 128, False)):
+        assert not attention_decode_space.loads_at_once(gathered, page_size, context, windowed)
+    for other in (config(1), config(2, gather=True)):
+        assert not attention_decode_space.loads_at_once(other, 32, 128, True)
+    equal = config(8, balanced=True)
+    tiles = [attention_decode_space.tile_of_sequences(equal, batch) for batch in (2, 32, 33, 512)]
+    assert tiles == [32, 32, 512, 512]
+    assert attention_decode_space.tile_of_sequences(gathered, 8) == 0
 
 
 def test_equal_parts_are_for_a_few_sequences_of_lengths_that_differ() -> None:
@@ -284,6 +305,8 @@ def run(
         (shape(2, 500, head_dim=128, page_size=128), config(4)),
         (shape(2, 100, windowed=True), config(2)),
         (shape(2, 128, windowed=True), config(1, 128, gather=True)),
+        (shape(3, 100, 10, 2, windowed=True), config(1, gather=True)),
+        (shape(3, 128, 8, 1, head_dim=128, page_size=32, windowed=True), config(1, gather=True)),
         (shape(3, 600), config(8, balanced=True)),
         (shape(3, 600), config(8, balanced=True, gather=True)),
         (shape(5, 900, 10, 2, head_dim=128, page_size=32), config(4, 128, balanced=True, gather=True)),
@@ -305,12 +328,13 @@ def test_the_kernel_agrees_with_the_reference(
         (1, False, False),
         (2, False, False),
         (8, False, False),
+        (1, False, True),
         (8, False, True),
         (4, True, True),
         (8, True, False),
     ],
 )
-@pytest.mark.parametrize("window", [None, 1, 63, 64, 65, 130])
+@pytest.mark.parametrize("window", [None, 1, 63, 64, 65, 127, 128, 130])
 def test_every_key_counts_once_at_any_length_window_and_number_of_splits(
     splits: int, balanced: bool, gather: bool, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -546,7 +570,7 @@ def test_splits_take_nothing_from_the_loads_ahead_of_a_block_that_is_alone() -> 
     [
         (shape(64, 2048, 64, 8, head_dim=128, page_size=64), config(4)),
         (shape(256, 2048, 64, 8, head_dim=64), config(1, gather=True)),
-        (shape(256, 128, 64, 8, head_dim=64, windowed=True), config(1, gather=True, occupancy=5)),
+        (shape(256, 128, 64, 8, head_dim=64, windowed=True), config(1, gather=True, occupancy=4)),
         (shape(8, 8192, 64, 8, head_dim=64), config(16, 128, gather=True, occupancy=1)),
         (shape(8, 8192, 64, 8, head_dim=128, page_size=32), config(8, 128, gather=True)),
         (shape(8, 8192, 32, 8, head_dim=128), config(8)),

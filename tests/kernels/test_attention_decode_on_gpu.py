@@ -77,7 +77,7 @@ def test_windows_agree_in_every_config_of_theirs(batch: int, window: int) -> Non
     wanted = expected(attention_decode_tunable, args)
     candidates = attention_decode_tunable.candidates(here(), one)
     if here().major == 9 and window == 128:  # elsewhere they may spill
-        assert {c.hints["occupancy"] for c in candidates} >= {4, 5}
+        assert {c.hints["occupancy"] for c in candidates} == {1, 2, 3, 4}
     for config in candidates:
         poison(attention_decode_tunable, args)
         attention_decode_tunable.launch(*args, config=config)

@@ -15,11 +15,11 @@ TILE = 64
 
 def parts_of(
     lengths: list[int], monkeypatch: pytest.MonkeyPatch, *,
-    heads: int, blocks: int, splits: int, window: int = 2**31 - 1,
+    heads: int, blocks: int, splits: int, window: int = 2**31 - 1, most: int = 512,
 ) -> list[tuple[int, int, int, int]]:  # fmt: skip
     """The sequence, head, part and parts of each block."""
     seq_lens = torch.tensor(lengths, dtype=torch.int32)
-    given = len(lengths), heads, window, TILE, splits
+    given = len(lengths), heads, window, TILE, splits, most
     found = emulator.answers(sequence_parts.of_block, (seq_lens, *given), monkeypatch, blocks=blocks)
     return [tuple(map(int, one)) for one in found]  # type: ignore[misc]
 
@@ -40,6 +40,9 @@ def test_the_parts_of_every_sequence_and_head_lie_in_blocks_that_follow_each_oth
         lengths[place] = chance.choice([0, 1, most])
     blocks = 2 * len(lengths) * heads + chance.choice([0, 1, 2, 3, chance.randrange(300)])
     found = parts_of(lengths, monkeypatch, heads=heads, blocks=blocks, splits=splits)
+    if len(lengths) <= 32:
+        again = parts_of(lengths, monkeypatch, heads=heads, blocks=blocks, splits=splits, most=32)
+        assert again == found, "the tile that holds them changes nothing"
     busy = [one for one in found if one[3] > 0]
     assert found[: len(busy)] == busy, "blocks without a part come last"
     expected = []
