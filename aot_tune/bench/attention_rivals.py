@@ -134,6 +134,7 @@ STANDARDS = {
             ),
         ),
         moved=_decode_moved,
+        reads=True,
     ),
     "attention_varlen": Standard(rivals={FLASH: _packed}, demands=_PREFILL, flops=_packed_flops),
 }

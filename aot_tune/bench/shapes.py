@@ -13,7 +13,7 @@ import torch
 from aot_tune.bench.contest import ROUNDS, WARM_UPS, Call, Round, contest
 from aot_tune.bench.gpu import Gpu
 from aot_tune.bench.standard import Standard
-from aot_tune.bench.standing import COPY, DEFAULT, NOISE, TUNED, Shape
+from aot_tune.bench.standing import COPY, DEFAULT, NOISE, READ, TUNED, Shape
 from aot_tune.config import Config
 from aot_tune.errors import TuneError
 from aot_tune.problem import Problem
@@ -63,6 +63,8 @@ class KernelBench:
             contenders[DEFAULT] = partial(self._ours, each, each.default, args)
         if self.standard.copies:
             contenders[COPY] = partial(_copy, int(moved) // 2)
+        if self.standard.reads:
+            contenders[READ] = partial(_sum, int(moved))
         torch._dynamo.reset()  # of one function it compiles eight shapes and no more
         contenders.update({name: partial(rival, *args) for name, rival in self.standard.rivals.items()})
         failed: dict[str, str] = {}
@@ -91,6 +93,10 @@ def _copy(size: int) -> Call:
     source = torch.ones(size, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
+
+
+def _sum(size: int) -> Call:
+    return torch.ones(size // 4, device="cuda").sum
 
 
 def timed(

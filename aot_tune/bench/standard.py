@@ -56,6 +56,9 @@ class Standard:
     matrix_dtype: str | None = None
     """Operands of the dense product whose rate is the ceiling of `flops`; None for the problem's dtype."""
 
+    reads: bool = False
+    """Whether a sum of as many bytes is timed beside it: for a kernel that reads far more than it writes."""
+
     @property
     def copies(self) -> bool:
         """Whether a copy of as many bytes is timed beside it."""

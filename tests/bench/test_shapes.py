@@ -14,6 +14,7 @@ import torch
 from aot_tune.bench.contest import Call
 from aot_tune.bench.shapes import KernelBench
 from aot_tune.bench.standard import Standard
+from aot_tune.bench.standing import COPY, READ, Demand, lines
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.problem import Problem
@@ -69,3 +70,35 @@ def test_the_tuned_config_meets_the_default_and_the_rivals_on_every_shape(
     assert (large.bytes, large.flops) == (2 * 256 * 1024 * 2, 256e6)
     assert large.roofline_us == pytest.approx(1.048576)  # the bytes: the flops take 0.256
     assert list(bench.shapes(problems, time.monotonic() - 1)) == []
+
+
+def test_what_reads_meets_a_copy_and_a_sum_of_as_many_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    write(tmp_path, scale_table())
+    found = scale_in(tmp_path)["scale"]
+    of: list[tuple[tuple[object, ...], str]] = []
+    monkeypatch.setattr(torch, "ones", lambda *size, **more: Bytes(size))
+
+    class Bytes:
+        def __init__(self, size: tuple[object, ...]) -> None:
+            self.size = size
+
+        def copy_(self, source: Bytes) -> None:
+            of.append((source.size, "copied"))
+
+        def sum(self) -> None:
+            of.append((self.size, "summed"))
+
+    monkeypatch.setattr(torch, "empty_like", lambda other: other)
+    demand = Demand(text="a copy", over=(COPY,), worst=0.5)
+    standard = Standard(rivals={}, demands=(demand,), moved=lambda *args: 4096.0, reads=True)
+    gpu: Any = StandInGpu()
+    bench = KernelBench(
+        gpu=gpu, kernel=Kernel(found, SM90), standard=standard, rounds=rounds, ceilings={"copy": 1e12}
+    )
+    shape = next(bench.shapes(found.tunable.typical_problems, time.monotonic() + 60))
+    assert shape.us[COPY] == shape.us[READ] == 10.0
+    assert set(of) == {((2048,), "copied"), ((1024,), "summed")}  # bytes, and numbers of float32
+    assert "over torch.sum" in "\n".join(lines([shape], []))
