@@ -1,15 +1,14 @@
 """Time several ways to do the same thing against each other. Knows no kernel.
 
 Every round times each of them once, one after another, in changing orders (`aot_tune.tuner.rounds.in_turn`):
-what the clocks do hits all alike. Of the rounds the median counts. Before them the GPU rests: what ran
-earlier does not decide. How a round is timed on a GPU is `aot_tune.tuner.event_round`'s.
+what the clocks do hits all alike. Of the rounds the median counts. How a round is timed on a GPU is
+`aot_tune.tuner.event_round`'s.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
@@ -25,10 +24,6 @@ Round = Callable[[Sequence[Call]], Sequence[float]]
 WARM_UPS = 3
 ROUNDS = 31
 LEAST_ROUNDS = 5
-
-REST_S = 0.02
-"""Right after seconds of products at full power one of 256 x 5120 x 2048 took 18.7 us, and cuBLAS 14.2; after
-a rest of this length 15.8 and 13.1 (one H200, one process)."""
 
 BUDGET_US = 400_000.0
 """What the rounds of one contest may take, beside flushing; long calls need no median of many."""
@@ -49,7 +44,6 @@ def contest(calls: Mapping[str, Call], timed: Round, *, rounds: int = ROUNDS) ->
         for name, us in zip(order, timed([calls[name] for name in order]), strict=True):
             taken[name].append(us)
 
-    time.sleep(REST_S)
     once(names)
     affordable = math.floor(BUDGET_US / sum(us for [us] in taken.values()))
     for number in range(1, max(LEAST_ROUNDS, min(rounds, affordable))):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import cycle
+from itertools import count, cycle
 
 import pytest
 import torch
@@ -53,6 +53,7 @@ def test_calls_that_take_long_have_fewer_rounds_but_some() -> None:
 @pytest.fixture(autouse=True)
 def _no_gpu_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(shapes, "SETTLE_S", 0.0)
 
 
 def made(*names: str) -> dict[str, Callable[[], Call]]:
@@ -71,6 +72,17 @@ def test_a_contender_that_cannot_be_made_or_called_costs_the_others_nothing() ->
     us = shapes.timed({**made(TUNED), "one": refuses, "two": lambda: breaks}, clock, failed)
     assert us == {TUNED: 5}
     assert failed == {"one": "NotImplementedError: takes no window", "two": "RuntimeError: no kernel image"}
+
+
+def test_rounds_count_only_when_the_gpu_has_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes, "SETTLE_S", 0.05)
+    monkeypatch.setattr(shapes.time, "monotonic", partial(next, count(0.0, 0.02)))
+    clock = Clock(tuned=[99, 99] + [10] * ROUNDS)
+    assert shapes.timed(made(TUNED), clock, {}) == {TUNED: 10}
+    assert len(clock.rounds) == 2 + ROUNDS
+    clock = Clock(tuned=[99] * 20 + [10] * 40)
+    monkeypatch.setattr(shapes.time, "monotonic", partial(next, count(0.0, 0.0025)))
+    assert shapes.timed(made(TUNED), clock, {}) == {TUNED: 10}, "and those before are not in the median"
 
 
 def test_what_looks_slower_than_its_default_is_timed_longer() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from aot_tune.bench import shapes
 from aot_tune.bench.contest import Call
 from aot_tune.bench.shapes import KernelBench
 from aot_tune.bench.standard import Standard
@@ -35,6 +36,11 @@ class StandInGpu:
 
     def launcher(self, kernel: Kernel, problem: Problem, config: Config, cubin: Path, args: Any) -> Call:
         return partial(str, config)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_settles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes, "SETTLE_S", 0.0)
 
 
 def rounds(calls: Sequence[Call]) -> list[float]:
