@@ -99,12 +99,13 @@ def test_what_reads_meets_a_copy_and_a_sum_of_as_many_bytes(
 
     monkeypatch.setattr(torch, "empty_like", lambda other: other)
     demand = Demand(text="a copy", over=(COPY,), worst=0.5)
-    standard = Standard(rivals={}, demands=(demand,), moved=lambda *args: 4096.0, reads=True)
+    standard = Standard(rivals={}, demands=(demand,), moved=lambda *args: 10000.0, reads=True)
     gpu: Any = StandInGpu()
     bench = KernelBench(
         gpu=gpu, kernel=Kernel(found, SM90), standard=standard, rounds=rounds, ceilings={"copy": 1e12}
     )
     shape = next(bench.shapes(found.tunable.typical_problems, time.monotonic() + 60))
     assert shape.us[COPY] == shape.us[READ] == 10.0
-    assert set(of) == {((2048,), "copied"), ((1024,), "summed")}  # bytes, and numbers of float32
+    # Half of the bytes are read, rounded up to what is copied without a rest; numbers of float32.
+    assert set(of) == {((8192,), "copied"), ((2500,), "summed")}
     assert "over torch.sum" in "\n".join(lines([shape], []))
