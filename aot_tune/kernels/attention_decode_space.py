@@ -10,7 +10,7 @@ from aot_tune.bucket import edge
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
-from aot_tune.kernels.decode_workspace import places
+from aot_tune.kernels.decode_workspace import places, rows
 from aot_tune.kernels.rows import at_once
 from aot_tune.problem import Problem
 
@@ -31,15 +31,18 @@ _TILES = (64, 128)
 """Keys a step. Seeded from NVIDIA's TileGym (suites/flashinfer/cutile/fmha_decode_bsr.py: 32 to 128, with an
 occupancy of 1 or 2). The matrix units of sm90 and sm100 take no fewer than 64 rows."""
 
-
 _NARROW = 64
 """The smaller head_dim."""
 
 _MOST_LOOPING = 3
 """Blocks of a multiprocessor whose loads run ahead; of windows that are loaded at once one more may wait."""
 
-_FEW_SEQUENCES = 32
-"""Sequences of which each warp looks at all lengths for itself."""
+_MANY_QUERIES = 32
+"""Columns of a tile: the sums of two blocks fill the registers."""
+
+_FEW_SEQUENCES, _TILE_OF_FEW = 16, 32
+"""Sequences of which each warp looks at all lengths for itself, and the tile that holds them. What is tuned
+for 8 serves so many, and what is tuned for 64 serves more: an archive has both."""
 
 _SLOW_PAGES = 64
 """Pages that pairs of blocks do not gather: the compiler takes more than three minutes for it."""
@@ -117,8 +120,7 @@ def fits(config: Config, device: Device, problem: Problem) -> bool | str:
 def loads_at_once(config: Config, page_size: int, context: int, windowed: bool) -> bool:
     """Whether a block asks for all its keys before it computes with any: of a window of two tiles at most.
 
-    256 windows of 128 keys and 8 heads of 64 take 31.2 us so and 32.8 in a loop, 8 of them 8.7 and 10.8 (one
-    H200).
+    256 windows of 128 keys and 8 heads of 64 take 31.2 us so and 32.8 in a loop, 8 of them 8.7 and 10.8.
 
     Args:
         config: Its tiles, and whether it gathers pages.
@@ -127,14 +129,15 @@ def loads_at_once(config: Config, page_size: int, context: int, windowed: bool) 
         windowed: Whether it is a window.
     """
     splits, tile_n, gather = _constants(config)
-    return windowed and gather and splits == 1 and page_size < tile_n and edge(context) <= 2 * tile_n
+    one_block = gather and splits == 1 and tile_n == _TILES[0]
+    return windowed and one_block and page_size < tile_n and edge(context) <= 2 * tile_n
 
 
 def tile_of_sequences(config: Config, sequences: int) -> int:
     """Sequences of which a kernel makes equal parts, rounded up to a tile; 0 where it makes none."""
     if not config["balanced"]:
         return 0
-    return _FEW_SEQUENCES if sequences <= _FEW_SEQUENCES else MOST_SEQUENCES
+    return _TILE_OF_FEW if sequences <= _FEW_SEQUENCES else MOST_SEQUENCES
 
 
 def _constants(config: Config) -> tuple[int, int, bool]:
@@ -206,6 +209,8 @@ def _does_not_suit(config: Config, arch: Arch, problem: Problem) -> str | None:
     if gather and occupancy > 2 and (wide or splits > 1):
         return f"{occupancy} blocks that gather load no more at once than two"
     short = _is_short_window(arch, problem)
+    if short and occupancy > 2 and rows(problem.size("heads") // problem.size("kv_heads")) >= _MANY_QUERIES:
+        return f"{occupancy} blocks that load a window at once for so many queries spill registers"
     if short and config.hints.get("num_ctas", 1) > 1:
         return "pairs of blocks that load a window at once spill registers (tileiras 13.4)"
     if short and (splits, tile_n, gather) != (1, _TILES[0], True):
@@ -246,10 +251,7 @@ def _splits_between(arch: Arch, problem: Problem, tile_n: int) -> tuple[int, int
 
 
 def _most_splits(arch: Arch, problem: Problem, tile_n: int) -> int:
-    """As many as a sequence has tiles, blocks can leave parts, and half a GPU runs at once.
-
-    A short window has one.
-    """
+    """As many as a sequence has tiles, blocks can leave parts, and half a GPU runs at once; or 1."""
     if _is_short_window(arch, problem):
         return 1
     blocks, sms = min(_MOST_BLOCKS, places(problem)), Device.reference(arch).sm_count

@@ -192,9 +192,10 @@ def _attend_window(
     """
     (seq, head), (begin, end) = place, keys
     group, rows, head_dim, page_size, tile_n, _ = sizes
-    count, first = tile_n // page_size, begin // page_size
+    count, most = tile_n // page_size, block_table.shape[1]
     # A sequence without keys has a page too, and a tile behind the last is the last once more: all masked.
-    behind = ct.maximum(ct.cdiv(end, page_size), first + 1)
+    first = ct.minimum(begin // page_size, most - 1)
+    behind = ct.minimum(ct.maximum(ct.cdiv(end, page_size), first + 1), most)
     own, last = block_table.slice(1, first, behind), ct.cdiv(behind - first, count) - 1
     pages = page_numbers(own, seq, 0, count)
     pages_1 = page_numbers(own, seq, ct.minimum(1, last), count)

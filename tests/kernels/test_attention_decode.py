@@ -120,6 +120,11 @@ def test_what_does_not_fit_is_refused_with_its_reason() -> None:
     assert "are for short windows" in refusal(config(1, gather=True, occupancy=4))
     assert "that one block asks for at once" in refusal(config(2, gather=True, occupancy=4))
     assert "that one block asks for at once" in refusal(config(1, occupancy=4))
+    many = shape(64, 128, 32, 1, windowed=True)
+    assert "for so many queries" in str(
+        attention_decode_tunable.refusal(config(1, gather=True, occupancy=3), SM90, many)
+    )
+    assert attention_decode_tunable.refusal(config(1, gather=True), SM90, many) is None
     for shared in (config(2, gather=True), config(1, 128, gather=True), config(1)):
         of_one = attention_decode_tunable.refusal(shared, SM90, shape(64, 100, 32, 8, windowed=True))
         assert "a window of 100 keys is one block's, in gathered tiles of 64" in str(of_one)
@@ -160,10 +165,10 @@ def test_short_windows_are_loaded_at_once_and_few_sequences_looked_at_together()
     assert attention_decode_space.loads_at_once(gathered, 32, 128, True)
     for page_size, context, windowed in ((64, 128, True), (32, 129, True), (32, 128, False)):
         assert not attention_decode_space.loads_at_once(gathered, page_size, context, windowed)
-    for other in (config(1), config(2, gather=True)):
+    for other in (config(1), config(2, gather=True), config(1, 128, gather=True)):
         assert not attention_decode_space.loads_at_once(other, 32, 128, True)
     equal = config(8, balanced=True)
-    tiles = [attention_decode_space.tile_of_sequences(equal, batch) for batch in (2, 32, 33, 512)]
+    tiles = [attention_decode_space.tile_of_sequences(equal, batch) for batch in (2, 16, 17, 512)]
     assert tiles == [32, 32, 512, 512]
     assert attention_decode_space.tile_of_sequences(gathered, 8) == 0
 
@@ -304,7 +309,7 @@ def run(
         (shape(2, 500, head_dim=128, page_size=128), config(2, 128)),
         (shape(2, 500, head_dim=128, page_size=128), config(4)),
         (shape(2, 100, windowed=True), config(2)),
-        (shape(2, 128, windowed=True), config(1, 128, gather=True)),
+        (shape(2, 257, windowed=True), config(1, 128, gather=True)),
         (shape(3, 100, 10, 2, windowed=True), config(1, gather=True)),
         (shape(3, 128, 8, 1, head_dim=128, page_size=32, windowed=True), config(1, gather=True)),
         (shape(3, 600), config(8, balanced=True)),
@@ -373,6 +378,28 @@ def test_numbers_beside_the_pages_of_a_sequence_may_be_anything_also_those_of_an
     wanted = expected(attention_decode_tunable, (*args[:3], own.clamp(min=0), *args[4:]))
     run(args, candidate, monkeypatch)
     torch.testing.assert_close(args[5].double(), wanted["out"].value, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("number", [-1, 2**31 - 1, None], ids=str)
+@pytest.mark.parametrize("width", [5, 6, 7])
+def test_short_windows_of_large_pages_read_their_own_pages_and_never_beyond_the_table(
+    width: int, number: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = [0, 1, 33, 32 * width, 32 * width - 31]
+    args = made(shape(5, 32 * width, 2, 1, page_size=32), lengths, 100)
+    table = args[3]
+    assert table.shape[1] == width
+    own, other = table.clone(), int(table[3, 0])
+    for row, length in zip(table, lengths, strict=True):
+        row[-(-length // 32) :] = other if number is None else number
+        row[: max(length - 100, 0) // 32] = other if number is None else number
+    wanted = expected(attention_decode_tunable, (*args[:3], own.clamp(min=0), *args[4:]))
+    run(args, config(1, gather=True), monkeypatch)
+    torch.testing.assert_close(args[5].double(), wanted["out"].value, rtol=2e-2, atol=2e-2)
+    args[4][2] = (
+        32 * width + 1000
+    )  # against its contract: what it gives is anything, what it reads is the table's
+    run(args, config(1, gather=True), monkeypatch)
 
 
 @pytest.mark.parametrize(("splits", "balanced"), [(1, False), (4, False), (4, True)])
