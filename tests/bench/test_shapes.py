@@ -39,8 +39,21 @@ class StandInGpu:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_settles(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_gpu_that_settles_or_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shapes, "SETTLE_S", 0.0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+
+def bench_of(folder: Path, standard: Standard) -> tuple[KernelBench, tuple[Problem, ...]]:
+    """A kernel with a table in `folder`, on the stand-in GPU, and its declared problems."""
+    write(folder, scale_table())
+    found = scale_in(folder)["scale"]
+    gpu: Any = StandInGpu()
+    ceilings = {"copy": 1e12, "bfloat16": 1e15}
+    bench = KernelBench(
+        gpu=gpu, kernel=Kernel(found, SM90), standard=standard, rounds=rounds, ceilings=ceilings
+    )
+    return bench, tuple(found.tunable.typical_problems)
 
 
 def rounds(calls: Sequence[Call]) -> list[float]:
@@ -52,21 +65,13 @@ def refusing(*args: Any) -> Call:
     raise NotImplementedError("not for this shape")
 
 
-def test_the_tuned_config_meets_the_default_and_the_rivals_on_every_shape(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    write(tmp_path, scale_table())
-    found = scale_in(tmp_path)["scale"]
+def test_the_tuned_config_meets_the_default_and_the_rivals_on_every_shape(tmp_path: Path) -> None:
     standard = Standard(
         rivals={"theirs": lambda *args: partial(str, "rival"), "none": refusing},
         demands=(),
         flops=lambda problem, *args: 1e6 * problem.size("M"),
     )
-    gpu: Any = StandInGpu()
-    ceilings = {"copy": 1e12, "bfloat16": 1e15}
-    kernel, problems = Kernel(found, SM90), found.tunable.typical_problems
-    bench = KernelBench(gpu=gpu, kernel=kernel, standard=standard, rounds=rounds, ceilings=ceilings)
+    bench, problems = bench_of(tmp_path, standard)
     small, medium, large = bench.shapes(problems, time.monotonic() + 60)
     # The table's winners: the default at M = 1, a config of the portfolio elsewhere.
     assert small.us == {"tuned": 20.0, "default": 20.0, "theirs": 15.0}
@@ -81,9 +86,6 @@ def test_the_tuned_config_meets_the_default_and_the_rivals_on_every_shape(
 def test_what_reads_meets_a_copy_and_a_sum_of_as_many_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    write(tmp_path, scale_table())
-    found = scale_in(tmp_path)["scale"]
     of: list[tuple[tuple[object, ...], str]] = []
     monkeypatch.setattr(torch, "ones", lambda *size, **more: Bytes(size))
 
@@ -100,11 +102,8 @@ def test_what_reads_meets_a_copy_and_a_sum_of_as_many_bytes(
     monkeypatch.setattr(torch, "empty_like", lambda other: other)
     demand = Demand(text="a copy", over=(COPY,), worst=0.5)
     standard = Standard(rivals={}, demands=(demand,), moved=lambda *args: 10000.0, reads=True)
-    gpu: Any = StandInGpu()
-    bench = KernelBench(
-        gpu=gpu, kernel=Kernel(found, SM90), standard=standard, rounds=rounds, ceilings={"copy": 1e12}
-    )
-    shape = next(bench.shapes(found.tunable.typical_problems, time.monotonic() + 60))
+    bench, problems = bench_of(tmp_path, standard)
+    shape = next(bench.shapes(problems, time.monotonic() + 60))
     assert shape.us[COPY] == shape.us[READ] == 10.0
     # Half of the bytes are read, rounded up to what is copied without a rest; numbers of float32.
     assert set(of) == {((8192,), "copied"), ((2500,), "summed")}
