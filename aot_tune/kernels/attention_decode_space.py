@@ -38,7 +38,7 @@ _MOST_LOOPING = 3
 """Blocks of a multiprocessor whose loads run ahead; of windows that are loaded at once one more may wait."""
 
 _MANY_QUERIES = 32
-"""Columns of a tile: the sums of two blocks fill the registers."""
+"""Columns of a tile of queries with which three blocks a multiprocessor spill registers."""
 
 _FEW_SEQUENCES, _TILE_OF_FEW = 16, 32
 """Sequences of which each warp looks at all lengths for itself, and the tile that holds them. What is tuned

@@ -1,8 +1,8 @@
 """Tile code that reads a sequence's keys and values from the pages of a cache. Knows no kernel.
 
 Of pages that a sequence does not have the numbers may be anything. One that the cache does not have loads
-zeros, and one that is another's is to be masked. Nothing is computed from what the table says: the warps that
-load would wait for those that compute, and only begin a tile's loads when the tile before it is done.
+zeros, and one that is another's is to be masked. Of gathered pages nothing is computed from their numbers: the
+warps that load would wait for those that compute, and only begin a tile's loads when the one before it is done.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ def page_numbers(block_table: Any, seq: Any, tile: Any, count: Any) -> Any:
 
 def gathered(caches: Any, pages: Any, head: Any, page_size: Any, head_dim: Any) -> Any:
     """The keys and the values of one head in some pages, each as (pages * page_size, head_dim)."""
-    return _rows(caches[0], pages, head, page_size, head_dim), _rows(
-        caches[1], pages, head, page_size, head_dim
+    return (
+        _rows(caches[0], pages, head, page_size, head_dim),
+        _rows(caches[1], pages, head, page_size, head_dim),
     )
 
 

@@ -396,9 +396,8 @@ def test_short_windows_of_large_pages_read_their_own_pages_and_never_beyond_the_
     wanted = expected(attention_decode_tunable, (*args[:3], own.clamp(min=0), *args[4:]))
     run(args, config(1, gather=True), monkeypatch)
     torch.testing.assert_close(args[5].double(), wanted["out"].value, rtol=2e-2, atol=2e-2)
-    args[4][2] = (
-        32 * width + 1000
-    )  # against its contract: what it gives is anything, what it reads is the table's
+    # Against the contract: what it gives is anything, what it reads is the table's.
+    args[4][2] = 32 * width + 1000
     run(args, config(1, gather=True), monkeypatch)
 
 
