@@ -1,8 +1,8 @@
 """Tile code that reads a sequence's keys and values from the pages of a cache. Knows no kernel.
 
 Of pages that a sequence does not have the numbers may be anything. One that the cache does not have loads
-zeros, and one that is another's is to be masked. Of gathered pages nothing is computed from their numbers: the
-warps that load would wait for those that compute, and only begin a tile's loads when the one before it is done.
+zeros, and one that is another's is to be masked. Nothing is computed from the numbers of gathered pages: the
+warps that load would wait for those that compute, and only begin a tile when the one before it is done.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ def compilations(kernel: Kernel, tables: Sequence[Table]) -> tuple[Compilation, 
     portfolio and entries, where they are legal; for every class of sizes in the bucket, and for a size of 1
     on each Pow2 axis, which is a class of its own. A size beyond all buckets has one of these classes too,
     unless constants follow from it. Sizes that no axis names, as the pages of a cache, are those that
-    `make_args` gives for seed 0 and for `ODD_SEED`. Beside them the default's weakest signatures: one a dtype and set of constants.
+    `make_args` gives for seed 0 and for `ODD_SEED`. Beside them the default's weakest signatures: one a dtype
+    and set of constants.
 
     Args:
         kernel: The declaration on an arch.
