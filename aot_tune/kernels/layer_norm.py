@@ -95,10 +95,15 @@ def _config(width: int, persistent: bool, occupancy: int, num_worker_warps: int)
     )
 
 
+_PARTS_OF_SHORT_ROWS = 4
+
+
 def _widths(cols: int, num_worker_warps: int) -> tuple[int, ...]:
-    """Columns of a part: a load of 16 bytes for each thread of one row; and as many as leave none empty."""
+    """Columns of a part: a load of 16 bytes for each thread of one row; as many as leave none empty; and a
+    quarter of a short row, so that several rows of four parts each are under way."""
     tile = 256 * num_worker_warps
-    widths = (max(min(edge(cols), tile), edge(cols) // 16), exact_width(cols, tile))
+    quarter = min(edge(cols) // _PARTS_OF_SHORT_ROWS, tile)
+    widths = (max(min(edge(cols), tile), edge(cols) // 16), exact_width(cols, tile), quarter)
     return tuple(width for width in dict.fromkeys(widths) if part_refusal(width, cols) is None)
 
 
