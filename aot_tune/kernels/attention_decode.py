@@ -142,11 +142,11 @@ _LARGEST_GROUP = 64
 def _scratch(q: torch.Tensor, kv_heads: int) -> torch.Tensor:
     """Large enough for every config, since the launch chooses one only later; all zero between launches.
 
-    (blocks, numbers a block leaves), int32.
+    (blocks, words a block leaves), int64.
     """
     rows = decode_workspace.rows(q.shape[1] // kv_heads)
-    zeros = workspace(q.device, 1, decode_workspace.MOST_LEFT).counters
-    return zeros.view(-1, decode_workspace.left(rows, q.shape[2]))
+    zeros = workspace(q.device, 1, 2 * decode_workspace.MOST_LEFT).counters  # int32
+    return zeros.view(torch.int64).view(-1, decode_workspace.left(rows, q.shape[2]))
 
 
 def _problem(
@@ -171,10 +171,10 @@ def _args(config: Config, *args: Any) -> tuple[Any, ...]:
     q, (_, page_size, kv_heads, _), window = args[0], args[1].shape, args[9]
     group, windowed = q.shape[1] // kv_heads, window < args[3].shape[1] * page_size
     shapes = group, decode_workspace.rows(group), q.shape[2], page_size, windowed
-    at_once = attention_decode_space.loads_at_once(config, page_size, window, windowed)
+    short = attention_decode_space.loads_at_once(config, page_size, window, windowed)
     sequences = attention_decode_space.tile_of_sequences(config, q.shape[0])
     chosen = (config[name] for name in ("splits", "balanced", "tile_n", "gather"))
-    return *args, *shapes, at_once, sequences, *chosen
+    return *args, *shapes, short, sequences, *chosen
 
 
 def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:

@@ -5,18 +5,25 @@ from __future__ import annotations
 from aot_tune.bucket import edge
 from aot_tune.problem import Problem
 
-MOST_LEFT = 1 << 23
-"""Numbers that the blocks of a launch leave for each other at most: 32 MiB."""
+MOST_LEFT = 1 << 22
+"""Words that the blocks of a launch leave for each other at most: 32 MiB."""
 
 FEWEST_ROWS = 8
 """Queries of a tile, the matrix units' narrowest side."""
 
-_PIECE = 1024
-"""Numbers of a result that a block combines at a time, the parts' together: so many it reads.
+MOST_APART = 16
+"""Parts of a sequence that are combined by threads which have the same numbers of all of them."""
 
-Of fewer than its threads each warp may have a copy of its own, as old as its own read. Warps that disagree
-about the end of a wait never meet again.
-"""
+_AT_A_TIME = 2048
+"""Words that a block reads of so many parts together: with half as many, few parts have many slices to
+combine one after another; with twice as many, registers spill."""
+
+_THREADS = 128
+"""Of a block. Of fewer words each warp may have a copy of its own, as old as its own read. Warps that
+disagree about the end of a wait never meet again."""
+
+_NARROW = 32
+"""Numbers of a slice of more parts than `MOST_APART`."""
 
 
 def rows(group: int) -> int:
@@ -25,8 +32,8 @@ def rows(group: int) -> int:
 
 
 def left(columns: int, head_dim: int) -> int:
-    """Numbers that a block leaves for others: a result, and a log-sum beside each number."""
-    return 2 * columns * head_dim
+    """Words that a block leaves for others: one for each number of a result."""
+    return columns * head_dim
 
 
 def places(problem: Problem) -> int:
@@ -35,11 +42,8 @@ def places(problem: Problem) -> int:
     return MOST_LEFT // left(columns, problem.size("head_dim"))
 
 
-def width_of_slice(splits: int, queries: int, head_dim: int, balanced: bool) -> int:
-    """Numbers of a result that a block combines at a time, of `splits` parts at most; also in a kernel.
-
-    Of equal parts there may be as few as two, which have few slices to combine one after another.
-    """
-    if balanced:
-        return min(max(4 * _PIECE // splits, queries), head_dim * queries)
-    return max(min(_PIECE, head_dim * queries) // splits, queries)
+def width_of_slice(splits: int, queries: int, head_dim: int) -> int:
+    """Numbers of a result that a block combines at a time, of `splits` parts at most; also in a kernel."""
+    if splits > MOST_APART:
+        return max(_NARROW, queries)
+    return min(max(_AT_A_TIME // splits, _THREADS), head_dim * queries)

@@ -99,8 +99,11 @@ _PARTS_OF_SHORT_ROWS = 4
 
 
 def _widths(cols: int, num_worker_warps: int) -> tuple[int, ...]:
-    """Columns of a part: a load of 16 bytes for each thread of one row; as many as leave none empty; and a
-    quarter of a short row, so that several rows of four parts each are under way."""
+    """Columns of a part.
+
+    A load of 16 bytes for each thread of one row; as many as leave none empty; and a quarter of a short row,
+    so that several rows of four parts each are under way.
+    """
     tile = 256 * num_worker_warps
     quarter = min(edge(cols) // _PARTS_OF_SHORT_ROWS, tile)
     widths = (max(min(edge(cols), tile), edge(cols) // 16), exact_width(cols, tile), quarter)
