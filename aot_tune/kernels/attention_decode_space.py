@@ -10,7 +10,7 @@ from aot_tune.bucket import edge
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
-from aot_tune.kernels.decode_workspace import places, rows
+from aot_tune.kernels.decode_workspace import MOST_WARPS, places, rows
 from aot_tune.kernels.rows import at_once
 from aot_tune.problem import Problem
 
@@ -46,9 +46,6 @@ for 8 serves so many, and what is tuned for 64 serves more: an archive has both.
 
 _SLOW_PAGES = 64
 """Pages that pairs of blocks do not gather: the compiler takes more than three minutes for it."""
-
-_MOST_WARPS = 4
-"""Warps that combine parts: each thread of theirs has elements of its own, even of a piece of 512."""
 
 _GATHERING = (9, 10, 11)
 """Major numbers of the archs that load the pages of a tile at once."""
@@ -179,7 +176,7 @@ def _does_not_fit(config: Config, arch: Arch) -> str | None:
         return "a narrow tile is worth sharing, if at all, from sm100 on, with a multiprocessor to itself"
     if tile_n > _TILES[0] and occupancy > 2:
         return f"registers for {occupancy} blocks of {tile_n} keys would spill"
-    if splits > 1 and (num_ctas > 1 or config.hints.get("num_worker_warps", 4) > _MOST_WARPS):
+    if splits > 1 and (num_ctas > 1 or config.hints.get("num_worker_warps", 4) > MOST_WARPS):
         return "the parts are waited for by the four warps of one block, which must see the same"
     if gather and arch.major not in _GATHERING:
         return f"{arch} has no loads that gather pages"

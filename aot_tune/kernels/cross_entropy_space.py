@@ -62,10 +62,10 @@ _UNALIGNED = (1.0, 40)
 _SHARED = (
     # The fewest whose registers hold a row have the most under way at once: steps of a quarter, so that any
     # vocabulary has a number not far above its fewest.
-    *(_config(1024, 4, 4, members=members) for members in (2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 26, 32)),
-    *(_config(1024, 4, 5, members=members) for members in (2, 3)),
+    *(_config(1024, 4, 4, members=members) for members in (2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 32)),
+    *(_config(1024, 4, 5, members=members) for members in (2, 3, 7, 14)),
     *(_config(1024, 4, 3, members=members) for members in (8, 16)),
-    *(_config(2048, 8, 3, members=members) for members in (2, 5)),
+    _config(2048, 8, 3, members=2),
 )
 """The same for every vocabulary: what was tuned for one serves others."""
 

@@ -1,8 +1,8 @@
 """What the blocks of a sequence tell each other in attention_decode, and the sum over their parts.
 
 Nothing releases or acquires: a release would make each step of a block's loop wait for its loads. So what a
-block leaves says of itself that it is there. The workspace is zero between launches, and no word in it is
-stored as zero; who combines reads until there are none, and sets back to zero what nobody else reads.
+block leaves says of itself that it is there. The workspace is zero between launches, and no word that is left
+is zero; who combines reads until none is, and sets back to zero what nobody else reads.
 
 A word has a number of a result in its lower half, and in its upper half the log-sum that the number goes
 with: they arrive together, and one load finds both. Loaded apart, one would wait for the other.

@@ -18,12 +18,15 @@ _AT_A_TIME = 2048
 """Words that a block reads of so many parts together: with half as many, few parts have many slices to
 combine one after another; with twice as many, registers spill."""
 
-_THREADS = 128
-"""Of a block. Of fewer words each warp may have a copy of its own, as old as its own read. Warps that
+MOST_WARPS = 4
+"""Of a block, that combine."""
+
+_THREADS = 32 * MOST_WARPS
+"""Of fewer words than threads each warp may have a copy of its own, as old as its own read. Warps that
 disagree about the end of a wait never meet again."""
 
-_NARROW = 32
-"""Numbers of a slice of more parts than `MOST_APART`."""
+_WIDTH_OF_MANY = 32
+"""Numbers of a slice of more parts than `MOST_APART`, all of which a block reads together."""
 
 
 def rows(group: int) -> int:
@@ -45,5 +48,5 @@ def places(problem: Problem) -> int:
 def width_of_slice(splits: int, queries: int, head_dim: int) -> int:
     """Numbers of a result that a block combines at a time, of `splits` parts at most; also in a kernel."""
     if splits > MOST_APART:
-        return max(_NARROW, queries)
+        return max(_WIDTH_OF_MANY, queries)
     return min(max(_AT_A_TIME // splits, _THREADS), head_dim * queries)

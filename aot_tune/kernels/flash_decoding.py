@@ -170,9 +170,9 @@ def _block(
     else:
         # A part without keys leaves zeros and a log-sum of -inf, as one that holds nothing else.
         leave(scratch, result, log2_sum)
-        first, width = ct.bid(0) - part, width_of_slice(splits, rows, head_dim)
+        row, width = ct.bid(0) - part, width_of_slice(splits, rows, head_dim)
         for at in range(part, head_dim * rows // width, parts):
-            slice_of_result, logs = combined(scratch, first, parts, at, splits, width)
+            slice_of_result, logs = combined(scratch, row, parts, at, splits, width)
             tile = slice_of_result.reshape((width // rows, rows))
             _write(out, lse, place, group, at, tile, ct.extract(logs, (0, 0), (1, rows)))
 

@@ -77,6 +77,8 @@ def test_a_row_is_held_without_empty_lanes_where_parts_divide_it() -> None:
     assert widths(6144) == {1024, 2048}
     assert widths(1152) == {128, 1024, 2048}
     assert widths(4544) == {1024, 2048}
+    assert widths(1024) == {256, 1024}  # in four parts beside one
+    assert widths(1) == {1}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
