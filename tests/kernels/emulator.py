@@ -234,6 +234,10 @@ def answers(
     return found
 
 
+_PARTS = 4
+"""Of what is stored or added relaxed, which arrive one by one."""
+
+
 class _Late:
     """What is stored or added relaxed and not seen yet: with each relaxed load one arrives, whichever."""
 
@@ -259,15 +263,16 @@ class _Late:
         return tile
 
     def store(self, *args: Any, memory_order: Any = "weak", **hints: Any) -> None:
+        """Part after part, as the threads of a block store each their own."""
         if memory_order == "weak":
             _store(*args, **hints)
         else:
-            self.stores.append(lambda: _store(*args, **hints))
+            self.stores.extend(partial(_store, *args, part=part, **hints) for part in range(_PARTS))
 
     def add(self, array: Array, index: Tile, update: Tile, **hints: Any) -> None:
         """Part after part; what was there before is not told, since nobody asks."""
-        for part in range(4):
-            some = Tile(index.values[part::4]), Tile(update.values[part::4])
+        for part in range(_PARTS):
+            some = Tile(index.values[part::_PARTS]), Tile(update.values[part::_PARTS])
             of_use = bool(some[1].values.any())
             (self.stores if of_use else self.nothings).append(partial(_atomic_add, array, *some, **hints))
 
@@ -363,8 +368,9 @@ def _nothing(array: Array, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def _store(
-    array: Array, index: Any, tile: Any, *, order: Any = "C", check_bounds: bool = True, **_hints: Any
-) -> None:
+    array: Array, index: Any, tile: Any, *, order: Any = "C", check_bounds: bool = True,
+    part: int | None = None, **_hints: Any,
+) -> None:  # fmt: skip
     array = array.permuted(order)
     index = tuple(index) if isinstance(index, Sequence) else (index,)
     values = _values(tile)
@@ -373,8 +379,12 @@ def _store(
     assert values.dtype == array.dtype, f"{values.dtype} stored into {array.dtype}"
     values = values.reshape((1,) * (array.ndim - values.dim()) + tuple(values.shape))
     place = _slices(array, index, values.shape, whole=not check_bounds)
-    array.values[place] = values[tuple(slice(size) for size in array.values[place].shape)]
-    array.written[place] += 1
+    target, written = array.values[place], array.written[place]
+    chosen = torch.ones(target.shape, dtype=torch.bool)
+    if part is not None:
+        chosen = (torch.arange(target.numel()) % _PARTS == part).reshape(target.shape)
+    target[chosen] = values[tuple(slice(size) for size in target.shape)][chosen]
+    written[chosen] += 1
 
 
 def _slices(array: Array, index: Sequence[Any], shape: Sequence[int], *, whole: bool) -> tuple[slice, ...]:

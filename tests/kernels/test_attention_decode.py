@@ -16,7 +16,7 @@ from aot_tune.arch import KNOWN_ARCHS, Arch
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
-from aot_tune.kernels import attention_decode_space
+from aot_tune.kernels import attention_decode_space, decode_workspace
 from aot_tune.kernels.attention_decode import attention_decode, attention_decode_tunable
 from aot_tune.kernels.cross_entropy import cross_entropy_tunable
 from aot_tune.kernels.softmax import softmax_tunable
@@ -418,11 +418,11 @@ def test_an_empty_sequence_gives_zeros_and_a_log_sum_of_minus_infinity(
 @pytest.mark.parametrize(
     ("one", "candidate"),
     [
-        (shape(2, 1000, 4, 2), config(8)),  # a slice for each split
+        (shape(2, 1000, 4, 2), config(8)),  # two slices for eight splits
         (shape(2, 1000, 4, 2, head_dim=128), config(4)),
-        (shape(1, 700, 10, 1, head_dim=128), config(16)),  # two slices for each; of 16 splits 11 have keys
-        (shape(1, 300, 64, 1, head_dim=128), config(2)),  # eight
-        (shape(1, 200, 40, 1), config(64)),  # a row of each split's own
+        (shape(1, 700, 10, 1, head_dim=128), config(16)),  # a slice for each; of 16 splits 11 have keys
+        (shape(1, 300, 64, 1, head_dim=128), config(2)),  # four for each
+        (shape(1, 200, 40, 1), config(64)),  # a slice for each split
         (shape(3, 1000, 4, 2), config(8, balanced=True)),
         (shape(4, 900, 10, 2, head_dim=128), config(16, balanced=True)),
     ],
@@ -437,6 +437,44 @@ def test_parts_are_combined_in_whatever_order_they_arrive(
         run(args, candidate, monkeypatch, disorder=random.Random(2 * seed + again))
         assert_agrees(attention_decode_tunable, args, wanted)
         args[5].fill_(torch.nan)
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+@pytest.mark.parametrize("splits", [2, 8, 16, 32, 64])
+def test_parts_of_one_tile_many_and_none_are_combined(
+    splits: int, balanced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = made(shape(3, 3000, 4, 2), [0, 3000, 1])
+    wanted = expected(attention_decode_tunable, args)
+    run(args, config(splits, balanced=balanced), monkeypatch, disorder=random.Random(splits))
+    assert_agrees(attention_decode_tunable, args, wanted)
+    assert bool((args[5][0] == 0).all())
+    assert bool((args[6][0] == -torch.inf).all())
+
+
+@pytest.mark.parametrize("splits", [8, 32])
+def test_what_is_nan_in_one_sequence_is_so_in_no_other(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = made(shape(3, 900, 4, 1), [700, 900, 500])
+    _, _, v_cache, table, *_ = args
+    v_cache[table[1, 3]] = torch.nan
+    run(args, config(splits, balanced=True), monkeypatch, at_once=2 * splits)
+    assert [bool(out.isfinite().all()) for out in args[5]] == [True, False, True]
+    assert bool(args[5][1].isnan().all())
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("queries", [8, 16, 32, 64])
+@pytest.mark.parametrize("splits", [2, 4, 8, 16, 32, 64])
+def test_slices_are_a_result_and_each_thread_that_waits_has_words_of_its_own(
+    splits: int, queries: int, head_dim: int
+) -> None:
+    width, threads = (
+        decode_workspace.width_of_slice(splits, queries, head_dim),
+        32 * decode_workspace.MOST_WARPS,
+    )
+    assert head_dim * queries % width == width % queries == 0
+    loaded_together = width if splits <= decode_workspace.MOST_APART else splits * width
+    assert loaded_together >= threads
 
 
 def test_more_blocks_than_a_sequence_has_may_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -476,7 +514,10 @@ def test_the_scratch_holds_what_the_blocks_of_any_candidate_leave() -> None:
             for candidate in attention_decode_tunable.candidates(arch, one):
                 if int(candidate["splits"]) > 1:
                     edge, device = attention_decode_tunable.bucket_of(one), Device.reference(arch)
-                    assert attention_decode_space.blocks_on(candidate, device, edge) <= args[7].shape[0]
+                    blocks = attention_decode_space.blocks_on(candidate, device, edge)
+                    # The last of equal parts are read with rows behind them, up to as many as there may be.
+                    behind = int(candidate["splits"]) if candidate["balanced"] else 0
+                    assert blocks + behind <= args[7].shape[0]
 
 
 @pytest.mark.parametrize("sms", [8, 20, 58, 78, 114, 132])
@@ -589,6 +630,11 @@ def test_splits_take_nothing_from_the_loads_ahead_of_a_block_that_is_alone() -> 
     assert split.stack_bytes == whole.stack_bytes == 0
     stage = 2 * 64 * 64 * 2  # keys and values, bfloat16
     assert split.shared_bytes // stage == whole.shared_bytes // stage >= 3
+
+
+def test_narrow_keys_are_loaded_as_far_ahead_as_shared_memory_lets_two_blocks() -> None:
+    found = compiled(SM90, shape(64, 2048, 64, 8, head_dim=64), config(1, gather=True))
+    assert found.shared_bytes // (2 * 64 * 64 * 2) == 6  # keys and values, bfloat16
 
 
 @pytest.mark.parametrize(
