@@ -97,7 +97,8 @@ def _config(width: int, persistent: bool, occupancy: int, num_worker_warps: int)
 
 _PARTS = 4
 """Of a row that would be one alone: a block takes as many times the rows. 16384 rows of 1024 columns take 19
-us so, and 25 in one part each (H200)."""
+us so, and 23 in one part each (H200); but 14325 take 25 and 20, since loads are checked where the last
+block has fewer rows than others."""
 
 
 def _widths(cols: int, num_worker_warps: int) -> tuple[int, ...]:
