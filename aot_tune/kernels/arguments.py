@@ -99,5 +99,18 @@ def check_apart(kernel: str, name: str, written: torch.Tensor, **others: torch.T
             raise LaunchError(f"{kernel}: {name} and {other} share memory; pass another tensor as {name}")
 
 
+def check_reach(kernel: str, dim: int, remedy: str, **tensors: torch.Tensor) -> None:
+    """Refuse tensors that reach too far along a dimension for a kernel that begins anywhere in it.
+
+    cuTile multiplies where a slice starts with the stride in 32 bits (cuda-tile 1.7).
+    """
+    for name, tensor in tensors.items():
+        if tensor.shape[dim] * tensor.stride(dim) > LARGEST_INDEX:
+            raise LaunchError(
+                f"{kernel}: {name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}; keep the "
+                f"product of both at dimension {dim} at most {LARGEST_INDEX}: {remedy}"
+            )
+
+
 def _plain(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")

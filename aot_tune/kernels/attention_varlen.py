@@ -14,7 +14,14 @@ from aot_tune.bucket import Pow2
 from aot_tune.config import Config
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import flash_reference, flash_space
-from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, indexable
+from aot_tune.kernels.arguments import (
+    check_apart,
+    check_dtype,
+    check_rank,
+    check_reach,
+    check_shape,
+    indexable,
+)
 from aot_tune.kernels.flash import attend, check_heads, scale_and_window
 from aot_tune.kernels.flash_space import shapes
 from aot_tune.problem import Problem
@@ -122,6 +129,8 @@ def attention_varlen(
         *counted, starts_q, starts_k = indexable(
             "attention_varlen", q=q, k=k, v=v, out=out, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k
         )
+        reaching = dict(zip(("q", "k", "v", "out"), counted, strict=True))
+        check_reach("attention_varlen", 0, "pass fewer sequences a call", **reaching)
         check_apart("attention_varlen", "out", out, q=q, k=k, v=v)
         attention_varlen_tunable.launch(
             *counted, lse, starts_q, starts_k, min(max_seqlen_q, total_q), scale, causal, window

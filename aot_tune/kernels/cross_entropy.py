@@ -18,7 +18,14 @@ from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import cross_entropy_space
-from aot_tune.kernels.arguments import LARGEST_INDEX, check_dtype, check_rank, check_shape, indexable
+from aot_tune.kernels.arguments import (
+    LARGEST_INDEX,
+    check_dtype,
+    check_rank,
+    check_reach,
+    check_shape,
+    indexable,
+)
 from aot_tune.kernels.cross_entropy_tiles import cross_entropy_kernel
 from aot_tune.kernels.row_groups import check_all_run
 from aot_tune.kernels.rows import threads
@@ -69,6 +76,7 @@ def cross_entropy(
     if cols == 0:
         raise LaunchError(f"cross_entropy: logits has shape {(rows, cols)}; pass one column or more")
     counted = indexable("cross_entropy", logits=logits, target=target)
+    check_reach("cross_entropy", 1, "pass logits.contiguous()", logits=counted[0])
     scale = None if grad_scale is None else float(grad_scale)
     slots = _slots(logits, scale is not None)
     cross_entropy_tunable.launch(*counted, loss, slots, ignore_index, scale)

@@ -20,7 +20,7 @@ from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import activations
-from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, indexable
+from aot_tune.kernels.arguments import check_apart, check_dtype, check_reach, check_shape, indexable
 from aot_tune.kernels.rows import as_rows, load_part, store_part
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
@@ -111,6 +111,7 @@ def gated_activation(
         return out
     flat_x, flat_out = as_rows("gated_activation", "x", x), as_rows("gated_activation", "out", out)
     counted = indexable("gated_activation", x=flat_x, out=flat_out)
+    check_reach("gated_activation", 1, "pass x.contiguous()", x=counted[0])
     check_apart("gated_activation", "out", out, x=x)
     number = activations.NUMBERS[activation]
     if flat_x.shape[0] <= _MOST_ROWS:

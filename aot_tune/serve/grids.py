@@ -8,6 +8,9 @@ from aot_tune.errors import LaunchError
 from aot_tune.problem import Problem
 from aot_tune.tunable import Tunable
 
+_MOST_BLOCKS = (2**24 - 1, 2**16 - 1, 2**16 - 1)
+"""Blocks along a grid's dimensions: cuTile tells a block its place in 24 bits (cuda-tile 1.7), CUDA in 16."""
+
 
 def checked_grid(tunable: Tunable, config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
     """What `grid_fn` of a declaration gives.
@@ -20,6 +23,11 @@ def checked_grid(tunable: Tunable, config: Config, device: Device, problem: Prob
         raise LaunchError(
             f"{tunable.name}: grid_fn gives {grid!r} for {problem} with {config}; "
             "return one to three counts of blocks, ints of 1 or more"
+        )
+    if any(blocks > most for blocks, most in zip(grid, _MOST_BLOCKS, strict=False)):
+        raise LaunchError(
+            f"{tunable.name}: {problem} with {config} takes a grid of {grid}, and {_MOST_BLOCKS} blocks can "
+            "be launched at most; pass fewer rows or sequences a call"
         )
     return grid
 
