@@ -123,7 +123,7 @@ def diagnose(arch: Arch, modules: Sequence[str] = ()) -> Diagnosis:
         driver=driver_version(),
         gpus=visible_gpus(),
         arch=arch,
-        ranked=is_rank(),
+        ranked=_is_rank(),
         tables=tuple(tables),
         cache=_cache_state(),
         variables=variables(),
@@ -197,17 +197,27 @@ def _installed(distribution: str) -> str | None:
         return None
 
 
+def _is_rank() -> bool:
+    try:
+        return is_rank()
+    except AotTuneError:  # which is a remark
+        return False
+
+
 def _installation_remarks() -> Iterator[str]:
     if not cutile.version():
         yield "cuda-tile is not installed; pip install cuda-tile"
     elif not cutile.private_names_known():
         tested = " and ".join(f"{major}.{minor}" for major, minor in cutile.TESTED_VERSIONS)
         yield f"cuda-tile {cutile.version()} was not tested ({tested} were): prebuilt cubins are not used"
-    for read in (environment.forces_default, environment.search_seconds):
+    for read in environment.CHECKED:
         try:
             read()
         except AotTuneError as error:
             yield str(error)
+    for folder in environment.table_folders():
+        if mistake := loader.folder_mistake(folder):
+            yield mistake
 
 
 def _table_states(tunable: Tunable, arch: Arch) -> Iterator[TableState]:

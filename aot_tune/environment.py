@@ -78,9 +78,33 @@ def logs_choices() -> bool:
 
 
 def world_size() -> int:
-    """The largest world size that AOT_TUNE_RANKED or WORLD_SIZE tells; 1 where neither is a number."""
-    told = [os.environ.get(name, "") for name in (RANKED, "WORLD_SIZE")]
-    return max([1, *(int(value) for value in told if value.isdigit())])
+    """The largest world size that AOT_TUNE_RANKED or WORLD_SIZE tells; 1 where neither does.
+
+    Raises:
+        UsageError: AOT_TUNE_RANKED is no number. WORLD_SIZE is not ours: what it says else is left alone.
+    """
+    told = [os.environ.get(name, "").strip() for name in (RANKED, "WORLD_SIZE")]
+    if told[0] and not _is_number(told[0]):
+        raise UsageError(f"{RANKED}={told[0]!r}: write the world size, a whole number, or unset it")
+    return max([1, *(int(value) for value in told if _is_number(value))])
+
+
+def check() -> None:
+    """Refuse what holds no value of its kind, so that the first launch tells, not one much later.
+
+    Raises:
+        UsageError: As `forces_default`, `search_seconds` and `world_size` do.
+    """
+    for read in CHECKED:
+        read()
+
+
+CHECKED = (forces_default, search_seconds, world_size)
+"""What raises for a value that means nothing."""
+
+
+def _is_number(value: str) -> bool:
+    return value.isascii() and value.isdigit()
 
 
 def _on(name: str) -> bool:

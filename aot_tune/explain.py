@@ -157,6 +157,6 @@ def _remarks(tunable: Tunable, arch: Arch, problem: Problem, choice: Choice) -> 
     if not choice.missed:
         return []
     remarks = [f"nothing was tuned for it or near it; tune it: {tune_command(tunable, arch, problem)}"]
-    if not (is_rank() or environment.search_disabled()):
+    if not (is_rank() or environment.search_disabled() or environment.search_seconds() == 0):
         remarks.append("a launch may search live first, and remember the winner in the user's cache")
     return remarks

@@ -37,10 +37,18 @@ def test_every_environment_variable_is_told_with_its_value(
 
 
 def test_a_variable_that_cannot_be_read_is_remarked(
-    kernels: dict[str, Found], monkeypatch: pytest.MonkeyPatch
+    kernels: dict[str, Found], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AOT_TUNE_SEARCH_SECONDS", "soon")
-    assert any("AOT_TUNE_SEARCH_SECONDS='soon'" in remark for remark in doctor.diagnose(SM90).remarks)
+    monkeypatch.setenv("AOT_TUNE_RANKED", "true")
+    monkeypatch.setenv("AOT_TUNE_TABLES", f"{tmp_path / 'no'}:{tmp_path / 'own/sm90'}")
+    remarks = doctor.diagnose(SM90).remarks
+    for said in ("AOT_TUNE_SEARCH_SECONDS='soon'", "AOT_TUNE_RANKED='true'", "no, which is no folder"):
+        assert any(said in remark for remark in remarks), said
+    assert any(
+        remark.endswith(f"own/sm90, an arch's folder; name the one it lies in, {tmp_path / 'own'}")
+        for remark in remarks
+    )
 
 
 def test_tables_are_told_in_the_order_they_are_looked_for(

@@ -110,11 +110,11 @@ class Dispatcher:
         """A GPU of this process, its tables read."""
         machine = self._machines.get(number)
         if machine is None:
+            environment.check()  # at the first launch, not at the first miss
             device = here.device(number)
-            machine = Machine(
+            machine = self._machines[number] = Machine(
                 device=device, index=self.load(device.arch), legality=Legality(self._tunable, device.arch)
             )
-            self._machines[number] = machine
         self._told.source(machine.device.arch, machine.index, self.kernels.cubins)
         return machine
 

@@ -11,7 +11,7 @@ import warnings
 from pathlib import Path
 
 from aot_tune import environment
-from aot_tune.arch import Arch, Gpu, gpus_asked_for
+from aot_tune.arch import KNOWN_ARCHS, Arch, Gpu, gpus_asked_for
 from aot_tune.errors import AotTuneError, TableWarning
 from aot_tune.serve.index import Index, Shipped
 from aot_tune.store import package_folder, read_table, table_path
@@ -47,8 +47,8 @@ def load(tunable: Tunable, arch: Arch) -> Index:
     for folder, named in folders(tunable):
         path = table_path(folder, arch, tunable.name)
         if not os.path.lexists(path):
-            if named and not os.path.isdir(folder):
-                _warn(f"{environment.TABLES} names {folder}, which is no folder; make it or leave it out")
+            if named and (mistake := folder_mistake(folder)):
+                _warn(mistake)
             continue  # a table that was never made: the miss at launch says so, and names the command
         try:
             table = read_table(path)
@@ -61,6 +61,17 @@ def load(tunable: Tunable, arch: Arch) -> Index:
             continue
         tables.append(Shipped(table=table if named else _measured_only(path, table), path=path))
     return Index(tunable.axes, tunable.tiles, tables)
+
+
+def folder_mistake(folder: Path) -> str | None:
+    """What is wrong with a folder that AOT_TUNE_TABLES names; None where it may hold tables."""
+    if not os.path.isdir(folder):
+        return f"{environment.TABLES} names {folder}, which is no folder; make it or leave it out"
+    if folder.name in map(str, KNOWN_ARCHS) and not os.path.isdir(folder / folder.name):
+        return (
+            f"{environment.TABLES} names {folder}, an arch's folder; name the one it lies in, {folder.parent}"
+        )
+    return None
 
 
 def mismatch(tunable: Tunable, arch: Arch, table: Table) -> str | None:

@@ -17,7 +17,7 @@ import torch
 from aot_tune import environment
 from aot_tune.bucket import Exact, Pow2
 from aot_tune.config import Config
-from aot_tune.errors import LaunchError, MissWarning, TableWarning
+from aot_tune.errors import LaunchError, MissWarning, TableWarning, UsageError
 from aot_tune.problem import Problem
 from aot_tune.serve import dispatch, loader
 from aot_tune.serve.dispatch import dispatcher_of
@@ -451,6 +451,18 @@ def test_a_grid_that_cannot_be_launched_is_refused(tuned: Tunable, grid: tuple[i
     large = dataclasses.replace(tuned, grid_fn=lambda config, device, problem: grid)
     with pytest.raises(LaunchError, match=r"takes a grid of .* at most; pass fewer rows or sequences a call"):
         large.launch(*tensors(64))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(environment.SEARCH_SECONDS, "abc"), (environment.RANKED, "yes"), (environment.CONFIG, "x")],
+)
+def test_a_variable_that_means_nothing_is_told_at_the_first_launch(
+    name: str, value: str, tuned: Tunable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=f"{name}='{value}': write"):
+        tuned.launch(*tensors(64))  # of which its table has an entry
 
 
 # Devices and threads ---------------------------------------------------------------------------------------

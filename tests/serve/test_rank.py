@@ -9,12 +9,13 @@ import types
 import pytest
 
 from aot_tune import environment
+from aot_tune.errors import UsageError
 from aot_tune.serve.rank import is_rank
 
 
 @pytest.mark.parametrize("name", ["WORLD_SIZE", environment.RANKED])
 @pytest.mark.parametrize(
-    ("value", "ranked"), [("2", True), ("1", False), ("0", False), ("", False), ("x", False)]
+    ("value", "ranked"), [("2", True), (" 8 ", True), ("1", False), ("0", False), ("", False)]
 )
 def test_b10_a_world_size_above_one_makes_a_rank(
     name: str, value: str, ranked: bool, monkeypatch: pytest.MonkeyPatch
@@ -22,6 +23,18 @@ def test_b10_a_world_size_above_one_makes_a_rank(
     """B10: told by the environment."""
     monkeypatch.setenv(name, value)
     assert is_rank() is ranked
+
+
+@pytest.mark.parametrize("value", ["x", "-1", "²"])
+def test_b10_a_world_size_that_is_no_number_is_refused_where_the_variable_is_ours(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B10: told by the environment."""
+    monkeypatch.setenv("WORLD_SIZE", value)
+    assert is_rank() is False
+    monkeypatch.setenv(environment.RANKED, value)
+    with pytest.raises(UsageError, match=f"AOT_TUNE_RANKED='{value}': write the world size, a whole number"):
+        is_rank()
 
 
 @pytest.mark.parametrize(
