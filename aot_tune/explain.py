@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from aot_tune import environment
 from aot_tune.arch import Arch
 from aot_tune.config import Config
+from aot_tune.fingerprint import source_hash
 from aot_tune.problem import Problem
 from aot_tune.serve import loader
 from aot_tune.serve.dispatch import dispatcher_of
 from aot_tune.serve.index import Index
 from aot_tune.serve.rank import is_rank
 from aot_tune.serve.resolve import Choice, Legality, Source, tune_command
+from aot_tune.serve.told import passed_over_message, stale_messages
 from aot_tune.text import aligned, counted
 from aot_tune.tunable import Tunable
 
@@ -96,6 +98,7 @@ def explain(tunable: Tunable, arch: Arch, problem: Problem) -> Explanation:
         compared=_compared(tunable, arch, problem, index, choice),
         remarks=(
             *dict.fromkeys(str(one.message) for one in caught),
+            *stale_messages(tunable, arch, index, source_hash(tunable)),
             *_remarks(tunable, arch, problem, choice),
         ),
     )
@@ -154,6 +157,8 @@ def _compared(
 
 
 def _remarks(tunable: Tunable, arch: Arch, problem: Problem, choice: Choice) -> list[str]:
+    if message := passed_over_message(tunable, arch, problem, choice):
+        return [message]
     if not choice.missed:
         return []
     remarks = [f"nothing was tuned for it or near it; tune it: {tune_command(tunable, arch, problem)}"]

@@ -41,6 +41,23 @@ def test_the_edge_takes_the_entrys_winner_and_shows_the_times_it_beat(scale: Tun
     assert told.remarks == ()
 
 
+def test_a_table_of_other_source_is_remarked_as_a_launch_would_warn(scale: Tunable, tmp_path: Path) -> None:
+    path = write(tmp_path / "own", dataclasses.replace(scale_table(), source_hash="0" * 16))
+    [remark] = explain(scale, SM90, _problem(64)).remarks
+    assert remark.startswith(f"{path} was tuned for other source of scale (0000000000000000, now ")
+    assert "tune again: aot-tune tune scale --arch sm90" in remark
+
+
+def test_a_winner_that_the_space_has_no_more_is_remarked(scale: Tunable) -> None:
+    winner = scale_table().entries[1].config
+    narrowed = dataclasses.replace(
+        scale,
+        search_space=lambda arch, problem: [c for c in scale.search_space(arch, problem) if c != winner],
+    )
+    [remark] = explain(narrowed, SM90, _problem(64)).remarks
+    assert f"its table's winner, {winner}, may not run: it is not in the search space; " in remark
+
+
 def test_a_size_inside_a_bucket_shows_the_point_each_time_was_told_from(scale: Tunable) -> None:
     told = explain(scale, SM90, _problem(50))
     assert told.bucket == _problem(64)

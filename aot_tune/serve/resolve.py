@@ -196,7 +196,9 @@ def resolve(
         return Choice(config=winner, source="searched", why=lambda: "the winner of a live search")
     if choice := told(far, "far", "no bucket within one doubling; the nearest is"):
         return choice
-    missing = "no table has an entry of these dtypes" if index.tables else f"no table for {arch}"
+    missing = (
+        "no table has an entry of these dtypes" if index.tables else f"no table that can be used for {arch}"
+    )
     return _default(tunable, arch, problem, default, "default", missing, unfit)
 
 

@@ -25,6 +25,7 @@ class Told:
         self._tunable = tunable
         self._checked: set[Arch] = set()
         self._warned: set[Problem] = set()
+        self._passed_over = False
 
     def source(self, arch: Arch, index: Index, cubins: Cubins) -> None:
         """Warn once of tables made of other source. Not at import: hashing the source takes milliseconds."""
@@ -36,21 +37,17 @@ class Told:
             from aot_tune.fingerprint import source_hash
 
             now = source_hash(self._tunable)
-        for shipped in index.tables:
-            if shipped.table.source_hash != now:
-                _warn(
-                    f"{shipped.path} was tuned for other source of {self._tunable.name} "
-                    f"({shipped.table.source_hash}, now {now}); it is used, since the kernel's constants "
-                    f"still match; tune again: aot-tune tune {self._tunable.name} --arch {arch}"
-                    f"{self._tunable.module_option}",
-                    TableWarning,
-                )
+        for message in stale_messages(self._tunable, arch, index, now):
+            _warn(message, TableWarning)
 
     def choice(self, arch: Arch, problem: Problem, choice: Choice) -> None:
         """Print a new choice where AOT_TUNE_LOG asks for it, and warn once of a miss."""
         if environment.logs_choices():
             what = f"{self._tunable.name} {problem} on {arch}"
             sys.stderr.write(f"aot_tune: {what}: {choice.config} ({choice.source}: {choice.reason})\n")
+        if not self._passed_over and (message := passed_over_message(self._tunable, arch, problem, choice)):
+            self._passed_over = True
+            _warn(message, TableWarning)
         if not choice.missed or problem in self._warned or len(self._warned) > _MOST_WARNINGS:
             return
         self._warned.add(problem)
@@ -62,6 +59,36 @@ class Told:
                 f"further ones are printed only with {environment.LOG}=1",
                 MissWarning,
             )
+
+
+def stale_messages(tunable: Tunable, arch: Arch, index: Index, now: str) -> list[str]:
+    """What to say of tables that were tuned for other source than that of today's hash."""
+    return [
+        f"{shipped.path} was tuned for other source of {tunable.name} ({shipped.table.source_hash}, now "
+        f"{now}); it is used, since the kernel's constants still match; {_again(tunable, arch)}"
+        for shipped in index.tables
+        if shipped.table.source_hash != now
+    ]
+
+
+def passed_over_message(tunable: Tunable, arch: Arch, problem: Problem, choice: Choice) -> str | None:
+    """What to say where the winner of the problem's very bucket may not run, whatever the GPU; else None."""
+    entry = choice.entry
+    if entry is None or entry.bucket != problem or choice.config == entry.config:
+        return None
+    reason = tunable.refusal(entry.config, arch, problem)
+    if reason is None and entry.config not in tunable.search_space(arch, problem):
+        reason = "it is not in the search space"
+    if reason is None:  # it does not fit this GPU, which may be smaller than its arch's others
+        return None
+    return (
+        f"{tunable.name} {problem} on {arch}: its table's winner, {entry.config}, may not run: {reason}; "
+        f"{choice.config} does; {_again(tunable, arch)}"
+    )
+
+
+def _again(tunable: Tunable, arch: Arch) -> str:
+    return f"tune again: aot-tune tune {tunable.name} --arch {arch}{tunable.module_option}"
 
 
 def _warn(message: str, category: type[Warning]) -> None:

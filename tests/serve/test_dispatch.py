@@ -119,6 +119,28 @@ def test_a_config_that_this_gpu_is_too_small_for_is_passed_over_and_so_is_such_a
         small.launch(*tensors(64), config=AT_64)
 
 
+@pytest.mark.parametrize("by", ["legal", "search_space"])
+def test_a_winner_that_the_declaration_no_longer_allows_is_warned_of_once(
+    by: str, tuned: Tunable, launched: Launched
+) -> None:
+    changes: dict[str, Any] = {
+        "legal": lambda config, arch, problem: "too wide" if config == AT_64 else True,
+        "search_space": lambda arch, problem: [c for c in tuned.search_space(arch, problem) if c != AT_64],
+    }
+    changed = dataclasses.replace(tuned, **{by: changes[by]})
+    reason = "too wide" if by == "legal" else "it is not in the search space"
+    with pytest.warns(
+        TableWarning, match=f"its table's winner, .* may not run: {reason}; .* tune again"
+    ) as told:
+        changed.launch(*tensors(64))
+    assert len(told) == 1
+    assert launched()[0] != blocks(64, 1024, AT_64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        changed.launch(*tensors(64))
+        changed.launch(*tensors(256))
+
+
 @pytest.mark.filterwarnings("ignore::aot_tune.errors.TableWarning")  # what counts the calls is other source
 def test_the_second_launch_of_a_shape_calls_nothing_of_the_declaration(
     tuned: Tunable, launched: Launched

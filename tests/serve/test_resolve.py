@@ -96,7 +96,7 @@ def test_step_5_the_default_is_taken_for_a_dtype_that_no_table_has() -> None:
 
 
 def test_step_5_without_a_table_the_arch_is_named() -> None:
-    assert "no table for sm90" in choose(at(64)).reason
+    assert "no table that can be used for sm90" in choose(at(64)).reason
 
 
 ILLEGAL = Config(constants={"tile_m": 64, "tile_n": 128}, hints={"occupancy": 1, "num_ctas": 1})
