@@ -39,6 +39,41 @@ def comparable(sweep: Sweep, incumbent: Table | None, keep: Collection[Problem])
     return incumbent
 
 
+def check_joinable(
+    sweep: Sweep, now: Table | None, old: Table | None, swept: Collection[Problem] = ()
+) -> None:
+    """Refuse to go beside or over a table that another tune has put in the old one's place meanwhile.
+
+    Args:
+        sweep: What was measured.
+        now: The table that is there now.
+        old: The one that was there when the sweep began.
+        swept: For a whole sweep its buckets: what is neither there nor in `old` would go unseen.
+
+    Raises:
+        TuneError: It was made under other conditions, or has entries that would be lost.
+    """
+    if now is None:
+        return
+    changed = differences(sweep, now)
+    if (now.kernel, now.arch, dict(now.axes)) != (sweep.kernel, sweep.arch, dict(sweep.axes)):
+        changed.append("it is of another kernel, arch or axes")
+    if changed:
+        raise TuneError(
+            f"{sweep.kernel}: the table was replaced meanwhile by one that this sweep does not go with: "
+            f"{'; '.join(changed)}; run the same command again, which goes on from what was measured, or "
+            "tune into another folder"
+        )
+    known = {*swept, *(entry.bucket for entry in (old.entries if old is not None else ()))}
+    lost = [entry.bucket for entry in now.entries if swept and entry.bucket not in known]
+    if lost:
+        raise TuneError(
+            f"{sweep.kernel}: another tune has added {len(lost)} entries meanwhile that were not swept here, "
+            f"first {lost[0]}; add them to `typical` to keep them, and run the same command again, which "
+            "goes on from what was measured"
+        )
+
+
 def differences(sweep: Sweep, incumbent: Table) -> list[str]:
     """What of source, device, compiler and evidence is not as it was. The driver may change."""
     old, new = incumbent.built_with, sweep.built_with

@@ -24,7 +24,7 @@ from aot_tune.tuner import publish
 from aot_tune.tuner.choose import choose_entries, settle_portfolio, unserved
 from aot_tune.tuner.compiled import Compiled, CompileResult, compiles_nowhere
 from aot_tune.tuner.feed import CompileFeed
-from aot_tune.tuner.incumbent import differences
+from aot_tune.tuner.incumbent import check_joinable, differences
 from aot_tune.tuner.model import predict_us
 from aot_tune.tuner.outcome import Failure, Measurement
 from aot_tune.tuner.plan import Plan, ProblemPlan, plan
@@ -80,15 +80,20 @@ def predict_kernel(
     if broken := compiles_nowhere(compiled.values()):
         return _unpublished(planned, len(compiled), compile_s, broken)
     predicted = predict(planned, compiled, progress)
-    whole = request.limit is None and found.tunable.name not in request.problems
-    kept = old if old is not None and not whole and not differences(predicted.sweep, old) else None
-    # As a reader will see it, floats rounded: an unchanged prediction is then equal to the one before.
-    table = document.parse(document.dump(predicted_table(planned, compiled, predicted.sweep, kept)))
     for line in unserved(predicted.sweep):
         progress.note(line)
-    refusals = publish.refusals(table, None, found.tunable)
-    if not refusals:
-        publish.publish(path, table)
+    whole = request.limit is None and found.tunable.name not in request.problems
+
+    def beside(there: Table | None) -> tuple[Table, list[str]]:
+        if there != old:
+            check_joinable(predicted.sweep, there, old)
+        kept = None if whole or there is None or differences(predicted.sweep, there) else there
+        # As a reader will see it, floats rounded: an unchanged prediction is then equal to the one before.
+        table = document.parse(document.dump(predicted_table(planned, compiled, predicted.sweep, kept)))
+        return table, publish.refusals(table, None, found.tunable)
+
+    published = publish.publish_beside(path, old, read=_earlier, decide=beside)
+    table = published.table
     return KernelReport(
         kernel=found.tunable.name,
         evidence="predicted",
@@ -98,10 +103,10 @@ def predict_kernel(
         compile_s=compile_s,
         measure_s=0.0,
         verify_s=0.0,
-        path=None if refusals else path,
-        changed=publish.changed_entries(old, table),
+        path=None if published.refusals else path,
+        changed=publish.changed_entries(published.old, table),
         device_name=device.name,
-        refusals=tuple(refusals),
+        refusals=published.refusals,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from aot_tune import document, store
@@ -11,6 +12,7 @@ from aot_tune.check_entry import entry_complaints, portfolio_complaints
 from aot_tune.fingerprint import source_hash, unhashable
 from aot_tune.table import Table
 from aot_tune.tunable import Tunable
+from aot_tune.tuner.table_lock import locked
 
 
 def refusals(new: Table, old: Table | None, tunable: Tunable) -> list[str]:
@@ -58,6 +60,56 @@ def publish(path: Path, table: Table) -> bool:
         return False
     store.write_atomic(path, data)
     return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """What became of a table."""
+
+    table: Table
+    """The table."""
+
+    old: Table | None
+    """The one that was there, beside which it was decided."""
+
+    refusals: tuple[str, ...]
+    """Why it was not published; empty when it was."""
+
+
+def publish_beside(
+    path: Path,
+    old: Table | None,
+    *,
+    read: Callable[[Path], Table | None],
+    decide: Callable[[Table | None], tuple[Table, list[str]]],
+) -> Published:
+    """Decide upon a table and publish it, over the very table that it was decided beside.
+
+    What is there is read again under the folder's lock. Where another tune has replaced it, the table is
+    decided again, beside the one that is there now, so that neither tune's entries are lost.
+
+    Args:
+        path: The table's file.
+        old: What was there when the sweep began.
+        read: What is there now.
+        decide: What is there -> the new table, and why it must not be published.
+
+    Raises:
+        TuneError: What is there now does not go with what was measured, or the folder cannot be locked.
+        TableError, StoreError: As `publish`.
+    """
+    there = old
+    while True:
+        table, reasons = decide(there)
+        if reasons:
+            break
+        with locked(path):
+            now = read(path)
+            if now == there:
+                publish(path, table)
+                break
+        there = now
+    return Published(table=table, old=there, refusals=tuple(reasons))
 
 
 def _against_code(new: Table, tunable: Tunable) -> Iterator[str]:

@@ -4,34 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from time import monotonic
 
 from aot_tune import cutile, store
-from aot_tune.config import Config
 from aot_tune.declaration import declaration_problems
 from aot_tune.discovery import Found
 from aot_tune.errors import DeclarationError, TuneError
 from aot_tune.fingerprint import source_hash
-from aot_tune.problem import Problem
-from aot_tune.table import BuiltWith, Table
+from aot_tune.table import Table
 from aot_tune.tuner import predict, publish
 from aot_tune.tuner.book import Book
-from aot_tune.tuner.choose import choose_entries, settle_portfolio, unserved
+from aot_tune.tuner.choose import unserved
 from aot_tune.tuner.compile import CompilePool
+from aot_tune.tuner.decision import Decision
 from aot_tune.tuner.feed import CompileFeed
-from aot_tune.tuner.incumbent import comparable
 from aot_tune.tuner.journal import Journal
 from aot_tune.tuner.kernel_sweep import KernelSweep, Swept
-from aot_tune.tuner.plan import Plan, plan
+from aot_tune.tuner.plan import plan
 from aot_tune.tuner.portfolio import crowded_out
 from aot_tune.tuner.progress import Progress
 from aot_tune.tuner.report import KernelReport, SweepReport, SweepRequest, geometric_mean
 from aot_tune.tuner.session import MeasureSession
-from aot_tune.tuner.times import Sweep
 
 CUBINS = Path("build/cubins")
 """Where cubins are kept between runs, for all archs: their names tell them apart."""
@@ -145,7 +141,8 @@ def _measure_kernel(
         identity = {**session.identity(), "source_hash": source_hash(found.tunable)}
         # A journal may be resumed on another card of the same model: figures of one model are comparable.
         identity.pop("uuid")
-        decision = _Decision(planned, identity, old, () if _whole(request, found) else _buckets(old))
+        whole = _whole(request, found)
+        decision = Decision(planned, identity, old, whole=whole)
         journal_path = _journal_path(request, found)
         with Journal.open(journal_path, identity) as journal:
             book = Book(journal)
@@ -156,14 +153,18 @@ def _measure_kernel(
                 portfolio=decision.portfolio, exhaustive=request.exhaustive,
             )  # fmt: skip
             swept = kernel_sweep.run()
-            table = _rechecked_table(kernel_sweep, decision, swept)
-            chosen, whole = decision.sweep(swept), _whole(request, found)
-            for line in (*unserved(chosen), *crowded_out(chosen, swept.portfolio, whole=whole)):
+
+            def beside(there: Table | None) -> tuple[Table, list[str]]:
+                if there != decision.old:
+                    decision.join(there, swept)
+                table, broken = _rechecked_table(kernel_sweep, decision, swept), kernel_sweep.broken()
+                return table, [broken] if broken else publish.refusals(table, there, found.tunable)
+
+            published = publish.publish_beside(path, old, read=present_table, decide=beside)
+            table, chosen = published.table, decision.sweep(swept)
+            for line in (*unserved(chosen), *crowded_out(chosen, table.portfolio, whole=whole)):
                 progress.note(line)
-        broken = kernel_sweep.broken()
-        refusals = [broken] if broken else publish.refusals(table, old, found.tunable)
-        if not refusals:
-            publish.publish(path, table)
+        if not published.refusals:
             # What was measured is in the table now; the next sweep measures anew.
             journal_path.replace(journal_path.with_suffix(".done"))
     return KernelReport(
@@ -175,11 +176,11 @@ def _measure_kernel(
         compile_s=max(feed.last_result_s - started, 0.0) if feed.counts() != before else 0.0,
         measure_s=swept.measure_s,
         verify_s=swept.verify_s,
-        path=None if refusals else path,
-        changed=publish.changed_entries(old, table),
+        path=None if published.refusals else path,
+        changed=publish.changed_entries(published.old, table),
         resumed=book.resumed,
         device_name=device.name,
-        refusals=tuple(refusals),
+        refusals=published.refusals,
     )
 
 
@@ -206,7 +207,7 @@ def _opened(journal: Journal, book: Book, path: Path) -> Iterator[str]:
         yield f"{book.resumed} measurements of an earlier run are taken over from {path}"
 
 
-def _rechecked_table(kernel_sweep: KernelSweep, decision: _Decision, swept: Swept) -> Table:
+def _rechecked_table(kernel_sweep: KernelSweep, decision: Decision, swept: Swept) -> Table:
     """The table whose every winner was right in a fresh process too."""
     while True:
         table = decision.table(swept)
@@ -219,59 +220,3 @@ def _rechecked_table(kernel_sweep: KernelSweep, decision: _Decision, swept: Swep
 
 def _whole(request: SweepRequest, found: Found) -> bool:
     return request.limit is None and found.tunable.name not in request.problems
-
-
-def _buckets(table: Table | None) -> tuple[Problem, ...]:
-    return tuple(entry.bucket for entry in table.entries) if table is not None else ()
-
-
-class _Decision:
-    """From what was measured to a portfolio and a table.
-
-    Args:
-        planned: The kernel's problems.
-        identity: What they are measured with.
-        old: The present table.
-        keep: Its buckets whose entries stay although they are not swept.
-    """
-
-    def __init__(
-        self, planned: Plan, identity: Mapping[str, str], old: Table | None, keep: tuple[Problem, ...]
-    ) -> None:
-        tunable, device = planned.kernel.tunable, planned.kernel.device
-        self._old, self._keep = old, keep
-        self._empty = Sweep(
-            kernel=tunable.name,
-            arch=planned.kernel.arch,
-            source_hash=identity["source_hash"],
-            built_with=BuiltWith(
-                device_name=device.name,
-                sm_count=device.sm_count,
-                cuda_tile=identity["cuda_tile"],
-                tileiras=identity["tileiras"],
-                driver=identity["driver"],
-            ),
-            axes=tunable.axes,
-            tiles=tunable.tiles,
-            defaults={each.problem: each.default for each in planned.problems},
-            candidates={},
-        )
-        comparable(self._empty, old, keep)  # refuses before anything is measured
-
-    def sweep(self, swept: Swept) -> Sweep:
-        """What was measured, as the choice takes it."""
-        return replace(
-            self._empty,
-            candidates=swept.candidates,
-            finals=swept.portfolio_times,
-            runoffs=swept.runoffs,
-            wrong=frozenset(swept.wrong),
-        )
-
-    def portfolio(self, swept: Swept) -> tuple[Config, ...]:
-        """The configs to time everywhere."""
-        return settle_portfolio(self.sweep(swept), self._old, keep=self._keep)
-
-    def table(self, swept: Swept) -> Table:
-        """The table to publish."""
-        return choose_entries(self.sweep(swept), swept.portfolio, incumbent=self._old, keep=self._keep)

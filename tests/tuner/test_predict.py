@@ -212,6 +212,39 @@ def test_a_partial_selection_keeps_the_entries_predicted_before(tmp_path: Path, 
     assert [entry.bucket for entry in table.entries] == [first, second]
 
 
+def test_two_selections_predicted_at_once_lose_no_entry(tmp_path: Path, feed: CompileFeed) -> None:
+    first, second = samples.scale.buckets[:2]
+
+    class Meanwhile(Silent):
+        """Another prediction runs from end to end after this one has read the table there was."""
+
+        def started(self, **told: object) -> None:
+            asked = request(tmp_path, second)
+            predict_kernel(asked, asked.kernels[0], feed, Silent())
+
+    asked = request(tmp_path, first)
+    report = predict_kernel(asked, asked.kernels[0], feed, Meanwhile())
+    table = store.read_table(tmp_path / "sm100" / "scale.json")
+    assert [entry.bucket for entry in table.entries] == [first, second]
+    assert report.changed == 1
+
+
+def test_a_prediction_of_other_code_that_came_meanwhile_stays(tmp_path: Path, feed: CompileFeed) -> None:
+    asked = request(tmp_path)
+    predict_kernel(asked, asked.kernels[0], feed, Silent())
+    path = tmp_path / "sm100" / "scale.json"
+    other = document.dump(dataclasses.replace(store.read_table(path), source_hash="0" * 16))
+
+    class Meanwhile(Silent):
+        def started(self, **told: object) -> None:
+            path.write_bytes(other)
+
+    asked = request(tmp_path, samples.scale.buckets[0])
+    with pytest.raises(TuneError, match=r"replaced meanwhile.*the source's hash was 0000000000000000"):
+        predict_kernel(asked, asked.kernels[0], feed, Meanwhile())
+    assert path.read_bytes() == other
+
+
 def test_a_measured_table_is_never_replaced(tmp_path: Path, feed: CompileFeed) -> None:
     path = samples.write(tmp_path, samples.scale_table(SM100))
     before = path.read_bytes()

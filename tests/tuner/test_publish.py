@@ -12,10 +12,11 @@ from aot_tune import document, store
 from aot_tune.arch import Arch
 from aot_tune.bucket import Exact
 from aot_tune.config import Config
-from aot_tune.errors import StoreError, TableError
+from aot_tune.errors import StoreError, TableError, TuneError
 from aot_tune.problem import Problem
 from aot_tune.table import Table
-from aot_tune.tuner.publish import publish, refusals
+from aot_tune.tuner.publish import publish, publish_beside, refusals
+from aot_tune.tuner.table_lock import locked
 from tests import samples
 
 SCALE = samples.scale
@@ -152,6 +153,42 @@ def test_a_table_that_would_not_come_back_leaves_the_old_file_as_it_was(path: Pa
         publish(path, samples.with_entry(samples.scale_table(), 1, mean_us=float("nan")))
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == ["scale.json"]
+
+
+def test_what_is_there_is_read_again_while_no_other_can_write_it(path: Path) -> None:
+    table = samples.scale_table()
+
+    def read(path: Path) -> None:
+        with pytest.raises(TuneError, match="another process has held"), locked(path, 0.0):
+            pass
+
+    published = publish_beside(path, None, read=read, decide=lambda there: (table, []))
+    assert (published.table, published.old, published.refusals) == (table, None, ())
+    assert path.exists()
+
+
+def test_a_table_is_decided_again_beside_the_one_that_came_meanwhile(path: Path) -> None:
+    table = document.parse(document.dump(samples.scale_table()))
+    other = samples.with_entry(table, 1, mean_us=9.0)
+    publish(path, other)
+    seen: list[Table | None] = []
+
+    def decide(there: Table | None) -> tuple[Table, list[str]]:
+        seen.append(there)
+        return table, []
+
+    published = publish_beside(path, None, read=store.read_table, decide=decide)
+    assert seen == [None, other]
+    assert published.old == other
+    assert store.read_table(path) == table
+
+
+def test_a_refused_table_leaves_the_file_as_it_was(path: Path) -> None:
+    published = publish_beside(
+        path, None, read=store.read_table, decide=lambda there: (samples.scale_table(), ["it is worse"])
+    )
+    assert published.refusals == ("it is worse",)
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("failing", ["os.write", "os.fsync", "os.replace"])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -13,6 +14,7 @@ from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import DeclarationError, JournalMismatchError, TuneError
 from aot_tune.problem import Problem
+from aot_tune.table import Table
 from aot_tune.tuner import sweep
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.tuner.report import SweepReport, SweepRequest
@@ -30,6 +32,12 @@ class Session:
 
     noise = 1.0
     driver = "580.1"
+
+    fastest: Callable[[Problem], int] | None = None
+    """The tile_m that is fastest, where a test wants another than the formula's."""
+
+    meanwhile: ClassVar[list[Callable[[], object]]] = []
+    """What happens while winners are checked: others' tunes, each once."""
 
     def __init__(self, found: Any, gpu_index: int, *, on_event: Any) -> None:
         self.conditions: list[Any] = []
@@ -63,6 +71,8 @@ class Session:
 
     def recheck(self, problem: Problem, configs: Mapping[Config, Path | None]) -> list[Failure]:
         self.asked.append(("recheck", problem, frozenset(configs)))
+        if self.meanwhile:
+            self.meanwhile.pop()()
         return []
 
     def remember_fault(self, problem: Problem, config: Config, message: str) -> None:
@@ -80,6 +90,8 @@ class Session:
         if tall in self.wrong:
             return Failure(config=config, stage="verify", message="half of it is NaN")
         us = 10.0 + problem.size("M") / tall + (tall if problem.size("M") == 1 else 0)
+        if self.fastest is not None:
+            us = 10.0 if tall == self.fastest(problem) else 20.0
         us += config.hints["num_ctas"] + config.hints["occupancy"] + int(config["tile_n"]) / 64
         return Measurement(config=config, mean_us=us * self.noise, error_margin_us=0.01, num_samples=5)
 
@@ -105,6 +117,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sweep, "JOURNALS", tmp_path / "journal")
     for name, value in {"wrong": frozenset(), "fails_after": None, "noise": 1.0, "driver": "580.1"}.items():
         monkeypatch.setattr(Session, name, value)
+    monkeypatch.setattr(Session, "meanwhile", [])
     sessions.clear()
     return tmp_path
 
@@ -226,6 +239,93 @@ def test_a_selection_published_meanwhile_leaves_the_journal_of_a_stopped_sweep(
     bucket = Problem({"dtype": "bfloat16", "M": 64, "N": 1024})
     assert _tune(folder, problems={"scale": (bucket,)}).rows[0].resumed == 0
     assert _tune(folder).rows[0].resumed > 0
+
+
+# Two tunes at once ------------------------------------------------------------------------------------------
+
+
+def _bucket(m: int, dtype: str = "bfloat16") -> Problem:
+    return Problem({"dtype": dtype, "M": m, "N": 1024})
+
+
+def _of(*buckets: Problem) -> dict[str, Any]:
+    return {"problems": {"scale": buckets}}
+
+
+@pytest.mark.parametrize("there_before", [False, True])
+def test_two_tunes_of_parts_at_once_lose_no_entry_and_share_a_portfolio(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, there_before: bool
+) -> None:
+    if there_before:
+        _tune(folder, **_of(_bucket(1)))
+    monkeypatch.setattr(Session, "fastest", lambda self, problem: 64 if problem.size("M") > 64 else 32)
+    Session.meanwhile.append(lambda: _tune(folder, **_of(_bucket(256))))
+    report = _tune(folder, **_of(_bucket(64)))
+    assert report.published
+    table = store.read_table(_path(folder))
+    assert [entry.bucket.size("M") for entry in table.entries] == [1] * there_before + [64, 256]
+    assert document.dump(table) == _path(folder).read_bytes()
+    ours, theirs = table.entries[-2:]
+    assert (ours.config["tile_m"], theirs.config["tile_m"]) == (32, 64)
+    for one, other in ((ours, theirs), (theirs, ours)):
+        for point in one.points:
+            times = dict(zip((*table.portfolio, DEFAULT), point.us, strict=True))
+            assert times[one.config] == 13.0
+            assert times[other.config] is None, "the two were never timed together"
+    assert report.rows[0].changed == len(table.entries), "each has a column more"
+    assert list((folder / "journal/sm90").glob("*.jsonl")) == []
+
+
+def test_a_whole_sweep_takes_in_what_was_published_of_its_buckets_meanwhile(folder: Path) -> None:
+    Session.meanwhile.append(lambda: _tune(folder, **_of(_bucket(64))))
+    assert _tune(folder).published
+    assert [entry.bucket.size("M") for entry in store.read_table(_path(folder)).entries] == [1, 64, 256]
+
+
+def test_a_whole_sweep_does_not_remove_what_was_added_meanwhile(folder: Path) -> None:
+    Session.meanwhile.append(lambda: _tune(folder, **_of(_bucket(64, "float16"))))
+    with pytest.raises(TuneError, match=r"added 1 entries meanwhile.*float16 M=64.*to `typical`"):
+        _tune(folder)
+    assert [entry.bucket["dtype"] for entry in store.read_table(_path(folder)).entries] == ["float16"]
+    assert _tune(folder).resumed > 0
+
+
+@pytest.mark.parametrize("chosen", [{}, _of(_bucket(64))], ids=["whole", "part"])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            lambda t: dataclasses.replace(t, source_hash="0" * 16),
+            "the source's hash was 0000000000000000, is",
+        ),
+        (
+            lambda t: dataclasses.replace(t, built_with=dataclasses.replace(t.built_with, sm_count=78)),
+            "multiprocessors was 78, is 132",
+        ),
+    ],
+    ids=["source", "device"],
+)
+def test_a_table_of_other_code_or_of_another_gpu_that_came_meanwhile_stays_and_so_does_the_journal(
+    folder: Path, change: Callable[[Table], Table], told: str, chosen: dict[str, Any]
+) -> None:
+    _tune(folder)
+    other = document.dump(change(store.read_table(_path(folder))))
+    Session.meanwhile.append(lambda: _path(folder).write_bytes(other))
+    with pytest.raises(TuneError, match=f"replaced meanwhile.*{told}.*run the same command again"):
+        _tune(folder, **chosen)
+    assert _path(folder).read_bytes() == other
+    _path(folder).unlink()
+    assert _tune(folder, **chosen).resumed > 0
+
+
+def test_a_table_that_was_removed_meanwhile_is_written_with_what_was_swept(folder: Path) -> None:
+    _tune(folder)
+    Session.meanwhile.append(lambda: _path(folder).unlink())
+    assert _tune(folder, **_of(_bucket(64))).published
+    assert [entry.bucket for entry in store.read_table(_path(folder)).entries] == [_bucket(64)]
+
+
+# What stands in the way -------------------------------------------------------------------------------------
 
 
 def test_a_truncated_table_stops_the_sweep_and_is_left_as_it_was(folder: Path) -> None:
