@@ -94,6 +94,8 @@ def predict_kernel(
 
     published = publish.publish_beside(path, old, read=_earlier, decide=beside)
     table = published.table
+    for line in publish.removed_entries(published.old, table) if not published.refusals else ():
+        progress.note(line)
     return KernelReport(
         kernel=found.tunable.name,
         evidence="predicted",

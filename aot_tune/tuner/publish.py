@@ -149,6 +149,16 @@ def _axes(axes: Axes) -> str:
 
 
 def changed_entries(old: Table | None, new: Table) -> int:
-    """How many entries of a table the one before did not have, or had otherwise."""
+    """How many entries were added, removed, or are otherwise than before."""
     before = {entry.bucket: entry for entry in old.entries} if old is not None else {}
-    return sum(before.get(entry.bucket) != entry for entry in new.entries)
+    return sum(before.pop(entry.bucket, None) != entry for entry in new.entries) + len(before)
+
+
+def removed_entries(old: Table | None, new: Table) -> tuple[str, ...]:
+    """The entries that went, a line each: `refusals` lets only those go that no declared problem asks for."""
+    return tuple(
+        f"{entry.bucket}: its entry is removed: no declared problem asks for it; to keep it, add it to "
+        "`typical` and tune it again"
+        for entry in (old.entries if old is not None else ())
+        if new.entry(entry.bucket) is None
+    )

@@ -135,7 +135,7 @@ class KernelReport:
     """The table written; None when it was not published."""
 
     changed: int = 0
-    """Entries that differ from the table that was there before."""
+    """Entries added, removed, or otherwise than in the table that was there before."""
 
     resumed: int = 0
     """Measurements taken over from the journal of an earlier run."""

@@ -165,6 +165,8 @@ def _measure_kernel(
             for line in (*unserved(chosen), *crowded_out(chosen, table.portfolio, whole=whole)):
                 progress.note(line)
         if not published.refusals:
+            for line in publish.removed_entries(published.old, table):
+                progress.note(line)
             # What was measured is in the table now; the next sweep measures anew.
             journal_path.replace(journal_path.with_suffix(".done"))
     return KernelReport(

@@ -212,6 +212,18 @@ def test_a_partial_selection_keeps_the_entries_predicted_before(tmp_path: Path, 
     assert [entry.bucket for entry in table.entries] == [first, second]
 
 
+def test_a_whole_prediction_counts_and_names_the_entries_that_it_removes(
+    tmp_path: Path, feed: CompileFeed
+) -> None:
+    undeclared = samples.scale.buckets[0].replaced(N=2048)
+    asked, part, progress = request(tmp_path), request(tmp_path, undeclared), Silent()
+    predict_kernel(asked, asked.kernels[0], feed, Silent())
+    predict_kernel(part, part.kernels[0], feed, Silent())
+    assert predict_kernel(asked, asked.kernels[0], feed, progress).changed == 1
+    (said,) = progress.notes
+    assert said.startswith(f"{undeclared}: its entry is removed")
+
+
 def test_two_selections_predicted_at_once_lose_no_entry(tmp_path: Path, feed: CompileFeed) -> None:
     first, second = samples.scale.buckets[:2]
 

@@ -122,11 +122,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _tune(folder: Path, **changes: Any) -> SweepReport:
+def _tune(folder: Path, progress: Quiet | None = None, **changes: Any) -> SweepReport:
     request = SweepRequest(
         kernels=(scale_in(folder / "tables")["scale"],), arch=SM90, gpu=0, jobs=2, **changes
     )
-    return sweep.run(request, Quiet())
+    return sweep.run(request, progress or Quiet())
+
+
+def _bucket(m: int, dtype: str = "bfloat16") -> Problem:
+    return Problem({"dtype": dtype, "M": m, "N": 1024})
+
+
+def _of(*buckets: Problem) -> dict[str, Any]:
+    return {"problems": {"scale": buckets}}
 
 
 def _path(folder: Path) -> Path:
@@ -241,15 +249,21 @@ def test_a_selection_published_meanwhile_leaves_the_journal_of_a_stopped_sweep(
     assert _tune(folder).rows[0].resumed > 0
 
 
+def test_a_whole_sweep_counts_and_names_the_entries_that_it_removes(folder: Path) -> None:
+    _tune(folder)
+    whole = _path(folder).read_bytes()
+    _tune(folder, **_of(_bucket(64, "float16")))
+    assert len(store.read_table(_path(folder)).entries) == 4
+    progress = Quiet()
+    report = _tune(folder, progress)
+    assert _path(folder).read_bytes() == whole
+    assert report.rows[0].changed == 1
+    (said,) = [line for line in progress.said if "removed" in line]
+    assert "dtype=float16 M=64 N=1024: its entry is removed: no declared problem asks for it" in said
+    assert "add it to `typical`" in said
+
+
 # Two tunes at once ------------------------------------------------------------------------------------------
-
-
-def _bucket(m: int, dtype: str = "bfloat16") -> Problem:
-    return Problem({"dtype": dtype, "M": m, "N": 1024})
-
-
-def _of(*buckets: Problem) -> dict[str, Any]:
-    return {"problems": {"scale": buckets}}
 
 
 @pytest.mark.parametrize("there_before", [False, True])
