@@ -123,9 +123,8 @@ def _table(path: Path, kernels: Mapping[str, Tunable], *, own: bool, place: bool
         )
         return
     yield from _bytes_findings(path, table, data)
-    if place and (table.kernel, str(table.arch)) != (path.stem, path.parent.name):
-        there = f"{table.arch}/{table.kernel}.json"
-        yield _finding(path, f"it is the table of {table.kernel} on {table.arch}", f"move it to {there}")
+    if place and (right := store.right_place(path, table)) is not None:
+        yield _finding(path, f"it is the table of {table.kernel} on {table.arch}", f"move it to {right}")
     if table.kernel not in kernels:
         known = " ".join(kernels)
         yield _finding(path, f"no declared kernel is called {table.kernel}", f"declared are {known}")

@@ -89,6 +89,12 @@ def table_path(folder: Path, arch: Arch, kernel: str) -> Path:
     return folder / str(arch) / f"{kernel}.json"
 
 
+def right_place(path: Path, table: Table) -> str | None:
+    """Where a table belongs, ``sm100/matmul.json``, when it lies elsewhere; None where it lies right."""
+    right = f"{table.arch}/{table.kernel}.json"
+    return right if right != f"{path.parent.name}/{path.name}" else None
+
+
 def listed(folder: Path) -> list[Path]:
     """All ``<folder>/*/*.json``, sorted; none where the folder does not exist. Hidden names are left out.
 
@@ -200,6 +206,18 @@ def check_writable(folder: Path) -> None:
     finally:
         with contextlib.suppress(OSError, ValueError):
             probe.unlink()
+
+
+def check_replaceable(path: Path) -> None:
+    """Refuse, before any work is done, a file that `write_atomic` would not replace.
+
+    Raises:
+        StoreError: It is a link, no regular file or read-only.
+    """
+    try:
+        _mode_of(path)
+    except (OSError, ValueError) as error:
+        _cannot("write", path, error)
 
 
 def _mode_of(path: Path) -> int | None:

@@ -14,7 +14,7 @@ from aot_tune import environment
 from aot_tune.arch import KNOWN_ARCHS, Arch, Gpu, gpus_asked_for
 from aot_tune.errors import AotTuneError, TableWarning
 from aot_tune.serve.index import Index, Shipped
-from aot_tune.store import package_folder, read_table, table_path
+from aot_tune.store import package_folder, read_table, right_place, table_path
 from aot_tune.table import Table
 from aot_tune.tunable import Tunable
 
@@ -57,7 +57,9 @@ def load(tunable: Tunable, arch: Arch) -> Index:
             continue
         reason = mismatch(tunable, arch, table)
         if reason:
-            _warn(f"{path}: {reason}; {tunable.name} is served without it on {arch}: tune it again")
+            right = right_place(path, table)
+            step = f"move it to {right}, or remove it" if right else "tune it again"
+            _warn(f"{path}: {reason}; {tunable.name} is served without it on {arch}: {step}")
             continue
         tables.append(Shipped(table=table if named else _measured_only(path, table), path=path))
     return Index(tunable.axes, tunable.tiles, tables)

@@ -56,8 +56,8 @@ def check_joinable(
     if now is None:
         return
     changed = differences(sweep, now)
-    if (now.kernel, now.arch, dict(now.axes)) != (sweep.kernel, sweep.arch, dict(sweep.axes)):
-        changed.append("it is of another kernel, arch or axes")
+    if dict(now.axes) != dict(sweep.axes):
+        changed.append("its axes are others")
     if changed:
         raise TuneError(
             f"{sweep.kernel}: the table was replaced meanwhile by one that this sweep does not go with: "

@@ -278,7 +278,7 @@ def _earlier(path: Path) -> Table | None:
     release wrote it, nobody knows what it holds: it stays.
 
     Raises:
-        TuneError: It holds measurements, or nobody knows what.
+        TuneError: It holds measurements, or nobody knows what, or is of another kernel or arch.
     """
     if not path.exists():
         return None
@@ -288,6 +288,7 @@ def _earlier(path: Path) -> Table | None:
         if path.is_relative_to(TABLES) and not isinstance(error, NewerSchemaError):
             return None
         raise TuneError(f"{error}; restore it, remove it, or name another folder with --out") from error
+    publish.check_place(path, table)
     if any(entry.evidence == "measured" for entry in table.entries):
         raise TuneError(
             f"{path} holds measured entries, which predictions never replace; name another folder with --out"

@@ -9,6 +9,7 @@ from pathlib import Path
 from aot_tune import document, store
 from aot_tune.bucket import Axes
 from aot_tune.check_entry import entry_complaints, portfolio_complaints
+from aot_tune.errors import TuneError
 from aot_tune.fingerprint import source_hash, unhashable
 from aot_tune.table import Table
 from aot_tune.tunable import Tunable
@@ -41,6 +42,18 @@ def refusals(new: Table, old: Table | None, tunable: Tunable) -> list[str]:
         *_against_old(new, old, tunable),
         *_against_declaration(new, tunable),
     ]
+
+
+def check_place(path: Path, table: Table) -> None:
+    """Refuse, before any work is done, to replace another kernel's table, or one of another arch.
+
+    Raises:
+        TuneError: It lies in the wrong place.
+    """
+    if (right := store.right_place(path, table)) is not None:
+        raise TuneError(
+            f"{path} is the table of {table.kernel} on {table.arch}; move it to {right}, or remove it"
+        )
 
 
 def publish(path: Path, table: Table) -> bool:

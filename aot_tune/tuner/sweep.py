@@ -96,7 +96,11 @@ def _check(found: Found, request: SweepRequest) -> None:
     problems = declaration_problems(found.tunable, request.arch)
     if problems:
         raise DeclarationError("\n".join(problems))
-    store.check_writable(table_folder(request, found) / str(request.arch))
+    path = store.table_path(table_folder(request, found), request.arch, found.tunable.name)
+    store.check_writable(path.parent)
+    store.check_replaceable(path)
+    if not request.predicts:
+        present_table(path)
 
 
 def table_folder(request: SweepRequest, found: Found) -> Path:
@@ -110,14 +114,16 @@ def present_table(path: Path) -> Table | None:
     """The table to be replaced; None where there is none.
 
     Raises:
-        TuneError: There is one that cannot be read.
+        TuneError: There is one that cannot be read, or is of another kernel or arch.
     """
     if not path.exists():
         return None
     try:
-        return store.read_table(path)
+        table = store.read_table(path)
     except Exception as error:
         raise TuneError(f"{error}; restore it, or remove it to start over: {path}") from error
+    publish.check_place(path, table)
+    return table
 
 
 def _measure_kernel(

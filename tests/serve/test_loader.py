@@ -100,10 +100,16 @@ def _renamed_constants(table: Table) -> Table:
     [
         (
             lambda t: dataclasses.replace(t, arch=Arch.parse("sm100")),
-            "it is the table of sm100, and not of sm90",
+            "it is the table of sm100, and not of sm90; .*: move it to sm100/scale.json, or remove it",
         ),
-        (lambda t: dataclasses.replace(t, kernel="other"), "it is the table of 'other', and not of 'scale'"),
-        (_renamed_constants, "its configs have the constants tile_x tile_n, .* tile_m tile_n"),
+        (
+            lambda t: dataclasses.replace(t, kernel="other"),
+            "it is the table of 'other', and not of 'scale'; .*: move it to sm90/other.json, or remove it",
+        ),
+        (
+            _renamed_constants,
+            "its configs have the constants tile_x tile_n, .* tile_m tile_n; .*: tune it again",
+        ),
     ],
     ids=["arch", "kernel", "constants"],
 )

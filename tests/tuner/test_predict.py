@@ -266,6 +266,20 @@ def test_a_measured_table_is_never_replaced(tmp_path: Path, feed: CompileFeed) -
     assert path.read_bytes() == before
 
 
+def test_a_prediction_of_another_arch_is_never_replaced(tmp_path: Path, feed: CompileFeed) -> None:
+    asked = request(tmp_path)
+    predict_kernel(asked, asked.kernels[0], feed, Silent())
+    path = tmp_path / "sm100" / "scale.json"
+    path.write_bytes(
+        document.dump(dataclasses.replace(store.read_table(path), arch=Arch.parse("sm89"))),
+    )
+    before, progress = path.read_bytes(), Silent()
+    with pytest.raises(TuneError, match=r"scale on sm89; move it to sm89/scale\.json, or remove it"):
+        predict_kernel(asked, asked.kernels[0], feed, progress)
+    assert path.read_bytes() == before
+    assert not hasattr(progress, "begun"), "it began to compile"
+
+
 def test_a_packages_own_folder_is_refused(tmp_path: Path, feed: CompileFeed) -> None:
     tunable = dataclasses.replace(samples.scale, tables=tmp_path)
     asked = request(tmp_path)

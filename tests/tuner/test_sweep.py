@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,9 +11,10 @@ from typing import Any, ClassVar
 import pytest
 
 from aot_tune import document, store
+from aot_tune.arch import Arch
 from aot_tune.config import Config
 from aot_tune.device import Device
-from aot_tune.errors import DeclarationError, JournalMismatchError, TuneError
+from aot_tune.errors import AotTuneError, DeclarationError, JournalMismatchError, TuneError
 from aot_tune.problem import Problem
 from aot_tune.table import Table
 from aot_tune.tuner import sweep
@@ -340,6 +342,61 @@ def test_a_table_that_was_removed_meanwhile_is_written_with_what_was_swept(folde
 
 
 # What stands in the way -------------------------------------------------------------------------------------
+
+
+def _contents(folder: Path) -> dict[str, str | bytes]:
+    return {
+        file.name: os.readlink(file) if file.is_symlink() else file.read_bytes() for file in folder.iterdir()
+    }
+
+
+def _of_sm100(path: Path, whole: Table) -> None:
+    path.write_bytes(document.dump(dataclasses.replace(whole, arch=Arch.parse("sm100"))))
+
+
+def _linked(path: Path, whole: Table) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def _dangling(path: Path, whole: Table) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("put", "told"),
+    [
+        (_of_sm100, r"scale on sm100; move it to sm100/scale\.json, or remove it"),
+        (_linked, "it is a link to elsewhere; remove it or tune there"),
+        (_dangling, "it is a link to nowhere; remove it or tune there"),
+        (lambda path, whole: path.chmod(0o444), "it is read-only; allow writing or choose another folder"),
+    ],
+    ids=["another arch", "link", "dangling link", "read-only"],
+)
+def test_a_table_that_cannot_be_replaced_is_refused_before_anything_is_measured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, put: Callable[[Path, Table], None], told: str
+) -> None:
+    _tune(folder)
+    path, whole = _path(folder), store.read_table(_path(folder))
+    put(path, whole)
+    # Root may write anywhere: what access() says to others.
+    monkeypatch.setattr("os.access", lambda path, mode: bool(os.stat(path).st_mode & 0o200))
+    before = _contents(path.parent)
+    with pytest.raises(AotTuneError, match=told):
+        _tune(folder)
+    assert len(sessions) == 1, "it began to measure"
+    assert _contents(path.parent) == before
+
+
+def test_a_table_that_cannot_be_replaced_is_refused_before_another_kernel_is_measured(folder: Path) -> None:
+    scale = scale_in(folder / "tables")["scale"]
+    other = dataclasses.replace(scale, tunable=dataclasses.replace(scale.tunable, name="other"))
+    store.table_path(folder / "tables", SM90, "other").parent.mkdir(parents=True)
+    store.table_path(folder / "tables", SM90, "other").write_bytes(b"{")
+    with pytest.raises(TuneError, match=r"other\.json.*remove it to start over"):
+        sweep.run(SweepRequest(kernels=(scale, other), arch=SM90, gpu=0, jobs=2), Quiet())
+    assert not sessions
 
 
 def test_a_truncated_table_stops_the_sweep_and_is_left_as_it_was(folder: Path) -> None:
