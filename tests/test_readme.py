@@ -57,14 +57,12 @@ loader.gpus = lambda: (Gpu(index=0, name=name, arch=arch, uuid="GPU-0"),)
 
 
 class CudaIsPlayed(TorchFunctionMode):
-    '''"cuda" is the meta device, which the stand-in takes for GPU 0; its tensors lie apart.'''
+    '''"cuda" is the meta device, which the stand-in takes for GPU 0.'''
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         if kwargs.get("device") == "cuda":
             kwargs["device"] = "meta"
-        if getattr(function, "__name__", "") == "data_ptr" and args[0].is_meta:
-            return id(args[0])
         return function(*args, **kwargs)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import torch
 
 from aot_tune.errors import LaunchError
+from aot_tune.kernels.overlap import share
 
 LARGEST_INDEX = 2**31 - 1
 """Sizes and strides are 32-bit numbers to a cuTile kernel; larger ones are cut silently (cuda-tile 1.7).
@@ -28,7 +30,9 @@ def check_rank(kernel: str, name: str, tensor: torch.Tensor, shape: str) -> None
 
 def check_shape(kernel: str, name: str, tensor: torch.Tensor, shape: tuple[int, ...], reason: str) -> None:
     """Refuse a tensor of another shape than `shape`; `reason` says where that comes from."""
-    if tensor.shape != shape:
+    if getattr(tensor, "shape", None) != shape:
+        if not isinstance(tensor, torch.Tensor):
+            raise LaunchError(f"{kernel}: {name} is {named(tensor)}; pass a tensor of shape {shape}")
         raise LaunchError(f"{kernel}: {name} has shape {tuple(tensor.shape)}; {reason} asks for {shape}")
 
 
@@ -41,15 +45,28 @@ def check_dtype(kernel: str, name: str, tensor: torch.Tensor, *allowed: torch.dt
         )
 
 
-def check_sizes(kernel: str, **tensors: torch.Tensor) -> None:
-    """Refuse tensors on different devices, and sizes and strides that a kernel cannot index with."""
-    for (name, tensor), counted in zip(tensors.items(), indexable(kernel, **tensors), strict=True):
-        if counted is not tensor:
-            raise _too_large(kernel, name, tensor)
+def number(kernel: str, name: str, value: float) -> float:
+    """The number as a float, NumPy's too, which kernels do not take; refuse what is none."""
+    if type(value) is float:
+        return value
+    if not isinstance(value, Real):
+        raise LaunchError(f"{kernel}: {name} is {named(value)}; pass a number")
+    return float(value)
+
+
+def check_window(kernel: str, window: int | None) -> None:
+    """Refuse a sliding window that is no number of keys, or None."""
+    if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
+        raise LaunchError(
+            f"{kernel}: window is {named(window)}; pass 1 or more, an int that counts the own key, or None "
+            "for all keys"
+        )
 
 
 def indexable(kernel: str, **tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Refuse what `check_sizes` does, but for strides of dimensions of size 1, which nothing is indexed with.
+    """Refuse tensors on different devices, and sizes and strides that a kernel cannot index with.
+
+    Strides of dimensions of size 1 may be as large as they like: nothing is indexed with them.
 
     Returns:
         The tensors in order: themselves, or where such a stride is too large, views that have a small one. As
@@ -60,11 +77,22 @@ def indexable(kernel: str, **tensors: torch.Tensor) -> list[torch.Tensor]:
         if device is not None and tensor.device != device:
             raise LaunchError(f"{kernel}: {name} is on {tensor.device}, not on {device}; move it there")
         device = tensor.device
-        if max(tensor.stride(), default=0) > LARGEST_INDEX:
-            tensor = _without_unused_strides(tensor)
-        if max(tensor.shape, default=0) > LARGEST_INDEX or max(tensor.stride(), default=0) > LARGEST_INDEX:
-            raise _too_large(kernel, name, tensors[name])
+        # No size is larger than the number of elements.
+        if not 0 < tensor.numel() <= LARGEST_INDEX or max((0, *tensor.stride())) > LARGEST_INDEX:
+            tensor = _made_indexable(kernel, name, tensor)
         counted.append(tensor)
+    return counted
+
+
+def _made_indexable(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    counted = tensor
+    if max(tensor.stride(), default=0) > LARGEST_INDEX:
+        counted = _without_unused_strides(tensor)
+    if max((*counted.shape, *counted.stride()), default=0) > LARGEST_INDEX:
+        raise LaunchError(
+            f"{kernel}: {name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}; keep each at "
+            f"most {LARGEST_INDEX}, in several calls if need be: the kernel counts in 32 bits"
+        )
     return counted
 
 
@@ -85,17 +113,30 @@ def _without_unused_strides(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided(tensor.shape, strides)
 
 
-def _too_large(kernel: str, name: str, tensor: torch.Tensor) -> LaunchError:
-    return LaunchError(
-        f"{kernel}: {name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}; keep each "
-        f"at most {LARGEST_INDEX}, in several calls if need be: the kernel counts in 32 bits"
-    )
+def address(tensor: torch.Tensor) -> int:
+    """Where a tensor starts; 0 where none is known: on "meta", and of subclasses, which no launch takes."""
+    return tensor.data_ptr() if type(tensor) in _PLAIN_TENSORS else 0
+
+
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 def check_apart(kernel: str, name: str, written: torch.Tensor, **others: torch.Tensor) -> None:
-    """Refuse a written argument that starts where another does: the compiler is told that none overlap."""
+    """Refuse a written argument that shares memory with another: the compiler is told that none overlap.
+
+    Tensors whose memory is not known are left to the launch, which says so.
+    """
+    start = address(written)
+    if not start:
+        return
+    most = written.untyped_storage().nbytes()
     for other, tensor in others.items():
-        if written.data_ptr() == tensor.data_ptr():
+        distance = (tensor.data_ptr() if type(tensor) in _PLAIN_TENSORS else 0) - start
+        if (
+            distance < most
+            and -distance < tensor.untyped_storage().nbytes()  # mostly one lies farther away
+            and share(distance, *_layout(written), *_layout(tensor))
+        ):
             raise LaunchError(f"{kernel}: {name} and {other} share memory; pass another tensor as {name}")
 
 
@@ -110,6 +151,15 @@ def check_reach(kernel: str, dim: int, remedy: str, **tensors: torch.Tensor) -> 
                 f"{kernel}: {name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}; keep the "
                 f"product of both at dimension {dim} at most {LARGEST_INDEX}: {remedy}"
             )
+
+
+def _layout(tensor: torch.Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
+    return tensor.shape, tensor.stride(), tensor.element_size()
+
+
+def named(value: object) -> str:
+    """Numbers and words; of anything else its type: to print a tensor waits for the GPU."""
+    return repr(value)[:80] if isinstance(value, str | int | float) else f"a {type(value).__name__}"
 
 
 def _plain(dtype: Any) -> str:

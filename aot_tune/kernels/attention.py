@@ -73,30 +73,45 @@ def attention(
     Raises:
         LaunchError: An argument cannot be launched; it names the argument and what to pass.
     """
+    scale, window = check_attention(q, k, v, causal=causal, scale=scale, window=window, out=out)
+    batch, tokens, heads, _ = q.shape
+    written = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    lse = torch.empty((batch, heads, tokens), dtype=torch.float32, device=q.device)
+    if k.shape[1] == 0:
+        written.zero_()
+        lse.fill_(float("-inf"))
+    elif written.numel():
+        counted = indexable("attention", q=q, k=k, v=v, out=written)
+        if out is not None:
+            check_apart("attention", "out", out, q=q, k=k, v=v)
+        attention_tunable.launch(*counted, lse, scale, causal, window)
+    return (written, lse) if return_lse else written
+
+
+def check_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    window: int | None = None,
+    out: torch.Tensor | None = None,
+) -> tuple[float, int | None]:
+    """Refuse shapes, dtypes and numbers `attention` does not take; return a launch's scale and window."""
     check_rank("attention", "q", q, "batch tokens heads head_dim")
     check_rank("attention", "k", k, "batch kv_len kv_heads head_dim")
     check_dtype("attention", "q", q, torch.bfloat16, torch.float16)
     check_dtype("attention", "k", k, q.dtype)
     check_dtype("attention", "v", v, q.dtype)
-    batch, tokens, heads, head_dim = q.shape
-    kv_len = k.shape[1]
-    check_shape("attention", "k", k, (batch, kv_len, k.shape[2], head_dim), "q")
+    kv_len, head_dim = k.shape[1], q.shape[3]
+    check_shape("attention", "k", k, (q.shape[0], kv_len, k.shape[2], head_dim), "q")
     check_shape("attention", "v", v, tuple(k.shape), "k")
     check_heads("attention", q, k)
-    scale, window = scale_and_window("attention", head_dim, scale, window, kv_len)
-    if out is None:
-        out = torch.empty((batch, tokens, heads, head_dim), dtype=q.dtype, device=q.device)
-    check_shape("attention", "out", out, tuple(q.shape), "q")
-    check_dtype("attention", "out", out, q.dtype)
-    lse = torch.empty((batch, heads, tokens), dtype=torch.float32, device=q.device)
-    if kv_len == 0:
-        out.zero_()
-        lse.fill_(float("-inf"))
-    elif out.numel():
-        counted = indexable("attention", q=q, k=k, v=v, out=out)
-        check_apart("attention", "out", out, q=q, k=k, v=v)
-        attention_tunable.launch(*counted, lse, scale, causal, window)
-    return (out, lse) if return_lse else out
+    if out is not None:
+        check_shape("attention", "out", out, tuple(q.shape), "q")
+        check_dtype("attention", "out", out, q.dtype)
+    return scale_and_window("attention", head_dim, scale, window, kv_len)
 
 
 # The declaration --------------------------------------------------------------------------------

@@ -21,7 +21,9 @@ from aot_tune.kernels.arguments import (
     check_dtype,
     check_rank,
     check_shape,
-    check_sizes,
+    check_window,
+    indexable,
+    number,
 )
 from aot_tune.kernels.flash_decoding import attention_decode_kernel
 from aot_tune.kernels.row_groups import check_all_run
@@ -58,7 +60,7 @@ def attention_decode(
         block_table: (batch, max_pages), int32: each sequence's pages in order. What stands behind a
             sequence's last page, or before its window, is not used.
         seq_lens: (batch,), int32: keys of each sequence, 0 to max_pages * page_size.
-        scale: What scores are multiplied by; head_dim ** -0.5 without it.
+        scale: What scores are multiplied by, a finite number; head_dim ** -0.5 without it.
         window: How many of its last keys a sequence attends to, its own included; all without it.
         return_lse: Whether to return the scores' log-sum-exp too.
         out: Where to write, of the shape and dtype of `q`, apart from all in memory; a new tensor without it.
@@ -70,38 +72,38 @@ def attention_decode(
     Raises:
         LaunchError: An argument cannot be launched; it names the argument and what to pass.
     """
-    _check(q, k_cache, v_cache, block_table, seq_lens)
-    if window is not None and window < 1:
-        raise LaunchError(f"attention_decode: window is {window}; pass 1 or more, or None for all keys")
-    (batch, heads, head_dim), (pages, _, kv_heads, _) = q.shape, k_cache.shape
-    if out is None:
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    check_shape("attention_decode", "out", out, tuple(q.shape), "q")
-    check_dtype("attention_decode", "out", out, q.dtype)
+    scale, window = check_attention_decode(
+        q, k_cache, v_cache, block_table, seq_lens, scale=scale, window=window, out=out
+    )
+    (batch, heads, _), (pages, _, kv_heads, _) = q.shape, k_cache.shape
+    written = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     lse = torch.empty((batch, heads), dtype=torch.float32, device=q.device)
     if batch and heads and pages and block_table.shape[1]:
-        check_sizes(
+        counted = indexable(
             "attention_decode", q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table,
-            seq_lens=seq_lens, out=out,
+            seq_lens=seq_lens, out=written,
         )  # fmt: skip
-        check_apart("attention_decode", "out", out, q=q, k_cache=k_cache, v_cache=v_cache)
-        attention_decode_tunable.launch(
-            q, k_cache, v_cache, block_table, seq_lens, out, lse, _scratch(q, kv_heads),
-            head_dim**-0.5 if scale is None else scale, LARGEST_INDEX if window is None else window,
-        )  # fmt: skip
+        if out is not None:
+            check_apart("attention_decode", "out", out, q=q, k_cache=k_cache, v_cache=v_cache)
+        attention_decode_tunable.launch(*counted, lse, _scratch(q, kv_heads), scale, window)
     else:  # no keys anywhere
-        out.zero_()
+        written.zero_()
         lse.fill_(-math.inf)
-    return (out, lse) if return_lse else out
+    return (written, lse) if return_lse else written
 
 
-def _check(
+def check_attention_decode(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_table: torch.Tensor,
     seq_lens: torch.Tensor,
-) -> None:
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    out: torch.Tensor | None = None,
+) -> tuple[float, int]:
+    """Refuse what `attention_decode` does not take, as `check_attention` does."""
     name = "attention_decode"
     check_rank(name, "q", q, "batch heads head_dim")
     check_rank(name, "k_cache", k_cache, "pages page_size kv_heads head_dim")
@@ -127,6 +129,14 @@ def _check(
     check_shape(name, "v_cache", v_cache, tuple(k_cache.shape), "k_cache")
     check_shape(name, "block_table", block_table, (batch, block_table.shape[1]), "q")
     check_shape(name, "seq_lens", seq_lens, (batch,), "q")
+    if out is not None:
+        check_shape(name, "out", out, tuple(q.shape), "q")
+        check_dtype(name, "out", out, q.dtype)
+    scale = head_dim**-0.5 if scale is None else number(name, "scale", scale)
+    if not math.isfinite(scale):
+        raise LaunchError(f"{name}: scale is {scale}; pass a finite number")
+    check_window(name, window)
+    return scale, LARGEST_INDEX if window is None else min(window, LARGEST_INDEX)
 
 
 _HEAD_DIMS = (64, 128)

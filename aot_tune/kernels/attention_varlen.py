@@ -100,13 +100,52 @@ def attention_varlen(
     Raises:
         LaunchError: An argument cannot be launched; it names the argument and what to pass.
     """
+    scale, window = check_attention_varlen(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+        causal=causal, scale=scale, window=window, out=out,
+    )  # fmt: skip
+    total_q, heads, _ = q.shape
+    written = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    lse = torch.empty((heads, total_q), dtype=torch.float32, device=q.device)
+    if k.shape[0] == 0:
+        written.zero_()
+        lse.fill_(float("-inf"))
+    elif written.numel() and max_seqlen_q and cu_seqlens_q.shape[0] > 1:
+        *counted, starts_q, starts_k = indexable(
+            "attention_varlen", q=q, k=k, v=v, out=written,
+            cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        )  # fmt: skip
+        reaching = dict(zip(("q", "k", "v", "out"), counted, strict=True))
+        check_reach("attention_varlen", 0, "pass fewer sequences a call", **reaching)
+        if out is not None:
+            check_apart("attention_varlen", "out", out, q=q, k=k, v=v)
+        attention_varlen_tunable.launch(
+            *counted, lse, starts_q, starts_k, min(max_seqlen_q, total_q), scale, causal, window
+        )
+    return (written, lse) if return_lse else written
+
+
+def check_attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    window: int | None = None,
+    out: torch.Tensor | None = None,
+) -> tuple[float, int | None]:
+    """Refuse what `attention_varlen` does not take, as `check_attention` does."""
     check_rank("attention_varlen", "q", q, "total_q heads head_dim")
     check_rank("attention_varlen", "k", k, "total_k kv_heads head_dim")
     check_dtype("attention_varlen", "q", q, torch.bfloat16, torch.float16)
     check_dtype("attention_varlen", "k", k, q.dtype)
     check_dtype("attention_varlen", "v", v, q.dtype)
-    (total_q, heads, head_dim), total_k = q.shape, k.shape[0]
-    check_shape("attention_varlen", "k", k, (total_k, k.shape[1], head_dim), "q")
+    check_shape("attention_varlen", "k", k, (*k.shape[:2], q.shape[2]), "q")
     check_shape("attention_varlen", "v", v, tuple(k.shape), "k")
     check_heads("attention_varlen", q, k)
     check_rank("attention_varlen", "cu_seqlens_q", cu_seqlens_q, "sequences+1")
@@ -116,26 +155,10 @@ def attention_varlen(
     for name, longest in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         if not isinstance(longest, int) or longest < 0:
             raise LaunchError(f"attention_varlen: {name} is {longest!r}; pass the longest length, an int")
-    scale, window = scale_and_window("attention_varlen", head_dim, scale, window, max_seqlen_k)
-    if out is None:
-        out = torch.empty((total_q, heads, head_dim), dtype=q.dtype, device=q.device)
-    check_shape("attention_varlen", "out", out, tuple(q.shape), "q")
-    check_dtype("attention_varlen", "out", out, q.dtype)
-    lse = torch.empty((heads, total_q), dtype=torch.float32, device=q.device)
-    if total_k == 0:
-        out.zero_()
-        lse.fill_(float("-inf"))
-    elif out.numel() and max_seqlen_q and cu_seqlens_q.shape[0] > 1:
-        *counted, starts_q, starts_k = indexable(
-            "attention_varlen", q=q, k=k, v=v, out=out, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k
-        )
-        reaching = dict(zip(("q", "k", "v", "out"), counted, strict=True))
-        check_reach("attention_varlen", 0, "pass fewer sequences a call", **reaching)
-        check_apart("attention_varlen", "out", out, q=q, k=k, v=v)
-        attention_varlen_tunable.launch(
-            *counted, lse, starts_q, starts_k, min(max_seqlen_q, total_q), scale, causal, window
-        )
-    return (out, lse) if return_lse else out
+    if out is not None:
+        check_shape("attention_varlen", "out", out, tuple(q.shape), "q")
+        check_dtype("attention_varlen", "out", out, q.dtype)
+    return scale_and_window("attention_varlen", q.shape[2], scale, window, max_seqlen_k)
 
 
 # The declaration --------------------------------------------------------------------------------

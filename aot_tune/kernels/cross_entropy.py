@@ -25,6 +25,8 @@ from aot_tune.kernels.arguments import (
     check_reach,
     check_shape,
     indexable,
+    named,
+    number,
 )
 from aot_tune.kernels.cross_entropy_tiles import cross_entropy_kernel
 from aot_tune.kernels.row_groups import check_all_run
@@ -63,24 +65,43 @@ def cross_entropy(
     Raises:
         LaunchError: An argument cannot be launched; it names the argument and what to pass.
     """
+    scale = check_cross_entropy(logits, target, ignore_index=ignore_index, grad_scale=grad_scale)
+    loss = torch.empty((logits.shape[0],), dtype=torch.float32, device=logits.device)
+    if logits.shape[0] == 0:
+        return loss
+    counted = indexable("cross_entropy", logits=logits, target=target)
+    check_reach("cross_entropy", 1, "pass logits.contiguous()", logits=counted[0])
+    if 0 in logits.stride() and any(
+        size > 1 and not step for size, step in zip(logits.shape, logits.stride(), strict=True)
+    ):
+        raise LaunchError(
+            "cross_entropy: logits is an expanded view, whose elements share memory; pass logits.contiguous()"
+        )
+    slots = _slots(logits, scale is not None)
+    cross_entropy_tunable.launch(*counted, loss, slots, ignore_index, scale)
+    return loss
+
+
+def check_cross_entropy(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    ignore_index: int = -100,
+    grad_scale: float | None = None,
+) -> float | None:
+    """Refuse shapes, dtypes and numbers that `cross_entropy` does not take; return a launch's grad_scale."""
     check_rank("cross_entropy", "logits", logits, "rows vocabulary")
     check_dtype("cross_entropy", "logits", logits, torch.bfloat16, torch.float16, torch.float32)
     rows, cols = logits.shape
     check_dtype("cross_entropy", "target", target, torch.int64)
     check_shape("cross_entropy", "target", target, (rows,), f"logits of {rows} rows")
-    if not -LARGEST_INDEX <= ignore_index <= LARGEST_INDEX:
-        raise LaunchError(f"cross_entropy: ignore_index is {ignore_index}; pass one that 32 bits hold")
-    loss = torch.empty((rows,), dtype=torch.float32, device=logits.device)
-    if rows == 0:
-        return loss
-    if cols == 0:
+    if not isinstance(ignore_index, int) or not -LARGEST_INDEX <= ignore_index <= LARGEST_INDEX:
+        raise LaunchError(
+            f"cross_entropy: ignore_index is {named(ignore_index)}; pass an int that 32 bits hold"
+        )
+    if rows and not cols:
         raise LaunchError(f"cross_entropy: logits has shape {(rows, cols)}; pass one column or more")
-    counted = indexable("cross_entropy", logits=logits, target=target)
-    check_reach("cross_entropy", 1, "pass logits.contiguous()", logits=counted[0])
-    scale = None if grad_scale is None else float(grad_scale)
-    slots = _slots(logits, scale is not None)
-    cross_entropy_tunable.launch(*counted, loss, slots, ignore_index, scale)
-    return loss
+    return None if grad_scale is None else number("cross_entropy", "grad_scale", grad_scale)
 
 
 # The declaration --------------------------------------------------------------------------------

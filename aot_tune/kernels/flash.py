@@ -16,6 +16,7 @@ import cuda.tile as ct
 import torch
 
 from aot_tune.errors import LaunchError
+from aot_tune.kernels.arguments import check_window, number
 
 _HIDDEN = -math.inf
 _LOWEST = -3.4e38
@@ -137,10 +138,9 @@ def scale_and_window(
     """The scale, by default 1 / sqrt(head_dim), and how many keys before its own a query sees (None: all)."""
     if scale is None:
         scale = head_dim**-0.5
-    elif not 0 < scale < math.inf:
-        raise LaunchError(f"{kernel}: scale is {scale}; pass a finite number above 0, or negate q")
-    if window is None:
-        return scale, None
-    if window < 1:
-        raise LaunchError(f"{kernel}: window is {window}; pass 1 or more, or None for all keys")
-    return scale, window - 1 if window < kv_len else None
+    else:
+        scale = number(kernel, "scale", scale)
+        if not 0 < scale < math.inf:
+            raise LaunchError(f"{kernel}: scale is {scale}; pass a finite number above 0, or negate q")
+    check_window(kernel, window)
+    return scale, window - 1 if window is not None and window < kv_len else None

@@ -15,6 +15,7 @@ from aot_tune.bucket import edge
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
+from aot_tune.kernels.arguments import address
 from aot_tune.problem import Problem
 
 # Tile code --------------------------------------------------------------------------------------
@@ -152,20 +153,38 @@ def grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
 _ROW_BYTES = 16
 
 
-def check_layout(a: torch.Tensor, b: torch.Tensor) -> None:
-    """Refuse what the matrix units and the copy engine cannot read as it lies, as torch._scaled_mm does."""
-    for name, tensor, across, along in (("a", a, 0, 1), ("b", b, 1, 0)):
-        strides = tensor.stride()
-        if strides[along] != 1 or strides[across] % _ROW_BYTES or tensor.data_ptr() % _ROW_BYTES:
-            wanted = "(M, K)" if name == "a" else "(K, N), the t() of a contiguous (N, K) weight,"
-            raise LaunchError(
-                f"matmul_fp8: {name} has strides {strides} and starts {tensor.data_ptr() % _ROW_BYTES} bytes "
-                f"after a multiple of {_ROW_BYTES}; pass {wanted} with stride 1 along K, the other stride "
-                f"and the address multiples of {_ROW_BYTES} (pad K in memory, and slice it off again)"
-            )
+def laid_out(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both factors, strides along dimensions of size 1, which are never used, as the copy engine asks for.
+
+    Raises:
+        LaunchError: The matrix units and the copy engine cannot read one as it lies, as in torch._scaled_mm.
+    """
+    return (
+        _laid_out("a", a, (0, 1), "(M, K)"),
+        _laid_out("b", b, (1, 0), "(K, N), the t() of a contiguous (N, K) weight,"),
+    )
+
+
+def _laid_out(name: str, tensor: torch.Tensor, axes: tuple[int, int], wanted: str) -> torch.Tensor:
+    across, along = axes
+    strides = list(tensor.stride())
+    behind = address(tensor) % _ROW_BYTES
+    if strides[along] == 1 and strides[across] % _ROW_BYTES == 0 and not behind:
+        return tensor
+    if tensor.shape[along] == 1:
+        strides[along] = 1
+    if tensor.shape[across] == 1:
+        strides[across] = -(-tensor.shape[along] // _ROW_BYTES) * _ROW_BYTES
+    if strides[along] != 1 or strides[across] % _ROW_BYTES or behind:
+        raise LaunchError(
+            f"matmul_fp8: {name} has strides {tensor.stride()} and starts {behind} bytes "
+            f"after a multiple of {_ROW_BYTES}; pass {wanted} with stride 1 along K, the other stride "
+            f"and the address multiples of {_ROW_BYTES} (pad K in memory, and slice it off again)"
+        )
+    return tensor.as_strided(tensor.shape, strides)
 
 
 def aligned(rows: int, k: int, device: Any, seed: int) -> torch.Tensor:
-    """Random float8_e4m3fn of shape (rows, k), its rows padded to what `check_layout` asks for."""
+    """Random float8_e4m3fn of shape (rows, k), its rows padded to what `laid_out` asks for."""
     padded = -(-k // _ROW_BYTES) * _ROW_BYTES
     return inputs.randn((rows, padded), "float8_e4m3fn", device, seed)[:, :k]

@@ -17,7 +17,7 @@ from aot_tune.bucket import Exact, Pow2
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
-from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, indexable
+from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, indexable, number
 from aot_tune.kernels.rms_norm import rms_norm
 from aot_tune.kernels.rms_norm_space import (
     LEAST_COLUMNS_IN_PLACE,
@@ -80,16 +80,7 @@ def fused_add_rms_norm(
     Raises:
         LaunchError: An argument cannot be launched; it names the argument and what to pass.
     """
-    check_dtype("fused_add_rms_norm", "x", x, torch.bfloat16, torch.float16, torch.float32)
-    cols = x.shape[-1] if x.dim() else 0
-    if not 0 < cols <= MOST_ELEMENTS:
-        raise LaunchError(
-            f"fused_add_rms_norm: x has shape {tuple(x.shape)}; its last size may be 1 to {MOST_ELEMENTS}"
-        )
-    check_dtype("fused_add_rms_norm", "residual", residual, x.dtype)
-    check_shape("fused_add_rms_norm", "residual", residual, tuple(x.shape), "x")
-    check_dtype("fused_add_rms_norm", "weight", weight, x.dtype)
-    check_shape("fused_add_rms_norm", "weight", weight, (cols,), f"x of {cols} columns")
+    eps = check_fused_add_rms_norm(x, residual, weight, eps)
     if x.numel() == 0:
         return x, residual
     flat_x = as_rows("fused_add_rms_norm", "x", x)
@@ -97,13 +88,30 @@ def fused_add_rms_norm(
     counted = indexable("fused_add_rms_norm", x=flat_x, residual=flat_residual, weight=weight)
     check_apart("fused_add_rms_norm", "x", x, residual=residual, weight=weight)
     check_apart("fused_add_rms_norm", "residual", residual, weight=weight)
-    if cols < LEAST_COLUMNS_IN_PLACE:
+    if x.shape[-1] < LEAST_COLUMNS_IN_PLACE:
         total = x + residual
         rms_norm(total, weight, eps, out=x)
         residual.copy_(total)
     else:
         fused_add_rms_norm_tunable.launch(*counted, eps)
     return x, residual
+
+
+def check_fused_add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
+) -> float:
+    """Refuse shapes, dtypes and numbers that `fused_add_rms_norm` does not take; return a launch's eps."""
+    check_dtype("fused_add_rms_norm", "x", x, torch.bfloat16, torch.float16, torch.float32)
+    if not x.dim() or x.shape[-1] > MOST_ELEMENTS:
+        raise LaunchError(
+            f"fused_add_rms_norm: x has shape {tuple(x.shape)}; its last size may be 0 to {MOST_ELEMENTS}"
+        )
+    cols = x.shape[-1]
+    check_dtype("fused_add_rms_norm", "residual", residual, x.dtype)
+    check_shape("fused_add_rms_norm", "residual", residual, tuple(x.shape), "x")
+    check_dtype("fused_add_rms_norm", "weight", weight, x.dtype)
+    check_shape("fused_add_rms_norm", "weight", weight, (cols,), f"x of {cols} columns")
+    return number("fused_add_rms_norm", "eps", eps)
 
 
 # The declaration --------------------------------------------------------------------------------

@@ -89,6 +89,22 @@ def gate_up_swiglu(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor |
     Raises:
         LaunchError: An argument cannot be launched; it names the argument and what to pass.
     """
+    check_gate_up_swiglu(x, weight, out=out)
+    (tokens, k), n = x.shape, weight.shape[0] // 2
+    written = torch.empty((tokens, n), dtype=x.dtype, device=x.device) if out is None else out
+    if written.numel() == 0:
+        return written
+    if k == 0:
+        return written.zero_()  # sums of nothing
+    counted = indexable("gate_up_swiglu", x=x, weight=weight.view(2, n, k), out=written)
+    if out is not None:
+        check_apart("gate_up_swiglu", "out", out, x=x, weight=weight)
+    gate_up_swiglu_tunable.launch(*counted)
+    return written
+
+
+def check_gate_up_swiglu(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor | None = None) -> None:
+    """Refuse shapes and dtypes that `gate_up_swiglu` does not take."""
     check_rank("gate_up_swiglu", "x", x, "tokens K")
     check_rank("gate_up_swiglu", "weight", weight, "2N K")
     check_dtype("gate_up_swiglu", "x", x, torch.bfloat16, torch.float16)
@@ -100,19 +116,9 @@ def gate_up_swiglu(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor |
             "torch.cat((gate, up))"
         )
     check_shape("gate_up_swiglu", "weight", weight, (merged, k), f"x of {k} columns")
-    n = merged // 2
-    if out is None:
-        out = torch.empty((tokens, n), dtype=x.dtype, device=x.device)
-    check_shape("gate_up_swiglu", "out", out, (tokens, n), "the product")
-    check_dtype("gate_up_swiglu", "out", out, x.dtype)
-    if out.numel() == 0:
-        return out
-    if k == 0:
-        return out.zero_()  # sums of nothing
-    counted = indexable("gate_up_swiglu", x=x, weight=weight.view(2, n, k), out=out)
-    check_apart("gate_up_swiglu", "out", out, x=x, weight=weight)
-    gate_up_swiglu_tunable.launch(*counted)
-    return out
+    if out is not None:
+        check_shape("gate_up_swiglu", "out", out, (tokens, merged // 2), "the product")
+        check_dtype("gate_up_swiglu", "out", out, x.dtype)
 
 
 # The search space -------------------------------------------------------------------------------

@@ -90,6 +90,28 @@ def gated_activation(
     Raises:
         LaunchError: An argument cannot be launched; it names the argument and what to pass.
     """
+    check_gated_activation(x, activation=activation, out=out)
+    written = x.new_empty((*x.shape[:-1], x.shape[-1] // 2)) if out is None else out
+    if written.numel() == 0:
+        return written
+    flat_x, flat_out = as_rows("gated_activation", "x", x), as_rows("gated_activation", "out", written)
+    counted = indexable("gated_activation", x=flat_x, out=flat_out)
+    check_reach("gated_activation", 1, "pass x.contiguous()", x=counted[0])
+    if out is not None:
+        check_apart("gated_activation", "out", out, x=x)
+    number = activations.NUMBERS[activation]
+    if flat_x.shape[0] <= _MOST_ROWS:
+        gated_activation_tunable.launch(*counted, number)
+    else:
+        for part in zip(*(torch.split(tensor, _MOST_ROWS) for tensor in counted), strict=True):
+            gated_activation_tunable.launch(*part, number)
+    return written
+
+
+def check_gated_activation(
+    x: torch.Tensor, *, activation: str = "silu", out: torch.Tensor | None = None
+) -> None:
+    """Refuse shapes, dtypes and activations that `gated_activation` does not take."""
     check_dtype("gated_activation", "x", x, torch.bfloat16, torch.float16, torch.float32)
     activations.check_activation("gated_activation", activation, *ACTIVATIONS)
     if x.dim() == 0 or x.shape[-1] % 2:
@@ -102,24 +124,10 @@ def gated_activation(
             f"gated_activation: x has shape {tuple(x.shape)}; pass it in several calls, or with more rows: "
             f"gate and up may have {_MOST_COLUMNS} columns each"
         )
-    shape = (*x.shape[:-1], x.shape[-1] // 2)
-    if out is None:
-        out = torch.empty(shape, dtype=x.dtype, device=x.device)
-    check_shape("gated_activation", "out", out, shape, f"x of shape {tuple(x.shape)}")
-    check_dtype("gated_activation", "out", out, x.dtype)
-    if out.numel() == 0:
-        return out
-    flat_x, flat_out = as_rows("gated_activation", "x", x), as_rows("gated_activation", "out", out)
-    counted = indexable("gated_activation", x=flat_x, out=flat_out)
-    check_reach("gated_activation", 1, "pass x.contiguous()", x=counted[0])
-    check_apart("gated_activation", "out", out, x=x)
-    number = activations.NUMBERS[activation]
-    if flat_x.shape[0] <= _MOST_ROWS:
-        gated_activation_tunable.launch(*counted, number)
-    else:
-        for part in zip(*(torch.split(tensor, _MOST_ROWS) for tensor in counted), strict=True):
-            gated_activation_tunable.launch(*part, number)
-    return out
+    if out is not None:
+        wanted = (*x.shape[:-1], x.shape[-1] // 2)
+        check_shape("gated_activation", "out", out, wanted, f"x of shape {tuple(x.shape)}")
+        check_dtype("gated_activation", "out", out, x.dtype)
 
 
 # The declaration --------------------------------------------------------------------------------

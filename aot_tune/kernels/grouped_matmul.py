@@ -137,6 +137,24 @@ def grouped_matmul(
     Raises:
         LaunchError: An argument cannot be launched; it names the argument and what to pass.
     """
+    check_grouped_matmul(a, b, offsets, out=out)
+    (tokens, k), (experts, _, n) = a.shape, b.shape
+    written = torch.empty((tokens, n), dtype=a.dtype, device=a.device) if out is None else out
+    if written.numel() == 0 or experts == 0:
+        return written
+    if k == 0:
+        return written.zero_()  # sums of nothing
+    counted = indexable("grouped_matmul", a=a, b=b, offsets=offsets, out=written)
+    if out is not None:
+        check_apart("grouped_matmul", "out", out, a=a, b=b, offsets=offsets)
+    grouped_matmul_tunable.launch(*counted)
+    return written
+
+
+def check_grouped_matmul(
+    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, *, out: torch.Tensor | None = None
+) -> None:
+    """Refuse shapes and dtypes that `grouped_matmul` does not take."""
     check_rank("grouped_matmul", "a", a, "tokens K")
     check_rank("grouped_matmul", "b", b, "experts K N")
     check_rank("grouped_matmul", "offsets", offsets, "experts")
@@ -146,18 +164,9 @@ def grouped_matmul(
     (tokens, k), (experts, _, n) = a.shape, b.shape
     check_shape("grouped_matmul", "b", b, (experts, k, n), f"a of {k} columns")
     check_shape("grouped_matmul", "offsets", offsets, (experts,), f"b of {experts} experts")
-    if out is None:
-        out = torch.empty((tokens, n), dtype=a.dtype, device=a.device)
-    check_shape("grouped_matmul", "out", out, (tokens, n), "the product")
-    check_dtype("grouped_matmul", "out", out, a.dtype)
-    if out.numel() == 0 or experts == 0:
-        return out
-    if k == 0:
-        return out.zero_()  # sums of nothing
-    counted = indexable("grouped_matmul", a=a, b=b, offsets=offsets, out=out)
-    check_apart("grouped_matmul", "out", out, a=a, b=b, offsets=offsets)
-    grouped_matmul_tunable.launch(*counted)
-    return out
+    if out is not None:
+        check_shape("grouped_matmul", "out", out, (tokens, n), "the product")
+        check_dtype("grouped_matmul", "out", out, a.dtype)
 
 
 # The declaration --------------------------------------------------------------------------------

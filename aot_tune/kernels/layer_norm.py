@@ -18,7 +18,7 @@ from aot_tune.bucket import Exact, Pow2, edge
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
-from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, indexable
+from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, indexable, number
 from aot_tune.kernels.layer_norm_tiles import layer_norm_kernel
 from aot_tune.kernels.rows import (
     MOST_ELEMENTS,
@@ -61,27 +61,43 @@ def layer_norm(
     Raises:
         LaunchError: An argument cannot be launched; it names the argument and what to pass.
     """
-    check_dtype("layer_norm", "x", x, torch.bfloat16, torch.float16, torch.float32)
-    cols = x.shape[-1] if x.dim() else 0
-    if not 0 < cols <= MOST_ELEMENTS:
-        raise LaunchError(
-            f"layer_norm: x has shape {tuple(x.shape)}; its last size may be 1 to {MOST_ELEMENTS}"
-        )
-    read = {"x": x, "weight": weight} if bias is None else {"x": x, "weight": weight, "bias": bias}
-    for name in list(read)[1:]:
-        check_shape("layer_norm", name, read[name], (cols,), f"x of {cols} columns")
-        check_dtype("layer_norm", name, read[name], x.dtype)
-    if out is None:
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    check_shape("layer_norm", "out", out, tuple(x.shape), "x")
-    check_dtype("layer_norm", "out", out, x.dtype)
+    eps = check_layer_norm(x, weight, bias, eps, out=out)
+    written = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
     if x.numel() == 0:
-        return out
-    flat_x, flat_out = as_rows("layer_norm", "x", x), as_rows("layer_norm", "out", out)
+        return written
+    read = {"x": x, "weight": weight} if bias is None else {"x": x, "weight": weight, "bias": bias}
+    flat_x, flat_out = as_rows("layer_norm", "x", x), as_rows("layer_norm", "out", written)
     flat_x, *_, flat_out = indexable("layer_norm", **{**read, "x": flat_x, "out": flat_out})
-    check_apart("layer_norm", "out", out, **read)
+    if out is not None:
+        check_apart("layer_norm", "out", out, **read)
     layer_norm_tunable.launch(flat_x, weight, bias, flat_out, eps)
-    return out
+    return written
+
+
+def check_layer_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    out: torch.Tensor | None = None,
+) -> float:
+    """Refuse shapes, dtypes and numbers that `layer_norm` does not take; return a launch's eps."""
+    check_dtype("layer_norm", "x", x, torch.bfloat16, torch.float16, torch.float32)
+    if not x.dim() or x.shape[-1] > MOST_ELEMENTS:
+        raise LaunchError(
+            f"layer_norm: x has shape {tuple(x.shape)}; its last size may be 0 to {MOST_ELEMENTS}"
+        )
+    cols = x.shape[-1]
+    check_shape("layer_norm", "weight", weight, (cols,), f"x of {cols} columns")
+    check_dtype("layer_norm", "weight", weight, x.dtype)
+    if bias is not None:
+        check_shape("layer_norm", "bias", bias, (cols,), f"x of {cols} columns")
+        check_dtype("layer_norm", "bias", bias, x.dtype)
+    if out is not None:
+        check_shape("layer_norm", "out", out, tuple(x.shape), "x")
+        check_dtype("layer_norm", "out", out, x.dtype)
+    return number("layer_norm", "eps", eps)
 
 
 # The search space -------------------------------------------------------------------------------

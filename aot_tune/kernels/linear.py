@@ -20,7 +20,7 @@ from aot_tune.errors import LaunchError
 from aot_tune.kernels import activations, product, split_k
 from aot_tune.kernels.arguments import LARGEST_INDEX
 from aot_tune.kernels.dense_space import constants_of, default, grid, legal, space, tiles, work
-from aot_tune.kernels.linear_arguments import DTYPES, as_matrix, check, written_rows
+from aot_tune.kernels.linear_arguments import DTYPES, as_matrix, check_linear, counted, written_rows
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
 
@@ -126,13 +126,17 @@ def linear(
     except (AttributeError, IndexError, KeyError, LaunchError, TypeError, ValueError):
         fine = False
     if not fine:
-        check(x, weight, bias, activation)
+        check_linear(x, weight, bias, activation=activation)
+        rows, weight, bias = counted(x, weight, bias)
     if out is None:
         written = torch.empty((m, n), dtype=dtype, device=device)
-        out = written if rows is x else written.view(*x.shape[:-1], n)
+        out = written if x.dim() == 2 else written.view(*x.shape[:-1], n)
     else:
-        written = written_rows(out, x, weight, bias)
-    if m * n:
+        written = written_rows(out, x, rows, weight, bias)
+    if m * n and not k:  # sums of nothing
+        bias = torch.zeros((), dtype=dtype, device=device) if bias is None else bias
+        written.copy_(activations.reference(bias, activations.NAMES[number]))
+    elif m * n:
         biased = bias is not None
         bias = _no_bias(dtype, device) if bias is None else bias
         linear_tunable.launch(rows, weight, written, bias, split_k.scratch(rows, n), biased, number)
@@ -140,7 +144,7 @@ def linear(
 
 
 def _fine_bias(bias: torch.Tensor, n: int, dtype: torch.dtype, device: torch.device) -> bool:
-    return bias.shape == (n,) and bias.dtype == dtype and bias.device == device and bias.is_contiguous()
+    return bias.shape == (n,) and bias.dtype == dtype and bias.device == device and bias.stride() == (1,)
 
 
 _NO_BIAS = 16

@@ -73,24 +73,31 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None)
     Raises:
         LaunchError: An argument cannot be launched; it names the argument and what to pass.
     """
+    check_matmul(a, b, out=out)
+    (m, k), n = a.shape, b.shape[1]
+    written = torch.empty((m, n), dtype=a.dtype, device=a.device) if out is None else out
+    if written.numel() == 0:
+        return written
+    if k == 0:
+        return written.zero_()  # a sum of nothing
+    counted = indexable("matmul", a=a, b=b, out=written)
+    if out is not None:
+        check_apart("matmul", "out", out, a=a, b=b)
+    matmul_tunable.launch(*counted, split_k.scratch(a, n))
+    return written
+
+
+def check_matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> None:
+    """Refuse shapes and dtypes that `matmul` does not take."""
     check_rank("matmul", "a", a, "M K")
     check_rank("matmul", "b", b, "K N")
     check_dtype("matmul", "a", a, torch.bfloat16, torch.float16)
     check_dtype("matmul", "b", b, a.dtype)
     (m, k), n = a.shape, b.shape[1]
     check_shape("matmul", "b", b, (k, n), f"a of {k} columns")
-    if out is None:
-        out = torch.empty((m, n), dtype=a.dtype, device=a.device)
-    check_shape("matmul", "out", out, (m, n), "the product")
-    check_dtype("matmul", "out", out, a.dtype)
-    if out.numel() == 0:
-        return out
-    if k == 0:
-        return out.zero_()  # a sum of nothing
-    counted = indexable("matmul", a=a, b=b, out=out)
-    check_apart("matmul", "out", out, a=a, b=b)
-    matmul_tunable.launch(*counted, split_k.scratch(a, n))
-    return out
+    if out is not None:
+        check_shape("matmul", "out", out, (m, n), "the product")
+        check_dtype("matmul", "out", out, a.dtype)
 
 
 # The declaration --------------------------------------------------------------------------------

@@ -88,6 +88,36 @@ def matmul_fp8(
     Raises:
         LaunchError: An argument cannot be launched; it names the argument and what to pass.
     """
+    check_matmul_fp8(a, b, scale_a, scale_b, out_dtype=out_dtype, out=out)
+    (m, k), n = a.shape, b.shape[1]
+    result = torch.empty((m, n), dtype=out_dtype, device=a.device) if out is None else out
+    if result.numel() == 0:
+        return result
+    if k == 0:
+        return result.zero_()  # a sum of nothing
+    a, b, scale_a, scale_b, written = indexable(
+        "matmul_fp8", a=a, b=b, scale_a=scale_a, scale_b=scale_b, out=result
+    )
+    if out is not None:
+        check_apart("matmul_fp8", "out", out, a=a, b=b, scale_a=scale_a, scale_b=scale_b)
+    a, b = fp8.laid_out(a, b)
+    if scale_a.numel() == 1 and scale_b.numel() == 1:
+        matmul_fp8_tunable.launch(a, b, scale_a.view(1), scale_b.view(1), written)
+    else:
+        matmul_fp8_block_tunable.launch(a, b, scale_a, scale_b, written)
+    return result
+
+
+def check_matmul_fp8(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    *,
+    out_dtype: torch.dtype = torch.bfloat16,
+    out: torch.Tensor | None = None,
+) -> None:
+    """Refuse shapes and dtypes that `matmul_fp8` does not take."""
     check_rank("matmul_fp8", "a", a, "M K")
     check_rank("matmul_fp8", "b", b, "K N")
     check_dtype("matmul_fp8", "a", a, torch.float8_e4m3fn)
@@ -99,28 +129,15 @@ def matmul_fp8(
     if out is None:
         if out_dtype not in _OUT:
             raise LaunchError(f"matmul_fp8: out_dtype is {out_dtype}; pass torch.bfloat16 or torch.float16")
-        out = torch.empty((m, n), dtype=out_dtype, device=a.device)
-    check_shape("matmul_fp8", "out", out, (m, n), "the product")
-    check_dtype("matmul_fp8", "out", out, *_OUT)
-    if out.numel() == 0:
-        return out
-    if k == 0:
-        return out.zero_()  # a sum of nothing
-    a, b, scale_a, scale_b, written = indexable(
-        "matmul_fp8", a=a, b=b, scale_a=scale_a, scale_b=scale_b, out=out
-    )
-    check_apart("matmul_fp8", "out", out, a=a, b=b, scale_a=scale_a, scale_b=scale_b)
-    fp8.check_layout(a, b)
-    if scale_a.numel() == 1 and scale_b.numel() == 1:
-        matmul_fp8_tunable.launch(a, b, scale_a.view(1), scale_b.view(1), written)
-        return out
-    blocks = -(-k // BLOCK)
-    check_shape("matmul_fp8", "scale_a", scale_a, (m, blocks), f"a of {m} x {k}, in blocks of 128,")
-    check_shape(
-        "matmul_fp8", "scale_b", scale_b, (-(-n // BLOCK), blocks), f"b of {k} x {n}, in blocks of 128,"
-    )
-    matmul_fp8_block_tunable.launch(a, b, scale_a, scale_b, written)
-    return out
+    else:
+        check_shape("matmul_fp8", "out", out, (m, n), "the product")
+        check_dtype("matmul_fp8", "out", out, *_OUT)
+    if m * n * k and scale_a.numel() * scale_b.numel() != 1:
+        blocks = -(-k // BLOCK)
+        check_shape("matmul_fp8", "scale_a", scale_a, (m, blocks), f"a of {m} x {k}, in blocks of 128,")
+        check_shape(
+            "matmul_fp8", "scale_b", scale_b, (-(-n // BLOCK), blocks), f"b of {k} x {n}, in blocks of 128,"
+        )
 
 
 _OUT = (torch.bfloat16, torch.float16)

@@ -17,7 +17,7 @@ from aot_tune.bucket import Exact, Pow2
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
-from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, indexable
+from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, indexable, number
 from aot_tune.kernels.rms_norm_space import SPACE, cut, default, legal
 from aot_tune.kernels.rows import MOST_ELEMENTS, as_rows, load_parts, store_part
 from aot_tune.problem import Problem
@@ -67,25 +67,34 @@ def rms_norm(
     Raises:
         LaunchError: An argument cannot be launched; it names the argument and what to pass.
     """
+    eps = check_rms_norm(x, weight, eps, out=out)
+    written = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+    if x.numel() == 0:
+        return written
+    flat_x, flat_out = as_rows("rms_norm", "x", x), as_rows("rms_norm", "out", written)
+    counted = indexable("rms_norm", x=flat_x, weight=weight, out=flat_out)
+    if out is not None:
+        check_apart("rms_norm", "out", out, x=x, weight=weight)
+    rms_norm_tunable.launch(*counted, eps)
+    return written
+
+
+def check_rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, *, out: torch.Tensor | None = None
+) -> float:
+    """Refuse shapes, dtypes and numbers that `rms_norm` does not take; return a launch's eps."""
     check_dtype("rms_norm", "x", x, torch.bfloat16, torch.float16, torch.float32)
-    cols = x.shape[-1] if x.dim() else 0
-    if not 0 < cols <= MOST_ELEMENTS:
+    if not x.dim() or x.shape[-1] > MOST_ELEMENTS:
         raise LaunchError(
-            f"rms_norm: x has shape {tuple(x.shape)}; its last size may be 1 to {MOST_ELEMENTS}"
+            f"rms_norm: x has shape {tuple(x.shape)}; its last size may be 0 to {MOST_ELEMENTS}"
         )
+    cols = x.shape[-1]
     check_shape("rms_norm", "weight", weight, (cols,), f"x of {cols} columns")
     check_dtype("rms_norm", "weight", weight, x.dtype)
-    if out is None:
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    check_shape("rms_norm", "out", out, tuple(x.shape), "x")
-    check_dtype("rms_norm", "out", out, x.dtype)
-    if x.numel() == 0:
-        return out
-    flat_x, flat_out = as_rows("rms_norm", "x", x), as_rows("rms_norm", "out", out)
-    counted = indexable("rms_norm", x=flat_x, weight=weight, out=flat_out)
-    check_apart("rms_norm", "out", out, x=x, weight=weight)
-    rms_norm_tunable.launch(*counted, eps)
-    return out
+    if out is not None:
+        check_shape("rms_norm", "out", out, tuple(x.shape), "x")
+        check_dtype("rms_norm", "out", out, x.dtype)
+    return number("rms_norm", "eps", eps)
 
 
 # The declaration --------------------------------------------------------------------------------

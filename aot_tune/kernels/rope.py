@@ -90,9 +90,7 @@ def _rotate(x: Any, token: Any, tile: Any, loaded: Any, shape: Any, angles: Any,
 def rope(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotate queries and keys in place by their tokens' angles.
-
-    Computes in float32 and rounds once.
+    """Rotate queries and keys in place by their tokens' angles, in float32, and round once.
 
     Args:
         q: (tokens, heads, head_dim), bfloat16, float16 or float32, on a GPU; any strides, so that a view into
@@ -109,15 +107,24 @@ def rope(
     Raises:
         LaunchError: An argument cannot be launched; it names the argument and what to pass.
     """
+    check_rope(q, k, cos, sin)
+    if q.shape[0]:
+        counted = indexable("rope", q=q, k=k, cos=cos, sin=sin)
+        check_apart("rope", "q", q, k=k, cos=cos, sin=sin)
+        check_apart("rope", "k", k, cos=cos, sin=sin)
+        rope_tunable.launch(*counted, bool(interleaved))
+    return q, k
+
+
+def check_rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, **_: bool) -> None:
+    """Refuse shapes and dtypes that `rope` does not take."""
     check_rank("rope", "q", q, "tokens heads head_dim")
     check_rank("rope", "k", k, "tokens kv_heads head_dim")
     check_rank("rope", "cos", cos, "tokens rotary_dim/2")
     check_dtype("rope", "q", q, torch.bfloat16, torch.float16, torch.float32)
     check_dtype("rope", "k", k, q.dtype)
-    tokens, heads, head_dim = q.shape
-    half = cos.shape[1]
-    most = min(head_dim // 2, _MOST_PAIRS)
-    if not 0 < half <= most or edge(half) != half:
+    (tokens, heads, head_dim), half = q.shape, cos.shape[1]
+    if not 0 < half <= (most := min(head_dim // 2, _MOST_PAIRS)) or edge(half) != half:
         raise LaunchError(
             f"rope: cos has {half} columns; pass one for each pair to rotate, a power of two and at most "
             f"{most} for the head_dim of q, {head_dim}"
@@ -131,13 +138,6 @@ def rope(
             raise LaunchError(
                 f"rope: {name} has {count} heads; pass 1 to {_MOST_HEADS}, {name}[:, first:last], at a time"
             )
-    if tokens == 0:
-        return q, k
-    counted = indexable("rope", q=q, k=k, cos=cos, sin=sin)
-    check_apart("rope", "q", q, k=k, cos=cos, sin=sin)
-    check_apart("rope", "k", k, cos=cos, sin=sin)
-    rope_tunable.launch(*counted, bool(interleaved))
-    return q, k
 
 
 # The declaration --------------------------------------------------------------------------------

@@ -106,20 +106,26 @@ def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor
     Raises:
         LaunchError: An argument cannot be launched; it names the argument and what to pass.
     """
+    check_softmax(x, out=out)
+    written = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+    if x.numel() == 0:
+        return written
+    flat_x, flat_out = as_rows("softmax", "x", x), as_rows("softmax", "out", written)
+    counted = indexable("softmax", x=flat_x, out=flat_out)
+    if out is not None:
+        check_apart("softmax", "out", out, x=x)
+    softmax_tunable.launch(*counted, _slots(flat_x))
+    return written
+
+
+def check_softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> None:
+    """Refuse shapes and dtypes that `softmax` does not take."""
     check_dtype("softmax", "x", x, torch.bfloat16, torch.float16, torch.float32)
     if x.dim() == 0:
         raise LaunchError("softmax: x has shape (); pass one dimension or more")
-    if out is None:
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    check_shape("softmax", "out", out, tuple(x.shape), "x")
-    check_dtype("softmax", "out", out, x.dtype)
-    if x.numel() == 0:
-        return out
-    flat_x, flat_out = as_rows("softmax", "x", x), as_rows("softmax", "out", out)
-    counted = indexable("softmax", x=flat_x, out=flat_out)
-    check_apart("softmax", "out", out, x=x)
-    softmax_tunable.launch(*counted, _slots(flat_x))
-    return out
+    if out is not None:
+        check_shape("softmax", "out", out, tuple(x.shape), "x")
+        check_dtype("softmax", "out", out, x.dtype)
 
 
 # The declaration --------------------------------------------------------------------------------

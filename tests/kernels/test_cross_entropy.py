@@ -560,6 +560,10 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
     refused(r"logits has shape \(2, 0\); pass one column or more", half(2, 0), columns(2))
     refused("target is int32; pass int64", half(2, 8), columns(2).int())
     refused(r"target has shape \(3,\); logits of 2 rows asks for \(2,\)", half(2, 8), columns(3))
+    for scale in (None, 1.0):
+        says = r"logits is an expanded view, whose elements share memory; pass logits\.contiguous\(\)"
+        refused(says, half(1, 8).expand(2, 8), columns(2), grad_scale=scale)
+        refused(says, half(2, 1).expand(2, 8), columns(2), grad_scale=scale)
     refused("target is on meta, not on cpu", half(2, 8), columns(2).to("meta"))
-    refused("ignore_index is 2147483648; pass one", half(2, 8), columns(2), ignore_index=2**31)
+    refused("ignore_index is 2147483648; pass an int", half(2, 8), columns(2), ignore_index=2**31)
     assert launched == []

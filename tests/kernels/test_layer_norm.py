@@ -213,9 +213,9 @@ def test_rows_of_a_wider_tensor_are_taken_where_they_are(launched: list[tuple[An
     assert launched[0][0].stride() == (16, 1)
 
 
-@pytest.mark.parametrize("sizes", [(0, 8), (2, 0, 8)])
-def test_no_rows_are_not_launched(sizes: tuple[int, ...], launched: list[tuple[Any, ...]]) -> None:
-    assert layer_norm(half(*sizes), half(8)).shape == sizes
+@pytest.mark.parametrize("sizes", [(0, 8), (2, 0, 8), (4, 0), (0, 0), (2, 3, 0)])
+def test_nothing_is_not_launched(sizes: tuple[int, ...], launched: list[tuple[Any, ...]]) -> None:
+    assert layer_norm(half(*sizes), half(sizes[-1])).shape == sizes
     assert launched == []
 
 
@@ -225,7 +225,7 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
             layer_norm(*args, **more)
 
     refused("x is float64; pass bfloat16 or float16 or float32", half(2, 8).double(), half(8))
-    refused(r"x has shape \(\); its last size may be 1 to 32768", half(), half(8))
+    refused(r"x has shape \(\); its last size may be 0 to 32768", half(), half(8))
     refused(r"x has shape \(1, 32769\)", half(1, 32769), half(32769))
     refused(r"weight has shape \(7,\); x of 8 columns asks for \(8,\)", half(2, 8), half(7))
     refused(r"bias has shape \(7,\); x of 8 columns asks for \(8,\)", half(2, 8), half(8), half(7))

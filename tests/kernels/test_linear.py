@@ -277,6 +277,20 @@ def test_an_empty_product_is_not_launched(m: int, n: int, launched: list[tuple[A
     assert launched == []
 
 
+@pytest.mark.parametrize("sizes", [(0,), (3, 0), (0, 0), (2, 3, 0), (2, 0, 0)])
+def test_a_sum_of_nothing_is_what_bias_and_activation_make_of_it(
+    sizes: tuple[int, ...], launched: list[tuple[Any, ...]]
+) -> None:
+    x, weight, bias = half(*sizes), half(5, 0), half(5) + 1.5
+    shape = (*sizes[:-1], 5)
+    assert torch.equal(linear(x, weight), half(*shape))
+    assert torch.equal(linear(x, weight, bias), bias.expand(shape))
+    out = half(*shape)
+    assert linear(x, weight, bias, activation="silu", out=out) is out
+    assert torch.equal(out, torch.nn.functional.silu(bias).expand(shape))
+    assert launched == []
+
+
 def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> None:
     def refused(says: str, *args: Any, **more: Any) -> None:
         with pytest.raises(LaunchError, match=says):
@@ -290,8 +304,6 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
     refused("weight is float16; pass bfloat16", x, weight.half())
     refused(r"x has shape \(3, 5\); weight of shape \(5, 4\) asks for \(..., 4\)", half(3, 5), weight)
     refused(r"x has shape \(\); weight", half(1)[0], weight)
-    refused("x has no columns", half(3, 0), half(5, 0))
-    refused("x has no columns", half(2, 3, 0), half(5, 0))
     refused("call x.contiguous", half(4, 3, 2).permute(2, 1, 0), weight)
     refused("bias is a float", x, weight, 1.0)
     refused(r"bias has shape \(4,\); weight of 5 rows asks for \(5,\)", x, weight, half(4))

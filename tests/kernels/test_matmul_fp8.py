@@ -291,6 +291,19 @@ def test_a_sum_of_nothing_is_zero_without_a_launch(launched: list[tuple[Any, ...
     assert launched == []
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 5, 20), (5, 1, 20), (1, 1, 20), (1, 5, 1)])
+def test_strides_that_are_never_used_need_not_be_aligned(
+    m: int, n: int, k: int, launched: list[tuple[Any, ...]]
+) -> None:
+    a = fp8(m, k) if m == 1 else fp8(m, 32)[:, :k]
+    b = (fp8(n, k) if n == 1 else fp8(n, 32)[:, :k]).t()
+    matmul_fp8(a if k > 1 else a.as_strided((m, k), (16, 16)), b, scales(1), scales(1))
+    [(_, passed_a, passed_b, *_)] = launched
+    assert (passed_a.shape, passed_b.shape) == ((m, k), (k, n))
+    assert (passed_a.data_ptr(), passed_b.data_ptr()) == (a.data_ptr(), b.data_ptr())
+    assert (passed_a.stride(), passed_b.stride()) == ((32 if k > 1 else 16, 1), (1, 32))
+
+
 def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> None:
     a, b, one = fp8(3, 256), fp8(130, 256).t(), scales(1)
 

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from aot_tune.errors import LaunchError
 from aot_tune.kernels import ops
 from aot_tune.tunable import Tunable
 from tests.kernels.agree import expected
@@ -280,6 +282,122 @@ def test_gradients_that_nothing_would_record_are_refused_while_tracing() -> None
     layer = torch.compile(Layer(), fullgraph=True, backend="aot_eager")
     with pytest.raises(Exception, match=r"rms_norm: an argument requires grad.*torch\.no_grad\(\)"):
         layer(*tokens(8))
+
+
+def refused_calls() -> list[tuple[str, Call]]:
+    """What no run takes, and what it says."""
+    x, q, logits, target = normal(4, 8), normal(1, 6, 4, 64), normal(5, 40), torch.zeros(5, dtype=torch.int64)
+    cache, pages = normal(5, 16, 2, 64), torch.zeros((2, 2), dtype=torch.int32)
+    starts = torch.zeros(3, dtype=torch.int32)
+    return [
+        ("x of 8 columns asks for", Call("rms_norm", "default", (x, normal(7)))),
+        ("out has shape", Call("rms_norm", "out", (x, normal(8)), {"out": normal(8, 4)})),
+        ("residual has shape", Call("fused_add_rms_norm", "default", (x, normal(4, 7), normal(8)))),
+        ("its last size may be", Call("layer_norm", "default", (normal(2, 40000), normal(40000)))),
+        ("x is float64", Call("softmax", "default", (x.double(),))),
+        ("its last size must be even", Call("gated_activation", "default", (normal(4, 7),))),
+        ("activation is 'relu'", Call("gated_activation", "default", (x,), {"activation": "relu"})),
+        ("cos has 3 columns", Call("rope", "default", (q[0], q[0].clone(), x[:, :3], x[:, :3]))),
+        ("target is int32", Call("cross_entropy", "default", (logits, target.int()))),
+        ("ignore_index is 4294967296", Call(
+            "cross_entropy", "gradient", (logits, target), {"grad_scale": 1.0, "ignore_index": 2**32}
+        )),
+        ("a of 5 columns asks for", Call("matmul", "default", (normal(4, 5), normal(7, 8)))),
+        ("the product asks for", Call("matmul", "out", (x, normal(8, 5)), {"out": normal(3, 3)})),
+        ("weight is float32; pass bfloat16", Call("linear", "default", (x, normal(5, 8).float()))),
+        ("out has shape", Call("linear", "out", (x, normal(5, 8)), {"out": normal(3, 3)})),
+        ("scale_a has shape", Call(
+            "matmul_fp8", "default", (fp8(4, 32), fp8(24, 32).t(), torch.ones(4, 2), torch.ones(1))
+        )),
+        ("b of 3 experts", Call("grouped_matmul", "default", (normal(6, 16), normal(3, 16, 24), starts[1:]))),
+        ("weight has 5 rows", Call("gate_up_swiglu", "default", (x, normal(5, 8)))),
+        ("a head_dim of 96", Call("attention", "default", (normal(1, 6, 4, 96),) * 3)),
+        ("window is 0", Call("attention", "lse", (q, q, q), {"window": 0})),
+        ("scale is nan", Call("attention", "lse_out", (q, q, q), {"scale": float("nan"), "out": q.clone()})),
+        ("max_seqlen_k is -1", Call("attention_varlen", "default", (*[q[0]] * 3, starts, starts, 4, -1))),
+        ("seq_lens has shape", Call(
+            "attention_decode", "default", (normal(2, 8, 64), cache, cache, pages, pages[0, :1])
+        )),
+    ]  # fmt: skip
+
+
+def of(call: Call, fake: Callable[[torch.Tensor], torch.Tensor]) -> Call:
+    def mapped(value: Any) -> Any:
+        return fake(value) if isinstance(value, torch.Tensor) else value
+
+    kwargs = {name: mapped(value) for name, value in call.kwargs.items()}
+    return Call(call.name, call.overload, tuple(map(mapped, call.args)), kwargs)
+
+
+def test_every_operator_has_a_call_that_is_refused() -> None:
+    assert {call.name for _, call in refused_calls()} == set(HOSTS)
+
+
+@pytest.mark.parametrize(("says", "call"), refused_calls(), ids=str)
+def test_what_every_run_refuses_is_refused_on_meta(says: str, call: Call) -> None:
+    for one in (call, of(call, lambda tensor: tensor.to("meta"))):
+        with pytest.raises(LaunchError, match=f"^{call.name}: .*{says}"):
+            one.operator(*one.args, **one.kwargs)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_every_run_refuses_is_refused_while_compiling(dynamic: bool) -> None:
+    a, b = normal(4, 5), normal(7, 8)
+    for function in (lambda a, b: ops.matmul(a, b), lambda a, b: ops.matmul(a, b, out=torch.empty_like(a))):
+        with pytest.raises(Exception, match=r"matmul: b has shape \(7, 8\); a of 5 columns asks for"):
+            torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)(a, b)
+
+
+class Product(torch.nn.Module):
+    def forward(self, x: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+        return ops.linear(ops.rms_norm(x, norm), weight)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_models_sizes_stay_free(strict: bool) -> None:
+    tokens, columns = torch.export.Dim("tokens"), torch.export.Dim("columns")
+    shapes = {"x": {0: tokens, 1: columns}, "weight": {1: columns}, "norm": {0: columns}}
+    args = normal(8, 48), normal(24, 48), normal(48)
+    with torch.no_grad():
+        program = torch.export.export(Product(), args, dynamic_shapes=shapes, strict=strict)
+        other = normal(5, 96), normal(24, 96), normal(96)
+        assert torch.equal(program.module()(*other), Product()(*other))
+    with pytest.raises(Exception, match=r"rms_norm: weight has shape \(47,\)"), torch.no_grad():
+        torch.export.export(Product(), (normal(8, 48), normal(24, 48), normal(47)), strict=strict)
+
+
+def test_sizes_that_depend_on_data_are_left_to_the_run() -> None:
+    def some(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        chosen = x[x[:, 0].nonzero()[:, 0]]
+        return ops.rms_norm(chosen, weight, out=torch.empty_like(chosen))
+
+    x, weight = normal(6, 64), normal(64)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), torch.no_grad():
+        compiled = torch.compile(some, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(x, weight), some(x, weight))
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_what_records_a_graph_finds_the_operators_in_it(mode: str) -> None:
+    def attend(x: torch.Tensor, weight: torch.Tensor, q: torch.Tensor) -> Any:
+        return ops.rms_norm(x, weight), *ops.attention(q, q, q, return_lse=True)
+
+    args = normal(4, 64), normal(64), normal(1, 6, 4, 64)
+    traced = make_fx(attend, tracing_mode=mode)(*args)
+    called = [str(node.target) for node in traced.graph.nodes if node.op == "call_function"]
+    assert {"aot_tune.rms_norm.default", "aot_tune.attention.lse"} <= set(called)
+    for one, other in zip(traced(*args), attend(*args), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_fake_tensors_give_fake_results_and_the_host_functions_refusals() -> None:
+    with FakeTensorMode():
+        x, weight = torch.empty(4, 64, dtype=BF16), torch.empty(64, dtype=BF16)
+        out = torch.empty_like(x)
+        assert ops.rms_norm(x, weight, out=out) is out
+        assert ops.matmul(x, x.t()).shape == (4, 4)
+        with pytest.raises(LaunchError, match=r"rms_norm: weight has shape \(4, 64\)"):
+            ops.rms_norm(x, x)
 
 
 # In eager ---------------------------------------------------------------------------------------
