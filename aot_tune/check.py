@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from aot_tune import declaration, document, fingerprint, store
 from aot_tune.arch import Arch
+from aot_tune.archive import FILE_NAME
 from aot_tune.check_entry import entry_complaints, portfolio_complaints
 from aot_tune.errors import ArchError, StoreError, TableError, UsageError
 from aot_tune.table import Table
+from aot_tune.tuner import check_archives
 
 if TYPE_CHECKING:
     from aot_tune.discovery import Found
@@ -43,7 +45,8 @@ def check(found: Mapping[str, Found], path: Path | None = None) -> list[Finding]
 
     Args:
         found: The declared kernels by name.
-        path: A table, an arch's folder or a folder of those; None for the tables of every kernel in `found`.
+        path: A table, an archive, an arch's folder or a folder of those; None for what lies in the
+            folders of every kernel in `found`.
 
     Raises:
         UsageError: `path` does not exist.
@@ -60,7 +63,9 @@ def check(found: Mapping[str, Found], path: Path | None = None) -> list[Finding]
     here = path.resolve()
     home = next((folder for folder in folders if folder.resolve() in (here, *here.parents)), None)
     own = home is not None
-    kernels = folders[home] if home is not None else {name: one.tunable for name, one in found.items()}
+    kernels = folders[home] if home is not None else found
+    if path.name == FILE_NAME:
+        return list(_archive(path.absolute(), kernels))
     if not path.is_dir():
         return list(_table(path, kernels, own=own, place=False))
     if _arch_called(path.name) is not None:
@@ -68,14 +73,14 @@ def check(found: Mapping[str, Found], path: Path | None = None) -> list[Finding]
     return list(_root(path, kernels, own=own))
 
 
-def _package_folders(found: Iterable[Found]) -> dict[Path, dict[str, Tunable]]:
-    folders: dict[Path, dict[str, Tunable]] = {}
+def _package_folders(found: Iterable[Found]) -> dict[Path, dict[str, Found]]:
+    folders: dict[Path, dict[str, Found]] = {}
     for one in found:
-        folders.setdefault(store.package_folder(one.tunable), {})[one.tunable.name] = one.tunable
+        folders.setdefault(store.package_folder(one.tunable), {})[one.tunable.name] = one
     return folders
 
 
-def _root(folder: Path, kernels: Mapping[str, Tunable], *, own: bool) -> Iterator[Finding]:
+def _root(folder: Path, kernels: Mapping[str, Found], *, own: bool) -> Iterator[Finding]:
     """All of a folder of arch folders."""
     archs = []
     for child in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -87,17 +92,21 @@ def _root(folder: Path, kernels: Mapping[str, Tunable], *, own: bool) -> Iterato
             yield _finding(child, "an unknown file", "tables lie in <arch>/<kernel>.json; remove it")
     if not archs:
         names = " ".join(kernels)
-        modules = "".join(dict.fromkeys(kernel.module_option for kernel in kernels.values()))
-        yield _finding(folder, f"holds no tables for {names}", f"tune them: aot-tune tune {names}{modules}")
+        step = f"tune them: aot-tune tune {names}{_module_options(kernels)}"
+        yield _finding(folder, f"holds no tables for {names}", step)
     for arch_folder in archs:
         yield from _arch_folder(arch_folder, kernels, own=own)
 
 
-def _arch_folder(folder: Path, kernels: Mapping[str, Tunable], *, own: bool) -> Iterator[Finding]:
-    """All of one arch's folder."""
-    for child in sorted(folder.iterdir()):
-        if child.suffix != ".json":
-            yield _finding(child, "an unknown file", "an arch's folder holds <kernel>.json only; remove it")
+def _arch_folder(folder: Path, kernels: Mapping[str, Found], *, own: bool) -> Iterator[Finding]:
+    """All of one arch's folder. Where an archive lies alone no table is missing: it holds the defaults."""
+    children = sorted(folder.iterdir())
+    for child in children:
+        if child.name == FILE_NAME:
+            yield from _archive(child, kernels)
+        elif child.suffix != ".json":
+            holds = f"an arch's folder holds <kernel>.json and {FILE_NAME}"
+            yield _finding(child, "an unknown file", f"{holds}; remove it")
         elif child.stem not in kernels:
             known = " ".join(kernels)
             yield _finding(
@@ -105,13 +114,22 @@ def _arch_folder(folder: Path, kernels: Mapping[str, Tunable], *, own: bool) -> 
             )
         else:
             yield from _table(child, kernels, own=own)
-    for name in kernels if own else ():
+    archived = any(child.name == FILE_NAME for child in children)
+    tabled = any(child.suffix == ".json" for child in children)
+    for name, one in kernels.items() if own and (tabled or not archived) else ():
         path = folder / f"{name}.json"
         if not path.exists():
-            yield _finding(path, f"{name} has no table for {folder.name}", _tune(kernels[name], folder.name))
+            yield _finding(path, f"{name} has no table for {folder.name}", _tune(one.tunable, folder.name))
 
 
-def _table(path: Path, kernels: Mapping[str, Tunable], *, own: bool, place: bool = True) -> Iterator[Finding]:
+def _archive(path: Path, kernels: Mapping[str, Found]) -> Iterator[Finding]:
+    """One archive of cubins: what a wheel with it is refused for."""
+    again = f"compile it again (aot-tune compile --arch {path.parent.name}{_module_options(kernels)})"
+    for fault in check_archives.fit(path, path.parent.parent, kernels).faults:
+        yield _finding(path, fault, f"{again}, or remove it")
+
+
+def _table(path: Path, kernels: Mapping[str, Found], *, own: bool, place: bool = True) -> Iterator[Finding]:
     """One file; `place` says whether its name and folder must agree with its content."""
     try:
         data = store.read_bytes(path)
@@ -129,7 +147,7 @@ def _table(path: Path, kernels: Mapping[str, Tunable], *, own: bool, place: bool
         known = " ".join(kernels)
         yield _finding(path, f"no declared kernel is called {table.kernel}", f"declared are {known}")
         return
-    tunable = kernels[table.kernel]
+    tunable = kernels[table.kernel].tunable
     for place_in_file, what, fix in _table_complaints(table, tunable, own=own):
         yield Finding(path=str(path), entry=place_in_file, what=what, fix=fix)
 
@@ -181,6 +199,10 @@ def _arch_called(name: str) -> Arch | None:
 
 def _finding(path: Path, what: str, fix: str) -> Finding:
     return Finding(path=str(path), entry="", what=what, fix=fix)
+
+
+def _module_options(kernels: Mapping[str, Found]) -> str:
+    return "".join(dict.fromkeys(one.tunable.module_option for one in kernels.values()))
 
 
 def _tune(tunable: Tunable, arch: str) -> str:

@@ -15,7 +15,9 @@ from aot_tune.config import Config
 from aot_tune.errors import UsageError
 from aot_tune.serve import loader
 from aot_tune.table import Table
+from aot_tune.tuner.pack import pack
 from tests.samples import DEFAULT, SPACE, scale, scale_in, scale_table, with_entry, write
+from tests.tuner.sample_archive import packed, put
 
 SM100 = Arch.parse("sm100")
 
@@ -211,3 +213,38 @@ def test_what_a_declaration_lacks_for_an_arch_is_found_beside_its_table(
     )
     (line,) = _told(tmp_path)
     assert line.endswith("scale on sm90: no: correct the declaration")
+
+
+# Archives of cubins -------------------------------------------------------------------------------
+
+
+def test_an_archive_of_cubins_that_fits_is_no_fault(tmp_path: Path) -> None:
+    write(tmp_path, scale_table())
+    path = put(tmp_path, packed())
+    for place in (None, tmp_path, path.parent, path):
+        assert _told(tmp_path, place) == []
+
+
+def test_an_arch_with_an_archive_alone_lacks_no_table(tmp_path: Path) -> None:
+    write(tmp_path, scale_table())
+    alone = tmp_path / "sm100" / "cubins.aot"
+    alone.parent.mkdir()
+    alone.write_bytes(pack(SM100, []))
+    assert _told(tmp_path) == []
+    write(tmp_path, scale_table(SM100)).rename(alone.parent / "other.json")
+    assert any("scale has no table for sm100" in line for line in _told(tmp_path))
+
+
+def test_an_archive_that_does_not_fit_is_found_with_the_command_that_makes_it(tmp_path: Path) -> None:
+    write(tmp_path, scale_table())
+    path = put(tmp_path, packed(source_hash="0" * 16, files={"tests.samples": "0" * 64}))
+    for place in (None, path):
+        (line,) = _told(tmp_path, place)
+        assert line.startswith(f"{path}: scale: the file of tests.samples is not as it was compiled")
+        assert line.endswith(
+            ": compile it again (aot-tune compile --arch sm90 --module tests.samples), or remove it"
+        )
+    path.write_bytes(b"{}")
+    (line,) = _told(tmp_path)
+    assert line.startswith(f"{path}: ")
+    assert "compile it again" in line

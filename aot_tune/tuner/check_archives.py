@@ -1,4 +1,4 @@
-"""`make wheel`: whether the archives of cubins that a wheel would carry fit its tables and sources.
+"""`make wheel` and `aot-tune check`: whether archives of cubins fit the tables and sources beside them.
 
 An archive lies beside the tables from whichever `aot-tune compile` came last. One that does not fit would not
 be served, or would lack what a table chooses: a server without a compiler finds that out, and nobody before.
@@ -48,30 +48,32 @@ def check(folder: Path, kernels: Mapping[str, Found]) -> Iterator[Fit]:
     Args:
         folder: The tables' folder.
         kernels: The declarations whose tables lie there.
-
-    Raises:
-        TableError: A table cannot be read.
     """
     for path in sorted(folder.rglob(f"*{Path(FILE_NAME).suffix}")):
-        held: tuple[str, ...] = ()
-        faults: list[str] = []
-        try:
-            archive = Archive(path)
-            if path != folder / str(archive.arch) / FILE_NAME:
-                faults.append(f"an archive of {archive.arch} lies in {archive.arch}/{FILE_NAME}")
-            held = archive.kernels
-            for name in held:
-                fault = _fault(archive, name, kernels.get(name), folder)
-                faults += [f"{name}: {fault}"] if fault else []
-        except AotTuneError as error:
-            faults.append(str(error))
-        yield Fit(
-            path=path,
-            bytes=path.lstat().st_size,
-            kernels=held,
-            missing=tuple(name for name in kernels if name not in held),
-            faults=tuple(faults),
-        )
+        yield fit(path, folder, kernels)
+
+
+def fit(path: Path, folder: Path, kernels: Mapping[str, Found]) -> Fit:
+    """One archive beside the tables of a folder. Needs neither compiler nor GPU."""
+    held: tuple[str, ...] = ()
+    faults: list[str] = []
+    try:
+        archive = Archive(path)
+        if path != folder / str(archive.arch) / FILE_NAME:
+            faults.append(f"an archive of {archive.arch} lies in {archive.arch}/{FILE_NAME}")
+        held = archive.kernels
+        for name in held:
+            fault = _fault(archive, name, kernels.get(name), folder)
+            faults += [f"{name}: {fault}"] if fault else []
+    except AotTuneError as error:
+        faults.append(str(error))
+    return Fit(
+        path=path,
+        bytes=path.lstat().st_size,
+        kernels=held,
+        missing=tuple(name for name in kernels if name not in held),
+        faults=tuple(faults),
+    )
 
 
 def _fault(archive: Archive, name: str, found: Found | None, folder: Path) -> str | None:

@@ -9,30 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from aot_tune import cutile
 from aot_tune.archive import FILE_NAME
 from aot_tune.discovery import Found
 from aot_tune.tuner import check_archives
 from aot_tune.tuner.check_archives import Fit, check, lines
-from aot_tune.tuner.origin import origin_of
-from aot_tune.tuner.pack import KernelCubins, pack
-from aot_tune.tuner.plan import Kernel
-from aot_tune.tuner.signature_classes import compilations
+from aot_tune.tuner.pack import pack
 from tests.samples import DEFAULT, MODULE, SM90, SPACE, entry, scale, scale_table, write
+from tests.tuner.sample_archive import packed, put
 
 ROOT = Path(__file__).parent.parent.parent
 FOUND = {"scale": Found(module=MODULE, tunable=scale)}
-
-
-def packed(name: str = "scale", **origin: object) -> KernelCubins:
-    """Cubins of no code for all that the sample's table asks for."""
-    wanted = compilations(Kernel(FOUND["scale"], SM90), [scale_table()])
-    return KernelCubins(
-        kernel=name,
-        symbol=cutile.symbol_of(scale.kernel),
-        origin=dataclasses.replace(origin_of(scale, ""), **origin),  # type: ignore[arg-type]
-        cubins={(one.hints, one.signature): b"code" for one in wanted},
-    )
 
 
 @pytest.fixture
@@ -40,12 +26,6 @@ def folder(tmp_path: Path) -> Path:
     write(tmp_path, scale_table())
     put(tmp_path, packed())
     return tmp_path
-
-
-def put(folder: Path, *kernels: KernelCubins) -> Path:
-    path = folder / "sm90" / "cubins.aot"
-    path.write_bytes(pack(SM90, kernels))
-    return path
 
 
 def only(folder: Path) -> Fit:
