@@ -108,10 +108,7 @@ def _arch_folder(folder: Path, kernels: Mapping[str, Found], *, own: bool) -> It
             holds = f"an arch's folder holds <kernel>.json and {FILE_NAME}"
             yield _finding(child, "an unknown file", f"{holds}; remove it")
         elif child.stem not in kernels:
-            known = " ".join(kernels)
-            yield _finding(
-                child, "no declared kernel is called that", f"declared are {known}; remove or rename it"
-            )
+            yield _undeclared(child, "that", kernels)
         else:
             yield from _table(child, kernels, own=own)
     archived = any(child.name == FILE_NAME for child in children)
@@ -124,9 +121,14 @@ def _arch_folder(folder: Path, kernels: Mapping[str, Found], *, own: bool) -> It
 
 def _archive(path: Path, kernels: Mapping[str, Found]) -> Iterator[Finding]:
     """One archive of cubins: what a wheel with it is refused for."""
+    fit = check_archives.fit(path, path.parent.parent, kernels)
+    undeclared = [name for name in fit.kernels if name not in kernels]
     again = f"compile it again (aot-tune compile --arch {path.parent.name}{_module_options(kernels)})"
-    for fault in check_archives.fit(path, path.parent.parent, kernels).faults:
-        yield _finding(path, fault, f"{again}, or remove it")
+    for name in undeclared:
+        yield _undeclared(path, name, kernels)
+    for fault in fit.faults:
+        if fault.partition(":")[0] not in undeclared:
+            yield _finding(path, fault, f"{again}, or remove it")
 
 
 def _table(path: Path, kernels: Mapping[str, Found], *, own: bool, place: bool = True) -> Iterator[Finding]:
@@ -144,8 +146,7 @@ def _table(path: Path, kernels: Mapping[str, Found], *, own: bool, place: bool =
     if place and (right := store.right_place(path, table)) is not None:
         yield _finding(path, f"it is the table of {table.kernel} on {table.arch}", f"move it to {right}")
     if table.kernel not in kernels:
-        known = " ".join(kernels)
-        yield _finding(path, f"no declared kernel is called {table.kernel}", f"declared are {known}")
+        yield _undeclared(path, table.kernel, kernels)
         return
     tunable = kernels[table.kernel].tunable
     for place_in_file, what, fix in _table_complaints(table, tunable, own=own):
@@ -199,6 +200,13 @@ def _arch_called(name: str) -> Arch | None:
 
 def _finding(path: Path, what: str, fix: str) -> Finding:
     return Finding(path=str(path), entry="", what=what, fix=fix)
+
+
+def _undeclared(path: Path, name: str, kernels: Mapping[str, Found]) -> Finding:
+    """A kernel that other modules of the package may declare: what was measured of it is not to be lost."""
+    modules = " and ".join(dict.fromkeys(one.module for one in kernels.values()))
+    step = "if another module declares it, name that too (--module), else remove it"
+    return _finding(path, f"no kernel of {modules} is called {name}", f"there is {' '.join(kernels)}; {step}")
 
 
 def _module_options(kernels: Mapping[str, Found]) -> str:

@@ -125,7 +125,7 @@ def test_unknown_files_archs_and_kernels_are_found(tmp_path: Path) -> None:
     assert [line.split(": ")[1] for line in told] == [
         "an unknown file",
         "no GPU arch is called that",
-        "no declared kernel is called that",
+        "no kernel of tests.samples is called that",
         "an unknown file",
     ]
 
@@ -248,3 +248,18 @@ def test_an_archive_that_does_not_fit_is_found_with_the_command_that_makes_it(tm
     (line,) = _told(tmp_path)
     assert line.startswith(f"{path}: ")
     assert "compile it again" in line
+
+
+def test_a_table_or_cubins_of_another_module_s_kernel_are_not_told_to_be_removed_alone(
+    tmp_path: Path,
+) -> None:
+    path = write(tmp_path, scale_table())
+    other = write(tmp_path, dataclasses.replace(scale_table(), kernel="other"))
+    archive = put(tmp_path, packed(), packed("other"))
+    step = "there is scale; if another module declares it, name that too (--module), else remove it"
+    assert _told(tmp_path) == [
+        f"{archive}: no kernel of tests.samples is called other: {step}",
+        f"{other}: no kernel of tests.samples is called that: {step}",
+    ]
+    assert _told(tmp_path, other) == [f"{other}: no kernel of tests.samples is called other: {step}"]
+    assert _told(tmp_path, path) == []
