@@ -147,7 +147,7 @@ def compile(
     verbose: Verbose = False,
 ) -> None:
     """Compile what the tables can ask for into one archive an arch, for serving without a compiler."""
-    from aot_tune.discovery import find_tunables
+    from aot_tune.discovery import find_tunables, module_names
     from aot_tune.tuner.build_cubins import build
     from aot_tune.tuner.cubin_report import CubinRequest, report_lines
 
@@ -156,6 +156,7 @@ def compile(
         kernels=selection.chosen_kernels(find_tunables(module or ()), kernel or ()),
         archs=tuple(dict.fromkeys(map(selection.chosen_arch, named or [None]))),
         only_these=bool(kernel),
+        modules=tuple(module_names(module)) if module else (),
         out=out,
         jobs=jobs,
     )

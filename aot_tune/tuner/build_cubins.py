@@ -12,10 +12,11 @@ from pathlib import Path
 
 from aot_tune import cutile, environment, store
 from aot_tune.arch import Arch
-from aot_tune.archive import FILE_NAME, Archive
+from aot_tune.archive import FILE_NAME, Archive, Section
 from aot_tune.discovery import Found
 from aot_tune.errors import ArchiveError, TableError, TuneError
 from aot_tune.fingerprint import source_hash
+from aot_tune.origin import file_digest
 from aot_tune.table import Table
 from aot_tune.tunable import Tunable
 from aot_tune.tuner.compile import CompilePool
@@ -152,7 +153,7 @@ def _written(
     wanted = [one for one in everything if (one.kernel.arch, one.folder) == place]
     path = folder / str(arch) / FILE_NAME
     mine = {one.kernel.tunable.name: _cubins(one, results) for one in wanted}
-    others = _kept(path, arch, set(mine), say) if request.only_these else []
+    others = _kept(path, arch, set(mine), request, say)
     data = pack(arch, [*(cubins for cubins in mine.values() if cubins.cubins), *others])
     changed = not path.is_file() or path.read_bytes() != data
     if changed:
@@ -190,19 +191,48 @@ def _read(path: Path) -> bytes:
         raise TuneError(f"{path}, compiled a moment ago, cannot be read: {error.strerror}") from error
 
 
-def _kept(path: Path, arch: Arch, replaced: set[str], say: Callable[[str], None]) -> list[KernelCubins]:
-    """The kernels of the archive that is there which this run does not compile."""
+def _kept(
+    path: Path, arch: Arch, replaced: set[str], request: CubinRequest, say: Callable[[str], None]
+) -> list[KernelCubins]:
+    """The kernels of the archive that is there which this run does not compile and that are not gone."""
     if not os.path.lexists(path):
         return []
     try:
         archive = Archive(path)
         if archive.arch != arch:
             raise ArchiveError(f"{path} is of {archive.arch}")
-        sections = [(name, archive.section(name)) for name in archive.kernels if name not in replaced]
-        return [KernelCubins.unpacked(name, section) for name, section in sections if section is not None]
+        kept, gone = [], []
+        for name in archive.kernels:
+            section = archive.section(name) if name not in replaced else None
+            if section is None:
+                continue
+            if request.only_these or _of_other_modules(section, request.modules):
+                kept.append(KernelCubins.unpacked(name, section))
+            else:
+                gone.append(name)
     except ArchiveError as error:
-        say(f"what was in it is left out, since {error}; compile all kernels to have them again")
+        if request.only_these or request.modules:
+            say(f"what was in it is left out, since {error}; compile all kernels to have them again")
         return []
+    if kept and not request.only_these:
+        others, named = " ".join(one.kernel for one in kept), " and ".join(request.modules)
+        say(f"{path} keeps {others}, not of {named}; where no module declares it, remove the file first")
+    if gone:
+        say(f"{path} loses {' '.join(gone)}, declared no more; if another module does, add --module for it")
+    return kept
+
+
+def _of_other_modules(section: Section, modules: Sequence[str]) -> bool:
+    """Whether a kernel that `modules` do not declare can be one that they never did.
+
+    Whoever removes a declaration changes its file. A module that only lends it a function is as it was.
+    """
+    named = tuple(modules)
+    return bool(named) and all(
+        file_digest(module) == digest
+        for module, digest in section.origin.files.items()
+        if module in named or module.startswith(tuple(f"{one}." for one in named))
+    )
 
 
 def _fresh(one: _Wanted, results: Mapping[str, CompileResult]) -> int:

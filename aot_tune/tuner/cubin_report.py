@@ -27,6 +27,9 @@ class CubinRequest:
     only_these: bool = False
     """Whether kernels were named, so that an archive's other kernels are kept."""
 
+    modules: tuple[str, ...] = ()
+    """Modules that were named, so that an archive's kernels of others are kept; none for all there are."""
+
     out: Path | None = None
     """Folder to write ``<arch>/cubins.aot`` to; None for each package's folder of tables."""
 

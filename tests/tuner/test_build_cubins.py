@@ -22,6 +22,7 @@ from aot_tune.tuner import build_cubins
 from aot_tune.tuner.build_cubins import build
 from aot_tune.tuner.cubin_report import ArchiveReport, CubinRequest
 from tests.samples import DEFAULT, MODULE, SM90, entry, scale, scale_table, write
+from tests.tuner.sample_archive import packed, put
 
 SM100 = Arch.parse("sm100")
 WIDER = Config(constants={"tile_m": 32, "tile_n": 64}, hints=DEFAULT.hints)
@@ -147,6 +148,41 @@ def test_naming_a_kernel_keeps_the_others(tmp_path: Path, cubins: Path) -> None:
     assert [kernel.kernel for kernel in alone.kernels] == ["rescale"]
 
 
+def three_more(folder: Path) -> None:
+    """An archive with a kernel of another module, one that has code of this one, and one removed from it."""
+    (folder / "sm90").mkdir()
+    gone = {MODULE: "0" * 64}
+    put(folder, packed("other", files={"otherlib": "0" * 64}), packed("helped"), packed("gone", files=gone))
+
+
+def test_naming_a_module_keeps_the_kernels_of_others_and_drops_what_it_declares_no_more(
+    tmp_path: Path, cubins: Path
+) -> None:
+    three_more(tmp_path)
+    said: list[str] = []
+    report = one(build(request(tmp_path, cubins, modules=(MODULE,)), said.append))
+    assert [kernel.kernel for kernel in report.kernels] == ["helped", "other", "scale"]
+    assert section(report, "other").cubin(*section(report, "other").keys[0]) == b"code"
+    assert any(f"{report.path} keeps helped other, not of {MODULE}; " in line for line in said)
+    assert any(f"{report.path} loses gone, declared no more" in line for line in said)
+
+
+def test_a_module_s_submodules_are_its_own(tmp_path: Path, cubins: Path) -> None:
+    three_more(tmp_path)
+    report = one(build(request(tmp_path, cubins, modules=("tests",)), lambda line: None))
+    assert [kernel.kernel for kernel in report.kernels] == ["helped", "other", "scale"]
+
+
+def test_with_no_module_named_what_is_declared_nowhere_is_dropped_and_said(
+    tmp_path: Path, cubins: Path
+) -> None:
+    three_more(tmp_path)
+    said: list[str] = []
+    report = one(build(request(tmp_path, cubins), said.append))
+    assert [kernel.kernel for kernel in report.kernels] == ["scale"]
+    assert any("loses gone helped other, declared no more" in line for line in said)
+
+
 def test_a_damaged_archive_is_replaced_and_the_loss_is_said(tmp_path: Path, cubins: Path) -> None:
     path = tmp_path / "sm90" / "cubins.aot"
     path.parent.mkdir()
@@ -232,6 +268,14 @@ def test_several_archs_follow_one_option_and_sizes_are_printed(declared: Path) -
     assert "KB" in lines[0]
     assert lines[1].split()[:2] == ["sm90", "scale"]
     assert lines[3].split()[:2] == ["sm100", "scale"]
+
+
+def test_a_named_module_reaches_the_archive(declared: Path) -> None:
+    three_more(declared)
+    code, _, err = run("--arch", "sm90", "--module", "tests/samples.py")
+    assert code == 0
+    assert f"keeps helped other, not of {MODULE}; " in err
+    assert Archive(declared / "sm90" / "cubins.aot").kernels == ("helped", "other", "scale")
 
 
 def test_json_reports_what_the_text_does(declared: Path) -> None:
