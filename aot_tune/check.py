@@ -16,7 +16,7 @@ from aot_tune.table import Table
 from aot_tune.tuner import check_archives
 
 if TYPE_CHECKING:
-    from aot_tune.discovery import Found
+    from aot_tune.discovery import Broken, Found
     from aot_tune.tunable import Tunable
 
 
@@ -71,6 +71,11 @@ def check(found: Mapping[str, Found], path: Path | None = None) -> list[Finding]
     if _arch_called(path.name) is not None:
         return list(_arch_folder(path, kernels, own=own))
     return list(_root(path, kernels, own=own))
+
+
+def broken_findings(broken: Iterable[Broken]) -> list[Finding]:
+    """Installed kernels that could not be checked."""
+    return [Finding(path=one.point, entry="", what=one.what, fix=one.fix) for one in broken]
 
 
 def _package_folders(found: Iterable[Found]) -> dict[Path, dict[str, Found]]:

@@ -214,11 +214,13 @@ def check(
     verbose: Verbose = False,
 ) -> None:
     """Check tables against their declarations, as a pull request does; exit code 1 when anything is found."""
+    from aot_tune.check import broken_findings
     from aot_tune.check import check as findings_of
-    from aot_tune.discovery import find_tunables
+    from aot_tune.discovery import survey
     from aot_tune.text import counted
 
-    findings = findings_of(find_tunables(module or ()), path)
+    declared = survey(module or ())
+    findings = [*broken_findings(declared.broken), *findings_of(declared.found, path)]
     command.put(json_text(findings) if as_json else (str(finding) for finding in findings))
     command.say(f"{counted(len(findings), 'problem')} found" if findings else "no problems found")
     command.leave(failed=bool(findings))

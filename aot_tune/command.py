@@ -9,11 +9,11 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Annotated, NoReturn, ParamSpec
+from typing import Annotated, Any, NoReturn, ParamSpec
 
 import typer
 
-from aot_tune.errors import AotTuneError, TableWarning, UsageError
+from aot_tune.errors import AotTuneError, EntryPointWarning, TableWarning, UsageError
 
 P = ParamSpec("P")
 
@@ -55,6 +55,8 @@ def guarded(verb: Callable[P, None]) -> Callable[P, None]:
             with warnings.catch_warnings():
                 # Said once more at import of the kernels; the verbs tell of tables themselves.
                 warnings.simplefilter("ignore", TableWarning)
+                warnings.simplefilter("always", EntryPointWarning)
+                warnings.showwarning = _shown(warnings.showwarning)
                 verb(*args, **kwargs)
         except KeyboardInterrupt as stop:
             raise typer.Exit(EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED) from None
@@ -65,6 +67,18 @@ def guarded(verb: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED) from None
 
     return run
+
+
+def _shown(others: Callable[..., None]) -> Callable[..., None]:
+    """Show our own warnings as errors are shown, without Python's file and line."""
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, EntryPointWarning):
+            say(f"aot-tune: warning: {message}")
+        else:
+            others(message, category, *place, **more)
+
+    return show
 
 
 def put(lines: str | Iterable[str]) -> None:

@@ -6,11 +6,12 @@ import importlib
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
-from aot_tune.errors import DeclarationError, UsageError
+from aot_tune.errors import AotTuneError, DeclarationError, EntryPointWarning, UsageError
 from aot_tune.tunable import Tunable
 
 GROUP = "aot_tune.tunables"
@@ -31,29 +32,67 @@ class Found:
     """The declaration."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Broken:
+    """An installed entry point whose kernels cannot be had."""
+
+    point: str
+    """Which one: ``entry point mylib = mylib.kernels of mylib 1.0``."""
+
+    what: str
+    """Why."""
+
+    fix: str
+    """What to do about it."""
+
+    def __str__(self) -> str:
+        return f"{self.point} is left out: {self.what}; {self.fix}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """All declarations, and where some should have been."""
+
+    found: dict[str, Found]
+    """Kernel name to declaration, in the order found."""
+
+    broken: tuple[Broken, ...]
+    """Entry points that were left out."""
+
+
 def find_tunables(modules: Sequence[str] = ()) -> dict[str, Found]:
+    """As `survey`, with a warning for each entry point that is left out."""
+    result = survey(modules)
+    warn_of(result.broken)
+    return result.found
+
+
+def survey(modules: Sequence[str] = ()) -> Survey:
     """All declarations of the named modules; without names, those of every installed entry point.
 
     The current folder is importable, as it is for ``python -m``. A module's globals are looked at, imported
-    ones too; the files of a package are not walked.
+    ones too; the files of a package are not walked. Another package's broken entry point is left out: it
+    must not keep anybody from the other kernels.
 
     Args:
         modules: Module names such as ``mylib.kernels``; or a path to one, ``mylib/kernels.py``.
 
-    Returns:
-        Kernel name to declaration, in the order found.
-
     Raises:
-        UsageError: A module cannot be imported or declares nothing, or two declare the same name.
+        UsageError: A named module cannot be imported or declares nothing, or two declare the same name.
+        DeclarationError: A named module's declaration contradicts itself.
     """
     found: dict[str, Found] = {}
+    broken: list[Broken] = []
     for module in module_names(modules):
-        here = list(_tunables_in(module))
-        if not here:
-            raise UsageError(
-                f"module {module} declares no kernel: it has no global that is a Tunable; "
-                "name the module that holds one, or import them there"
+        try:
+            here = _declared_in(module)
+        except AotTuneError as error:
+            if modules or module == OWN_KERNELS:
+                raise
+            broken.append(
+                broken_point(module, error.what if isinstance(error, _ImportFailed) else str(error))
             )
+            continue
         for one in here:
             other = found.get(one.tunable.name)
             if other is not None and other.tunable is not one.tunable:
@@ -62,7 +101,24 @@ def find_tunables(modules: Sequence[str] = ()) -> dict[str, Found]:
                     "name one module with --module"
                 )
             found.setdefault(one.tunable.name, one)
-    return found
+    return Survey(found=found, broken=tuple(broken))
+
+
+def broken_point(module: str, what: str) -> Broken:
+    """The entry point that names a module of which `what` is wrong."""
+    point = next(one for one in metadata.entry_points(group=GROUP) if _module_of(one) == module)
+    told = f"entry point {point.name} = {point.value}"
+    if point.dist is None:
+        return Broken(point=told, what=what, fix="repair its package or uninstall it")
+    name = point.dist.metadata["Name"]
+    of_it = f"{told} of {name} {point.dist.version}"
+    return Broken(point=of_it, what=what, fix=f"repair {name} or uninstall it (pip uninstall {name})")
+
+
+def warn_of(broken: Iterable[Broken]) -> None:
+    """One warning for each."""
+    for one in broken:
+        warnings.warn(str(one), EntryPointWarning, stacklevel=3)
 
 
 def module_names(modules: Sequence[str] = ()) -> list[str]:
@@ -93,8 +149,22 @@ def load(module: str, name: str) -> Tunable:
 
 def installed_modules() -> list[str]:
     """The modules of the entry points, the shipped kernels first."""
-    named = [point.value.partition(":")[0] for point in metadata.entry_points(group=GROUP)]
+    named = map(_module_of, metadata.entry_points(group=GROUP))
     return list(dict.fromkeys([OWN_KERNELS, *sorted(named)]))
+
+
+def _module_of(point: metadata.EntryPoint) -> str:
+    return point.value.partition(":")[0]
+
+
+def _declared_in(module: str) -> list[Found]:
+    here = list(_tunables_in(module))
+    if not here:
+        raise UsageError(
+            f"module {module} declares no kernel: it has no global that is a Tunable; "
+            "name the module that holds one, or import them there"
+        )
+    return here
 
 
 def _tunables_in(module: str) -> Iterable[Found]:
@@ -111,6 +181,14 @@ def _add_current_folder() -> None:
         sys.path.insert(0, os.getcwd())
 
 
+class _ImportFailed(UsageError):
+    """A module cannot be imported; `what` leaves out the advice for whoever named it."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(f"{what}; {fix}")
+        self.what = what
+
+
 def _imported(module: str) -> object:
     _add_current_folder()
     try:
@@ -120,19 +198,19 @@ def _imported(module: str) -> object:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if module == missing or module.startswith(missing + "."):
-            raise UsageError(
-                f"no module is called {module!r} here ({os.getcwd()}) or on the Python path; "
-                "write it as Python imports it, mylib.kernels"
+            raise _ImportFailed(
+                f"no module is called {module!r} here ({os.getcwd()}) or on the Python path",
+                "write it as Python imports it, mylib.kernels",
             ) from error
         raise UsageError(f"module {module} needs {missing!r}, which is not installed") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script without a guard ends the process: with 0, in silence
         place = "" if isinstance(error, SyntaxError) else _raised_at(error)
-        raise UsageError(
-            f"module {module} cannot be imported: {type(error).__name__}: {error}{place}; repair it"
+        raise _ImportFailed(
+            f"module {module} cannot be imported: {type(error).__name__}: {error}{place}", "repair it"
         ) from error
 
 
-def _raised_at(error: Exception) -> str:
+def _raised_at(error: BaseException) -> str:
     """The file and line that raised, as a syntax error tells them; empty where it was the import itself."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return "" if last.filename.startswith("<") else f" ({last.filename}, line {last.lineno})"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from aot_tune import __version__, cutile, environment, fingerprint, store
 from aot_tune.arch import Arch, Gpu, visible_gpus
-from aot_tune.discovery import find_tunables
+from aot_tune.discovery import survey
 from aot_tune.errors import AotTuneError, StoreError, TableError
 from aot_tune.serve import cache, loader
 from aot_tune.serve.rank import is_rank
@@ -110,7 +110,9 @@ def diagnose(arch: Arch, modules: Sequence[str] = ()) -> Diagnosis:
     remarks = list(_installation_remarks())
     tables: list[TableState] = []
     try:
-        for found in find_tunables(modules).values():
+        declared = survey(modules)
+        remarks += map(str, declared.broken)
+        for found in declared.found.values():
             tables += _table_states(found.tunable, arch)
     except AotTuneError as error:  # without kernels the rest is still worth telling
         remarks.append(str(error))

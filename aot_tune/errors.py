@@ -83,3 +83,7 @@ class CacheWarning(AotTuneWarning):
 
 class CubinWarning(AotTuneWarning):
     """Prebuilt cubins were left out; the kernel is compiled on its first launch instead."""
+
+
+class EntryPointWarning(AotTuneWarning):
+    """An installed package's kernels were left out: its entry point leads nowhere."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from aot_tune import document, environment, store
 from aot_tune.arch import Arch
 from aot_tune.config import Config
-from aot_tune.discovery import find_tunables, module_names
-from aot_tune.errors import UsageError
+from aot_tune.discovery import OWN_KERNELS, Broken, broken_point, find_tunables, module_names, warn_of
+from aot_tune.errors import StoreError, UsageError
 from aot_tune.table import Entry, Table
 from aot_tune.text import aligned, counted
 from aot_tune.tuner.report import geometric_mean
@@ -33,11 +33,13 @@ def tables_found(
         TableError: A file is no table.
         StoreError: A folder or a file cannot be read.
     """
-    folders = [*environment.table_folders()]
-    folders += [store.folder_of_package(module) for module in module_names(modules)]
+    installed, broken = _package_folders(modules)
+    folders = [*environment.table_folders(), *installed]
     paths = [path for folder in dict.fromkeys(folders) for path in store.listed(folder)]
     chosen = _chosen(paths, kernel, arch)
-    if not chosen:
+    if chosen:
+        warn_of(broken)
+    else:  # which warns of them itself
         own = [store.package_folder(found.tunable) for found in find_tunables(modules).values()]
         paths = [path for folder in dict.fromkeys((*folders, *own)) for path in store.listed(folder)]
         chosen = _chosen(paths, kernel, arch)
@@ -47,6 +49,19 @@ def tables_found(
         step = f"make one with aot-tune tune, or name a folder of tables in {environment.TABLES}"
         raise UsageError(f"no table {wanted}is there; {f'there is {there}' if there else step}")
     return [(path, store.read_table(path)) for path in chosen]
+
+
+def _package_folders(modules: Sequence[str]) -> tuple[list[Path], list[Broken]]:
+    """The folders of tables of the named modules' packages, or of the installed ones that are there."""
+    folders, broken = [], []
+    for module in module_names(modules):
+        try:
+            folders.append(store.folder_of_package(module))
+        except StoreError:
+            if modules or module == OWN_KERNELS:
+                raise
+            broken.append(broken_point(module, f"no package is called {module.partition('.')[0]!r}"))
+    return folders, broken
 
 
 def _chosen(paths: Sequence[Path], kernel: str | None, arch: Arch | None) -> list[Path]:

@@ -21,6 +21,7 @@ from aot_tune.tuner import sweep
 from aot_tune.tuner.progress import Progress
 from aot_tune.tuner.report import KernelReport, SweepReport, SweepRequest
 from tests.samples import SM90, scale_in, scale_table, with_entry, write
+from tests.third_party import installed
 
 REPORT = KernelReport(
     kernel="scale",
@@ -40,7 +41,8 @@ Sweep = Callable[[SweepRequest, Progress], SweepReport]
 @pytest.fixture
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The sample kernel is all that is declared; its tables lie here. This machine has no GPU."""
-    monkeypatch.setattr(discovery, "find_tunables", lambda modules=(): scale_in(tmp_path))
+    declared = discovery.Survey(found=scale_in(tmp_path), broken=())
+    monkeypatch.setattr(discovery, "survey", lambda modules=(): declared)
     monkeypatch.setattr(selection, "visible_gpus", lambda: None)
     monkeypatch.delenv("AOT_TUNE_TABLES", raising=False)
     return tmp_path
@@ -240,6 +242,18 @@ def test_check_prints_one_line_a_finding_and_ends_with_1(tables: Path) -> None:
     assert finding["entry"] == "dtype=bfloat16 M=64 N=1024"
 
 
+def test_check_counts_an_installed_package_whose_kernels_cannot_be_checked(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tables, scale_table())
+    broken = discovery.Broken(point="entry point lib = lib.k of lib 1.0", what="no module", fix="repair lib")
+    declared = discovery.Survey(found=scale_in(tables), broken=(broken,))
+    monkeypatch.setattr(discovery, "survey", lambda modules=(): declared)
+    result = _run("check")
+    assert (result.exit_code, result.stderr) == (1, "1 problem found\n")
+    assert result.stdout == "entry point lib = lib.k of lib 1.0: no module: repair lib\n"
+
+
 def test_diff_ends_with_0_unless_an_exit_code_is_asked_for(tables: Path) -> None:
     old = write(tables / "old", scale_table())
     new = write(tables / "new", with_entry(scale_table(), 1, mean_us=5.0))
@@ -312,6 +326,26 @@ def test_doctor_runs_as_a_module_with_no_gpu_and_no_driver(tmp_path: Path) -> No
     assert diagnosis["arch"] == str(Arch(10, 0))
     assert diagnosis["cache"]["folder"] == str(tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+def test_another_package_s_broken_entry_point_is_one_warning_on_stderr(tmp_path: Path) -> None:
+    installed(tmp_path, None)
+    kernel = ["doctor", "rms_norm", "--arch", "sm90"]
+    for words, out in (
+        (kernel, "rows=64"),
+        (["doctor"], "  rms_norm "),
+        (["show", "rms_norm"], "rms_norm on"),
+    ):
+        done = _process(*words, PYTHONPATH=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        assert out in done.stdout
+        (told,) = [line for line in (done.stdout + done.stderr).splitlines() if "thirdlib" in line]
+        where = "remark: " if words == ["doctor"] else "aot-tune: warning: "
+        assert told.startswith(f"{where}entry point third = thirdlib.kernels of Third-Lib 1.0 is left out: ")
+    done = _process("doctor", "third", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2
+    assert "no kernel is called 'third'" in done.stderr
+    assert "of Third-Lib 1.0 is left out" in done.stderr
 
 
 def test_the_command_line_itself_imports_neither_torch_nor_cuda_tile() -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from aot_tune import discovery
 from aot_tune.discovery import find_tunables, load
-from aot_tune.errors import UsageError
+from aot_tune.errors import EntryPointWarning, UsageError
 from tests import samples
+from tests.third_party import installed
 
 SHIPPED = {path.stem for path in (Path(__file__).parents[1] / "tuned_configs" / "sm90").glob("*.json")}
 """What has a measured table is shipped, and nothing else."""
@@ -34,7 +35,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     known = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - known:
-        if name.startswith(("mylib", "lone")):
+        if name.startswith(("mylib", "lone", "thirdlib")):
             del sys.modules[name]
 
 
@@ -42,6 +43,38 @@ def package(folder: Path, text: str, name: str = "mylib") -> None:
     (folder / name).mkdir()
     (folder / name / "__init__.py").write_text("")
     (folder / name / "kernels.py").write_text(text)
+
+
+BROKEN = {
+    None: "no module is called 'thirdlib.kernels' here",
+    "import not_there": "module thirdlib.kernels needs 'not_there', which is not installed",
+    "1 / 0": "module thirdlib.kernels cannot be imported: ZeroDivisionError: division by zero (",
+    "raise SystemExit(0)": "module thirdlib.kernels cannot be imported: SystemExit: 0 (",
+    "x = 1": "module thirdlib.kernels declares no kernel",
+}
+"""What an entry point's module holds, and what is said of it."""
+
+
+@pytest.mark.parametrize("text", list(BROKEN))
+def test_a_broken_entry_point_is_one_warning_that_names_it_and_leaves_the_other_kernels(
+    here: Path, text: str | None
+) -> None:
+    installed(here, text)
+    with pytest.warns(EntryPointWarning) as told:
+        assert set(find_tunables()) == SHIPPED
+    (warning,) = map(str, (one.message for one in told))
+    assert warning.startswith(
+        f"entry point third = thirdlib.kernels of Third-Lib 1.0 is left out: {BROKEN[text]}"
+    )
+    assert warning.endswith("; repair Third-Lib or uninstall it (pip uninstall Third-Lib)")
+
+
+def test_a_broken_entry_point_is_no_matter_where_modules_are_named(here: Path) -> None:
+    installed(here, "1 / 0")
+    package(here, KERNELS.format(name="double"))
+    assert list(find_tunables(["mylib.kernels"])) == ["double"]
+    with pytest.raises(UsageError, match="ZeroDivisionError"):
+        find_tunables(["thirdlib.kernels"])
 
 
 def test_the_shipped_kernels_are_found_with_nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +141,7 @@ def test_two_kernels_of_one_name_are_refused_naming_both_modules(here: Path) -> 
         ("mylib.nowhere", r"no module is called 'mylib.nowhere'"),
         ("mylib.needs", r"module mylib.needs needs 'not_there', which is not installed"),
         ("mylib.broken", r"module mylib.broken cannot be imported: ZeroDivisionError"),
+        ("mylib.ends", r"module mylib.ends cannot be imported: SystemExit: 0 \(.*ends.py, line 1\)"),
         ("mylib.syntax", r"module mylib.syntax cannot be imported: SyntaxError"),
         ("mylib", r"module mylib declares no kernel"),
         ("../other.py", r"\.\./other\.py lies outside of the current folder"),
@@ -120,6 +154,7 @@ def test_a_module_that_cannot_be_used_is_refused_with_the_reason(
     package(here, KERNELS.format(name="double"))
     (here / "mylib" / "needs.py").write_text("import not_there\n")
     (here / "mylib" / "broken.py").write_text("1 / 0\n")
+    (here / "mylib" / "ends.py").write_text("raise SystemExit(0)\n")
     (here / "mylib" / "syntax.py").write_text("def\n")
     with pytest.raises(UsageError, match=message):
         find_tunables([module])

@@ -9,7 +9,7 @@ import pytest
 
 from aot_tune import cutile, doctor, environment
 from aot_tune.arch import Arch, Gpu
-from aot_tune.discovery import Found
+from aot_tune.discovery import Broken, Found, Survey
 from aot_tune.errors import UsageError
 from tests.samples import SM90, scale_in, scale_table, write
 
@@ -22,7 +22,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Found]
     monkeypatch.setenv("AOT_TUNE_CACHE_DIR", str(tmp_path / "cache"))
     write(tmp_path / "own", scale_table())
     found = scale_in(tmp_path / "own")
-    monkeypatch.setattr(doctor, "find_tunables", lambda modules: found)
+    monkeypatch.setattr(doctor, "survey", lambda modules: Survey(found=found, broken=()))
     return found
 
 
@@ -90,14 +90,24 @@ def test_the_cache_is_told_with_what_it_holds_or_why_it_is_left_out(
 def test_kernels_that_cannot_be_imported_leave_the_rest_told(
     kernels: dict[str, Found], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(modules: object) -> dict[str, Found]:
+    def refuse(modules: object) -> Survey:
         raise UsageError("module mylib needs 'torch', which is not installed")
 
-    monkeypatch.setattr(doctor, "find_tunables", refuse)
+    monkeypatch.setattr(doctor, "survey", refuse)
     diagnosis = doctor.diagnose(SM90)
     assert diagnosis.tables == ()
     assert "module mylib needs 'torch', which is not installed" in diagnosis.remarks
     assert diagnosis.cuda_tile == cutile.version()
+
+
+def test_an_entry_point_that_is_broken_is_remarked_beside_the_tables_of_the_rest(
+    kernels: dict[str, Found], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = Broken(point="entry point lib = lib.k", what="no module is called 'lib.k'", fix="repair it")
+    monkeypatch.setattr(doctor, "survey", lambda modules: Survey(found=kernels, broken=(broken,)))
+    diagnosis = doctor.diagnose(SM90)
+    assert [one.usable for one in diagnosis.tables] == [True]
+    assert str(broken) in diagnosis.remarks
 
 
 def test_a_machine_without_a_driver_or_compiler_is_told_in_words(
