@@ -108,8 +108,11 @@ def diff_tables(old: Table | None, new: Table | None) -> TableDiff:
 def diff_paths(old: Path, new: Path) -> tuple[TableDiff, ...]:
     """The differences between two tables, or between all tables of two folders, by arch and kernel.
 
+    A folder is one arch's or one of those.
+
     Raises:
-        UsageError: One is a file and the other a folder, one is missing, or they are of different kernels.
+        UsageError: The two are not of a kind, one is missing, they are tables of different kernels, or
+            neither folder holds a table.
         TableError: A file is no table.
         StoreError: A file cannot be read.
     """
@@ -126,7 +129,7 @@ def diff_paths(old: Path, new: Path) -> tuple[TableDiff, ...]:
                 "give two tables of one kernel and arch"
             )
         return (diff_tables(before, after),)
-    tables_before, tables_after = _tables(old), _tables(new)
+    tables_before, tables_after = map(_tables, _listed(old, new))
     names = sorted({*tables_before, *tables_after})
     return tuple(diff_tables(tables_before.get(name), tables_after.get(name)) for name in names)
 
@@ -166,13 +169,31 @@ def _change_data(change: EntryChange) -> dict[str, object]:
     return {"bucket": change.bucket, "kind": change.kind, "speedup": change.speedup} | {
         side: None
         if entry is None
-        else {"config": entry.config, "mean_us": entry.mean_us, "default_us": entry.default_us}
+        else {
+            "config": entry.config,
+            "mean_us": entry.mean_us,
+            "default_us": entry.default_us,
+            "evidence": entry.evidence,
+        }
         for side, entry in sides.items()
     }
 
 
-def _tables(folder: Path) -> dict[tuple[str, Arch], Table]:
-    tables = (store.read_table(path) for path in store.listed(folder))
+def _listed(old: Path, new: Path) -> tuple[list[Path], list[Path]]:
+    """The tables of two archs' folders or of two folders of those."""
+    roots = store.listed(old), store.listed(new)
+    if not any(roots):
+        roots = store.listed_in(old), store.listed_in(new)
+        if not any(roots):
+            raise UsageError(f"no tables in {old} and {new}; give two archs' folders or two folders of those")
+    for root, listed, other in zip((old, new), roots, (new, old), strict=True):
+        if not listed and store.listed_in(root):
+            raise UsageError(f"{root} is one arch's folder and {other} is one of those; give two of a kind")
+    return roots
+
+
+def _tables(paths: Iterable[Path]) -> dict[tuple[str, Arch], Table]:
+    tables = map(store.read_table, paths)
     return {(table.kernel, table.arch): table for table in tables}
 
 
@@ -221,6 +242,7 @@ def _table_lines(diff: TableDiff) -> list[str]:
         configs = [str(entry.config) for entry in (change.old, change.new) if entry is not None]
         same = len(configs) == 2 and configs[0] == configs[1]
         times = [f"{entry.mean_us:.2f}" for entry in (change.old, change.new) if entry is not None]
+        evidence = dict.fromkeys(entry.evidence for entry in (change.old, change.new) if entry is not None)
         gains = [
             f"{entry.default_us / entry.mean_us:.2f}x"
             for entry in (change.old, change.new)
@@ -228,7 +250,7 @@ def _table_lines(diff: TableDiff) -> list[str]:
         ]
         rows.append((
             f"  {_SIGNS[change.kind]} {change.bucket}",
-            f"{' -> '.join(times)} us",
+            f"{' -> '.join(times)} us" + (f", {' -> '.join(evidence)}" if len(evidence) > 1 else ""),
             gain,
             f"over default {' -> '.join(gains)}",
             configs[0] if same else " -> ".join(configs),

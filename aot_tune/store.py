@@ -111,6 +111,18 @@ def listed(folder: Path) -> list[Path]:
     return sorted(found)
 
 
+def listed_in(arch_folder: Path) -> list[Path]:
+    """All ``<arch_folder>/*.json``, sorted, as `listed` tells them of all archs.
+
+    Raises:
+        StoreError: The folder cannot be listed.
+    """
+    try:
+        return sorted(path for path in _children(arch_folder) if path.suffix == ".json")
+    except OSError as error:
+        raise StoreError(f"cannot list {arch_folder}: {error.strerror}") from error
+
+
 def _children(folder: Path) -> list[Path]:
     try:
         return [folder / name for name in os.listdir(folder) if not name.startswith(".")]

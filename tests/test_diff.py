@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from aot_tune.arch import Arch
 from aot_tune.diff import diff_data, diff_lines, diff_paths, diff_tables
 from aot_tune.errors import TableError, UsageError
+from aot_tune.plain import json_text
 from tests.samples import DEFAULT, SPACE, scale_table, with_entry, write
 
 
@@ -80,6 +82,39 @@ def test_folders_are_compared_by_arch_and_kernel(tmp_path: Path) -> None:
     assert [change.kind for change in added.changes] == ["added"] * 3
     assert diff_lines([same, added])[0] == "sm100/scale (new table)"
     assert diff_data([same, added])[0]["added"] is True
+
+
+def test_two_archs_folders_are_compared_whatever_they_are_called(tmp_path: Path) -> None:
+    old = write(tmp_path / "old", scale_table()).parent
+    new = write(tmp_path / "new", with_entry(scale_table(), 1, mean_us=5.0)).parent
+    (diff,) = diff_paths(old, new.rename(tmp_path / "after"))
+    assert [change.kind for change in diff.changes] == ["figures"]
+
+
+def test_folders_that_hold_no_table_are_refused_and_not_found_equal(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder in (old, new):
+        (folder / "sm90").mkdir(parents=True)
+    for tail in ("", "sm90"):
+        with pytest.raises(UsageError, match=f"no tables in {old / tail} and {new / tail}; give two"):
+            diff_paths(old / tail, new / tail)
+    write(new, scale_table())
+    assert [diff.old for diff in diff_paths(old, new)] == [None]
+    assert [diff.old for diff in diff_paths(old / "sm90", new / "sm90")] == [None]
+    write(old, scale_table())
+    for one, other in ((old, new / "sm90"), (old / "sm90", new)):
+        with pytest.raises(UsageError, match="give two of a kind"):
+            diff_paths(one, other)
+
+
+def test_a_change_of_evidence_is_named_in_its_line() -> None:
+    old = scale_table()
+    diff = diff_tables(old, with_entry(old, 1, evidence="predicted"))
+    assert "10.00 -> 10.00 us, measured -> predicted  1.000x" in diff_lines([diff])[1]
+    (change,) = json.loads(json_text(diff_data([diff])))[0]["changes"]
+    assert [change[side]["evidence"] for side in ("before", "after")] == ["measured", "predicted"]
+    same = diff_tables(old, with_entry(old, 1, mean_us=5.0))
+    assert "measured" not in "".join(diff_lines([same]))
 
 
 def test_paths_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path) -> None:
