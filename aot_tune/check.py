@@ -49,7 +49,7 @@ def check(found: Mapping[str, Found], path: Path | None = None) -> list[Finding]
             folders of every kernel in `found`.
 
     Raises:
-        UsageError: `path` does not exist.
+        UsageError: `path` does not exist, or nothing that could be checked lies there.
     """
     folders = _package_folders(found.values())
     if path is None:
@@ -64,6 +64,8 @@ def check(found: Mapping[str, Found], path: Path | None = None) -> list[Finding]
     home = next((folder for folder in folders if folder.resolve() in (here, *here.parents)), None)
     own = home is not None
     kernels = folders[home] if home is not None else found
+    if not own and path.is_dir() and not _holds_any(path):
+        raise UsageError(f"no tables in {path}; give a table, an arch's folder or a folder of those")
     if path.name == FILE_NAME:
         return list(_archive(path.absolute(), kernels))
     if not path.is_dir():
@@ -193,6 +195,12 @@ def _table_complaints(table: Table, tunable: Tunable, *, own: bool) -> Iterator[
     for bucket in tunable.buckets:
         if table.entry(bucket) is None:
             yield str(bucket), "a declared shape has no entry", again
+
+
+def _holds_any(folder: Path) -> bool:
+    """Whether a table or an archive lies where those of an arch, or of a folder of archs, are looked for."""
+    place = "" if _arch_called(folder.name) is not None else "*/"
+    return any(any(folder.glob(place + name)) for name in ("*.json", FILE_NAME))
 
 
 def _arch_called(name: str) -> Arch | None:

@@ -202,6 +202,16 @@ def test_a_path_that_does_not_exist_is_a_usage_error(tmp_path: Path) -> None:
         check(scale_in(tmp_path), tmp_path / "nowhere")
 
 
+def test_a_folder_with_nothing_to_check_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "empty" / "sm90").mkdir(parents=True)
+    (tmp_path / "empty" / "notes.txt").write_text("x")
+    for place in (tmp_path / "empty", tmp_path / "empty" / "sm90"):
+        with pytest.raises(UsageError, match=f"no tables in {place}; give a table, an arch's folder or"):
+            _told(tmp_path / "own", place)
+    (line,) = _told(tmp_path / "empty", tmp_path / "empty" / "sm90")
+    assert "scale has no table for sm90" in line
+
+
 def test_what_a_declaration_lacks_for_an_arch_is_found_beside_its_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,9 @@ REPORT = KernelReport(
     path=Path("tuned_configs/sm90/scale.json"),
 )
 
+EMPTY = Path(__file__).parent / "kernels"
+"""A folder without tables."""
+
 Sweep = Callable[[SweepRequest, Progress], SweepReport]
 
 
@@ -89,6 +92,8 @@ def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
         (["doctor", "scala"], "there is scale"),
         (["check", "/nonexistent"], "does not exist"),
         (["diff", "/nonexistent", "/nonexistent"], "does not exist"),
+        (["diff", "--exit-code", str(EMPTY), str(EMPTY)], "no tables in"),
+        (["check", str(EMPTY)], "no tables in"),
     ],
 )
 def test_what_does_not_exist_is_one_line_that_says_what_does_and_exit_code_2(
