@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -76,7 +77,12 @@ def chosen_kernels(found: Mapping[str, Found], names: Sequence[str]) -> tuple[Fo
         )
     for name in names:
         if name not in found:
-            raise UsageError(f"no kernel is called {name!r}; there is {_listed(list(found))}")
+            near = difflib.get_close_matches(name, found, n=1)
+            raise UsageError(
+                f"no kernel is called {name!r}; there is {_listed(list(found))}"
+                + "".join(f"; the nearest is {one}" for one in near)
+                + "; where a module of yours declares it, name that: --module mylib.kernels"
+            )
     return tuple(found[name] for name in dict.fromkeys(names or found))
 
 

@@ -59,6 +59,23 @@ def test_an_unknown_kernel_is_refused_with_those_there_are(tmp_path: Path) -> No
         selection.chosen_kernels({}, [])
 
 
+def test_an_unknown_kernel_is_refused_with_the_nearest_and_the_way_to_name_another_module(
+    tmp_path: Path,
+) -> None:
+    many = dict.fromkeys(
+        [*(f"kernel_{place}" for place in range(20)), "rms_norm"], scale_in(tmp_path)["scale"]
+    )
+    with pytest.raises(UsageError) as told:
+        selection.chosen_kernels(many, ["rmsnorm"])
+    assert str(told.value).endswith(
+        " …; the nearest is rms_norm; where a module of yours declares it, name that: --module mylib.kernels"
+    )
+    with pytest.raises(
+        UsageError, match=r"there is scale; where a module of yours .* --module mylib.kernels"
+    ):
+        selection.chosen_kernels(scale_in(tmp_path), ["matrix"])
+
+
 def test_a_problem_is_read_with_sizes_flags_and_classes() -> None:
     assert selection.parse_problem("M=300, causal=true,dtype=bfloat16") == {
         "M": 300,
