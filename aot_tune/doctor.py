@@ -106,7 +106,12 @@ class Diagnosis:
 
 
 def diagnose(arch: Arch, modules: Sequence[str] = ()) -> Diagnosis:
-    """Look at the machine, the installation and the tables for one arch. Reads much and writes nothing."""
+    """Look at the machine, the installation and the tables for one arch. Reads much and writes nothing.
+
+    Raises:
+        UsageError: A module that is named cannot be imported or declares nothing.
+        DeclarationError: A declaration of a module that is named contradicts itself.
+    """
     remarks = list(_installation_remarks())
     tables: list[TableState] = []
     try:
@@ -114,7 +119,10 @@ def diagnose(arch: Arch, modules: Sequence[str] = ()) -> Diagnosis:
         remarks += map(str, declared.broken)
         for found in declared.found.values():
             tables += _table_states(found.tunable, arch)
-    except AotTuneError as error:  # without kernels the rest is still worth telling
+    except AotTuneError as error:
+        if modules:
+            raise
+        # Without the installed kernels the rest is still worth telling.
         remarks.append(str(error))
     return Diagnosis(
         aot_tune=__version__,

@@ -353,6 +353,12 @@ def test_another_package_s_broken_entry_point_is_one_warning_on_stderr(tmp_path:
     assert "of Third-Lib 1.0 is left out" in done.stderr
 
 
+def test_doctor_of_a_module_that_is_not_there_fails_as_the_other_verbs_do() -> None:
+    done = _process("doctor", "--module", "nolib")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("aot-tune: no module is called 'nolib'")
+
+
 def test_the_command_line_itself_imports_neither_torch_nor_cuda_tile() -> None:
     script = "import sys, aot_tune.cli; print([n for n in ('torch', 'cuda.tile') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
