@@ -193,14 +193,17 @@ def show(
     from aot_tune.arch import Arch
     from aot_tune.show import overview_lines, table_data, table_lines, tables_found
 
-    tables = tables_found(kernel, Arch.parse(arch) if arch is not None else None, module or ())
+    target = Arch.parse(arch) if arch is not None else None
+    tables, unreadable = tables_found(kernel, target, module or ())
     if as_json:
         command.put(json_text([table_data(path, table) for path, table in tables]))
-    elif kernel is None:
+    elif kernel is not None:
+        command.put(line for path, table in tables for line in table_lines(path, table))
+    elif tables:
         command.put(overview_lines(tables))
-    else:
-        for path, table in tables:
-            command.put(table_lines(path, table))
+    for error in unreadable:
+        command.say(f"aot-tune: {error}")
+    command.leave(failed=bool(unreadable))
 
 
 @app.command()

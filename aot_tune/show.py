@@ -10,7 +10,7 @@ from aot_tune import document, environment, store
 from aot_tune.arch import Arch
 from aot_tune.config import Config
 from aot_tune.discovery import OWN_KERNELS, Broken, broken_point, find_tunables, module_names, warn_of
-from aot_tune.errors import StoreError, UsageError
+from aot_tune.errors import AotTuneError, StoreError, TableError, UsageError
 from aot_tune.table import Entry, Table
 from aot_tune.text import aligned, counted
 from aot_tune.tuner.report import geometric_mean
@@ -18,7 +18,7 @@ from aot_tune.tuner.report import geometric_mean
 
 def tables_found(
     kernel: str | None, arch: Arch | None, modules: Sequence[str] = ()
-) -> list[tuple[Path, Table]]:
+) -> tuple[list[tuple[Path, Table]], list[AotTuneError]]:
     """The tables of the installed packages, or of those of `modules`; AOT_TUNE_TABLES first.
 
     Kernels are imported only where nothing is found otherwise: a declaration may name a folder of its own.
@@ -28,10 +28,12 @@ def tables_found(
         arch: Only this arch's.
         modules: Modules that declare kernels.
 
+    Returns:
+        The tables, and what is wrong with each file that is none.
+
     Raises:
         UsageError: There is no such table; the message lists what there is.
-        TableError: A file is no table.
-        StoreError: A folder or a file cannot be read.
+        StoreError: A folder cannot be read.
     """
     installed, broken = _package_folders(modules)
     folders = [*environment.table_folders(), *installed]
@@ -48,7 +50,14 @@ def tables_found(
         there = " ".join(f"{path.parent.name}/{path.stem}" for path in paths)
         step = f"make one with aot-tune tune, or name a folder of tables in {environment.TABLES}"
         raise UsageError(f"no table {wanted}is there; {f'there is {there}' if there else step}")
-    return [(path, store.read_table(path)) for path in chosen]
+    tables: list[tuple[Path, Table]] = []
+    unreadable: list[AotTuneError] = []
+    for path in chosen:
+        try:
+            tables.append((path, store.read_table(path)))
+        except (TableError, StoreError) as error:
+            unreadable.append(error)
+    return tables, unreadable
 
 
 def _package_folders(modules: Sequence[str]) -> tuple[list[Path], list[Broken]]:

@@ -282,6 +282,20 @@ def test_a_damaged_table_fails_diff_and_show_with_its_path(
         assert result.stderr.startswith(f"aot-tune: {path}: ")
 
 
+def test_one_damaged_table_does_not_keep_show_from_the_others(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AOT_TUNE_TABLES", str(tables))
+    good = write(tables, scale_table())
+    bad = write(tables, scale_table(Arch(10, 0)))
+    bad.write_bytes(bad.read_bytes()[:200])
+    for words in (["show"], ["show", "--json"]):
+        result = _run(*words)
+        assert result.exit_code == 1
+        assert str(good) in result.stdout
+        assert result.stderr.startswith(f"aot-tune: {bad}: ")
+
+
 def test_show_lists_tables_and_shows_one(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AOT_TUNE_TABLES", str(tables))
     path = write(tables, scale_table())

@@ -29,12 +29,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_tables_are_chosen_by_kernel_and_arch(folder: Path) -> None:
-    assert [str(path.relative_to(folder)) for path, _ in tables_found(None, None)] == [
+    assert [str(path.relative_to(folder)) for path, _ in tables_found(None, None)[0]] == [
         "sm100/scale.json",
         "sm90/scale.json",
     ]
-    ((path, table),) = tables_found("scale", SM90)
-    assert (path, table.arch) == (folder / "sm90/scale.json", SM90)
+    ((path, table),), unreadable = tables_found("scale", SM90)
+    assert (path, table.arch, unreadable) == (folder / "sm90/scale.json", SM90, [])
 
 
 def test_a_table_that_is_not_there_is_refused_with_those_that_are(folder: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_folder_that_only_the_declaration_names_is_found(
     empty, own = tmp_path_factory.mktemp("empty"), folder
     monkeypatch.setattr(show.store, "folder_of_package", lambda package: empty)
     monkeypatch.setattr(show, "find_tunables", lambda modules: scale_in(own))
-    assert len(tables_found("scale", None)) == 2
+    assert len(tables_found("scale", None)[0]) == 2
 
 
 def test_a_module_in_the_current_folder_is_found_by_name_and_by_path(
@@ -73,7 +73,7 @@ def test_a_module_in_the_current_folder_is_found_by_name_and_by_path(
     monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
     monkeypatch.delenv("AOT_TUNE_TABLES", raising=False)
     for module in ("besidelib.kernels", "besidelib/kernels.py"):
-        assert [found for found, _ in tables_found("scale", None, [module])] == [path]
+        assert [found for found, _ in tables_found("scale", None, [module])[0]] == [path]
 
 
 def test_the_overview_gives_gains_and_the_worst_regret() -> None:
@@ -106,7 +106,7 @@ def test_show_and_diff_import_neither_torch_nor_cuda_tile(tmp_path: Path) -> Non
         "from pathlib import Path\n"
         "from aot_tune.diff import diff_paths\n"
         "from aot_tune.show import tables_found\n"
-        f"assert tables_found('scale', None)\n"
+        f"assert tables_found('scale', None)[0]\n"
         f"assert diff_paths(Path({str(tmp_path)!r}), Path({str(tmp_path)!r}))\n"
         "print([name for name in ('torch', 'cuda.tile') if name in sys.modules])\n"
     )
