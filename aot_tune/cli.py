@@ -161,7 +161,12 @@ def compile(
         jobs=jobs,
     )
     with command.sigterm_stops():
-        reports = build(request, command.say)
+        try:
+            reports = build(request, command.say)
+        except KeyboardInterrupt:
+            kept = f"what was compiled is kept in {request.cubins}"
+            command.say(f"stopped; {kept}. To go on, run the same command again")
+            raise
     for report in reports:
         for line in report.failures:
             command.say(f"not compiled: {line}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -291,6 +293,26 @@ def test_what_does_not_compile_fails_the_verb(declared: Path) -> None:
     code, _, err = run("--arch", "sm90")
     assert code == 1
     assert "not compiled: scale on sm90" in err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_it_and_says_how_to_go_on(
+    number: signal.Signals, code: int, declared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build_until_stopped(asked: object, say: object) -> None:
+        os.kill(os.getpid(), number)
+        raise AssertionError("the signal should have stopped this")
+
+    monkeypatch.setattr(build_cubins, "build", build_until_stopped)
+    outside = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background job
+    try:
+        ended, out, err = run("--arch", "sm90")
+    finally:
+        signal.signal(signal.SIGINT, outside)
+    assert (ended, out) == (code, "")
+    assert err == (
+        "stopped; what was compiled is kept in build/archive-cubins. To go on, run the same command again\n"
+    )
 
 
 def test_an_unknown_arch_or_kernel_is_a_usage_error(declared: Path) -> None:
