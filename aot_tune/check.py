@@ -61,6 +61,7 @@ def check(found: Mapping[str, Found], path: Path | None = None) -> list[Finding]
             f"{path} does not exist; give a table, a folder of tables, or nothing for all kernels' own"
         )
     here = path.resolve()
+    path = path if path.name not in ("", "..") else here  # whose name says which arch it is of
     home = next((folder for folder in folders if folder.resolve() in (here, *here.parents)), None)
     own = home is not None
     kernels = folders[home] if home is not None else found

@@ -34,6 +34,19 @@ def test_a_faultless_folder_has_no_findings(tmp_path: Path) -> None:
     assert _told(tmp_path, path) == []
 
 
+def test_the_current_folder_is_an_arch_s_where_it_is_called_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path, scale_table()).parent
+    (folder / "below").mkdir()
+    monkeypatch.chdir(folder)
+    assert [line.split(": ")[:2] for line in _told(tmp_path, Path())] == [
+        [str(folder / "below"), "an unknown file"]
+    ]
+    monkeypatch.chdir(folder / "below")
+    assert len(_told(tmp_path, Path(".."))) == 1
+
+
 def _config(**constants: int) -> Config:
     return Config(constants={**DEFAULT.constants, **constants}, hints=DEFAULT.hints)
 
