@@ -17,6 +17,7 @@ from aot_tune.bucket import Exact, Pow2
 from aot_tune.errors import DeclarationError
 from aot_tune.mistakes import (
     argument_mistakes,
+    axis_missing,
     config_mistakes,
     names,
     problem_mistakes,
@@ -25,6 +26,7 @@ from aot_tune.mistakes import (
 )
 from aot_tune.names import check_name
 from aot_tune.problem import Problem
+from aot_tune.stand_in import NotFollowedError, returned
 
 if TYPE_CHECKING:
     from aot_tune.tunable import Tunable
@@ -58,6 +60,7 @@ def check_declaration(tunable: Tunable) -> None:
     problem = _first_problem(tunable)
     for mistake in problem_mistakes(tunable, problem):
         _refuse(tunable, mistake)
+    _check_returned(tunable)
     arch = _an_arch(tunable, problem)
     for mistake in config_mistakes(tunable, arch, problem):
         _refuse(tunable, mistake)
@@ -154,6 +157,19 @@ def _first_problem(tunable: Tunable) -> Problem:
         return Problem(first)
     except DeclarationError as error:
         _refuse(tunable, f"typical[0]: {error}")
+
+
+def _check_returned(tunable: Tunable) -> None:
+    """Refuse a `problem` that lacks an axis, as far as its tensors need not be there to tell."""
+    try:
+        found = returned(tunable.problem, len(tunable.parameters))
+    except NotFollowedError:
+        return  # it is told before a sweep, on tensors without storage
+    if not isinstance(found, Mapping):
+        _refuse(tunable, f"problem() returned a {type(found).__name__}; return a dict of sizes and dtypes")
+    for axis in tunable.axes:
+        if axis not in found:
+            _refuse(tunable, axis_missing(axis, f"it returns {names(map(str, found))}"))
 
 
 def _an_arch(tunable: Tunable, problem: Problem) -> Arch:

@@ -126,6 +126,11 @@ def names(texts: Iterable[str]) -> str:
     return ", ".join(texts) or "none"
 
 
+def axis_missing(axis: str, found: str) -> str:
+    """What is wrong with a `problem` that does not return an axis."""
+    return f"problem() does not return the axis {axis}: {found}; add {axis!r} there, or remove it from axes"
+
+
 def argument_mistakes(tunable: Tunable, arch: Arch, problem: Problem) -> Iterator[str]:
     """What is wrong with the arguments made for a problem, asked for without storage. Imports torch."""
     import torch
@@ -145,7 +150,10 @@ def argument_mistakes(tunable: Tunable, arch: Arch, problem: Problem) -> Iterato
     except Exception as error:
         yield f"problem or args_fn raised {told(error)} for the arguments of make_args({problem})"
         return
-    if posed != problem or posed.keys() != problem.keys():
+    missing = [axis for axis in tunable.axes if axis not in posed]
+    if missing:
+        yield axis_missing(missing[0], f"of the arguments made for {problem} it returns {posed}")
+    elif posed != problem:
         yield f"problem() of the arguments made for {problem} is {posed}; make_args or problem() must change"
     parameters = inspect.signature(cutile.python_function(tunable.kernel)).parameters
     if not isinstance(kernel_args, tuple) or len(kernel_args) != len(parameters):

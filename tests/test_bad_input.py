@@ -161,6 +161,10 @@ def one_error(said: str) -> str:
     return "\n".join(lines[errors[0] :])
 
 
+def last_line(said: str) -> str:
+    return said.splitlines()[-1]
+
+
 @pytest.fixture
 def library(tmp_path: Path) -> Library:
     return Library(tmp_path)
@@ -223,9 +227,17 @@ def test_an_axis_that_the_problems_do_not_have(library: Library) -> None:
 
 def test_an_axis_that_problem_does_not_return(library: Library) -> None:
     library.declare('"rows": x.shape[0]', '"height": x.shape[0]')
+    said = last_line(library.refused("-c", "import mylib.kernels"))
+    told = "scale: problem() does not return the axis rows: it returns dtype, height, cols; add 'rows' there"
+    assert told in said
+    assert told in library.error(*PREDICT)
+
+
+def test_an_axis_that_problem_does_not_return_for_some_tensors(library: Library) -> None:
+    library.declare('"rows": x.shape[0]', '**({"rows": x.shape[0]} if x.ndim == 3 else {})')
     said = library.error(*PREDICT)
-    assert "scale: problem() of the arguments made for dtype=bfloat16 rows=4 cols=4096 is " in said
-    assert "make_args or problem() must change" in said
+    made = "of the arguments made for dtype=bfloat16 rows=4 cols=4096 it returns dtype=bfloat16 cols=4096"
+    assert f"scale: problem() does not return the axis rows: {made}; add 'rows' there" in said
 
 
 def test_a_reference_of_another_shape(tuned: Library) -> None:

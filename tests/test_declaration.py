@@ -129,6 +129,14 @@ MISTAKES = {
         {"typical": [{"M": 1, "N": 1, "K": 2}]},
         r"the size K, no axis; add 'K': Exact\(\)",
     ),
+    "an axis that problem does not return": (
+        {"problem": lambda x, out: {"dtype": x.dtype, "M": x.shape[0] * 2 + x.numel()}},
+        "does not return the axis N: it returns dtype, M; add 'N' there, or remove it from axes",
+    ),
+    "a problem that is no dict": (
+        {"problem": lambda x, out: (x.shape[0], x.shape[1])},
+        r"problem\(\) returned a tuple; return a dict",
+    ),
     "an empty space": (
         {"search_space": lambda arch, problem: []},
         "search_space is empty .* at least the default",
@@ -192,6 +200,29 @@ def test_a_mistake_is_refused_at_construction_and_told_what_to_write(name):
 def test_the_error_starts_with_the_kernels_name(name):
     with pytest.raises(DeclarationError, match=r"^scale: "):
         declared(**MISTAKES[name][0])
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        lambda x, out: dict(zip(("dtype", "M", "N"), (x.dtype, *x.shape), strict=True)),
+        lambda x, out: (lambda m, n: {"dtype": x.dtype, "M": m, "N": n})(*x.shape),
+        lambda x, out: {"dtype": x.dtype, "M": len(x), "N": x.size(-1)},
+        lambda x, out: {"dtype": x.dtype, "M": x.shape[0], "N": x.shape[1]} if x.dim() == 2 else {},
+        lambda x, out: {"dtype": x.dtype, "M": x.shape[0], "N": max(x.shape[1], 1)},
+        lambda x, out: {"dtype": x.dtype} | dict(zip("MN", x.shape, strict=True)),
+        lambda x, out: {"dtype": x.dtype, **_first_base(x)},
+    ],
+)
+def test_a_problem_that_needs_its_tensors_is_taken_and_told_on_tensors_without_storage(problem):
+    assert declaration_problems(declared(problem=problem), SM90) == []
+
+
+def _first_base(x) -> dict[str, int]:
+    tensor = x
+    while tensor._base is not None:  # ends for tensors; there is always one more of a stand-in
+        tensor = tensor._base
+    return {"M": x.shape[0], "N": x.shape[1]}
 
 
 def test_a_script_may_name_its_folder_of_tables_instead_of_a_package():
@@ -279,10 +310,10 @@ DEEP = {
         SM90,
         "is dtype=bfloat16 M=128",
     ),
-    "an axis that problem does not return": (
-        {"problem": lambda x, out: {"dtype": x.dtype, "M": x.shape[0]}},
+    "an axis that problem does not return for some tensors": (
+        {"problem": lambda x, out: {"M": x.shape[0], **({"N": 128} if x.dim() == 3 else {})}},
         SM90,
-        "is dtype=bfloat16 M=1; make_args or",
+        "does not return the axis N: of the arguments made for .* it returns M=1; add 'N' there",
     ),
     "too few kernel arguments": (
         {"args_fn": lambda config, x, out: (x, out)},

@@ -143,7 +143,8 @@ ALLOWED = {
     "source": {"syntax"},
     "fingerprint": {"source", "syntax", "cutile"},
     "mistakes": {"cutile", "tunable", *VALUES},
-    "declaration": {"mistakes", "cutile", *VALUES},
+    "stand_in": set(),
+    "declaration": {"mistakes", "stand_in", "cutile", *VALUES},
     "tunable": {"declaration", "cutile", "serve.dispatch", *VALUES},
 }
 """The rooms that share everything: a module, and what of aot_tune it may name."""
