@@ -16,16 +16,15 @@ from aot_tune.arch import KNOWN_ARCHS, Arch
 from aot_tune.bucket import Exact, Pow2
 from aot_tune.errors import DeclarationError
 from aot_tune.mistakes import (
-    argument_mistakes,
     axis_missing,
     config_mistakes,
     names,
     problem_mistakes,
     space_mistakes,
-    told,
 )
 from aot_tune.names import check_name
 from aot_tune.problem import Problem
+from aot_tune.raised import told
 from aot_tune.stand_in import NotFollowedError, returned
 
 if TYPE_CHECKING:
@@ -182,11 +181,17 @@ def _an_arch(tunable: Tunable, problem: Problem) -> Arch:
         except Exception as error:  # the author's code may not know every arch; one that it knows is enough
             raised = raised or error
     if raised is not None:
-        raise DeclarationError(f"{tunable.name}: search_space({problem}) raised {told(raised)}") from raised
+        told_of = told(raised, tunable.search_space)
+        raise DeclarationError(f"{tunable.name}: search_space({problem}) raised {told_of}") from raised
     _refuse(tunable, f"search_space is empty for {problem} on every arch; return at least the default")
 
 
 # Before a sweep -----------------------------------------------------------------------------------
+
+
+def first_arch(tunable: Tunable) -> Arch:
+    """An arch to look at a declaration on where none is asked for: the first that it has a space for."""
+    return _an_arch(tunable, _first_problem(tunable))
 
 
 def declaration_problems(tunable: Tunable, arch: Arch) -> list[str]:
@@ -195,17 +200,29 @@ def declaration_problems(tunable: Tunable, arch: Arch) -> list[str]:
     Imports torch and makes every problem's arguments without storage. A mistake that several problems share
     is told once, for the first of them.
     """
-    found: dict[tuple[str, str], str] = {}
+    from aot_tune.argument_mistakes import argument_mistakes
+
+    found: dict[str, str] = {}
     sound: list[Problem] = []
     for problem in tunable.typical_problems:
-        mistakes = [("problem", text) for text in problem_mistakes(tunable, problem)]
-        if not mistakes:
-            mistakes += [("config", text) for text in config_mistakes(tunable, arch, problem)]
+        mistakes = _without_arguments(tunable, arch, problem)
         if not mistakes:
             sound.append(problem)
-            mistakes += [("arguments", text) for text in argument_mistakes(tunable, arch, problem)]
-        for kind, text in mistakes:
+            mistakes = list(argument_mistakes(tunable, arch, problem))
+        for text in mistakes:
             # The same mistake differs only in the problem it names.
-            found.setdefault((kind, text.replace(str(problem), "")), text)
+            found.setdefault(text.replace(str(problem), ""), text)
     space = space_mistakes(tunable, arch, sound)
     return [f"{tunable.name}: {text}" for text in (*found.values(), *space)]
+
+
+def mistakes_on(tunable: Tunable, arch: Arch, problem: Problem) -> list[str]:
+    """All that is wrong with a declaration on one arch, for one problem. Imports torch."""
+    from aot_tune.argument_mistakes import argument_mistakes
+
+    without = _without_arguments(tunable, arch, problem)
+    return without or list(argument_mistakes(tunable, arch, problem))
+
+
+def _without_arguments(tunable: Tunable, arch: Arch, problem: Problem) -> list[str]:
+    return list(problem_mistakes(tunable, problem)) or list(config_mistakes(tunable, arch, problem))

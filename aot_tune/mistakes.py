@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from aot_tune import cutile
 from aot_tune.arch import Arch
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.problem import Problem
+from aot_tune.raised import told
 
 if TYPE_CHECKING:
     from aot_tune.tunable import Tunable
@@ -36,11 +35,14 @@ def problem_mistakes(tunable: Tunable, problem: Problem) -> Iterator[str]:
 def config_mistakes(tunable: Tunable, arch: Arch, problem: Problem) -> Iterator[str]:
     """What is wrong with the space, the default and what is computed of them, for one problem on one arch."""
     where = f"({arch}, {problem})"
+    asked: Any = tunable.search_space
     try:
-        space = tunable.search_space(arch, problem)
-        default = tunable.default(arch, problem)
+        space = asked(arch, problem)
+        asked = tunable.default
+        default = asked(arch, problem)
     except Exception as error:
-        yield f"search_space or default {where} raised {told(error)}"
+        name = "default" if asked is tunable.default else "search_space"
+        yield f"{name}{where} raised {told(error, asked)}"
         return
     if len(space) == 0:
         yield f"search_space{where} is empty; return at least the default"
@@ -102,7 +104,7 @@ def _evaluation_mistakes(tunable: Tunable, arch: Arch, problem: Problem, default
         try:
             answer = ask()
         except Exception as error:
-            yield f"{name} {where} raised {told(error)}"
+            yield f"{name} {where} raised {told(error, getattr(tunable, name))}"
         else:
             if not fits(answer):
                 yield f"{name} {where} returned {answer!r:.200}; {advice}"
@@ -116,11 +118,6 @@ def _is_grid(value: object) -> bool:
     return isinstance(value, tuple | list) and 1 <= len(value) <= 3 and all(map(_is_count, value))
 
 
-def told(error: Exception) -> str:
-    """An error of the author's code, in one line."""
-    return f"{type(error).__name__}: {error}"
-
-
 def names(texts: Iterable[str]) -> str:
     """Names in a sentence."""
     return ", ".join(texts) or "none"
@@ -129,61 +126,6 @@ def names(texts: Iterable[str]) -> str:
 def axis_missing(axis: str, found: str) -> str:
     """What is wrong with a `problem` that does not return an axis."""
     return f"problem() does not return the axis {axis}: {found}; add {axis!r} there, or remove it from axes"
-
-
-def argument_mistakes(tunable: Tunable, arch: Arch, problem: Problem) -> Iterator[str]:
-    """What is wrong with the arguments made for a problem, asked for without storage. Imports torch."""
-    import torch
-
-    try:
-        args = tunable.make_args(problem, torch.device("meta"), 0)
-    except Exception as error:
-        yield f"make_args({problem}) on device 'meta' raised {told(error)}; make them with aot_tune.inputs"
-        return
-    if not isinstance(args, tuple) or len(args) > len(tunable.parameters):
-        made = len(args) if isinstance(args, tuple) else f"a {type(args).__name__}"
-        yield f"make_args returned {made}; return a tuple of {names(tunable.parameters)}"
-        return
-    try:
-        posed = tunable.problem_of(*args)
-        kernel_args = tunable.args_fn(tunable.default_config(arch, problem), *args)
-    except Exception as error:
-        yield f"problem or args_fn raised {told(error)} for the arguments of make_args({problem})"
-        return
-    missing = [axis for axis in tunable.axes if axis not in posed]
-    if missing:
-        yield axis_missing(missing[0], f"of the arguments made for {problem} it returns {posed}")
-    elif posed != problem:
-        yield f"problem() of the arguments made for {problem} is {posed}; make_args or problem() must change"
-    parameters = inspect.signature(cutile.python_function(tunable.kernel)).parameters
-    if not isinstance(kernel_args, tuple) or len(kernel_args) != len(parameters):
-        made = len(kernel_args) if isinstance(kernel_args, tuple) else f"a {type(kernel_args).__name__}"
-        yield f"args_fn returned {made}; return a tuple of what the kernel takes: {names(parameters)}"
-    for name, arg in zip(tunable.parameters, args, strict=False):
-        if name in tunable.mutated and not isinstance(arg, torch.Tensor):
-            yield f"{name} is written by the kernel; make_args made it a {type(arg).__name__}, not a tensor"
-            return
-    yield from _reference_mistakes(tunable, args)
-
-
-def _reference_mistakes(tunable: Tunable, args: tuple[Any, ...]) -> Iterator[str]:
-    """Shapes that differ from what they are compared with, as far as can be told without computing."""
-    from aot_tune.tunable import Close
-
-    try:
-        found = tunable.reference(*args)
-    except Exception:
-        return  # it may look at values, and there are none; the sweep calls it on real ones and tells
-    if isinstance(found, Close):
-        found = {tunable.mutated[0]: found}
-    named = dict(zip(tunable.parameters, args, strict=False))
-    for name, close in found.items() if isinstance(found, Mapping) else ():
-        shape = getattr(getattr(close, "value", None), "shape", None)
-        if name in named and shape is not None and tuple(shape) != tuple(named[name].shape):
-            yield (
-                f"reference gives {name} the shape {tuple(shape)}, the argument has "
-                f"{tuple(named[name].shape)}; return a value of the argument's shape"
-            )
 
 
 _CORE = ("tile_m", "tile_n", "tile_k")

@@ -321,6 +321,21 @@ DEEP = {
         "args_fn returned 2; .* x, out, tile_m, tile_n",
     ),
     "no kernel arguments": ({"args_fn": lambda config, x, out: None}, SM90, "args_fn returned a NoneType"),
+    "too few arguments": (
+        {"make_args": lambda problem, device, seed: (1,)},
+        SM90,
+        "make_args returned 1; return a tuple of x, out",
+    ),
+    "kernel arguments that raise": (
+        {"args_fn": lambda config, x, out: (x, out, config["tilee"], 1)},
+        SM90,
+        r"^scale: args_fn for the default, .* raised KeyError: 'tilee' \(.*test_declaration.py, line \d+\)$",
+    ),
+    "a problem that raises": (
+        {"problem": lambda x, out: {"dtype": x.dtype, "M": x.shape[2], "N": len(x)}},
+        SM90,
+        r"^scale: problem\(\) of the arguments made for .* raised IndexError: .*declaration.py, line \d+",
+    ),
     "an output that is no tensor": (
         {
             "make_args": lambda problem, device, seed: (
@@ -330,7 +345,7 @@ DEEP = {
             "typical": [{"dtype": "bfloat16", "M": 1, "N": 8}],
         },
         SM90,
-        "made it a int, not a tensor",
+        "made it a int, not a tensor; make one, or take it out of outputs, inplace and reset",
     ),
     "one cluster size on sm100": (
         {"search_space": lambda arch, problem: [c for c in SPACE if c.hints["num_ctas"] == 1]},

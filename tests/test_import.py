@@ -142,9 +142,11 @@ ALLOWED = {
     "syntax": set(),
     "source": {"syntax"},
     "fingerprint": {"source", "syntax", "cutile"},
-    "mistakes": {"cutile", "tunable", *VALUES},
+    "raised": set(),
+    "mistakes": {"raised", *VALUES},
+    "argument_mistakes": {"mistakes", "raised", "cutile", "tunable", *VALUES},
     "stand_in": set(),
-    "declaration": {"mistakes", "stand_in", "cutile", *VALUES},
+    "declaration": {"mistakes", "argument_mistakes", "raised", "stand_in", "cutile", *VALUES},
     "tunable": {"declaration", "cutile", "serve.dispatch", *VALUES},
 }
 """The rooms that share everything: a module, and what of aot_tune it may name."""
@@ -154,7 +156,7 @@ FOREIGN = {
     "entry_reader": {"orjson"},
     "arch": {"pynvml"},
     "inputs": {"torch"},
-    "mistakes": {"torch"},
+    "argument_mistakes": {"torch"},
     "signature": {"cuda"},
     "cutile": {"cuda"},
 }

@@ -18,6 +18,7 @@ from aot_tune.discovery import Found
 from aot_tune.errors import AotTuneError, DeclarationError, LaunchError, TuneError
 from aot_tune.fingerprint import source_hash
 from aot_tune.problem import Problem
+from aot_tune.raised import told
 from aot_tune.table import Table
 from aot_tune.tunable import Work
 from aot_tune.tuner.compiled import CompileJob
@@ -169,7 +170,7 @@ class Kernel:
         except Exception as error:  # the author's code: whatever it raises says that the declaration is wrong
             raise DeclarationError(
                 f"{self.tunable.name}: args_fn for {config} on {problem} raised "
-                f"{type(error).__name__}: {error}"
+                f"{told(error, self.tunable.args_fn)}"
             ) from error
 
     def launch_args(self, problem: Problem, seed: int = _SEED) -> tuple[Any, ...]:

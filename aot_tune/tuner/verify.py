@@ -15,6 +15,7 @@ import torch
 
 from aot_tune.errors import DeclarationError
 from aot_tune.problem import Problem
+from aot_tune.raised import told
 from aot_tune.tunable import Close, Tunable
 
 CHUNK = 1 << 24
@@ -192,14 +193,13 @@ class Case:
 
 def _called(tunable: Tunable, function: str, *arguments: Any) -> Any:
     """Call a function of the declaration; only running out of memory passes as it is."""
+    asked = getattr(tunable, function)
     try:
-        return getattr(tunable, function)(*arguments)
+        return asked(*arguments)
     except (torch.OutOfMemoryError, DeclarationError):
         raise
     except Exception as error:
-        raise DeclarationError(
-            f"{tunable.name}: {function} raises {type(error).__name__}: {error}"
-        ) from error
+        raise DeclarationError(f"{tunable.name}: {function} raises {told(error, asked)}") from error
 
 
 def _references(

@@ -13,6 +13,7 @@ import torch
 
 from aot_tune import cutile
 from aot_tune.arch import KNOWN_ARCHS, Arch
+from aot_tune.argument_mistakes import argument_mistakes
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
@@ -20,7 +21,7 @@ from aot_tune.kernels import attention_decode_space, decode_workspace
 from aot_tune.kernels.attention_decode import attention_decode, attention_decode_tunable
 from aot_tune.kernels.cross_entropy import cross_entropy_tunable
 from aot_tune.kernels.softmax import softmax_tunable
-from aot_tune.mistakes import argument_mistakes, space_mistakes
+from aot_tune.mistakes import space_mistakes
 from aot_tune.problem import Problem
 from aot_tune.serve.dispatch import dispatcher_of
 from aot_tune.serve.grids import unfit

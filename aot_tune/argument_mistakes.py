@@ -1,0 +1,92 @@
+"""What is wrong with the arguments a declaration makes, asked for on device "meta". Imports torch, no GPU."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from aot_tune import cutile
+from aot_tune.arch import Arch
+from aot_tune.mistakes import axis_missing, names
+from aot_tune.problem import Problem
+from aot_tune.raised import told
+
+if TYPE_CHECKING:
+    from aot_tune.tunable import Tunable
+
+
+def argument_mistakes(tunable: Tunable, arch: Arch, problem: Problem) -> Iterator[str]:
+    """What is wrong with the arguments made for a problem, and with what is made of them."""
+    try:
+        args = tunable.make_args(problem, torch.device("meta"), 0)
+    except Exception as error:
+        raised = told(error, tunable.make_args)
+        yield f"make_args({problem}) on device 'meta' raised {raised}; make them with aot_tune.inputs"
+        return
+    if not isinstance(args, tuple) or len(args) != len(tunable.parameters):
+        yield f"make_args returned {_made(args)}; return a tuple of {names(tunable.parameters)}"
+        return
+    for name, arg in zip(tunable.parameters, args, strict=True):
+        if name in tunable.mutated and not isinstance(arg, torch.Tensor):
+            yield (
+                f"{name} is written by the kernel; make_args made it a {type(arg).__name__}, not a tensor; "
+                "make one, or take it out of outputs, inplace and reset"
+            )
+            return
+    yield from _posed_mistakes(tunable, problem, args)
+    yield from _kernel_argument_mistakes(tunable, arch, problem, args)
+    yield from _reference_mistakes(tunable, args)
+
+
+def _made(value: object) -> str:
+    return str(len(value)) if isinstance(value, tuple) else f"a {type(value).__name__}"
+
+
+def _posed_mistakes(tunable: Tunable, problem: Problem, args: tuple[Any, ...]) -> Iterator[str]:
+    try:
+        posed = tunable.problem_of(*args)
+    except Exception as error:
+        yield f"problem() of the arguments made for {problem} raised {told(error, tunable.problem)}"
+        return
+    missing = [axis for axis in tunable.axes if axis not in posed]
+    if missing:
+        yield axis_missing(missing[0], f"of the arguments made for {problem} it returns {posed}")
+    elif posed != problem:
+        yield f"problem() of the arguments made for {problem} is {posed}; make_args or problem() must change"
+
+
+def _kernel_argument_mistakes(
+    tunable: Tunable, arch: Arch, problem: Problem, args: tuple[Any, ...]
+) -> Iterator[str]:
+    config = tunable.default_config(arch, problem)
+    try:
+        passed = tunable.args_fn(config, *args)
+    except Exception as error:
+        yield f"args_fn for the default, {config}, and {problem} raised {told(error, tunable.args_fn)}"
+        return
+    taken = inspect.signature(cutile.python_function(tunable.kernel)).parameters
+    if not isinstance(passed, tuple) or len(passed) != len(taken):
+        yield f"args_fn returned {_made(passed)}; return a tuple of what the kernel takes: {names(taken)}"
+
+
+def _reference_mistakes(tunable: Tunable, args: tuple[Any, ...]) -> Iterator[str]:
+    """Shapes that differ from what they are compared with, as far as can be told without computing."""
+    from aot_tune.tunable import Close
+
+    try:
+        found = tunable.reference(*args)
+    except Exception:
+        return  # it may look at values, and there are none; the sweep calls it on real ones and tells
+    if isinstance(found, Close):
+        found = {tunable.mutated[0]: found}
+    named = dict(zip(tunable.parameters, args, strict=False))
+    for name, close in found.items() if isinstance(found, Mapping) else ():
+        shape = getattr(getattr(close, "value", None), "shape", None)
+        if name in named and shape is not None and tuple(shape) != tuple(named[name].shape):
+            yield (
+                f"reference gives {name} the shape {tuple(shape)}, the argument has "
+                f"{tuple(named[name].shape)}; return a value of the argument's shape"
+            )
