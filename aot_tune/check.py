@@ -102,6 +102,8 @@ def _root(folder: Path, kernels: Mapping[str, Found], *, own: bool) -> Iterator[
         names = " ".join(kernels)
         step = f"tune them: aot-tune tune {names}{_module_options(kernels)}"
         yield _finding(folder, f"holds no tables for {names}", step)
+        for one in kernels.values() if own else ():
+            yield from _declaration_findings(folder, one.tunable, declaration.first_arch(one.tunable))
     for arch_folder in archs:
         yield from _arch_folder(arch_folder, kernels, own=own)
 
@@ -125,6 +127,13 @@ def _arch_folder(folder: Path, kernels: Mapping[str, Found], *, own: bool) -> It
         path = folder / f"{name}.json"
         if not path.exists():
             yield _finding(path, f"{name} has no table for {folder.name}", _tune(one.tunable, folder.name))
+            yield from _declaration_findings(path, one.tunable, Arch.parse(folder.name))
+
+
+def _declaration_findings(path: Path, kernel: Tunable, arch: Arch) -> Iterator[Finding]:
+    """What is wrong with the declaration of a kernel that has no table."""
+    for problem in declaration.declaration_problems(kernel, arch):
+        yield _finding(path, problem, "correct the declaration")
 
 
 def _archive(path: Path, kernels: Mapping[str, Found]) -> Iterator[Finding]:

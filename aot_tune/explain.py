@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from aot_tune import environment
 from aot_tune.arch import Arch
 from aot_tune.config import Config
+from aot_tune.declaration import mistakes_on
 from aot_tune.fingerprint import source_hash
 from aot_tune.problem import Problem
 from aot_tune.serve import loader
@@ -75,6 +76,9 @@ class Explanation:
     remarks: tuple[str, ...]
     """Warnings of the tables, what a launch would do beyond this, and the command that tunes a miss."""
 
+    mistakes: tuple[str, ...]
+    """What is wrong with the declaration for this problem; a launch or a sweep may stop at it."""
+
 
 def explain(tunable: Tunable, arch: Arch, problem: Problem) -> Explanation:
     """Climb the ladder for one problem as a launch on `arch` would, without searching.
@@ -101,6 +105,7 @@ def explain(tunable: Tunable, arch: Arch, problem: Problem) -> Explanation:
             *stale_messages(tunable, arch, index, source_hash(tunable)),
             *_remarks(tunable, arch, problem, choice),
         ),
+        mistakes=tuple(mistakes_on(tunable, arch, problem)),
     )
 
 
@@ -110,7 +115,13 @@ def overview_lines(told: Sequence[Explanation]) -> list[str]:
     rows = [(str(one.problem), one.source, str(one.config)) for one in told]
     missed = [one for one in told if one.remarks]
     again = f"{counted(len(missed), 'problem')} with remarks; name one with --problem to see why"
-    return [*aligned([heads, *rows]), *([again] if missed else [])]
+    wrong = [one for one in told if one.mistakes]
+    more = f" (and for {counted(len(wrong) - 1, 'more problem')})" if len(wrong) > 1 else ""
+    return [
+        *aligned([heads, *rows]),
+        *([again] if missed else []),
+        *(f"the declaration is wrong: {text}{more}" for one in wrong[:1] for text in one.mistakes),
+    ]
 
 
 def explanation_lines(told: Explanation) -> list[str]:
@@ -132,6 +143,7 @@ def explanation_lines(told: Explanation) -> list[str]:
         *(["  expected of the portfolio and the default, and the point each is told from:"] if rows else []),
         *aligned(rows),
         *(f"  remark: {remark}" for remark in told.remarks),
+        *(f"  the declaration is wrong: {text}" for text in told.mistakes),
     ]
 
 

@@ -238,6 +238,19 @@ def test_what_a_declaration_lacks_for_an_arch_is_found_beside_its_table(
     assert line.endswith("scale on sm90: no: correct the declaration")
 
 
+def test_a_wrong_declaration_is_found_where_its_kernel_has_no_table(tmp_path: Path) -> None:
+    (found,) = scale_in(tmp_path).values()
+    wrong = dataclasses.replace(found.tunable, args_fn=lambda config, source, target: (source, target))
+    kernels = {"scale": dataclasses.replace(found, tunable=wrong)}
+    for folders in ((), ("sm90",)):
+        for folder in folders:
+            (tmp_path / folder).mkdir()
+        lines = [str(finding) for finding in check(kernels)]
+        (line,) = [line for line in lines if "args_fn" in line]
+        assert "scale: args_fn returned 2; return a tuple of what the kernel takes: source, target" in line
+        assert line.endswith(": correct the declaration")
+
+
 # Archives of cubins -------------------------------------------------------------------------------
 
 

@@ -105,3 +105,15 @@ def test_a_damaged_table_is_remarked_and_missed(scale: Tunable, tmp_path: Path) 
     told = explain(fresh, SM90, _problem(64))
     assert told.source == "default"
     assert sum("not JSON" in remark for remark in told.remarks) == 1
+
+
+def test_a_wrong_declaration_is_told_without_a_table(scale: Tunable) -> None:
+    wrong = dataclasses.replace(scale, args_fn=lambda config, source, target: (source, target))
+    answers = [explain(wrong, SM90, problem) for problem in wrong.typical_problems]
+    *_, overview = overview_lines(answers)
+    *_, one = explanation_lines(answers[0])
+    told = "the declaration is wrong: args_fn returned 2; return a tuple of what the kernel takes: source,"
+    assert overview.startswith(told)
+    assert overview.endswith(" (and for 2 more problems)")
+    assert one.strip().startswith(told)
+    assert [explain(scale, SM90, problem).mistakes for problem in scale.typical_problems] == [(), (), ()]
