@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from aot_tune import cutile
 from aot_tune.arch import Arch
+from aot_tune.errors import DeclarationError
 from aot_tune.mistakes import axis_missing, names
 from aot_tune.problem import Problem
 from aot_tune.raised import told
+from aot_tune.references import closes_of
 
 if TYPE_CHECKING:
     from aot_tune.tunable import Tunable
@@ -72,21 +74,25 @@ def _kernel_argument_mistakes(
         yield f"args_fn returned {_made(passed)}; return a tuple of what the kernel takes: {names(taken)}"
 
 
-def _reference_mistakes(tunable: Tunable, args: tuple[Any, ...]) -> Iterator[str]:
-    """Shapes that differ from what they are compared with, as far as can be told without computing."""
-    from aot_tune.tunable import Close
+_OF_THE_MACHINE = ("meta", "cuda", "nvidia", "driver", "triton")
+"""An error that speaks of these is raised for want of storage or of a GPU, not by the reference itself."""
 
+
+def _reference_mistakes(tunable: Tunable, args: tuple[Any, ...]) -> Iterator[str]:
+    """What can be told of the reference without computing; a sweep calls it on real tensors."""
     try:
         found = tunable.reference(*args)
-    except Exception:
-        return  # it may look at values, and there are none; the sweep calls it on real ones and tells
-    if isinstance(found, Close):
-        found = {tunable.mutated[0]: found}
-    named = dict(zip(tunable.parameters, args, strict=False))
-    for name, close in found.items() if isinstance(found, Mapping) else ():
-        shape = getattr(getattr(close, "value", None), "shape", None)
-        if name in named and shape is not None and tuple(shape) != tuple(named[name].shape):
-            yield (
-                f"reference gives {name} the shape {tuple(shape)}, the argument has "
-                f"{tuple(named[name].shape)}; return a value of the argument's shape"
-            )
+    except DeclarationError as error:
+        yield f"reference raised {told(error, tunable.reference)}"
+        return
+    except (NotImplementedError, AssertionError, ImportError):
+        return  # no kernel for "meta", the author's own check of the device, or a library of a GPU's machine
+    except Exception as error:
+        if not any(word in str(error).lower() for word in _OF_THE_MACHINE):
+            raised = told(error, tunable.reference)
+            yield f"reference raised {raised} for {names(tunable.parameters)} on device 'meta'; correct it"
+        return
+    try:
+        closes_of(tunable, found, dict(zip(tunable.parameters, args, strict=True)))
+    except DeclarationError as error:
+        yield str(error).removeprefix(f"{tunable.name}: ")

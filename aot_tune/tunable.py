@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from aot_tune.arch import Arch, ask_for_gpus
 from aot_tune.bucket import Axis, Pow2, bucket_of
 from aot_tune.config import Config
 from aot_tune.device import Device
-from aot_tune.errors import LaunchError
+from aot_tune.errors import DeclarationError, LaunchError
 from aot_tune.problem import Problem
 
 if TYPE_CHECKING:
@@ -33,6 +34,16 @@ class Close:
 
     atol: float
     """Absolute tolerance, in the output's unit."""
+
+    def __post_init__(self) -> None:
+        for name, bound in (("rtol", self.rtol), ("atol", self.atol)):
+            if not is_amount(bound):
+                raise DeclarationError(f"Close has {name}={bound!r:.80}; write a finite number of 0 or more")
+
+
+def is_amount(value: object) -> bool:
+    """Whether a value is a finite number of 0 or more."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 @dataclass(frozen=True, kw_only=True)

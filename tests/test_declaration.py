@@ -373,6 +373,105 @@ def test_a_mistake_beyond_the_first_problem_is_found_before_a_sweep(name):
     assert all(text.startswith("scale: ") for text in found)
 
 
+WRONG_REFERENCES = {
+    # name: (reference, what the error must say)
+    "a name that is no output": (
+        lambda x, out: {"output": _close(x * 2)},
+        "reference returns a dict of output; return a Close, or a dict of a Close for each of out",
+    ),
+    "an argument that is no output": (
+        lambda x, out: {"out": _close(x * 2), "x": _close(x)},
+        "reference returns a dict of out, x; return a Close, or a dict of a Close for each of out",
+    ),
+    "an empty dict": (lambda x, out: {}, "reference returns an empty dict; return a Close, or"),
+    "a bare tensor": (lambda x, out: x * 2, "reference returns a Tensor; return a Close, or"),
+    "nothing": (lambda x, out: None, "reference returns a NoneType; return a Close, or"),
+    "a dict of tensors": (lambda x, out: {"out": x * 2}, "reference gives out a Tensor; write Close"),
+    "a number to equal": (
+        lambda x, out: _close(2.0),
+        "reference gives out a float as its value; return a tensor",
+    ),
+    "another shape": (lambda x, out: _close(x[:1, :1]), r"gives out the shape \(1, 1\), the argument has"),
+    "too few parameters": (
+        lambda x: _close(x * 2),
+        r"reference raised TypeError: .*takes 1 positional argument but 2 were given \(.*, line \d+\) for x",
+    ),
+    "a misspelt method": (
+        lambda x, out: _close(x.dubble()),
+        r"AttributeError: 'Tensor' object has no attribute 'dubble' \(.*test_declaration.py, line \d+\)",
+    ),
+    "shapes that do not fit": (
+        lambda x, out: _close(x @ x),
+        r"reference raised RuntimeError: .*\(.*test_declaration.py, line \d+\)",
+    ),
+    "a negative tolerance": (
+        lambda x, out: Close(value=x * 2, rtol=-1, atol=0),
+        "reference raised DeclarationError: Close has rtol=-1; write a finite number of 0 or more",
+    ),
+}
+
+
+def _close(value: object) -> Close:
+    return Close(value=value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", WRONG_REFERENCES)
+def test_a_wrong_reference_is_found_before_a_sweep(name):
+    reference, told = WRONG_REFERENCES[name]
+    tunable = declared(reference=reference, typical=[{"dtype": "bfloat16", "M": 64, "N": 128}])
+    (found,) = declaration_problems(tunable, SM90)
+    assert re.search(told, found), found
+
+
+def test_the_line_of_a_mistake_is_that_of_the_authors_file():
+    line = sys._getframe().f_lineno + 3
+
+    def reference(x, out):
+        return _close(torch.matmul(x, x))
+
+    (found,) = declaration_problems(
+        declared(reference=reference, typical=[{"dtype": "bfloat16", "M": 64, "N": 128}]), SM90
+    )
+    assert f"({__file__}, line {line})" in found
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda x: x[0, 0].item(),
+        lambda x: x.tolist(),
+        lambda x: range(x[0, 0].int()),
+        lambda x: bool((x > 0).all()),
+        lambda x: x.cpu(),
+        lambda x: x.cuda(),
+        lambda x: x.float().numpy(),
+        lambda x: x[x > 0],
+        lambda x: x.unique(),
+        lambda x: torch.equal(x, x),
+        lambda x: x + torch.ones(x.shape),
+        lambda x: torch.ones(1, device="cuda"),
+        lambda x: torch.Generator(x.device),
+        lambda x: torch.cuda.get_device_properties(0),
+        lambda x: _raise(AssertionError("a GPU's tensor")),
+        lambda x: _raise(ModuleNotFoundError("flash_attn")),
+        lambda x: _raise(ValueError("Pointer argument cannot be accessed from Triton (cpu tensor?)")),
+    ],
+)
+def test_a_reference_that_looks_at_values_or_needs_a_gpu_is_left_to_the_sweep(look):
+    def reference(x, out):
+        look(x)
+        return Close(value=x.double() * 2, rtol=0, atol=0)
+
+    assert declaration_problems(declared(reference=reference), SM90) == []
+
+
+@pytest.mark.parametrize("bound", [-1, -0.1, float("nan"), float("inf"), None, "0", True])
+def test_a_tolerance_that_is_no_bound_is_refused(bound):
+    for name in ("rtol", "atol"):
+        with pytest.raises(DeclarationError, match=f"Close has {name}={bound!r}; write a finite number of 0"):
+            Close(**{"value": torch.ones(1), "rtol": 0, "atol": 0, name: bound})
+
+
 def test_a_mistake_that_many_problems_share_is_told_once():
     tunable = declared(
         args_fn=lambda config, x, out: (x,), typical=[{"dtype": "bfloat16", "M": list(range(1, 60)), "N": 8}]

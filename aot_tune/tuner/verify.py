@@ -16,6 +16,7 @@ import torch
 from aot_tune.errors import DeclarationError
 from aot_tune.problem import Problem
 from aot_tune.raised import told
+from aot_tune.references import closes_of
 from aot_tune.tunable import Close, Tunable
 
 CHUNK = 1 << 24
@@ -205,26 +206,8 @@ def _called(tunable: Tunable, function: str, *arguments: Any) -> Any:
 def _references(
     tunable: Tunable, named: Mapping[str, torch.Tensor], args: Sequence[Any]
 ) -> Mapping[str, Close]:
-    found = _called(tunable, "reference", *args)
-    if isinstance(found, Close):
-        if len(tunable.mutated) != 1:
-            raise DeclarationError(
-                f"{tunable.name}: reference returns one Close and {len(tunable.mutated)} arguments are "
-                f"mutated ({', '.join(tunable.mutated)}); return a dict with one for each"
-            )
-        found = {tunable.mutated[0]: found}
-    if not isinstance(found, Mapping) or set(found) != set(tunable.mutated):
-        told = ", ".join(map(str, found)) if isinstance(found, Mapping) else f"a {type(found).__name__}"
-        raise DeclarationError(
-            f"{tunable.name}: reference returns {told}; "
-            f"return a dict of a Close for each of {', '.join(tunable.mutated)}"
-        )
+    found = closes_of(tunable, _called(tunable, "reference", *args), named)
     for name, close in found.items():
-        if close.value.shape != named[name].shape:
-            raise DeclarationError(
-                f"{tunable.name}: reference gives {name} the shape {tuple(close.value.shape)}, "
-                f"the argument has {tuple(named[name].shape)}"
-            )
         if any(bool(part.isnan().any()) for part in _chunks(close.value)):
             raise DeclarationError(
                 f"{tunable.name}: reference gives {name} a NaN; make_args must lead to numbers"

@@ -291,7 +291,12 @@ def has_nan(x: Any, out: Any, state: Any, total: Any, scale: float) -> dict[str,
             "a dict of a Close for each of out, state, total",
         ),
         ({"reference": lambda *args: None}, "returns a NoneType"),
-        ({"reference": lambda x: None}, "reference raises TypeError"),
+        ({"reference": lambda *args: {}}, "returns an empty dict; return a dict of a Close for each of out"),
+        (
+            {"reference": lambda *args: dict.fromkeys(("out", "state", "total"), args[0])},
+            "reference gives out a Tensor; write Close",
+        ),
+        ({"reference": lambda x: None}, r"reference raises TypeError: .*\(.*test_verify.py, line \d+\)"),
         (
             {"make_args": lambda problem, device, seed: (torch.ones(2),)},
             "returns 1 arguments and launch takes 5",
