@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aot_tune import cutile
+from aot_tune import cutile, signature
 from aot_tune.arch import Arch
-from aot_tune.errors import DeclarationError
+from aot_tune.errors import CutileError, DeclarationError
 from aot_tune.mistakes import axis_missing, names
 from aot_tune.problem import Problem
 from aot_tune.raised import told
@@ -69,9 +68,15 @@ def _kernel_argument_mistakes(
     except Exception as error:
         yield f"args_fn for the default, {config}, and {problem} raised {told(error, tunable.args_fn)}"
         return
-    taken = inspect.signature(cutile.python_function(tunable.kernel)).parameters
-    if not isinstance(passed, tuple) or len(passed) != len(taken):
-        yield f"args_fn returned {_made(passed)}; return a tuple of what the kernel takes: {names(taken)}"
+    parameters = cutile.parameters(tunable.kernel)
+    if not isinstance(passed, tuple) or len(passed) != len(parameters):
+        taken = names(name for name, _ in parameters)
+        yield f"args_fn returned {_made(passed)}; return a tuple of what the kernel takes: {taken}"
+        return
+    try:
+        signature.check_arguments(parameters, passed)
+    except CutileError as error:
+        yield f"args_fn for the default, {config}, and {problem}: {error}"
 
 
 _OF_THE_MACHINE = ("meta", "cuda", "nvidia", "driver", "triton")

@@ -127,7 +127,7 @@ def default_hints(kernel: Any) -> dict[str, object]:
 
 def constant_parameters(kernel: Any) -> tuple[str, ...]:
     """The names of a kernel's ``ct.Constant`` parameters, in order."""
-    return tuple(name for name, node in _parameters(kernel) if getattr(node, "constant", False))
+    return tuple(name for name, node in parameters(kernel) if getattr(node, "constant", False))
 
 
 def with_hints(kernel: Any, hints: Mapping[str, int], cubins: CubinSource | None = None) -> Any:
@@ -210,12 +210,12 @@ def signature_of(kernel: Any, kernel_args: Sequence[Any]) -> str:
     Raises:
         CutileError: An argument of a kind that has no signature here.
     """
-    return signature.signature_of(symbol_of(kernel), _parameters(kernel), kernel_args)
+    return signature.signature_of(symbol_of(kernel), parameters(kernel), kernel_args)
 
 
 def weakest_signature(kernel: Any, strong: str) -> str:
     """The signature that assumes nothing of the arrays; a kernel compiled for it serves `strong` as well."""
-    return signature.weakest(strong, _parameters(kernel))
+    return signature.weakest(strong, parameters(kernel))
 
 
 def symbol_of(kernel: Any) -> str:
@@ -223,7 +223,7 @@ def symbol_of(kernel: Any) -> str:
     return str(python_function(kernel).__name__)
 
 
-def _parameters(kernel: Any) -> list[tuple[str, Any]]:
+def parameters(kernel: Any) -> list[tuple[str, Any]]:
     """Name and annotation of each parameter."""
     annotated = kernel._annotated_function
     return list(zip(annotated.pysig.parameters, annotated.parameter_annotations, strict=True))

@@ -100,6 +100,11 @@ def _evaluation_mistakes(tunable: Tunable, arch: Arch, problem: Problem, default
         checks.append(
             ("tiles", lambda: tiles(default, problem), _is_count, "return a number of blocks, an int above 0")
         )
+    if tunable.work is not None:
+        work = tunable.work
+        checks.append(
+            ("work", lambda: work(default, problem), _is_work, "return Work(steps=..., load_bytes=..., ...)")
+        )
     for name, ask, fits, advice in checks:
         try:
             answer = ask()
@@ -112,6 +117,12 @@ def _evaluation_mistakes(tunable: Tunable, arch: Arch, problem: Problem, default
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_work(value: object) -> bool:
+    from aot_tune.tunable import Work
+
+    return isinstance(value, Work)
 
 
 def _is_grid(value: object) -> bool:

@@ -74,11 +74,16 @@ def signature_of(name: str, parameters: Sequence[tuple[str, Any]], kernel_args: 
     # The smallest convention that fits: the second only where a static shape (a size of 1, say) is present.
     static = any(_static_shape(node) for _, node in parameters)
     unit = any(1 in arg.shape for arg in kernel_args if _is_array(arg))
-    told = tuple(
-        _parameter(arg, node, parameter, unit)
-        for arg, (parameter, node) in zip(kernel_args, parameters, strict=True)
-    )
-    return _mangled(name, unit or static, told)
+    return _mangled(name, unit or static, _told(parameters, kernel_args, unit))
+
+
+def check_arguments(parameters: Sequence[tuple[str, Any]], kernel_args: Sequence[Any]) -> None:
+    """Refuse kernel arguments, one for each parameter, that have no signature: far quicker than to make it.
+
+    Raises:
+        CutileError: It names the parameter and what to pass.
+    """
+    _told(parameters, kernel_args, unit=False)
 
 
 def weakest(signature: str, parameters: Sequence[tuple[str, Any]]) -> str:
@@ -138,12 +143,22 @@ def weakest(signature: str, parameters: Sequence[tuple[str, Any]]) -> str:
 # The rule ---------------------------------------------------------------------------------------------------
 
 
+def _told(
+    parameters: Sequence[tuple[str, Any]], kernel_args: Sequence[Any], unit: bool
+) -> tuple[_Parameter, ...]:
+    return tuple(
+        _parameter(arg, node, parameter, unit)
+        for arg, (parameter, node) in zip(kernel_args, parameters, strict=True)
+    )
+
+
 def _is_array(arg: object) -> bool:
     return hasattr(arg, "shape") and hasattr(arg, "dtype") and hasattr(arg, "stride")
 
 
 def _parameter(arg: Any, node: Any, name: str, unit: bool) -> _Parameter:
     if getattr(node, "constant", False):
+        _check_constant(arg, name)
         return _Constant(type(arg).__name__, repr(arg), arg)
     if _is_array(arg):
         return _array(arg, node, unit)
@@ -156,6 +171,20 @@ def _parameter(arg: Any, node: Any, name: str, unit: bool) -> _Parameter:
     raise CutileError(
         f"kernel argument {name} is a {type(arg).__name__}; pass a tensor, an int, a float or a bool"
     )
+
+
+def _check_constant(arg: object, name: str) -> None:
+    if type(arg) in (int, bool, float):
+        return
+    from cuda.tile.compilation import ConstantConstraint
+
+    try:
+        ConstantConstraint(arg)
+    except TypeError:
+        raise CutileError(
+            f"kernel argument {name}, a constant, is {arg!r:.80}, a {type(arg).__name__}; "
+            "pass an int, a float or a bool"
+        ) from None
 
 
 def _array(arg: Any, node: Any, unit: bool) -> _Array:

@@ -62,6 +62,15 @@ class Work:
     store_bytes: float = 0.0
     """Bytes written once at the end."""
 
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise DeclarationError(f"Work has steps={self.steps!r:.80}; write an int of 1 or more")
+        for name in ("flops", "load_bytes", "store_bytes"):
+            if not is_amount(getattr(self, name)):
+                raise DeclarationError(
+                    f"Work has {name}={getattr(self, name)!r:.80}; write a finite number of 0 or more"
+                )
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tunable:

@@ -19,7 +19,7 @@ from aot_tune.config import Config
 from aot_tune.declaration import check_declaration, declaration_problems
 from aot_tune.errors import DeclarationError
 from aot_tune.problem import Problem
-from aot_tune.tunable import Close, Tunable
+from aot_tune.tunable import Close, Tunable, Work
 
 SM90, SM100 = Arch.parse("sm90"), Arch.parse("sm100")
 
@@ -184,6 +184,18 @@ MISTAKES = {
     "a grid of 4": ({"grid_fn": lambda c, d, p: (1, 1, 1, 1)}, "one to three block counts"),
     "a grid of 0": ({"grid_fn": lambda c, d, p: (0,)}, r"returned \(0,\)"),
     "a grid that raises": ({"grid_fn": lambda c, d, p: (c["tile_k"],)}, "grid_fn .* raised KeyError"),
+    "work with a wrong keyword": (
+        {"work": lambda c, p: Work(loads_bytes=1)},
+        r"work .* raised TypeError: .*'loads_bytes' \(.*test_declaration.py, line \d+\)",
+    ),
+    "work as a dict": (
+        {"work": lambda c, p: {"steps": 1}},
+        r"work .* returned \{'steps': 1\}; return Work\(steps=",
+    ),
+    "work of no number": (
+        {"work": lambda c, p: Work(flops=float("nan"))},
+        "Work has flops=nan; write a finite number of 0 or more",
+    ),
     "no tiles": ({"tiles": lambda c, p: 0}, "tiles .* returned 0; return a number of blocks"),
 }
 
@@ -336,6 +348,16 @@ DEEP = {
         SM90,
         r"^scale: problem\(\) of the arguments made for .* raised IndexError: .*declaration.py, line \d+",
     ),
+    "a text for a constant": (
+        {"args_fn": lambda config, x, out: (x, out, str(config["tile_m"]), config["tile_n"])},
+        SM90,
+        "^scale: args_fn for the default, .*: kernel argument tile_m, a constant, is '32', a str; pass",
+    ),
+    "nothing for an array": (
+        {"args_fn": lambda config, x, out: (None, out, config["tile_m"], config["tile_n"])},
+        SM90,
+        "^scale: args_fn for the default, .*: kernel argument x is a NoneType; pass a tensor",
+    ),
     "an output that is no tensor": (
         {
             "make_args": lambda problem, device, seed: (
@@ -470,6 +492,19 @@ def test_a_tolerance_that_is_no_bound_is_refused(bound):
     for name in ("rtol", "atol"):
         with pytest.raises(DeclarationError, match=f"Close has {name}={bound!r}; write a finite number of 0"):
             Close(**{"value": torch.ones(1), "rtol": 0, "atol": 0, name: bound})
+
+
+@pytest.mark.parametrize("name", ["flops", "load_bytes", "store_bytes"])
+@pytest.mark.parametrize("amount", [-1, float("nan"), float("inf"), "1", None])
+def test_work_of_an_impossible_amount_is_refused(name, amount):
+    with pytest.raises(DeclarationError, match=f"Work has {name}={amount!r}; write a finite number of 0"):
+        Work(**{name: amount})
+
+
+@pytest.mark.parametrize("steps", [0, -1, 1.5, True, None])
+def test_work_of_an_impossible_number_of_steps_is_refused(steps):
+    with pytest.raises(DeclarationError, match=f"Work has steps={steps!r}; write an int of 1 or more"):
+        Work(steps=steps)
 
 
 def test_a_mistake_that_many_problems_share_is_told_once():

@@ -15,7 +15,7 @@ from aot_tune.arch import Arch
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.discovery import Found
-from aot_tune.errors import AotTuneError, DeclarationError, LaunchError, TuneError
+from aot_tune.errors import AotTuneError, CutileError, DeclarationError, LaunchError, TuneError
 from aot_tune.fingerprint import source_hash
 from aot_tune.problem import Problem
 from aot_tune.raised import told
@@ -99,7 +99,12 @@ class Kernel:
         args = self.kernel_args(problem, config)
         described = tuple(_described(arg) for arg in args)
         if described not in self._signatures:  # 0.7 ms each, and hints alone do not change it
-            self._signatures[described] = cutile.signature_of(self.tunable.kernel, args)
+            try:
+                self._signatures[described] = cutile.signature_of(self.tunable.kernel, args)
+            except CutileError as error:
+                raise DeclarationError(
+                    f"{self.tunable.name}: args_fn for {config} on {problem}: {error}"
+                ) from error
         signature = self._signatures[described]
         parts = [*self._versions, str(self.arch), signature, sorted(config.hints.items())]
         return CompileJob(
@@ -134,8 +139,8 @@ class Kernel:
             return Launched(work=Work(), tiles=1, blocks=1, ctas=1, memory_bytes=memory_bytes)
         blocks = math.prod(self.grid(problem, config))
         return Launched(
-            work=tunable.work(config, problem),
-            tiles=tunable.tiles(config, problem) if tunable.tiles is not None else blocks,
+            work=self._asked("work", problem, config),
+            tiles=self._asked("tiles", problem, config) if tunable.tiles is not None else blocks,
             blocks=blocks,
             ctas=config.hints.get("num_ctas", 1),
             memory_bytes=memory_bytes,
@@ -172,6 +177,21 @@ class Kernel:
                 f"{self.tunable.name}: args_fn for {config} on {problem} raised "
                 f"{told(error, self.tunable.args_fn)}"
             ) from error
+
+    def _asked(self, name: str, problem: Problem, config: Config) -> Any:
+        """What `work` or `tiles` says of a config; before a sweep the default alone was looked at."""
+        asked = getattr(self.tunable, name)
+        where = f"{self.tunable.name}: {name} for {config} on {problem}"
+        try:
+            answer = asked(config, problem)
+        except Exception as error:
+            raise DeclarationError(f"{where} raised {told(error, asked)}") from error
+        wanted = Work if name == "work" else int
+        if not isinstance(answer, wanted):
+            raise DeclarationError(
+                f"{where} returned {answer!r:.200}; return {wanted.__name__} for all configs"
+            )
+        return answer
 
     def launch_args(self, problem: Problem, seed: int = _SEED) -> tuple[Any, ...]:
         """What `make_args` gives on device "meta".

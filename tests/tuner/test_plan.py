@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -167,6 +168,47 @@ def test_make_args_without_meta_tensors_is_an_error_that_says_what_it_must_take(
     object.__setattr__(tunable, "make_args", cuda_only)
     with pytest.raises(DeclarationError, match=r"'meta'.*no CUDA here; it must take device 'meta'"):
         plan(Found(module="x", tunable=tunable), SM90, [SMALL])
+
+
+def of_others(
+    wrong: Callable[[Config], object], right: Callable[[Config], object]
+) -> Callable[[Config], Any]:
+    return lambda config: right(config) if config == samples.DEFAULT else wrong(config)
+
+
+def test_a_text_for_a_constant_is_an_error_that_names_the_kernels_parameter() -> None:
+    tile = of_others(lambda config: str(config["tile_m"]), lambda config: config["tile_m"])
+    tunable = dataclasses.replace(
+        samples.scale,
+        args_fn=lambda config, source, target: (source, target, tile(config), config["tile_n"]),
+    )
+    with pytest.raises(
+        DeclarationError,
+        match=r"scale: args_fn for .* kernel argument tile_m, a constant, is '16', a str; pass",
+    ):
+        plan(Found(module="x", tunable=tunable), SM90, [SMALL])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (
+            lambda config: Work(loads_bytes=1),
+            r"raised TypeError: .*'loads_bytes' \(.*test_plan.py, line \d+\)",
+        ),
+        (lambda config: {"steps": 1}, r"returned \{'steps': 1\}; return Work for all configs"),
+        (lambda config: Work(flops=-1), "raised DeclarationError: Work has flops=-1; write"),
+    ],
+)
+def test_work_that_is_wrong_for_another_config_than_the_default_is_an_error_that_names_it(
+    wrong: Callable[[Config], object], told: str
+) -> None:
+    work = of_others(wrong, lambda config: _work(config, SMALL))
+    tunable = dataclasses.replace(samples.scale, work=lambda config, problem: work(config))
+    kernel = Kernel(Found(module="x", tunable=tunable), SM90)
+    kernel.launched(SMALL, samples.DEFAULT)
+    with pytest.raises(DeclarationError, match=f"scale: work for tile_m=16 tile_n=64 .* {told}"):
+        kernel.launched(SMALL, samples.SPACE[1])
 
 
 def test_without_a_compiler_planning_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
