@@ -20,6 +20,7 @@ from aot_tune.mistakes import (
     config_mistakes,
     names,
     problem_mistakes,
+    space_kind,
     space_mistakes,
 )
 from aot_tune.names import check_name
@@ -174,12 +175,19 @@ def _check_returned(tunable: Tunable) -> None:
 def _an_arch(tunable: Tunable, problem: Problem) -> Arch:
     """The first arch with a search space for this problem."""
     raised: Exception | None = None
+    not_a_list: str | None = None
     for arch in dict.fromkeys((*_FIRST_ARCHS, *KNOWN_ARCHS)):
         try:
-            if len(tunable.search_space(arch, problem)) > 0:
-                return arch
+            space = tunable.search_space(arch, problem)
         except Exception as error:  # the author's code may not know every arch; one that it knows is enough
             raised = raised or error
+            continue
+        kind = space_kind(space)
+        if kind is None and len(space) > 0:
+            return arch
+        not_a_list = not_a_list or kind
+    if not_a_list is not None:
+        _refuse(tunable, f"search_space({problem}) returned {not_a_list}")
     if raised is not None:
         told_of = told(raised, tunable.search_space)
         raise DeclarationError(f"{tunable.name}: search_space({problem}) raised {told_of}") from raised

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from aot_tune.arch import Arch
@@ -44,6 +44,9 @@ def config_mistakes(tunable: Tunable, arch: Arch, problem: Problem) -> Iterator[
         name = "default" if asked is tunable.default else "search_space"
         yield f"{name}{where} raised {told(error, asked)}"
         return
+    if not_a_list := space_kind(space):
+        yield f"search_space{where} returned {not_a_list}"
+        return
     if len(space) == 0:
         yield f"search_space{where} is empty; return at least the default"
         return
@@ -69,8 +72,32 @@ def config_mistakes(tunable: Tunable, arch: Arch, problem: Problem) -> Iterator[
         twice = next(config for i, config in enumerate(space) if config in space[:i])
         yield f"search_space{where} holds {twice} twice; list it once"
     if default not in space:
-        yield f"default{where} is {default}, which search_space lacks; add it there, or choose a member"
+        yield f"default{where} is {default}, which search_space lacks{_outside(default, space)}"
     yield from _evaluation_mistakes(tunable, arch, problem, default)
+
+
+def space_kind(space: object) -> str | None:
+    """What a search space is that is no list, and what to return; None for a list or a tuple."""
+    if isinstance(space, Sequence) and not isinstance(space, str):
+        return None
+    if isinstance(space, Set):
+        return f"a {type(space).__name__}, whose order is not fixed; return a list of Config"
+    kind = "None" if space is None else f"a {type(space).__name__}"
+    return f"{kind}; return a list of Config"
+
+
+def _outside(default: Config, space: Iterable[Config]) -> str:
+    """What to do about a default outside of its space; one that reads as a member does differs in a type."""
+    for config in space:
+        pairs = [(name, value, default.constants[name]) for name, value in config.constants.items()]
+        alike = all(there == here or str(there) == str(here) for _, there, here in pairs)
+        if alike and config.hints == default.hints:
+            name, there, here = next(pair for pair in pairs if type(pair[1]) is not type(pair[2]))
+            return (
+                f": {name} is {there!r} there, of type {type(there).__name__}, and {here!r} in the default, "
+                f"of type {type(here).__name__}; write the same in both"
+            )
+    return "; add it there, or choose a member"
 
 
 def _evaluation_mistakes(tunable: Tunable, arch: Arch, problem: Problem, default: Config) -> Iterator[str]:

@@ -141,6 +141,26 @@ MISTAKES = {
         {"search_space": lambda arch, problem: []},
         "search_space is empty .* at least the default",
     ),
+    "no space": (
+        {"search_space": lambda arch, problem: None},
+        r"search_space\(.*\) returned None; return a list of Config",
+    ),
+    "a space as a generator": (
+        {"search_space": lambda arch, problem: (config for config in SPACE)},
+        r"search_space\(.*\) returned a generator; return a list of Config",
+    ),
+    "a space as a set": (
+        {"search_space": lambda arch, problem: set(SPACE)},
+        r"search_space\(.*\) returned a set, whose order is not fixed; return a list of Config",
+    ),
+    "a default of texts": (
+        {"default": lambda arch, problem: _config("32", num_ctas=1)},
+        "which search_space lacks: tile_m is 32 there, of type int, and '32' in the default, of type str",
+    ),
+    "a default of floats": (
+        {"default": lambda arch, problem: _config(32, 64.0, num_ctas=1)},
+        "which search_space lacks: tile_n is 64 there, of type int, and 64.0 in the default, of type float",
+    ),
     "a space that raises": (
         {"search_space": lambda arch, problem: _raise(KeyError("h"))},
         "search_space.* KeyError",
@@ -281,6 +301,11 @@ DEEP = {
         {"search_space": lambda arch, problem: _only(problem, [], SPACE)},
         SM90,
         "M=64 .*is empty",
+    ),
+    "no space later": (
+        {"search_space": lambda arch, problem: _only(problem, None, SPACE)},
+        SM90,
+        r"search_space\(sm90, .*M=64.*\) returned None; return a list of Config",
     ),
     "a default outside later": (
         {"default": lambda arch, problem: _only(problem, _config(8), SPACE[0])},
