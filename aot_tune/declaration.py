@@ -16,9 +16,11 @@ from aot_tune.arch import KNOWN_ARCHS, Arch
 from aot_tune.bucket import Exact, Pow2
 from aot_tune.errors import DeclarationError
 from aot_tune.mistakes import (
+    Mistake,
     axis_missing,
     config_mistakes,
     names,
+    of_problems,
     problem_mistakes,
     space_kind,
     space_mistakes,
@@ -59,11 +61,11 @@ def check_declaration(tunable: Tunable) -> None:
     _check_arguments(tunable)
     problem = _first_problem(tunable)
     for mistake in problem_mistakes(tunable, problem):
-        _refuse(tunable, mistake)
+        _refuse(tunable, mistake.text)
     _check_returned(tunable)
     arch = _an_arch(tunable, problem)
     for mistake in config_mistakes(tunable, arch, problem):
-        _refuse(tunable, mistake)
+        _refuse(tunable, mistake.text)
 
 
 def _refuse(tunable: Tunable, mistake: str) -> NoReturn:
@@ -206,22 +208,21 @@ def declaration_problems(tunable: Tunable, arch: Arch) -> list[str]:
     """All that is wrong with a declaration on one arch, over every typical problem; empty when nothing is.
 
     Imports torch and makes every problem's arguments without storage. A mistake that several problems share
-    is told once, for the first of them.
+    is told once, for the first of them, with how many more there are.
     """
     from aot_tune.argument_mistakes import argument_mistakes
 
-    found: dict[str, str] = {}
+    found: dict[str, list[tuple[str, Problem]]] = {}
     sound: list[Problem] = []
     for problem in tunable.typical_problems:
         mistakes = _without_arguments(tunable, arch, problem)
         if not mistakes:
             sound.append(problem)
             mistakes = list(argument_mistakes(tunable, arch, problem))
-        for text in mistakes:
-            # The same mistake differs only in the problem it names.
-            found.setdefault(text.replace(str(problem), ""), text)
-    space = space_mistakes(tunable, arch, sound)
-    return [f"{tunable.name}: {text}" for text in (*found.values(), *space)]
+        for about, text in mistakes:
+            found.setdefault(about, []).append((text, problem))
+    shared = (of_problems(*having[0], len(having) - 1) for having in found.values())
+    return [f"{tunable.name}: {text}" for text in (*shared, *space_mistakes(tunable, arch, sound))]
 
 
 def mistakes_on(tunable: Tunable, arch: Arch, problem: Problem) -> list[str]:
@@ -229,8 +230,8 @@ def mistakes_on(tunable: Tunable, arch: Arch, problem: Problem) -> list[str]:
     from aot_tune.argument_mistakes import argument_mistakes
 
     without = _without_arguments(tunable, arch, problem)
-    return without or list(argument_mistakes(tunable, arch, problem))
+    return [mistake.text for mistake in without or argument_mistakes(tunable, arch, problem)]
 
 
-def _without_arguments(tunable: Tunable, arch: Arch, problem: Problem) -> list[str]:
+def _without_arguments(tunable: Tunable, arch: Arch, problem: Problem) -> list[Mistake]:
     return list(problem_mistakes(tunable, problem)) or list(config_mistakes(tunable, arch, problem))

@@ -11,6 +11,7 @@ from aot_tune.arch import Arch
 from aot_tune.config import Config
 from aot_tune.declaration import mistakes_on
 from aot_tune.fingerprint import source_hash
+from aot_tune.mistakes import of_problems
 from aot_tune.problem import Problem
 from aot_tune.serve import loader
 from aot_tune.serve.dispatch import dispatcher_of
@@ -116,11 +117,14 @@ def overview_lines(told: Sequence[Explanation]) -> list[str]:
     missed = [one for one in told if one.remarks]
     again = f"{counted(len(missed), 'problem')} with remarks; name one with --problem to see why"
     wrong = [one for one in told if one.mistakes]
-    more = f" (and for {counted(len(wrong) - 1, 'more problem')})" if len(wrong) > 1 else ""
     return [
         *aligned([heads, *rows]),
         *([again] if missed else []),
-        *(f"the declaration is wrong: {text}{more}" for one in wrong[:1] for text in one.mistakes),
+        *(
+            f"the declaration is wrong: {of_problems(text, one.problem, len(wrong) - 1)}"
+            for one in wrong[:1]
+            for text in one.mistakes
+        ),
     ]
 
 

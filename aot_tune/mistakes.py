@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aot_tune.arch import Arch
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.problem import Problem
 from aot_tune.raised import told
+from aot_tune.text import counted
 
 if TYPE_CHECKING:
     from aot_tune.tunable import Tunable
@@ -18,21 +19,48 @@ _CLUSTERS_SINCE = Arch(10, 0)
 """From here on two blocks can share a matrix product, so that num_ctas 2 is always worth a trial."""
 
 
-def problem_mistakes(tunable: Tunable, problem: Problem) -> Iterator[str]:
+class Mistake(NamedTuple):
+    """One thing that is wrong with a declaration for one problem."""
+
+    about: str
+    """What of the declaration is wrong; problems share a mistake that is about the same."""
+
+    text: str
+    """What is wrong, and what to write instead."""
+
+
+def of_problems(text: str, first: Problem, more: int) -> str:
+    """A mistake with the first problem that has it, where it names none itself, and how many more do."""
+    where = "" if str(first) in text else f"for {first}"
+    others = f"and for {counted(more, 'more problem')}" if more else ""
+    place = " ".join(filter(None, (where, others)))
+    return f"{text} ({place})" if place else text
+
+
+def problem_mistakes(tunable: Tunable, problem: Problem) -> Iterator[Mistake]:
     """What is wrong with the sizes and classes of a typical problem."""
     for name in tunable.axes:
         if name not in problem:
-            yield f"the typical problem {problem} lacks the axis {name}; add it, or remove it from axes"
+            yield Mistake(
+                f"axis {name}",
+                f"the typical problem {problem} lacks the axis {name}; add it, or remove it from axes",
+            )
         else:
             size = problem[name]
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                yield f"the typical problem {problem} has {name}={size!r}; write a size of 1 or more"
+                yield Mistake(
+                    f"axis {name}",
+                    f"the typical problem {problem} has {name}={size!r}; write a size of 1 or more",
+                )
     for name, value in problem.items():
         if name not in tunable.axes and isinstance(value, int) and not isinstance(value, bool):
-            yield f"the typical problem {problem} has the size {name}, no axis; add {name!r}: Exact() to axes"
+            yield Mistake(
+                f"size {name}",
+                f"the typical problem {problem} has the size {name}, no axis; add {name!r}: Exact() to axes",
+            )
 
 
-def config_mistakes(tunable: Tunable, arch: Arch, problem: Problem) -> Iterator[str]:
+def config_mistakes(tunable: Tunable, arch: Arch, problem: Problem) -> Iterator[Mistake]:
     """What is wrong with the space, the default and what is computed of them, for one problem on one arch."""
     where = f"({arch}, {problem})"
     asked: Any = tunable.search_space
@@ -42,37 +70,44 @@ def config_mistakes(tunable: Tunable, arch: Arch, problem: Problem) -> Iterator[
         default = asked(arch, problem)
     except Exception as error:
         name = "default" if asked is tunable.default else "search_space"
-        yield f"{name}{where} raised {told(error, asked)}"
+        yield Mistake(name, f"{name}{where} raised {told(error, asked)}")
         return
     if not_a_list := space_kind(space):
-        yield f"search_space{where} returned {not_a_list}"
+        yield Mistake("search_space", f"search_space{where} returned {not_a_list}")
         return
     if len(space) == 0:
-        yield f"search_space{where} is empty; return at least the default"
+        yield Mistake("search_space", f"search_space{where} is empty; return at least the default")
         return
     known = frozenset(tunable.constant_names)
     for config in (default, *space):
         if not isinstance(config, Config):
-            yield f"search_space or default {where} returned {config!r:.80}; return Config(...) objects"
+            yield Mistake(
+                "search_space",
+                f"search_space or default {where} returned {config!r:.80}; return Config(...) objects",
+            )
             return
         # A constant that no config names is args_fn's own to compute; one that the kernel lacks is a slip.
         if not config.constants.keys() <= known:
-            yield (
+            yield Mistake(
+                "constants",
                 f"the config {config} {where} has the constants {names(config.constants)}; the kernel's "
-                f"ct.Constant parameters are {names(tunable.constant_names)}: use their names"
+                f"ct.Constant parameters are {names(tunable.constant_names)}: use their names",
             )
             return
         if config.constants.keys() != default.constants.keys():
-            yield (
+            yield Mistake(
+                "constants",
                 f"the config {config} {where} has the constants {names(config.constants)}, the default has "
-                f"{names(default.constants)}; name the same ones in all"
+                f"{names(default.constants)}; name the same ones in all",
             )
             return
     if len(set(space)) < len(space):
         twice = next(config for i, config in enumerate(space) if config in space[:i])
-        yield f"search_space{where} holds {twice} twice; list it once"
+        yield Mistake("twice", f"search_space{where} holds {twice} twice; list it once")
     if default not in space:
-        yield f"default{where} is {default}, which search_space lacks{_outside(default, space)}"
+        yield Mistake(
+            "default", f"default{where} is {default}, which search_space lacks{_outside(default, space)}"
+        )
     yield from _evaluation_mistakes(tunable, arch, problem, default)
 
 
@@ -100,7 +135,9 @@ def _outside(default: Config, space: Iterable[Config]) -> str:
     return "; add it there, or choose a member"
 
 
-def _evaluation_mistakes(tunable: Tunable, arch: Arch, problem: Problem, default: Config) -> Iterator[str]:
+def _evaluation_mistakes(
+    tunable: Tunable, arch: Arch, problem: Problem, default: Config
+) -> Iterator[Mistake]:
     where = f"for the default, {default}, {problem} on {arch}"
     checks: list[tuple[str, Callable[[], object], Callable[[Any], bool], str]] = [
         (
@@ -136,10 +173,10 @@ def _evaluation_mistakes(tunable: Tunable, arch: Arch, problem: Problem, default
         try:
             answer = ask()
         except Exception as error:
-            yield f"{name} {where} raised {told(error, getattr(tunable, name))}"
+            yield Mistake(name, f"{name} {where} raised {told(error, getattr(tunable, name))}")
         else:
             if not fits(answer):
-                yield f"{name} {where} returned {answer!r:.200}; {advice}"
+                yield Mistake(name, f"{name} {where} returned {answer!r:.200}; {advice}")
 
 
 def _is_count(value: object) -> bool:

@@ -366,7 +366,7 @@ DEEP = {
     "kernel arguments that raise": (
         {"args_fn": lambda config, x, out: (x, out, config["tilee"], 1)},
         SM90,
-        r"^scale: args_fn for the default, .* raised KeyError: 'tilee' \(.*test_declaration.py, line \d+\)$",
+        r"^scale: args_fn for the default, .* raised KeyError: 'tilee' \(.*test_declaration.py, line \d+\) ",
     ),
     "a problem that raises": (
         {"problem": lambda x, out: {"dtype": x.dtype, "M": x.shape[2], "N": len(x)}},
@@ -532,11 +532,29 @@ def test_work_of_an_impossible_number_of_steps_is_refused(steps):
         Work(steps=steps)
 
 
-def test_a_mistake_that_many_problems_share_is_told_once():
-    tunable = declared(
-        args_fn=lambda config, x, out: (x,), typical=[{"dtype": "bfloat16", "M": list(range(1, 60)), "N": 8}]
-    )
-    assert len(declaration_problems(tunable, SM90)) == 1
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"args_fn": lambda config, x, out: (x,)}, "args_fn returned 1"),
+        ({"reference": lambda x, out: _close(x[0])}, r"reference gives out the shape \(8,\)"),
+        (
+            {"problem": lambda x, out: {"M": x.shape[0], **({} if x.dim() == 2 else {"N": 1})}},
+            "does not return the axis N: of the arguments made for dtype=bfloat16 M=1 N=8 it",
+        ),
+        (
+            {"make_args": lambda problem, device, seed: _raise(ValueError(f"M={problem.M} on {device}"))},
+            r"make_args\(dtype=bfloat16 M=1 N=8\) on device 'meta' raised ValueError: M=1 on meta",
+        ),
+    ],
+)
+def test_a_mistake_that_many_problems_share_is_told_once_with_the_first_and_how_many_more(changes, told):
+    typical = [{"dtype": ["bfloat16", "float16"], "M": list(range(1, 60)), "N": 8}]
+    (found,) = declaration_problems(declared(**changes, typical=typical), SM90)
+    assert re.search(told, found), found
+    assert found.endswith("and for 117 more problems)")
+    assert found.count("dtype=bfloat16 M=1 N=8") == 1
+    (alone,) = declaration_problems(declared(**changes, typical=[{**typical[0], "M": 1}]), SM90)
+    assert alone.endswith("and for 1 more problem)")
 
 
 def test_a_space_of_hints_alone_or_for_sm90_need_not_hold_clusters():

@@ -114,6 +114,6 @@ def test_a_wrong_declaration_is_told_without_a_table(scale: Tunable) -> None:
     *_, one = explanation_lines(answers[0])
     told = "the declaration is wrong: args_fn returned 2; return a tuple of what the kernel takes: source,"
     assert overview.startswith(told)
-    assert overview.endswith(" (and for 2 more problems)")
+    assert overview.endswith(" (for dtype=bfloat16 M=1 N=1024 and for 2 more problems)")
     assert one.strip().startswith(told)
     assert [explain(scale, SM90, problem).mistakes for problem in scale.typical_problems] == [(), (), ()]
