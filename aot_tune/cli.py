@@ -69,6 +69,9 @@ def tune(
     journal: Annotated[
         Path | None, typer.Option(help="Folder of journals; build/journal by default.")
     ] = None,
+    cubins: Annotated[
+        Path | None, typer.Option(help="Folder of compiled cubins; build/cubins by default.")
+    ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over where a journal could be resumed.")
     ] = False,
@@ -98,6 +101,7 @@ def tune(
             jobs=jobs,
             gpu=device.index if device else None,
             journal=journal,
+            cubins=cubins,
             fresh=fresh,
             verbose=verbose,
         )
@@ -143,13 +147,16 @@ def compile(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Compiling processes; one a core by default.")
     ] = None,
+    cubins: Annotated[
+        Path | None, typer.Option(help="Folder of compiled cubins; build/archive-cubins by default.")
+    ] = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
     """Compile what the tables can ask for into one archive an arch, for serving without a compiler."""
     from aot_tune.discovery import find_tunables, module_names
     from aot_tune.tuner.build_cubins import build
-    from aot_tune.tuner.cubin_report import CubinRequest, report_lines
+    from aot_tune.tuner.cubin_report import CUBINS, CubinRequest, report_lines
 
     named = [*(arch or ()), *(more or ())]
     request = CubinRequest(
@@ -159,6 +166,7 @@ def compile(
         modules=tuple(module_names(module)) if module else (),
         out=out,
         jobs=jobs,
+        cubins=cubins or CUBINS,
     )
     with command.sigterm_stops():
         try:

@@ -354,6 +354,26 @@ def test_a_read_only_output_folder(tuned: Library, words: list[str]) -> None:
     assert not (tuned.folder / "build/cubins").exists()  # told before anything is compiled
 
 
+@pytest.mark.parametrize("verb", ["tune", "compile"])
+def test_a_read_only_working_folder_needs_another_folder_for_cubins(library: Library, verb: str) -> None:
+    for name in ("out", "tmp"):
+        (library.folder / name).mkdir()
+    shut = (library.folder, library.folder / "build")
+    words = ["-c", WITHOUT_ROOTS_RIGHTS, "-m", "aot_tune", verb, "--module", "mylib.kernels"]
+    words += ["--arch", "sm100", "--out", "out"]
+    for folder in shut:
+        folder.chmod(0o555)
+    try:
+        said = one_error(library.refused(*words))
+        result = library.python(*words, "--cubins", "out/cubins")
+    finally:
+        for folder in shut:
+            folder.chmod(0o755)
+    assert "no folder for cubins can be made (Permission denied); name another with --cubins" in said
+    assert result.returncode == 0, result.stderr
+    assert list((library.folder / "out/cubins").glob("*.cubin"))
+
+
 # Launches -------------------------------------------------------------------------------------------------
 
 

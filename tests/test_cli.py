@@ -159,7 +159,7 @@ def test_every_option_of_tune_reaches_the_sweep(
     _h200(monkeypatch)
     words = (
         "tune scale --arch 90 --module tests.samples --problem M=300,N=8,dtype=bfloat16 --limit 2 "
-        "--exhaustive --require measured --out O --jobs 3 --gpu 0 --journal J --fresh"
+        "--exhaustive --require measured --out O --jobs 3 --gpu 0 --journal J --cubins C --fresh"
     )
     assert _run(*words.split()).exit_code == 0
     (request,) = requests
@@ -169,7 +169,7 @@ def test_every_option_of_tune_reaches_the_sweep(
     assert (request.arch, request.modules, request.limit, request.jobs, request.gpu) == (
         SM90, ("tests.samples",), 2, 3, 0,
     )  # fmt: skip
-    assert (request.out, request.journal) == (Path("O"), Path("J"))
+    assert (request.out, request.journal, request.cubins) == (Path("O"), Path("J"), Path("C"))
     assert request.exhaustive
     assert request.require_measured
     assert request.fresh

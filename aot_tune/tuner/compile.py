@@ -84,7 +84,7 @@ class CompilePool:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(
-                f"{folder}: no folder for cubins can be made ({error.strerror}); free the path"
+                f"{folder}: no folder for cubins can be made ({error.strerror}); name another with --cubins"
             ) from error
 
     @property

@@ -155,5 +155,5 @@ def _replace(path: Path, data: bytes) -> None:
             with suppress(OSError):
                 os.unlink(temporary)
         raise StoreError(
-            f"{path} cannot be written ({error.strerror}); free space or name another folder"
+            f"{path} cannot be written ({error.strerror}); free space, or name another folder with --cubins"
         ) from error

@@ -96,7 +96,7 @@ class SweepRequest:
         for text in dict.fromkeys(problem_option(p) for chosen in self.problems.values() for p in chosen):
             words += ["--problem", text]
         valued = {"--limit": self.limit, "--out": self.out, "--jobs": self.jobs, "--gpu": self.gpu}
-        for option, value in {**valued, "--journal": self.journal}.items():
+        for option, value in {**valued, "--journal": self.journal, "--cubins": self.cubins}.items():
             words += [] if value is None else [option, str(value)]
         words += ["--exhaustive"] if self.exhaustive else []
         words += ["--require", "measured"] if self.require_measured else []
