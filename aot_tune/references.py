@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,11 @@ def closes_of(tunable: Tunable, found: object, named: Mapping[str, Any]) -> Mapp
                 f"{tunable.name}: reference gives {name} a {type(close).__name__}; "
                 "write Close(value=..., rtol=..., atol=...)"
             )
+        for bound, amount in (("rtol", close.rtol), ("atol", close.atol)):
+            if not math.isfinite(amount):
+                raise DeclarationError(
+                    f"{tunable.name}: reference gives {name} {bound}={amount}; give a finite number"
+                )
         shape = getattr(close.value, "shape", None)
         if shape is None:
             raise DeclarationError(

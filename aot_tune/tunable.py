@@ -37,7 +37,8 @@ class Close:
 
     def __post_init__(self) -> None:
         for name, bound in (("rtol", self.rtol), ("atol", self.atol)):
-            if not is_amount(bound):
+            # What is not finite may come of values that are not, and is refused where it is compared with.
+            if not isinstance(bound, int | float) or isinstance(bound, bool) or bound < 0:
                 raise DeclarationError(f"Close has {name}={bound!r:.80}; write a finite number of 0 or more")
 
 

@@ -124,7 +124,8 @@ def check_rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.T
     check_dtype("rope", "q", q, torch.bfloat16, torch.float16, torch.float32)
     check_dtype("rope", "k", k, q.dtype)
     (tokens, heads, head_dim), half = q.shape, cos.shape[1]
-    if not 0 < half <= (most := min(head_dim // 2, _MOST_PAIRS)) or edge(half) != half:
+    most = min(head_dim // 2, _MOST_PAIRS)
+    if not 0 < half <= most or edge(half) != half:
         raise LaunchError(
             f"rope: cos has {half} columns; pass one for each pair to rotate, a power of two and at most "
             f"{most} for the head_dim of q, {head_dim}"
