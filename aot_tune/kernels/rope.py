@@ -123,8 +123,7 @@ def check_rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.T
     check_rank("rope", "cos", cos, "tokens rotary_dim/2")
     check_dtype("rope", "q", q, torch.bfloat16, torch.float16, torch.float32)
     check_dtype("rope", "k", k, q.dtype)
-    (tokens, heads, head_dim), half = q.shape, cos.shape[1]
-    most = min(head_dim // 2, _MOST_PAIRS)
+    (tokens, heads, head_dim), half, most = q.shape, cos.shape[1], min(q.shape[2] // 2, _MOST_PAIRS)
     if not 0 < half <= most or edge(half) != half:
         raise LaunchError(
             f"rope: cos has {half} columns; pass one for each pair to rotate, a power of two and at most "
