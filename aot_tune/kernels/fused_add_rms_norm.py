@@ -16,7 +16,6 @@ from aot_tune import inputs
 from aot_tune.bucket import Exact, Pow2
 from aot_tune.config import Config
 from aot_tune.device import Device
-from aot_tune.errors import LaunchError
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, indexable, number
 from aot_tune.kernels.rms_norm import rms_norm
 from aot_tune.kernels.rms_norm_space import (
@@ -26,7 +25,7 @@ from aot_tune.kernels.rms_norm_space import (
     default_in_place,
     legal_in_place,
 )
-from aot_tune.kernels.rows import MOST_ELEMENTS, as_rows, load_part, load_parts, store_part
+from aot_tune.kernels.rows import as_rows, check_normed, load_part, load_parts, store_part
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
 
@@ -101,16 +100,9 @@ def check_fused_add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
 ) -> float:
     """Refuse shapes, dtypes and numbers that `fused_add_rms_norm` does not take; return a launch's eps."""
-    check_dtype("fused_add_rms_norm", "x", x, torch.bfloat16, torch.float16, torch.float32)
-    if not x.dim() or x.shape[-1] > MOST_ELEMENTS:
-        raise LaunchError(
-            f"fused_add_rms_norm: x has shape {tuple(x.shape)}; its last size may be 0 to {MOST_ELEMENTS}"
-        )
-    cols = x.shape[-1]
+    check_normed("fused_add_rms_norm", x, weight)
     check_dtype("fused_add_rms_norm", "residual", residual, x.dtype)
     check_shape("fused_add_rms_norm", "residual", residual, tuple(x.shape), "x")
-    check_dtype("fused_add_rms_norm", "weight", weight, x.dtype)
-    check_shape("fused_add_rms_norm", "weight", weight, (cols,), f"x of {cols} columns")
     return number("fused_add_rms_norm", "eps", eps)
 
 

@@ -17,13 +17,12 @@ from aot_tune.arch import Arch
 from aot_tune.bucket import Exact, Pow2, edge
 from aot_tune.config import Config
 from aot_tune.device import Device
-from aot_tune.errors import LaunchError
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, indexable, number
 from aot_tune.kernels.layer_norm_tiles import layer_norm_kernel
 from aot_tune.kernels.rows import (
-    MOST_ELEMENTS,
     as_rows,
     at_once,
+    check_normed,
     exact_width,
     part_refusal,
     parts,
@@ -83,16 +82,9 @@ def check_layer_norm(
     out: torch.Tensor | None = None,
 ) -> float:
     """Refuse shapes, dtypes and numbers that `layer_norm` does not take; return a launch's eps."""
-    check_dtype("layer_norm", "x", x, torch.bfloat16, torch.float16, torch.float32)
-    if not x.dim() or x.shape[-1] > MOST_ELEMENTS:
-        raise LaunchError(
-            f"layer_norm: x has shape {tuple(x.shape)}; its last size may be 0 to {MOST_ELEMENTS}"
-        )
-    cols = x.shape[-1]
-    check_shape("layer_norm", "weight", weight, (cols,), f"x of {cols} columns")
-    check_dtype("layer_norm", "weight", weight, x.dtype)
+    check_normed("layer_norm", x, weight)
     if bias is not None:
-        check_shape("layer_norm", "bias", bias, (cols,), f"x of {cols} columns")
+        check_shape("layer_norm", "bias", bias, tuple(weight.shape), f"x of {x.shape[-1]} columns")
         check_dtype("layer_norm", "bias", bias, x.dtype)
     if out is not None:
         check_shape("layer_norm", "out", out, tuple(x.shape), "x")

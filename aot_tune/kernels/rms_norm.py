@@ -16,10 +16,9 @@ from aot_tune import inputs
 from aot_tune.bucket import Exact, Pow2
 from aot_tune.config import Config
 from aot_tune.device import Device
-from aot_tune.errors import LaunchError
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, indexable, number
 from aot_tune.kernels.rms_norm_space import SPACE, cut, default, legal
-from aot_tune.kernels.rows import MOST_ELEMENTS, as_rows, load_parts, store_part
+from aot_tune.kernels.rows import as_rows, check_normed, load_parts, store_part
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
 
@@ -83,14 +82,7 @@ def check_rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, *, out: torch.Tensor | None = None
 ) -> float:
     """Refuse shapes, dtypes and numbers that `rms_norm` does not take; return a launch's eps."""
-    check_dtype("rms_norm", "x", x, torch.bfloat16, torch.float16, torch.float32)
-    if not x.dim() or x.shape[-1] > MOST_ELEMENTS:
-        raise LaunchError(
-            f"rms_norm: x has shape {tuple(x.shape)}; its last size may be 0 to {MOST_ELEMENTS}"
-        )
-    cols = x.shape[-1]
-    check_shape("rms_norm", "weight", weight, (cols,), f"x of {cols} columns")
-    check_dtype("rms_norm", "weight", weight, x.dtype)
+    check_normed("rms_norm", x, weight)
     if out is not None:
         check_shape("rms_norm", "out", out, tuple(x.shape), "x")
         check_dtype("rms_norm", "out", out, x.dtype)

@@ -15,6 +15,7 @@ from aot_tune.bucket import edge
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
+from aot_tune.kernels.arguments import check_dtype, check_shape
 
 MOST_ELEMENTS = 32768
 """Elements a block of 8 warps holds in registers, 128 a thread; more would spill."""
@@ -34,6 +35,17 @@ per Compute Capability"."""
 def registers(arch: Arch, resident: int) -> int:
     """That a thread may have where so many are resident on a multiprocessor."""
     return min(_MOST_REGISTERS, Device.reference(arch).registers_per_sm // resident // _AT_ONCE * _AT_ONCE)
+
+
+def check_normed(kernel: str, x: torch.Tensor, weight: torch.Tensor) -> None:
+    """Refuse what no norm takes: rows that are too wide, and a weight that does not go with them."""
+    check_dtype(kernel, "x", x, torch.bfloat16, torch.float16, torch.float32)
+    if not x.dim() or x.shape[-1] > MOST_ELEMENTS:
+        raise LaunchError(
+            f"{kernel}: x has shape {tuple(x.shape)}; its last size may be 0 to {MOST_ELEMENTS}"
+        )
+    check_shape(kernel, "weight", weight, (x.shape[-1],), f"x of {x.shape[-1]} columns")
+    check_dtype(kernel, "weight", weight, x.dtype)
 
 
 def as_rows(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
