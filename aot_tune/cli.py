@@ -269,7 +269,10 @@ def doctor(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Say what GPU, compiler, tables and cache this process would use; or why a problem gets its config."""
+    """Say what GPU, compiler, tables and cache this process would use; or why a problem gets its config.
+
+    Exit code 1 when the declaration of the kernel is wrong.
+    """
     from aot_tune.discovery import find_tunables
     from aot_tune.doctor import diagnose, diagnosis_lines
     from aot_tune.explain import explain, explanation_lines, overview_lines
@@ -291,3 +294,4 @@ def doctor(
         command.put(line for one in answers for line in explanation_lines(one))
     else:
         command.put(overview_lines(answers))
+    command.leave(failed=any(one.mistakes for one in answers))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -313,6 +314,19 @@ def test_doctor_tells_of_the_process_and_of_a_problem(tables: Path) -> None:
     (answer,) = json.loads(_run("doctor", "scale", "--arch", "sm90", "--problem", "M=60", "--json").stdout)
     assert answer["source"] == "own"
     assert answer["bucket"] == {"dtype": "bfloat16", "M": 64, "N": 1024}
+
+
+@pytest.mark.parametrize("words", [[], ["--json"], ["--problem", "M=60"]])
+def test_doctor_of_a_wrong_declaration_tells_it_and_fails(
+    tables: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    (found,) = scale_in(tables).values()
+    wrong = replace(found.tunable, args_fn=lambda config, source, target: (source, target))
+    declared = discovery.Survey(found={"scale": replace(found, tunable=wrong)}, broken=())
+    monkeypatch.setattr(discovery, "survey", lambda modules=(): declared)
+    told = _run("doctor", "scale", "--arch", "sm90", *words)
+    assert told.exit_code == 1
+    assert "args_fn returned 2; return a tuple of what the kernel takes" in told.stdout
 
 
 # Real processes -----------------------------------------------------------------------------------

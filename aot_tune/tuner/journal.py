@@ -63,7 +63,7 @@ class Journal:
             lock = _locked(path)
         except OSError as error:
             raise TuneError(
-                f"{path}: cannot open the journal: {_words(error)}; choose another folder"
+                f"{path}: cannot open the journal: {_words(error)}; name another folder with --journal"
             ) from error
         journal = cls(path, lock, identity)
         try:
@@ -71,7 +71,8 @@ class Journal:
         except OSError as error:
             journal.close()
             raise TuneError(
-                f"{path}: cannot open the journal: {_words(error)}; make room or choose another folder"
+                f"{path}: cannot open the journal: {_words(error)}; "
+                "make room or name another folder with --journal"
             ) from error
         except BaseException:
             journal.close()
@@ -115,7 +116,9 @@ class Journal:
     def _start(self, identity: Mapping[str, str]) -> None:
         """Read what is there, check whose it is, set damage aside, and be ready to append."""
         if self._path.exists() and not self._path.is_file():
-            raise TuneError(f"{self._path}: is no plain file; move it away or choose another folder")
+            raise TuneError(
+                f"{self._path}: is no plain file; move it away or name another folder with --journal"
+            )
         data = self._path.read_bytes() if self._path.exists() else b""
         found = _scan(data)
         _check_identity(self._path, found.records, identity, self._digest)
