@@ -56,10 +56,12 @@ def _rows(array: Any, block: Any, height: Any) -> Any:
 
     So no load of all the others is checked for its sake.
     """
-    if height == 1:
-        return array.slice(0, block, block + 1)
-    first = ct.maximum(ct.minimum(block * height, array.shape[0] - height), 0)
-    return array.slice(0, first, ct.minimum(first + height, array.shape[0]))
+    first = block * height
+    if height > 1:
+        first = ct.maximum(ct.minimum(first, array.shape[0] - height), 0)
+    end = ct.minimum(first + height, array.shape[0])
+    # Where they begin is multiplied with the stride as it is given: in 64 bits.
+    return array.slice(0, ct.astype(first, ct.int64), ct.astype(end, ct.int64))
 
 
 def _weight_and_bias(read: Any, held: Any, count: Any, shape: Any) -> Any:

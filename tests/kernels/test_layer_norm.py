@@ -84,7 +84,8 @@ def test_a_row_is_held_without_empty_lanes_where_parts_divide_it() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
-    ("rows", "cols"), [(1, 1), (3, 5), (17, 100), (16, 128), (4, 1024), (3, 1500), (7, 768), (8, 768)]
+    ("rows", "cols"),
+    [(1, 1), (3, 5), (17, 100), (16, 128), (4, 1024), (3, 1500), (7, 768), (8, 768), (13, 768)],
 )
 def test_the_kernel_agrees_with_the_reference(
     rows: int, cols: int, bias: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
