@@ -283,6 +283,7 @@ matmul_fp8_tunable = Tunable(
         {"dtype": "bfloat16", "M": _M, "N": 8192, "K": 8192},  # Llama 3.1 70B FP8, attention output
         {"dtype": "bfloat16", "M": _M, "N": 8192, "K": 28672},  # Llama 3.1 70B FP8, down
         {"dtype": "bfloat16", "M": 320, "N": 32576, "K": 7168},  # N no multiple of 128
+        {"dtype": "float16", "M": (1, 64, 4096), "N": 6144, "K": 4096},  # Llama 3.1 8B FP8, run in float16
     ],
 )
 """The declaration; ``matmul_fp8_tunable.launch(a, b, scale_a, scale_b, out)``, its scales of shape (1,)."""
