@@ -259,15 +259,24 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved:
 _TILES = (2048, 4096, 8192)
 """Elements of a tile, 8 to 64 a thread; 8192 hold all heads of most models."""
 
+_DENSE, _DENSE_TILE = 8, 4096
+"""Blocks of a multiprocessor for which tiles from so many elements on are compiled in another way; fewer
+blocks change no code, nor do they for smaller tiles (tileiras 13.4, sm_80 to sm_100)."""
+
 
 @cache
-def _config(tile: int, rotary_dim: int, warps: int) -> Config:
+def _config(tile: int, rotary_dim: int, warps: int, occupancy: int = 1) -> Config:
     heads = max(1, tile // edge(rotary_dim))
-    return Config(constants={"tile_heads": heads}, hints={"num_worker_warps": warps})
+    return Config(constants={"tile_heads": heads}, hints={"occupancy": occupancy, "num_worker_warps": warps})
 
 
 def _space(arch: Arch, problem: Problem) -> list[Config]:
-    return [_config(tile, problem.size("rotary_dim"), warps) for tile in _TILES for warps in (4, 8)]
+    return [
+        _config(tile, problem.size("rotary_dim"), warps, occupancy)
+        for tile in _TILES
+        for warps in (4, 8)
+        for occupancy in ((1, _DENSE) if tile >= _DENSE_TILE else (1,))
+    ]
 
 
 def _legal(config: Config, arch: Arch, problem: Problem) -> bool | str:

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 def config(tile_heads: int) -> Config:
-    return Config(constants={"tile_heads": tile_heads}, hints={"num_worker_warps": 4})
+    return Config(constants={"tile_heads": tile_heads}, hints={"occupancy": 1, "num_worker_warps": 4})
 
 
 def shape(
