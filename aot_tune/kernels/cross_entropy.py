@@ -233,6 +233,8 @@ cross_entropy_tunable = Tunable(
         _shapes(262144, rows=_TRAINED[:-1], gradient=True),  # DeepSeek-V3's and gpt-oss'
         _shapes(128256, rows=(1024, 4096), gradient=False, dtype="float32"),  # as transformers casts them
         _shapes(128256, rows=(1024, 4096), gradient=True, dtype="float32"),
+        _shapes(128256, rows=(1024, 4096), gradient=False, dtype="float16"),  # trained in mixed precision
+        _shapes(128256, rows=(1024, 4096), gradient=True, dtype="float16"),
     ],
 )
 """The declaration; `launch` takes logits, target, loss, zeros to work in, ignore_index and grad_scale."""

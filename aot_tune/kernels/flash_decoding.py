@@ -18,15 +18,15 @@ from typing import Any
 import cuda.tile as ct
 
 from aot_tune.kernels.decode_exchange import NOTHING, combined, leave
-from aot_tune.kernels.decode_workspace import width_of_slice
-from aot_tune.kernels.paged_cache import gathered, keys_and_values, page_numbers
+from aot_tune.kernels.decode_workspace import MOST_APART, width_of_slice
+from aot_tune.kernels.paged_cache import gathered, keys_and_values
 from aot_tune.kernels.sequence_parts import of_block, span
 
 _LOG2_E = math.log2(math.e)
 _LN_2 = math.log(2)
 
-_TILES_OF_WINDOW = 3
-"""Tiles that hold a window of two tiles, of which the first begins with the window's first page."""
+_TILES_BETWEEN = 2
+"""Tiles that hold the pages between the first and the last of a window of two tiles."""
 
 
 def _attend(
@@ -51,7 +51,10 @@ def _scores(q: Any, k: Any, scale: Any) -> Any:
 
 def _attended(at: Any, count: Any, begin: Any, end: Any) -> Any:
     """Which of `count` keys, the first at position `at`, are from `begin` to before `end`: (count, 1)."""
-    position = (at + ct.arange(count, dtype=ct.int32)).reshape((count, 1))
+    return _from_to((at + ct.arange(count, dtype=ct.int32)).reshape((count, 1)), begin, end)
+
+
+def _from_to(position: Any, begin: Any, end: Any) -> Any:
     return (position >= begin) & (position < end)
 
 
@@ -104,7 +107,7 @@ def _attend_part(
     # One loop, also for those tiles that the window or the sequence's end cuts: each further place that loads
     # would take a share of the shared memory in which loads run ahead. Without the branch the compiler leaves
     # the keys half a tile of it, and each half waits for the one before (tileiras 13.4): twice as slow.
-    for tile in range(tiles[0], tiles[1]):
+    for tile in range(tiles[0], tiles[1], tiles[2]):
         k, v = keys_and_values(caches, block_table, place, tile, page_size, head_dim, tile_n, gather)
         at = tile * tile_n
         if (at < begin) | (at + tile_n > end):
@@ -113,46 +116,60 @@ def _attend_part(
             state = _attend(state, queries, k, v, scale, at, begin, end, False)
     most, total, acc = state
     sums = ct.sum(total, axis=0, keepdims=True)
-    return acc / ct.where(sums > 0, sums, 1.0), most + ct.log2(sums)
+    return acc * (1.0 / ct.where(sums > 0, sums, 1.0)), most + ct.log2(sums)
 
 
 def _attend_window(
     q: Any, caches: Any, block_table: Any, place: Any, keys: Any, scale: Any, sizes: Any
 ) -> Any:
-    """As `_attend_part`, of a window of two tiles at most: all is asked for before any is computed with."""
+    """As `_attend_part`, of a window of two tiles at most: all is asked for before any is computed with.
+
+    Of the pages between its first and its last all keys are attended. Those two are a tile of their own, the
+    only one whose values are masked.
+    """
     (seq, head), (begin, end) = place, keys
     group, rows, head_dim, page_size, tile_n, _ = sizes
     count, slots = tile_n // page_size, block_table.shape[1]
-    # A sequence without keys has a page too, and a tile behind the last is the last once more: all masked.
-    first = ct.minimum(begin // page_size, slots - 1)
-    behind = ct.minimum(ct.maximum(ct.cdiv(end, page_size), first + 1), slots)
-    own, last = block_table.slice(1, first, behind), ct.cdiv(behind - first, count) - 1
-    pages, tiles, found = (), (), ()
-    for tile in ct.static_iter(range(_TILES_OF_WINDOW)):
-        pages = (*pages, page_numbers(own, seq, ct.minimum(tile, last), count))  # type: ignore[assignment]
+    first = ct.minimum(begin // page_size, slots - 1)  # a sequence without keys has a page too, all masked
+    last = ct.maximum(ct.minimum(ct.cdiv(end, page_size), slots) - 1, first)
+    pages, attended, tiles, found = (), (), (), ()
+    place_of_page = ct.arange(count, dtype=ct.int32)
+    for tile in ct.static_iter(range(_TILES_BETWEEN)):
+        slot = first + 1 + tile * count + place_of_page
+        # A tile without any has the first page, since one that is outside of the cache is undefined.
+        loaded = ct.where(slot < last, slot, ct.where(place_of_page == 0, first, -1))
+        pages = (*pages, ct.gather(block_table, (seq, loaded), padding_value=-1))  # type: ignore[assignment]  # grows while compiling
+        between = ct.broadcast_to((slot < last).reshape((count, 1)), (count, page_size))
+        attended = (*attended, between.reshape((tile_n, 1)))  # type: ignore[assignment]
+    both = (place_of_page == 1) & (first < last)
+    slot = ct.where(place_of_page == 0, first, ct.where(both, last, -1))
+    pages = (*pages, ct.gather(block_table, (seq, slot), padding_value=-1))  # type: ignore[assignment]
+    position = slot.reshape((count, 1)) * page_size + ct.arange(page_size, dtype=ct.int32).reshape(
+        (1, page_size)
+    )
+    attended = (*attended, _from_to(position.reshape((tile_n, 1)), begin, end))  # type: ignore[assignment]
     queries = _queries(q, place, group, head_dim, rows)
-    for tile in ct.static_iter(range(_TILES_OF_WINDOW)):
+    for tile in ct.static_iter(range(_TILES_BETWEEN + 1)):
         tiles = (*tiles, gathered(caches, pages[tile], head, page_size, head_dim))  # type: ignore[assignment]
     largest = ct.full((tile_n, rows), NOTHING, ct.float32)
-    for tile in ct.static_iter(range(_TILES_OF_WINDOW)):
-        attended = _attended(first * page_size + tile * tile_n, tile_n, begin, end)
-        scores = _masked_scores(_scores(queries, tiles[tile][0], scale), attended)
-        largest = ct.maximum(largest, scores)
-        found = (*found, (scores, attended))  # type: ignore[assignment]
+    for tile in ct.static_iter(range(_TILES_BETWEEN + 1)):
+        scores = _masked_scores(_scores(queries, tiles[tile][0], scale), attended[tile])
+        largest, found = ct.maximum(largest, scores), (*found, scores)  # type: ignore[assignment]
     most = ct.max(largest, axis=0, keepdims=True)
     total, acc = ct.zeros((tile_n, rows), ct.float32), ct.zeros((head_dim, rows), ct.float32)
-    for tile in ct.static_iter(range(_TILES_OF_WINDOW)):
-        scores, attended = found[tile]
-        weights = ct.exp2(scores - most)
+    for tile in ct.static_iter(range(_TILES_BETWEEN + 1)):
+        weights = ct.exp2(found[tile] - most)
+        # Pages that a tile between lacks are zeros, but for the first page in a tile that lacks all.
+        is_attended = first + 1 + tile * count < last if tile < _TILES_BETWEEN else attended[tile]
+        acc = _weighed(acc, weights, _masked_values(tiles[tile][1], is_attended))
         total = total + weights
-        acc = _weighed(acc, weights, _masked_values(tiles[tile][1], attended))
     sums = ct.sum(total, axis=0, keepdims=True)
-    return acc / ct.where(sums > 0, sums, 1.0), most + ct.log2(sums)
+    return acc * (1.0 / ct.where(sums > 0, sums, 1.0)), most + ct.log2(sums)
 
 
 def _block(
     q: Any, caches: Any, block_table: Any, seq_lens: Any, out: Any, lse: Any, scratch: Any, scale: Any,
-    window: Any, place: Any, part: Any, parts: Any, splits: Any, sizes: Any, windowed: Any,
+    window: Any, place: Any, part: Any, parts: Any, splits: Any, sizes: Any, windowed: Any, balanced: Any,
 ) -> None:  # fmt: skip
     """Attend to the `part`-th of a sequence's `parts`, and combine slices of the result with the others."""
     group, rows, head_dim, _, tile_n, _ = sizes
@@ -161,7 +178,10 @@ def _block(
     if windowed:
         begin, count = span(end, window, tile_n)
     first = begin // tile_n
-    tiles = first + part * count // parts, first + (part + 1) * count // parts
+    if balanced:  # in turn, 1 to 2 us faster than one after another; parts of one sequence are slower so
+        tiles = first + part, first + count, parts
+    else:
+        tiles = first + part * count // parts, first + (part + 1) * count // parts, 1
     result, log2_sum = _attend_part(
         q, caches, block_table, place, (begin, end), tiles, scale * _LOG2_E, sizes
     )
@@ -170,11 +190,26 @@ def _block(
     else:
         # A part without keys leaves zeros and a log-sum of -inf, as one that holds nothing else.
         leave(scratch, result, log2_sum)
-        row, width = ct.bid(0) - part, width_of_slice(splits, rows, head_dim)
-        for at in range(part, head_dim * rows // width, parts):
-            slice_of_result, logs = combined(scratch, row, parts, at, splits, width)
-            tile = slice_of_result.reshape((width // rows, rows))
-            _write(out, lse, place, group, at, tile, ct.extract(logs, (0, 0), (1, rows)))
+        if splits <= MOST_APART or not balanced:
+            _combine(out, lse, scratch, place, group, part, parts, splits, rows, head_dim)
+        elif parts <= splits // 4:
+            _combine(out, lse, scratch, place, group, part, parts, splits // 4, rows, head_dim)
+        elif parts <= splits // 2:
+            _combine(out, lse, scratch, place, group, part, parts, splits // 2, rows, head_dim)
+        else:
+            _combine(out, lse, scratch, place, group, part, parts, splits, rows, head_dim)
+
+
+def _combine(
+    out: Any, lse: Any, scratch: Any, place: Any, group: Any, part: Any, parts: Any, most: Any, rows: Any,
+    head_dim: Any,
+) -> None:  # fmt: skip
+    """Write slices of the result of `parts`, up to `most` of them: narrow ones where they are many."""
+    width = width_of_slice(most, rows, head_dim)
+    for at in range(part, head_dim * rows // width, parts):
+        slice_of_result, logs = combined(scratch, ct.bid(0) - part, parts, at, most, width)
+        tile = slice_of_result.reshape((width // rows, rows))
+        _write(out, lse, place, group, at, tile, ct.extract(logs, (0, 0), (1, rows)))
 
 
 @ct.kernel
@@ -197,7 +232,7 @@ def attention_decode_kernel(  # type: ignore[no-untyped-def]
         if parts > 0:
             _block(
                 q, caches, block_table, seq_lens, out, lse, scratch, scale, window, (seq, head),
-                part, parts, splits, sizes, windowed,
+                part, parts, splits, sizes, windowed, True,
             )  # fmt: skip
     else:
         part, pair = ct.bid(0) % splits, ct.bid(0) // splits
@@ -210,5 +245,5 @@ def attention_decode_kernel(  # type: ignore[no-untyped-def]
         else:
             _block(
                 q, caches, block_table, seq_lens, out, lse, scratch, scale, window, place,
-                part, splits, splits, sizes, windowed,
+                part, splits, splits, sizes, windowed, False,
             )  # fmt: skip

@@ -217,9 +217,9 @@ def _reference(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> Clos
     return Close(value=torch.nn.functional.silu(gate) * up, rtol=torch.finfo(x.dtype).eps, atol=4e-3)
 
 
-def _shapes(n: int, k: int) -> dict[str, object]:
+def _shapes(n: int, k: int, dtype: str = "bfloat16") -> dict[str, object]:
     tokens = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 16384)
-    return {"dtype": "bfloat16", "tokens": tokens, "N": n, "K": k}
+    return {"dtype": dtype, "tokens": tokens, "N": n, "K": k}
 
 
 gate_up_swiglu_tunable = Tunable(
@@ -243,6 +243,7 @@ gate_up_swiglu_tunable = Tunable(
         _shapes(28672, 8192),  # Llama 3.1 70B
         _shapes(12288, 4096),  # Qwen3 8B
         _shapes(25600, 5120),  # Qwen3 32B
+        _shapes(14336, 4096, "float16"),  # Llama 3.1 8B, run in float16
     ],
 )
 """The declaration; ``gate_up_swiglu_tunable.launch(x, weight, out)`` takes weight as (2, N, K)."""

@@ -34,7 +34,7 @@ def layer_norm_kernel(  # type: ignore[no-untyped-def]
 def _moments(x: Any, block: Any, eps: Any, shape: Any) -> Any:
     """The rows of a block, their mean and the inverse of their deviation."""
     height, width, parts, inside = shape
-    rows = load_parts(x, (block,), (height, width), parts, inside, ct.PaddingMode.ZERO)
+    rows = load_parts(_rows(x, block, height), (0,), (height, width), parts, inside, ct.PaddingMode.ZERO)
     total, squares = ct.zeros((height, width), ct.float32), ct.zeros((height, width), ct.float32)
     for part in ct.static_iter(range(parts)):
         total = total + rows[part].astype(ct.float32)
@@ -51,6 +51,19 @@ def _moments(x: Any, block: Any, eps: Any, shape: Any) -> Any:
     return rows, mean, ct.rsqrt(variance + eps)
 
 
+def _rows(array: Any, block: Any, height: Any) -> Any:
+    """The rows of a block. A last one of fewer begins earlier: what two blocks have, both write alike.
+
+    So no load of all the others is checked for its sake.
+    """
+    first = block * height
+    if height > 1:
+        first = ct.maximum(ct.minimum(first, array.shape[0] - height), 0)
+    end = ct.minimum(first + height, array.shape[0])
+    # Where they begin is multiplied with the stride as it is given: in 64 bits.
+    return array.slice(0, ct.astype(first, ct.int64), ct.astype(end, ct.int64))
+
+
 def _weight_and_bias(read: Any, held: Any, count: Any, shape: Any) -> Any:
     """The first `count` parts of weight and bias; what is held of them is not read again."""
     _, width, parts, inside = shape
@@ -64,11 +77,12 @@ def _weight_and_bias(read: Any, held: Any, count: Any, shape: Any) -> Any:
 
 def _write(out: Any, block: Any, moments: Any, read: Any, held: Any, shape: Any, ahead: Any) -> None:
     rows, mean, norm = moments
-    _, _, parts, inside = shape
+    height, _, parts, inside = shape
+    written = _rows(out, block, height)
     for part in ct.static_iter(range(parts)):
         held = _weight_and_bias(read, held, part + ahead, shape)
         scales, shifts = held
         normed = (rows[part].astype(ct.float32) - mean) * norm * scales[part].astype(ct.float32)
         if len(shifts) > 0:
             normed = normed + shifts[part].astype(ct.float32)
-        store_part(out, (block, part), normed.astype(out.dtype), part < inside)
+        store_part(written, (0, part), normed.astype(out.dtype), part < inside)

@@ -190,6 +190,7 @@ matmul_fp8_block_tunable = Tunable(
         {"dtype": "bfloat16", "M": _M, "N": 7168, "K": 2048},  # DeepSeek-V3, shared expert's down
         {"dtype": "bfloat16", "M": _M, "N": 10240, "K": 5120},  # Qwen3 32B FP8, queries, keys and values
         {"dtype": "bfloat16", "M": 320, "N": 32576, "K": 7168},  # N no multiple of 128
+        {"dtype": "float16", "M": (1, 64, 4096), "N": 10240, "K": 5120},  # Qwen3 32B FP8, run in float16
     ],
 )
 """The declaration; ``matmul_fp8_block_tunable.launch(a, b, scale_a, scale_b, out)``."""

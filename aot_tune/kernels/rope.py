@@ -1,4 +1,4 @@
-"""Rotary position embedding in place: kernel, host function, declaration. Knows nothing of tuning or tables.
+"""Rotary position embedding in place: host function, declaration. Knows nothing of tuning or tables.
 
 A pair (a, b) of a head becomes (a cos - b sin, b cos + a sin) (Su et al., "RoFormer", 2021). Of the first
 `rotary_dim` elements either i and i + rotary_dim / 2 are a pair (GPT-NeoX, Llama at Hugging Face) or 2 i and
@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-import cuda.tile as ct
 import torch
 
 from aot_tune import inputs
@@ -22,7 +21,7 @@ from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, indexable
-from aot_tune.kernels.rows import load_part, store_part
+from aot_tune.kernels.rope_tiles import rope_kernel
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
 
@@ -31,60 +30,6 @@ _MOST_PAIRS = 4096
 
 _MOST_HEADS = 32767
 """Of queries, and of keys: the grid's second dimension holds 65535 blocks."""
-
-
-@ct.kernel
-def rope_kernel(  # type: ignore[no-untyped-def]
-    q, k, cos, sin,
-    interleaved: ct.Constant[bool], half: ct.Constant[int],
-    tile_heads: ct.Constant[int], inside: ct.Constant[bool],
-    tile_kv_heads: ct.Constant[int], kv_inside: ct.Constant[bool],
-    together: ct.Constant[bool],
-):  # fmt: skip
-    """Rotate some heads of one token a block, of queries or of keys, or all of both `together`."""
-    token, tile = ct.bid(0), ct.bid(1)
-    token_cos = load_part(cos, (token, 0), (1, half), True, None).reshape((1, 1, half))
-    token_sin = load_part(sin, (token, 0), (1, half), True, None).reshape((1, 1, half))
-    angles, q_tiles = (token_cos, token_sin), ct.cdiv(q.shape[1], tile_heads)
-    q_shape, k_shape = (tile_heads, half, inside), (tile_kv_heads, half, kv_inside)
-    if together:
-        some_q, some_k = _load(q, token, 0, q_shape, interleaved), _load(k, token, 0, k_shape, interleaved)
-        _rotate(q, token, 0, some_q, q_shape, angles, interleaved)
-        _rotate(k, token, 0, some_k, k_shape, angles, interleaved)
-    elif tile < q_tiles:
-        some_q = _load(q, token, tile, q_shape, interleaved)
-        _rotate(q, token, tile, some_q, q_shape, angles, interleaved)
-    else:
-        some_k = _load(k, token, tile - q_tiles, k_shape, interleaved)
-        _rotate(k, token, tile - q_tiles, some_k, k_shape, angles, interleaved)
-
-
-def _load(x: Any, token: Any, tile: Any, shape: Any, interleaved: Any) -> Any:
-    """A tile of heads: as it lies where pairs are neighbours, else its two halves."""
-    heads, half, inside = shape
-    anything = ct.PaddingMode.UNDETERMINED
-    if interleaved:
-        return (load_part(x, (token, tile, 0), (1, heads, 2 * half), inside, anything),)
-    return (
-        load_part(x, (token, tile, 0), (1, heads, half), inside, anything),
-        load_part(x, (token, tile, 1), (1, heads, half), inside, anything),
-    )
-
-
-def _rotate(x: Any, token: Any, tile: Any, loaded: Any, shape: Any, angles: Any, interleaved: Any) -> None:
-    heads, half, inside = shape
-    cos, sin = angles
-    if interleaved:
-        # Pairs are taken apart inside a thread's registers.
-        pairs, one = loaded[0].astype(ct.float32).reshape((heads, half, 2)), (heads, half, 1)
-        a, b = ct.extract(pairs, (0, 0, 0), one), ct.extract(pairs, (0, 0, 1), one)
-        cos, sin = cos.reshape((1, half, 1)), sin.reshape((1, half, 1))
-        turned = ct.cat(((a * cos - b * sin).astype(x.dtype), (b * cos + a * sin).astype(x.dtype)), 2)
-        store_part(x, (token, tile, 0), turned.reshape((1, heads, 2 * half)), inside)
-    else:
-        low, high = loaded[0].astype(ct.float32), loaded[1].astype(ct.float32)
-        store_part(x, (token, tile, 0), (low * cos - high * sin).astype(x.dtype), inside)
-        store_part(x, (token, tile, 1), (high * cos + low * sin).astype(x.dtype), inside)
 
 
 def rope(
@@ -97,7 +42,7 @@ def rope(
             a fused projection will do.
         k: (tokens, kv_heads, head_dim), of the dtype of `q`, apart from it in memory.
         cos: (tokens, rotary_dim / 2), float32: the cosine of each pair's angle at each token's position. Its
-            columns, a power of two, say how much of a head is rotated: its first rotary_dim elements.
+            columns say how much of a head is rotated: its first rotary_dim elements.
         sin: (tokens, rotary_dim / 2), float32.
         interleaved: Whether neighbours are a pair, as in GPT-J, in place of elements rotary_dim / 2 apart.
 
@@ -124,10 +69,10 @@ def check_rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.T
     check_dtype("rope", "q", q, torch.bfloat16, torch.float16, torch.float32)
     check_dtype("rope", "k", k, q.dtype)
     (tokens, heads, head_dim), half, most = q.shape, cos.shape[1], min(q.shape[2] // 2, _MOST_PAIRS)
-    if not 0 < half <= most or edge(half) != half:
+    if not 0 < half <= most:
         raise LaunchError(
-            f"rope: cos has {half} columns; pass one for each pair to rotate, a power of two and at most "
-            f"{most} for the head_dim of q, {head_dim}"
+            f"rope: cos has {half} columns; pass one for each pair to rotate, at most {most} for the "
+            f"head_dim of q, {head_dim}"
         )
     check_shape("rope", "k", k, (tokens, k.shape[1], head_dim), "q")
     for name, table in (("cos", cos), ("sin", sin)):
@@ -165,7 +110,7 @@ def _tile_heads(config: Config, heads: int, rotary_dim: int) -> int:
     """Heads of a tile: a power of two that divides them if that is large enough, 8 of 40."""
     tile = min(edge(heads), int(config["tile_heads"]))
     exact = min(tile, heads & -heads)
-    return exact if exact * rotary_dim >= _LEAST_ELEMENTS else tile
+    return exact if exact * edge(rotary_dim) >= _LEAST_ELEMENTS else tile
 
 
 def _blocks(config: Config, problem: Problem) -> tuple[int, int]:
@@ -187,9 +132,11 @@ def _args(
     config: Config, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
 ) -> tuple[Any, ...]:
     heads, kv_heads, half = q.shape[1], k.shape[1], cos.shape[1]
+    width = edge(half)
     tile, kv_tile = (_tile_heads(config, n, 2 * half) for n in (heads, kv_heads))
     together = heads <= tile and kv_heads <= kv_tile
-    sizes = (half, tile, heads % tile == 0, kv_tile, kv_heads % kv_tile == 0, together)
+    inside, kv_inside = (width == half and n % size == 0 for n, size in ((heads, tile), (kv_heads, kv_tile)))
+    sizes = (half, width, tile, inside, kv_tile, kv_inside, together)
     return q, k, cos, sin, interleaved, *sizes
 
 
@@ -236,19 +183,29 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved:
 _TILES = (2048, 4096, 8192)
 """Elements of a tile, 8 to 64 a thread; 8192 hold all heads of most models."""
 
+_DENSE, _DENSE_TILE = 8, 4096
+"""Blocks of a multiprocessor for which tiles of so many elements are compiled in another way, and larger ones
+with spills; fewer blocks change no code, nor do they for smaller tiles (tileiras 13.4, sm_80 to sm_100)."""
+
 
 @cache
-def _config(tile: int, rotary_dim: int, warps: int) -> Config:
-    return Config(constants={"tile_heads": max(1, tile // rotary_dim)}, hints={"num_worker_warps": warps})
+def _config(tile: int, rotary_dim: int, warps: int, occupancy: int = 1) -> Config:
+    heads = max(1, tile // edge(rotary_dim))
+    return Config(constants={"tile_heads": heads}, hints={"occupancy": occupancy, "num_worker_warps": warps})
 
 
 def _space(arch: Arch, problem: Problem) -> list[Config]:
-    return [_config(tile, problem.size("rotary_dim"), warps) for tile in _TILES for warps in (4, 8)]
+    return [
+        _config(tile, problem.size("rotary_dim"), warps, occupancy)
+        for tile in _TILES
+        for warps in (4, 8)
+        for occupancy in ((1, _DENSE) if tile == _DENSE_TILE else (1,))
+    ]
 
 
 def _legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
     heads, rotary_dim = int(config["tile_heads"]), problem.size("rotary_dim")
-    if heads > 1 and heads * rotary_dim > _TILES[-1]:
+    if heads > 1 and heads * edge(rotary_dim) > _TILES[-1]:
         return f"{heads} heads of {rotary_dim} elements to rotate; a block holds {_TILES[-1]} elements"
     return True
 

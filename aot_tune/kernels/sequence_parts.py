@@ -24,6 +24,13 @@ def span(length: Any, window: Any, tile_n: Any) -> Any:
     return begin, ct.cdiv(length, tile_n) - begin // tile_n
 
 
+_OF_A_WARP = 32
+"""Sequences of a tile of which each warp has all: it finds their sums without waiting for the others."""
+
+_FEW_TILES = 2
+"""Such tiles that a block looks at, where they hold all sequences; of more one tile is for all warps."""
+
+
 def of_block(
     seq_lens: Any, sequences: Any, heads: Any, window: Any, tile_n: Any, splits: Any, most: Any
 ) -> Any:
@@ -40,33 +47,64 @@ def of_block(
         window: As for `span`.
         tile_n: As for `span`.
         splits: The most parts of a sequence and head.
-        most: A power of two. Of 32 each warp finds all sums for itself, without waiting for the others.
+        most: A power of two from 32 on.
 
     Returns:
         The sequence, its head, which part of it, and how many parts it has: 0 for a block that has none.
     """
+    seq, before, share, needed = 0, 0, 0, 0
+    if most == _OF_A_WARP:
+        seq, before, share, needed = _cut(seq_lens, sequences, heads, window, tile_n, splits, 1, _OF_A_WARP)
+    elif sequences <= _FEW_TILES * _OF_A_WARP:
+        seq, before, share, needed = _cut(
+            seq_lens, sequences, heads, window, tile_n, splits, _FEW_TILES, _OF_A_WARP
+        )
+    else:
+        seq, before, share, needed = _cut(seq_lens, sequences, heads, window, tile_n, splits, 1, most)
+    head, part, parts = 0, 0, 0
+    if ct.bid(0) < needed:
+        length = ct.load(seq_lens, (seq,), (1,)).item()
+        _, own = span(length, window, tile_n)
+        parts = ct.cdiv(ct.maximum(own, 1), share)
+        head, part = (ct.bid(0) - before) // parts, (ct.bid(0) - before) % parts
+    return seq, head, part, parts
+
+
+def _cut(
+    seq_lens: Any, sequences: Any, heads: Any, window: Any, tile_n: Any, splits: Any, count: Any, size: Any
+) -> Any:
+    """Which sequence the present block reads, blocks of those before it, the share, and blocks of all.
+
+    Looks at `count` tiles of `size` sequences, which hold all.
+    """
     blocks, block = ct.num_blocks(0), ct.bid(0)
-    lengths = ct.load(seq_lens, (0,), (most,), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
-    _, tiles = span(lengths, window, tile_n)
-    # One without keys has a part too, which writes its zeros.
-    tiles = ct.where(ct.arange(most, dtype=ct.int32) < sequences, ct.maximum(tiles, 1), 0)
-    longest = ct.max(tiles)
-    share = ct.maximum(ct.cdiv(ct.sum(tiles) * heads, blocks), ct.cdiv(longest, splits))
+    zeros = ct.zeros((size,), ct.int32)
+    tiles, all_tiles, longest = (), zeros, zeros
+    for i in ct.static_iter(range(count)):
+        lengths = ct.load(seq_lens, (i,), (size,), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
+        _, own = span(lengths, window, tile_n)
+        # One without keys has a part too, which writes its zeros.
+        own = ct.where(i * size + ct.arange(size, dtype=ct.int32) < sequences, ct.maximum(own, 1), 0)
+        tiles, all_tiles = (*tiles, own), all_tiles + own  # type: ignore[assignment]  # grows while compiling
+        longest = ct.maximum(longest, own)
+    longest = ct.max(longest)
+    share = ct.maximum(ct.cdiv(ct.sum(all_tiles) * heads, blocks), ct.cdiv(longest, splits))
     needed = blocks + 1
     # With two blocks for each sequence and head, the longest is more than two shares as long as there are too
     # many parts, and a step is a quarter of the share at most: so the share stays below the longest.
     while (needed > blocks) & (share <= longest):
-        needed = ct.sum(ct.cdiv(tiles, share)) * heads
+        parts = zeros
+        for i in ct.static_iter(range(count)):
+            parts = parts + ct.cdiv(tiles[i], share)
+        needed = ct.sum(parts) * heads
         if needed > blocks:
             share = share + ct.maximum((needed - blocks) * share // (2 * blocks), 1)
-    seq, head, part, parts = 0, 0, 0, 0
-    if block < needed:
-        each = ct.cdiv(tiles, share)
-        upto = ct.cumsum(each) * heads
-        passed = (upto <= block) & (each > 0)
-        seq, before = ct.sum(ct.where(passed, 1, 0)), ct.max(ct.where(passed, upto, 0))
-        length = ct.load(seq_lens, (seq,), (1,)).item()
-        _, own = span(length, window, tile_n)
-        parts = ct.cdiv(ct.maximum(own, 1), share)
-        head, part = (block - before) // parts, (block - before) % parts
-    return seq, head, part, parts
+    passed, before, upto = zeros, zeros, 0
+    for i in ct.static_iter(range(count)):
+        each = ct.cdiv(tiles[i], share)
+        ends = (upto + ct.cumsum(each)) * heads
+        is_passed = (ends <= block) & (each > 0)
+        passed, before = passed + ct.where(is_passed, 1, 0), ct.maximum(before, ct.where(is_passed, ends, 0))
+        if i + 1 < count:
+            upto = upto + ct.sum(each)
+    return ct.sum(passed), ct.max(before), share, needed

@@ -453,6 +453,18 @@ def test_parts_of_one_tile_many_and_none_are_combined(
     assert bool((args[6][0] == -torch.inf).all())
 
 
+@pytest.mark.parametrize(
+    ("splits", "parts"), [(32, (8, 9)), (32, (16, 17)), (64, (16, 17)), (64, (32, 33)), (64, (64, 1))]
+)
+def test_no_part_is_left_out_where_more_are_combined_in_another_way(
+    splits: int, parts: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = made(shape(2, 64 * max(parts), 4, 1), [64 * count for count in parts])
+    wanted = expected(attention_decode_tunable, args)
+    run(args, config(splits, balanced=True), monkeypatch, at_once=splits + 1)
+    assert_agrees(attention_decode_tunable, args, wanted)
+
+
 @pytest.mark.parametrize("splits", [8, 32])
 def test_what_is_nan_in_one_sequence_is_so_in_no_other(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     args = made(shape(3, 900, 4, 1), [700, 900, 500])

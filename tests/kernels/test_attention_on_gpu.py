@@ -232,6 +232,24 @@ def test_attention_varlen_takes_views_into_a_fused_projection() -> None:
         agrees(found[None, part], lse[None, :, part], *(x[None, part] for x in (q, k, v)))
 
 
+def test_packed_sequences_are_right_beyond_2_to_the_31_elements() -> None:
+    tokens, heads, dim = 2**31 // 8192 + 300, 64, 128  # 4.3 GB each
+    q, k, v = (normal(tokens, heads, dim) for _ in range(3))
+    cu_seqlens = torch.tensor([0, tokens - 200, tokens], dtype=torch.int32, device="cuda")
+    found, lse = with_lse(attention_varlen, q, k, v, cu_seqlens, cu_seqlens, tokens, tokens, window=100)
+    last = slice(tokens - 200, tokens)
+    agrees(found[None, last], lse[None, :, last], *(x[None, last] for x in (q, k, v)), window=100)
+
+
+def test_more_blocks_than_one_dimension_of_a_grid_holds() -> None:
+    cu_seqlens = torch.tensor([0, 70, 270, 320], dtype=torch.int32, device="cuda")
+    q, k, v = normal(320, 4, 128), normal(320, 2, 128), normal(320, 2, 128)
+    wanted = attention_varlen(q, k, v, cu_seqlens, cu_seqlens, 200, 200)
+    many = torch.cat((cu_seqlens, cu_seqlens[-1:].expand(2**20)))
+    found = attention_varlen(q, k, v, many, many, 320, 320)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=2e-2)
+
+
 def test_both_can_be_captured_and_replayed() -> None:
     q, k, v = normal(2, 300, 8, 128), normal(2, 300, 2, 128), normal(2, 300, 2, 128)
     cu_seqlens = torch.tensor([0, 300, 600], dtype=torch.int32, device="cuda")

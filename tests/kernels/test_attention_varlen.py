@@ -13,6 +13,7 @@ import torch
 from aot_tune import cutile
 from aot_tune.arch import KNOWN_ARCHS, Arch
 from aot_tune.config import Config
+from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels.attention import attention_tunable
 from aot_tune.kernels.attention_varlen import attention_varlen, attention_varlen_tunable
@@ -92,6 +93,18 @@ def test_the_kernel_agrees_with_the_reference(
 ) -> None:
     dtype = "float16" if batch == 2 else "bfloat16"
     args = attention_varlen_tunable.make_args(shape(tokens, batch, mask=mask, dtype=dtype), CPU, 1)
+    wanted = expected(attention_varlen_tunable, args)
+    emulator.run(attention_varlen_tunable, args, SMALL, monkeypatch)
+    assert_agrees(attention_varlen_tunable, args, wanted)
+
+
+def test_blocks_that_one_dimension_of_a_grid_does_not_hold_are_in_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys.modules["aot_tune.kernels.attention_varlen"], "_MOST_IN_A_ROW", 5)
+    one = shape(40, 4)
+    assert attention_varlen_tunable.grid_fn(SMALL, Device.reference(SM90), one) == (5, 5)  # for 24
+    args = attention_varlen_tunable.make_args(one, CPU, 1)
     wanted = expected(attention_varlen_tunable, args)
     emulator.run(attention_varlen_tunable, args, SMALL, monkeypatch)
     assert_agrees(attention_varlen_tunable, args, wanted)

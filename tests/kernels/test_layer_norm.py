@@ -84,7 +84,8 @@ def test_a_row_is_held_without_empty_lanes_where_parts_divide_it() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
-    ("rows", "cols"), [(1, 1), (3, 5), (17, 100), (16, 128), (4, 1024), (3, 1500), (7, 768), (8, 768)]
+    ("rows", "cols"),
+    [(1, 1), (3, 5), (17, 100), (16, 128), (4, 1024), (3, 1500), (7, 768), (8, 768), (13, 768)],
 )
 def test_the_kernel_agrees_with_the_reference(
     rows: int, cols: int, bias: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
@@ -96,8 +97,24 @@ def test_the_kernel_agrees_with_the_reference(
     chosen = {(c["width"], c["persistent"]): c for c in candidates}
     for each in (layer_norm_tunable.default_config(SM90, one), *chosen.values()):
         poison(layer_norm_tunable, args)
-        emulator.run(layer_norm_tunable, args, each, monkeypatch)
+        amended = -rows % height(each) * cols if rows >= height(each) else 0
+        emulator.run(layer_norm_tunable, args, each, monkeypatch, amended=amended)
         assert_agrees(layer_norm_tunable, args, wanted)
+
+
+def height(config: Config) -> int:
+    """Rows of a block."""
+    return max(1, 8 * 32 * config.hints["num_worker_warps"] // int(config["width"]))
+
+
+def test_no_load_of_a_row_is_checked_for_the_sake_of_the_last_block() -> None:
+    def constants(rows: int) -> list[object]:
+        args = layer_norm_tunable.make_args(shape(rows, 1024), torch.device("meta"), 0)
+        return [arg for arg in layer_norm_tunable.args_fn(config(256), *args) if type(arg) is int]
+
+    assert height(config(256)) == 4
+    assert constants(14325) == constants(16384) == constants(4)
+    assert constants(3) == [4, 256, 4, 0, 4]  # fewer than a block has
 
 
 def test_a_mean_far_above_the_deviation_costs_no_digits(monkeypatch: pytest.MonkeyPatch) -> None:

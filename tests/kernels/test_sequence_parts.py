@@ -95,3 +95,12 @@ def test_the_most_sequences_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = [500 + 7 * i for i in range(512)]
     found = parts_of(lengths, monkeypatch, heads=1, blocks=1056, splits=8)
     assert {one[0] for one in found if one[3]} == set(range(512))
+
+
+@pytest.mark.parametrize("count", [31, 32, 33, 63, 64, 65])
+def test_no_sequence_is_left_out_where_another_tile_begins(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = [500 + 7 * (i * 5 % count) for i in range(count)]
+    found = parts_of(lengths, monkeypatch, heads=1, blocks=2 * count + 5, splits=8)
+    assert [one[0] for one in found if one[3] and one[2] == 0] == list(range(count))
