@@ -11,13 +11,10 @@ from typing import Any
 
 import cuda.tile as ct
 
-_NARROW, _SHORT = 64, 64
-"""The smaller head_dim, and keys of the smaller tile."""
-
-_FAR, _FARTHEST = 8, 10
-"""The latencies that loads of narrow keys are said to have, in short tiles and in others. Short ones are then
-loaded six ahead, not three; others three, not one: as much as two blocks a multiprocessor have shared memory
-for (tileiras 13.4, sm_90). Keys of 128 numbers fill it anyway."""
+_NARROW, _FAR = 64, 8
+"""The smaller head_dim, and the latency that loads of it are said to have. Without it tiles of 64 keys are
+loaded three ahead, with it six: as much as two blocks a multiprocessor have shared memory for (tileiras 13.4,
+sm_90). Those of 128 numbers a key fill it anyway."""
 
 
 def keys_and_values(
@@ -69,8 +66,7 @@ def gathered(caches: Any, pages: Any, head: Any, page_size: Any, head_dim: Any) 
 def _rows(cache: Any, pages: Any, head: Any, page_size: Any, head_dim: Any) -> Any:
     where = (pages, ct.Slice(0, page_size), ct.Slice(head, 1), ct.Slice(0, head_dim))
     if head_dim == _NARROW:
-        latency = _FAR if pages.shape[0] * page_size <= _SHORT else _FARTHEST
-        tile = ct.load_advanced_indexing(cache, where, padding_mode=ct.PaddingMode.ZERO, latency=latency)
+        tile = ct.load_advanced_indexing(cache, where, padding_mode=ct.PaddingMode.ZERO, latency=_FAR)
     else:
         tile = ct.load_advanced_indexing(cache, where, padding_mode=ct.PaddingMode.ZERO)
     return tile.reshape((tile.shape[0] * tile.shape[1], head_dim))
