@@ -297,7 +297,7 @@ def refused_calls() -> list[tuple[str, Call]]:
         ("x is float64", Call("softmax", "default", (x.double(),))),
         ("its last size must be even", Call("gated_activation", "default", (normal(4, 7),))),
         ("activation is 'relu'", Call("gated_activation", "default", (x,), {"activation": "relu"})),
-        ("cos has 3 columns", Call("rope", "default", (q[0], q[0].clone(), x[:, :3], x[:, :3]))),
+        ("cos has 40 columns", Call("rope", "default", (q[0], q[0].clone(), logits[:, :40], logits[:, :40]))),
         ("target is int32", Call("cross_entropy", "default", (logits, target.int()))),
         ("ignore_index is 4294967296", Call(
             "cross_entropy", "gradient", (logits, target), {"grad_scale": 1.0, "ignore_index": 2**32}
