@@ -21,6 +21,7 @@ from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels.activations import silu
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, indexable
+from aot_tune.kernels.padding import padded
 from aot_tune.kernels.product_space import (
     MatrixUnit,
     Rows,
@@ -74,7 +75,8 @@ def gate_up_swiglu_kernel(  # type: ignore[no-untyped-def]
 def gate_up_swiglu(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """Project `x` by the gate and by the up matrix, and return silu of the one times the other.
 
-    Accumulates, and computes the activation, in float32, and rounds once.
+    Accumulates, and computes the activation, in float32, and rounds once. Where rows do not all start at a
+    multiple of 16 bytes, a copy of `x` or `weight` whose rows do is made for the call.
 
     Args:
         x: (tokens, K), bfloat16 or float16, on a GPU; any strides.
@@ -96,10 +98,10 @@ def gate_up_swiglu(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor |
         return written
     if k == 0:
         return written.zero_()  # sums of nothing
-    counted = indexable("gate_up_swiglu", x=x, weight=weight.view(2, n, k), out=written)
+    rows, both, counted = indexable("gate_up_swiglu", x=x, weight=weight.view(2, n, k), out=written)
     if out is not None:
         check_apart("gate_up_swiglu", "out", out, x=x, weight=weight)
-    gate_up_swiglu_tunable.launch(*counted)
+    gate_up_swiglu_tunable.launch(padded(rows), padded(both), counted)
     return written
 
 
@@ -202,11 +204,11 @@ def _args(config: Config, x: torch.Tensor, weight: torch.Tensor, out: torch.Tens
 def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
     tokens, n, k = problem.size("tokens"), problem.size("N"), problem.size("K")
     dtype = str(problem["dtype"])
-    x = inputs.randn((tokens, k), dtype, device, 2 * seed)
+    x = padded(inputs.randn((tokens, k), dtype, device, 2 * seed))
     weight = inputs.randn(
         (2, n, k), dtype, device, 2 * seed + 1, scale=k**-0.5
     )  # so that products are near 1
-    return x, weight, inputs.empty((tokens, n), dtype, device)
+    return x, padded(weight), inputs.empty((tokens, n), dtype, device)
 
 
 def _reference(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> Close:

@@ -19,6 +19,7 @@ from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, indexable
 from aot_tune.kernels.grouped_matmul_space import ITEM_BYTES, default, legal, space
+from aot_tune.kernels.padding import padded
 from aot_tune.kernels.product_space import persistent_grid, tile_of, work_of
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable, Work
@@ -119,7 +120,9 @@ def grouped_matmul(
     """Multiply each expert's rows of `a` by the expert's matrix, accumulating in float32.
 
     Rows ``offsets[e - 1]`` (0 for the first expert) up to but not ``offsets[e]`` of the product are those
-    rows of `a` times ``b[e]``, as ``torch._grouped_mm(a, b, offs=offsets)`` has it.
+    rows of `a` times ``b[e]``, as ``torch._grouped_mm(a, b, offs=offsets)`` has it. Where rows of `a` or `b`
+    (columns, where those are contiguous) do not all start at a multiple of 16 bytes, a copy whose rows do
+    is made for the call.
 
     Args:
         a: (tokens, K), bfloat16 or float16, on a GPU, sorted by expert; any strides.
@@ -144,10 +147,10 @@ def grouped_matmul(
         return written
     if k == 0:
         return written.zero_()  # sums of nothing
-    counted = indexable("grouped_matmul", a=a, b=b, offsets=offsets, out=written)
+    a, b, offsets, counted = indexable("grouped_matmul", a=a, b=b, offsets=offsets, out=written)
     if out is not None:
         check_apart("grouped_matmul", "out", out, a=a, b=b, offsets=offsets)
-    grouped_matmul_tunable.launch(*counted)
+    grouped_matmul_tunable.launch(padded(a), padded(b), offsets, counted)
     return written
 
 
@@ -208,10 +211,10 @@ def _args(
 def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
     tokens, experts, dtype = problem.size("tokens"), problem.size("experts"), str(problem["dtype"])
     n, k = problem.size("N"), problem.size("K")
-    a = inputs.randn((tokens, k), dtype, device, 4 * seed)
+    a = padded(inputs.randn((tokens, k), dtype, device, 4 * seed))
     weights = inputs.randn((experts, n, k), dtype, device, 4 * seed + 1, scale=k**-0.5)  # products around 1
     offsets = _uneven_offsets(tokens, experts, device, 4 * seed + 2)
-    return a, weights.transpose(1, 2), offsets, inputs.empty((tokens, n), dtype, device)
+    return a, padded(weights).transpose(1, 2), offsets, inputs.empty((tokens, n), dtype, device)
 
 
 _SPREAD = 0.4

@@ -21,6 +21,7 @@ from aot_tune.kernels import activations, product, split_k
 from aot_tune.kernels.arguments import LARGEST_INDEX
 from aot_tune.kernels.dense_space import constants_of, default, grid, legal, space, tiles, work
 from aot_tune.kernels.linear_arguments import DTYPES, as_matrix, check_linear, counted, written_rows
+from aot_tune.kernels.padding import padded
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
 
@@ -88,7 +89,8 @@ def linear(
 
     float32 is multiplied as tf32: of each factor's mantissa the matrix units keep 10 bits (sm90 drops the
     others), so that a product is good to 2^-9.
-    Rows of `x` and `weight` that do not all start at a multiple of 16 bytes are loaded an element at a time.
+    Where rows of `x` or `weight` do not all start at a multiple of 16 bytes, a copy whose rows do is made for
+    the call; a weight whose rows are padded to that, ``room[:, :K]``, saves it.
 
     Several blocks may share the sums of up to 256 rows, in memory of the stream: run the same call once
     before it is captured into a CUDA graph, on the stream that captures where there are several, and replay
@@ -96,8 +98,7 @@ def linear(
 
     Args:
         x: (..., K), bfloat16, float16 or float32, on a GPU; leading dimensions that ``view`` can flatten.
-        weight: (N, K), of the dtype of `x`, as ``torch.nn.Linear`` stores it; any strides, though only rows
-            that are contiguous are loaded well.
+        weight: (N, K), of the dtype of `x`, as ``torch.nn.Linear`` stores it; any strides.
         bias: (N,), of the dtype of `x`.
         activation: "relu", "silu", "gelu" or "gelu_tanh"; None for none.
         out: (..., N), where to write, of the dtype of `x`, apart from all others in memory; a new tensor
@@ -139,7 +140,8 @@ def linear(
     elif m * n:
         biased = bias is not None
         bias = _no_bias(dtype, device) if bias is None else bias
-        linear_tunable.launch(rows, weight, written, bias, split_k.scratch(rows, n), biased, number)
+        scratch = split_k.scratch(rows, n)
+        linear_tunable.launch(padded(rows), padded(weight), written, bias, scratch, biased, number)
     return out
 
 
@@ -193,13 +195,14 @@ def _args(
 
 def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
     m, n, k, dtype = problem.size("M"), problem.size("N"), problem.size("K"), str(problem["dtype"])
-    x = inputs.randn((m, k), dtype, device, 3 * seed)
+    x = padded(inputs.randn((m, k), dtype, device, 3 * seed))
     weight = inputs.randn((n, k), dtype, device, 3 * seed + 1, scale=k**-0.5)  # so that sums are near 1
     # The sweep times seed 0 and verifies others too: those with a bias.
     biased = seed % 2 == 1
     bias = inputs.randn((n,), dtype, device, 3 * seed + 2) if biased else _no_bias(x.dtype, x.device)
     number = activations.NUMBERS[str(problem["activation"])]
-    return x, weight, inputs.empty((m, n), dtype, device), bias, split_k.scratch(x, n), biased, number
+    out, scratch = inputs.empty((m, n), dtype, device), split_k.scratch(x, n)
+    return x, padded(weight), out, bias, scratch, biased, number
 
 
 def _reference(

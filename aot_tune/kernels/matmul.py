@@ -15,6 +15,7 @@ from aot_tune.device import Device
 from aot_tune.kernels import product, split_k
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, indexable
 from aot_tune.kernels.dense_space import constants_of, default, grid, legal, space, tiles, work
+from aot_tune.kernels.padding import padded
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
 
@@ -58,6 +59,9 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
 def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """Multiply two matrices, accumulating in float32.
 
+    Where rows of `a` or `b` (columns, where those are contiguous) do not all start at a multiple of 16 bytes,
+    a copy whose rows do is made for the call.
+
     Several blocks may share the sums of up to 256 rows, in memory of the stream: run the same call once
     before it is captured into a CUDA graph, on the stream that captures where there are several, and replay
     the graphs of one stream one after another.
@@ -80,10 +84,10 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None)
         return written
     if k == 0:
         return written.zero_()  # a sum of nothing
-    counted = indexable("matmul", a=a, b=b, out=written)
+    a, b, counted = indexable("matmul", a=a, b=b, out=written)
     if out is not None:
         check_apart("matmul", "out", out, a=a, b=b)
-    matmul_tunable.launch(*counted, split_k.scratch(a, n))
+    matmul_tunable.launch(padded(a), padded(b), counted, split_k.scratch(a, n))
     return written
 
 
@@ -125,9 +129,9 @@ def _args(
 
 def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
     m, n, k, dtype = problem.size("M"), problem.size("N"), problem.size("K"), str(problem["dtype"])
-    a = inputs.randn((m, k), dtype, device, 2 * seed)
+    a = padded(inputs.randn((m, k), dtype, device, 2 * seed))
     b = inputs.randn((k, n), dtype, device, 2 * seed + 1, scale=k**-0.5)  # so that C is of the order of 1
-    return a, b, inputs.empty((m, n), dtype, device), split_k.scratch(a, n)
+    return a, padded(b), inputs.empty((m, n), dtype, device), split_k.scratch(a, n)
 
 
 def _reference(

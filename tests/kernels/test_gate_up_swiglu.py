@@ -157,7 +157,7 @@ def half(*sizes: int) -> torch.Tensor:
 
 
 def test_the_merged_weight_is_launched_as_gate_and_up(launched: list[tuple[Any, ...]]) -> None:
-    x, weight = half(3, 4), torch.arange(40).reshape(10, 4).bfloat16()
+    x, weight = half(3, 8), torch.arange(80).reshape(10, 8).bfloat16()
     out = gate_up_swiglu(x, weight)
     assert (tuple(out.shape), out.dtype) == ((3, 5), torch.bfloat16)
     [(passed_x, both, passed_out)] = launched
@@ -169,9 +169,11 @@ def test_the_merged_weight_is_launched_as_gate_and_up(launched: list[tuple[Any, 
 
 
 def test_a_weight_of_any_strides_is_taken_where_it_is(launched: list[tuple[Any, ...]]) -> None:
-    gate_up_swiglu(half(3, 4), half(4, 10).t())
-    gate_up_swiglu(half(3, 4), half(20, 9)[::2, 1:5])
-    assert [call[1].stride() for call in launched] == [(5, 1, 10), (90, 18, 1)]
+    columns, rows = half(8, 32)[:, :16].t(), half(20, 24)[::2, 8:16]
+    gate_up_swiglu(half(3, 8), columns)
+    gate_up_swiglu(half(3, 8), rows)
+    assert [call[1].stride() for call in launched] == [(8, 1, 32), (240, 48, 1)]
+    assert [call[1].data_ptr() for call in launched] == [columns.data_ptr(), rows.data_ptr()]
 
 
 def test_the_host_function_writes_where_it_is_told(launched: list[tuple[Any, ...]]) -> None:

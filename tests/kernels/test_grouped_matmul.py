@@ -235,7 +235,7 @@ def ends(count: int) -> torch.Tensor:
 
 
 def test_the_host_function_allocates_the_product_and_launches_once(launched: list[tuple[Any, ...]]) -> None:
-    a, b, offsets = half(6, 4), half(3, 5, 4).transpose(1, 2), ends(3)
+    a, b, offsets = half(6, 8), half(3, 5, 8).transpose(1, 2), ends(3)
     out = grouped_matmul(a, b, offsets)
     assert (tuple(out.shape), out.dtype) == ((6, 5), torch.bfloat16)
     [passed] = launched

@@ -223,7 +223,7 @@ def half(*sizes: int) -> torch.Tensor:
 
 
 def test_the_host_function_allocates_the_product_and_launches_once(launched: list[tuple[Any, ...]]) -> None:
-    x, weight, bias = half(3, 4), torch.nn.Parameter(half(5, 4)), half(5)
+    x, weight, bias = half(3, 8), torch.nn.Parameter(half(5, 8)), half(5)
     out = linear(x, weight, bias, activation="gelu")
     assert (tuple(out.shape), out.dtype) == ((3, 5), torch.bfloat16)
     [(passed_x, passed_weight, passed_out, passed_bias, _, biased, activation)] = launched
@@ -264,7 +264,7 @@ def test_the_host_function_writes_where_it_is_told(
 
 
 def test_views_are_launched_where_they_are(launched: list[tuple[Any, ...]]) -> None:
-    x, weight, bias = half(3, 9)[:, 2:6], half(4, 5).t(), half(10)[::2]
+    x, weight, bias = half(3, 24)[:, 8:16], half(8, 16)[:, :5].t(), half(10)[::2]
     linear(x, weight, bias)
     assert all(passed is given for passed, given in zip(launched[0], (x, weight), strict=False))
     assert launched[0][3] is bias

@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from aot_tune import environment
-from aot_tune.kernels.linear import linear, linear_tunable
+from aot_tune.bench.contest import contest
+from aot_tune.kernels import activations, split_k
+from aot_tune.kernels.linear import _no_bias, linear, linear_tunable
+from aot_tune.tuner.event_round import EventRound
 from tests.kernels.agree import problem
 from tests.kernels.test_on_gpu import check, check_shared_sums, normal
 
@@ -75,8 +78,9 @@ def test_it_takes_transposed_sliced_and_unaligned_views() -> None:
     assert bool(wide[:, :264].isnan().all()), "written outside of out"
 
 
-def test_a_captured_layer_replays() -> None:
-    x, weight, bias = normal(5, 256), normal(512, 256) * 256**-0.5, normal(512)
+@pytest.mark.parametrize("k", [256, 257])
+def test_a_captured_layer_replays(k: int) -> None:
+    x, weight, bias = normal(5, k), normal(512, k) * k**-0.5, normal(512)
     wanted = layer(x, weight, bias, gelu=True)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -85,6 +89,20 @@ def test_a_captured_layer_replays() -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(out, wanted)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(2048, 4097, 4097), (2048, 4096, 4100), (64, 4096, 4097)])
+def test_odd_sizes_take_less_than_loading_them_by_elements(m: int, n: int, k: int) -> None:
+    x, weight, product = normal(m, k), normal(n, k), normal(m, n)
+    args = product, _no_bias(x.dtype, x.device), split_k.scratch(x, n), False, activations.NONE
+    times = contest(
+        {
+            "copied": lambda: linear(x, weight, out=product),
+            "as they lie": lambda: linear_tunable.launch(x, weight, *args),
+        },
+        EventRound(),
+    )
+    assert times["copied"] < 0.6 * times["as they lie"]
 
 
 def test_it_writes_more_than_2_to_the_31_elements() -> None:

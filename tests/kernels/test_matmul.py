@@ -345,7 +345,7 @@ def half(*sizes: int) -> torch.Tensor:
 
 
 def test_the_host_function_allocates_the_product_and_launches_once(launched: list[tuple[Any, ...]]) -> None:
-    a, b = half(3, 4), half(5, 4).t()
+    a, b = half(3, 8), half(5, 8).t()
     out = matmul(a, b)
     assert (tuple(out.shape), out.dtype) == ((3, 5), torch.bfloat16)
     [(passed_a, passed_b, passed_out, _)] = launched

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aot_tune import environment
-from aot_tune.kernels import matmul, matmul_tunable
+from aot_tune.kernels import matmul, matmul_tunable, split_k
 from tests.kernels.agree import problem
 from tests.kernels.test_on_gpu import DTYPES, check, check_shared_sums, normal
 
@@ -60,6 +60,12 @@ def test_matmul_takes_transposed_sliced_and_unaligned_views() -> None:
     wide = torch.full((300, 528), torch.nan, device="cuda", dtype=torch.bfloat16)
     product(a, b, out=wide[:, 264:])
     assert bool(wide[:, :264].isnan().all()), "written outside of out"
+
+
+def test_factors_that_are_launched_as_they_lie_agree_too() -> None:
+    a, b, out = normal(129, 513), normal(513, 257) * 513**-0.5, normal(129, 257)
+    matmul_tunable.launch(a, b, out, split_k.scratch(a, 257))
+    torch.testing.assert_close(out.double(), a.double() @ b.double(), rtol=2e-2, atol=2e-2)
 
 
 def test_matmul_of_nothing_is_empty_or_zero() -> None:
