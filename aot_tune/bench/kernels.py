@@ -27,8 +27,8 @@ from aot_tune.bench import attention_rivals, memory_rivals, product_rivals
 from aot_tune.bench.standard import Standard
 from aot_tune.bench.standing import NEVER_SLOWER, Shape, Verdict, lines, verdict
 from aot_tune.discovery import OWN_KERNELS, Found, find_tunables
-from aot_tune.errors import AotTuneError
-from aot_tune.selection import chosen_kernels
+from aot_tune.errors import AotTuneError, UsageError
+from aot_tune.selection import chosen_kernels, problems_by_kernel
 from aot_tune.text import duration
 from aot_tune.tuner.report import spread
 
@@ -56,6 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         kernels = chosen_kernels(find_tunables(options.module or [OWN_KERNELS]), options.kernel or ())
+        if options.problem:
+            if options.verify:
+                raise UsageError("--verify checks all declared shapes; leave --problem out")
+            asked = problems_by_kernel(kernels, options.problem)
+            kernels = tuple(found for found in kernels if found.tunable.name in asked)
         if options.child:
             options.out.write_bytes(orjson.dumps(_timed(kernels[0], options)))
             return 0
@@ -76,6 +81,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="aot-tune bench --kernels", description=__doc__)
     parser.add_argument("--kernel", action="append", help="may be repeated; all by default")
     parser.add_argument("--module", action="append", help="by default the shipped kernels")
+    parser.add_argument(
+        "--problem", action="append", default=[], metavar="M=300,...",
+        help="a problem in full, or part of declared ones; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--shapes", type=int, default=SHAPES, help=f"declared shapes of each; {SHAPES}")
     parser.add_argument("--all", dest="shapes", action="store_const", const=None, help="every declared shape")
     parser.add_argument(
@@ -121,6 +130,7 @@ def _in_a_process(found: Found, options: argparse.Namespace, share_s: float) -> 
             *("--kernel", found.tunable.name, "--out", str(out), "--limit-s", str(share_s)),
             *(("--all",) if options.shapes is None else ("--shapes", str(options.shapes))),
             *(() if options.rivals else ("--no-rivals",)),
+            *(word for one in options.problem for word in ("--problem", one)),
         ]
         limit = None if math.isinf(share_s) else share_s + _GRACE_S
         try:
@@ -169,7 +179,8 @@ def _timed(found: Found, options: argparse.Namespace) -> dict[str, Any]:
     standard = STANDARDS.get(tunable.name, _NO_RIVALS)
     if not options.rivals:
         standard = replace(standard, rivals={})
-    problems = spread(tunable.typical_problems, options.shapes)
+    asked = problems_by_kernel([found], options.problem)
+    problems = spread(asked.get(tunable.name, tunable.typical_problems), options.shapes)
     with this_gpu() as gpu:
         rounds, kernel = EventRound(), Kernel(found, gpu.arch, gpu.device)
         rates = ceilings(rounds, {dtype for one in problems if (dtype := standard.matrix_dtype_of(one))})

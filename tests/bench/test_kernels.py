@@ -106,6 +106,30 @@ def test_without_rivals_what_is_asked_against_them_is_not_measured(
     assert "--no-rivals" not in commands[1]
 
 
+def test_a_part_of_the_declared_problems_is_timed_alone(
+    ran: list[tuple[str, float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    out = str(tmp_path / "bench.json")
+    chosen = ["--problem", "dtype=float16,tokens=64"]
+    assert kernels.main(["--kernel", "softmax", "--kernel", "gate_up_swiglu", *chosen, "--out", out]) == 0
+    assert [name for name, _ in ran] == ["gate_up_swiglu"]
+    commands: list[list[str]] = []
+
+    def finished(command: list[str], **_: Any) -> Any:
+        commands.append(command)
+        return SimpleNamespace(returncode=3)
+
+    monkeypatch.setattr(kernels, "_in_a_process", IN_A_PROCESS)
+    monkeypatch.setattr(kernels.subprocess, "run", finished)
+    assert kernels.main(["--kernel", "gate_up_swiglu", *chosen, "--out", out]) == 1
+    assert commands[0][-2:] == chosen
+    capsys.readouterr()
+    assert kernels.main(["--kernel", "gate_up_swiglu", "--problem", "M=64", "--out", out]) == 1
+    assert "a problem of gate_up_swiglu has no M; it has dtype tokens N K" in capsys.readouterr().err
+    assert kernels.main(["--verify", *chosen]) == 1
+    assert "leave --problem out" in capsys.readouterr().err
+
+
 def test_the_time_is_shared_by_the_kernels_that_are_left(
     ran: list[tuple[str, float]], tmp_path: Path
 ) -> None:
