@@ -115,10 +115,11 @@ def _without_unused_strides(tensor: torch.Tensor) -> torch.Tensor:
 
 def address(tensor: torch.Tensor) -> int:
     """Where a tensor starts; 0 where none is known: on "meta", and of subclasses, which no launch takes."""
-    return tensor.data_ptr() if type(tensor) in _PLAIN_TENSORS else 0
+    return tensor.data_ptr() if type(tensor) in PLAIN_TENSORS else 0
 
 
-_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+"""Types that a launch takes; of subclasses it is not known what lies in their memory."""
 
 
 def check_apart(kernel: str, name: str, written: torch.Tensor, **others: torch.Tensor) -> None:
@@ -131,7 +132,7 @@ def check_apart(kernel: str, name: str, written: torch.Tensor, **others: torch.T
         return
     most = written.untyped_storage().nbytes()
     for other, tensor in others.items():
-        distance = (tensor.data_ptr() if type(tensor) in _PLAIN_TENSORS else 0) - start
+        distance = (tensor.data_ptr() if type(tensor) in PLAIN_TENSORS else 0) - start
         if (
             distance < most
             and -distance < tensor.untyped_storage().nbytes()  # mostly one lies farther away

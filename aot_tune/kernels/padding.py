@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from aot_tune.kernels.arguments import address
+from aot_tune.kernels.arguments import PLAIN_TENSORS, address
 
 _ROW_BYTES = 16
 """What rows start at a multiple of (CUDA C++ Programming Guide, "Tensor Memory Access")."""
@@ -24,12 +24,14 @@ def padded(factor: torch.Tensor) -> torch.Tensor:
 
     Returns:
         A tensor of the same shape and values. A copy lies by rows where neither of the last strides was 1.
+        What no launch takes is returned as it is.
     """
     *outer, row, column = factor.stride()
     by_columns = row == 1 != column and factor.shape[-2] > 1
     across, along = (column, row) if by_columns else (row, column)
     apart = math.gcd(across, *outer) * factor.element_size()
-    if along == 1 and (apart | address(factor)) % _ROW_BYTES == 0:
+    aligned = along == 1 and (apart | address(factor)) % _ROW_BYTES == 0
+    if aligned or type(factor) not in PLAIN_TENSORS:
         return factor
     return _copied(factor.mT).mT if by_columns else _copied(factor)
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from aot_tune import cutile
 from aot_tune.kernels import gate_up_swiglu_tunable, grouped_matmul_tunable, linear_tunable, matmul_tunable
@@ -33,6 +34,7 @@ FINE = {
     "experts": numbered(2, 5, 8),
     "experts' columns": numbered(2, 8, 8)[:, :5].mT,
     "meta": torch.empty(3, 8, dtype=torch.bfloat16, device="meta"),
+    "what no launch takes": FakeTensorMode().from_tensor(numbered(3, 9)),
 }
 
 
