@@ -19,6 +19,7 @@ from aot_tune.bucket import Exact, Pow2, edge
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
+from aot_tune.kernels import product
 from aot_tune.kernels.activations import silu
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, indexable
 from aot_tune.kernels.padding import padded
@@ -53,23 +54,23 @@ def gate_up_swiglu_kernel(  # type: ignore[no-untyped-def]
         first = tile // (_GROUP * tiles_n) * _GROUP
         rows = min(tiles_m - first, _GROUP)
         place = tile % (_GROUP * tiles_n)
-        m, n = first + place % rows, place // rows
+        m, n = product.first_row(first + place % rows, tile_m, x.shape[0]), place // rows
         # Sums are kept transposed, the weights first: their 64 columns fill the tensor unit of sm90, where a
         # few tokens would leave it to the units of single warps, and 128 tokens are read by one instruction.
         # The first step stands before the loop, as in matmul, and for its reasons.
-        tokens = ct.load(x, (m, 0), (tile_m, tile_k), padding_mode=zero).transpose()
+        tokens = product.rows_from(x, m, 0, tile_m, tile_k).transpose()
         of_gate = ct.load(weight, (0, n, 0), (1, tile_n, tile_k), padding_mode=zero)
         of_up = ct.load(weight, (1, n, 0), (1, tile_n, tile_k), padding_mode=zero)
         nothing = ct.zeros((tile_n, tile_m), ct.float32)
         gate = ct.mma(of_gate.reshape((tile_n, tile_k)), tokens, nothing)
         up = ct.mma(of_up.reshape((tile_n, tile_k)), tokens, nothing)
         for step in range(1, steps):
-            tokens = ct.load(x, (m, step), (tile_m, tile_k), padding_mode=zero).transpose()
+            tokens = product.rows_from(x, m, step, tile_m, tile_k).transpose()
             of_gate = ct.load(weight, (0, n, step), (1, tile_n, tile_k), padding_mode=zero)
             of_up = ct.load(weight, (1, n, step), (1, tile_n, tile_k), padding_mode=zero)
             gate = ct.mma(of_gate.reshape((tile_n, tile_k)), tokens, gate)
             up = ct.mma(of_up.reshape((tile_n, tile_k)), tokens, up)
-        ct.store(out, (m, n), (silu(gate) * up).astype(out.dtype).transpose())
+        product.store(out, m, n, (silu(gate) * up).astype(out.dtype).transpose(), tile_n)
 
 
 def gate_up_swiglu(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -39,17 +39,18 @@ def matmul_fp8_kernel(  # type: ignore[no-untyped-def]
     scale = ct.load(scale_a, (0,), (1,)) * ct.load(scale_b, (0,), (1,))
     for tile in range(ct.bid(0), tiles_m * tiles_n, ct.num_blocks(0)):
         m, n = fp8.grouped(tile, tiles_m, tiles_n, group)
+        m = product.first_row(m, tile_m, a.shape[0])
         if peeled:
-            x = ct.load(a, (m, 0), (tile_m, tile_k), padding_mode=zero)
+            x = product.rows_from(a, m, 0, tile_m, tile_k)
             y = ct.load(b, (0, n), (tile_k, tile_n), padding_mode=zero)
             sums = fp8.multiply_add(x, y, fp8.nothing(tile_m, tile_n), False)
         else:
-            sums = fp8.upright(product.unknown_zeros((tile_m, tile_n), m), tile_m)
+            sums = fp8.upright(product.unknown_zeros((tile_m, tile_n), n), tile_m)
         for step in range(peeled, steps):
-            x = ct.load(a, (m, step), (tile_m, tile_k), padding_mode=zero)
+            x = product.rows_from(a, m, step, tile_m, tile_k)
             y = ct.load(b, (step, n), (tile_k, tile_n), padding_mode=zero)
             sums = fp8.multiply_add(x, y, sums, False)
-        ct.store(c, (m, n), fp8.upright((sums * scale).astype(c.dtype), tile_m))
+        product.store(c, m, n, fp8.upright((sums * scale).astype(c.dtype), tile_m), tile_n)
 
 
 def matmul_fp8(

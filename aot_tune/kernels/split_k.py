@@ -16,7 +16,7 @@ import torch
 
 from aot_tune import workspace
 from aot_tune.kernels.dense_space import left
-from aot_tune.kernels.product import columns, multiply_add, operand, turned
+from aot_tune.kernels.product import columns, multiply_add, rows_from, turned
 from aot_tune.tunable import Close
 
 _MINUS_ZERO = -(2**31)
@@ -34,17 +34,17 @@ def part_of_sum(
     Every part has two steps or more. Both stand before the loop: with one of them there, or none, in a branch
     of a kernel the compiler was seen to wait for each product before the next (tileiras 13.4, sm_90).
     """
-    zero, (tile_m, tile_n, tile_k) = ct.PaddingMode.ZERO, shape
+    tile_m, tile_n, tile_k = shape
     steps = ct.cdiv(a.shape[1], tile_k)
     first, last = part * steps // splits, (part + 1) * steps // splits
-    x = ct.load(a, (m, first), (tile_m, tile_k), padding_mode=zero).astype(operand(a))
+    x = rows_from(a, m, first, tile_m, tile_k)
     y = columns(b, first, n, tile_k, tile_n, tile_n, by_rows, swapped)
     sums = multiply_add(x, y, turned(ct.zeros((tile_m, tile_n), ct.float32), swapped), swapped)
-    x = ct.load(a, (m, first + 1), (tile_m, tile_k), padding_mode=zero).astype(operand(a))
+    x = rows_from(a, m, first + 1, tile_m, tile_k)
     y = columns(b, first + 1, n, tile_k, tile_n, tile_n, by_rows, swapped)
     sums = multiply_add(x, y, sums, swapped)
     for step in range(first + 2, last):
-        x = ct.load(a, (m, step), (tile_m, tile_k), padding_mode=zero).astype(operand(a))
+        x = rows_from(a, m, step, tile_m, tile_k)
         y = columns(b, step, n, tile_k, tile_n, tile_n, by_rows, swapped)
         sums = multiply_add(x, y, sums, swapped)
     return sums
@@ -88,11 +88,15 @@ def slice_of_sum(scratch: Any, tile: Any, at: Any, splits: Any, slices: Any, sha
     return total.reshape((high // slices, wide))
 
 
-def index_of_slice(m: Any, n: Any, at: Any, slices: Any, tile_n: Any, swapped: Any) -> Any:
-    """Where the `at`-th slice of tile (`m`, `n`) lies in the product, and the columns its index counts."""
+def index_of_slice(first: Any, n: Any, at: Any, slices: Any, tile: Any, swapped: Any) -> Any:
+    """Where the `at`-th slice of a tile lies in the product, and the columns its index counts.
+
+    The tile is of (rows, columns), its first row is `first`, its columns are the `n`-th so many.
+    """
+    tile_m, tile_n = tile
     if swapped:
-        return m, n * slices + at, tile_n // slices
-    return m * slices + at, n, tile_n
+        return first, n * slices + at, tile_n // slices
+    return first + at * (tile_m // slices), n, tile_n
 
 
 # The host's part --------------------------------------------------------------------------------
