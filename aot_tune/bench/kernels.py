@@ -130,7 +130,7 @@ def _in_a_process(found: Found, options: argparse.Namespace, share_s: float) -> 
             *("--kernel", found.tunable.name, "--out", str(out), "--limit-s", str(share_s)),
             *(("--all",) if options.shapes is None else ("--shapes", str(options.shapes))),
             *(() if options.rivals else ("--no-rivals",)),
-            *(word for one in options.problem for word in ("--problem", one)),
+            *(word for text in options.problem if _means(text, found) for word in ("--problem", text)),
         ]
         limit = None if math.isinf(share_s) else share_s + _GRACE_S
         try:
@@ -141,6 +141,14 @@ def _in_a_process(found: Found, options: argparse.Namespace, share_s: float) -> 
             orjson.loads(out.read_bytes()) if out.exists() else {"failed": f"exit code {code}"}
         )
         return record
+
+
+def _means(text: str, found: Found) -> bool:
+    """Whether --problem means problems of this kernel."""
+    try:
+        return bool(problems_by_kernel([found], [text]))
+    except UsageError:
+        return False
 
 
 def standing_of(kernel: str, record: Mapping[str, Any]) -> tuple[list[Verdict], list[str]]:

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from aot_tune.kernels.arguments import PLAIN_TENSORS, address
+from aot_tune.kernels.arguments import LARGEST_INDEX, PLAIN_TENSORS, address
 
 _ROW_BYTES = 16
 """What rows start at a multiple of (CUDA C++ Programming Guide, "Tensor Memory Access")."""
@@ -24,20 +24,24 @@ def padded(factor: torch.Tensor) -> torch.Tensor:
 
     Returns:
         A tensor of the same shape and values. A copy lies by rows where neither of the last strides was 1.
-        What no launch takes is returned as it is.
+        What no launch takes is returned as it is, and so is a factor whose copy no kernel could index.
     """
     *outer, row, column = factor.stride()
-    by_columns = row == 1 != column and factor.shape[-2] > 1
+    by_columns = row == 1 and (column != 1 or factor.shape[-1] == 1) and factor.shape[-2] > 1
     across, along = (column, row) if by_columns else (row, column)
     apart = math.gcd(across, *outer) * factor.element_size()
     aligned = along == 1 and (apart | address(factor)) % _ROW_BYTES == 0
     if aligned or type(factor) not in PLAIN_TENSORS:
         return factor
-    return _copied(factor.mT).mT if by_columns else _copied(factor)
+    rows = factor.mT if by_columns else factor
+    width = _padded_width(rows)
+    if width * math.prod(rows.shape[1:-1]) > LARGEST_INDEX:
+        return factor
+    room = torch.empty((*rows.shape[:-1], width), dtype=rows.dtype, device=rows.device)
+    copy = room[..., : rows.shape[-1]].copy_(rows)
+    return copy.mT if by_columns else copy
 
 
-def _copied(rows: torch.Tensor) -> torch.Tensor:
-    *outer, width = rows.shape
+def _padded_width(rows: torch.Tensor) -> int:
     step = _ROW_BYTES // rows.element_size()
-    room = torch.empty((*outer, -(-width // step) * step), dtype=rows.dtype, device=rows.device)
-    return room[..., :width].copy_(rows)
+    return -(-rows.shape[-1] // step) * step

@@ -123,6 +123,10 @@ def test_a_part_of_the_declared_problems_is_timed_alone(
     monkeypatch.setattr(kernels.subprocess, "run", finished)
     assert kernels.main(["--kernel", "gate_up_swiglu", *chosen, "--out", out]) == 1
     assert commands[0][-2:] == chosen
+    both = ["--kernel", "softmax", "--kernel", "gate_up_swiglu", "--problem", "cols=8192", *chosen]
+    assert kernels.main([*both, "--out", out]) == 1
+    assert sorted(command[-1] for command in commands[1:]) == ["cols=8192", chosen[1]]
+    assert all(command.count("--problem") == 1 for command in commands[1:])
     capsys.readouterr()
     assert kernels.main(["--kernel", "gate_up_swiglu", "--problem", "M=64", "--out", out]) == 1
     assert "a problem of gate_up_swiglu has no M; it has dtype tokens N K" in capsys.readouterr().err

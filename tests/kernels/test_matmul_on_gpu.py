@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from aot_tune import environment
+from aot_tune.bench.contest import contest
 from aot_tune.kernels import matmul, matmul_tunable, split_k
+from aot_tune.tuner.event_round import EventRound
 from tests.kernels.agree import problem
 from tests.kernels.test_on_gpu import DTYPES, check, check_shared_sums, normal
 
@@ -34,6 +36,15 @@ def test_matmul_agrees_with_the_reference(m: int, n: int, k: int, dtype: str) ->
 @pytest.mark.parametrize("m", [8, 100, 3000])
 def test_matmul_agrees_in_configs_across_its_space(m: int) -> None:
     check(matmul_tunable, problem(dtype="bfloat16", M=m, N=1000, K=1032), every=3)
+
+
+@pytest.mark.parametrize("m", [133, 149, 213])
+def test_a_last_tile_of_few_rows_takes_no_longer_than_a_full_one(m: int) -> None:
+    whole, weight = normal(256, 14336), normal(4096, 14336).t()
+    times = contest(
+        {"few": lambda: matmul(whole[:m], weight), "full": lambda: matmul(whole, weight)}, EventRound()
+    )
+    assert times["few"] < 1.15 * times["full"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
