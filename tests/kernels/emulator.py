@@ -164,6 +164,7 @@ def run(
     sms: int = 3,
     at_once: int = 1,
     disorder: random.Random | None = None,
+    twice: int = 0,
     amended: int = 0,
 ) -> int:
     """Run a declaration's kernel on CPU tensors, as `launch` would on a GPU of `sms` multiprocessors.
@@ -171,7 +172,8 @@ def run(
     Asserts that every element of an output was written, and of all that are changed that each was once.
     So many blocks run `at_once`: as on a GPU they start in order, each when another has ended. With
     `disorder` what they store relaxed is seen late, in any order, and blocks that run one after another do so
-    in any order, too. Of each tensor `amended` elements may be written a second time.
+    in any order, too. Of each tensor `twice` elements are written by two tiles, no more and no fewer, and
+    up to `amended` more may be written a second time.
 
     Returns:
         The number of blocks.
@@ -211,9 +213,14 @@ def run(
             count = by_address[arg.data_ptr()]
             found = f"{name} has elements written {count.min()} to {count.max()} times"
             assert bool((count >= 1).all()) or name in tunable.inplace, found
-            assert int((count > 1).sum()) <= amended, found
+            assert twice <= int((count > 1).sum()) <= twice + amended, found
             assert int(count.max()) <= 2, found
     return sizes[0] * sizes[1] * sizes[2]
+
+
+def of_two_tiles(rows: int, height: int, columns: int) -> int:
+    """Elements that two tiles of so many rows store, where a last tile of fewer rows begins earlier."""
+    return -rows % height * columns if rows >= height else 0
 
 
 def answers(
@@ -380,7 +387,8 @@ def _store(
     if part is not None:
         chosen = (torch.arange(target.numel()) % _PARTS == part).reshape(target.shape)
     target[chosen] = values[tuple(slice(size) for size in target.shape)][chosen]
-    written[chosen] += 1
+    with _Race.lock:  # two tiles may store the same element at the same time
+        written[chosen] += 1
 
 
 def _slices(array: Array, index: Sequence[Any], shape: Sequence[int], *, whole: bool) -> tuple[slice, ...]:

@@ -99,7 +99,8 @@ def test_the_kernel_agrees_with_the_reference(
     args = gate_up_swiglu_tunable.make_args(shape(tokens, n, k, dtype), CPU, 1)
     poison(gate_up_swiglu_tunable, args)
     wanted = expected(gate_up_swiglu_tunable, args)
-    emulator.run(gate_up_swiglu_tunable, args, SMALL, monkeypatch)
+    twice = emulator.of_two_tiles(tokens, 16, n)
+    emulator.run(gate_up_swiglu_tunable, args, SMALL, monkeypatch, twice=twice)
     assert_agrees(gate_up_swiglu_tunable, args, wanted)
 
 
@@ -107,9 +108,12 @@ def test_the_kernel_agrees_with_the_reference(
 def test_every_tile_is_computed_once_on_any_number_of_multiprocessors(
     sms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    args = gate_up_swiglu_tunable.make_args(shape(16 * 9 + 3, 16 * 3 + 1, 32), CPU, 0)
+    tokens, n = 16 * 9 + 3, 16 * 3 + 1
+    args = gate_up_swiglu_tunable.make_args(shape(tokens, n, 32), CPU, 0)
     wanted = expected(gate_up_swiglu_tunable, args)
-    assert emulator.run(gate_up_swiglu_tunable, args, SMALL, monkeypatch, sms=sms) == min(sms, 10 * 4)
+    twice = emulator.of_two_tiles(tokens, 16, n)
+    blocks = emulator.run(gate_up_swiglu_tunable, args, SMALL, monkeypatch, sms=sms, twice=twice)
+    assert blocks == min(sms, 10 * 4)
     assert_agrees(gate_up_swiglu_tunable, args, wanted)
 
 

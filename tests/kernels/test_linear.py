@@ -123,7 +123,8 @@ def test_the_kernel_agrees_with_the_reference(
     args = linear_tunable.make_args(shape(m, n, k, dtype), CPU, 1)
     poison(linear_tunable, args)
     wanted = expected(linear_tunable, args)
-    emulator.run(linear_tunable, args, config(16, 32, 32, **form), monkeypatch)
+    twice = emulator.of_two_tiles(m, 16, n)
+    emulator.run(linear_tunable, args, config(16, 32, 32, **form), monkeypatch, twice=twice)
     assert_agrees(linear_tunable, args, wanted)
 
 
@@ -140,7 +141,11 @@ def test_parts_of_a_sum_are_added_up_by_whoever_comes_later(
         args = linear_tunable.make_args(one, CPU, seed)
         poison(linear_tunable, args)
         wanted = expected(linear_tunable, args)
-        emulator.run(linear_tunable, args, config(tile_k=512, splits=splits, **tile), monkeypatch)
+        chosen, twice = (
+            config(tile_k=512, splits=splits, **tile),
+            emulator.of_two_tiles(70, tile["tile_m"], 300),
+        )
+        emulator.run(linear_tunable, args, chosen, monkeypatch, twice=twice)
         assert_agrees(linear_tunable, args, wanted)
         assert not bool(args[4].any()), "what parts left is not zero again"
 
@@ -155,7 +160,7 @@ def test_bias_and_activation_come_after_the_sum(
     x, weight, out, bias, _, biased, _ = args
     assert biased == (seed == 1)
     wanted = expected(linear_tunable, args)
-    emulator.run(linear_tunable, args, config(16, 32, 32, **form), monkeypatch)
+    emulator.run(linear_tunable, args, config(16, 32, 32, **form), monkeypatch, twice=12 * 70)
     assert_agrees(linear_tunable, args, wanted)
     exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double() if biased else None)
     torch_has = {
@@ -176,9 +181,11 @@ def test_bias_and_activation_come_after_the_sum(
 def test_every_tile_is_computed_once_on_any_number_of_multiprocessors(
     sms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    args = linear_tunable.make_args(shape(16 * 11 + 3, 16 * 5 + 1, 16), CPU, 0)
+    m, n = 16 * 11 + 3, 16 * 5 + 1
+    args = linear_tunable.make_args(shape(m, n, 16), CPU, 0)
     wanted = expected(linear_tunable, args)
-    blocks = emulator.run(linear_tunable, args, config(16, 16, 16), monkeypatch, sms=sms)
+    twice = emulator.of_two_tiles(m, 16, n)
+    blocks = emulator.run(linear_tunable, args, config(16, 16, 16), monkeypatch, sms=sms, twice=twice)
     assert blocks == min(sms, 12 * 6)
     assert_agrees(linear_tunable, args, wanted)
 

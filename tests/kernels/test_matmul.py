@@ -244,7 +244,9 @@ def test_the_kernel_agrees_with_the_reference(
     args = matmul_tunable.make_args(shape(m, n, k, dtype), CPU, 1)
     poison(matmul_tunable, args)
     wanted = expected(matmul_tunable, args)
-    emulator.run(matmul_tunable, args, config(16, 32, 32, **form), monkeypatch)
+    emulator.run(
+        matmul_tunable, args, config(16, 32, 32, **form), monkeypatch, twice=emulator.of_two_tiles(m, 16, n)
+    )
     assert_agrees(matmul_tunable, args, wanted)
 
 
@@ -255,9 +257,11 @@ def test_every_tile_is_computed_once_on_any_number_of_multiprocessors(
     form: dict[str, int], across: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for sms in (1, 7, 200):
-        args = matmul_tunable.make_args(shape(16 * 11 + 3, 16 * 5 + 1, 16), CPU, 0)
+        m, n = 16 * 11 + 3, 16 * 5 + 1
+        args = matmul_tunable.make_args(shape(m, n, 16), CPU, 0)
         wanted = expected(matmul_tunable, args)
-        blocks = emulator.run(matmul_tunable, args, config(16, 16, 16, **form), monkeypatch, sms=sms)
+        chosen, twice = config(16, 16, 16, **form), emulator.of_two_tiles(m, 16, n)
+        blocks = emulator.run(matmul_tunable, args, chosen, monkeypatch, sms=sms, twice=twice)
         assert blocks == min(sms, 12 * across)
         assert_agrees(matmul_tunable, args, wanted)
 
@@ -281,7 +285,12 @@ def test_parts_of_a_sum_are_added_up_by_whoever_comes_later(
     for at_once in (1, 5):  # on the same scratch
         poison(matmul_tunable, args)
         emulator.run(
-            matmul_tunable, args, config(tile_k=512, splits=splits, **tile), monkeypatch, at_once=at_once
+            matmul_tunable,
+            args,
+            config(tile_k=512, splits=splits, **tile),
+            monkeypatch,
+            at_once=at_once,
+            twice=emulator.of_two_tiles(m, tile["tile_m"], n),
         )
         assert_agrees(matmul_tunable, args, wanted)
         assert not bool(args[3].any()), "what parts left is not zero again"
@@ -293,7 +302,7 @@ def test_sums_that_are_not_finite_are_seen_and_taken_away_again(
 ) -> None:
     args = matmul_tunable.make_args(shape(20, 64, 8192), CPU, 1)
     args[0][3, 5] = value
-    emulator.run(matmul_tunable, args, config(16, 64, 1024, splits=2), monkeypatch)
+    emulator.run(matmul_tunable, args, config(16, 64, 1024, splits=2), monkeypatch, twice=12 * 64)
     wanted = args[0].double() @ args[1].double()
     torch.testing.assert_close(args[2].double(), wanted, rtol=1e-2, atol=1e-2, equal_nan=True)
     assert not bool(args[3].any())
