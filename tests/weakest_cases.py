@@ -65,7 +65,7 @@ def _product(names: str, **sizes: Sequence[object]) -> dict[str, dict[str, objec
 _MNK = {
     "aligned": (128, 256, 128),
     "ragged": (50, 248, 72),
-    "of_odd_sizes": (33, 77, 51),
+    "of_odd_sizes": (133, 77, 51),
     "of_size_1": (1, 1, 1),
 }
 _PREFILL = {

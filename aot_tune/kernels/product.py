@@ -32,7 +32,8 @@ def first_row(m: Any, tile_m: Any, height: Any) -> Any:
     """The first row of the `m`-th tile down.
 
     Rows outside are slow to load: with 43 of 64 outside, a step took 1.4 times as long on an H200. So a last
-    tile of fewer rows begins earlier. What it has of the one before it, both store alike.
+    tile of fewer rows begins earlier. What it has of the one before it, both store alike. A product of fewer
+    rows than one tile has none to begin at, and loads rows outside.
     """
     return max(min(m * tile_m, height - tile_m), 0)
 
@@ -107,7 +108,7 @@ def one_sum(
     a: Any, b: Any, m: Any, n: Any, tile_m: Any, tile_n: Any, tile_k: Any, by_rows: Any, swapped: Any,
     peeled: Any,
 ) -> Any:  # fmt: skip
-    """The float32 sums of a tile without more columns; transposed where `swapped`.
+    """The float32 sums of a tile without more columns, its first row `m`; transposed where `swapped`.
 
     Begun from zeros inside of the loop, the compiler folds "step 0 starts from zero" into it and selects
     every accumulator anew at each step, or waits for each product before the next: of 108 configs 31 were
@@ -132,7 +133,10 @@ def one_sum(
 def two_sums(
     a: Any, b: Any, m: Any, n: Any, tile_m: Any, tile_n: Any, more_n: Any, tile_k: Any, by_rows: Any
 ) -> Any:
-    """The float32 sums of a tile and of the columns beside it, `more_n` of them, which divide `tile_n`."""
+    """The float32 sums of a tile whose first row is `m`, and of `more_n` columns beside it.
+
+    They divide `tile_n`.
+    """
     first, more = first_and_more(n, tile_n, more_n)
     x = rows_from(a, m, 0, tile_m, tile_k)
     y = columns(b, 0, first, tile_k, tile_n, more_n, by_rows, False)

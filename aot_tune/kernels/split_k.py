@@ -31,6 +31,7 @@ def part_of_sum(
 ) -> Any:
     """The float32 sums of a tile over the `part`-th of `splits` shares of K; transposed where `swapped`.
 
+    The tile's first row is `m`, its columns are the `n`-th so many.
     Every part has two steps or more. Both stand before the loop: with one of them there, or none, in a branch
     of a kernel the compiler was seen to wait for each product before the next (tileiras 13.4, sm_90).
     """

@@ -10,6 +10,7 @@ import torch
 from aot_tune import environment
 from aot_tune.bench.contest import contest
 from aot_tune.kernels import matmul, matmul_tunable, split_k
+from aot_tune.kernels.dense_space import config_of
 from aot_tune.tuner.event_round import EventRound
 from tests.kernels.agree import problem
 from tests.kernels.test_on_gpu import DTYPES, check, check_shared_sums, normal
@@ -40,10 +41,18 @@ def test_matmul_agrees_in_configs_across_its_space(m: int) -> None:
 
 @pytest.mark.parametrize("m", [133, 149, 213])
 def test_a_last_tile_of_few_rows_takes_no_longer_than_a_full_one(m: int) -> None:
+    chosen = config_of(64, 128, 0, 64, 0, num_ctas=1, occupancy=1, warps=4)
     whole, weight = normal(256, 14336), normal(4096, 14336).t()
-    times = contest(
-        {"few": lambda: matmul(whole[:m], weight), "full": lambda: matmul(whole, weight)}, EventRound()
-    )
+    outs = {rows: torch.empty(rows, 4096, device="cuda", dtype=torch.bfloat16) for rows in (m, 256)}
+
+    def product_of(rows: int) -> None:
+        factor = whole[:rows]
+        matmul_tunable.launch(factor, weight, outs[rows], split_k.scratch(factor, 4096), config=chosen)
+
+    product_of(m)
+    product_of(256)
+    times = contest({"few": lambda: product_of(m), "full": lambda: product_of(256)}, EventRound())
+    assert torch.equal(outs[m], outs[256][:m])
     assert times["few"] < 1.15 * times["full"]
 
 
