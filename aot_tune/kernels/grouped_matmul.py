@@ -7,7 +7,7 @@ which is fast over many experts, or by a walk from expert to expert, which is fa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import cuda.tile as ct
@@ -244,14 +244,10 @@ def _reference(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: tor
     return Close(value=exact, rtol=torch.finfo(a.dtype).eps, atol=2e-3)
 
 
-_TOKENS = tuple(8 ** (i + 1) for i in range(5))
-"""8 to 32768. Each edge serves its neighbours as the nearest bucket."""
-
-
-def _shapes(
-    experts: int, n: int, k: int, *, dtype: str = "bfloat16", tokens: Sequence[int] = _TOKENS
-) -> dict[str, object]:
-    return {"dtype": dtype, "tokens": tokens, "experts": experts, "N": n, "K": k}
+def _shapes(experts: int, n: int, k: int) -> dict[str, object]:
+    # Each edge serves its neighbours as the nearest bucket.
+    tokens = (8, 64, 512, 4096, 32768)
+    return {"dtype": "bfloat16", "tokens": tokens, "experts": experts, "N": n, "K": k}
 
 
 grouped_matmul_tunable = Tunable(
@@ -272,7 +268,6 @@ grouped_matmul_tunable = Tunable(
     outputs=("out",),
     typical=[  # gate and up, then down
         *(_shapes(8, 28672, 4096), _shapes(8, 4096, 14336)),  # Mixtral 8x7B
-        *(_shapes(8, *layer, dtype="float16", tokens=(64, 4096)) for layer in ((28672, 4096), (4096, 14336))),
         *(_shapes(256, 4096, 7168), _shapes(256, 7168, 2048)),  # DeepSeek-V3
         *(_shapes(32, 5760, 2880), _shapes(32, 2880, 2880)),  # gpt-oss 20b
         *(_shapes(128, 5760, 2880), _shapes(128, 2880, 2880)),  # gpt-oss 120b
