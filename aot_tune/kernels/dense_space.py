@@ -30,59 +30,60 @@ from aot_tune.kernels.product_space import (
 from aot_tune.problem import Problem
 from aot_tune.tunable import Work
 
-# Values of tile_m, tile_n, more_n, tile_k, swapped, num_ctas, occupancy and num_worker_warps.
+# Values of tile_m, tile_n, more_n, tile_k, swapped, group, num_ctas, occupancy and num_worker_warps. A wave
+# of blocks reads least where its tiles make a square: 16 rows of wide tiles may do it, 4 of tall ones.
 _SPACE: Mapping[MatrixUnit, Rows] = {
     MatrixUnit.WARPGROUP: (
         # A few tokens: only the weight's bytes count. Narrow tiles give every multiprocessor one.
-        ((16,), (64,), (0,), (128,), (0,), (1,), (1,), (4,)),
-        ((16,), (64,), (0,), (128,), (1,), (1,), (1, 2), (4,)),
-        ((16,), (64,), (0,), (256,), (1,), (1,), (1,), (4,)),
-        ((16,), (128,), (0,), (64,), (1,), (1,), (2,), (4,)),
-        ((32,), (64,), (0,), (128, 256), (1,), (1,), (1,), (4,)),
-        ((64,), (64,), (0,), (128,), (0,), (1,), (1,), (4,)),
+        ((16,), (64,), (0,), (128,), (0,), (8,), (1,), (1,), (4,)),
+        ((16,), (64,), (0,), (128,), (1,), (8,), (1,), (1, 2), (4,)),
+        ((16,), (64,), (0,), (256,), (1,), (8,), (1,), (1,), (4,)),
+        ((16,), (128,), (0,), (64,), (1,), (8,), (1,), (2,), (4,)),
+        ((32,), (64,), (0,), (128, 256), (1,), (8,), (1,), (1,), (4,)),
+        ((64,), (64,), (0,), (128,), (0,), (8,), (1,), (1,), (4,)),
         # Tens of tokens to hundreds. 256 tokens by 10240 features are 80 tiles of 128 x 256, 160 of 128 x 128
         # and 128 of 128 x 160, for 132 multiprocessors; 256 by 5120 are 80 of 128 x 128, 128 of 128 x 80.
-        ((64,), (128,), (0, 32, 64), (64,), (0,), (1,), (1,), (4,)),
-        ((128,), (64,), (0, 16), (64,), (0,), (1,), (1,), (4,)),
-        ((256,), (64,), (0,), (64,), (0,), (1,), (1,), (8,)),
+        ((64,), (128,), (0, 32, 64), (64,), (0,), (8,), (1,), (1,), (4,)),
+        ((128,), (64,), (0, 16), (64,), (0,), (8,), (1,), (1,), (4,)),
+        ((256,), (64,), (0,), (64,), (0,), (8,), (1,), (1,), (8,)),
         # Prompts: the most sums that stay in registers.
-        ((128,), (128,), (0,), (64,), (0,), (1,), (1,), (4, 8)),
-        ((128,), (128,), (32, 64), (64,), (0,), (1,), (1,), (8,)),
-        ((256,), (128,), (0,), (64,), (0,), (2,), (1,), (4,)),
-        ((256,), (128,), (64,), (64,), (0,), (2,), (1,), (8,)),
+        ((128,), (128,), (0,), (64,), (0,), (8,), (1,), (1,), (4, 8)),
+        ((128,), (128,), (32, 64), (64,), (0,), (8, 16), (1,), (1,), (8,)),
+        ((256,), (128,), (0,), (64,), (0,), (8,), (2,), (1,), (4,)),
+        ((256,), (128,), (64,), (64,), (0,), (8,), (2,), (1,), (8,)),
     ),
     MatrixUnit.TENSOR_MEMORY: (
-        ((16,), (64,), (0,), (128, 256), (1,), (1,), (1,), (4,)),
-        ((16, 32), (64, 128), (0,), (128,), (0, 1), (1,), (1,), (4,)),
-        ((64,), (64,), (0,), (128,), (0,), (1,), (1,), (4,)),
-        ((64,), (128,), (0, 64), (64, 128), (0,), (1,), (1,), (4,)),
-        ((64,), (128, 256), (0,), (128,), (0,), (2,), (1,), (4,)),
-        ((128,), (64,), (0,), (128,), (0,), (1,), (1,), (4,)),
-        ((128,), (128, 256), (0, 64), (64,), (0,), (1,), (1,), (4,)),
-        ((128,), (128, 256), (0,), (64,), (0,), (2,), (1,), (4,)),
-        ((256,), (128, 256), (0,), (64,), (0,), (1, 2), (1,), (4,)),
-        ((256,), (256,), (0,), (64,), (0,), (4,), (1,), (4,)),
-        ((512,), (256,), (0,), (64,), (0,), (8,), (1,), (4,)),
+        ((16,), (64,), (0,), (128, 256), (1,), (8,), (1,), (1,), (4,)),
+        ((16, 32), (64, 128), (0,), (128,), (0, 1), (8,), (1,), (1,), (4,)),
+        ((64,), (64,), (0,), (128,), (0,), (8,), (1,), (1,), (4,)),
+        ((64,), (128,), (0, 64), (64, 128), (0,), (8,), (1,), (1,), (4,)),
+        ((64,), (128, 256), (0,), (128,), (0,), (8,), (2,), (1,), (4,)),
+        ((128,), (64,), (0,), (128,), (0,), (8,), (1,), (1,), (4,)),
+        ((128,), (128, 256), (0, 64), (64,), (0,), (8, 16), (1,), (1,), (4,)),
+        ((128,), (128, 256), (0,), (64,), (0,), (8,), (2,), (1,), (4,)),
+        ((256,), (128, 256), (0,), (64,), (0,), (8,), (1, 2), (1,), (4,)),
+        ((256,), (256,), (0,), (64,), (0,), (8,), (4,), (1,), (4,)),
+        ((512,), (256,), (0,), (64,), (0,), (4, 8), (8,), (1,), (4,)),
     ),
     MatrixUnit.WARP: (
-        ((16,), (32, 64), (0,), (64, 128), (0,), (1,), (1,), (4,)),
-        ((32,), (64, 128), (0,), (64,), (0,), (1,), (1,), (4,)),
-        ((64,), (64,), (0,), (32, 64), (0,), (1,), (2,), (4,)),
-        ((64,), (128,), (0,), (32, 64), (0,), (1,), (1, 2), (4,)),
-        ((128,), (64,), (0,), (32, 64), (0,), (1,), (1, 2), (4,)),
-        ((128,), (128,), (0,), (32,), (0,), (1,), (1, 2), (4, 8)),
-        ((128,), (128,), (0,), (64,), (0,), (1,), (1,), (4, 8)),
-        ((128,), (256,), (0,), (32,), (0,), (1,), (1,), (8,)),
-        ((128,), (256,), (0,), (32,), (0,), (2,), (1,), (4,)),
-        ((256,), (128,), (0,), (32,), (0,), (1,), (1,), (8,)),
+        ((16,), (32, 64), (0,), (64, 128), (0,), (8,), (1,), (1,), (4,)),
+        ((32,), (64, 128), (0,), (64,), (0,), (8,), (1,), (1,), (4,)),
+        ((64,), (64,), (0,), (32, 64), (0,), (8,), (1,), (2,), (4,)),
+        ((64,), (128,), (0,), (32, 64), (0,), (8,), (1,), (1, 2), (4,)),
+        ((128,), (64,), (0,), (32, 64), (0,), (8,), (1,), (1, 2), (4,)),
+        ((128,), (128,), (0,), (32,), (0,), (8, 16), (1,), (1, 2), (4, 8)),
+        ((128,), (128,), (0,), (64,), (0,), (8,), (1,), (1,), (4, 8)),
+        ((128,), (256,), (0,), (32,), (0,), (8, 16), (1,), (1,), (8,)),
+        ((128,), (256,), (0,), (32,), (0,), (8, 16), (2,), (1,), (4,)),
+        ((256,), (128,), (0,), (32,), (0,), (8,), (1,), (1,), (8,)),
     ),
 }
 
-# Values of tile_m, tile_n, tile_k, num_ctas and num_worker_warps of tiles that are not peeled (`product`).
-# Steps of 32 are 4 % faster on an H200 than those of 64: more of them are on their way. Two blocks that share
-# a tile of 256 x 256 are slower than one of them alone.
-_UNPEELED: Mapping[MatrixUnit, Sequence[tuple[int, int, int, int, int]]] = {
-    MatrixUnit.WARPGROUP: ((128, 256, 32, 1, 8),),
+# Values of tile_m, tile_n, tile_k, group, num_ctas and num_worker_warps, not peeled (`product`). Steps of 32
+# are 4 % faster on an H200 than those of 64: more of them are on their way. Two blocks that share a tile of
+# 256 x 256 are slower than one of them alone.
+_UNPEELED: Mapping[MatrixUnit, Sequence[tuple[int, int, int, int, int, int]]] = {
+    MatrixUnit.WARPGROUP: ((128, 256, 32, 8, 1, 8), (128, 256, 32, 16, 1, 8)),
     MatrixUnit.TENSOR_MEMORY: (),
     MatrixUnit.WARP: (),
 }
@@ -102,6 +103,9 @@ _SHARED: Mapping[MatrixUnit, Sequence[tuple[int, int, int, int, int, int]]] = {
 
 _SPLITS = (2, 3, 4)
 """Blocks that share a tile's sums."""
+
+_GROUP = 8
+"""Rows of tiles taken together where tiles are no wider than tall, or sums are shared."""
 
 _FEWEST_ROWS = 16
 """Of a tile."""
@@ -137,6 +141,7 @@ def config_of(
     more_n: int,
     tile_k: int,
     swapped: int,
+    group: int,
     num_ctas: int,
     occupancy: int,
     warps: int,
@@ -146,14 +151,14 @@ def config_of(
     """A config of these constants and hints, the constants as `product` has them."""
     tile = {"tile_m": tile_m, "tile_n": tile_n, "more_n": more_n, "tile_k": tile_k, "swapped": swapped}
     return Config(
-        constants={**tile, "peeled": peeled, "splits": splits},
+        constants={**tile, "group": group, "peeled": peeled, "splits": splits},
         hints={"num_ctas": num_ctas, "occupancy": occupancy, "num_worker_warps": warps},
     )
 
 
 def constants_of(config: Config) -> tuple[int, ...]:
     """What a kernel is launched with, in its order."""
-    return *_tile_of(config), int(config["peeled"]), int(config["splits"]), _slices(config)
+    return *_tile_of(config), *(int(config[name]) for name in ("group", "peeled", "splits")), _slices(config)
 
 
 def _tile_of(config: Config) -> tuple[int, int, int, int, int]:
@@ -202,11 +207,10 @@ def _fitting(arch: Arch, size: int) -> tuple[Config, ...]:
     # As many bytes a step as of two-byte elements.
     every = dict.fromkeys(config_of(*v[:3], v[3] * 2 // size, *v[4:]) for v in rows)
     for splits, (tile_m, tile_n, tile_k, *rest) in itertools.product(_SPLITS, _SHARED[matrix_unit(arch)]):
-        swapped, occupancy, warps = rest
-        shared = config_of(tile_m, tile_n, 0, tile_k * 2 // size, swapped, 1, occupancy, warps, splits)
-        every[shared] = None
-    for tile_m, tile_n, tile_k, num_ctas, warps in _UNPEELED[matrix_unit(arch)]:
-        every[config_of(tile_m, tile_n, 0, tile_k * 2 // size, 0, num_ctas, 1, warps, peeled=0)] = None
+        swapped, *hints = rest
+        every[config_of(tile_m, tile_n, 0, tile_k * 2 // size, swapped, _GROUP, 1, *hints, splits)] = None
+    for tile_m, tile_n, tile_k, group, num_ctas, warps in _UNPEELED[matrix_unit(arch)]:
+        every[config_of(tile_m, tile_n, 0, tile_k * 2 // size, 0, group, num_ctas, 1, warps, peeled=0)] = None
     return tuple(config for config in every if overflow(config, arch, item_bytes=size) is None)
 
 
@@ -229,7 +233,7 @@ def default(arch: Arch, problem: Problem) -> Config:
 def _plain(
     tile_m: int, tile_n: int, tile_k: int, *, swapped: int = 0, occupancy: int = 1, warps: int = 4
 ) -> Config:
-    return config_of(tile_m, tile_n, 0, tile_k, swapped, num_ctas=1, occupancy=occupancy, warps=warps)
+    return config_of(tile_m, tile_n, 0, tile_k, swapped, _GROUP, 1, occupancy, warps)
 
 
 def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
@@ -237,12 +241,22 @@ def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
     _, tile_n, more_n, _, swapped = _tile_of(config)
     if more_n and (tile_n % more_n or swapped):
         return f"{more_n} more columns must divide the {tile_n} beside them, which give no rows then"
-    if wrong := wrongly_peeled(config):
+    if wrong := wrongly_peeled(config) or _wrongly_grouped(config, edge(problem.size("M"))):
         return wrong
     if not config["peeled"] and (more_n or config["splits"] != 1):
         return "a tile of two widths, or whose sums are shared, is peeled"
     refusal = overflow(config, arch, item_bytes=item_bytes(problem))
     return refusal or waste(config, edge(problem.size("M"))) or _not_shared(config, arch, problem) or True
+
+
+def _wrongly_grouped(config: Config, rows: int) -> str | None:
+    """Why a config's `group` (`product.place`) cannot be, or changes nothing on so many rows; or None."""
+    group = int(config["group"])
+    if group < 1:
+        return f"group is {group}; it is how many rows of tiles are taken together, 1 or more"
+    if group != _GROUP and -(-rows // int(config["tile_m"])) <= min(group, _GROUP):
+        return f"group {group} orders the tiles of up to {rows} rows as group {_GROUP} does"
+    return None
 
 
 def left(rows: int, k: int, columns: int) -> int:

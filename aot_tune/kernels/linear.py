@@ -30,7 +30,8 @@ from aot_tune.tunable import Close, Tunable
 def linear_kernel(  # type: ignore[no-untyped-def]
     x, weight, out, bias, scratch, biased, activation: ct.Constant[int],
     tile_m: ct.Constant[int], tile_n: ct.Constant[int], more_n: ct.Constant[int], tile_k: ct.Constant[int],
-    swapped: ct.Constant[int], peeled: ct.Constant[int], splits: ct.Constant[int], slices: ct.Constant[int],
+    swapped: ct.Constant[int], group: ct.Constant[int], peeled: ct.Constant[int],
+    splits: ct.Constant[int], slices: ct.Constant[int],
 ):  # fmt: skip
     """Compute every `num_blocks`-th tile of `out`, accumulating in float32; constants as in `product`.
 
@@ -40,18 +41,18 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     if splits > 1:
         parts, shape = tiles_m * tiles_n * splits, (tile_m, tile_n, tile_k)
         if ct.bid(0) < parts:
-            m, n = product.place(ct.bid(0) // splits, x.shape[0], tile_m, tiles_n)
+            m, n = product.place(ct.bid(0) // splits, x.shape[0], tile_m, tiles_n, group)
             sums = split_k.part_of_sum(x, weight, m, n, ct.bid(0) % splits, splits, shape, True, swapped)
             split_k.leave(scratch, ct.bid(0), sums)
         else:
             tile, at = (ct.bid(0) - parts) // slices, (ct.bid(0) - parts) % slices
-            m, n = product.place(tile, x.shape[0], tile_m, tiles_n)
+            m, n = product.place(tile, x.shape[0], tile_m, tiles_n, group)
             sums = split_k.slice_of_sum(scratch, tile, at, splits, slices, shape, swapped)
             m, n, spacing = split_k.index_of_slice(m, n, at, slices, shape[:2], swapped)
             _finish(out, bias, biased, activation, m, n, sums, spacing, swapped)
     else:
         for tile in range(ct.bid(0), tiles_m * tiles_n, ct.num_blocks(0)):
-            m, n = product.place(tile, x.shape[0], tile_m, tiles_n)
+            m, n = product.place(tile, x.shape[0], tile_m, tiles_n, group)
             if more_n:
                 wide, narrow = product.two_sums(x, weight, m, n, tile_m, tile_n, more_n, tile_k, True)
                 first, more = product.first_and_more(n, tile_n, more_n)

@@ -24,7 +24,8 @@ from aot_tune.tunable import Close, Tunable
 def matmul_kernel(  # type: ignore[no-untyped-def]
     a, b, c, scratch,
     tile_m: ct.Constant[int], tile_n: ct.Constant[int], more_n: ct.Constant[int], tile_k: ct.Constant[int],
-    swapped: ct.Constant[int], peeled: ct.Constant[int], splits: ct.Constant[int], slices: ct.Constant[int],
+    swapped: ct.Constant[int], group: ct.Constant[int], peeled: ct.Constant[int],
+    splits: ct.Constant[int], slices: ct.Constant[int],
 ):  # fmt: skip
     """Compute every `num_blocks`-th tile of C, accumulating in float32; constants as in `product`.
 
@@ -34,18 +35,18 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
     if splits > 1:
         parts, shape = tiles_m * tiles_n * splits, (tile_m, tile_n, tile_k)
         if ct.bid(0) < parts:
-            m, n = product.place(ct.bid(0) // splits, a.shape[0], tile_m, tiles_n)
+            m, n = product.place(ct.bid(0) // splits, a.shape[0], tile_m, tiles_n, group)
             sums = split_k.part_of_sum(a, b, m, n, ct.bid(0) % splits, splits, shape, False, swapped)
             split_k.leave(scratch, ct.bid(0), sums)
         else:
             tile, at = (ct.bid(0) - parts) // slices, (ct.bid(0) - parts) % slices
-            m, n = product.place(tile, a.shape[0], tile_m, tiles_n)
+            m, n = product.place(tile, a.shape[0], tile_m, tiles_n, group)
             sums = split_k.slice_of_sum(scratch, tile, at, splits, slices, shape, swapped)
             m, n, spacing = split_k.index_of_slice(m, n, at, slices, shape[:2], swapped)
             product.store(c, m, n, product.turned(sums.astype(c.dtype), swapped), spacing)
     else:
         for tile in range(ct.bid(0), tiles_m * tiles_n, ct.num_blocks(0)):
-            m, n = product.place(tile, a.shape[0], tile_m, tiles_n)
+            m, n = product.place(tile, a.shape[0], tile_m, tiles_n, group)
             if more_n:
                 wide, narrow = product.two_sums(a, b, m, n, tile_m, tile_n, more_n, tile_k, False)
                 first, more = product.first_and_more(n, tile_n, more_n)

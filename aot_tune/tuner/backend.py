@@ -94,6 +94,9 @@ class Backend(Protocol):
     def time(self, trial: Trial) -> Measurement:
         """Time it on the first seed's arguments, fresh ones for each launch where the kernel changes them."""
 
+    def busy(self, seconds: float) -> None:
+        """Let the GPU multiply large matrices for so long, as a server's does."""
+
     def sample(self, trial: Trial) -> float:
         """Microseconds of one launch of what was timed before, on the same arguments."""
 

@@ -10,6 +10,7 @@ warm-ups (after at least `WARM_LAUNCHES` launches, the checked ones among them),
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +39,9 @@ rounds instead."""
 
 WARM_LAUNCHES = 2
 """Launches of a config on a problem before its first search; with the search's own three, five warm-ups."""
+
+_BUSY_SIDE = 4096
+"""Of the square matrices that keep the GPU busy: 0.2 ms on an H200, 3 ms on the smallest."""
 
 
 class GpuBackend:
@@ -68,6 +72,8 @@ class GpuBackend:
         arch = Arch.parse((properties.major, properties.minor))
         self._device = Device.reference(arch).with_sm_count(properties.name, properties.multi_processor_count)
         self._round = EventRound()  # now, so that memory falls short in no config's turn
+        self._factors = torch.randn((2, _BUSY_SIDE, _BUSY_SIDE), device=self._torch_device).bfloat16()
+        self._product = torch.empty_like(self._factors[0])
         self._problem: Problem | None = None
         self._cases: list[Case] = []
         self._run_since_open: set[Config] = set()
@@ -154,6 +160,15 @@ class GpuBackend:
             error_margin_us=result.best.error_margin_us,
             num_samples=result.best.num_samples,
         )
+
+    def busy(self, seconds: float) -> None:
+        """Let the GPU multiply large matrices for so long; what is called next follows at once."""
+        until = time.monotonic() + seconds
+        while True:
+            torch.mm(*self._factors, out=self._product)
+            torch.cuda.synchronize()
+            if time.monotonic() >= until:
+                return
 
     def sample(self, trial: Trial) -> float:
         """Time one launch on the first seed's arguments, renewed before."""

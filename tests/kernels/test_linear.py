@@ -44,8 +44,10 @@ def config(
     warps: int = 4,
     splits: int = 1,
     peeled: int = 1,
+    group: int = 8,
 ) -> Config:
-    return config_of(tile_m, tile_n, more_n, tile_k, swapped, num_ctas, occupancy, warps, splits, peeled)
+    hints = num_ctas, occupancy, warps
+    return config_of(tile_m, tile_n, more_n, tile_k, swapped, group, *hints, splits, peeled)
 
 
 # The space --------------------------------------------------------------------------------------

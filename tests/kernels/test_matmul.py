@@ -42,8 +42,10 @@ def config(
     warps: int = 4,
     splits: int = 1,
     peeled: int = 1,
+    group: int = 8,
 ) -> Config:
-    return config_of(tile_m, tile_n, more_n, tile_k, swapped, num_ctas, occupancy, warps, splits, peeled)
+    hints = num_ctas, occupancy, warps
+    return config_of(tile_m, tile_n, more_n, tile_k, swapped, group, *hints, splits, peeled)
 
 
 def refusal(candidate: Config, arch: str = "sm90", m: int = 4096) -> str:
@@ -174,6 +176,7 @@ def test_a_config_without_hints_is_judged_as_one_block_on_one_multiprocessor() -
             "more_n": 0,
             "tile_k": 64,
             "swapped": 0,
+            "group": 8,
             "peeled": 1,
             "splits": 1,
         }

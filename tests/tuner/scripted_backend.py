@@ -154,6 +154,9 @@ class ScriptedBackend:
         taken = does.us[self._count(f"rounds of {name}") % len(does.us)]
         return Measurement(config=trial.config, mean_us=taken, error_margin_us=does.margin_us, num_samples=5)
 
+    def busy(self, seconds: float) -> None:
+        self._log(f"busy {seconds}")
+
     def sample(self, trial: Trial) -> float:
         name, does = self._asked(trial, "sample")
         self._launch(name, does)

@@ -88,6 +88,7 @@ def test_problems_of_one_signature_class_share_their_compilations() -> None:
             "more_n": 0,
             "tile_k": 128,
             "swapped": 0,
+            "group": 8,
             "peeled": 1,
             "splits": 1,
         },

@@ -20,7 +20,7 @@ from aot_tune.config import Config
 from aot_tune.discovery import Found
 from aot_tune.errors import DeclarationError, JournalMismatchError, TuneError
 from aot_tune.problem import Problem
-from aot_tune.tuner.bench import SAMPLES
+from aot_tune.tuner.bench import BUSY_BETWEEN_S, BUSY_FIRST_S, SAMPLES
 from aot_tune.tuner.journal import Journal
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.tuner.rounds import LEAST_ROUNDS
@@ -491,6 +491,24 @@ def test_what_takes_long_is_timed_launch_by_launch_in_turn(start: Start, folder:
     assert (sampled.count("a"), sampled.count("b")) == (SAMPLES, SAMPLES)
 
 
+def test_before_each_launch_in_turn_the_gpu_is_kept_busy_and_for_longer_before_the_first(
+    start: Start, folder: Path
+) -> None:
+    session = start({"a": Does(us=[1000.0]), "b": Does(us=[1050.0], in_turn=[math.nan, 1050.0])})
+    session.finals(ONE, of("a", "b"))
+    log = [line.split()[0] for line in events(folder) if line.startswith(("busy", "sample"))]
+    rounds = "".join({"busy": "b", "sample": "s"}[each] for each in log).split("bb")
+    assert rounds[0] == ""
+    assert len(rounds) == 1 + LEAST_ROUNDS
+    assert {each[0] for each in rounds[1:]} == {"s"}
+    assert all("ss" not in each for each in rounds)
+    assert {line for line in events(folder) if line.startswith("busy")} == {
+        f"busy {BUSY_FIRST_S}",
+        f"busy {BUSY_BETWEEN_S}",
+    }
+    assert BUSY_FIRST_S >= 0.1 > BUSY_BETWEEN_S > 0
+
+
 def test_the_finals_of_what_takes_long_are_in_turn_from_the_start(start: Start, folder: Path) -> None:
     session = start({"a": Does(us=[1000.0], in_turn=[1100.0]), "b": Does(us=[1050.0], in_turn=[900.0])})
     session.measure(ONE, of("a", "b"))
@@ -510,7 +528,7 @@ def test_beside_one_that_is_short_nobody_takes_turns(start: Start, folder: Path)
     session = start({"a": Does(us=[190.0]), "b": Does(us=[201.0], in_turn=[1.0]), "c": Does(us=[202.0])})
     outcomes = [*session.measure(ONE, of("a", "b", "c")), *session.finals(ONE, of("a", "b", "c"))]
     assert [o.mean_us for o in outcomes if isinstance(o, Measurement)] == 2 * [190.0, 201.0, 202.0]
-    assert not any(line.startswith("sample") for line in events(folder))
+    assert not any(line.startswith(("sample", "busy")) for line in events(folder))
 
 
 def test_one_that_takes_long_alone_has_nobody_to_take_turns_with(start: Start, folder: Path) -> None:
