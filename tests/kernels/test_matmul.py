@@ -14,7 +14,7 @@ from aot_tune.arch import KNOWN_ARCHS, Arch
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
-from aot_tune.kernels import matmul, matmul_tunable
+from aot_tune.kernels import matmul, matmul_tunable, product
 from aot_tune.kernels.dense_space import config_of, constants_of, tiles
 from aot_tune.problem import Problem
 from aot_tune.tuner.cubin import machine_code
@@ -130,6 +130,20 @@ def test_only_a_tile_of_one_width_and_one_block_begins_with_its_loop() -> None:
     assert "is peeled" in (matmul_tunable.refusal(shared, SM90, shape(256, 5120, 25600)) or "")
     for wrong in (-1, 2):
         assert f"peeled is {wrong}; it is 1" in refusal(config(128, 128, 64, peeled=wrong))
+
+
+def test_a_group_of_rows_is_searched_where_it_is_another_order_of_the_tiles() -> None:
+    wide = config(128, 256, 32, warps=8, peeled=0, group=16)
+    assert refusal(wide, m=1025) == ""
+    assert "group 16 orders the tiles of up to 1024 rows as group 8 does" in refusal(wide, m=1024)
+    tall = config(512, 256, 64, num_ctas=8, group=4)
+    assert refusal(tall, "sm100", m=2049) == ""
+    assert "group 4 orders" in refusal(tall, "sm100", m=2048)
+    for wrong in (0, -8):
+        assert f"group is {wrong}; it is how many" in refusal(config(128, 128, 64, group=wrong))
+    for arch in KNOWN_ARCHS:
+        assert len({c["group"] for c in matmul_tunable.candidates(arch, shape(16384))}) > 1, arch
+        assert {c["group"] for c in matmul_tunable.candidates(arch, shape(1024))} == {8}, arch
 
 
 def test_blocks_share_the_sums_of_few_rows_and_a_long_k() -> None:
@@ -267,6 +281,25 @@ def test_every_tile_is_computed_once_on_any_number_of_multiprocessors(
         blocks = emulator.run(matmul_tunable, args, chosen, monkeypatch, sms=sms, twice=twice)
         assert blocks == min(sms, 12 * across)
         assert_agrees(matmul_tunable, args, wanted)
+
+
+@pytest.mark.parametrize("group", [1, 3, 16])
+def test_every_tile_is_computed_once_however_many_rows_are_taken_together(
+    group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m, n = 16 * 19 + 3, 16 * 5 + 1
+    args = matmul_tunable.make_args(shape(m, n, 16), CPU, 0)
+    wanted = expected(matmul_tunable, args)
+    chosen, twice = config(16, 16, 16, group=group), emulator.of_two_tiles(m, 16, n)
+    assert emulator.run(matmul_tunable, args, chosen, monkeypatch, sms=7, twice=twice) == 7
+    assert_agrees(matmul_tunable, args, wanted)
+
+
+def test_tiles_go_down_a_group_of_rows_before_they_go_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "ct", SimpleNamespace(cdiv=lambda x, y: -(-x // y)))
+    places = [product.place(tile, 5 * 16, 16, 2, 3) for tile in range(10)]
+    first = [(0, 0), (16, 0), (32, 0), (0, 1), (16, 1), (32, 1)]
+    assert places == [*first, (48, 0), (64, 0), (48, 1), (64, 1)]
 
 
 @pytest.mark.parametrize(
