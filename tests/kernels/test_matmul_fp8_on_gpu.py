@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from aot_tune import environment
+from aot_tune.arch import Arch, visible_gpus
 from aot_tune.kernels.matmul_fp8 import matmul_fp8, matmul_fp8_tunable
 from aot_tune.kernels.matmul_fp8_block import matmul_fp8_block_tunable
 from aot_tune.tunable import Tunable
@@ -18,7 +19,7 @@ from tests.kernels.test_on_gpu import check
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0),
+        any(gpu.arch is not None and gpu.arch < Arch(9, 0) for gpu in visible_gpus() or ()),
         reason="cuTile has fp8 from sm90 on",
     ),
 ]
