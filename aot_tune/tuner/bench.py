@@ -45,8 +45,8 @@ SAMPLES = 8
 """Launches of each in turn, in a round."""
 
 BUSY_FIRST_S, BUSY_BETWEEN_S = 0.1, 0.001
-"""Seconds of large products before a round and before each of its launches. The power cap lets an H200 exceed
-it for 50 ms after a pause."""
+"""Seconds of large products before a round and before each of its launches. An H200 may exceed its power
+cap for some 50 ms after a pause."""
 
 PAUSE_SECONDS = 0.5
 """Wait before samples that were spoilt are taken again."""

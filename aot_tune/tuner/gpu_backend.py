@@ -41,7 +41,7 @@ WARM_LAUNCHES = 2
 """Launches of a config on a problem before its first search; with the search's own three, five warm-ups."""
 
 _BUSY_SIDE = 4096
-"""Of the square matrices that keep the GPU busy: 0.2 ms on an H200, 3 ms on the smallest."""
+"""Of the square matrices that keep the GPU busy: 0.2 ms each on an H200."""
 
 
 class GpuBackend:
