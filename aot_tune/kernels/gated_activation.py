@@ -137,8 +137,12 @@ _FEW_TILES = {256: 4, 512: 4, 1024: 4, 2048: 8}
 thread has only 4 or 8 bytes of a tile of 256 or 512. Before toolkit 13.5 no block has fewer than 4 warps."""
 
 _MANY_TILES = ((1024, 4), (2048, 4), (2048, 8), (4096, 8))
-"""Elements of a block and num_worker_warps: each thread has 16 bytes of gate and of up, once or twice.
-NVIDIA's TileGym searches occupancies too (ops/cutile/silu_and_mul.py); here they change no code."""
+"""Elements of a block and num_worker_warps: each thread has 16 bytes of gate and of up, once or twice."""
+
+_OCCUPANCIES = (1, 4, 8)
+"""Of those that NVIDIA's TileGym searches (ops/cutile/silu_and_mul.py). Most small tiles have the same code
+for all three, and are measured once; the larger, and those of "gelu", need fewer registers for 8 blocks
+(tileiras 13.4)."""
 
 _FEW = 2**20
 """Elements below which tiles of 256 are searched: on an H200 they won up to 64 rows of 14336."""
@@ -156,12 +160,14 @@ _MOST_EVEN_ROWS = 16
 """Rows of a tile up to which a grid may be even: whether 16 divides all rows is in their signature anyway."""
 
 
-def _config(tile: int, warps: int) -> Config:
-    return Config(constants={"tile": tile}, hints={"num_worker_warps": warps})
+def _config(tile: int, warps: int, occupancy: int = _OCCUPANCIES[0]) -> Config:
+    return Config(constants={"tile": tile}, hints={"occupancy": occupancy, "num_worker_warps": warps})
 
 
-_FEW_SPACE = tuple(_config(tile, warps) for tile, warps in _FEW_TILES.items())
-_MANY_SPACE = tuple(_config(tile, warps) for tile, warps in _MANY_TILES)
+_FEW_SPACE, _MANY_SPACE = (
+    tuple(_config(tile, warps, occupancy) for tile, warps in tiles for occupancy in _OCCUPANCIES)
+    for tiles in (tuple(_FEW_TILES.items()), _MANY_TILES)
+)
 
 
 def _elements(problem: Problem) -> int:

@@ -11,29 +11,35 @@ from aot_tune.errors import LaunchError
 from aot_tune.kernels.rows import parts, refusal, threads, too_wide
 from aot_tune.problem import Problem
 
-_EACH = 8
-"""Elements of a part for each thread: one load of 16 bytes, of float32 two."""
-
 _MOST_ROWS = 16
 """Rows of a block, where they are short: whether 16 divides all rows is in their signature anyway."""
 
-_OCCUPANCIES = {4: (2, 4, 6, 8), 8: (1, 2, 3, 4)}
-"""By num_worker_warps. vLLM too has fewer threads for many rows than for few (csrc/layernorm_kernels.cu)."""
+_OCCUPANCIES = {(4, 8): (2, 4, 6, 8), (8, 8): (1, 2, 3, 4), (4, 16): (2, 4), (8, 16): (1, 2)}
+"""By num_worker_warps and the elements of a part for each thread: one load of 16 bytes or two, of float32
+twice as many. vLLM too has fewer threads for many rows than for few (csrc/layernorm_kernels.cu)."""
 
 
 @cache  # a default is asked for at each unseen shape
-def _config(warps: int, occupancy: int) -> Config:
-    return Config(hints={"occupancy": occupancy, "num_worker_warps": warps})
+def _config(warps: int, occupancy: int, each: int = 8) -> Config:
+    constants = {"width": 32 * warps * each}
+    return Config(constants=constants, hints={"occupancy": occupancy, "num_worker_warps": warps})
 
 
-SPACE = tuple(_config(warps, occupancy) for warps, each in _OCCUPANCIES.items() for occupancy in each)
+SPACE = tuple(
+    _config(warps, occupancy, each)
+    for (warps, each), occupancies in _OCCUPANCIES.items()
+    for occupancy in occupancies
+)
 
 
 def cut(config: Config, rows: int, cols: int) -> tuple[int, int, int, int]:
-    """Rows of a block, columns of a part, parts of a row, and how many of them need no bounds checked."""
-    elements = _EACH * threads(config)
-    width = min(edge(cols), elements)
-    height = min(elements // width, _MOST_ROWS)
+    """Rows of a block, columns of a part, parts of a row, and how many of them need no bounds checked.
+
+    Rows shorter than the config's `width` share a block that has as many elements.
+    """
+    widest = int(config["width"])
+    width = min(edge(cols), widest)
+    height = min(widest // width, _MOST_ROWS)
     return height, width, *parts(height, width, rows, cols)
 
 

@@ -181,11 +181,11 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved:
 
 
 _TILES = (2048, 4096, 8192)
-"""Elements of a tile, 8 to 64 a thread; 8192 hold all heads of most models."""
+"""Elements of a tile, 8 to 64 a thread; 8192 hold all heads of most models, as do the tiles of NVIDIA's
+TileGym (ops/cutile/rope.py), which has no others."""
 
-_DENSE, _DENSE_TILE = 8, 4096
-"""Blocks of a multiprocessor for which tiles of so many elements are compiled in another way, and larger ones
-with spills; fewer blocks change no code, nor do they for smaller tiles (tileiras 13.4, sm_80 to sm_100)."""
+_OCCUPANCIES = (1, 4, 8)
+"""What has the same code for several of them is measured once: tiles of 2048 mostly (tileiras 13.4)."""
 
 
 @cache
@@ -199,7 +199,7 @@ def _space(arch: Arch, problem: Problem) -> list[Config]:
         _config(tile, problem.size("rotary_dim"), warps, occupancy)
         for tile in _TILES
         for warps in (4, 8)
-        for occupancy in ((1, _DENSE) if tile == _DENSE_TILE else (1,))
+        for occupancy in _OCCUPANCIES
     ]
 
 

@@ -28,7 +28,7 @@ def shape(rows: int, cols: int, dtype: str = "bfloat16") -> Problem:
 
 
 def config(warps: int) -> Config:
-    return Config(hints={"occupancy": 2, "num_worker_warps": warps})
+    return Config(constants={"width": 256 * warps}, hints={"occupancy": 2, "num_worker_warps": warps})
 
 
 @pytest.mark.parametrize("arch", KNOWN_ARCHS, ids=str)
@@ -40,7 +40,7 @@ def test_the_default_is_a_candidate_of_every_declared_problem(arch: Arch) -> Non
 
 def test_the_declared_problems_are_a_sweep_of_minutes() -> None:
     assert len(fused_add_rms_norm_tunable.typical_problems) <= 60
-    assert len(fused_add_rms_norm_tunable.candidates(SM90, shape(1, 4096))) == 8
+    assert len(fused_add_rms_norm_tunable.candidates(SM90, shape(1, 4096))) == 12
 
 
 def test_what_a_block_s_registers_do_not_hold_is_refused() -> None:

@@ -22,8 +22,9 @@ from tests.samples import SM90
 CPU = torch.device("cpu")
 
 
-def config(warps: int = 4, occupancy: int = 2) -> Config:
-    return Config(hints={"occupancy": occupancy, "num_worker_warps": warps})
+def config(warps: int = 4, occupancy: int = 2, each: int = 8) -> Config:
+    hints = {"occupancy": occupancy, "num_worker_warps": warps}
+    return Config(constants={"width": 32 * warps * each}, hints=hints)
 
 
 def shape(rows: int, cols: int, dtype: str = "bfloat16") -> Problem:
@@ -42,13 +43,15 @@ def test_the_default_is_a_candidate_of_every_declared_problem(arch: Arch) -> Non
 
 
 def test_candidates_are_what_a_block_s_registers_hold() -> None:
-    def candidates(cols: int, warps: int) -> list[int]:
+    def candidates(cols: int, warps: int, each: int) -> list[int]:
         found = rms_norm_tunable.candidates(SM90, shape(1, cols))
-        return [c.hints["occupancy"] for c in found if c.hints["num_worker_warps"] == warps]
+        size = (warps, 32 * warps * each)
+        return [c.hints["occupancy"] for c in found if (c.hints["num_worker_warps"], c["width"]) == size]
 
-    assert (candidates(4096, 4), candidates(4096, 8)) == ([2, 4, 6, 8], [1, 2, 3, 4])
-    assert (candidates(8192, 4), candidates(8192, 8)) == ([2, 4], [1, 2, 3, 4])
-    assert (candidates(32768, 4), candidates(32768, 8)) == ([], [1])
+    assert (candidates(4096, 4, 8), candidates(4096, 8, 8)) == ([2, 4, 6, 8], [1, 2, 3, 4])
+    assert (candidates(4096, 4, 16), candidates(4096, 8, 16)) == ([2, 4], [1, 2])
+    assert (candidates(8192, 4, 8), candidates(8192, 8, 8)) == ([2, 4], [1, 2, 3, 4])
+    assert (candidates(32768, 4, 8), candidates(32768, 8, 8)) == ([], [1])
     refusal = rms_norm_tunable.refusal(config(4, 8), SM90, shape(1, 5120))
     assert refusal == "5120 elements over 128 threads spill at an occupancy of 8"
 
@@ -59,17 +62,18 @@ def test_the_declared_problems_are_a_sweep_of_minutes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "cols", "warps", "wanted"),
-    [(1, 4096, 4, (1, 1024, 4, 4)), (1, 4096, 8, (1, 2048, 2, 2)), (7, 5120, 4, (1, 1024, 5, 5)),
-     (7, 5120, 8, (1, 2048, 3, 2)), (7, 2880, 4, (1, 1024, 3, 2)), (7, 1000, 4, (1, 1024, 1, 0)),
-     (16, 128, 4, (8, 128, 1, 1)), (15, 128, 4, (8, 128, 1, 0)), (3, 1, 4, (16, 1, 1, 0)),
-     (1, 32768, 8, (1, 2048, 16, 16))],
+    ("rows", "cols", "warps", "each", "wanted"),
+    [(1, 4096, 4, 8, (1, 1024, 4, 4)), (1, 4096, 8, 8, (1, 2048, 2, 2)), (7, 5120, 4, 8, (1, 1024, 5, 5)),
+     (7, 5120, 8, 8, (1, 2048, 3, 2)), (7, 2880, 4, 8, (1, 1024, 3, 2)), (7, 1000, 4, 8, (1, 1024, 1, 0)),
+     (16, 128, 4, 8, (8, 128, 1, 1)), (15, 128, 4, 8, (8, 128, 1, 0)), (3, 1, 4, 8, (16, 1, 1, 0)),
+     (1, 32768, 8, 8, (1, 2048, 16, 16)), (1, 4096, 8, 16, (1, 4096, 1, 1)),
+     (7, 2880, 4, 16, (1, 2048, 2, 1)), (16, 128, 4, 16, (16, 128, 1, 1)), (16, 512, 8, 16, (8, 512, 1, 1))],
 )  # fmt: skip
 def test_rows_are_cut_into_parts_of_which_the_whole_ones_are_not_checked(
-    rows: int, cols: int, warps: int, wanted: tuple[int, ...]
+    rows: int, cols: int, warps: int, each: int, wanted: tuple[int, ...]
 ) -> None:
     args = rms_norm_tunable.make_args(shape(rows, cols), CPU, 0)
-    assert rms_norm_tunable.args_fn(config(warps), *args)[4:] == wanted
+    assert rms_norm_tunable.args_fn(config(warps, each=each), *args)[4:] == wanted
 
 
 def test_long_rows_have_a_block_each_and_short_ones_share() -> None:
@@ -81,19 +85,19 @@ def test_long_rows_have_a_block_each_and_short_ones_share() -> None:
     assert rms_norm_tunable.tiles(config(), shape(100, 128)) == 13
 
 
-@pytest.mark.parametrize("warps", [4, 8])
+@pytest.mark.parametrize(("warps", "each"), [(4, 8), (8, 8), (8, 16)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(
     ("rows", "cols"),
     [(1, 1), (3, 5), (17, 100), (9, 128), (32, 128), (4, 1024), (2, 2880), (3, 1500), (1, 5120)],
 )
 def test_the_kernel_agrees_with_the_reference(
-    rows: int, cols: int, dtype: str, warps: int, monkeypatch: pytest.MonkeyPatch
+    rows: int, cols: int, dtype: str, warps: int, each: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = rms_norm_tunable.make_args(shape(rows, cols, dtype), CPU, 1)
     poison(rms_norm_tunable, args)
     wanted = expected(rms_norm_tunable, args)
-    emulator.run(rms_norm_tunable, args, config(warps), monkeypatch)
+    emulator.run(rms_norm_tunable, args, config(warps, each=each), monkeypatch)
     assert_agrees(rms_norm_tunable, args, wanted)
 
 
