@@ -10,6 +10,7 @@ from aot_tune.arch import Arch, Gpu, visible_gpus
 from aot_tune.bucket import Pow2, edge
 from aot_tune.errors import TuneError, UsageError
 from aot_tune.problem import Problem, Value
+from aot_tune.raised import told
 
 if TYPE_CHECKING:
     from aot_tune.discovery import Found
@@ -89,6 +90,8 @@ def chosen_kernels(found: Mapping[str, Found], names: Sequence[str]) -> tuple[Fo
 def parse_problem(text: str) -> dict[str, Value]:
     """Read ``M=300,N=4096,dtype=bfloat16``: digits are a size, true and false a flag, all else a class.
 
+    Flags may be written as Python prints them.
+
     Raises:
         UsageError: Not of that form.
     """
@@ -104,7 +107,7 @@ def parse_problem(text: str) -> dict[str, Value]:
         if value.isascii() and value.isdigit():
             values[name] = int(value)
         else:
-            values[name] = {"true": True, "false": False}.get(value, value)
+            values[name] = {"true": True, "false": False}.get(value.lower(), value)
     return values
 
 
@@ -167,7 +170,7 @@ def _check_posable(tunable: Tunable, problem: Problem) -> None:
     except (
         Exception
     ) as error:  # the author's code on a person's input: whatever it raises, it cannot be posed
-        raise UsageError(f"{tunable.name} cannot make arguments for {problem}: {error}") from error
+        raise UsageError(f"{tunable.name} cannot make arguments for {problem}: {told(error)}") from error
     if posed != problem:
         raise UsageError(f"{tunable.name}: no call poses {problem}; the nearest poses {posed}")
 

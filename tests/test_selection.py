@@ -82,6 +82,8 @@ def test_a_problem_is_read_with_sizes_flags_and_classes() -> None:
         "causal": True,
         "dtype": "bfloat16",
     }
+    printed = {"interleaved": True, "windowed": False}
+    assert selection.parse_problem(",".join(f"{name}={value}" for name, value in printed.items())) == printed
 
 
 @pytest.mark.parametrize("text", ["", "M", "M=", "=3", "M=1,,N=2", "M=1,M=2"])

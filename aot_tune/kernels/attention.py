@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import cuda.tile as ct
@@ -12,7 +12,15 @@ from aot_tune import inputs
 from aot_tune.bucket import Pow2
 from aot_tune.config import Config
 from aot_tune.kernels import flash_reference, flash_space
-from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, indexable
+from aot_tune.kernels.arguments import (
+    LARGEST_INDEX,
+    check_apart,
+    check_dtype,
+    check_flag,
+    check_rank,
+    check_shape,
+    indexable,
+)
 from aot_tune.kernels.flash import attend, check_heads, scale_and_window
 from aot_tune.kernels.flash_space import shapes
 from aot_tune.problem import Problem
@@ -81,11 +89,19 @@ def attention(
         written.zero_()
         lse.fill_(float("-inf"))
     elif written.numel():
-        counted = indexable("attention", q=q, k=k, v=v, out=written)
         if out is not None:
             check_apart("attention", "out", out, q=q, k=k, v=v)
-        attention_tunable.launch(*counted, lse, scale, causal, window)
+        for part in _parts(q, k, v, written, lse):
+            counted = indexable("attention", **dict(zip(("q", "k", "v", "out"), part, strict=False)))
+            attention_tunable.launch(*counted, part[-1], scale, causal, window)
     return (written, lse) if return_lse else written
+
+
+def _parts(*tensors: torch.Tensor) -> Iterable[Sequence[torch.Tensor]]:
+    """All of a batch; prompt by prompt where a kernel cannot count from one to the next."""
+    if len(tensors[0]) == 1 or max(tensor.stride(0) for tensor in tensors) <= LARGEST_INDEX:
+        return (tensors,)
+    return zip(*(torch.split(tensor, 1) for tensor in tensors), strict=True)
 
 
 def check_attention(
@@ -99,6 +115,7 @@ def check_attention(
     out: torch.Tensor | None = None,
 ) -> tuple[float, int | None]:
     """Refuse shapes, dtypes and numbers `attention` does not take; return a launch's scale and window."""
+    check_flag("attention", "causal", causal)
     check_rank("attention", "q", q, "batch tokens heads head_dim")
     check_rank("attention", "k", k, "batch kv_len kv_heads head_dim")
     check_dtype("attention", "q", q, torch.bfloat16, torch.float16)

@@ -18,6 +18,7 @@ from aot_tune.kernels import flash_reference, flash_space
 from aot_tune.kernels.arguments import (
     check_apart,
     check_dtype,
+    check_flag,
     check_rank,
     check_shape,
     indexable,
@@ -146,6 +147,7 @@ def check_attention_varlen(
     out: torch.Tensor | None = None,
 ) -> tuple[float, int | None]:
     """Refuse what `attention_varlen` does not take, as `check_attention` does."""
+    check_flag("attention_varlen", "causal", causal)
     check_rank("attention_varlen", "q", q, "total_q heads head_dim")
     check_rank("attention_varlen", "k", k, "total_k kv_heads head_dim")
     check_dtype("attention_varlen", "q", q, torch.bfloat16, torch.float16)

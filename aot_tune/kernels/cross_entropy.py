@@ -20,6 +20,7 @@ from aot_tune.errors import LaunchError
 from aot_tune.kernels import cross_entropy_space
 from aot_tune.kernels.arguments import (
     LARGEST_INDEX,
+    check_apart,
     check_dtype,
     check_rank,
     check_reach,
@@ -71,6 +72,8 @@ def cross_entropy(
         return loss
     counted = indexable("cross_entropy", logits=logits, target=target)
     check_reach("cross_entropy", 1, "pass logits.contiguous()", logits=counted[0])
+    if scale is not None:
+        check_apart("cross_entropy", "logits", logits, target=target)
     if 0 in logits.stride() and any(
         size > 1 and not step for size, step in zip(logits.shape, logits.stride(), strict=True)
     ):

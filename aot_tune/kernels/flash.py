@@ -132,6 +132,10 @@ def check_heads(kernel: str, q: torch.Tensor, k: torch.Tensor) -> None:
         raise LaunchError(f"{kernel}: q has {heads} heads and k {kv_heads}, which must divide them")
 
 
+_LEAST_SCALE, _MOST_SCALE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+"""Numbers beyond are 0 or infinite to a kernel."""
+
+
 def scale_and_window(
     kernel: str, head_dim: int, scale: float | None, window: int | None, kv_len: int
 ) -> tuple[float, int | None]:
@@ -140,7 +144,9 @@ def scale_and_window(
         scale = head_dim**-0.5
     else:
         scale = number(kernel, "scale", scale)
-        if not 0 < scale < math.inf:
-            raise LaunchError(f"{kernel}: scale is {scale}; pass a finite number above 0, or negate q")
+        if not _LEAST_SCALE <= scale <= _MOST_SCALE:
+            raise LaunchError(
+                f"{kernel}: scale is {scale}; pass a finite number above 0, as float32 holds it, or negate q"
+            )
     check_window(kernel, window)
     return scale, window - 1 if window is not None and window < kv_len else None

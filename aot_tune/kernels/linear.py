@@ -122,6 +122,7 @@ def linear(
             and dtype in DTYPES
             and weight.dtype == dtype
             and weight.device == device
+            and not (x.is_neg() or weight.is_neg())
             and m | n | k | x_row | x_column | row | column <= LARGEST_INDEX  # none of them is negative
             and (bias is None or _fine_bias(bias, n, dtype, device))
         )
@@ -147,7 +148,13 @@ def linear(
 
 
 def _fine_bias(bias: torch.Tensor, n: int, dtype: torch.dtype, device: torch.device) -> bool:
-    return bias.shape == (n,) and bias.dtype == dtype and bias.device == device and bias.stride() == (1,)
+    return (
+        bias.shape == (n,)
+        and bias.dtype == dtype
+        and bias.device == device
+        and bias.stride() == (1,)
+        and not bias.is_neg()
+    )
 
 
 _NO_BIAS = 16

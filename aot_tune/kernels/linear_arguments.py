@@ -73,7 +73,7 @@ def written_rows(
     else:
         check_apart("linear", "out", out, x=x, weight=weight, bias=bias)
     written = out if out.dim() == 2 else as_matrix("out", out)
-    if fine and written.stride() == (n, 1):
+    if fine and written.stride() == (n, 1) and not written.is_neg():
         return written
     return indexable("linear", x=rows, out=written)[1]
 

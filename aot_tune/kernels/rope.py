@@ -20,7 +20,14 @@ from aot_tune.bucket import Exact, Pow2, edge
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
-from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, indexable
+from aot_tune.kernels.arguments import (
+    check_apart,
+    check_dtype,
+    check_flag,
+    check_rank,
+    check_shape,
+    indexable,
+)
 from aot_tune.kernels.rope_tiles import rope_kernel
 from aot_tune.problem import Problem
 from aot_tune.tunable import Close, Tunable
@@ -52,17 +59,20 @@ def rope(
     Raises:
         LaunchError: An argument cannot be launched; it names the argument and what to pass.
     """
-    check_rope(q, k, cos, sin)
+    check_rope(q, k, cos, sin, interleaved=interleaved)
     if q.shape[0]:
         counted = indexable("rope", q=q, k=k, cos=cos, sin=sin)
         check_apart("rope", "q", q, k=k, cos=cos, sin=sin)
         check_apart("rope", "k", k, cos=cos, sin=sin)
-        rope_tunable.launch(*counted, bool(interleaved))
+        rope_tunable.launch(*counted, interleaved)
     return q, k
 
 
-def check_rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, **_: bool) -> None:
-    """Refuse shapes and dtypes that `rope` does not take."""
+def check_rope(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool = False
+) -> None:
+    """Refuse shapes, dtypes and flags that `rope` does not take."""
+    check_flag("rope", "interleaved", interleaved)
     check_rank("rope", "q", q, "tokens heads head_dim")
     check_rank("rope", "k", k, "tokens kv_heads head_dim")
     check_rank("rope", "cos", cos, "tokens rotary_dim/2")

@@ -221,9 +221,11 @@ def _default(
 ) -> Choice:  # fmt: skip
     reason = tunable.refusal(config, arch, problem)
     if reason is not None:
+        others = tunable.candidates(arch, problem)
+        disagree = "; make default() and legal() of the declaration agree" if others else ""
         raise LaunchError(
             f"{tunable.name}: nothing may run for {problem} on {arch}: {why}, and the default, {config}, is "
-            f"refused: {reason}; make default() and legal() of the declaration agree"
+            f"refused: {reason}{disagree}"
         )
     reason = unfit(config) if unfit is not None else None
     if unfit is None or reason is None:

@@ -211,6 +211,17 @@ def test_columns_that_begin_beyond_32_bits_are_refused() -> None:
         gated_activation(columns)
 
 
+@pytest.mark.parametrize(
+    ("function", "args"), [call[:2] for call in CALLS], ids=lambda one: getattr(one, "__name__", "")
+)
+def test_what_negates_its_memory_is_refused(function: Any, args: dict[str, torch.Tensor]) -> None:
+    name = function.__name__
+    for one, tensor in args.items():
+        if tensor.dtype != torch.float8_e4m3fn:
+            wrong = given(name, {**args, one: torch._neg_view(tensor)})  # type: ignore[attr-defined]
+            refused(f"{name}: {one} .* pass {one}.resolve_neg", function, **wrong)
+
+
 def given(name: str, args: dict[str, Any]) -> dict[str, Any]:
     return {**args, **({"max_seqlen_q": 1, "max_seqlen_k": 1} if name == "attention_varlen" else {})}
 

@@ -228,6 +228,22 @@ def test_a_window_that_hides_nothing_is_none(launched: list[tuple[Any, ...]]) ->
     assert [call[-1] for call in launched] == [3, None, None]
 
 
+def test_prompts_too_far_apart_to_count_between_are_launched_one_by_one(
+    launched: list[tuple[Any, ...]],
+) -> None:
+    q, k, v = some()
+    far = torch.empty_strided((3, 3, 4, 64), (2**31, 256, 64, 1), dtype=torch.bfloat16, device="meta")
+    k, v = (one[:1].expand(3, -1, -1, -1).to("meta") for one in (k, v))
+    out, lse = attention(far, k, v, return_lse=True)
+    assert (out.shape, lse.shape, len(launched)) == (far.shape, (3, 4, 3), 3)
+    for one_q, one_k, _, one_out, one_lse, *_ in launched:
+        assert (one_q.shape, one_k.shape, one_out.shape) == ((1, 3, 4, 64), (1, 5, 2, 64), (1, 3, 4, 64))
+        assert one_lse.shape == (1, 4, 3)
+        assert max(one_q.stride()) < 2**31
+    assert [one[4].storage_offset() for one in launched] == [0, 12, 24]
+    assert [one[3].storage_offset() for one in launched] == [0, 768, 1536]
+
+
 def test_what_is_empty_is_not_launched(launched: list[tuple[Any, ...]]) -> None:
     assert attention(*(x[:0] for x in some())).shape == (0, 3, 4, 64)  # type: ignore[union-attr]
     assert attention(*some(tokens=0)).shape == (2, 0, 4, 64)  # type: ignore[union-attr]
@@ -255,6 +271,11 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
     refused("q has a head_dim of 32; pass 64 or 128", q=q[..., :32], k=k[..., :32], v=v[..., :32])
     refused("scale is 0", scale=0)
     refused("scale is nan", scale=math.nan)
+    refused(r"scale is 1e\+39; pass a finite number above 0, as float32 holds it", scale=1e39)
+    refused("scale is 1e-60", scale=1e-60)
+    refused("scale is 1000.*; pass a number that a float holds", scale=10**400)
+    for wrong in (None, 2, "no", torch.tensor(True)):
+        refused("causal is .*; pass True or False", causal=wrong)
     refused("window is 0; pass 1 or more", window=0)
     refused(r"out has shape \(2, 5, 2, 64\); q asks", out=k)
     refused("out is float32; pass bfloat16", out=q.float())

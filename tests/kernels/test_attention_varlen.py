@@ -226,6 +226,7 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
     refused("cu_seqlens_k is a list", cu_seqlens_k=[0, 4, 9])
     refused(r"cu_seqlens_k has shape \(2,\); cu_seqlens_q asks for \(3,\)", cu_seqlens_k=cu_seqlens[:2])
     refused("max_seqlen_q is -1", max_seqlen_q=-1)
+    refused("causal is 'no'; pass True or False", causal="no")
     refused("max_seqlen_k is tensor", max_seqlen_k=torch.tensor(3))
     refused("window is -2", window=-2)
     refused("out and q share memory", out=q)

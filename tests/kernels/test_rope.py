@@ -193,6 +193,7 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
     refused(r"q has 32768 heads; pass 1 to 32767, q\[:, first:last\]", q=q[:, :1].expand(-1, 32768, -1))
     refused("q and k share memory", q=q, k=q)
     refused("cos is on meta, not on cpu", cos=cos.to("meta"))
+    refused("interleaved is 'no'; pass True or False", interleaved="no")
     assert launched == []
 
 
