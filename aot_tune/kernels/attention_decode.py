@@ -182,7 +182,7 @@ def _args(config: Config, *args: Any) -> tuple[Any, ...]:
     group, windowed = q.shape[1] // kv_heads, window < args[3].shape[1] * page_size
     shapes = group, decode_workspace.rows(group), q.shape[2], page_size, windowed
     short = attention_decode_space.loads_at_once(config, page_size, window, windowed)
-    sequences = attention_decode_space.tile_of_sequences(config, q.shape[0])
+    sequences = attention_decode_space.tile_of_sequences(config, q.shape[0], kv_heads, windowed)
     chosen = (config[name] for name in ("splits", "balanced", "tile_n", "gather"))
     return *args, *shapes, short, sequences, *chosen
 

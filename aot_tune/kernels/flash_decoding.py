@@ -19,8 +19,8 @@ import cuda.tile as ct
 
 from aot_tune.kernels.decode_exchange import NOTHING, combined, leave
 from aot_tune.kernels.decode_workspace import MOST_APART, width_of_slice
-from aot_tune.kernels.paged_cache import gathered, keys_and_values
-from aot_tune.kernels.sequence_parts import of_block, span
+from aot_tune.kernels.paged_cache import gathered, keys_and_values, page_numbers
+from aot_tune.kernels.sequence_parts import longest_first, of_block, span
 
 _LOG2_E = math.log2(math.e)
 _LN_2 = math.log(2)
@@ -29,15 +29,9 @@ _TILES_BETWEEN = 2
 """Tiles that hold the pages between the first and the last of a window of two tiles."""
 
 
-def _attend(
-    state: Any, q: Any, k: Any, v: Any, scale: Any, at: Any, begin: Any, end: Any, ragged: Any
-) -> Any:
-    """Add a tile of keys and values, the first at position `at`, to the running softmax (Milakov, 2018)."""
+def _attend(state: Any, scores: Any, v: Any) -> Any:
+    """Add a tile of keys' scores and values to the running softmax (Milakov, 2018)."""
     most, total, acc = state
-    scores = _scores(q, k, scale)
-    if ragged:
-        attended = _attended(at, k.shape[0], begin, end)
-        scores, v = _masked_scores(scores, attended), _masked_values(v, attended)
     larger = ct.maximum(most, ct.max(scores, axis=0, keepdims=True))
     weights, shrink = ct.exp2(scores - larger), ct.exp2(most - larger)
     # Summed over its rows once, at the end: a sum across warps at each step would wait for them.
@@ -106,14 +100,19 @@ def _attend_part(
     state = most, total, acc
     # One loop, also for those tiles that the window or the sequence's end cuts: each further place that loads
     # would take a share of the shared memory in which loads run ahead. Without the branch the compiler leaves
-    # the keys half a tile of it, and each half waits for the one before (tileiras 13.4): twice as slow.
+    # the keys half a tile of it, and each half waits for the one before (tileiras 13.4): twice as slow. The
+    # scores are computed before it: in it the queries would go to shared memory once more for each tile.
+    following = page_numbers(block_table, place[0], tiles[0], page_size, tile_n)
     for tile in range(tiles[0], tiles[1], tiles[2]):
-        k, v = keys_and_values(caches, block_table, place, tile, page_size, head_dim, tile_n, gather)
-        at = tile * tile_n
+        numbers = following
+        following = page_numbers(block_table, place[0], tile + tiles[2], page_size, tile_n)
+        k, v = keys_and_values(caches, numbers, place[1], tile, page_size, head_dim, tile_n, gather)
+        at, scores = tile * tile_n, _scores(queries, k, scale)
         if (at < begin) | (at + tile_n > end):
-            state = _attend(state, queries, k, v, scale, at, begin, end, True)
+            attended = _attended(at, tile_n, begin, end)
+            state = _attend(state, _masked_scores(scores, attended), _masked_values(v, attended))
         else:
-            state = _attend(state, queries, k, v, scale, at, begin, end, False)
+            state = _attend(state, scores, v)
     most, total, acc = state
     sums = ct.sum(total, axis=0, keepdims=True)
     return acc * (1.0 / ct.where(sums > 0, sums, 1.0)), most + ct.log2(sums)
@@ -222,8 +221,9 @@ def attention_decode_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Attend with the `group` queries of one KV head of one sequence to a part of its keys.
 
-    The parts of a pair follow each other: those that wait for each other are started together. Of `balanced`
-    ones `sequences` are a tile that holds all. A `short` window is one block's, which asks for all at once.
+    The parts of a pair follow each other: those that wait for each other are started together. `sequences`
+    are a tile that holds all where parts are `balanced`, or where the longest are read first, and else 0.
+    A `short` window is one block's, which asks for all at once.
     """
     sizes = group, rows, head_dim, page_size, tile_n, gather
     caches, kv_heads = (k_cache, v_cache), k_cache.shape[2]
@@ -236,7 +236,10 @@ def attention_decode_kernel(  # type: ignore[no-untyped-def]
             )  # fmt: skip
     else:
         part, pair = ct.bid(0) % splits, ct.bid(0) // splits
-        place = pair // kv_heads, pair % kv_heads
+        seq, head = pair // kv_heads, pair % kv_heads
+        if sequences > 0:  # what begins last should end soon
+            seq = longest_first(seq_lens, q.shape[0], seq, sequences)
+        place = seq, head
         if short:
             end = ct.load(seq_lens, (place[0],), (1,)).item()
             keys = ct.maximum(end - window, 0), end

@@ -24,6 +24,9 @@ def span(length: Any, window: Any, tile_n: Any) -> Any:
     return begin, ct.cdiv(length, tile_n) - begin // tile_n
 
 
+_LONGEST = 1 << 24
+"""Lengths from this one on count as equal."""
+
 _OF_A_WARP = 32
 """Sequences of a tile of which each warp has all: it finds their sums without waiting for the others."""
 
@@ -68,6 +71,23 @@ def of_block(
         parts = ct.cdiv(ct.maximum(own, 1), share)
         head, part = (ct.bid(0) - before) // parts, (ct.bid(0) - before) % parts
     return seq, head, part, parts
+
+
+def longest_first(seq_lens: Any, sequences: Any, place: Any, most: Any) -> Any:
+    """The sequence with `place` longer ones; of equal ones the first comes first.
+
+    Args:
+        seq_lens: (sequences,), int32.
+        sequences: How many, up to `most`.
+        place: From 0 to `sequences` - 1.
+        most: A power of two.
+    """
+    lengths = ct.load(seq_lens, (0,), (most,), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
+    index = ct.arange(most, dtype=ct.int32)
+    # Of different sequences no two are alike, and those that there are not come last.
+    rank = ct.where(index < sequences, ct.minimum(ct.maximum(lengths, 0), _LONGEST) * most, -most) - index
+    before = ct.where(rank.reshape((most, 1)) > rank.reshape((1, most)), 1, 0)
+    return ct.sum(ct.where(ct.sum(before, axis=0) == place, index, 0))
 
 
 def _cut(

@@ -231,7 +231,7 @@ def test_a_window_that_hides_nothing_is_none(launched: list[tuple[Any, ...]]) ->
 def test_prompts_too_far_apart_to_count_between_are_launched_one_by_one(
     launched: list[tuple[Any, ...]],
 ) -> None:
-    q, k, v = some()
+    _, k, v = some()
     far = torch.empty_strided((3, 3, 4, 64), (2**31, 256, 64, 1), dtype=torch.bfloat16, device="meta")
     k, v = (one[:1].expand(3, -1, -1, -1).to("meta") for one in (k, v))
     out, lse = attention(far, k, v, return_lse=True)

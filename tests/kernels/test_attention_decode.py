@@ -169,9 +169,17 @@ def test_short_windows_are_loaded_at_once_and_few_sequences_looked_at_together()
     for other in (config(1), config(2, gather=True), config(1, 128, gather=True)):
         assert not attention_decode_space.loads_at_once(other, 32, 128, True)
     equal = config(8, balanced=True)
-    tiles = [attention_decode_space.tile_of_sequences(equal, batch) for batch in (2, 16, 17, 512)]
+    tiles = [attention_decode_space.tile_of_sequences(equal, batch, 8, False) for batch in (2, 16, 17, 512)]
     assert tiles == [32, 32, 512, 512]
-    assert attention_decode_space.tile_of_sequences(gathered, 8) == 0
+
+
+def test_more_blocks_than_run_at_once_begin_with_the_longest_sequences() -> None:
+    def tile(batch: int, kv_heads: int, splits: int = 1, *, windowed: bool = False) -> int:
+        return attention_decode_space.tile_of_sequences(config(splits), batch, kv_heads, windowed)
+
+    assert [tile(batch, 8) for batch in (1, 16, 17, 33, 64, 65, 256)] == [0, 0, 64, 64, 64, 0, 0]
+    assert [tile(64, *each) for each in ((4, 1), (4, 2), (1, 4), (1, 8))] == [0, 64, 0, 64]
+    assert tile(64, 8, windowed=True) == 0
 
 
 def test_equal_parts_are_for_a_few_sequences_of_lengths_that_differ() -> None:
@@ -413,6 +421,24 @@ def test_an_empty_sequence_gives_zeros_and_a_log_sum_of_minus_infinity(
     assert bool((lse[0] == -torch.inf).all())
     assert bool(out[1].isfinite().all())
     assert bool(lse[1].isfinite().all())
+
+
+@pytest.mark.parametrize(("heads", "splits"), [(8, 1), (1, 8), (4, 2)])
+@pytest.mark.parametrize("batch", [17, 40, 64])
+def test_sequences_in_any_order_of_length_are_each_attended_once(
+    batch: int, heads: int, splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(batch)
+    lengths = [rng.choice((0, 1, 64, 65, 150, rng.randint(1, 200))) for _ in range(batch)]  # many alike
+    args = made(shape(batch, 200, heads, heads), lengths)
+    assert attention_decode_space.tile_of_sequences(config(splits), batch, heads, windowed=False) == 64
+    wanted = expected(attention_decode_tunable, args)
+    run(args, config(splits), monkeypatch)
+    lse = wanted["lse"]
+    torch.testing.assert_close(args[6].double(), lse.value, rtol=lse.rtol, atol=lse.atol)
+    kept = torch.tensor(lengths) > 0
+    torch.testing.assert_close(args[5].double()[kept], wanted["out"].value[kept], rtol=2e-2, atol=2e-2)
+    assert bool((args[5][~kept] == 0).all())
 
 
 @pytest.mark.parametrize("seed", range(3))
