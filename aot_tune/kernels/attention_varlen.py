@@ -92,9 +92,9 @@ def attention_varlen(
             `attention`.
         k: (total_k, kv_heads, head_dim), of the dtype of `q`; kv_heads divides heads.
         v: As `k`.
-        cu_seqlens_q: (sequences + 1,), int32, ascending from 0 or more to total_q or less: where each sequence
-            of `q` starts; the last's end. Not checked, which would wait for the GPU: with others it reads and
-            writes beside the tensors.
+        cu_seqlens_q: (sequences + 1,), int32, ascending from 0 or more to total_q or less: where each
+            sequence of `q` starts; the last's end. Not checked, which would wait for the GPU: with others it
+            reads and writes beside the tensors.
         cu_seqlens_k: The same for `k`.
         max_seqlen_q: The longest sequence of `q`, or more; queries beyond it are not computed.
         max_seqlen_k: The longest sequence of `k`, or more.

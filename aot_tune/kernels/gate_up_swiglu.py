@@ -82,7 +82,8 @@ def gate_up_swiglu(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor |
     Args:
         x: (tokens, K), bfloat16 or float16, on a GPU; any strides.
         weight: (2 N, K), of the dtype of `x`: the gate's N rows, then those of up, as vLLM and SGLang merge
-            them (``gate_up_proj``); any strides.
+            them (``gate_up_proj``); any strides below 2^31, where up starts included: N rows and K columns of
+            fewer than 2^31 elements.
         out: (tokens, N), where to write, of the dtype of `x`, apart from both in memory; a new tensor without
             it.
 
