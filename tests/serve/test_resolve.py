@@ -120,8 +120,15 @@ def test_b3_a_given_config_that_is_not_legal_is_an_error_with_the_reason() -> No
 
 def test_a_default_that_is_not_legal_is_an_error_that_names_the_declaration() -> None:
     strict = dataclasses.replace(scale)
-    object.__setattr__(strict, "legal", lambda config, arch, problem: "nothing fits")
-    with pytest.raises(LaunchError, match=r"nothing may run.*nothing fits; make default\(\) and legal\(\)"):
+    object.__setattr__(strict, "legal", lambda config, arch, problem: config != DEFAULT or "it does not fit")
+    with pytest.raises(LaunchError, match=r"nothing may run.*does not fit; make default\(\) and legal\(\)"):
+        choose(at(64), tunable=strict)
+
+
+def test_where_an_arch_runs_no_config_the_declaration_is_not_blamed() -> None:
+    strict = dataclasses.replace(scale)
+    object.__setattr__(strict, "legal", lambda config, arch, problem: "fp8 needs sm90")
+    with pytest.raises(LaunchError, match=r"nothing may run.*fp8 needs sm90$"):
         choose(at(64), tunable=strict)
 
 
