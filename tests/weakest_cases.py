@@ -174,7 +174,7 @@ LAYOUTS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 _MADE = "the host function makes it, contiguous and aligned"
 _OURS = "memory of the stream, which the host function takes from `workspace`"
-_FP8 = "the host function refuses it: `fp8.laid_out`"
+_FP8 = "the host function refuses or copies it: `fp8.laid_out`"
 KEPT: Mapping[str, Mapping[str, str]] = {
     "attention": {"lse": _MADE},
     "attention_decode": {"lse": _MADE, "scratch": _OURS},

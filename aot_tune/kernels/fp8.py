@@ -15,7 +15,8 @@ from aot_tune.bucket import edge
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
-from aot_tune.kernels.arguments import address
+from aot_tune.kernels.arguments import PLAIN_TENSORS, address
+from aot_tune.kernels.padding import padded_copy, padded_width
 from aot_tune.problem import Problem
 
 # Tile code --------------------------------------------------------------------------------------
@@ -154,34 +155,34 @@ _ROW_BYTES = 16
 
 
 def laid_out(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both factors, strides along dimensions of size 1, which are never used, as the copy engine asks for.
+    """Both factors as the copy engine asks for: themselves, or copies whose rows are padded.
+
+    Strides along dimensions of size 1, which are never used, are made to fit without a copy.
 
     Raises:
-        LaunchError: The matrix units and the copy engine cannot read one as it lies, as in torch._scaled_mm.
+        LaunchError: The matrix units cannot read one as it lies, as in torch._scaled_mm.
     """
-    return (
-        _laid_out("a", a, (0, 1), "(M, K)"),
-        _laid_out("b", b, (1, 0), "(K, N), the t() of a contiguous (N, K) weight,"),
-    )
+    if not _is_laid_out(a, *a.stride()):
+        a = _made("a", a, "(M, K)")
+    if not _is_laid_out(b, *reversed(b.stride())):
+        b = _made("b", b.t(), "(K, N), the t() of a contiguous (N, K) weight,").t()
+    return a, b
 
 
-def _laid_out(name: str, tensor: torch.Tensor, axes: tuple[int, int], wanted: str) -> torch.Tensor:
-    across, along = axes
-    strides = list(tensor.stride())
-    behind = address(tensor) % _ROW_BYTES
-    if strides[along] == 1 and strides[across] % _ROW_BYTES == 0 and not behind:
-        return tensor
-    if tensor.shape[along] == 1:
-        strides[along] = 1
-    if tensor.shape[across] == 1:
-        strides[across] = -(-tensor.shape[along] // _ROW_BYTES) * _ROW_BYTES
-    if strides[along] != 1 or strides[across] % _ROW_BYTES or behind:
-        raise LaunchError(
-            f"matmul_fp8: {name} has strides {tensor.stride()} and starts {behind} bytes "
-            f"after a multiple of {_ROW_BYTES}; pass {wanted} with stride 1 along K, the other stride "
-            f"and the address multiples of {_ROW_BYTES} (pad K in memory, and slice it off again)"
-        )
-    return tensor.as_strided(tensor.shape, strides)
+def _is_laid_out(tensor: torch.Tensor, across: int, along: int) -> bool:
+    return along == 1 and (across | address(tensor)) % _ROW_BYTES == 0
+
+
+def _made(name: str, rows: torch.Tensor, wanted: str) -> torch.Tensor:
+    """(rows, K) as the copy engine asks for."""
+    (across, along), (count, k) = rows.stride(), rows.shape
+    if k != 1 and along != 1:
+        raise LaunchError(f"matmul_fp8: {name} has stride {along} along K; pass {wanted} with stride 1 there")
+    if count == 1:
+        across = padded_width(rows)
+    if (across | address(rows)) % _ROW_BYTES == 0:
+        return rows.as_strided(rows.shape, (across, 1))
+    return padded_copy(rows) if type(rows) in PLAIN_TENSORS else rows
 
 
 def aligned(rows: int, k: int, device: Any, seed: int) -> torch.Tensor:

@@ -75,8 +75,10 @@ def matmul_fp8(
     is within 1e-3 of a typical element of C, plus its rounding (torch._scaled_mm's ``use_fast_accum=False``).
 
     Args:
-        a: (M, K), float8_e4m3fn, on a GPU; stride 1 along K, the other stride and address multiples of 16.
+        a: (M, K), float8_e4m3fn, on a GPU; stride 1 along K. Where the other stride or the address is no
+            multiple of 16, a copy whose rows are padded to that is made for the call.
         b: (K, N), float8_e4m3fn, as ``weight.t()`` of a contiguous (N, K) weight lies; strides as for `a`.
+            A weight whose rows are padded, ``room[:, :K].t()``, saves the copy.
         scale_a: float32, see above; any strides. Block scales are read fastest with stride 1 along M and the
             other a multiple of 4, as torch._scaled_mm and DeepGEMM take them.
         scale_b: float32, see above; any strides.

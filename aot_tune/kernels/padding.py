@@ -34,14 +34,19 @@ def padded(factor: torch.Tensor) -> torch.Tensor:
     if aligned or type(factor) not in PLAIN_TENSORS:
         return factor
     rows = factor.mT if by_columns else factor
-    width = _padded_width(rows)
-    if width * math.prod(rows.shape[1:-1]) > LARGEST_INDEX:
+    if padded_width(rows) * math.prod(rows.shape[1:-1]) > LARGEST_INDEX:
         return factor
-    room = torch.empty((*rows.shape[:-1], width), dtype=rows.dtype, device=rows.device)
-    copy = room[..., : rows.shape[-1]].copy_(rows)
+    copy = padded_copy(rows)
     return copy.mT if by_columns else copy
 
 
-def _padded_width(rows: torch.Tensor) -> int:
+def padded_copy(rows: torch.Tensor) -> torch.Tensor:
+    """A copy of (..., rows, columns), each row padded to 16 bytes."""
+    room = torch.empty((*rows.shape[:-1], padded_width(rows)), dtype=rows.dtype, device=rows.device)
+    return room[..., : rows.shape[-1]].copy_(rows)
+
+
+def padded_width(rows: torch.Tensor) -> int:
+    """Columns of (..., rows, columns), rounded up to 16 bytes."""
     step = _ROW_BYTES // rows.element_size()
     return -(-rows.shape[-1] // step) * step
