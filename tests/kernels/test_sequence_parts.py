@@ -104,3 +104,19 @@ def test_no_sequence_is_left_out_where_another_tile_begins(
     lengths = [500 + 7 * (i * 5 % count) for i in range(count)]
     found = parts_of(lengths, monkeypatch, heads=1, blocks=2 * count + 5, splits=8)
     assert [one[0] for one in found if one[3] and one[2] == 0] == list(range(count))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sequences_are_put_in_order_of_length_the_longest_first(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(seed)
+    usual = [0, 1, 64, chance.randrange(9000), chance.randrange(9000)]  # many alike
+    lengths = [chance.choice(usual) for _ in range(chance.choice([17, 40, 64]))]
+    lengths[:3] = [-5, 2**31 - 1, 2**24]  # beyond what is told apart, where the first comes first
+    seq_lens, order = torch.tensor(lengths, dtype=torch.int32), []
+    for place in range(len(lengths)):
+        given = seq_lens, len(lengths), place, 64
+        order += map(int, emulator.answers(sequence_parts.longest_first, given, monkeypatch, blocks=1))
+    counted = [min(max(length, 0), 2**24) for length in lengths]
+    assert order == sorted(range(len(lengths)), key=lambda seq: (-counted[seq], seq))
