@@ -195,7 +195,8 @@ _TILES = (2048, 4096, 8192)
 TileGym (ops/cutile/rope.py), which has no others."""
 
 _OCCUPANCIES = (1, 4, 8)
-"""What has the same code for several of them is measured once: tiles of 2048 mostly (tileiras 13.4)."""
+"""What has the same code for several of them is measured once: tiles of 2048 mostly. Eight blocks of the
+largest tiles spill on most archs, and a sweep drops those (tileiras 13.4)."""
 
 
 @cache

@@ -222,6 +222,17 @@ def test_what_negates_its_memory_is_refused(function: Any, args: dict[str, torch
             refused(f"{name}: {one} .* pass {one}.resolve_neg", function, **wrong)
 
 
+def test_a_bias_that_negates_its_memory_is_refused() -> None:
+    bias = torch._neg_view(half(8))  # type: ignore[attr-defined]
+    refused("linear: bias .* pass bias.resolve_neg", linear, half(1, 16), half(8, 16), bias)
+
+
+def test_targets_in_the_memory_of_logits_that_become_a_gradient_are_refused() -> None:
+    target = torch.zeros(8, dtype=torch.int64)
+    logits = target.view(torch.bfloat16)[:16].view(1, 16)
+    refused("logits and target share memory", cross_entropy, logits, target[:1], grad_scale=1.0)
+
+
 def given(name: str, args: dict[str, Any]) -> dict[str, Any]:
     return {**args, **({"max_seqlen_q": 1, "max_seqlen_k": 1} if name == "attention_varlen" else {})}
 
