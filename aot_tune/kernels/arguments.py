@@ -75,8 +75,8 @@ def check_window(kernel: str, window: int | None) -> None:
 def indexable(kernel: str, **tensors: torch.Tensor) -> list[torch.Tensor]:
     """Refuse tensors on different devices, and sizes and strides that a kernel cannot index with.
 
-    Refuses as well what `check_plain` does. Strides of dimensions of size 1 may be as large as they like:
-    nothing is indexed with them.
+    Refuses as well a view whose memory holds the numbers with the other sign, as ``x.conj().imag`` does.
+    Strides of dimensions of size 1 may be as large as they like: nothing is indexed with them.
 
     Returns:
         The tensors in order: themselves, or where such a stride is too large, views that have a small one. As
@@ -87,20 +87,15 @@ def indexable(kernel: str, **tensors: torch.Tensor) -> list[torch.Tensor]:
         if device is not None and tensor.device != device:
             raise LaunchError(f"{kernel}: {name} is on {tensor.device}, not on {device}; move it there")
         device = tensor.device
-        check_plain(kernel, name, tensor)
+        if tensor.is_neg():
+            raise LaunchError(
+                f"{kernel}: {name} is a view that negates what its memory holds; pass {name}.resolve_neg()"
+            )
         # No size is larger than the number of elements.
         if not 0 < tensor.numel() <= LARGEST_INDEX or max((0, *tensor.stride())) > LARGEST_INDEX:
             tensor = _made_indexable(kernel, name, tensor)
         counted.append(tensor)
     return counted
-
-
-def check_plain(kernel: str, name: str, tensor: torch.Tensor) -> None:
-    """Refuse a view whose memory holds the numbers with the other sign, as ``x.conj().imag`` does."""
-    if tensor.is_neg():
-        raise LaunchError(
-            f"{kernel}: {name} is a view that negates what its memory holds; pass {name}.resolve_neg()"
-        )
 
 
 def _made_indexable(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels.arguments import PLAIN_TENSORS, address
-from aot_tune.kernels.padding import padded_copy, padded_width
+from aot_tune.kernels.padding import ROW_BYTES, padded_copy, padded_width
 from aot_tune.problem import Problem
 
 # Tile code --------------------------------------------------------------------------------------
@@ -151,8 +151,6 @@ def grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
 
 # Arguments --------------------------------------------------------------------------------------
 
-_ROW_BYTES = 16
-
 
 def laid_out(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Both factors as the copy engine asks for: themselves, or copies whose rows are padded.
@@ -170,7 +168,7 @@ def laid_out(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 
 
 def _is_laid_out(tensor: torch.Tensor, across: int, along: int) -> bool:
-    return along == 1 and (across | address(tensor)) % _ROW_BYTES == 0
+    return along == 1 and (across | address(tensor)) % ROW_BYTES == 0
 
 
 def _made(name: str, rows: torch.Tensor, wanted: str) -> torch.Tensor:
@@ -180,12 +178,12 @@ def _made(name: str, rows: torch.Tensor, wanted: str) -> torch.Tensor:
         raise LaunchError(f"matmul_fp8: {name} has stride {along} along K; pass {wanted} with stride 1 there")
     if count == 1:
         across = padded_width(rows)
-    if (across | address(rows)) % _ROW_BYTES == 0:
+    if (across | address(rows)) % ROW_BYTES == 0:
         return rows.as_strided(rows.shape, (across, 1))
     return padded_copy(rows) if type(rows) in PLAIN_TENSORS else rows
 
 
 def aligned(rows: int, k: int, device: Any, seed: int) -> torch.Tensor:
     """Random float8_e4m3fn of shape (rows, k), its rows padded to what `laid_out` asks for."""
-    padded = -(-k // _ROW_BYTES) * _ROW_BYTES
+    padded = -(-k // ROW_BYTES) * ROW_BYTES
     return inputs.randn((rows, padded), "float8_e4m3fn", device, seed)[:, :k]

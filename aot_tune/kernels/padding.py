@@ -12,7 +12,7 @@ import torch
 
 from aot_tune.kernels.arguments import LARGEST_INDEX, PLAIN_TENSORS, address
 
-_ROW_BYTES = 16
+ROW_BYTES = 16
 """What rows start at a multiple of (CUDA C++ Programming Guide, "Tensor Memory Access")."""
 
 
@@ -30,7 +30,7 @@ def padded(factor: torch.Tensor) -> torch.Tensor:
     by_columns = row == 1 and (column != 1 or factor.shape[-1] == 1) and factor.shape[-2] > 1
     across, along = (column, row) if by_columns else (row, column)
     apart = math.gcd(across, *outer) * factor.element_size()
-    aligned = along == 1 and (apart | address(factor)) % _ROW_BYTES == 0
+    aligned = along == 1 and (apart | address(factor)) % ROW_BYTES == 0
     if aligned or type(factor) not in PLAIN_TENSORS:
         return factor
     rows = factor.mT if by_columns else factor
@@ -48,5 +48,5 @@ def padded_copy(rows: torch.Tensor) -> torch.Tensor:
 
 def padded_width(rows: torch.Tensor) -> int:
     """Columns of (..., rows, columns), rounded up to 16 bytes."""
-    step = _ROW_BYTES // rows.element_size()
+    step = ROW_BYTES // rows.element_size()
     return -(-rows.shape[-1] // step) * step
