@@ -41,9 +41,9 @@ def attention_varlen_kernel(  # type: ignore[no-untyped-def]
     head, place = index % heads, index // heads
     sequence, m = place // tiles, tiles - 1 - place % tiles
     if sequence < cu_seqlens_q.shape[0] - 1:
-        q_start, q_end = _span(cu_seqlens_q, sequence)
+        q_start, q_end = _span(cu_seqlens_q, sequence, q.shape[0])
         if m * tile_m < q_end - q_start:
-            k_start, k_end = _span(cu_seqlens_k, sequence)
+            k_start, k_end = _span(cu_seqlens_k, sequence, k.shape[0])
             # Slices end where the sequence does: nothing is stored behind it, and zeros are loaded from
             # there, not the next one's values, which may be NaN. No slice may be empty; a row put there is
             # not read.
@@ -61,9 +61,10 @@ def _rows(array: Any, start: Any, stop: Any) -> Any:
     return array.slice(0, ct.astype(start, ct.int64), ct.astype(stop, ct.int64))
 
 
-def _span(cu_seqlens: Any, sequence: Any) -> Any:
-    start = ct.load(cu_seqlens, (sequence,), (1,)).item()
-    return start, ct.load(cu_seqlens, (sequence + 1,), (1,)).item()
+def _span(cu_seqlens: Any, sequence: Any, rows: Any) -> Any:
+    """A sequence's first row and the one behind its last: bounded, so that wrong ones stay in the arrays."""
+    start = min(max(ct.load(cu_seqlens, (sequence,), (1,)).item(), 0), rows)
+    return start, min(max(ct.load(cu_seqlens, (sequence + 1,), (1,)).item(), start), rows)
 
 
 def attention_varlen(
@@ -93,8 +94,8 @@ def attention_varlen(
         k: (total_k, kv_heads, head_dim), of the dtype of `q`; kv_heads divides heads.
         v: As `k`.
         cu_seqlens_q: (sequences + 1,), int32, ascending from 0 or more to total_q or less: where each
-            sequence of `q` starts; the last's end. Not checked, which would wait for the GPU: with others it
-            reads and writes beside the tensors.
+            sequence of `q` starts; the last's end. Not checked, which would wait for the GPU: with others the
+            results are wrong, and nothing outside of the tensors is read or written.
         cu_seqlens_k: The same for `k`.
         max_seqlen_q: The longest sequence of `q`, or more; queries beyond it are not computed.
         max_seqlen_k: The longest sequence of `k`, or more.

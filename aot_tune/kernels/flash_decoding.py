@@ -238,7 +238,7 @@ def attention_decode_kernel(  # type: ignore[no-untyped-def]
         part, pair = ct.bid(0) % splits, ct.bid(0) // splits
         seq, head = pair // kv_heads, pair % kv_heads
         if sequences > 0:  # what begins last should end soon
-            seq = longest_first(seq_lens, q.shape[0], seq, sequences)
+            seq = longest_first(seq_lens, seq, sequences)
         place = seq, head
         if short:
             end = ct.load(seq_lens, (place[0],), (1,)).item()

@@ -64,11 +64,12 @@ def keys_and_values(
 def page_numbers(block_table: Any, seq: Any, tile: Any, page_size: Any, tile_n: Any) -> Any:
     """The numbers of the pages of the `tile`-th `tile_n` keys of a sequence, scalars.
 
-    The last of the table's for pages behind its end: any tile from the first on may be asked for.
+    The table's first or last for pages outside of it: any tile may be asked for, also one behind the end, or
+    of a length that no sequence has.
     """
     numbers, first = (), tile * tile_n // page_size
     for i in ct.static_iter(range(max(tile_n // page_size, 1))):
-        where = seq, ct.minimum(first + i, block_table.shape[1] - 1)
+        where = seq, ct.minimum(ct.maximum(first + i, 0), block_table.shape[1] - 1)
         page = ct.load(block_table, where, (1, 1), check_bounds=False, allow_tma=False).item()
         numbers = (*numbers, page)  # type: ignore[assignment]  # grows while compiling
     return numbers

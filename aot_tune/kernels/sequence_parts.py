@@ -73,19 +73,18 @@ def of_block(
     return seq, head, part, parts
 
 
-def longest_first(seq_lens: Any, sequences: Any, place: Any, most: Any) -> Any:
+def longest_first(seq_lens: Any, place: Any, most: Any) -> Any:
     """The sequence with `place` longer ones; of equal ones the first comes first.
 
     Args:
         seq_lens: (sequences,), int32.
-        sequences: How many, up to `most`.
-        place: From 0 to `sequences` - 1.
-        most: A power of two.
+        place: From 0 to sequences - 1.
+        most: A power of two, the number of sequences or more.
     """
     lengths = ct.load(seq_lens, (0,), (most,), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
     index = ct.arange(most, dtype=ct.int32)
-    # Of different sequences no two are alike, and those that there are not come last.
-    rank = ct.where(index < sequences, ct.minimum(ct.maximum(lengths, 0), _LONGEST) * most, -most) - index
+    # No two are alike, and those that are no sequence's, of length 0 and behind all others, come last.
+    rank = ct.minimum(ct.maximum(lengths, 0), _LONGEST) * most - index
     before = ct.where(rank.reshape((most, 1)) > rank.reshape((1, most)), 1, 0)
     return ct.sum(ct.where(ct.sum(before, axis=0) == place, index, 0))
 

@@ -423,6 +423,21 @@ def test_an_empty_sequence_gives_zeros_and_a_log_sum_of_minus_infinity(
     assert bool(lse[1].isfinite().all())
 
 
+@pytest.mark.parametrize("gather", [False, True])
+@pytest.mark.parametrize("length", [-1, -64, -200, -(2**30), 200 + 16])
+def test_a_length_that_no_sequence_has_reads_nothing_beside_the_table_and_changes_no_other_sequence(
+    length: int, gather: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = made(shape(3, 200), [200, 100, 100])
+    wanted = expected(attention_decode_tunable, args)["out"]
+    for windowed in (False, True):
+        args[4][1] = length
+        poison(attention_decode_tunable, args)
+        run((*args[:-1], 300 if windowed else args[-1]), config(4, gather=gather), monkeypatch)
+        for seq in (0, 2):
+            torch.testing.assert_close(args[5][seq].double(), wanted.value[seq], rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize(("heads", "splits"), [(8, 1), (1, 8), (4, 2)])
 @pytest.mark.parametrize("batch", [17, 40, 64])
 def test_sequences_in_any_order_of_length_are_each_attended_once(

@@ -150,6 +150,24 @@ def test_a_sequence_without_keys_and_queries_before_all_keys_get_0(monkeypatch: 
         assert bool(lse[:, rows].isfinite().all())
 
 
+@pytest.mark.parametrize(
+    ("starts_q", "starts_k"),
+    [
+        ([-9, 17, 30], [-40, 20, 90]),
+        ([0, 25, 10**6], [0, 2**31 - 1, 33]),
+        ([20, 3, 30], [33, 4, 40]),
+        ([2**31 - 1, -(2**31), 7], [-(2**31), 2**31 - 1, -1]),
+        ([0, 12, 30], [50, 60, 70]),
+    ],
+)
+def test_starts_that_leave_the_tensors_read_and_write_nothing_outside(
+    starts_q: list[int], starts_k: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v, out, lse, *_, scale, causal, window = packed([12, 18], [20, 20])
+    starts = (torch.tensor(given, dtype=torch.int32) for given in (starts_q, starts_k))
+    run_inside((q, k, v, out, lse, *starts, 30, scale, causal, window), monkeypatch)
+
+
 def test_one_sequence_is_what_attention_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     args = attention_varlen_tunable.make_args(shape(50, 1), CPU, 2)
     emulator.run(attention_varlen_tunable, args, SMALL, monkeypatch)

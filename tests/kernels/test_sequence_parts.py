@@ -116,7 +116,7 @@ def test_sequences_are_put_in_order_of_length_the_longest_first(
     lengths[:3] = [-5, 2**31 - 1, 2**24]  # beyond what is told apart, where the first comes first
     seq_lens, order = torch.tensor(lengths, dtype=torch.int32), []
     for place in range(len(lengths)):
-        given = seq_lens, len(lengths), place, 64
+        given = seq_lens, place, 64
         order += map(int, emulator.answers(sequence_parts.longest_first, given, monkeypatch, blocks=1))
     counted = [min(max(length, 0), 2**24) for length in lengths]
     assert order == sorted(range(len(lengths)), key=lambda seq: (-counted[seq], seq))
