@@ -244,10 +244,10 @@ def _reference(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: tor
     return Close(value=exact, rtol=torch.finfo(a.dtype).eps, atol=2e-3)
 
 
-def _shapes(experts: int, n: int, k: int) -> dict[str, object]:
+def _shapes(experts: int, n: int, k: int, dtype: str = "bfloat16") -> dict[str, object]:
     # Each edge serves its neighbours as the nearest bucket.
     tokens = (8, 64, 512, 4096, 32768)
-    return {"dtype": "bfloat16", "tokens": tokens, "experts": experts, "N": n, "K": k}
+    return {"dtype": dtype, "tokens": tokens, "experts": experts, "N": n, "K": k}
 
 
 grouped_matmul_tunable = Tunable(
@@ -268,6 +268,7 @@ grouped_matmul_tunable = Tunable(
     outputs=("out",),
     typical=[  # gate and up, then down
         *(_shapes(8, 28672, 4096), _shapes(8, 4096, 14336)),  # Mixtral 8x7B
+        *(_shapes(8, 28672, 4096, "float16"), _shapes(8, 4096, 14336, "float16")),  # the same (AWQ, GPTQ)
         *(_shapes(256, 4096, 7168), _shapes(256, 7168, 2048)),  # DeepSeek-V3
         *(_shapes(32, 5760, 2880), _shapes(32, 2880, 2880)),  # gpt-oss 20b
         *(_shapes(128, 5760, 2880), _shapes(128, 2880, 2880)),  # gpt-oss 120b
