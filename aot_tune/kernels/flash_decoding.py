@@ -17,16 +17,20 @@ from typing import Any
 
 import cuda.tile as ct
 
-from aot_tune.kernels.decode_exchange import NOTHING, combined, leave
+from aot_tune.kernels.decode_exchange import NOTHING, asked_for, combined, leave
 from aot_tune.kernels.decode_workspace import MOST_APART, width_of_slice
-from aot_tune.kernels.paged_cache import gathered, keys_and_values, page_numbers
-from aot_tune.kernels.sequence_parts import longest_first, of_block, span
+from aot_tune.kernels.paged_cache import (
+    TILES_BETWEEN,
+    ends_of_window,
+    keys_and_values,
+    page_numbers,
+    pages_of_window,
+    window_of_tiles,
+)
+from aot_tune.kernels.sequence_parts import keys_of_part, part_of_block
 
 _LOG2_E = math.log2(math.e)
 _LN_2 = math.log(2)
-
-_TILES_BETWEEN = 2
-"""Tiles that hold the pages between the first and the last of a window of two tiles."""
 
 
 def _attend(state: Any, scores: Any, v: Any) -> Any:
@@ -123,43 +127,31 @@ def _attend_window(
 ) -> Any:
     """As `_attend_part`, of a window of two tiles at most: all is asked for before any is computed with.
 
-    Of the pages between its first and its last all keys are attended. Those two are a tile of their own, the
-    only one whose values are masked.
+    Of the pages between its first and its last all keys are attended; values of those two alone are masked.
     """
-    (seq, head), (begin, end) = place, keys
-    group, rows, head_dim, page_size, tile_n, _ = sizes
-    count, slots = tile_n // page_size, block_table.shape[1]
-    first = ct.minimum(begin // page_size, slots - 1)  # a sequence without keys has a page too, all masked
-    last = ct.maximum(ct.minimum(ct.cdiv(end, page_size), slots) - 1, first)
-    pages, attended, tiles, found = (), (), (), ()
+    (begin, end), (group, rows, head_dim, page_size, tile_n, _) = keys, sizes
+    count, (first, last) = tile_n // page_size, pages_of_window(block_table, keys, page_size)
+    attended, found = (), ()
     place_of_page = ct.arange(count, dtype=ct.int32)
-    for tile in ct.static_iter(range(_TILES_BETWEEN)):
+    for tile in ct.static_iter(range(TILES_BETWEEN)):
         slot = first + 1 + tile * count + place_of_page
-        # A tile without any has the first page, since one that is outside of the cache is undefined.
-        loaded = ct.where(slot < last, slot, ct.where(place_of_page == 0, first, -1))
-        pages = (*pages, ct.gather(block_table, (seq, loaded), padding_value=-1))  # type: ignore[assignment]  # grows while compiling
         between = ct.broadcast_to((slot < last).reshape((count, 1)), (count, page_size))
-        attended = (*attended, between.reshape((tile_n, 1)))  # type: ignore[assignment]
-    both = (place_of_page == 1) & (first < last)
-    slot = ct.where(place_of_page == 0, first, ct.where(both, last, -1))
-    pages = (*pages, ct.gather(block_table, (seq, slot), padding_value=-1))  # type: ignore[assignment]
-    position = slot.reshape((count, 1)) * page_size + ct.arange(page_size, dtype=ct.int32).reshape(
-        (1, page_size)
-    )
+        attended = (*attended, between.reshape((tile_n, 1)))  # type: ignore[assignment]  # grows while compiling
+    position = ends_of_window(first, last, count).reshape((count, 1)) * page_size
+    position = position + ct.arange(page_size, dtype=ct.int32).reshape((1, page_size))
     attended = (*attended, _from_to(position.reshape((tile_n, 1)), begin, end))  # type: ignore[assignment]
     queries = _queries(q, place, group, head_dim, rows)
-    for tile in ct.static_iter(range(_TILES_BETWEEN + 1)):
-        tiles = (*tiles, gathered(caches, pages[tile], head, page_size, head_dim))  # type: ignore[assignment]
+    tiles = window_of_tiles(caches, block_table, place, (first, last), page_size, head_dim, count)
     largest = ct.full((tile_n, rows), NOTHING, ct.float32)
-    for tile in ct.static_iter(range(_TILES_BETWEEN + 1)):
+    for tile in ct.static_iter(range(TILES_BETWEEN + 1)):
         scores = _masked_scores(_scores(queries, tiles[tile][0], scale), attended[tile])
         largest, found = ct.maximum(largest, scores), (*found, scores)  # type: ignore[assignment]
     most = ct.max(largest, axis=0, keepdims=True)
     total, acc = ct.zeros((tile_n, rows), ct.float32), ct.zeros((head_dim, rows), ct.float32)
-    for tile in ct.static_iter(range(_TILES_BETWEEN + 1)):
+    for tile in ct.static_iter(range(TILES_BETWEEN + 1)):
         weights = ct.exp2(found[tile] - most)
         # Pages that a tile between lacks are zeros, but for the first page in a tile that lacks all.
-        is_attended = first + 1 + tile * count < last if tile < _TILES_BETWEEN else attended[tile]
+        is_attended = first + 1 + tile * count < last if tile < TILES_BETWEEN else attended[tile]
         acc = _weighed(acc, weights, _masked_values(tiles[tile][1], is_attended))
         total = total + weights
     sums = ct.sum(total, axis=0, keepdims=True)
@@ -172,15 +164,9 @@ def _block(
 ) -> None:  # fmt: skip
     """Attend to the `part`-th of a sequence's `parts`, and combine slices of the result with the others."""
     group, rows, head_dim, _, tile_n, _ = sizes
+    zeros = asked_for(scratch, head_dim * rows) if splits > 1 else 0
     end = ct.load(seq_lens, (place[0],), (1,)).item()
-    begin, count = 0, ct.cdiv(end, tile_n)
-    if windowed:
-        begin, count = span(end, window, tile_n)
-    first = begin // tile_n
-    if balanced:  # in turn, 1 to 2 us faster than one after another; parts of one sequence are slower so
-        tiles = first + part, first + count, parts
-    else:
-        tiles = first + part * count // parts, first + (part + 1) * count // parts, 1
+    begin, tiles = keys_of_part(end, window, windowed, tile_n, part, parts, balanced)
     result, log2_sum = _attend_part(
         q, caches, block_table, place, (begin, end), tiles, scale * _LOG2_E, sizes
     )
@@ -188,7 +174,7 @@ def _block(
         _write(out, lse, place, group, 0, result, log2_sum)
     else:
         # A part without keys leaves zeros and a log-sum of -inf, as one that holds nothing else.
-        leave(scratch, result, log2_sum)
+        leave(scratch, result, log2_sum, zeros)
         if splits <= MOST_APART or not balanced:
             _combine(out, lse, scratch, place, group, part, parts, splits, rows, head_dim)
         elif parts <= splits // 4:
@@ -227,26 +213,16 @@ def attention_decode_kernel(  # type: ignore[no-untyped-def]
     """
     sizes = group, rows, head_dim, page_size, tile_n, gather
     caches, kv_heads = (k_cache, v_cache), k_cache.shape[2]
-    if balanced:
-        seq, head, part, parts = of_block(seq_lens, q.shape[0], kv_heads, window, tile_n, splits, sequences)
-        if parts > 0:
-            _block(
-                q, caches, block_table, seq_lens, out, lse, scratch, scale, window, (seq, head),
-                part, parts, splits, sizes, windowed, True,
-            )  # fmt: skip
-    else:
-        part, pair = ct.bid(0) % splits, ct.bid(0) // splits
-        seq, head = pair // kv_heads, pair % kv_heads
-        if sequences > 0:  # what begins last should end soon
-            seq = longest_first(seq_lens, seq, sequences)
-        place = seq, head
-        if short:
-            end = ct.load(seq_lens, (place[0],), (1,)).item()
-            keys = ct.maximum(end - window, 0), end
-            result, log2_sum = _attend_window(q, caches, block_table, place, keys, scale * _LOG2_E, sizes)
-            _write(out, lse, place, group, 0, result, log2_sum)
-        else:
-            _block(
-                q, caches, block_table, seq_lens, out, lse, scratch, scale, window, place,
-                part, splits, splits, sizes, windowed, False,
-            )  # fmt: skip
+    seq, head, part, parts = part_of_block(
+        seq_lens, q.shape[0], kv_heads, window, tile_n, splits, sequences, balanced
+    )
+    if short:
+        end = ct.load(seq_lens, (seq,), (1,)).item()
+        keys = ct.maximum(end - window, 0), end
+        result, log2_sum = _attend_window(q, caches, block_table, (seq, head), keys, scale * _LOG2_E, sizes)
+        _write(out, lse, (seq, head), group, 0, result, log2_sum)
+    elif parts > 0:
+        _block(
+            q, caches, block_table, seq_lens, out, lse, scratch, scale, window, (seq, head),
+            part, parts, splits, sizes, windowed, balanced,
+        )  # fmt: skip

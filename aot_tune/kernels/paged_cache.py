@@ -21,6 +21,9 @@ ones. Without one the shorter are loaded three tiles ahead, with it six: as much
 multiprocessor have shared memory for. The longer fill it with either, but with 8 there is room for the keys
 of one tile alone (tileiras 13.4, sm_90)."""
 
+TILES_BETWEEN = 2
+"""Tiles that hold the pages between the first and the last of a window of two tiles."""
+
 _OF_A_PAGE = 6
 """The latency that loads of a page, or of a part of one, are said to have: without it they are loaded two
 tiles ahead by two blocks a multiprocessor, with it three (tileiras 13.4, sm_90)."""
@@ -54,7 +57,7 @@ def keys_and_values(
         pages, place = ct.zeros((count,), ct.int32), ct.arange(count, dtype=ct.int32)
         for i in ct.static_iter(range(count)):
             pages = ct.where(place == i, numbers[i], pages)
-        return gathered(caches, pages, head, page_size, head_dim)
+        return _gathered(caches, pages, head, page_size, head_dim)
     return (
         _joined(k_cache, numbers, tile, head, page_size, head_dim, tile_n),
         _joined(v_cache, numbers, tile, head, page_size, head_dim, tile_n),
@@ -75,7 +78,53 @@ def page_numbers(block_table: Any, seq: Any, tile: Any, page_size: Any, tile_n: 
     return numbers
 
 
-def gathered(caches: Any, pages: Any, head: Any, page_size: Any, head_dim: Any) -> Any:
+def pages_of_window(block_table: Any, keys: Any, page_size: Any) -> Any:
+    """The places in a table's row of the first and the last page of `keys`, the first and before which.
+
+    A sequence without keys has a page too, of which all is to be masked.
+    """
+    (begin, end), slots = keys, block_table.shape[1]
+    first = ct.minimum(begin // page_size, slots - 1)
+    return first, ct.maximum(ct.minimum(ct.cdiv(end, page_size), slots) - 1, first)
+
+
+def ends_of_window(first: Any, last: Any, count: Any) -> Any:
+    """The places of the first and the last page of a window, a tile of `count`; -1 where there is none."""
+    place = ct.arange(count, dtype=ct.int32)
+    return ct.where(place == 0, first, ct.where((place == 1) & (first < last), last, -1))
+
+
+def window_of_tiles(
+    caches: Any, block_table: Any, place: Any, pages: Any, page_size: Any, head_dim: Any, count: Any
+) -> Any:
+    """The keys and the values of a window's `pages`, all asked for at once, in `TILES_BETWEEN` + 1 tiles.
+
+    The first and the last page are a tile of their own, the last. A tile that lacks all has the first page,
+    since one that is outside of the cache is undefined.
+
+    Args:
+        caches: As `keys_and_values` has them.
+        block_table: (sequences, most pages), int32.
+        place: The sequence and the KV head.
+        pages: As `pages_of_window` has them.
+        page_size: Keys of a page.
+        head_dim: Of the caches.
+        count: Pages of a tile.
+    """
+    (seq, head), (first, last), numbers, tiles = place, pages, (), ()
+    place_of_page = ct.arange(count, dtype=ct.int32)
+    for tile in ct.static_iter(range(TILES_BETWEEN)):
+        slot = first + 1 + tile * count + place_of_page
+        slot = ct.where(slot < last, slot, ct.where(place_of_page == 0, first, -1))
+        numbers = (*numbers, ct.gather(block_table, (seq, slot), padding_value=-1))  # type: ignore[assignment]  # grows while compiling
+    slot = ends_of_window(first, last, count)
+    numbers = (*numbers, ct.gather(block_table, (seq, slot), padding_value=-1))  # type: ignore[assignment]
+    for tile in ct.static_iter(range(TILES_BETWEEN + 1)):
+        tiles = (*tiles, _gathered(caches, numbers[tile], head, page_size, head_dim))  # type: ignore[assignment]
+    return tiles
+
+
+def _gathered(caches: Any, pages: Any, head: Any, page_size: Any, head_dim: Any) -> Any:
     """The keys and the values of one head in some pages, each as (pages * page_size, head_dim)."""
     return (
         _rows(caches[0], pages, head, page_size, head_dim),

@@ -73,6 +73,62 @@ def of_block(
     return seq, head, part, parts
 
 
+def part_of_block(
+    seq_lens: Any, sequences: Any, heads: Any, window: Any, tile_n: Any, splits: Any, most: Any, balanced: Any
+) -> Any:
+    """What the present block reads, in a kernel: as `of_block`, or one of `splits` parts of every sequence.
+
+    Args:
+        seq_lens: As for `of_block`.
+        sequences: As for `of_block`.
+        heads: As for `of_block`.
+        window: As for `span`.
+        tile_n: As for `span`.
+        splits: As for `of_block`, or the parts of every sequence and head.
+        most: As for `of_block`, or for `longest_first`, and 0 for sequences in any order.
+        balanced: Whether the parts of all sequences are about as long as each other.
+
+    Returns:
+        As `of_block`.
+    """
+    if balanced:
+        seq, head, part, parts = of_block(seq_lens, sequences, heads, window, tile_n, splits, most)
+    else:
+        part, parts, pair = ct.bid(0) % splits, splits, ct.bid(0) // splits
+        seq, head = pair // heads, pair % heads
+        if most > 0:  # what begins last should end soon
+            seq = longest_first(seq_lens, seq, most)
+    return seq, head, part, parts
+
+
+def keys_of_part(
+    length: Any, window: Any, windowed: Any, tile_n: Any, part: Any, parts: Any, balanced: Any
+) -> Any:
+    """The first of a sequence's keys that are attended, and a part's tiles: first, end, step.
+
+    Balanced parts take tiles in turn, 1 to 2 us faster than one after another; parts of one sequence are
+    slower so.
+
+    Args:
+        length: The sequence's keys.
+        window: As for `span`, where it is `windowed`.
+        windowed: Whether only the last keys are attended.
+        tile_n: As for `span`.
+        part: Which.
+        parts: Of how many.
+        balanced: As for `part_of_block`.
+    """
+    begin, count = 0, ct.cdiv(length, tile_n)
+    if windowed:
+        begin, count = span(length, window, tile_n)
+    first = begin // tile_n
+    if balanced:
+        tiles = first + part, first + count, parts
+    else:
+        tiles = first + part * count // parts, first + (part + 1) * count // parts, 1
+    return begin, tiles
+
+
 def longest_first(seq_lens: Any, place: Any, most: Any) -> Any:
     """The sequence with `place` longer ones; of equal ones the first comes first.
 
