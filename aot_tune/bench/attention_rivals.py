@@ -8,9 +8,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from aot_tune.bench import paged_read
 from aot_tune.bench.contest import Call
 from aot_tune.bench.standard import Rival, Standard
 from aot_tune.bench.standing import COPY, LARGE_BYTES, Demand
+from aot_tune.discovery import Found
 from aot_tune.problem import Problem
 
 _T = torch.Tensor
@@ -135,6 +137,7 @@ STANDARDS = {
         ),
         moved=_decode_moved,
         reads=True,
+        floor=Found(module=paged_read.__name__, tunable=paged_read.paged_read_tunable),
     ),
     "attention_varlen": Standard(rivals={FLASH: _packed}, demands=_PREFILL, flops=_packed_flops),
 }

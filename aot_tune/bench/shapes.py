@@ -12,8 +12,8 @@ import torch
 
 from aot_tune.bench.contest import ROUNDS, WARM_UPS, Call, Round, contest
 from aot_tune.bench.gpu import Gpu
-from aot_tune.bench.standard import Standard
-from aot_tune.bench.standing import COPY, DEFAULT, NOISE, READ, TUNED, Shape
+from aot_tune.bench.standard import Rival, Standard
+from aot_tune.bench.standing import COPY, DEFAULT, FLOOR, NOISE, READ, TUNED, Shape
 from aot_tune.config import Config
 from aot_tune.errors import TuneError
 from aot_tune.problem import Problem
@@ -53,19 +53,35 @@ class KernelBench:
         choose = dispatcher_of(self.kernel.tunable).choice
         chosen = {problem: choose(self.gpu.arch, problem).config for problem in problems}
         plans = [self.gpu.plan_configs(self.kernel, problem, [tuned]) for problem, tuned in chosen.items()]
+        floors = self._floors(chosen)
         for each in plans:
             if time.monotonic() > until:
                 return
-            yield self._shape(each, chosen[each.problem])
+            yield self._shape(each, chosen[each.problem], floors.get(each.problem))
             torch.cuda.empty_cache()
 
-    def _shape(self, each: ProblemPlan, tuned: Config) -> Shape:
+    def _floors(self, chosen: Mapping[Problem, Config]) -> dict[Problem, Rival]:
+        """Problem to what launches the floor there, where one is declared."""
+        if self.standard.floor is None:
+            return {}
+        floor = Kernel(self.standard.floor, self.kernel.arch, self.kernel.device)
+        plans = {problem: self.gpu.plan_configs(floor, problem, [one]) for problem, one in chosen.items()}
+        return {
+            problem: lambda *args, each=each, tuned=chosen[problem]: self._ours(floor, each, tuned, args)
+            for problem, each in plans.items()
+        }
+
+    def _shape(self, each: ProblemPlan, tuned: Config, floor: Rival | None) -> Shape:
         args = self.kernel.tunable.make_args(each.problem, self.gpu.torch_device, 0)
         moved, flops = self.standard.work(self.kernel.tunable, each.problem, args)
         dtype = self.standard.matrix_dtype_of(each.problem)
-        contenders: dict[str, Callable[[], Call]] = {TUNED: partial(self._ours, each, tuned, args)}
+        contenders: dict[str, Callable[[], Call]] = {
+            TUNED: partial(self._ours, self.kernel, each, tuned, args)
+        }
         if tuned != each.default:
-            contenders[DEFAULT] = partial(self._ours, each, each.default, args)
+            contenders[DEFAULT] = partial(self._ours, self.kernel, each, each.default, args)
+        if floor is not None:
+            contenders[FLOOR] = partial(floor, *args)
         if self.standard.copies:
             contenders[COPY] = partial(_copy, int(moved) // 2)
         if self.standard.reads:
@@ -87,11 +103,11 @@ class KernelBench:
             failed=failed,
         )
 
-    def _ours(self, each: ProblemPlan, config: Config, args: Sequence[Any]) -> Call:
+    def _ours(self, kernel: Kernel, each: ProblemPlan, config: Config, args: Sequence[Any]) -> Call:
         cubin = self.gpu.cubins(each).get(config)
         if cubin is None:
             raise TuneError(f"{config} does not compile")
-        return self.gpu.launcher(self.kernel, each.problem, config, cubin, args)
+        return self.gpu.launcher(kernel, each.problem, config, cubin, args)
 
 
 _EVEN = 4096

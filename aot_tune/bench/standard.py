@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from aot_tune.bench.contest import Call
 from aot_tune.bench.standing import COPY, LARGE_BYTES, Demand
+from aot_tune.discovery import Found
 from aot_tune.problem import Problem
 from aot_tune.tunable import Tunable
 
@@ -58,6 +59,10 @@ class Standard:
 
     reads: bool = False
     """Whether a sum of as many bytes is timed beside it: for a kernel that reads far more than it writes."""
+
+    floor: Found | None = None
+    """A declaration that takes the same arguments and configs and only reads what the kernel reads: timed in
+    the tuned config, it says what is left to gain but by reading in another way."""
 
     @property
     def copies(self) -> bool:

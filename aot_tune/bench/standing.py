@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from aot_tune.problem import Problem, Value
 from aot_tune.tuner.report import geometric_mean, problem_option
 
-TUNED, DEFAULT, COPY, READ = "tuned", "default", "copy", "torch.sum"
+TUNED, DEFAULT, COPY, READ, FLOOR = "tuned", "default", "copy", "torch.sum", "reading alone"
 """Contenders beside the rivals: the tables' config, the declared default, a copy that moves as many bytes, a
-sum that reads as many."""
+sum that reads as many, and the tuned config's own reading."""
 
 NOISE = 0.03
 """Two medians of one and the same thing differ by this fraction now and then: a tie is no loss."""
@@ -124,7 +124,7 @@ def lines(shapes: Sequence[Shape], rivals: Sequence[str]) -> list[str]:
     """
     told = []
     against = {"its default": (DEFAULT,), **({"the best of them": tuple(rivals)} if len(rivals) > 1 else {})}
-    against.update({name: (name,) for name in (*rivals, COPY, READ)})
+    against.update({name: (name,) for name in (*rivals, COPY, READ, FLOOR)})
     for name, over in against.items():
         ratios = {str(shape): ratio for shape, ratio in _ratios(shapes, over)}
         if ratios:

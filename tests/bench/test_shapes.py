@@ -15,7 +15,7 @@ from aot_tune.bench import shapes
 from aot_tune.bench.contest import Call
 from aot_tune.bench.shapes import KernelBench
 from aot_tune.bench.standard import Standard
-from aot_tune.bench.standing import COPY, READ, Demand, lines
+from aot_tune.bench.standing import COPY, FLOOR, READ, Demand, lines
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.problem import Problem
@@ -108,3 +108,11 @@ def test_what_reads_meets_a_copy_and_a_sum_of_as_many_bytes(
     # Half of the bytes are read, rounded up to what is copied without a rest; numbers of float32.
     assert set(of) == {((8192,), "copied"), ((2500,), "summed")}
     assert "over torch.sum" in "\n".join(lines([shape], []))
+
+
+def test_the_reading_alone_of_the_tuned_config_is_timed_beside_it(tmp_path: Path) -> None:
+    standard = Standard(rivals={}, demands=(), floor=scale_in(tmp_path)["scale"])
+    bench, problems = bench_of(tmp_path, standard)
+    small, medium, large = bench.shapes(problems, time.monotonic() + 60)
+    assert [shape.us[FLOOR] for shape in (small, medium, large)] == [20.0, 10.0, 10.0], "the tuned configs"
+    assert "over reading alone" in "\n".join(lines([small, medium, large], []))

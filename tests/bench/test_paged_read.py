@@ -1,0 +1,72 @@
+"""The reading alone that the bench times beside attention_decode: the same pages of the same heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from aot_tune.bench import paged_read
+from aot_tune.config import Config
+from aot_tune.kernels import flash_decoding
+from aot_tune.kernels.attention_decode import attention_decode_tunable
+from aot_tune.problem import Problem
+from aot_tune.tunable import Tunable
+from tests.kernels import emulator
+
+
+def config(splits: int, *, balanced: bool = False, gather: bool = True) -> Config:
+    return Config(
+        constants={"splits": splits, "balanced": balanced, "tile_n": 64, "gather": gather},
+        hints={"num_ctas": 1, "occupancy": 2},
+    )
+
+
+def asked_for(
+    tunable: Tunable, module: Any, args: tuple[Any, ...], one: Config, at_once: int
+) -> list[tuple[object, ...]]:
+    """What a kernel asks of `paged_cache`, on CPU tensors: pages, head and tile of each load."""
+    found: list[tuple[object, ...]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        tiles, windows = module.keys_and_values, module.window_of_tiles
+
+        def keys_and_values(caches: Any, numbers: Any, head: Any, tile: Any, *sizes: Any) -> Any:
+            found.append(("tile", [int(number) for number in numbers], int(head), int(tile), sizes))
+            return tiles(caches, numbers, head, tile, *sizes)
+
+        def window_of_tiles(caches: Any, table: Any, place: Any, pages: Any, *sizes: Any) -> Any:
+            found.append(("window", *map(int, place), *map(int, pages), sizes))
+            return windows(caches, table, place, pages, *sizes)
+
+        patch.setattr(module, "keys_and_values", keys_and_values)
+        patch.setattr(module, "window_of_tiles", window_of_tiles)
+        emulator.run(tunable, args, one, patch, sms=16, at_once=at_once)
+    return sorted(found, key=repr)
+
+
+@pytest.mark.parametrize(
+    ("one", "sizes"),
+    [
+        (config(1), {"batch": 3, "context": 300}),
+        (config(4), {"batch": 2, "context": 400}),
+        (config(4, gather=False), {"batch": 2, "context": 400, "page_size": 64}),
+        (config(4, balanced=True), {"batch": 5, "context": 500}),
+        (config(1), {"batch": 4, "context": 128, "windowed": True}),
+        (config(2), {"batch": 2, "context": 256, "windowed": True}),
+    ],
+    ids=str,
+)
+def test_it_asks_for_what_attention_decode_asks_for(one: Config, sizes: dict[str, Any]) -> None:
+    usual = {
+        "dtype": "bfloat16",
+        "windowed": False,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 64,
+        "page_size": 16,
+    }
+    args = attention_decode_tunable.make_args(Problem({**usual, **sizes}), torch.device("cpu"), 4)
+    wanted = asked_for(attention_decode_tunable, flash_decoding, args, one, at_once=32)
+    assert wanted
+    assert asked_for(paged_read.paged_read_tunable, paged_read, args, one, at_once=1) == wanted
