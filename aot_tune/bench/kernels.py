@@ -1,8 +1,8 @@
 """`aot-tune bench --kernels`: the shipped kernels beside what a user would pick instead, and their rooflines.
 
 Each kernel runs in a process of its own, on declared shapes evenly spread over all of them, or on all. On
-each shape the tuned config meets its default, its rivals and a copy of as many bytes in alternating rounds
-(`aot_tune.bench.contest` says how they are timed). The ceilings are taken in the same process. Kernels
+each shape the tuned config meets its default, its rivals and what only moves as many bytes, in alternating
+rounds (`aot_tune.bench.contest` says how they are timed). The ceilings are taken in the same process. Kernels
 timed earlier stay in the file.
 """
 
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shapes", type=int, default=SHAPES, help=f"declared shapes of each; {SHAPES}")
     parser.add_argument("--all", dest="shapes", action="store_const", const=None, help="every declared shape")
     parser.add_argument(
-        "--no-rivals", dest="rivals", action="store_false", help="beside its default and a copy alone: quick"
+        "--no-rivals", dest="rivals", action="store_false", help="without other implementations: quick"
     )
     parser.add_argument("--limit-s", type=float, default=math.inf, help="seconds for all kernels together")
     parser.add_argument("--out", type=Path, default=OUT, help=f"where the JSON goes; {OUT}")

@@ -1,7 +1,8 @@
 """The memory's part of attention_decode, as a declaration of its own: what the bench times beside it.
 
-Each block finds out what it reads and reads it as the kernel does, in the same config. There are no scores,
-no softmax and no parts to combine: attention_decode takes as long, or longer.
+Each block finds out which keys and values it reads, and reads them as the kernel does, in the same config.
+There are no queries, no scores, no softmax and no parts to combine. It is no bound: the compiler may let
+loads run further ahead, or less far, than in the kernel.
 """
 
 from __future__ import annotations
@@ -67,4 +68,5 @@ def _keep(lse: Any, seq: Any, head: Any, tile: Any) -> None:
 paged_read_tunable = replace(
     attention_decode_tunable, name="paged_read", kernel=paged_read_kernel, outputs=(), reset=("lse",)
 )
-"""Takes what `attention_decode_tunable` takes, in the same configs; what it writes means nothing."""
+"""Takes what `attention_decode_tunable` takes, in the same configs. A declaration has to write something, so
+`lse` is named; it means nothing, and nobody compares it."""

@@ -62,7 +62,7 @@ class Standard:
 
     floor: Found | None = None
     """A declaration that takes the same arguments and configs and only reads what the kernel reads: timed in
-    the tuned config, it says what is left to gain but by reading in another way."""
+    the tuned config, it says how much of the kernel's time its way of reading takes."""
 
     @property
     def copies(self) -> bool:

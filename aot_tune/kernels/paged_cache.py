@@ -79,7 +79,7 @@ def page_numbers(block_table: Any, seq: Any, tile: Any, page_size: Any, tile_n: 
 
 
 def pages_of_window(block_table: Any, keys: Any, page_size: Any) -> Any:
-    """The places in a table's row of the first and the last page of `keys`, the first and before which.
+    """Where in a table's row the first and the last page of `keys`, (begin, end), stand.
 
     A sequence without keys has a page too, of which all is to be masked.
     """
@@ -89,7 +89,7 @@ def pages_of_window(block_table: Any, keys: Any, page_size: Any) -> Any:
 
 
 def ends_of_window(first: Any, last: Any, count: Any) -> Any:
-    """The places of the first and the last page of a window, a tile of `count`; -1 where there is none."""
+    """Where the first and the last page of a window stand, in a tile of `count`; -1 for no page."""
     place = ct.arange(count, dtype=ct.int32)
     return ct.where(place == 0, first, ct.where((place == 1) & (first < last), last, -1))
 
@@ -99,8 +99,8 @@ def window_of_tiles(
 ) -> Any:
     """The keys and the values of a window's `pages`, all asked for at once, in `TILES_BETWEEN` + 1 tiles.
 
-    The first and the last page are a tile of their own, the last. A tile that lacks all has the first page,
-    since one that is outside of the cache is undefined.
+    The last tile holds the window's first and last page. A tile for which no page is left loads the first,
+    since one wholly outside of the cache is undefined.
 
     Args:
         caches: As `keys_and_values` has them.

@@ -104,10 +104,10 @@ def part_of_block(
 def keys_of_part(
     length: Any, window: Any, windowed: Any, tile_n: Any, part: Any, parts: Any, balanced: Any
 ) -> Any:
-    """The first of a sequence's keys that are attended, and a part's tiles: first, end, step.
+    """Which keys and tiles a part of a sequence reads, in a kernel.
 
-    Balanced parts take tiles in turn, 1 to 2 us faster than one after another; parts of one sequence are
-    slower so.
+    Balanced parts take tiles in turn, which makes them 1 to 2 us faster, and parts that are not balanced
+    slower.
 
     Args:
         length: The sequence's keys.
@@ -117,6 +117,10 @@ def keys_of_part(
         part: Which.
         parts: Of how many.
         balanced: As for `part_of_block`.
+
+    Returns:
+        The first of the sequence's keys that is attended; and the part's first tile, the one before which it
+        ends, and the step.
     """
     begin, count = 0, ct.cdiv(length, tile_n)
     if windowed:

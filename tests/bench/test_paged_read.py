@@ -7,23 +7,28 @@ from typing import Any
 import pytest
 import torch
 
+from aot_tune import cutile
 from aot_tune.bench import paged_read
 from aot_tune.config import Config
+from aot_tune.discovery import Found
 from aot_tune.kernels import flash_decoding
 from aot_tune.kernels.attention_decode import attention_decode_tunable
 from aot_tune.problem import Problem
 from aot_tune.tunable import Tunable
+from aot_tune.tuner.cubin import resources
+from aot_tune.tuner.plan import Kernel
 from tests.kernels import emulator
+from tests.samples import SM90
 
 
-def config(splits: int, *, balanced: bool = False, gather: bool = True) -> Config:
+def config(splits: int, *, tile_n: int = 64, balanced: bool = False, gather: bool = True) -> Config:
     return Config(
-        constants={"splits": splits, "balanced": balanced, "tile_n": 64, "gather": gather},
+        constants={"splits": splits, "balanced": balanced, "tile_n": tile_n, "gather": gather},
         hints={"num_ctas": 1, "occupancy": 2},
     )
 
 
-def asked_for(
+def loads_of(
     tunable: Tunable, module: Any, args: tuple[Any, ...], one: Config, at_once: int
 ) -> list[tuple[object, ...]]:
     """What a kernel asks of `paged_cache`, on CPU tensors: pages, head and tile of each load."""
@@ -45,19 +50,7 @@ def asked_for(
     return sorted(found, key=repr)
 
 
-@pytest.mark.parametrize(
-    ("one", "sizes"),
-    [
-        (config(1), {"batch": 3, "context": 300}),
-        (config(4), {"batch": 2, "context": 400}),
-        (config(4, gather=False), {"batch": 2, "context": 400, "page_size": 64}),
-        (config(4, balanced=True), {"batch": 5, "context": 500}),
-        (config(1), {"batch": 4, "context": 128, "windowed": True}),
-        (config(2), {"batch": 2, "context": 256, "windowed": True}),
-    ],
-    ids=str,
-)
-def test_it_asks_for_what_attention_decode_asks_for(one: Config, sizes: dict[str, Any]) -> None:
+def problem(**sizes: Any) -> Problem:
     usual = {
         "dtype": "bfloat16",
         "windowed": False,
@@ -66,7 +59,42 @@ def test_it_asks_for_what_attention_decode_asks_for(one: Config, sizes: dict[str
         "head_dim": 64,
         "page_size": 16,
     }
-    args = attention_decode_tunable.make_args(Problem({**usual, **sizes}), torch.device("cpu"), 4)
-    wanted = asked_for(attention_decode_tunable, flash_decoding, args, one, at_once=32)
-    assert wanted
-    assert asked_for(paged_read.paged_read_tunable, paged_read, args, one, at_once=1) == wanted
+    return Problem({**usual, **sizes})
+
+
+@pytest.mark.parametrize(
+    ("one", "sizes", "kind"),
+    [
+        (config(1), {"batch": 3, "context": 300}, "tile"),
+        (config(4), {"batch": 2, "context": 400}, "tile"),
+        (config(2, tile_n=128), {"batch": 2, "context": 400}, "tile"),
+        (config(4, gather=False), {"batch": 2, "context": 400, "page_size": 64}, "tile"),
+        (config(4, balanced=True), {"batch": 5, "context": 500}, "tile"),
+        (config(4), {"batch": 17, "context": 200}, "tile"),  # the longest first
+        (config(1), {"batch": 4, "context": 128, "windowed": True}, "window"),
+        (config(2), {"batch": 2, "context": 256, "windowed": True}, "tile"),
+    ],
+    ids=str,
+)
+def test_it_asks_for_what_attention_decode_asks_for(one: Config, sizes: dict[str, Any], kind: str) -> None:
+    args = attention_decode_tunable.make_args(problem(**sizes), torch.device("cpu"), 4)
+    wanted = loads_of(attention_decode_tunable, flash_decoding, args, one, at_once=32)
+    assert {load[0] for load in wanted} == {kind}
+    assert loads_of(paged_read.paged_read_tunable, paged_read, args, one, at_once=1) == wanted
+
+
+@pytest.mark.parametrize(
+    ("one", "sizes"),
+    [
+        (config(16, balanced=True), {"batch": 8, "context": 8192, "head_dim": 128}),
+        (config(1), {"batch": 256, "context": 128, "windowed": True}),
+    ],
+    ids=["balanced", "window"],
+)
+def test_it_compiles(one: Config, sizes: dict[str, Any]) -> None:
+    kernel = Kernel(
+        Found(module=paged_read.__name__, tunable=paged_read.paged_read_tunable), SM90
+    )  # fmt: skip
+    job = kernel.job(problem(**sizes), one)
+    cubin = cutile.compile_cubin(kernel.tunable.kernel, job.hints, job.signature, SM90, timeout_s=120)
+    assert resources(cubin).stack_bytes == 0

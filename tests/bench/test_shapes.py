@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -110,9 +111,21 @@ def test_what_reads_meets_a_copy_and_a_sum_of_as_many_bytes(
     assert "over torch.sum" in "\n".join(lines([shape], []))
 
 
-def test_the_reading_alone_of_the_tuned_config_is_timed_beside_it(tmp_path: Path) -> None:
-    standard = Standard(rivals={}, demands=(), floor=scale_in(tmp_path)["scale"])
-    bench, problems = bench_of(tmp_path, standard)
+def test_the_reading_alone_of_the_tuned_config_is_timed_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scale = scale_in(tmp_path)["scale"]
+    floor = replace(scale, tunable=replace(scale.tunable, name="floor"))
+    bench, problems = bench_of(tmp_path, Standard(rivals={}, demands=(), floor=floor))
+    launched: list[tuple[str, str]] = []
+
+    def launcher(kernel: Kernel, problem: Problem, config: Config, cubin: Path, args: Any) -> Call:
+        launched.append((kernel.tunable.name, str(config)))
+        return partial(str, config)
+
+    monkeypatch.setattr(bench.gpu, "launcher", launcher)
     small, medium, large = bench.shapes(problems, time.monotonic() + 60)
-    assert [shape.us[FLOOR] for shape in (small, medium, large)] == [20.0, 10.0, 10.0], "the tuned configs"
+    assert [shape.us[FLOOR] for shape in (small, medium, large)] == [20.0, 10.0, 10.0]
+    tuned = [("floor", shape.config) for shape in (small, medium, large)]
+    assert [one for one in launched if one[0] == "floor"] == tuned
     assert "over reading alone" in "\n".join(lines([small, medium, large], []))

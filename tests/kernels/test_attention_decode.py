@@ -17,7 +17,7 @@ from aot_tune.argument_mistakes import argument_mistakes
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
-from aot_tune.kernels import attention_decode_space, decode_workspace
+from aot_tune.kernels import attention_decode_space, decode_workspace, flash_decoding
 from aot_tune.kernels.attention_decode import attention_decode, attention_decode_tunable
 from aot_tune.kernels.cross_entropy import cross_entropy_tunable
 from aot_tune.kernels.softmax import softmax_tunable
@@ -559,6 +559,29 @@ def test_parts_that_are_zero_or_not_finite_are_waited_for_and_combined(
     run(args, config(4), monkeypatch, disorder=random.Random(2))
     assert bool(args[5][0].isnan().all())
     assert bool(args[6][0].isnan().all())
+
+
+def test_a_block_asks_for_its_row_of_the_scratch_before_it_asks_for_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: dict[int, list[str]] = {}  # by block
+
+    def noted(name: str) -> None:
+        function = getattr(flash_decoding, name)
+
+        def instead(*args: Any) -> Any:
+            asked.setdefault(int(flash_decoding.ct.bid(0)), []).append(name)
+            return function(*args)
+
+        monkeypatch.setattr(flash_decoding, name, instead)
+
+    for name in ("asked_for", "page_numbers", "leave"):
+        noted(name)
+    run(made(shape(2, 400)), config(4), monkeypatch)
+    assert sorted(asked) == list(range(16))
+    for order in asked.values():
+        assert order[:2] == ["asked_for", "page_numbers"]
+        assert order[-1] == "leave"
 
 
 def test_the_scratch_holds_what_the_blocks_of_any_candidate_leave() -> None:
