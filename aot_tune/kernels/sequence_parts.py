@@ -1,8 +1,9 @@
-"""Which part of which sequence a block reads, where sequences of different lengths are cut into equal parts.
+"""Which part of which sequence a block reads: of as many parts of each, or of parts of about one length.
 
-Every block finds it out for itself from all lengths, so that one launch does it all and a CUDA graph replays
-it for other lengths. Long sequences get more blocks than short ones: all end at about the same time, as with
-the fixed chunks of FlashInfer (Ye et al., 2025), which a host plans. Knows no kernel.
+Where sequences of different lengths are cut into equal parts, every block finds its own from all lengths, so
+that one launch does it all and a CUDA graph replays it for other lengths. Long sequences get more blocks than
+short ones: all end at about the same time, as with the fixed chunks of FlashInfer (Ye et al., 2025), which a
+host plans. Knows no kernel.
 """
 
 from __future__ import annotations

@@ -80,7 +80,11 @@ def test_it_asks_for_what_attention_decode_asks_for(one: Config, sizes: dict[str
     args = attention_decode_tunable.make_args(problem(**sizes), torch.device("cpu"), 4)
     wanted = loads_of(attention_decode_tunable, flash_decoding, args, one, at_once=32)
     assert {load[0] for load in wanted} == {kind}
+    for cache in args[1:3]:
+        cache.fill_(1)
+    lse = args[6].zero_()
     assert loads_of(paged_read.paged_read_tunable, paged_read, args, one, at_once=1) == wanted
+    assert bool((lse > 0).any(dim=1).all()), "nothing of what is loaded is stored: it need not be loaded"
 
 
 @pytest.mark.parametrize(
