@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Workers share the cores: with as many threads each as there are cores, which wait for each other, small
+# tensors take four times as long.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Loaded machines run these tests too: how long an example takes says nothing of the code.
 settings.register_profile("aot_tune", deadline=None, suppress_health_check=[HealthCheck.too_slow])
