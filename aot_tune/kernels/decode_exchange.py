@@ -34,8 +34,8 @@ def asked_for(scratch: Any, words: Any) -> Any:
     """What this block's row of the workspace holds before anything is left there: zeros.
 
     Nobody needs them; but asked for first, the row is in the L2 cache. Else who looks for what is not there
-    yet fetches it from memory, and sees only the next time what has come meanwhile. Side by side one sequence
-    of 2048 keys, 32 heads over 8 of 128, in 16 parts, takes 10.9 us so and 12.5 without (H200).
+    yet fetches it from memory, and sees only the next time what has come meanwhile. In sm90's table one
+    sequence of 2048 keys, 32 heads over 8 of 128, went from 11.4 to 9.8 us with it, in the same config.
 
     Args:
         scratch: As `leave` has it.

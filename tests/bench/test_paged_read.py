@@ -96,9 +96,7 @@ def test_it_asks_for_what_attention_decode_asks_for(one: Config, sizes: dict[str
     ids=["balanced", "window"],
 )
 def test_it_compiles(one: Config, sizes: dict[str, Any]) -> None:
-    kernel = Kernel(
-        Found(module=paged_read.__name__, tunable=paged_read.paged_read_tunable), SM90
-    )  # fmt: skip
+    kernel = Kernel(Found(module=paged_read.__name__, tunable=paged_read.paged_read_tunable), SM90)
     job = kernel.job(problem(**sizes), one)
     cubin = cutile.compile_cubin(kernel.tunable.kernel, job.hints, job.signature, SM90, timeout_s=120)
     assert resources(cubin).stack_bytes == 0
