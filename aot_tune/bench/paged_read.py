@@ -18,9 +18,9 @@ from aot_tune.kernels.paged_cache import (
     keys_and_values,
     page_numbers,
     pages_of_window,
-    window_of_tiles,
+    tiles_of_window,
 )
-from aot_tune.kernels.sequence_parts import keys_of_part, part_of_block
+from aot_tune.kernels.sequence_parts import part_of_block, tiles_of_part
 
 
 @ct.kernel
@@ -39,7 +39,7 @@ def paged_read_kernel(  # type: ignore[no-untyped-def]
     if short:
         end = ct.load(seq_lens, (seq,), (1,)).item()
         pages = pages_of_window(block_table, (ct.maximum(end - window, 0), end), page_size)
-        tiles = window_of_tiles(
+        tiles = tiles_of_window(
             caches, block_table, (seq, head), pages, page_size, head_dim, tile_n // page_size
         )
         # Through the matrix units: else the compiler uses so many registers that half the blocks run at once.
@@ -49,7 +49,7 @@ def paged_read_kernel(  # type: ignore[no-untyped-def]
         _keep(lse, seq, head * group, products)
     elif parts > 0:
         end = ct.load(seq_lens, (seq,), (1,)).item()
-        _, tiles = keys_of_part(end, window, windowed, tile_n, part, parts, balanced)
+        _, tiles = tiles_of_part(end, window, windowed, tile_n, part, parts, balanced)
         sums = ct.zeros((tile_n, head_dim), k_cache.dtype)
         following = page_numbers(block_table, seq, tiles[0], page_size, tile_n)
         for tile in range(tiles[0], tiles[1], tiles[2]):

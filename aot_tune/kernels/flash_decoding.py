@@ -21,13 +21,14 @@ from aot_tune.kernels.decode_exchange import NOTHING, asked_for, combined, leave
 from aot_tune.kernels.decode_workspace import MOST_APART, width_of_slice
 from aot_tune.kernels.paged_cache import (
     TILES_BETWEEN,
+    between_ends,
     ends_of_window,
     keys_and_values,
     page_numbers,
     pages_of_window,
-    window_of_tiles,
+    tiles_of_window,
 )
-from aot_tune.kernels.sequence_parts import keys_of_part, part_of_block
+from aot_tune.kernels.sequence_parts import part_of_block, tiles_of_part
 
 _LOG2_E = math.log2(math.e)
 _LN_2 = math.log(2)
@@ -132,16 +133,15 @@ def _attend_window(
     (begin, end), (group, rows, head_dim, page_size, tile_n, _) = keys, sizes
     count, (first, last) = tile_n // page_size, pages_of_window(block_table, keys, page_size)
     attended, found = (), ()
-    place_of_page = ct.arange(count, dtype=ct.int32)
     for tile in ct.static_iter(range(TILES_BETWEEN)):
-        slot = first + 1 + tile * count + place_of_page
-        between = ct.broadcast_to((slot < last).reshape((count, 1)), (count, page_size))
+        is_between = (between_ends(first, tile, count) < last).reshape((count, 1))
+        between = ct.broadcast_to(is_between, (count, page_size))
         attended = (*attended, between.reshape((tile_n, 1)))  # type: ignore[assignment]  # grows while compiling
     position = ends_of_window(first, last, count).reshape((count, 1)) * page_size
     position = position + ct.arange(page_size, dtype=ct.int32).reshape((1, page_size))
     attended = (*attended, _from_to(position.reshape((tile_n, 1)), begin, end))  # type: ignore[assignment]
     queries = _queries(q, place, group, head_dim, rows)
-    tiles = window_of_tiles(caches, block_table, place, (first, last), page_size, head_dim, count)
+    tiles = tiles_of_window(caches, block_table, place, (first, last), page_size, head_dim, count)
     largest = ct.full((tile_n, rows), NOTHING, ct.float32)
     for tile in ct.static_iter(range(TILES_BETWEEN + 1)):
         scores = _masked_scores(_scores(queries, tiles[tile][0], scale), attended[tile])
@@ -166,7 +166,7 @@ def _block(
     group, rows, head_dim, _, tile_n, _ = sizes
     zeros = asked_for(scratch, head_dim * rows) if splits > 1 else 0
     end = ct.load(seq_lens, (place[0],), (1,)).item()
-    begin, tiles = keys_of_part(end, window, windowed, tile_n, part, parts, balanced)
+    begin, tiles = tiles_of_part(end, window, windowed, tile_n, part, parts, balanced)
     result, log2_sum = _attend_part(
         q, caches, block_table, place, (begin, end), tiles, scale * _LOG2_E, sizes
     )

@@ -94,7 +94,12 @@ def ends_of_window(first: Any, last: Any, count: Any) -> Any:
     return ct.where(place == 0, first, ct.where((place == 1) & (first < last), last, -1))
 
 
-def window_of_tiles(
+def between_ends(first: Any, tile: Any, count: Any) -> Any:
+    """Where the `tile`-th `count` pages between a window's first and last stand, or would."""
+    return first + 1 + tile * count + ct.arange(count, dtype=ct.int32)
+
+
+def tiles_of_window(
     caches: Any, block_table: Any, place: Any, pages: Any, page_size: Any, head_dim: Any, count: Any
 ) -> Any:
     """The keys and the values of a window's `pages`, all asked for at once, in `TILES_BETWEEN` + 1 tiles.
@@ -114,7 +119,7 @@ def window_of_tiles(
     (seq, head), (first, last), numbers, tiles = place, pages, (), ()
     place_of_page = ct.arange(count, dtype=ct.int32)
     for tile in ct.static_iter(range(TILES_BETWEEN)):
-        slot = first + 1 + tile * count + place_of_page
+        slot = between_ends(first, tile, count)
         slot = ct.where(slot < last, slot, ct.where(place_of_page == 0, first, -1))
         numbers = (*numbers, ct.gather(block_table, (seq, slot), padding_value=-1))  # type: ignore[assignment]  # grows while compiling
     slot = ends_of_window(first, last, count)

@@ -102,7 +102,7 @@ def part_of_block(
     return seq, head, part, parts
 
 
-def keys_of_part(
+def tiles_of_part(
     length: Any, window: Any, windowed: Any, tile_n: Any, part: Any, parts: Any, balanced: Any
 ) -> Any:
     """Which keys and tiles a part of a sequence reads, in a kernel.

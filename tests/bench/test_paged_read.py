@@ -34,18 +34,18 @@ def loads_of(
     """What a kernel asks of `paged_cache`, on CPU tensors: pages, head and tile of each load."""
     found: list[tuple[object, ...]] = []
     with pytest.MonkeyPatch.context() as patch:
-        tiles, windows = module.keys_and_values, module.window_of_tiles
+        tiles, windows = module.keys_and_values, module.tiles_of_window
 
         def keys_and_values(caches: Any, numbers: Any, head: Any, tile: Any, *sizes: Any) -> Any:
             found.append(("tile", [int(number) for number in numbers], int(head), int(tile), sizes))
             return tiles(caches, numbers, head, tile, *sizes)
 
-        def window_of_tiles(caches: Any, table: Any, place: Any, pages: Any, *sizes: Any) -> Any:
+        def tiles_of_window(caches: Any, table: Any, place: Any, pages: Any, *sizes: Any) -> Any:
             found.append(("window", *map(int, place), *map(int, pages), sizes))
             return windows(caches, table, place, pages, *sizes)
 
         patch.setattr(module, "keys_and_values", keys_and_values)
-        patch.setattr(module, "window_of_tiles", window_of_tiles)
+        patch.setattr(module, "tiles_of_window", tiles_of_window)
         emulator.run(tunable, args, one, patch, sms=16, at_once=at_once)
     return sorted(found, key=repr)
 

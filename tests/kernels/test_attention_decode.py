@@ -701,6 +701,14 @@ def test_it_compiles_without_spilling(name: str, page_size: int) -> None:
     assert compiled(arch, one, default).stack_bytes == 0
 
 
+@pytest.mark.parametrize(("name", "heads", "head_dim"), [("sm120", 32, 128), ("sm90", 64, 64)])
+def test_many_queries_of_a_key_compile_without_spilling(name: str, heads: int, head_dim: int) -> None:
+    arch, one = Arch.parse(name), shape(8, 8192, heads, 1, head_dim=head_dim)
+    default = attention_decode_tunable.default_config(arch, one)
+    assert int(default["splits"]) > 1
+    assert compiled(arch, one, default).stack_bytes == 0
+
+
 def test_splits_take_nothing_from_the_loads_ahead_of_a_block_that_is_alone() -> None:
     one = shape(8, 8192, 64, 8, head_dim=64)
     split, whole = (compiled(SM90, one, config(n, gather=True, occupancy=1)) for n in (16, 1))
