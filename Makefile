@@ -35,7 +35,7 @@ cubins: venv ## compile what the tables need for ARCH="sm90 sm100" into tuned_co
 	$(RUN) -m aot_tune compile $(strip $(foreach arch,$(ARCH),--arch $(arch)) $(foreach kernel,$(KERNEL),--kernel $(kernel)) $(ARGS))
 
 test: venv ## run the tests that need no GPU
-	$(RUN) -m pytest -n auto --dist loadfile $(ARGS)
+	$(RUN) -m pytest -n auto --dist worksteal $(ARGS)
 
 test-gpu: venv ## run the tests that need a GPU
 	$(RUN) -m pytest -m gpu $(ARGS)
