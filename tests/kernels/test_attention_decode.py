@@ -584,6 +584,22 @@ def test_a_block_asks_for_its_row_of_the_scratch_before_it_asks_for_keys(
         assert order[-1] == "leave"
 
 
+@pytest.mark.parametrize(("heads", "words"), [(16, 2048), (32, 0)])
+def test_a_row_is_asked_for_whole_or_where_it_is_long_not_at_all(
+    heads: int, words: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, function = [], flash_decoding.asked_for
+
+    def asked_for(*args: Any) -> Any:
+        zeros = function(*args)
+        found.append(0 if isinstance(zeros, int) else zeros.shape[1])
+        return zeros
+
+    monkeypatch.setattr(flash_decoding, "asked_for", asked_for)
+    run(made(shape(1, 200, heads, 1, head_dim=128)), config(2), monkeypatch)
+    assert found == [words] * 2
+
+
 def test_the_scratch_holds_what_the_blocks_of_any_candidate_leave() -> None:
     for one in (*attention_decode_tunable.typical_problems, shape(1, 65536, 64, 1, head_dim=128)):
         args = attention_decode_tunable.make_args(one, torch.device("meta"), 0)
