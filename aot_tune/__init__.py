@@ -12,25 +12,25 @@ if TYPE_CHECKING:
     from aot_tune.bucket import Exact as Exact
     from aot_tune.bucket import Pow2 as Pow2
     from aot_tune.config import Config as Config
+    from aot_tune.declare.declaration import Close as Close
+    from aot_tune.declare.declaration import Work as Work
     from aot_tune.device import Device as Device
     from aot_tune.problem import Problem as Problem
     from aot_tune.serve.prime import prime as prime
     from aot_tune.serve.workspace import Workspace as Workspace
     from aot_tune.serve.workspace import workspace as workspace
-    from aot_tune.tunable import Close as Close
     from aot_tune.tunable import Tunable as Tunable
-    from aot_tune.tunable import Work as Work
 
 _HOMES = {
     "Arch": "arch",
-    "Close": "tunable",
+    "Close": "declare.declaration",
     "Config": "config",
     "Device": "device",
     "Exact": "bucket",
     "Pow2": "bucket",
     "Problem": "problem",
     "Tunable": "tunable",
-    "Work": "tunable",
+    "Work": "declare.declaration",
     "Workspace": "serve.workspace",
     "prime": "serve.prime",
     "workspace": "serve.workspace",

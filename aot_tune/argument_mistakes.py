@@ -16,10 +16,10 @@ from aot_tune.raised import told
 from aot_tune.references import closes_of
 
 if TYPE_CHECKING:
-    from aot_tune.tunable import Tunable
+    from aot_tune.declare.declaration import Declaration
 
 
-def argument_mistakes(tunable: Tunable, arch: Arch, problem: Problem) -> Iterator[Mistake]:
+def argument_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Iterator[Mistake]:
     """What is wrong with the arguments made for a problem, and with what is made of them."""
     try:
         args = tunable.make_args(problem, torch.device("meta"), 0)
@@ -52,7 +52,7 @@ def _made(value: object) -> str:
     return str(len(value)) if isinstance(value, tuple) else f"a {type(value).__name__}"
 
 
-def _posed_mistakes(tunable: Tunable, problem: Problem, args: tuple[Any, ...]) -> Iterator[Mistake]:
+def _posed_mistakes(tunable: Declaration, problem: Problem, args: tuple[Any, ...]) -> Iterator[Mistake]:
     try:
         posed = tunable.problem_of(*args)
     except Exception as error:
@@ -72,7 +72,7 @@ def _posed_mistakes(tunable: Tunable, problem: Problem, args: tuple[Any, ...]) -
 
 
 def _kernel_argument_mistakes(
-    tunable: Tunable, arch: Arch, problem: Problem, args: tuple[Any, ...]
+    tunable: Declaration, arch: Arch, problem: Problem, args: tuple[Any, ...]
 ) -> Iterator[Mistake]:
     config = tunable.default_config(arch, problem)
     try:
@@ -100,7 +100,7 @@ _OF_THE_MACHINE = ("meta", "cuda", "nvidia", "driver", "triton")
 """An error that speaks of these is raised for want of storage or of a GPU, not by the reference itself."""
 
 
-def _reference_mistakes(tunable: Tunable, args: tuple[Any, ...]) -> Iterator[Mistake]:
+def _reference_mistakes(tunable: Declaration, args: tuple[Any, ...]) -> Iterator[Mistake]:
     """What can be told of the reference without computing; a sweep calls it on real tensors."""
     try:
         found = tunable.reference(*args)

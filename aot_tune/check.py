@@ -16,8 +16,8 @@ from aot_tune.table import Table
 from aot_tune.tuner import check_archives
 
 if TYPE_CHECKING:
+    from aot_tune.declare.declaration import Declaration
     from aot_tune.discovery import Broken, Found
-    from aot_tune.tunable import Tunable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ def _arch_folder(folder: Path, kernels: Mapping[str, Found], *, own: bool) -> It
             yield from _declaration_findings(path, one.tunable, Arch.parse(folder.name))
 
 
-def _declaration_findings(path: Path, kernel: Tunable, arch: Arch) -> Iterator[Finding]:
+def _declaration_findings(path: Path, kernel: Declaration, arch: Arch) -> Iterator[Finding]:
     """What is wrong with the declaration of a kernel that has no table."""
     for problem in declaration.declaration_problems(kernel, arch):
         yield _finding(path, problem, "correct the declaration")
@@ -182,7 +182,7 @@ def _bytes_findings(path: Path, table: Table, data: bytes) -> Iterator[Finding]:
     )
 
 
-def _table_complaints(table: Table, tunable: Tunable, *, own: bool) -> Iterator[tuple[str, str, str]]:
+def _table_complaints(table: Table, tunable: Declaration, *, own: bool) -> Iterator[tuple[str, str, str]]:
     """(place, what, what to do) for all that holds against one table."""
     again = _tune(tunable, str(table.arch))
     if list(table.axes.items()) != list(tunable.axes.items()):
@@ -236,5 +236,5 @@ def _module_options(kernels: Mapping[str, Found]) -> str:
     return "".join(dict.fromkeys(one.tunable.module_option for one in kernels.values()))
 
 
-def _tune(tunable: Tunable, arch: str) -> str:
+def _tune(tunable: Declaration, arch: str) -> str:
     return f"run aot-tune tune {tunable.name} --arch {arch}{tunable.module_option}"

@@ -13,13 +13,13 @@ from aot_tune.problem import Problem
 from aot_tune.table import Entry, Table
 
 if TYPE_CHECKING:
-    from aot_tune.tunable import Tunable
+    from aot_tune.declare.declaration import Declaration
 
 Complaint = tuple[str, str]
 """(what is wrong, what to do about it); an empty second half means: tune again."""
 
 
-def entry_complaints(table: Table, tunable: Tunable, entry: Entry, *, own: bool) -> Iterator[Complaint]:
+def entry_complaints(table: Table, tunable: Declaration, entry: Entry, *, own: bool) -> Iterator[Complaint]:
     """All that holds against one entry.
 
     Args:
@@ -45,7 +45,7 @@ def entry_complaints(table: Table, tunable: Tunable, entry: Entry, *, own: bool)
         yield "its last point is not the bucket's edge", ""
 
 
-def portfolio_complaints(table: Table, tunable: Tunable) -> Iterator[Complaint]:
+def portfolio_complaints(table: Table, tunable: Declaration) -> Iterator[Complaint]:
     """All that holds against a table's portfolio."""
     constants = tunable.config_constants(table.arch)
     for config in table.portfolio:
@@ -56,7 +56,7 @@ def portfolio_complaints(table: Table, tunable: Tunable) -> Iterator[Complaint]:
             yield f"{config} is legal and in the search space for no entry", ""
 
 
-def _key_complaints(tunable: Tunable, bucket: Problem) -> Iterator[Complaint]:
+def _key_complaints(tunable: Declaration, bucket: Problem) -> Iterator[Complaint]:
     """Whether the runtime's own key function ever asks for this bucket."""
     pattern = tunable.typical_problems[0]
     if bucket.keys() != pattern.keys():
@@ -80,7 +80,7 @@ def _key_complaints(tunable: Tunable, bucket: Problem) -> Iterator[Complaint]:
         yield f"no call poses it: its own arguments pose {posed}", ""
 
 
-def _config_complaints(table: Table, tunable: Tunable, entry: Entry) -> Iterator[Complaint]:
+def _config_complaints(table: Table, tunable: Declaration, entry: Entry) -> Iterator[Complaint]:
     config, default = entry.config, tunable.default_config(table.arch, entry.bucket)
     if tuple(config.constants) != tuple(default.constants):
         wanted = " ".join(default.constants) or "none"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from aot_tune import cutile
 from aot_tune.arch import KNOWN_ARCHS, Arch
 from aot_tune.bucket import Exact, Pow2
+from aot_tune.declare.declaration import check_name
 from aot_tune.errors import DeclarationError
 from aot_tune.mistakes import (
     Mistake,
@@ -25,13 +26,12 @@ from aot_tune.mistakes import (
     space_kind,
     space_mistakes,
 )
-from aot_tune.names import check_name
 from aot_tune.problem import Problem
 from aot_tune.raised import told
 from aot_tune.stand_in import NotFollowedError, returned
 
 if TYPE_CHECKING:
-    from aot_tune.tunable import Tunable
+    from aot_tune.declare.declaration import Declaration
 
 _CALLABLES = (
     "problem", "search_space", "default", "grid_fn", "args_fn", "make_args", "reference", "legal",
@@ -46,7 +46,7 @@ _FIRST_ARCHS = (Arch(9, 0), Arch(10, 0), Arch(12, 0))
 # At construction ----------------------------------------------------------------------------------
 
 
-def check_declaration(tunable: Tunable) -> None:
+def check_declaration(tunable: Declaration) -> None:
     """Refuse the mistakes that can be seen without torch, on the first typical problem.
 
     Raises:
@@ -68,11 +68,11 @@ def check_declaration(tunable: Tunable) -> None:
         _refuse(tunable, mistake.text)
 
 
-def _refuse(tunable: Tunable, mistake: str) -> NoReturn:
+def _refuse(tunable: Declaration, mistake: str) -> NoReturn:
     raise DeclarationError(f"{tunable.name}: {mistake}")
 
 
-def _check_place(tunable: Tunable) -> None:
+def _check_place(tunable: Declaration) -> None:
     package, tables, distribution = tunable.package, tunable.tables, tunable.distribution
     if tables is not None and not isinstance(tables, Path):
         _refuse(tunable, f"tables is {tables!r:.80}; write Path({str(tables)!r:.80})")
@@ -87,7 +87,7 @@ def _check_place(tunable: Tunable) -> None:
         _refuse(tunable, f"distribution is {distribution!r:.80}; write the name that pip installs")
 
 
-def _check_axes(tunable: Tunable) -> None:
+def _check_axes(tunable: Declaration) -> None:
     if not isinstance(tunable.axes, Mapping) or not tunable.axes:
         _refuse(tunable, "axes is empty; name each size of a problem: axes={'M': Pow2(), 'N': Exact()}")
     for name, axis in tunable.axes.items():
@@ -99,7 +99,7 @@ def _check_axes(tunable: Tunable) -> None:
             _refuse(tunable, f"axes[{name!r}] is {axis!r:.80}; write Pow2() or Exact()")
 
 
-def _check_functions(tunable: Tunable) -> None:
+def _check_functions(tunable: Declaration) -> None:
     for field in (*_CALLABLES, *_OPTIONAL_CALLABLES):
         value = getattr(tunable, field)
         if not callable(value) and not (value is None and field in _OPTIONAL_CALLABLES):
@@ -113,7 +113,7 @@ def _check_functions(tunable: Tunable) -> None:
             )
 
 
-def _check_arguments(tunable: Tunable) -> None:
+def _check_arguments(tunable: Declaration) -> None:
     known = tunable.parameters
     for field in _MUTATED:
         value = getattr(tunable, field)
@@ -137,7 +137,7 @@ def _check_arguments(tunable: Tunable) -> None:
             _refuse(tunable, f"{name!r} is named twice among outputs, inplace and reset; name it once")
 
 
-def _first_problem(tunable: Tunable) -> Problem:
+def _first_problem(tunable: Declaration) -> Problem:
     typical = tunable.typical
     if not isinstance(typical, Sequence) or isinstance(typical, str):
         _refuse(tunable, f"typical is {typical!r:.80}; write a list of the problems to sweep")
@@ -161,7 +161,7 @@ def _first_problem(tunable: Tunable) -> Problem:
         _refuse(tunable, f"typical[0]: {error}")
 
 
-def _check_returned(tunable: Tunable) -> None:
+def _check_returned(tunable: Declaration) -> None:
     """Refuse a `problem` that lacks an axis, as far as its tensors need not be there to tell."""
     try:
         found = returned(tunable.problem, len(tunable.parameters))
@@ -174,7 +174,7 @@ def _check_returned(tunable: Tunable) -> None:
             _refuse(tunable, axis_missing(axis, f"it returns {names(map(str, found))}"))
 
 
-def _an_arch(tunable: Tunable, problem: Problem) -> Arch:
+def _an_arch(tunable: Declaration, problem: Problem) -> Arch:
     """The first arch with a search space for this problem."""
     raised: Exception | None = None
     not_a_list: str | None = None
@@ -199,12 +199,12 @@ def _an_arch(tunable: Tunable, problem: Problem) -> Arch:
 # Before a sweep -----------------------------------------------------------------------------------
 
 
-def first_arch(tunable: Tunable) -> Arch:
+def first_arch(tunable: Declaration) -> Arch:
     """An arch to look at a declaration on where none is asked for: the first that it has a space for."""
     return _an_arch(tunable, _first_problem(tunable))
 
 
-def declaration_problems(tunable: Tunable, arch: Arch) -> list[str]:
+def declaration_problems(tunable: Declaration, arch: Arch) -> list[str]:
     """All that is wrong with a declaration on one arch, over every typical problem; empty when nothing is.
 
     Imports torch and makes every problem's arguments without storage. A mistake that several problems share
@@ -225,7 +225,7 @@ def declaration_problems(tunable: Tunable, arch: Arch) -> list[str]:
     return [f"{tunable.name}: {text}" for text in (*shared, *space_mistakes(tunable, arch, sound))]
 
 
-def mistakes_on(tunable: Tunable, arch: Arch, problem: Problem) -> list[str]:
+def mistakes_on(tunable: Declaration, arch: Arch, problem: Problem) -> list[str]:
     """All that is wrong with a declaration on one arch, for one problem. Imports torch."""
     from aot_tune.argument_mistakes import argument_mistakes
 
@@ -233,5 +233,5 @@ def mistakes_on(tunable: Tunable, arch: Arch, problem: Problem) -> list[str]:
     return [mistake.text for mistake in without or argument_mistakes(tunable, arch, problem)]
 
 
-def _without_arguments(tunable: Tunable, arch: Arch, problem: Problem) -> list[Mistake]:
+def _without_arguments(tunable: Declaration, arch: Arch, problem: Problem) -> list[Mistake]:
     return list(problem_mistakes(tunable, problem)) or list(config_mistakes(tunable, arch, problem))

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
+from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import AotTuneError, DeclarationError, EntryPointWarning, UsageError
-from aot_tune.tunable import Tunable
 
 GROUP = "aot_tune.tunables"
 """Each entry point of this group names a module that declares kernels: ``mylib = "mylib.kernels"``."""
@@ -28,7 +28,7 @@ class Found:
     module: str
     """The module whose import makes it; another process finds it again by this and its name."""
 
-    tunable: Tunable
+    tunable: Declaration
     """The declaration."""
 
 
@@ -133,7 +133,7 @@ def module_names(modules: Sequence[str] = ()) -> list[str]:
     return [_module_name(module) for module in modules] or installed_modules()
 
 
-def load(module: str, name: str) -> Tunable:
+def load(module: str, name: str) -> Declaration:
     """The declaration called `name` in a module: how a child process finds what its parent found.
 
     Raises:
@@ -171,7 +171,7 @@ def _tunables_in(module: str) -> Iterable[Found]:
     """The Tunables among a module's globals, each once, in the order of their definition."""
     seen: set[int] = set()
     for value in vars(_imported(module)).values():
-        if isinstance(value, Tunable) and id(value) not in seen:
+        if isinstance(value, Declaration) and id(value) not in seen:
             seen.add(id(value))
             yield Found(module=module, tunable=value)
 

@@ -10,13 +10,14 @@ from importlib import metadata
 from pathlib import Path
 
 from aot_tune import __version__, cutile, environment, fingerprint, store
-from aot_tune.arch import Arch, Gpu, visible_gpus
+from aot_tune.arch import Arch
+from aot_tune.declare.declaration import Declaration
 from aot_tune.discovery import survey
 from aot_tune.errors import AotTuneError, StoreError, TableError
+from aot_tune.nvidia.nvml import Gpu, driver_version, visible_gpus
 from aot_tune.serve import cache, loader
 from aot_tune.serve.rank import is_rank
 from aot_tune.text import aligned, counted
-from aot_tune.tunable import Tunable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,21 +150,6 @@ def variables() -> tuple[Variable, ...]:
     )
 
 
-def driver_version() -> str | None:
-    """The GPU driver's version, told by NVML without a CUDA context; None where it does not tell."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        try:
-            version = pynvml.nvmlSystemGetDriverVersion()
-        finally:
-            pynvml.nvmlShutdown()
-    except Exception:  # NVML's errors are many and of its own types; each means the same here
-        return None
-    return version.decode() if isinstance(version, bytes) else str(version)
-
-
 def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
     """The diagnosis for a person."""
     gpus = [
@@ -230,14 +216,14 @@ def _installation_remarks() -> Iterator[str]:
             yield mistake
 
 
-def _table_states(tunable: Tunable, arch: Arch) -> Iterator[TableState]:
+def _table_states(tunable: Declaration, arch: Arch) -> Iterator[TableState]:
     for folder, _ in loader.folders(tunable):
         path = store.table_path(folder, arch, tunable.name)
         state, usable = _table_state(path, tunable, arch)
         yield TableState(kernel=tunable.name, path=path, state=state, usable=usable)
 
 
-def _table_state(path: Path, tunable: Tunable, arch: Arch) -> tuple[str, bool]:
+def _table_state(path: Path, tunable: Declaration, arch: Arch) -> tuple[str, bool]:
     if not path.exists():
         return "no table", False
     try:

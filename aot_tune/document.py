@@ -10,9 +10,9 @@ import re
 from aot_tune.arch import Arch
 from aot_tune.bucket import AXIS_KINDS, Axes
 from aot_tune.config import Config
+from aot_tune.declare.declaration import is_name
 from aot_tune.entry_reader import ENTRY_KEYS, Configs, read_entries
 from aot_tune.errors import ArchError, NewerSchemaError, TableError
-from aot_tune.names import is_name
 from aot_tune.problem import Problem
 from aot_tune.strict_json import (
     Json,

@@ -10,6 +10,7 @@ from aot_tune import environment
 from aot_tune.arch import Arch
 from aot_tune.config import Config
 from aot_tune.declaration import mistakes_on
+from aot_tune.declare.declaration import Declaration
 from aot_tune.fingerprint import source_hash
 from aot_tune.mistakes import of_problems
 from aot_tune.problem import Problem
@@ -20,7 +21,6 @@ from aot_tune.serve.rank import is_rank
 from aot_tune.serve.resolve import Choice, Legality, Source, tune_command
 from aot_tune.serve.told import passed_over_message, stale_messages
 from aot_tune.text import aligned, counted
-from aot_tune.tunable import Tunable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Explanation:
     """What is wrong with the declaration for this problem; a launch or a sweep may stop at it."""
 
 
-def explain(tunable: Tunable, arch: Arch, problem: Problem) -> Explanation:
+def explain(tunable: Declaration, arch: Arch, problem: Problem) -> Explanation:
     """Climb the ladder for one problem as a launch on `arch` would, without searching.
 
     Raises:
@@ -152,7 +152,7 @@ def explanation_lines(told: Explanation) -> list[str]:
 
 
 def _compared(
-    tunable: Tunable, arch: Arch, problem: Problem, index: Index, choice: Choice
+    tunable: Declaration, arch: Arch, problem: Problem, index: Index, choice: Choice
 ) -> tuple[Compared, ...]:
     candidates = (index.own(problem), index.nearest(problem, float("inf")))
     found = next((one for one in candidates if one is not None and one.entry == choice.entry), None)
@@ -172,7 +172,7 @@ def _compared(
     )
 
 
-def _remarks(tunable: Tunable, arch: Arch, problem: Problem, choice: Choice) -> list[str]:
+def _remarks(tunable: Declaration, arch: Arch, problem: Problem, choice: Choice) -> list[str]:
     if message := passed_over_message(tunable, arch, problem, choice):
         return [message]
     if not choice.missed:

@@ -37,7 +37,7 @@ from aot_tune.source import (
 from aot_tune.syntax import Definition, Name, normal_form, outer_names
 
 if TYPE_CHECKING:
-    from aot_tune.tunable import Tunable
+    from aot_tune.declare.declaration import Declaration
 
 HEX_DIGITS = 16
 """Length of a hash: 64 bits; a chance meeting of two is no concern, a forged one no threat."""
@@ -55,7 +55,7 @@ _NATIVE = (
 )  # fmt: skip
 
 
-def source_hash(tunable: Tunable) -> str:
+def source_hash(tunable: Declaration) -> str:
     """Hash kernel, ``grid_fn`` and ``args_fn``, and transitively the helpers, globals and closures they read.
 
     Annotations, defaults and decorators count; comments, docstrings, layout, positions and file names do not.
@@ -69,12 +69,12 @@ def source_hash(tunable: Tunable) -> str:
     return secrets.token_hex(HEX_DIGITS // 2) if obstacles else digest
 
 
-def unhashable(tunable: Tunable) -> tuple[str, ...]:
+def unhashable(tunable: Declaration) -> tuple[str, ...]:
     """What of a kernel's code cannot be hashed, and why; empty for a kernel whose hash is stable."""
     return _fingerprint(tunable)[1]
 
 
-def _fingerprint(tunable: Tunable) -> tuple[str, tuple[str, ...]]:
+def _fingerprint(tunable: Declaration) -> tuple[str, tuple[str, ...]]:
     hasher = _Hasher()
     hasher.add("kernel", cutile.python_function(tunable.kernel))
     hasher.add("hints", cutile.default_hints(tunable.kernel))

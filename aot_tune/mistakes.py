@@ -13,7 +13,7 @@ from aot_tune.raised import told
 from aot_tune.text import counted
 
 if TYPE_CHECKING:
-    from aot_tune.tunable import Tunable
+    from aot_tune.declare.declaration import Declaration
 
 _CLUSTERS_SINCE = Arch(10, 0)
 """From here on two blocks can share a matrix product, so that num_ctas 2 is always worth a trial."""
@@ -37,7 +37,7 @@ def of_problems(text: str, first: Problem, more: int) -> str:
     return f"{text} ({place})" if place else text
 
 
-def problem_mistakes(tunable: Tunable, problem: Problem) -> Iterator[Mistake]:
+def problem_mistakes(tunable: Declaration, problem: Problem) -> Iterator[Mistake]:
     """What is wrong with the sizes and classes of a typical problem."""
     for name in tunable.axes:
         if name not in problem:
@@ -60,7 +60,7 @@ def problem_mistakes(tunable: Tunable, problem: Problem) -> Iterator[Mistake]:
             )
 
 
-def config_mistakes(tunable: Tunable, arch: Arch, problem: Problem) -> Iterator[Mistake]:
+def config_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Iterator[Mistake]:
     """What is wrong with the space, the default and what is computed of them, for one problem on one arch."""
     where = f"({arch}, {problem})"
     asked: Any = tunable.search_space
@@ -136,7 +136,7 @@ def _outside(default: Config, space: Iterable[Config]) -> str:
 
 
 def _evaluation_mistakes(
-    tunable: Tunable, arch: Arch, problem: Problem, default: Config
+    tunable: Declaration, arch: Arch, problem: Problem, default: Config
 ) -> Iterator[Mistake]:
     where = f"for the default, {default}, {problem} on {arch}"
     checks: list[tuple[str, Callable[[], object], Callable[[Any], bool], str]] = [
@@ -184,7 +184,7 @@ def _is_count(value: object) -> bool:
 
 
 def _is_work(value: object) -> bool:
-    from aot_tune.tunable import Work
+    from aot_tune.declare.declaration import Work
 
     return isinstance(value, Work)
 
@@ -207,7 +207,7 @@ _CORE = ("tile_m", "tile_n", "tile_k")
 """What the core dimensions of a matrix product's tiles are called."""
 
 
-def space_mistakes(tunable: Tunable, arch: Arch, problems: Iterable[Problem]) -> Iterator[str]:
+def space_mistakes(tunable: Declaration, arch: Arch, problems: Iterable[Problem]) -> Iterator[str]:
     """What a full search must hold from sm100 on, over all problems together.
 
     A search over constants is full. There the best tile sizes are other than sm90's, and a matrix product's

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from aot_tune.declare.declaration import Declaration
 from aot_tune.source import counts_by_name
-from aot_tune.tunable import Tunable
 
 _PLAIN = (bool, int, float, str, type(None))
 _ABSENT = object()
@@ -40,7 +40,7 @@ class Origin:
     """Version of cuTile's compiler."""
 
 
-def difference(tunable: Tunable, origin: Origin) -> str | None:
+def difference(tunable: Declaration, origin: Origin) -> str | None:
     """What of the sources differs from those of an archive; None where the code is the same.
 
     Files and values are compared first, in less than a millisecond. Where one differs, or where they do not

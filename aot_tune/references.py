@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from aot_tune.errors import DeclarationError
 
 if TYPE_CHECKING:
-    from aot_tune.tunable import Close, Tunable
+    from aot_tune.declare.declaration import Close, Declaration
 
 
-def closes_of(tunable: Tunable, found: object, named: Mapping[str, Any]) -> Mapping[str, Close]:
+def closes_of(tunable: Declaration, found: object, named: Mapping[str, Any]) -> Mapping[str, Close]:
     """What each mutated argument must equal, as `reference` returned it.
 
     Args:
@@ -23,7 +23,7 @@ def closes_of(tunable: Tunable, found: object, named: Mapping[str, Any]) -> Mapp
     Raises:
         DeclarationError: It is not a `Close` of the argument's shape for each of them.
     """
-    from aot_tune.tunable import Close
+    from aot_tune.declare.declaration import Close
 
     if isinstance(found, Close):
         if len(tunable.mutated) != 1:

@@ -6,15 +6,16 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from aot_tune.arch import Arch, Gpu, visible_gpus
+from aot_tune.arch import Arch
 from aot_tune.bucket import Pow2, edge
 from aot_tune.errors import TuneError, UsageError
+from aot_tune.nvidia.nvml import Gpu, visible_gpus
 from aot_tune.problem import Problem, Value
 from aot_tune.raised import told
 
 if TYPE_CHECKING:
+    from aot_tune.declare.declaration import Declaration
     from aot_tune.discovery import Found
-    from aot_tune.tunable import Tunable
 
 FALLBACK_ARCH = Arch(10, 0)
 """The arch meant where none is named and this machine has no GPU that cuTile compiles for."""
@@ -111,7 +112,7 @@ def parse_problem(text: str) -> dict[str, Value]:
     return values
 
 
-def chosen_problems(tunable: Tunable, wanted: Mapping[str, Value]) -> tuple[Problem, ...]:
+def chosen_problems(tunable: Declaration, wanted: Mapping[str, Value]) -> tuple[Problem, ...]:
     """The problems of one kernel that `wanted` means.
 
     All of a problem's values mean that problem, declared or not; some of them mean the declared problems that
@@ -164,7 +165,7 @@ def problems_by_kernel(kernels: Sequence[Found], texts: Sequence[str]) -> dict[s
     return chosen
 
 
-def _check_posable(tunable: Tunable, problem: Problem) -> None:
+def _check_posable(tunable: Declaration, problem: Problem) -> None:
     try:
         posed = tunable.problem_of(*tunable.make_args(problem, "meta", 0))
     except (
@@ -175,7 +176,7 @@ def _check_posable(tunable: Tunable, problem: Problem) -> None:
         raise UsageError(f"{tunable.name}: no call poses {problem}; the nearest poses {posed}")
 
 
-def _agrees(tunable: Tunable, problem: Problem, wanted: Mapping[str, Value]) -> bool:
+def _agrees(tunable: Declaration, problem: Problem, wanted: Mapping[str, Value]) -> bool:
     return all(
         edge(problem.size(name)) == edge(value)
         if isinstance(tunable.axes.get(name), Pow2) and isinstance(value, int)
@@ -184,7 +185,7 @@ def _agrees(tunable: Tunable, problem: Problem, wanted: Mapping[str, Value]) -> 
     )
 
 
-def _none_agrees(tunable: Tunable, wanted: Mapping[str, Value]) -> str:
+def _none_agrees(tunable: Declaration, wanted: Mapping[str, Value]) -> str:
     asked = " ".join(f"{name}={value}" for name, value in wanted.items())
     missing = [name for name in tunable.typical_problems[0] if name not in wanted]
     declared = {name: {str(problem[name]) for problem in tunable.typical_problems} for name in wanted}

@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 from aot_tune.bucket import Pow2, edge
+from aot_tune.declare.declaration import Declaration
 from aot_tune.problem import Problem
-from aot_tune.tunable import Tunable
 
 MODULUS = 16
 """A size counts modulo this, and as a stride modulo 16 bytes, which is 16, 8, 4 or 2 elements."""
@@ -24,7 +24,7 @@ _BELOW_EDGE = (0, 8, 4, 2, 1)
 
 
 def representatives(
-    tunable: Tunable, bucket: Problem, args_of: Callable[[Problem], Sequence[Any]] | None = None
+    tunable: Declaration, bucket: Problem, args_of: Callable[[Problem], Sequence[Any]] | None = None
 ) -> tuple[Problem, ...]:
     """Problems of one bucket, one for every class of sizes on its Pow2 axes; the edge first.
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from aot_tune.arch import Arch
+from aot_tune.declare.declaration import check_name
 from aot_tune.document import parse
 from aot_tune.errors import StoreError, TableError
-from aot_tune.names import check_name
 from aot_tune.strict_json import MOST_BYTES
 from aot_tune.table import Table
 
 if TYPE_CHECKING:
-    from aot_tune.tunable import Tunable
+    from aot_tune.declare.declaration import Declaration
 
 FOLDER_NAME = "tuned_configs"
 """The folder of tables in a package, and beside it in a checkout."""
@@ -35,7 +35,7 @@ _LEFTOVER_SECONDS = 3600.0
 # Where ------------------------------------------------------------------------------
 
 
-def package_folder(tunable: Tunable) -> Path:
+def package_folder(tunable: Declaration) -> Path:
     """The folder of a declaration's tables; it need not exist.
 
     ``tables=``, where the declaration names a folder; else as `folder_of_package` says of its package.

@@ -1,169 +1,39 @@
-"""A kernel's declaration: what a build and a launch must know of it. Touches no GPU until it is called."""
+"""The declaration that authors construct: one that checks itself and can be launched."""
 
 from __future__ import annotations
 
-import inspect
-import itertools
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from aot_tune.arch import Arch, ask_for_gpus
-from aot_tune.bucket import Axis, Pow2, bucket_of
 from aot_tune.config import Config
-from aot_tune.device import Device
-from aot_tune.errors import DeclarationError, LaunchError
-from aot_tune.problem import Problem
-
-if TYPE_CHECKING:
-    import torch
+from aot_tune.declaration import check_declaration
+from aot_tune.declare.declaration import Declaration
+from aot_tune.nvidia import nvml
+from aot_tune.serve.dispatch import attach
 
 
-@dataclass(frozen=True, kw_only=True)
-class Close:
-    """What an output must equal, and how closely: ``|output - value| <= atol + rtol * |value|``."""
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Tunable(Declaration):
+    """A cuTile kernel's declaration with its tables: `launch` runs the kernel in its tuned config.
 
-    value: torch.Tensor
-    """The right result, in higher precision than the kernel's; any float dtype, the output's shape."""
-
-    rtol: float
-    """Relative tolerance."""
-
-    atol: float
-    """Absolute tolerance, in the output's unit."""
-
-    def __post_init__(self) -> None:
-        for name, bound in (("rtol", self.rtol), ("atol", self.atol)):
-            # What is not finite may come of values that are not, and is refused where it is compared with.
-            if not isinstance(bound, int | float) or isinstance(bound, bool) or bound < 0:
-                raise DeclarationError(f"Close has {name}={bound!r:.80}; write a finite number of 0 or more")
-
-
-def is_amount(value: object) -> bool:
-    """Whether a value is a finite number of 0 or more."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What one tile (block of work) costs, for the performance model."""
-
-    steps: int = 1
-    """Iterations of the inner loop."""
-
-    flops: float = 0.0
-    """Matrix-unit operations of one step (a multiply-add counts two); 0 for a kernel that uses none."""
-
-    load_bytes: float = 0.0
-    """Bytes loaded in one step."""
-
-    store_bytes: float = 0.0
-    """Bytes written once at the end."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
-            raise DeclarationError(f"Work has steps={self.steps!r:.80}; write an int of 1 or more")
-        for name in ("flops", "load_bytes", "store_bytes"):
-            if not is_amount(getattr(self, name)):
-                raise DeclarationError(
-                    f"Work has {name}={getattr(self, name)!r:.80}; write a finite number of 0 or more"
-                )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Tunable:
-    """A cuTile kernel with its search space, its rules and the shapes it meets in practice.
-
-    `problem`, `args_fn` and `reference` take the arguments of `launch`, by position. Argument names in
-    `outputs`, `inplace` and `reset` are the parameter names of `problem`. Every config handed out has its
-    constants in the order of the kernel's parameters.
+    Constructing one checks it and reads its tables for the GPUs of this machine, without a CUDA context.
 
     Raises:
         DeclarationError: The declaration contradicts itself; the message says what to write instead.
     """
 
-    name: str
-    """Lower-case name, unique in the package; the table's file name."""
-
-    package: str
-    """``__package__`` of the declaring module: its tables lie in ``<top-level package>/tuned_configs``."""
-
-    kernel: Any
-    """The ``@ct.kernel`` object, without the hints that are searched."""
-
-    axes: Mapping[str, Axis]
-    """The sizes of a problem, each ``Pow2()`` or ``Exact()``."""
-
-    problem: Callable[..., Mapping[str, object]]
-    """Launch arguments -> sizes and dtypes, the only things a plan depends on."""
-
-    search_space: Callable[[Arch, Problem], Sequence[Config]]
-    """(arch, problem) -> candidates. Pure: asks for the arch, never looks at the machine."""
-
-    default: Callable[[Arch, Problem], Config]
-    """(arch, problem) -> the config for untuned problems; a member of the search space."""
-
-    grid_fn: Callable[[Config, Device, Problem], tuple[int, ...]]
-    """(config, device, problem) -> one to three block counts."""
-
-    args_fn: Callable[..., tuple[Any, ...]]
-    """(config, *launch arguments) -> the kernel's arguments."""
-
-    make_args: Callable[[Problem, Any, int], tuple[Any, ...]]
-    """(problem, torch device, seed) -> realistic random launch arguments; must take device "meta" too."""
-
-    reference: Callable[..., Mapping[str, Close] | Close]
-    """Launch arguments, before the kernel ran -> what each mutated one must equal; a lone `Close` for one."""
-
-    typical: Sequence[Mapping[str, object]]
-    """The problems to sweep; a list or tuple as a value stands for each of its members (a product of all)."""
-
-    legal: Callable[[Config, Arch, Problem], bool | str] = lambda config, arch, problem: True
-    """(config, arch, problem) -> whether it may run; a str says why not. The one statement of that."""
-
-    fits: Callable[[Config, Device, Problem], bool | str] = lambda config, device, problem: True
-    """(config, device, problem) -> whether it may run on the very GPU, which may be smaller than its arch's
-    others; a str says why not. No part of the source hash, as `legal` is none."""
-
-    outputs: Sequence[str] = ()
-    """Arguments the kernel writes whole; poisoned before a check."""
-
-    inplace: Sequence[str] = ()
-    """Arguments the kernel reads and changes; restored before every trial."""
-
-    reset: Sequence[str] = ()
-    """Arguments the kernel adds to, or needs at zero and leaves so; zeroed before every trial."""
-
-    tiles: Callable[[Config, Problem], int] | None = None
-    """(config, problem) -> blocks of work, for scaling between sizes."""
-
-    work: Callable[[Config, Problem], Work] | None = None
-    """(config, problem) -> what one block of work costs, for the model; not for occupancy-only spaces."""
-
-    tables: Path | None = None
-    """A folder of tables in place of the package's own."""
-
-    distribution: str | None = None
-    """The installed distribution that ships the kernel, where its name differs from the package's."""
+    # The decorator is needed although no field is added: a dataclass's constructor calls `__post_init__` only
+    # where the class had one when it was decorated.
 
     def __post_init__(self) -> None:
-        ask_for_gpus()  # answered by the time the tables are read
-        from aot_tune.declaration import check_declaration
-
+        nvml.ask_for_gpus()  # NVML answers while the declaration is checked
         check_declaration(self)
-        from aot_tune.serve.dispatch import attach
-
         attach(self)
-
-    # Launching ----------------------------------------------------------------------------------------------
 
     def launch(self, *args: Any, config: Config | None = None) -> None:
         """Launch the kernel with the config that fits these arguments, on the current stream of their device.
 
-        Replaced on construction by a function made for this declaration (`aot_tune.serve.dispatch`).
+        Replaced on construction by a function made for this declaration (`aot_tune.serve.dispatch.attach`).
 
         Args:
             *args: The launch arguments: CUDA tensors and scalars, as `problem` takes them.
@@ -173,99 +43,3 @@ class Tunable:
             LaunchError: An argument cannot be launched; it names the argument and what to pass.
         """
         raise NotImplementedError  # pragma: no cover - attach() shadows it
-
-    # Asking the declaration ---------------------------------------------------------------------------------
-
-    @cached_property
-    def parameters(self) -> tuple[str, ...]:
-        """The names of the launch arguments."""
-        return tuple(inspect.signature(self.problem).parameters)
-
-    @cached_property
-    def constant_names(self) -> tuple[str, ...]:
-        """The kernel's ``ct.Constant`` parameters, in order."""
-        from aot_tune import cutile
-
-        return cutile.constant_parameters(self.kernel)
-
-    @property
-    def mutated(self) -> tuple[str, ...]:
-        """All arguments the kernel writes: outputs, in place, reset."""
-        return (*self.outputs, *self.inplace, *self.reset)
-
-    def problem_of(self, *args: Any) -> Problem:
-        """The problem these launch arguments pose."""
-        return Problem(self.problem(*args))
-
-    def bucket_of(self, problem: Problem) -> Problem:
-        """The bucket a problem belongs to."""
-        return bucket_of(self.axes, problem)
-
-    def space(self, arch: Arch, problem: Problem) -> tuple[Config, ...]:
-        """The search space, constants in the kernel's order, duplicates kept for the check to find."""
-        return tuple(
-            config.with_constant_order(self.constant_names) for config in self.search_space(arch, problem)
-        )
-
-    def default_config(self, arch: Arch, problem: Problem) -> Config:
-        """The default with its constants in the kernel's order."""
-        return self.default(arch, problem).with_constant_order(self.constant_names)
-
-    def config_constants(self, arch: Arch) -> tuple[str, ...]:
-        """The constants that every config names, in the kernel's order; `args_fn` computes the others."""
-        return tuple(self.default_config(arch, self.typical_problems[0]).constants)
-
-    def refusal(self, config: Config, arch: Arch, problem: Problem) -> str | None:
-        """Why `legal` refuses a config, or None when it may run."""
-        verdict = self.legal(config, arch, problem)
-        if isinstance(verdict, str):
-            return verdict
-        return None if verdict else "legal() refuses it"
-
-    def grid(self, config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
-        """What `grid_fn` gives.
-
-        Raises:
-            LaunchError: The config cannot run on this very GPU, `fits` or `grid_fn` says.
-        """
-        verdict = self.fits(config, device, problem)
-        if verdict is not True:
-            reason = verdict if isinstance(verdict, str) else "fits() refuses it"
-            raise LaunchError(f"{self.name}: {config} cannot run {problem} on {device.name}: {reason}")
-        return tuple(self.grid_fn(config, device, problem))
-
-    def candidates(self, arch: Arch, problem: Problem) -> tuple[Config, ...]:
-        """The search space without what `legal` refuses."""
-        return tuple(c for c in self.space(arch, problem) if self.refusal(c, arch, problem) is None)
-
-    @cached_property
-    def typical_problems(self) -> tuple[Problem, ...]:
-        """`typical` expanded, in order, without repetitions."""
-        return tuple(dict.fromkeys(expanded(self.typical)))
-
-    @cached_property
-    def buckets(self) -> tuple[Problem, ...]:
-        """The buckets of the typical problems, in order, without repetitions."""
-        return tuple(dict.fromkeys(self.bucket_of(problem) for problem in self.typical_problems))
-
-    def has_pow2_axis(self) -> bool:
-        """Whether any axis is bucketed, so that a bucket holds more than one size."""
-        return any(isinstance(axis, Pow2) for axis in self.axes.values())
-
-    @property
-    def module_option(self) -> str:
-        """What a command to be copied must say of where the kernel is declared; empty for a shipped one."""
-        if self.package.partition(".")[0] == "aot_tune":
-            return ""
-        return f" --module {getattr(self.problem, '__module__', None) or self.package}"
-
-    def __repr__(self) -> str:
-        return f"Tunable({self.package}:{self.name})"
-
-
-def expanded(typical: Iterable[Mapping[str, object]]) -> Iterable[Problem]:
-    """Problems as `Tunable.typical` states them: a list or tuple stands for each of its members."""
-    for shape in typical:
-        choices = [value if isinstance(value, list | tuple) else (value,) for value in shape.values()]
-        for values in itertools.product(*choices):
-            yield Problem(dict(zip(shape, values, strict=True)))

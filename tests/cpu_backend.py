@@ -70,7 +70,7 @@ class CpuBackend:
 def play_an_h200() -> Any:
     """Let this process's command line find one sm90 GPU, on which a worker measures with this backend."""
     from aot_tune import selection
-    from aot_tune.arch import Gpu
+    from aot_tune.nvidia.nvml import Gpu
     from aot_tune.tuner.session import MeasureSession
 
     selection.visible_gpus = lambda: (Gpu(index=0, name="NVIDIA H200", arch=Arch(9, 0), uuid="GPU-0"),)

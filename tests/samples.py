@@ -13,12 +13,13 @@ from aot_tune import document, fingerprint, inputs
 from aot_tune.arch import Arch
 from aot_tune.bucket import Exact, Pow2
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Close
 from aot_tune.device import Device
 from aot_tune.discovery import Found
 from aot_tune.problem import Problem
 from aot_tune.rule import sizes_inside
 from aot_tune.table import BuiltWith, Entry, Point, Table
-from aot_tune.tunable import Close, Tunable
+from aot_tune.tunable import Tunable
 
 SM90 = Arch.parse("sm90")
 

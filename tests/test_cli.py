@@ -15,9 +15,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from aot_tune import discovery, selection
-from aot_tune.arch import Arch, Gpu
+from aot_tune.arch import Arch
 from aot_tune.cli import app
 from aot_tune.errors import TuneError
+from aot_tune.nvidia.nvml import Gpu
 from aot_tune.tuner import sweep
 from aot_tune.tuner.progress import Progress
 from aot_tune.tuner.report import KernelReport, SweepReport, SweepRequest

@@ -17,9 +17,10 @@ from aot_tune.arch import Arch
 from aot_tune.bucket import Exact, Pow2
 from aot_tune.config import Config
 from aot_tune.declaration import check_declaration, declaration_problems
+from aot_tune.declare.declaration import Close, Work
 from aot_tune.errors import DeclarationError
 from aot_tune.problem import Problem
-from aot_tune.tunable import Close, Tunable, Work
+from aot_tune.tunable import Tunable
 
 SM90, SM100 = Arch.parse("sm90"), Arch.parse("sm100")
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from aot_tune import cutile, doctor, environment
-from aot_tune.arch import Arch, Gpu
+from aot_tune.arch import Arch
 from aot_tune.discovery import Broken, Found, Survey
 from aot_tune.errors import UsageError
+from aot_tune.nvidia.nvml import Gpu
 from tests.samples import SM90, scale_in, scale_table, write
 
 

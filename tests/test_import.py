@@ -119,62 +119,6 @@ def test_an_unknown_name_is_an_attribute_error_that_lists_the_known():
 
 # Which way they depend --------------------------------------------------------------------------------------
 
-VALUES = {"errors", "names", "arch", "problem", "config", "device", "bucket", "table"}
-
-ALLOWED = {
-    "": set(),  # lazily, by name, all that it exports
-    "errors": set(),
-    "names": {"errors"},
-    "arch": {"errors"},
-    "problem": {"errors"},
-    "config": {"errors"},
-    "device": {"arch"},
-    "bucket": {"errors", "problem"},
-    "table": {"arch", "bucket", "config", "problem"},
-    "strict_json": {"errors"},
-    "entry_reader": {"strict_json", *VALUES},
-    "document": {"strict_json", "entry_reader", *VALUES},
-    "store": {"strict_json", "document", *VALUES},
-    "environment": {"errors"},
-    "inputs": set(),
-    "signature": {"errors"},
-    "cutile": {"errors", "arch", "config", "signature"},
-    "syntax": set(),
-    "source": {"syntax"},
-    "fingerprint": {"source", "syntax", "cutile"},
-    "raised": set(),
-    "text": set(),
-    "mistakes": {"raised", "text", "tunable", *VALUES},
-    "references": {"errors", "tunable"},
-    "argument_mistakes": {"mistakes", "raised", "references", "cutile", "signature", *VALUES},
-    "stand_in": set(),
-    "declaration": {"mistakes", "argument_mistakes", "raised", "stand_in", "cutile", *VALUES},
-    "tunable": {"declaration", "cutile", "serve.dispatch", *VALUES},
-}
-"""The rooms that share everything: a module, and what of aot_tune it may name."""
-
-FOREIGN = {
-    "strict_json": {"orjson"},
-    "entry_reader": {"orjson"},
-    "arch": {"pynvml"},
-    "inputs": {"torch"},
-    "argument_mistakes": {"torch"},
-    "signature": {"cuda"},
-    "cutile": {"cuda"},
-}
-"""What of other distributions those modules may name; the others name the standard library alone."""
-
-
-@pytest.mark.parametrize("module", ALLOWED)
-def test_a_shared_module_imports_only_what_its_room_allows(module):
-    name = f"aot_tune.{module}".removesuffix(".")
-    own = {found for found in _imported(name) if found in MODULES}
-    allowed = {f"aot_tune.{other}" for other in ALLOWED[module]}
-    assert own - {"aot_tune"} <= allowed
-    foreign = {top for top in _tops(name) if top not in sys.stdlib_module_names and top != "aot_tune"}
-    assert foreign <= FOREIGN.get(module, set())
-
-
 SERVING = ["aot_tune", "aot_tune.tunable"]
 SERVING += [name for name in MODULES if name.startswith(("aot_tune.serve", "aot_tune.kernels"))]
 TOOLS = {"rich", "typer", "click", "hypothesis", "pytest", "aot_tune.cli", "aot_tune.__main__"}
@@ -195,13 +139,6 @@ def test_the_tuner_does_not_import_the_serve_side_or_the_command_line(module):
     } == set()
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("aot_tune.kernels")])
-def test_a_shipped_kernel_imports_what_anybodys_kernel_could(module):
-    own = {name for name in _imported(module) if name in MODULES}
-    public = {f"aot_tune.{name}" for name in (*VALUES, "tunable", "inputs")} | {"aot_tune"}
-    assert {name for name in own if not name.startswith("aot_tune.kernels")} <= public
-
-
 @pytest.mark.parametrize("module", sorted(MODULES.keys() - {"aot_tune.cutile"}))
 def test_cutiles_private_names_are_in_one_module(module):
     private = {
@@ -215,10 +152,3 @@ def test_cutiles_private_names_are_in_one_module(module):
 def test_the_walk_follows_imports_that_stand_in_functions():
     assert "aot_tune.mistakes" in _reached("aot_tune.tunable")
     assert "aot_tune.tuner.sweep" in _reached("aot_tune.cli")
-
-
-def test_no_module_is_large_and_none_is_called_utils():
-    assert {name for name, path in MODULES.items() if len(path.read_text().splitlines()) > 300} == set()
-    assert {
-        name for name in MODULES if name.rpartition(".")[2].strip("_") in ("util", "utils", "common")
-    } == set()

@@ -1,11 +1,11 @@
-"""aot_tune.names: what a kernel may be called (FAULTS B14)."""
+"""aot_tune.declare.declaration: what a kernel may be called (FAULTS B14)."""
 
 from __future__ import annotations
 
 import pytest
 
+from aot_tune.declare.declaration import check_name, is_name
 from aot_tune.errors import DeclarationError
-from aot_tune.names import check_name, is_name
 
 
 @pytest.mark.parametrize("name", ["a", "rms_norm", "matmul2", "x" * 64])

@@ -42,7 +42,8 @@ STAND_IN = """
 import json, os, sys, warnings
 import torch
 from torch.overrides import TorchFunctionMode
-from aot_tune.arch import Arch, Gpu
+from aot_tune.arch import Arch
+from aot_tune.nvidia.nvml import Gpu
 from aot_tune.device import Device
 from aot_tune.serve import loader, runtime
 from tests import fake_driver

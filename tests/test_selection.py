@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from aot_tune import selection
-from aot_tune.arch import Arch, Gpu
+from aot_tune.arch import Arch
 from aot_tune.errors import ArchError, TuneError, UsageError
+from aot_tune.nvidia.nvml import Gpu
 from tests.samples import SM90, scale, scale_in
 
 SM100 = Arch.parse("sm100")

@@ -10,11 +10,12 @@ import torch
 
 from aot_tune import kernels
 from aot_tune.arch import Arch
+from aot_tune.declare.declaration import Close
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import fp8
 from aot_tune.problem import Problem
-from aot_tune.tunable import Close, Tunable
+from aot_tune.tunable import Tunable
 from aot_tune.tuner.cubin import resources
 from aot_tune.tuner.model import residency
 from tests.weakest_cases import (

@@ -16,10 +16,11 @@ import torch
 
 from aot_tune import cutile
 from aot_tune.arch import Arch
+from aot_tune.declare.declaration import Close
 from aot_tune.device import Device
 from aot_tune.errors import AotTuneError
 from aot_tune.problem import Problem
-from aot_tune.tunable import Close, Tunable
+from aot_tune.tunable import Tunable
 from aot_tune.tuner.signature_classes import Compilation
 from aot_tune.tuner.verify import compare, poison
 from tests.weakest_cases import Case, cases, compilation_of, compiled, weakest

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from aot_tune import inputs
+from aot_tune.declare.declaration import Close
 from aot_tune.kernels import attention_decode_tunable, rms_norm_tunable
 from aot_tune.problem import Problem
-from aot_tune.tunable import Close, Tunable
+from aot_tune.tunable import Tunable
 from aot_tune.tuner.verify import compare
 from tests.weakest_cases import SEED
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import orjson
 
-from aot_tune.arch import visible_gpus
+from aot_tune.nvidia.nvml import visible_gpus
 
-SECTIONS = ("imports", "lookups", "launch", "compile", "sweep", "quality", "regret", "again", "serving")
+SECTIONS = ("imports", "lookups", "launch", "compile", "sweep", "regret", "again", "serving")
 """Each a module of this package with ``run() -> JSON values``."""
 
 _WITHOUT_A_GPU = {"lookups"}

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from aot_tune import store
-from aot_tune.arch import Arch, visible_gpus
+from aot_tune.arch import Arch
 from aot_tune.bench.gpu import shipped
 from aot_tune.discovery import Found
+from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.table import Entry
 from aot_tune.tuner import sweep
 from aot_tune.tuner.progress import PlainProgress

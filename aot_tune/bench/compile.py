@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from aot_tune.arch import visible_gpus
 from aot_tune.bench.gpu import shipped
+from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.tuner.compile import CompilePool
 from aot_tune.tuner.compiled import CompileJob
 from aot_tune.tuner.plan import plan

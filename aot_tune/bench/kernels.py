@@ -22,12 +22,12 @@ from typing import Any
 import orjson
 
 from aot_tune import cutile
-from aot_tune.arch import visible_gpus
 from aot_tune.bench import attention_rivals, memory_rivals, product_rivals
 from aot_tune.bench.standard import Standard
 from aot_tune.bench.standing import NEVER_SLOWER, Shape, Verdict, lines, verdict
 from aot_tune.discovery import OWN_KERNELS, Found, find_tunables
 from aot_tune.errors import AotTuneError, UsageError
+from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.selection import chosen_kernels, problems_by_kernel
 from aot_tune.text import duration
 from aot_tune.tuner.report import spread

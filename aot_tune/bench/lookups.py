@@ -18,17 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from aot_tune import environment
-from aot_tune.arch import KNOWN_ARCHS, Arch, visible_gpus
+from aot_tune.arch import KNOWN_ARCHS, Arch
 from aot_tune.bench.host import resident_mb
+from aot_tune.declare.declaration import Declaration
 from aot_tune.device import Device
 from aot_tune.kernels import matmul_tunable, rms_norm_tunable
+from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.problem import Problem
 from aot_tune.serve.cache import UserCache
 from aot_tune.serve.dispatch import dispatcher_of
 from aot_tune.serve.index import Index
 from aot_tune.serve.resolve import Legality, resolve
 from aot_tune.serve.search import LiveSearch
-from aot_tune.tunable import Tunable
 
 _LOOK_UPS = 500_000
 """Of each kernel."""
@@ -63,7 +64,7 @@ def run() -> dict[str, Any]:
 
 
 def _timed(
-    tunable: Tunable, arch: Arch, draw: Callable[[], dict[str, Any]], random_: random.Random
+    tunable: Declaration, arch: Arch, draw: Callable[[], dict[str, Any]], random_: random.Random
 ) -> dict[str, Any]:
     dispatcher, clock = dispatcher_of(tunable), time.perf_counter_ns
     index, legality = dispatcher.load(arch), Legality(tunable, arch)
@@ -115,7 +116,7 @@ def _cache_folder() -> Iterator[None]:
 
 
 def _remembered(
-    tunable: Tunable,
+    tunable: Declaration,
     arch: Arch,
     search: LiveSearch,
     name: str,

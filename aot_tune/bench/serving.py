@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aot_tune import environment
-from aot_tune.arch import visible_gpus
+from aot_tune.nvidia.nvml import visible_gpus
 
 _REPEATS = 5
 """Fresh processes of each quick scenario. On a host that others use too, some are a third slower than the

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 
 from aot_tune.bench.contest import Call
 from aot_tune.bench.standing import COPY, LARGE_BYTES, Demand
+from aot_tune.declare.declaration import Declaration
 from aot_tune.discovery import Found
 from aot_tune.problem import Problem
-from aot_tune.tunable import Tunable
 
 Rival = Callable[..., Call]
 """Takes the launch arguments and returns what is timed; raises where it cannot do that shape, saying why."""
@@ -31,7 +31,7 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 """torch's, by the names that kernels take."""
 
 
-def _moved(tunable: Tunable, args: Sequence[Any]) -> float:
+def _moved(tunable: Declaration, args: Sequence[Any]) -> float:
     """Bytes of all tensors: what is read once, what is written once, what is changed in place twice."""
     named = zip(tunable.parameters, args, strict=True)
     tensors = {name: arg for name, arg in named if isinstance(arg, torch.Tensor)}
@@ -73,7 +73,7 @@ class Standard:
         """The dtype of the product whose rate bounds a problem; None where memory alone does."""
         return None if self.flops is None else self.matrix_dtype or str(problem["dtype"])
 
-    def work(self, tunable: Tunable, problem: Problem, args: Sequence[Any]) -> tuple[float, float]:
+    def work(self, tunable: Declaration, problem: Problem, args: Sequence[Any]) -> tuple[float, float]:
         """Bytes and flops of a problem."""
         moved = _moved(tunable, args) if self.moved is None else self.moved(problem, *args)
         return moved, 0.0 if self.flops is None else self.flops(problem, *args)

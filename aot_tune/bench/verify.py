@@ -20,10 +20,10 @@ from pathlib import Path
 import orjson
 
 from aot_tune import cutile, store
-from aot_tune.arch import Gpu, visible_gpus
 from aot_tune.config import Config
 from aot_tune.discovery import Found
 from aot_tune.fingerprint import source_hash
+from aot_tune.nvidia.nvml import Gpu, visible_gpus
 from aot_tune.size_classes import ODD_SEED
 from aot_tune.text import counted
 from aot_tune.tuner import sweep

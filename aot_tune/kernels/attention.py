@@ -11,6 +11,7 @@ import torch
 from aot_tune import inputs
 from aot_tune.bucket import Pow2
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Close
 from aot_tune.kernels import flash_reference, flash_space
 from aot_tune.kernels.arguments import (
     LARGEST_INDEX,
@@ -24,7 +25,7 @@ from aot_tune.kernels.arguments import (
 from aot_tune.kernels.flash import attend, check_heads, scale_and_window
 from aot_tune.kernels.flash_space import shapes
 from aot_tune.problem import Problem
-from aot_tune.tunable import Close, Tunable
+from aot_tune.tunable import Tunable
 
 
 @ct.kernel

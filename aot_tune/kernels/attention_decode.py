@@ -12,6 +12,7 @@ import torch
 from aot_tune import inputs, workspace
 from aot_tune.bucket import Exact, Pow2, edge
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Close
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import attention_decode_space, decode_workspace
@@ -28,7 +29,7 @@ from aot_tune.kernels.arguments import (
 from aot_tune.kernels.flash_decoding import attention_decode_kernel
 from aot_tune.kernels.row_groups import check_all_run
 from aot_tune.problem import Problem
-from aot_tune.tunable import Close, Tunable
+from aot_tune.tunable import Tunable
 
 
 def attention_decode(

@@ -15,6 +15,7 @@ import torch
 from aot_tune import inputs, workspace
 from aot_tune.bucket import Exact, Pow2
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Close
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import cross_entropy_space
@@ -33,7 +34,7 @@ from aot_tune.kernels.cross_entropy_tiles import cross_entropy_kernel
 from aot_tune.kernels.row_groups import check_all_run
 from aot_tune.kernels.rows import threads
 from aot_tune.problem import Problem
-from aot_tune.tunable import Close, Tunable
+from aot_tune.tunable import Tunable
 
 
 def cross_entropy(

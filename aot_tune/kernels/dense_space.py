@@ -15,6 +15,7 @@ from functools import cache
 from aot_tune.arch import Arch
 from aot_tune.bucket import edge
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Work
 from aot_tune.device import Device
 from aot_tune.inputs import named_dtype
 from aot_tune.kernels.product_space import (
@@ -28,7 +29,6 @@ from aot_tune.kernels.product_space import (
     wrongly_peeled,
 )
 from aot_tune.problem import Problem
-from aot_tune.tunable import Work
 
 # Values of tile_m, tile_n, more_n, tile_k, swapped, group, num_ctas, occupancy and num_worker_warps. A wave
 # of blocks reads least where its tiles make a square: 16 rows of wide tiles may do it, 4 of tall ones.

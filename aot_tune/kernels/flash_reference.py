@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from aot_tune.tunable import Close
+from aot_tune.declare.declaration import Close
 
 _MOST_SCORES = 2**27
 """Scores that the reference holds at a time: 1 GiB of float64."""

@@ -15,6 +15,7 @@ import torch
 from aot_tune import inputs
 from aot_tune.bucket import Exact, Pow2
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Close
 from aot_tune.device import Device
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, indexable, number
 from aot_tune.kernels.rms_norm import rms_norm
@@ -27,7 +28,7 @@ from aot_tune.kernels.rms_norm_space import (
 )
 from aot_tune.kernels.rows import as_rows, check_normed, load_part, load_parts, store_part
 from aot_tune.problem import Problem
-from aot_tune.tunable import Close, Tunable
+from aot_tune.tunable import Tunable
 
 
 @ct.kernel

@@ -17,6 +17,7 @@ from aot_tune import inputs
 from aot_tune.arch import Arch
 from aot_tune.bucket import Exact, Pow2, edge
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Close, Work
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import product
@@ -36,7 +37,7 @@ from aot_tune.kernels.product_space import (
     work_of,
 )
 from aot_tune.problem import Problem
-from aot_tune.tunable import Close, Tunable, Work
+from aot_tune.tunable import Tunable
 
 _GROUP = 8
 """Rows of tiles taken together, down before along, to keep L2 warm: what nearly every matmul is tuned to."""

@@ -17,13 +17,14 @@ from aot_tune import inputs
 from aot_tune.arch import Arch
 from aot_tune.bucket import Exact, Pow2, edge
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Close
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import activations
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_reach, check_shape, indexable
 from aot_tune.kernels.rows import as_rows, load_part, store_part
 from aot_tune.problem import Problem
-from aot_tune.tunable import Close, Tunable
+from aot_tune.tunable import Tunable
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 

@@ -16,13 +16,14 @@ import torch
 from aot_tune import inputs
 from aot_tune.bucket import Exact, Pow2
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Close, Work
 from aot_tune.device import Device
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, indexable
 from aot_tune.kernels.grouped_matmul_space import ITEM_BYTES, default, legal, space
 from aot_tune.kernels.padding import padded
 from aot_tune.kernels.product_space import persistent_grid, tile_of, work_of
 from aot_tune.problem import Problem
-from aot_tune.tunable import Close, Tunable, Work
+from aot_tune.tunable import Tunable
 
 _GROUP = 8
 """Rows of tiles taken together, down before along, to keep L2 warm: what nearly every matmul is tuned to."""

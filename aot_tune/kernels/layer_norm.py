@@ -16,6 +16,7 @@ from aot_tune import inputs
 from aot_tune.arch import Arch
 from aot_tune.bucket import Exact, Pow2, edge
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Close
 from aot_tune.device import Device
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_shape, indexable, number
 from aot_tune.kernels.layer_norm_tiles import layer_norm_kernel
@@ -31,7 +32,7 @@ from aot_tune.kernels.rows import (
     too_wide,
 )
 from aot_tune.problem import Problem
-from aot_tune.tunable import Close, Tunable
+from aot_tune.tunable import Tunable
 
 
 def layer_norm(

@@ -15,6 +15,7 @@ import torch
 from aot_tune import inputs, workspace
 from aot_tune.bucket import Exact, Pow2
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Close
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import activations, product, split_k
@@ -23,7 +24,7 @@ from aot_tune.kernels.dense_space import constants_of, default, grid, legal, spa
 from aot_tune.kernels.linear_arguments import DTYPES, as_matrix, check_linear, counted, written_rows
 from aot_tune.kernels.padding import padded
 from aot_tune.problem import Problem
-from aot_tune.tunable import Close, Tunable
+from aot_tune.tunable import Tunable
 
 
 @ct.kernel

@@ -11,13 +11,14 @@ import torch
 from aot_tune import inputs
 from aot_tune.bucket import Exact, Pow2
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Close
 from aot_tune.device import Device
 from aot_tune.kernels import product, split_k
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, indexable
 from aot_tune.kernels.dense_space import constants_of, default, grid, legal, space, tiles, work
 from aot_tune.kernels.padding import padded
 from aot_tune.problem import Problem
-from aot_tune.tunable import Close, Tunable
+from aot_tune.tunable import Tunable
 
 
 @ct.kernel

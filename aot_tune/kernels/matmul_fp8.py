@@ -17,13 +17,14 @@ from aot_tune import inputs
 from aot_tune.arch import Arch
 from aot_tune.bucket import Exact, Pow2, edge
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Close, Work
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import fp8, product
 from aot_tune.kernels.arguments import check_apart, check_dtype, check_rank, check_shape, indexable
 from aot_tune.kernels.matmul_fp8_block import BLOCK, matmul_fp8_block_tunable
 from aot_tune.kernels.product_space import wrongly_peeled
 from aot_tune.problem import Problem
-from aot_tune.tunable import Close, Tunable, Work
+from aot_tune.tunable import Tunable
 
 
 @ct.kernel

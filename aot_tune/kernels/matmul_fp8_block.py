@@ -19,9 +19,10 @@ from aot_tune import inputs
 from aot_tune.arch import Arch
 from aot_tune.bucket import Exact, Pow2, edge
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Close, Work
 from aot_tune.kernels import fp8
 from aot_tune.problem import Problem
-from aot_tune.tunable import Close, Tunable, Work
+from aot_tune.tunable import Tunable
 
 BLOCK = 128
 """Columns of A that share a scale; rows and columns of B that do."""

@@ -12,8 +12,8 @@ from functools import cache
 
 from aot_tune.arch import Arch
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Work
 from aot_tune.device import Device
-from aot_tune.tunable import Work
 
 Rows = Sequence[tuple[tuple[int, ...], ...]]
 """Values of a config's constants and hints, by place; a row stands for their product."""

@@ -18,6 +18,7 @@ from aot_tune import inputs
 from aot_tune.arch import Arch
 from aot_tune.bucket import Exact, Pow2, edge
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Close
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels.arguments import (
@@ -30,7 +31,7 @@ from aot_tune.kernels.arguments import (
 )
 from aot_tune.kernels.rope_tiles import rope_kernel
 from aot_tune.problem import Problem
-from aot_tune.tunable import Close, Tunable
+from aot_tune.tunable import Tunable
 
 _MOST_PAIRS = 4096
 """Of one head, which a block holds in registers."""

@@ -11,6 +11,7 @@ import torch
 from aot_tune import inputs, workspace
 from aot_tune.bucket import Exact, Pow2
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Close
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import softmax_space
@@ -19,7 +20,7 @@ from aot_tune.kernels.online_softmax import LOWEST, exponential, maximum_and_sum
 from aot_tune.kernels.row_groups import check_all_run, exchange, fetch, highest_and_sum
 from aot_tune.kernels.rows import as_rows, load_part, store_part, threads
 from aot_tune.problem import Problem
-from aot_tune.tunable import Close, Tunable
+from aot_tune.tunable import Tunable
 
 
 @ct.kernel

@@ -15,9 +15,9 @@ import cuda.tile as ct
 import torch
 
 from aot_tune import workspace
+from aot_tune.declare.declaration import Close
 from aot_tune.kernels.dense_space import left
 from aot_tune.kernels.product import columns, multiply_add, rows_from, turned
-from aot_tune.tunable import Close
 
 _MINUS_ZERO = -(2**31)
 """The bits of float32's -0, which stands for 0."""

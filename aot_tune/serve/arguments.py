@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import LaunchError
 from aot_tune.problem import Problem
 from aot_tune.serve.runtime import Runtime
-from aot_tune.tunable import Tunable
 
 
-def check_arguments(tunable: Tunable, args: Sequence[Any], here: Runtime, *, config: object = None) -> int:
+def check_arguments(
+    tunable: Declaration, args: Sequence[Any], here: Runtime, *, config: object = None
+) -> int:
     """Refuse what cannot be launched, and tell the GPU to launch on.
 
     Returns:
@@ -62,7 +64,7 @@ def _named(value: object) -> str:
     return repr(value)[:80] if isinstance(value, str | int | float) else f"a {type(value).__name__}"
 
 
-def check_problem(tunable: Tunable, problem: Problem) -> bool:
+def check_problem(tunable: Declaration, problem: Problem) -> bool:
     """Whether there is anything to launch: False where a size is 0.
 
     Raises:
@@ -78,7 +80,7 @@ def check_problem(tunable: Tunable, problem: Problem) -> bool:
     return all(problem.size(axis) for axis in tunable.axes)
 
 
-def explain(tunable: Tunable, error: Exception, args: Sequence[Any], here: Runtime) -> None:
+def explain(tunable: Declaration, error: Exception, args: Sequence[Any], here: Runtime) -> None:
     """Raise a clearer error than cuTile's for arguments it refused; return where there is none.
 
     Raises:

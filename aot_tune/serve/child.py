@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 from aot_tune import environment, strict_json
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import TableError
 from aot_tune.problem import Problem
 from aot_tune.serve.trial import Winner
-from aot_tune.tunable import Tunable
 
 MOST_CANDIDATES = 8
 """Candidates of a search that no table guides."""
@@ -33,7 +33,7 @@ def few(limit_s: float) -> int:
     return max(0, min(MOST_CANDIDATES, int((limit_s - _START_S) / _CANDIDATE_S)))
 
 
-def module_of(tunable: Tunable) -> str | None:
+def module_of(tunable: Declaration) -> str | None:
     """The module another process imports to find the declaration; None where there is none to import."""
     for name in dict.fromkeys([getattr(tunable.problem, "__module__", None), tunable.package]):
         module = sys.modules.get(name or "__main__")
@@ -43,7 +43,7 @@ def module_of(tunable: Tunable) -> str | None:
 
 
 def fastest(
-    tunable: Tunable, problem: Problem, configs: Sequence[Config], *, number: int, limit_s: float
+    tunable: Declaration, problem: Problem, configs: Sequence[Config], *, number: int, limit_s: float
 ) -> Winner | None:
     """Check and time configs on made-up arguments; None where the child fails or runs into the limit."""
     module = module_of(tunable)

@@ -17,10 +17,10 @@ from pathlib import Path
 from aot_tune import cutile
 from aot_tune.arch import Arch
 from aot_tune.archive import FILE_NAME, Archive, Hints, Section
+from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import AotTuneError, ArchiveError, CubinWarning
 from aot_tune.origin import difference
 from aot_tune.serve import loader
-from aot_tune.tunable import Tunable
 
 
 class Cubins:
@@ -30,7 +30,7 @@ class Cubins:
         tunable: The declaration; its tables' folders are where archives are looked for.
     """
 
-    def __init__(self, tunable: Tunable) -> None:
+    def __init__(self, tunable: Declaration) -> None:
         self._tunable = tunable
         self._sections: dict[Arch, tuple[Section, ...]] = {}
         self._told: set[object] = set()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aot_tune import environment
 from aot_tune.arch import Arch
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Declaration
 from aot_tune.device import Device
 from aot_tune.errors import CompilerMissingError, LaunchError
 from aot_tune.problem import Problem
@@ -24,7 +25,6 @@ from aot_tune.serve.resolve import Choice, Legality, resolve
 from aot_tune.serve.runtime import Runtime, runtime
 from aot_tune.serve.template import Form, Kind, LaunchFunction
 from aot_tune.serve.told import Told
-from aot_tune.tunable import Tunable
 
 if TYPE_CHECKING:
     from aot_tune.serve.search import LiveSearch
@@ -56,7 +56,7 @@ class Machine:
     legality: Legality
 
 
-def attach(tunable: Tunable) -> None:
+def attach(tunable: Declaration) -> None:
     """Give a declaration its `launch`: read its tables for this machine's GPUs and make their kernels."""
     dispatcher = Dispatcher(tunable)
     for arch in loader.archs_to_load(tunable):
@@ -65,7 +65,7 @@ def attach(tunable: Tunable) -> None:
     object.__setattr__(tunable, "launch", dispatcher.launch)
 
 
-def dispatcher_of(tunable: Tunable) -> Dispatcher:
+def dispatcher_of(tunable: Declaration) -> Dispatcher:
     """The dispatcher that `attach` made."""
     dispatcher: Dispatcher = vars(tunable)["_dispatcher"]
     return dispatcher
@@ -78,7 +78,7 @@ class Dispatcher:
     as the launch function wants it, and from GPU, problem and given config to the `Plan`.
     """
 
-    def __init__(self, tunable: Tunable) -> None:
+    def __init__(self, tunable: Declaration) -> None:
         self._tunable = tunable
         self.kernels = HintedKernels(tunable)
         self._function = LaunchFunction(tunable.name, tunable.problem, self._slow)

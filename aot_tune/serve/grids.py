@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Declaration
 from aot_tune.device import Device
 from aot_tune.errors import LaunchError
 from aot_tune.problem import Problem
-from aot_tune.tunable import Tunable
 
 _MOST_BLOCKS = (2**24 - 1, 2**16 - 1, 2**16 - 1)
 """Blocks along a grid's dimensions: cuTile tells a block its place in 24 bits (cuda-tile 1.7), CUDA in 16."""
 
 
-def checked_grid(tunable: Tunable, config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
+def checked_grid(tunable: Declaration, config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
     """What `grid_fn` of a declaration gives.
 
     Raises:
@@ -32,7 +32,7 @@ def checked_grid(tunable: Tunable, config: Config, device: Device, problem: Prob
     return grid
 
 
-def unfit(tunable: Tunable, config: Config, device: Device, problem: Problem) -> str | None:
+def unfit(tunable: Declaration, config: Config, device: Device, problem: Problem) -> str | None:
     """Why a config cannot run on this very GPU, or None."""
     try:
         checked_grid(tunable, config, device, problem)

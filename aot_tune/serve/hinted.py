@@ -12,10 +12,10 @@ from typing import Any
 from aot_tune import cutile
 from aot_tune.arch import Arch
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import LaunchError
 from aot_tune.serve.cubins import Cubins
 from aot_tune.serve.runtime import runtime
-from aot_tune.tunable import Tunable
 
 Hints = tuple[tuple[str, int], ...]
 
@@ -26,7 +26,7 @@ _KEPT: list[dict[Hints, Any]] = []
 class HintedKernels:
     """The kernels of one declaration, by their hints; what they launch is prebuilt where that may be."""
 
-    def __init__(self, tunable: Tunable) -> None:
+    def __init__(self, tunable: Declaration) -> None:
         self._tunable = tunable
         self.cubins = Cubins(tunable)
         self._made: dict[Hints, Any] = {}

@@ -11,27 +11,28 @@ import warnings
 from pathlib import Path
 
 from aot_tune import environment
-from aot_tune.arch import KNOWN_ARCHS, Arch, Gpu, gpus_asked_for
+from aot_tune.arch import KNOWN_ARCHS, Arch
+from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import AotTuneError, TableWarning
+from aot_tune.nvidia.nvml import Gpu, known_gpus
 from aot_tune.serve.index import Index, Shipped
 from aot_tune.store import package_folder, read_table, right_place, table_path
 from aot_tune.table import Table
-from aot_tune.tunable import Tunable
 
 
 def gpus() -> tuple[Gpu, ...] | None:
     """The GPUs this process may use, asked of NVML once; None where it cannot tell."""
-    return gpus_asked_for()
+    return known_gpus()
 
 
-def archs_to_load(tunable: Tunable) -> tuple[Arch, ...]:
+def archs_to_load(tunable: Declaration) -> tuple[Arch, ...]:
     """The archs of this machine; none where no table of the declaration could be read or NVML cannot tell."""
     if not any(os.path.isdir(folder) for folder, _ in folders(tunable)):
         return ()
     return tuple(dict.fromkeys(gpu.arch for gpu in gpus() or () if gpu.arch is not None))
 
 
-def folders(tunable: Tunable) -> list[tuple[Path, bool]]:
+def folders(tunable: Declaration) -> list[tuple[Path, bool]]:
     """Where tables are looked for, in order; True where the user named it, so that predictions are read."""
     named = [(folder, True) for folder in environment.table_folders()]
     try:
@@ -41,7 +42,7 @@ def folders(tunable: Tunable) -> list[tuple[Path, bool]]:
         return named
 
 
-def load(tunable: Tunable, arch: Arch) -> Index:
+def load(tunable: Declaration, arch: Arch) -> Index:
     """The tables of one declaration for one arch."""
     tables = []
     for folder, named in folders(tunable):
@@ -76,7 +77,7 @@ def folder_mistake(folder: Path) -> str | None:
     return None
 
 
-def mismatch(tunable: Tunable, arch: Arch, table: Table) -> str | None:
+def mismatch(tunable: Declaration, arch: Arch, table: Table) -> str | None:
     """Why a well-formed table cannot serve this declaration here; None when it can."""
     if table.kernel != tunable.name:
         return f"it is the table of {table.kernel!r}, and not of {tunable.name!r}"

@@ -12,6 +12,7 @@ from typing import Any
 from aot_tune import cutile
 from aot_tune.archive import CubinKey
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Declaration, expanded
 from aot_tune.errors import LaunchError, UsageError
 from aot_tune.problem import Problem
 from aot_tune.serve.dispatch import Dispatcher, Machine, dispatcher_of
@@ -20,7 +21,6 @@ from aot_tune.serve.rank import set_primed
 from aot_tune.serve.runtime import Runtime, runtime
 from aot_tune.serve.workspace import for_all_posed
 from aot_tune.size_classes import posed, representatives, smaller_of_class
-from aot_tune.tunable import Tunable, expanded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Primed:
 
 
 def prime(
-    *tunables: Tunable,
+    *tunables: Declaration,
     problems: Mapping[str, Iterable[Mapping[str, object]]] | None = None,
     device: Any = None,
     progress: Callable[[Progress], None] | None = None,
@@ -115,7 +115,7 @@ def prime(
 class _Part:
     """Priming one kernel."""
 
-    def __init__(self, tunable: Tunable, number: int, here: Runtime) -> None:
+    def __init__(self, tunable: Declaration, number: int, here: Runtime) -> None:
         self.tunable = tunable
         self._number = number
         self._here = here
@@ -202,10 +202,12 @@ class _Part:
         return prod(problem.size(name) for name in self.tunable.axes)
 
 
-def _checked(tunables: Sequence[Tunable], problems: Mapping[str, object], device: Any, here: Runtime) -> int:
+def _checked(
+    tunables: Sequence[Declaration], problems: Mapping[str, object], device: Any, here: Runtime
+) -> int:
     """Refuse what cannot be primed; returns the GPU's index."""
     for tunable in tunables:
-        if not isinstance(tunable, Tunable):
+        if not isinstance(tunable, Declaration):
             raise UsageError(
                 f"prime takes declarations, and not {tunable!r:.80}; pass the Tunable that launches it"
             )
@@ -238,7 +240,7 @@ def _index(device: Any, here: Runtime) -> int:
     return here.current_device() if here.device_count() else 0
 
 
-def _named(tunable: Tunable, wanted: Iterable[Mapping[str, object]]) -> tuple[Problem, ...]:
+def _named(tunable: Declaration, wanted: Iterable[Mapping[str, object]]) -> tuple[Problem, ...]:
     """The problems that a user states, checked against those the kernel has."""
     pattern = tunable.typical_problems[0]
     listed = [
@@ -258,5 +260,5 @@ def _named(tunable: Tunable, wanted: Iterable[Mapping[str, object]]) -> tuple[Pr
     return tuple(Problem({name: problem[name] for name in pattern}) for problem in problems)
 
 
-def _arguments(tunable: Tunable, problem: Problem, device: str, seed: int) -> tuple[Any, ...]:
+def _arguments(tunable: Declaration, problem: Problem, device: str, seed: int) -> tuple[Any, ...]:
     return tuple(tunable.make_args(problem, device, seed))

@@ -11,12 +11,12 @@ from typing import Literal
 from aot_tune.arch import Arch
 from aot_tune.bucket import NEAR_DOUBLINGS
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import LaunchError
 from aot_tune.problem import Problem, Value
 from aot_tune.rule import Pick, pick
 from aot_tune.serve.index import Classes, Found, Index, classes_of
 from aot_tune.table import Entry
-from aot_tune.tunable import Tunable
 
 Source = Literal["given", "asked default", "own", "cached", "nearest", "searched", "far", "default"]
 """The step of the ladder: 1, 1, 2, 2, 3, 4, 4, 5."""
@@ -60,7 +60,7 @@ class Legality:
     matter, so that ranks agree.
     """
 
-    def __init__(self, tunable: Tunable, arch: Arch) -> None:
+    def __init__(self, tunable: Declaration, arch: Arch) -> None:
         self._tunable = tunable
         self._arch = arch
         self._declared: dict[Classes, _Space] = {}
@@ -116,7 +116,7 @@ class _Space:
 
 
 def resolve(
-    tunable: Tunable,
+    tunable: Declaration,
     arch: Arch,
     problem: Problem,
     index: Index,
@@ -202,7 +202,7 @@ def resolve(
     return _default(tunable, arch, problem, default, "default", missing, unfit)
 
 
-def _given(tunable: Tunable, arch: Arch, problem: Problem, config: Config) -> Choice:
+def _given(tunable: Declaration, arch: Arch, problem: Problem, config: Config) -> Choice:
     wanted = tunable.config_constants(arch)
     if config.constants.keys() != set(wanted):
         raise LaunchError(
@@ -216,7 +216,7 @@ def _given(tunable: Tunable, arch: Arch, problem: Problem, config: Config) -> Ch
 
 
 def _default(
-    tunable: Tunable, arch: Arch, problem: Problem, config: Config, source: Source, why: str,
+    tunable: Declaration, arch: Arch, problem: Problem, config: Config, source: Source, why: str,
     unfit: Callable[[Config], str | None] | None,
 ) -> Choice:  # fmt: skip
     reason = tunable.refusal(config, arch, problem)
@@ -252,13 +252,13 @@ def _unlike(one: Config, other: Config) -> tuple[int, float]:
     return len(pairs), sum(abs(math.log2(a / b)) for a, b in sizes if a > 0 and b > 0)
 
 
-def tune_command(tunable: Tunable, arch: Arch, problem: Problem) -> str:
+def tune_command(tunable: Declaration, arch: Arch, problem: Problem) -> str:
     """The command that tunes one problem."""
     values = ",".join(f"{name}={_word(value)}" for name, value in problem.items())
     return f"aot-tune tune {tunable.name} --arch {arch}{tunable.module_option} --problem {values}"
 
 
-def miss_message(tunable: Tunable, arch: Arch, problem: Problem, choice: Choice) -> str:
+def miss_message(tunable: Declaration, arch: Arch, problem: Problem, choice: Choice) -> str:
     """One line on a problem that nothing was tuned for."""
     return (
         f"no tuned config for {tunable.name} {_named(problem)} on {arch}; took {choice.config} "

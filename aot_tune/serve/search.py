@@ -19,6 +19,7 @@ from typing import Any
 from aot_tune import cutile, environment
 from aot_tune.arch import Arch
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Declaration
 from aot_tune.device import Device
 from aot_tune.problem import Problem
 from aot_tune.serve import child, trial
@@ -27,7 +28,6 @@ from aot_tune.serve.hinted import HintedKernels
 from aot_tune.serve.index import Found, Index
 from aot_tune.serve.resolve import Legality
 from aot_tune.serve.runtime import Runtime
-from aot_tune.tunable import Tunable
 
 _COMPILE_S = 0.8
 """Compiling one config, seconds: 0.72 to 0.78."""
@@ -94,7 +94,7 @@ class _CaptureError(Exception):
 class LiveSearch:
     """The live searches of one declaration, and what they found."""
 
-    def __init__(self, tunable: Tunable, kernels: HintedKernels) -> None:
+    def __init__(self, tunable: Declaration, kernels: HintedKernels) -> None:
         self._tunable = tunable
         self._kernels = kernels
         self._lock = threading.Lock()
@@ -275,7 +275,7 @@ class LiveSearch:
         return source_hash(self._tunable)
 
 
-def _times_us(tunable: Tunable, occasion: Occasion, nearest: Found) -> dict[Config, float]:
+def _times_us(tunable: Declaration, occasion: Occasion, nearest: Found) -> dict[Config, float]:
     """What each config of the portfolio and the default should take, told from the nearest entry's edge."""
     entry, table = nearest.entry, nearest.shipped.table
     default = tunable.default_config(occasion.device.arch, occasion.problem)

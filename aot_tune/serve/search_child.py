@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Close, Declaration
 from aot_tune.problem import Problem
 from aot_tune.serve.hinted import HintedKernels
 from aot_tune.serve.runtime import runtime
 from aot_tune.serve.trial import cloned, fastest
-from aot_tune.tunable import Close, Tunable
 
 _PR_SET_PDEATHSIG = 1
 _LIMIT_S = 3600.0
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def search(
-    tunable: Tunable, problem: Problem, configs: Sequence[Config], number: int
+    tunable: Declaration, problem: Problem, configs: Sequence[Config], number: int
 ) -> tuple[Config, float] | None:
     """The fastest of the configs that compute the right result."""
     here = runtime()
@@ -62,7 +62,7 @@ def search(
 
 
 def _is_right(
-    tunable: Tunable,
+    tunable: Declaration,
     problem: Problem,
     args: Sequence[Any],
     config: Config,
@@ -95,9 +95,9 @@ def is_close(result: Any, close: Close) -> bool:
     return bool(((result.double() - value).abs() <= close.atol + close.rtol * value.abs()).all())
 
 
-def _declared(module: str, name: str) -> Tunable:
+def _declared(module: str, name: str) -> Declaration:
     for value in vars(importlib.import_module(module)).values():
-        if isinstance(value, Tunable) and value.name == name:
+        if isinstance(value, Declaration) and value.name == name:
             return value
     raise LookupError(f"module {module} declares no kernel {name!r}")
 

@@ -7,12 +7,12 @@ import warnings
 
 from aot_tune import environment
 from aot_tune.arch import Arch
+from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import MissWarning, TableWarning
 from aot_tune.problem import Problem
 from aot_tune.serve.cubins import Cubins
 from aot_tune.serve.index import Index
 from aot_tune.serve.resolve import Choice, miss_message
-from aot_tune.tunable import Tunable
 
 _MOST_WARNINGS = 32
 """Misses that are warned of by name; a server that meets more has read the first."""
@@ -21,7 +21,7 @@ _MOST_WARNINGS = 32
 class Told:
     """What was said of one declaration."""
 
-    def __init__(self, tunable: Tunable) -> None:
+    def __init__(self, tunable: Declaration) -> None:
         self._tunable = tunable
         self._checked: set[Arch] = set()
         self._warned: set[Problem] = set()
@@ -61,7 +61,7 @@ class Told:
             )
 
 
-def stale_messages(tunable: Tunable, arch: Arch, index: Index, now: str) -> list[str]:
+def stale_messages(tunable: Declaration, arch: Arch, index: Index, now: str) -> list[str]:
     """What to say of tables that were tuned for other source than that of today's hash."""
     return [
         f"{shipped.path} was tuned for other source of {tunable.name} ({shipped.table.source_hash}, now "
@@ -71,7 +71,7 @@ def stale_messages(tunable: Tunable, arch: Arch, index: Index, now: str) -> list
     ]
 
 
-def passed_over_message(tunable: Tunable, arch: Arch, problem: Problem, choice: Choice) -> str | None:
+def passed_over_message(tunable: Declaration, arch: Arch, problem: Problem, choice: Choice) -> str | None:
     """What to say where the winner of the problem's very bucket may not run, whatever the GPU; else None."""
     entry = choice.entry
     if entry is None or entry.bucket != problem or choice.config == entry.config:
@@ -87,7 +87,7 @@ def passed_over_message(tunable: Tunable, arch: Arch, problem: Problem, choice: 
     )
 
 
-def _again(tunable: Tunable, arch: Arch) -> str:
+def _again(tunable: Declaration, arch: Arch) -> str:
     return f"tune again: aot-tune tune {tunable.name} --arch {arch}{tunable.module_option}"
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Declaration
 from aot_tune.device import Device
 from aot_tune.problem import Problem
 from aot_tune.serve.runtime import Runtime
-from aot_tune.tunable import Tunable
 
 Winner = tuple[Config, float]
 """The fastest config and its mean, microseconds."""
@@ -21,7 +21,7 @@ class _LateError(Exception):
 
 
 def fastest(
-    tunable: Tunable,
+    tunable: Declaration,
     problem: Problem,
     args: Sequence[Any],
     configs: Sequence[Config],
@@ -78,7 +78,7 @@ def fastest(
     return None if late else (result.best.config, float(result.best.mean_us))
 
 
-def cloned(tunable: Tunable, args: Sequence[Any]) -> list[Any]:
+def cloned(tunable: Declaration, args: Sequence[Any]) -> list[Any]:
     """The arguments with what the kernel mutates replaced by clones; one tensor passed twice stays one."""
     mutated = {id(arg) for name, arg in zip(tunable.parameters, args, strict=True) if name in tunable.mutated}
     copies = {id(arg): arg.clone() for arg in args if id(arg) in mutated and hasattr(arg, "clone")}

@@ -13,12 +13,12 @@ from pathlib import Path
 from aot_tune import cutile, environment, store
 from aot_tune.arch import Arch
 from aot_tune.archive import FILE_NAME, Archive, Section
+from aot_tune.declare.declaration import Declaration
 from aot_tune.discovery import Found
 from aot_tune.errors import ArchiveError, TableError, TuneError
 from aot_tune.fingerprint import source_hash
 from aot_tune.origin import file_digest
 from aot_tune.table import Table
-from aot_tune.tunable import Tunable
 from aot_tune.tuner.compile import CompilePool
 from aot_tune.tuner.compiled import Compiled, CompileFailure, CompileJob, CompileResult
 from aot_tune.tuner.cubin_report import ArchiveReport, CubinRequest, KernelReport
@@ -77,7 +77,7 @@ def _wanted(request: CubinRequest, found: Found, arch: Arch) -> _Wanted:
     return _Wanted(kernel=kernel, folder=request.out or own, jobs=jobs)
 
 
-def table_of(folder: Path, arch: Arch, tunable: Tunable) -> Table | None:
+def table_of(folder: Path, arch: Arch, tunable: Declaration) -> Table | None:
     """A kernel's table in a folder, None where there is none.
 
     Raises:

@@ -20,11 +20,11 @@ from aot_tune import command, store
 from aot_tune.arch import Arch
 from aot_tune.config import Config
 from aot_tune.declaration import declaration_problems
+from aot_tune.declare.declaration import Declaration
 from aot_tune.discovery import OWN_KERNELS, Found, find_tunables
 from aot_tune.errors import AotTuneError
 from aot_tune.selection import chosen_kernels
 from aot_tune.text import aligned, duration
-from aot_tune.tunable import Tunable
 from aot_tune.tuner.compile import CompilePool
 from aot_tune.tuner.compiled import Compiled, CompileFailure, CompileJob, CompileResult
 from aot_tune.tuner.model import residency, spills
@@ -153,7 +153,7 @@ def _wanted(found: Found, arch: Arch, most: int | None) -> _Wanted:
     )
 
 
-def _refused(tunable: Tunable, arch: Arch) -> str:
+def _refused(tunable: Declaration, arch: Arch) -> str:
     """Why nothing of a space is allowed on an arch; empty where something is, or where there is nothing."""
     first = tunable.buckets[0]
     if any(tunable.candidates(arch, bucket) for bucket in tunable.buckets) or not tunable.space(arch, first):

@@ -20,11 +20,12 @@ import torch
 from cuda.tile import launch as ct_launch
 
 from aot_tune import cutile
-from aot_tune.arch import Arch, visible_gpus
+from aot_tune.arch import Arch
 from aot_tune.config import Config
 from aot_tune.device import Device
 from aot_tune.discovery import load
 from aot_tune.errors import TuneError
+from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.problem import Problem
 from aot_tune.tuner.backend import Trial
 from aot_tune.tuner.event_round import EventRound

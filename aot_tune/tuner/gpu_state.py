@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from aot_tune.arch import visible_gpus
+from aot_tune.nvidia.nvml import started, visible_gpus
 
 REASONS = {
     0x001: "idle",
@@ -64,15 +64,9 @@ class GpuMonitor:
     """
 
     def __init__(self, uuid: str) -> None:
-        self._nvml = self._handle = None
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-            self._nvml = pynvml
-        except Exception:  # no library, no driver, no such GPU: of many types, all saying it cannot tell
-            self._nvml = None
+        nvml = started()
+        self._handle = None if nvml is None else _ask(lambda: nvml.nvmlDeviceGetHandleByUUID(uuid))
+        self._nvml = None if self._handle is None else nvml
 
     def read(self) -> GpuState:
         """The state now."""

@@ -19,8 +19,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from aot_tune.declare.declaration import Work
 from aot_tune.device import Device
-from aot_tune.tunable import Work
 from aot_tune.tuner.cubin import Resources
 from aot_tune.tuner.loop import Loop
 

@@ -11,14 +11,14 @@ import types
 from typing import Any
 
 from aot_tune import cutile
+from aot_tune.declare.declaration import Declaration
 from aot_tune.fingerprint import source_hash
 from aot_tune.origin import Origin, file_digest, printed
 from aot_tune.source import NoSourceError, closure_of, counts_by_name, function_trees
 from aot_tune.syntax import outer_names
-from aot_tune.tunable import Tunable
 
 
-def origin_of(tunable: Tunable, tileiras: str) -> Origin:
+def origin_of(tunable: Declaration, tileiras: str) -> Origin:
     """What this process would compile a declaration's kernel from."""
     walk = _Walk()
     walk.function(cutile.python_function(tunable.kernel))

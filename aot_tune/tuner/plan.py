@@ -13,6 +13,7 @@ from typing import Any
 from aot_tune import cutile
 from aot_tune.arch import Arch
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Work
 from aot_tune.device import Device
 from aot_tune.discovery import Found
 from aot_tune.errors import AotTuneError, CutileError, DeclarationError, LaunchError, TuneError
@@ -20,7 +21,6 @@ from aot_tune.fingerprint import source_hash
 from aot_tune.problem import Problem
 from aot_tune.raised import told
 from aot_tune.table import Table
-from aot_tune.tunable import Work
 from aot_tune.tuner.compiled import CompileJob
 from aot_tune.tuner.model import Launched
 from aot_tune.tuner.outcome import Failure

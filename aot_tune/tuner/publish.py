@@ -9,14 +9,14 @@ from pathlib import Path
 from aot_tune import document, store
 from aot_tune.bucket import Axes
 from aot_tune.check_entry import entry_complaints, portfolio_complaints
+from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import TuneError
 from aot_tune.fingerprint import source_hash, unhashable
 from aot_tune.table import Table
-from aot_tune.tunable import Tunable
 from aot_tune.tuner.table_lock import locked
 
 
-def refusals(new: Table, old: Table | None, tunable: Tunable) -> list[str]:
+def refusals(new: Table, old: Table | None, tunable: Declaration) -> list[str]:
     """Why a table must not be published; empty when it may.
 
     1. it has no entries
@@ -125,14 +125,14 @@ def publish_beside(
     return Published(table=table, old=there, refusals=tuple(reasons))
 
 
-def _against_code(new: Table, tunable: Tunable) -> Iterator[str]:
+def _against_code(new: Table, tunable: Declaration) -> Iterator[str]:
     if obstacles := unhashable(tunable):
         yield f"the kernel's code can not be hashed, so a table never fits it: {obstacles[0]}"
     elif new.source_hash != (fresh := source_hash(tunable)):
         yield f"the kernel's code has changed since it was swept: the table's {new.source_hash}, now {fresh}"
 
 
-def _against_old(new: Table, old: Table | None, tunable: Tunable) -> Iterator[str]:
+def _against_old(new: Table, old: Table | None, tunable: Declaration) -> Iterator[str]:
     predicted = [entry.bucket for entry in new.entries if entry.evidence == "predicted"]
     measured = [entry.bucket for entry in new.entries if entry.evidence == "measured"]
     if predicted and measured:
@@ -149,7 +149,7 @@ def _against_old(new: Table, old: Table | None, tunable: Tunable) -> Iterator[st
         yield f"it lacks {len(lost)} of the {len(old.entries)} entries there, still declared: {lost[0]}"
 
 
-def _against_declaration(new: Table, tunable: Tunable) -> Iterator[str]:
+def _against_declaration(new: Table, tunable: Declaration) -> Iterator[str]:
     for entry in new.entries:
         for what, _ in entry_complaints(new, tunable, entry, own=False):
             yield f"{entry.bucket}: {what}"

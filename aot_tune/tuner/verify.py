@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
+from aot_tune.declare.declaration import Close, Declaration
 from aot_tune.errors import DeclarationError
 from aot_tune.problem import Problem
 from aot_tune.raised import told
 from aot_tune.references import closes_of
-from aot_tune.tunable import Close, Tunable
 
 CHUNK = 1 << 24
 """Elements compared at a time: a few 128 MiB temporaries, whatever the output's size."""
@@ -95,7 +95,7 @@ def _explained(name: str, output: torch.Tensor, expected: Close, count: int, wid
 class Case:
     """One seed's launch arguments, what they must become, and how they were."""
 
-    tunable: Tunable
+    tunable: Declaration
     """The declaration."""
 
     seed: int
@@ -112,7 +112,7 @@ class Case:
     mutated)."""
 
     @classmethod
-    def make(cls, tunable: Tunable, problem: Problem, device: torch.device, seed: int) -> Case:
+    def make(cls, tunable: Declaration, problem: Problem, device: torch.device, seed: int) -> Case:
         """Make the arguments and compute their reference.
 
         Raises:
@@ -192,7 +192,7 @@ class Case:
         return None
 
 
-def _called(tunable: Tunable, function: str, *arguments: Any) -> Any:
+def _called(tunable: Declaration, function: str, *arguments: Any) -> Any:
     """Call a function of the declaration; only running out of memory passes as it is."""
     asked = getattr(tunable, function)
     try:
@@ -204,7 +204,7 @@ def _called(tunable: Tunable, function: str, *arguments: Any) -> Any:
 
 
 def _references(
-    tunable: Tunable, named: Mapping[str, torch.Tensor], args: Sequence[Any]
+    tunable: Declaration, named: Mapping[str, torch.Tensor], args: Sequence[Any]
 ) -> Mapping[str, Close]:
     found = closes_of(tunable, _called(tunable, "reference", *args), named)
     for name, close in found.items():

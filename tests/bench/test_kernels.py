@@ -10,10 +10,10 @@ from typing import Any
 import orjson
 import pytest
 
-from aot_tune.arch import Gpu
 from aot_tune.bench import kernels
 from aot_tune.bench.__main__ import main as benches
 from aot_tune.bench.standing import Shape
+from aot_tune.nvidia.nvml import Gpu
 from tests.samples import SM90
 
 IN_A_PROCESS = kernels._in_a_process

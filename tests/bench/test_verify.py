@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from aot_tune.arch import Gpu
 from aot_tune.bench import verify
 from aot_tune.config import Config
 from aot_tune.discovery import Found
 from aot_tune.inputs import has_odd_sizes
+from aot_tune.nvidia.nvml import Gpu
 from aot_tune.problem import Problem
 from aot_tune.tuner.compiled import Compiled, CompileFailure, CompileResult
 from aot_tune.tuner.cubin import Resources

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from aot_tune.declare.declaration import Close
 from aot_tune.problem import Problem
-from aot_tune.tunable import Close, Tunable
+from aot_tune.tunable import Tunable
 
 
 def expected(tunable: Tunable, args: Sequence[Any]) -> Mapping[str, Close]:

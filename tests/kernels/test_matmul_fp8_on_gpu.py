@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from aot_tune import environment
-from aot_tune.arch import Arch, visible_gpus
+from aot_tune.arch import Arch
 from aot_tune.kernels.matmul_fp8 import matmul_fp8, matmul_fp8_tunable
 from aot_tune.kernels.matmul_fp8_block import matmul_fp8_block_tunable
+from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.tunable import Tunable
 from tests.kernels.agree import problem
 from tests.kernels.test_on_gpu import check

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aot_tune import environment
-from aot_tune.arch import Gpu
+from aot_tune.nvidia.nvml import Gpu
 from aot_tune.serve import loader, runtime
 from tests import fake_driver
 from tests.samples import SM90

@@ -23,11 +23,12 @@ import torch
 import aot_tune
 from aot_tune import cutile
 from aot_tune.arch import Arch
+from aot_tune.declare.declaration import Close
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import matmul_tunable, rms_norm, rms_norm_tunable, rope_tunable
 from aot_tune.problem import Problem
 from aot_tune.serve.dispatch import dispatcher_of
-from aot_tune.tunable import Close, Tunable
+from aot_tune.tunable import Tunable
 from tests.samples import scale
 from tests.tuner.broken_kernels import add_one
 

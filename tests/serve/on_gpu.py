@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aot_tune import environment
-from aot_tune.arch import visible_gpus
+from aot_tune.nvidia.nvml import visible_gpus
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from aot_tune.declare.declaration import Close
 from aot_tune.problem import Problem
 from aot_tune.serve import child, search_child
 from aot_tune.serve.search_child import is_close
-from aot_tune.tunable import Close
 from tests.fake_driver import Driver
 from tests.samples import DEFAULT, SPACE, scale
 

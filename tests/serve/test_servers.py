@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from aot_tune import environment
-from aot_tune.arch import Arch, Gpu
+from aot_tune.arch import Arch
+from aot_tune.nvidia.nvml import Gpu
 from aot_tune.serve import loader
 from aot_tune.serve.dispatch import dispatcher_of
 from aot_tune.tunable import Tunable

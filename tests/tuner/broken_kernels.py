@@ -12,8 +12,9 @@ from aot_tune import inputs
 from aot_tune.arch import Arch
 from aot_tune.bucket import Pow2
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Close
 from aot_tune.problem import Problem
-from aot_tune.tunable import Close, Tunable
+from aot_tune.tunable import Tunable
 
 RIGHT, FAULTS, HANGS, PARTIAL, NOTHING, NAN = range(6)
 """What a value of ``mode`` does."""

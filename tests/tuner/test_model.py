@@ -13,8 +13,8 @@ import pytest
 
 from aot_tune.arch import Arch
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Work
 from aot_tune.device import Device
-from aot_tune.tunable import Work
 from aot_tune.tuner import model
 from aot_tune.tuner.cubin import Resources
 from aot_tune.tuner.loop import Loop

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from aot_tune import cutile
-from aot_tune.arch import visible_gpus
 from aot_tune.config import Config
 from aot_tune.discovery import Found
 from aot_tune.errors import DeclarationError
+from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.problem import Problem
 from aot_tune.tunable import Tunable
 from aot_tune.tuner.bench import LONG_US, SAMPLES

@@ -13,13 +13,14 @@ import torch
 from aot_tune import cutile
 from aot_tune.arch import Arch
 from aot_tune.config import Config
+from aot_tune.declare.declaration import Work
 from aot_tune.device import Device
 from aot_tune.discovery import Found
 from aot_tune.errors import DeclarationError, LaunchError, TuneError
 from aot_tune.kernels.matmul import matmul_tunable
 from aot_tune.kernels.rms_norm import rms_norm_tunable
 from aot_tune.problem import Problem
-from aot_tune.tunable import Tunable, Work
+from aot_tune.tunable import Tunable
 from aot_tune.tuner.compiled import Compiled, CompileFailure, CompileResult
 from aot_tune.tuner.cubin import Resources
 from aot_tune.tuner.loop import Loop

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aot_tune.declare.declaration import Close
 from aot_tune.errors import DeclarationError
 from aot_tune.problem import Problem
-from aot_tune.tunable import Close
 from aot_tune.tuner import verify
 from aot_tune.tuner.backend import SEEDS
 from aot_tune.tuner.verify import Case, bits, compare, poison
