@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from aot_tune.arch import Arch as Arch
-    from aot_tune.bucket import Exact as Exact
-    from aot_tune.bucket import Pow2 as Pow2
-    from aot_tune.config import Config as Config
     from aot_tune.declare.declaration import Close as Close
     from aot_tune.declare.declaration import Work as Work
-    from aot_tune.device import Device as Device
-    from aot_tune.problem import Problem as Problem
     from aot_tune.serve.prime import prime as prime
     from aot_tune.serve.workspace import Workspace as Workspace
     from aot_tune.serve.workspace import workspace as workspace
     from aot_tune.tunable import Tunable as Tunable
+    from aot_tune.values.arch import Arch as Arch
+    from aot_tune.values.bucket import Exact as Exact
+    from aot_tune.values.bucket import Pow2 as Pow2
+    from aot_tune.values.config import Config as Config
+    from aot_tune.values.device import Device as Device
+    from aot_tune.values.problem import Problem as Problem
 
 _HOMES = {
-    "Arch": "arch",
+    "Arch": "values.arch",
     "Close": "declare.declaration",
-    "Config": "config",
-    "Device": "device",
-    "Exact": "bucket",
-    "Pow2": "bucket",
-    "Problem": "problem",
+    "Config": "values.config",
+    "Device": "values.device",
+    "Exact": "values.bucket",
+    "Pow2": "values.bucket",
+    "Problem": "values.problem",
     "Tunable": "tunable",
     "Work": "declare.declaration",
     "Workspace": "serve.workspace",

@@ -11,7 +11,7 @@ _EXTRA = ("typer", "rich")
 def main() -> None:
     """Run the command line; without its needs, say what to install."""
     try:
-        from aot_tune.cli import app
+        from aot_tune.cli.app import app
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _EXTRA:
             raise

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from aot_tune.config import Config
-from aot_tune.declaration import check_declaration
+from aot_tune.declare.checks import check_declaration
 from aot_tune.declare.declaration import Declaration
 from aot_tune.nvidia import nvml
-from aot_tune.serve.dispatch import attach
+from aot_tune.serve.launch.dispatch import attach
+from aot_tune.values.config import Config
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -33,7 +33,7 @@ class Tunable(Declaration):
     def launch(self, *args: Any, config: Config | None = None) -> None:
         """Launch the kernel with the config that fits these arguments, on the current stream of their device.
 
-        Replaced on construction by a function made for this declaration (`aot_tune.serve.dispatch.attach`).
+        `aot_tune.serve.launch.dispatch.attach` replaces it with a function made for this declaration.
 
         Args:
             *args: The launch arguments: CUDA tensors and scalars, as `problem` takes them.

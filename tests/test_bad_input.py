@@ -54,15 +54,17 @@ PREDICT = ["tune", "--module", "mylib.kernels", "--arch", "sm100"]
 MEASURE = ["tune", "--module", "mylib.kernels", "--arch", "sm90"]
 
 AT_AN_H200 = (
-    "from tests.cpu_backend import play_an_h200; play_an_h200(); from aot_tune.__main__ import main; main()"
+    "from tests.support.cpu_backend import play_an_h200; play_an_h200(); "
+    "from aot_tune.__main__ import main; main()"
 )
 """The command line of a machine with a GPU."""
 
 LAUNCH = """
 import sys
-from tests import fake_driver
+from tests.support import driver as fake_driver
 fake_driver.install()
-from aot_tune.serve import loader, runtime
+from aot_tune.serve.choose import loader
+from aot_tune.serve import runtime
 runtime.use(fake_driver.FakeRuntime(grad=True))
 loader.gpus = lambda: ()
 import torch

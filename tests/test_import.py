@@ -121,7 +121,7 @@ def test_an_unknown_name_is_an_attribute_error_that_lists_the_known():
 
 SERVING = ["aot_tune", "aot_tune.tunable"]
 SERVING += [name for name in MODULES if name.startswith(("aot_tune.serve", "aot_tune.kernels"))]
-TOOLS = {"rich", "typer", "click", "hypothesis", "pytest", "aot_tune.cli", "aot_tune.__main__"}
+TOOLS = {"rich", "typer", "click", "hypothesis", "pytest", "aot_tune.cli.app", "aot_tune.__main__"}
 
 
 @pytest.mark.parametrize("module", SERVING)
@@ -135,11 +135,11 @@ def test_nothing_that_a_serving_process_imports_leads_to_the_tuner_or_the_comman
 def test_the_tuner_does_not_import_the_serve_side_or_the_command_line(module):
     named = _imported(module)
     assert {
-        name for name in named if name.startswith(("aot_tune.serve", "aot_tune.cli", "aot_tune.bench"))
+        name for name in named if name.startswith(("aot_tune.serve", "aot_tune.cli.app", "aot_tune.bench"))
     } == set()
 
 
-@pytest.mark.parametrize("module", sorted(MODULES.keys() - {"aot_tune.cutile"}))
+@pytest.mark.parametrize("module", sorted(MODULES.keys() - {"aot_tune.nvidia.cutile"}))
 def test_cutiles_private_names_are_in_one_module(module):
     private = {
         name
@@ -150,5 +150,5 @@ def test_cutiles_private_names_are_in_one_module(module):
 
 
 def test_the_walk_follows_imports_that_stand_in_functions():
-    assert "aot_tune.mistakes" in _reached("aot_tune.tunable")
-    assert "aot_tune.tuner.sweep" in _reached("aot_tune.cli")
+    assert "aot_tune.declare.mistakes" in _reached("aot_tune.tunable")
+    assert "aot_tune.tuner.sweep.run" in _reached("aot_tune.cli.app")

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from aot_tune import cli, document, environment, tunable
+from aot_tune import environment, tunable
+from aot_tune.cli.app import app
+from aot_tune.tables import reader
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -42,11 +44,12 @@ STAND_IN = """
 import json, os, sys, warnings
 import torch
 from torch.overrides import TorchFunctionMode
-from aot_tune.arch import Arch
+from aot_tune.values.arch import Arch
 from aot_tune.nvidia.nvml import Gpu
-from aot_tune.device import Device
-from aot_tune.serve import loader, runtime
-from tests import fake_driver
+from aot_tune.values.device import Device
+from aot_tune.serve.choose import loader
+from aot_tune.serve import runtime
+from tests.support import driver as fake_driver
 
 arch = Arch.parse(sys.argv[1])
 name = Device.reference(arch).name
@@ -139,7 +142,7 @@ scale.launch(x, torch.empty_like(x), 0.5)
 
 
 def test_the_own_package_is_tuned_and_its_launch_takes_the_tuned_config_and_grid(own: Child) -> None:
-    table = document.parse((own.folder / "build/tuned_configs/sm100/scale.json").read_bytes())
+    table = reader.parse((own.folder / "build/tuned_configs/sm100/scale.json").read_bytes())
     (entry,) = (one for one in table.entries if one.bucket.rows == 1024)
     tuned, default = int(entry.config["tile"]), 256
     assert tuned != default, "the example should show that tuning changes something"
@@ -218,7 +221,7 @@ def test_every_environment_variable_it_names_is_one_that_the_code_reads() -> Non
 
 def test_the_example_of_a_table_is_a_table_in_the_bytes_that_are_written() -> None:
     text = example("table")
-    assert document.dump(document.parse(text)).decode() == text
+    assert reader.dump(reader.parse(text)).decode() == text
 
 
 def test_every_field_of_a_table_that_needs_a_word_has_one() -> None:
@@ -253,7 +256,7 @@ def test_every_aot_tune_command_line_parses(line: str) -> None:
         words.append("M=1")
     if words in (["diff"], ["check"]) or not words:
         words.append("--help")
-    command = typer.main.get_command(cli.app)
+    command = typer.main.get_command(app)
     verb, _, rest = command.resolve_command(command.make_context("aot-tune", [*words]), [*words])  # type: ignore[attr-defined]
     if rest != ["--help"]:
         command.commands[verb].make_context(verb, rest)  # type: ignore[attr-defined]

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, run, print; with --kernels that is another's to do."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if "--kernels" in words:
-        from aot_tune.bench import kernels
+        from aot_tune.bench.kernels import run as kernels
 
         words.remove("--kernels")
         return kernels.main(words)
@@ -73,7 +73,7 @@ def _section(name: str) -> Any:
 
 
 def _child(name: str, out: Path) -> int:
-    result = importlib.import_module(f"aot_tune.bench.{name}").run()
+    result = importlib.import_module(f"aot_tune.bench.sections.{name}").run()
     out.write_bytes(orjson.dumps(result))
     return 0
 

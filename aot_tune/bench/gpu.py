@@ -15,20 +15,20 @@ import cuda.tile as ct
 import torch
 from cuda.tile.tune import exhaustive_search
 
-from aot_tune import cutile
-from aot_tune.arch import Arch
-from aot_tune.config import Config
-from aot_tune.device import Device
-from aot_tune.discovery import Found, find_tunables
-from aot_tune.problem import Problem
-from aot_tune.tuner import sweep
-from aot_tune.tuner.compile import CompilePool
-from aot_tune.tuner.compiled import Compiled
-from aot_tune.tuner.event_round import EventRound
-from aot_tune.tuner.feed import CompileFeed
-from aot_tune.tuner.gpu_backend import MOST_SAMPLES
-from aot_tune.tuner.plan import Kernel, ProblemPlan, plan, plan_only
-from aot_tune.tuner.shortlist import Shortlist, shortlist
+from aot_tune.declare.discovery import Found, find_tunables
+from aot_tune.nvidia import cutile
+from aot_tune.tuner.compile.feed import CompileFeed
+from aot_tune.tuner.compile.job import Compiled
+from aot_tune.tuner.compile.pool import CompilePool
+from aot_tune.tuner.measure.worker.clock import EventRound
+from aot_tune.tuner.measure.worker.gpu import MOST_SAMPLES
+from aot_tune.tuner.plan.candidates import Kernel, ProblemPlan, plan, plan_only
+from aot_tune.tuner.plan.shortlist import Shortlist, shortlist
+from aot_tune.tuner.sweep import run as sweep
+from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
+from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
 
 _SAMPLES = 21
 

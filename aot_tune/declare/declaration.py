@@ -16,13 +16,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aot_tune import cutile
-from aot_tune.arch import Arch
-from aot_tune.bucket import Axis, bucket_of
-from aot_tune.config import Config
-from aot_tune.device import Device
 from aot_tune.errors import DeclarationError, LaunchError
-from aot_tune.problem import Problem
+from aot_tune.nvidia import cutile
+from aot_tune.values.arch import Arch
+from aot_tune.values.bucket import Axis, bucket_of
+from aot_tune.values.config import Config
+from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
 
 if TYPE_CHECKING:
     import torch

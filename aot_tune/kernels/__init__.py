@@ -1,18 +1,11 @@
 """The shipped kernels: host functions on PyTorch tensors, and the declarations that tune them."""
 
-from aot_tune.kernels.attention import attention_tunable
-from aot_tune.kernels.attention_decode import attention_decode_tunable
-from aot_tune.kernels.attention_varlen import attention_varlen_tunable
-from aot_tune.kernels.cross_entropy import cross_entropy_tunable
-from aot_tune.kernels.fused_add_rms_norm import fused_add_rms_norm_tunable
-from aot_tune.kernels.gate_up_swiglu import gate_up_swiglu_tunable
-from aot_tune.kernels.gated_activation import gated_activation_tunable
-from aot_tune.kernels.grouped_matmul import grouped_matmul_tunable
-from aot_tune.kernels.layer_norm import layer_norm_tunable
-from aot_tune.kernels.linear import linear_tunable
-from aot_tune.kernels.matmul import matmul_tunable
-from aot_tune.kernels.matmul_fp8 import matmul_fp8_tunable
-from aot_tune.kernels.matmul_fp8_block import matmul_fp8_block_tunable
+from aot_tune.kernels.decode.attention_decode import attention_decode_tunable
+from aot_tune.kernels.elementwise.gated_activation import gated_activation_tunable
+from aot_tune.kernels.elementwise.rope import rope_tunable
+from aot_tune.kernels.norms.fused_add_rms_norm import fused_add_rms_norm_tunable
+from aot_tune.kernels.norms.layer_norm import layer_norm_tunable
+from aot_tune.kernels.norms.rms_norm import rms_norm_tunable
 from aot_tune.kernels.ops import (
     attention,
     attention_decode,
@@ -30,11 +23,39 @@ from aot_tune.kernels.ops import (
     rope,
     softmax,
 )
-from aot_tune.kernels.rms_norm import rms_norm_tunable
-from aot_tune.kernels.rope import rope_tunable
-from aot_tune.kernels.softmax import softmax_tunable
+from aot_tune.kernels.prefill.attention import attention_tunable
+from aot_tune.kernels.prefill.attention_varlen import attention_varlen_tunable
+from aot_tune.kernels.products.fp8.matmul_fp8 import matmul_fp8_tunable
+from aot_tune.kernels.products.fp8.matmul_fp8_block import matmul_fp8_block_tunable
+from aot_tune.kernels.products.gate_up_swiglu import gate_up_swiglu_tunable
+from aot_tune.kernels.products.grouped_matmul import grouped_matmul_tunable
+from aot_tune.kernels.products.linear import linear_tunable
+from aot_tune.kernels.products.matmul import matmul_tunable
+from aot_tune.kernels.softmax_and_loss.cross_entropy import cross_entropy_tunable
+from aot_tune.kernels.softmax_and_loss.softmax import softmax_tunable
+
+TUNABLES = (
+    attention_tunable,
+    attention_decode_tunable,
+    attention_varlen_tunable,
+    cross_entropy_tunable,
+    fused_add_rms_norm_tunable,
+    gate_up_swiglu_tunable,
+    gated_activation_tunable,
+    grouped_matmul_tunable,
+    layer_norm_tunable,
+    linear_tunable,
+    matmul_tunable,
+    matmul_fp8_tunable,
+    matmul_fp8_block_tunable,
+    rms_norm_tunable,
+    rope_tunable,
+    softmax_tunable,
+)
+"""Every declaration, in the order in which they are swept and listed."""
 
 __all__ = [
+    "TUNABLES",
     "attention",
     "attention_decode",
     "attention_decode_tunable",

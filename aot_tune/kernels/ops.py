@@ -10,37 +10,37 @@ from typing import Any
 
 import torch
 
-from aot_tune.kernels.attention import attention as _attention
-from aot_tune.kernels.attention import check_attention
-from aot_tune.kernels.attention_decode import attention_decode as _attention_decode
-from aot_tune.kernels.attention_decode import check_attention_decode
-from aot_tune.kernels.attention_varlen import attention_varlen as _attention_varlen
-from aot_tune.kernels.attention_varlen import check_attention_varlen
-from aot_tune.kernels.cross_entropy import check_cross_entropy
-from aot_tune.kernels.cross_entropy import cross_entropy as _cross_entropy
-from aot_tune.kernels.fused_add_rms_norm import check_fused_add_rms_norm
-from aot_tune.kernels.fused_add_rms_norm import fused_add_rms_norm as _fused_add_rms_norm
-from aot_tune.kernels.gate_up_swiglu import check_gate_up_swiglu
-from aot_tune.kernels.gate_up_swiglu import gate_up_swiglu as _gate_up_swiglu
-from aot_tune.kernels.gated_activation import check_gated_activation
-from aot_tune.kernels.gated_activation import gated_activation as _gated_activation
-from aot_tune.kernels.grouped_matmul import check_grouped_matmul
-from aot_tune.kernels.grouped_matmul import grouped_matmul as _grouped_matmul
-from aot_tune.kernels.layer_norm import check_layer_norm
-from aot_tune.kernels.layer_norm import layer_norm as _layer_norm
-from aot_tune.kernels.linear import linear as _linear
-from aot_tune.kernels.linear_arguments import check_linear
-from aot_tune.kernels.matmul import check_matmul
-from aot_tune.kernels.matmul import matmul as _matmul
-from aot_tune.kernels.matmul_fp8 import check_matmul_fp8
-from aot_tune.kernels.matmul_fp8 import matmul_fp8 as _matmul_fp8
+from aot_tune.kernels.decode.attention_decode import attention_decode as _attention_decode
+from aot_tune.kernels.decode.attention_decode import check_attention_decode
+from aot_tune.kernels.elementwise.gated_activation import check_gated_activation
+from aot_tune.kernels.elementwise.gated_activation import gated_activation as _gated_activation
+from aot_tune.kernels.elementwise.rope import check_rope
+from aot_tune.kernels.elementwise.rope import rope as _rope
+from aot_tune.kernels.norms.fused_add_rms_norm import check_fused_add_rms_norm
+from aot_tune.kernels.norms.fused_add_rms_norm import fused_add_rms_norm as _fused_add_rms_norm
+from aot_tune.kernels.norms.layer_norm import check_layer_norm
+from aot_tune.kernels.norms.layer_norm import layer_norm as _layer_norm
+from aot_tune.kernels.norms.rms_norm import check_rms_norm
+from aot_tune.kernels.norms.rms_norm import rms_norm as _rms_norm
 from aot_tune.kernels.operators import attending, changing, define, returning, traces
-from aot_tune.kernels.rms_norm import check_rms_norm
-from aot_tune.kernels.rms_norm import rms_norm as _rms_norm
-from aot_tune.kernels.rope import check_rope
-from aot_tune.kernels.rope import rope as _rope
-from aot_tune.kernels.softmax import check_softmax
-from aot_tune.kernels.softmax import softmax as _softmax
+from aot_tune.kernels.prefill.attention import attention as _attention
+from aot_tune.kernels.prefill.attention import check_attention
+from aot_tune.kernels.prefill.attention_varlen import attention_varlen as _attention_varlen
+from aot_tune.kernels.prefill.attention_varlen import check_attention_varlen
+from aot_tune.kernels.products.fp8.matmul_fp8 import check_matmul_fp8
+from aot_tune.kernels.products.fp8.matmul_fp8 import matmul_fp8 as _matmul_fp8
+from aot_tune.kernels.products.gate_up_swiglu import check_gate_up_swiglu
+from aot_tune.kernels.products.gate_up_swiglu import gate_up_swiglu as _gate_up_swiglu
+from aot_tune.kernels.products.grouped_matmul import check_grouped_matmul
+from aot_tune.kernels.products.grouped_matmul import grouped_matmul as _grouped_matmul
+from aot_tune.kernels.products.linear import linear as _linear
+from aot_tune.kernels.products.linear_arguments import check_linear
+from aot_tune.kernels.products.matmul import check_matmul
+from aot_tune.kernels.products.matmul import matmul as _matmul
+from aot_tune.kernels.softmax_and_loss.cross_entropy import check_cross_entropy
+from aot_tune.kernels.softmax_and_loss.cross_entropy import cross_entropy as _cross_entropy
+from aot_tune.kernels.softmax_and_loss.softmax import check_softmax
+from aot_tune.kernels.softmax_and_loss.softmax import softmax as _softmax
 
 
 def _like_first(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

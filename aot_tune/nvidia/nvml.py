@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aot_tune.arch import KNOWN_ARCHS, Arch
+from aot_tune.values.arch import KNOWN_ARCHS, Arch
 
 
 def started() -> Any:

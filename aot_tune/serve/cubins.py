@@ -1,9 +1,9 @@
 """Prebuilt cubins for one declaration: which archive may serve it, and a cubin of it. Compiles nothing.
 
 A cubin is served where the archive is of the GPU's arch, the kernel's code is what it was compiled from
-(`aot_tune.origin`), signature and hints are the same, and the installed cuda-tile is a release whose contract
-for loading cubins was tested. Otherwise cuTile compiles, and one `CubinWarning` says why. A checkout without
-archives is served silently.
+(`aot_tune.cubins.origin`), signature and hints are the same, and the installed cuda-tile is a release whose
+contract for loading cubins was tested. Otherwise cuTile compiles, and one `CubinWarning` says why. A checkout
+without archives is served silently.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from aot_tune import cutile
-from aot_tune.arch import Arch
-from aot_tune.archive import FILE_NAME, Archive, Hints, Section
+from aot_tune.cubins.archive import FILE_NAME, Archive, Hints, Section
+from aot_tune.cubins.origin import difference
 from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import AotTuneError, ArchiveError, CubinWarning
-from aot_tune.origin import difference
-from aot_tune.serve import loader
+from aot_tune.nvidia import cutile
+from aot_tune.serve.choose import loader
+from aot_tune.values.arch import Arch
 
 
 class Cubins:
@@ -77,7 +77,7 @@ class Cubins:
         return any(section.has(hints, signature) for section in self.sections(arch))
 
     def source_hash(self, arch: Arch) -> str | None:
-        """What `aot_tune.fingerprint.source_hash` gives, told faster by what may be served."""
+        """The declaration's source hash, read off an archive that may be served: faster than computing it."""
         return next((section.origin.source_hash for section in self.sections(arch)), None)
 
     def sections(self, arch: Arch) -> tuple[Section, ...]:

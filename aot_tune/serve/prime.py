@@ -9,18 +9,18 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from aot_tune import cutile
-from aot_tune.archive import CubinKey
-from aot_tune.config import Config
+from aot_tune.cubins.archive import CubinKey
+from aot_tune.cubins.size_classes import posed, representatives, smaller_of_class
 from aot_tune.declare.declaration import Declaration, expanded
 from aot_tune.errors import LaunchError, UsageError
-from aot_tune.problem import Problem
-from aot_tune.serve.dispatch import Dispatcher, Machine, dispatcher_of
-from aot_tune.serve.grids import unfit
+from aot_tune.nvidia import cutile
+from aot_tune.serve.launch.dispatch import Dispatcher, Machine, dispatcher_of
+from aot_tune.serve.launch.grids import unfit
 from aot_tune.serve.rank import set_primed
 from aot_tune.serve.runtime import Runtime, runtime
 from aot_tune.serve.workspace import for_all_posed
-from aot_tune.size_classes import posed, representatives, smaller_of_class
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
-from aot_tune.arch import Arch
-from aot_tune.device import Device
+from aot_tune.values.arch import Arch
+from aot_tune.values.device import Device
 
 _POOL_STREAMS = 32
 """torch hands out so many streams of each priority, round robin, and no others (c10/cuda/CUDAStream.cpp)."""

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from aot_tune.bucket import edge
 from aot_tune.errors import LaunchError
 from aot_tune.serve.runtime import runtime
+from aot_tune.values.bucket import edge
 
 if TYPE_CHECKING:
     import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from aot_tune.config import Config
+from aot_tune.values.config import Config
 
 Stage = Literal["legal", "compile", "resources", "launch", "verify", "timeout", "fault", "memory", "timing"]
 """Where a candidate failed: refused by a rule, by the compiler, for what the compiler reports (spills, shared

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from aot_tune import document, store
-from aot_tune.bucket import Axes
-from aot_tune.check_entry import entry_complaints, portfolio_complaints
 from aot_tune.declare.declaration import Declaration
+from aot_tune.declare.fingerprint.hashing import source_hash, unhashable
 from aot_tune.errors import TuneError
-from aot_tune.fingerprint import source_hash, unhashable
-from aot_tune.table import Table
+from aot_tune.tables import reader, store
+from aot_tune.tables.fit import entry_complaints, portfolio_complaints
+from aot_tune.tables.table import Table
 from aot_tune.tuner.table_lock import locked
+from aot_tune.values.bucket import Axes
 
 
 def refusals(new: Table, old: Table | None, tunable: Declaration) -> list[str]:
@@ -68,7 +68,7 @@ def publish(path: Path, table: Table) -> bool:
         TableError: The table would not come back from its text; nothing was written.
         StoreError: The file can not be written; it is as it was.
     """
-    data = document.dump(table)
+    data = reader.dump(table)
     if path.is_file() and store.read_bytes(path) == data:
         return False
     store.write_atomic(path, data)

@@ -7,7 +7,7 @@ import torch
 
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import activations
-from tests.kernels import emulator
+from tests.support import emulator
 
 EACH = tuple(activations.NUMBERS)
 

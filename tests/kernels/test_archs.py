@@ -8,25 +8,27 @@ from __future__ import annotations
 import random
 from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
 import pytest
 
 from aot_tune import kernels
-from aot_tune.arch import KNOWN_ARCHS, Arch
-from aot_tune.device import Device
-from aot_tune.discovery import Found
+from aot_tune.cli.check_archs import ARCHS, check
+from aot_tune.declare.discovery import Found
+from aot_tune.declare.mistakes import space_mistakes
 from aot_tune.errors import LaunchError
-from aot_tune.mistakes import space_mistakes
-from aot_tune.problem import Problem
 from aot_tune.tunable import Tunable
-from aot_tune.tuner.check_archs import ARCHS, check
+from aot_tune.values.arch import KNOWN_ARCHS, Arch
+from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
 
 SM80, SM90, SM120 = map(Arch.parse, ("sm80", "sm90", "sm120"))
 
 LEFT_OUT = tuple(map(Arch.parse, ("sm89", "sm103")))
 
-MODULES = [import_module(f"aot_tune.kernels.{one.name}") for one in iter_modules(kernels.__path__)]
+MODULES = [
+    import_module(one.name) for one in walk_packages(kernels.__path__, "aot_tune.kernels.") if not one.ispkg
+]
 FOUND = {
     one.name: Found(module=module.__name__, tunable=one)
     for module in MODULES

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from aot_tune import cutile
-from aot_tune.arch import Arch
-from aot_tune.config import Config
 from aot_tune.kernels import matmul_tunable, rms_norm_tunable, rope_tunable
-from aot_tune.problem import Problem
+from aot_tune.nvidia import cutile
+from aot_tune.nvidia.cubin import Resources, resources
 from aot_tune.tunable import Tunable
-from aot_tune.tuner.cubin import Resources, resources
-from tests.kernels.agree import problem
+from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+from tests.support.agree import problem
 
 ARCHS = ("sm80", "sm90", "sm100", "sm120")
 SAMPLED = 5

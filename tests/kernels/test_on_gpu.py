@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from aot_tune import environment
-from aot_tune.arch import Arch
 from aot_tune.kernels import rms_norm, rms_norm_tunable, rope, rope_tunable
-from aot_tune.problem import Problem
 from aot_tune.tunable import Tunable
-from tests.kernels.agree import assert_agrees, expected, poison, problem
+from aot_tune.values.arch import Arch
+from aot_tune.values.problem import Problem
+from tests.support.agree import assert_agrees, expected, poison, problem
 
 pytestmark = pytest.mark.gpu
 

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import ops
 from aot_tune.tunable import Tunable
-from tests.kernels.agree import expected
+from tests.support.agree import expected
 
 BF16 = torch.bfloat16
 

@@ -9,9 +9,10 @@ import pytest
 
 from aot_tune import environment
 from aot_tune.nvidia.nvml import Gpu
-from aot_tune.serve import loader, runtime
-from tests import fake_driver
-from tests.samples import SM90
+from aot_tune.serve import runtime
+from aot_tune.serve.choose import loader
+from tests.support import driver as fake_driver
+from tests.support.samples import SM90
 
 
 @pytest.fixture(autouse=True)

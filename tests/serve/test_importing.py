@@ -42,7 +42,8 @@ def test_import_aot_tune_loads_neither_torch_nor_cuda_tile() -> None:
 
 
 def test_nothing_that_a_serving_process_imports_imports_the_tuner() -> None:
-    names = [f"aot_tune.serve.{path.stem}" for path in Path("aot_tune/serve").glob("[!_]*.py")]
+    names = [".".join(path.with_suffix("").parts) for path in Path("aot_tune/serve").rglob("[!_]*.py")]
+    assert "aot_tune.serve.launch.dispatch" in names
     modules = report("import aot_tune.kernels\n" + "\n".join(f"import {name}" for name in names))["modules"]
     tools = [name for name in modules if name.startswith("aot_tune.tuner") or name in ("typer", "rich")]  # type: ignore[attr-defined]
     assert tools == []
@@ -62,9 +63,9 @@ def test_b4_importing_the_shipped_kernels_writes_no_file_and_makes_no_context() 
 def test_a_forked_child_loads_while_another_thread_of_its_parent_holds_the_lock() -> None:
     code = """
 import os, threading
-from aot_tune.serve.dispatch import dispatcher_of
+from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.serve.guard import Guard
-from tests.samples import SM90, scale
+from tests.support.samples import SM90, scale
 held, go = threading.Event(), threading.Event()
 def hold():
     with Guard.lock:

@@ -17,13 +17,13 @@ import torch
 import aot_tune
 from aot_tune import environment
 from aot_tune.errors import LaunchError, UsageError
-from aot_tune.problem import Problem
 from aot_tune.serve import rank
-from aot_tune.serve.dispatch import Dispatcher, dispatcher_of
+from aot_tune.serve.launch.dispatch import Dispatcher, dispatcher_of
 from aot_tune.serve.prime import Progress
 from aot_tune.tunable import Tunable
-from tests.fake_driver import Driver
-from tests.samples import DEFAULT, SM90, _make_args, scale, scale_table, write
+from aot_tune.values.problem import Problem
+from tests.support.driver import Driver
+from tests.support.samples import DEFAULT, SM90, _make_args, scale, scale_table, write
 
 AT_64, AT_256 = scale_table().portfolio
 
@@ -64,7 +64,7 @@ def test_after_it_no_launch_of_a_size_in_a_declared_bucket_loads_compiles_or_rea
     driver.launches.clear()
     monkeypatch.setattr(builtins, "open", refuse("a file was opened"))
     monkeypatch.setattr(os, "open", refuse("a file was opened"))
-    monkeypatch.setattr("aot_tune.cutile.with_hints", refuse("a kernel was made"))
+    monkeypatch.setattr("aot_tune.nvidia.cutile.with_hints", refuse("a kernel was made"))
     # Every size of the declared buckets: 1, 33 to 64, 129 to 256.
     sizes = [1, *range(33, 65), *range(129, 257)]
     for rows in sizes:
@@ -78,7 +78,7 @@ def test_the_first_launch_of_a_declared_problem_finds_its_plan_ready(
 ) -> None:
     aot_tune.prime(tuned)
     monkeypatch.setattr(Dispatcher, "_plan", refuse("a plan was made"))
-    monkeypatch.setattr("aot_tune.serve.dispatch.follow_problem", refuse("the slow path was taken"))
+    monkeypatch.setattr("aot_tune.serve.launch.dispatch.follow_problem", refuse("the slow path was taken"))
     driver.launches.clear()
     for rows, config in ((1, DEFAULT), (64, AT_64), (256, AT_256)):
         tuned.launch(*tensors(rows))

@@ -22,11 +22,12 @@ SERVE = """
 import dataclasses, json, os, sys, tempfile, warnings
 from pathlib import Path
 import torch
-from tests import fake_driver
+from tests.support import driver as fake_driver
 fake_driver.install()
-from aot_tune import cutile, kernels
+from aot_tune.nvidia import cutile
+from aot_tune import kernels
 from aot_tune.serve import runtime
-from aot_tune.serve.dispatch import dispatcher_of
+from aot_tune.serve.launch.dispatch import dispatcher_of
 
 warnings.simplefilter("ignore")
 folder, stranger = Path(sys.argv[1]), sys.argv[2] == "stranger"
@@ -74,7 +75,7 @@ for number, problem in enumerate([*declared, *problems]):
     except cutile.CompilerMissingError:  # a default whose columns are no declared ones: chosen, not loaded
         driver.launches.append(None)
 chosen = [dispatcher_of(second)._plans[key].choice.source for key in dispatcher_of(second)._plans]
-from aot_tune.serve.cache import folder_here
+from aot_tune.serve.search.cache import folder_here
 print(json.dumps({
     "launches": len(driver.launches) - 1,
     "declared": len(declared),

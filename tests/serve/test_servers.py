@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from aot_tune import environment
-from aot_tune.arch import Arch
 from aot_tune.nvidia.nvml import Gpu
-from aot_tune.serve import loader
-from aot_tune.serve.dispatch import dispatcher_of
+from aot_tune.serve.choose import loader
+from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.tunable import Tunable
-from tests.fake_driver import Driver, FakeTensor
-from tests.samples import DEFAULT, SM90, scale, scale_table, write
+from aot_tune.values.arch import Arch
+from tests.support.driver import Driver, FakeTensor
+from tests.support.samples import DEFAULT, SM90, scale, scale_table, write
 
 ROOT = Path(__file__).parents[2]
 SM100 = Arch.parse("sm100")
@@ -151,7 +151,7 @@ def test_b10_two_real_ranks_choose_alike_search_nothing_and_read_no_cache(tmp_pa
     variables[environment.SEARCH_SECONDS] = "100"
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.serve.ranks_child", str(n), str(tmp_path / "store"),
+            [sys.executable, "-m", "tests.support.children.ranks", str(n), str(tmp_path / "store"),
              str(tmp_path / "tables")],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**variables, environment.CACHE_DIR: str(tmp_path / f"cache{n}")},

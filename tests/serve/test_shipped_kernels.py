@@ -14,24 +14,26 @@ from pathlib import Path
 import pytest
 
 import aot_tune
-from aot_tune import cutile, environment, store
-from aot_tune.archive import FILE_NAME
-from aot_tune.bucket import Pow2
-from aot_tune.discovery import OWN_KERNELS, find_tunables
+from aot_tune import environment
+from aot_tune.cubins.archive import FILE_NAME
+from aot_tune.cubins.origin_walk import origin_of
+from aot_tune.cubins.pack import KernelCubins, pack
+from aot_tune.cubins.size_classes import ODD_SEED
+from aot_tune.declare.discovery import OWN_KERNELS, find_tunables
 from aot_tune.errors import CubinWarning, MissWarning, TableError, TableWarning
 from aot_tune.kernels import attention_decode_tunable
-from aot_tune.problem import Problem
+from aot_tune.nvidia import cutile
 from aot_tune.serve import rank
-from aot_tune.serve.dispatch import Dispatcher
-from aot_tune.size_classes import ODD_SEED
+from aot_tune.serve.launch.dispatch import Dispatcher
+from aot_tune.tables import store
 from aot_tune.tunable import Tunable
-from aot_tune.tuner.build_cubins import table_of
-from aot_tune.tuner.origin import origin_of
-from aot_tune.tuner.pack import KernelCubins, pack
-from aot_tune.tuner.plan import Kernel
-from aot_tune.tuner.signature_classes import compilations
-from tests.fake_driver import Driver
-from tests.samples import SM90
+from aot_tune.tuner.archives.build import table_of
+from aot_tune.tuner.archives.signatures import compilations
+from aot_tune.tuner.plan.candidates import Kernel
+from aot_tune.values.bucket import Pow2
+from aot_tune.values.problem import Problem
+from tests.support.driver import Driver
+from tests.support.samples import SM90
 
 FOUND = find_tunables([OWN_KERNELS])
 SHIPPED = tuple(found.tunable for found in FOUND.values())

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from aot_tune import cutile
-from aot_tune.config import Config
-from aot_tune.discovery import Found
+from aot_tune.declare.discovery import Found
 from aot_tune.errors import DeclarationError
+from aot_tune.nvidia import cutile
 from aot_tune.nvidia.nvml import visible_gpus
-from aot_tune.problem import Problem
 from aot_tune.tunable import Tunable
-from aot_tune.tuner.bench import LONG_US, SAMPLES
+from aot_tune.tuner.measure.rounds import LEAST_ROUNDS
+from aot_tune.tuner.measure.session import MeasureSession
+from aot_tune.tuner.measure.supervise import Limits
+from aot_tune.tuner.measure.worker.runner import LONG_US, SAMPLES
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
-from aot_tune.tuner.rounds import LEAST_ROUNDS
-from aot_tune.tuner.session import MeasureSession
-from aot_tune.tuner.supervise import Limits
-from tests.tuner import broken_kernels as broken
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+from tests.support import broken_kernels as broken
 
 pytestmark = pytest.mark.gpu
 
@@ -37,7 +37,7 @@ def start() -> Iterator[Start]:
     sessions: list[MeasureSession] = []
 
     def started(tunable: Tunable) -> MeasureSession:
-        found = Found(module="tests.tuner.broken_kernels", tunable=tunable)
+        found = Found(module="tests.support.broken_kernels", tunable=tunable)
         sessions.append(MeasureSession(found, 0, QUICK, on_event=print))
         return sessions[-1]
 

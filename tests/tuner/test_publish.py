@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from aot_tune import document, store
-from aot_tune.arch import Arch
-from aot_tune.bucket import Exact
-from aot_tune.config import Config
 from aot_tune.errors import StoreError, TableError, TuneError
-from aot_tune.problem import Problem
-from aot_tune.table import Table
+from aot_tune.tables import reader, store
+from aot_tune.tables.table import Table
 from aot_tune.tuner.publish import publish, publish_beside, refusals
 from aot_tune.tuner.table_lock import locked
-from tests import samples
+from aot_tune.values.arch import Arch
+from aot_tune.values.bucket import Exact
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+from tests.support import samples
 
 SCALE = samples.scale
 
@@ -134,7 +134,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_published_table_is_read_back_equal(path: Path) -> None:
     assert publish(path, samples.scale_table()) is True
-    assert store.read_table(path) == document.parse(document.dump(samples.scale_table()))
+    assert store.read_table(path) == reader.parse(reader.dump(samples.scale_table()))
     assert [file.name for file in path.parent.iterdir()] == ["scale.json"]
 
 
@@ -168,7 +168,7 @@ def test_what_is_there_is_read_again_while_no_other_can_write_it(path: Path) -> 
 
 
 def test_a_table_is_decided_again_beside_the_one_that_came_meanwhile(path: Path) -> None:
-    table = document.parse(document.dump(samples.scale_table()))
+    table = reader.parse(reader.dump(samples.scale_table()))
     other = samples.with_entry(table, 1, mean_us=9.0)
     publish(path, other)
     seen: list[Table | None] = []
@@ -202,7 +202,7 @@ def test_a_disk_that_fails_leaves_the_old_file_as_it_was(
         raise OSError(28, "No space left on device")
 
     # The store writes through a file object, which no patch of os.write would reach.
-    monkeypatch.setattr("aot_tune.store._write_new" if failing == "os.write" else failing, broken)
+    monkeypatch.setattr("aot_tune.tables.store._write_new" if failing == "os.write" else failing, broken)
     with pytest.raises(StoreError, match="No space left"):
         publish(path, samples.with_entry(samples.scale_table(), 1, mean_us=9.0))
     monkeypatch.undo()

@@ -1,0 +1,1 @@
+"""Every kernel beside what else a user would pick."""

@@ -1,0 +1,85 @@
+"""Time several ways to do the same thing against each other. Knows no kernel.
+
+Every round times each of them once, one after another, in changing orders, so that what the clocks do hits
+all alike (`aot_tune.tuner.measure.rounds.in_turn`). The median of the rounds counts.
+`aot_tune.tuner.measure.worker.clock` says how a round is timed on a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+
+from aot_tune.inputs import named_dtype
+from aot_tune.tuner.measure.rounds import in_turn
+
+Call = Callable[[], object]
+
+Round = Callable[[Sequence[Call]], Sequence[float]]
+"""Times each call once, in their order: microseconds."""
+
+WARM_UPS = 3
+ROUNDS = 31
+LEAST_ROUNDS = 5
+
+BUDGET_US = 400_000.0
+"""What the rounds of one contest may take, beside flushing; long calls need no median of many."""
+
+
+def contest(calls: Mapping[str, Call], timed: Round, *, rounds: int = ROUNDS) -> dict[str, float]:
+    """Median microseconds of each call, timed in alternating rounds.
+
+    Args:
+        calls: Name to what is timed; each has run before.
+        timed: Times one round.
+        rounds: The most rounds; fewer where they would take longer than `BUDGET_US`.
+    """
+    names = list(calls)
+    taken: dict[str, list[float]] = {name: [] for name in names}
+
+    def once(order: Sequence[str]) -> None:
+        for name, us in zip(order, timed([calls[name] for name in order]), strict=True):
+            taken[name].append(us)
+
+    once(names)
+    affordable = math.floor(BUDGET_US / sum(us for [us] in taken.values()))
+    for number in range(1, max(LEAST_ROUNDS, min(rounds, affordable))):
+        once(in_turn(names, number))
+    return {name: statistics.median(us) for name, us in taken.items()}
+
+
+def ceilings(timed: Round, dtypes: Iterable[str]) -> dict[str, float]:
+    """What this GPU reaches here and now: the bandwidth of a copy, and the rate of dense products.
+
+    Args:
+        timed: Times one round.
+        dtypes: Operands of the products.
+
+    Returns:
+        ``copy``: bytes read or written a second, copying 1 GiB. For each dtype operations a second of an
+        8192 x 8192 x 8192 product by cuBLAS.
+    """
+    source = torch.ones(1 << 30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    work = {"copy": 2.0 * source.nbytes, **dict.fromkeys(dtypes, 2.0 * _SIDE**3)}
+    calls = {name: _product(named_dtype(name)) for name in work if name != "copy"}
+    calls["copy"] = lambda: target.copy_(source)
+    for call in calls.values():
+        for _ in range(WARM_UPS):
+            call()
+    return {name: work[name] / us * 1e6 for name, us in contest(calls, timed).items()}
+
+
+_SIDE = 8192
+
+
+def _product(dtype: torch.dtype) -> Call:
+    """A square product by cuBLAS: float32 as torch is set, fp8 scaled by one number."""
+    a, b = (torch.randn((_SIDE, _SIDE), device="cuda").mul_(0.02).to(dtype) for _ in range(2))
+    if dtype.itemsize == 1:
+        one = torch.ones((), device="cuda")
+        return lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+    return lambda: a @ b

@@ -1,0 +1,147 @@
+"""The declared shapes of one kernel on this machine's GPU, each beside its rivals. Prints nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from aot_tune.bench.gpu import Gpu
+from aot_tune.bench.kernels.contest import ROUNDS, WARM_UPS, Call, Round, contest
+from aot_tune.bench.kernels.standard import Rival, Standard
+from aot_tune.bench.kernels.standing import COPY, DEFAULT, FLOOR, NOISE, READ, TUNED, Shape
+from aot_tune.errors import TuneError
+from aot_tune.serve.launch.dispatch import dispatcher_of
+from aot_tune.tuner.plan.candidates import Kernel, ProblemPlan
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+
+MORE_ROUNDS = 3 * ROUNDS
+"""Of a shape that looks slower than its default: a power cap moves single medians by more than noise."""
+
+SETTLE_S = 0.05
+"""For so long a shape's contenders take turns before any counts: then the GPU is in the state in which they
+keep it, not in that in which the shape before left it. Right after seconds of products at full power one of
+256 x 5120 x 2048 took 18.7 us, and cuBLAS 14.2; after 20 ms 15.8 and 13.1 (one H200, one process)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelBench:
+    """One kernel on this process's GPU."""
+
+    gpu: Gpu
+    """Compiles all that is launched, ahead and in parallel."""
+
+    kernel: Kernel
+    """The kernel there."""
+
+    standard: Standard
+    """What it is measured against."""
+
+    rounds: Round
+    """Times one round."""
+
+    ceilings: Mapping[str, float]
+    """What `aot_tune.bench.kernels.contest.ceilings` found."""
+
+    def shapes(self, problems: Sequence[Problem], until: float) -> Iterator[Shape]:
+        """Time problem after problem; start none after `until`, as `time.monotonic` counts."""
+        choose = dispatcher_of(self.kernel.tunable).choice
+        chosen = {problem: choose(self.gpu.arch, problem).config for problem in problems}
+        plans = [self.gpu.plan_configs(self.kernel, problem, [tuned]) for problem, tuned in chosen.items()]
+        floors = self._floors(chosen)
+        for each in plans:
+            if time.monotonic() > until:
+                return
+            yield self._shape(each, chosen[each.problem], floors.get(each.problem))
+            torch.cuda.empty_cache()
+
+    def _floors(self, chosen: Mapping[Problem, Config]) -> dict[Problem, Rival]:
+        """Problem to what launches the floor there, where one is declared."""
+        if self.standard.floor is None:
+            return {}
+        floor = Kernel(self.standard.floor, self.kernel.arch, self.kernel.device)
+        plans = {problem: self.gpu.plan_configs(floor, problem, [one]) for problem, one in chosen.items()}
+        return {
+            problem: lambda *args, each=each, tuned=chosen[problem]: self._ours(floor, each, tuned, args)
+            for problem, each in plans.items()
+        }
+
+    def _shape(self, each: ProblemPlan, tuned: Config, floor: Rival | None) -> Shape:
+        args = self.kernel.tunable.make_args(each.problem, self.gpu.torch_device, 0)
+        moved, flops = self.standard.work(self.kernel.tunable, each.problem, args)
+        dtype = self.standard.matrix_dtype_of(each.problem)
+        contenders: dict[str, Callable[[], Call]] = {
+            TUNED: partial(self._ours, self.kernel, each, tuned, args)
+        }
+        if tuned != each.default:
+            contenders[DEFAULT] = partial(self._ours, self.kernel, each, each.default, args)
+        if floor is not None:
+            contenders[FLOOR] = partial(floor, *args)
+        if self.standard.copies:
+            contenders[COPY] = partial(_copy, int(moved) // 2)
+        if self.standard.reads:
+            contenders[READ] = partial(_sum, int(moved))
+        torch._dynamo.reset()  # of one function it compiles eight shapes and no more
+        contenders.update({name: partial(rival, *args) for name, rival in self.standard.rivals.items()})
+        failed: dict[str, str] = {}
+        us = timed(contenders, self.rounds, failed)
+        if tuned == each.default and TUNED in us:
+            us[DEFAULT] = us[TUNED]
+        bounds = moved / self.ceilings["copy"], flops / self.ceilings[dtype] if dtype else 0.0
+        return Shape(
+            problem=dict(each.problem),
+            config=str(tuned),
+            bytes=moved,
+            flops=flops,
+            roofline_us=1e6 * max(bounds),
+            us={name: round(value, 2) for name, value in us.items()},
+            failed=failed,
+        )
+
+    def _ours(self, kernel: Kernel, each: ProblemPlan, config: Config, args: Sequence[Any]) -> Call:
+        cubin = self.gpu.cubins(each).get(config)
+        if cubin is None:
+            raise TuneError(f"{config} does not compile")
+        return self.gpu.launcher(kernel, each.problem, config, cubin, args)
+
+
+_EVEN = 4096
+"""Bytes. Copies of sizes that are not a multiple of it take 3 us longer (H200): they are no measure."""
+
+
+def _copy(size: int) -> Call:
+    source = torch.ones(-(-size // _EVEN) * _EVEN, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+def _sum(size: int) -> Call:
+    return torch.ones(size // 4, device="cuda").sum
+
+
+def timed(
+    contenders: Mapping[str, Callable[[], Call]], rounds: Round, failed: dict[str, str]
+) -> dict[str, float]:
+    """Warm up, settle and time what can be made; the others go to `failed`, each with its reason."""
+    calls: dict[str, Call] = {}
+    for name, make in contenders.items():
+        try:
+            call = make()
+            for _ in range(WARM_UPS):
+                call()
+            torch.cuda.synchronize()
+            calls[name] = call
+        except Exception as error:  # a rival's, which may raise anything
+            failed[name] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    until = time.monotonic() + SETTLE_S
+    while calls and time.monotonic() < until:
+        rounds(list(calls.values()))
+    us = contest(calls, rounds) if calls else {}
+    if DEFAULT in us and TUNED in us and us[DEFAULT] < us[TUNED] * (1 - NOISE):
+        us |= contest({name: calls[name] for name in (TUNED, DEFAULT)}, rounds, rounds=MORE_ROUNDS)
+    return us

@@ -1,0 +1,159 @@
+"""`aot-tune bench --kernels --verify`: every config of every portfolio on every declared shape, on two seeds.
+
+Results are compared with the kernel's reference in a process that can crash or hang without harm, on the
+seeds that a sweep checks its winners with. A shape where all is right is written down, so that the same
+command goes on where a time limit or a kill stopped it; that counts for the same source, portfolio,
+versions and GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import orjson
+
+from aot_tune.cubins.size_classes import ODD_SEED
+from aot_tune.declare.discovery import Found
+from aot_tune.declare.fingerprint.hashing import source_hash
+from aot_tune.nvidia import cutile
+from aot_tune.nvidia.nvml import Gpu, visible_gpus
+from aot_tune.tables import store
+from aot_tune.tuner.compile.feed import CompileFeed
+from aot_tune.tuner.compile.job import Compiled
+from aot_tune.tuner.compile.pool import CompilePool
+from aot_tune.tuner.measure.session import MeasureSession
+from aot_tune.tuner.plan.candidates import Kernel, ProblemPlan, plan_only
+from aot_tune.tuner.sweep import run as sweep
+from aot_tune.values.config import Config
+from aot_tune.values.text import counted
+
+CHECKED = Path("build/verified.jsonl")
+"""A line a shape where all was right."""
+
+_SEEDS = (2, ODD_SEED)
+"""One even and one odd, which poison differently; the second with odd sizes where no axis names them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What is known of one kernel."""
+
+    kernel: str
+    """Its name."""
+
+    declared: int
+    """Declared shapes."""
+
+    shapes: int
+    """Of them, those checked."""
+
+    results: int
+    """Results compared: configs times seeds, over those shapes."""
+
+    wrong: tuple[str, ...]
+    """Every config that is wrong, or fails in another way, and where."""
+
+    def __str__(self) -> str:
+        told = "; ".join(self.wrong) if self.wrong else "none wrong"
+        return (
+            f"{self.kernel}: {self.shapes} of {counted(self.declared, 'declared shape')}, "
+            f"{counted(self.results, 'result')}: {told}"
+        )
+
+    @property
+    def held(self) -> bool:
+        """Whether all is checked and right."""
+        return not self.wrong and self.shapes == self.declared
+
+
+def run(kernels: Sequence[Found], *, limit_s: float, checked: Path = CHECKED) -> int:
+    """Check the kernels one after another, and print what is known; 0 where all is right and complete."""
+    gpu = next(gpu for gpu in visible_gpus() or () if gpu.arch is not None)
+    ends, proofs = time.monotonic() + limit_s, []
+    with CompileFeed(partial(CompilePool, os.cpu_count() or 1, folder=sweep.CUBINS)) as feed:
+        for found in kernels:
+            proofs.append(_verified(found, gpu, feed, ends, checked))
+            print(proofs[-1], flush=True)
+    if any(proof.shapes < proof.declared for proof in proofs):
+        print("not complete: the same command goes on")
+    held = all(proof.held for proof in proofs)
+    print(f"{'held' if held else 'MISSED'}: no wrong result of any portfolio on any declared shape")
+    return 0 if held else 1
+
+
+def _verified(found: Found, gpu: Gpu, feed: CompileFeed, ends: float, checked: Path) -> Proof:
+    assert gpu.arch is not None
+    tunable, kernel = found.tunable, Kernel(found, gpu.arch)
+    path = store.table_path(store.package_folder(tunable), gpu.arch, tunable.name)
+    portfolio = store.read_table(path).portfolio if path.exists() else ()
+    plans = [plan_only(kernel, problem, portfolio) for problem in tunable.typical_problems]
+    under = _conditions(kernel, gpu, portfolio)
+    right = _right_before(checked, under)
+    done = [each for each in plans if str(each.problem) in right]
+    left = [each for each in plans if str(each.problem) not in right]
+    wrong: list[str] = []
+    if left and time.monotonic() < ends:
+        for each in left:
+            feed.submit(each.jobs.values())
+        with MeasureSession(found, gpu.index, on_event=print) as session:
+            for each in left:
+                if time.monotonic() > ends:
+                    break
+                found_wrong = _wrong(session, feed, each)
+                if not found_wrong:
+                    _note(checked, {"under": under, "problem": str(each.problem)})
+                wrong += found_wrong
+                done.append(each)
+    return Proof(
+        kernel=tunable.name,
+        declared=len(plans),
+        shapes=len(done),
+        results=len(_SEEDS) * sum(len(each.candidates) for each in done),
+        wrong=tuple(wrong),
+    )
+
+
+def _wrong(session: MeasureSession, feed: CompileFeed, each: ProblemPlan) -> list[str]:
+    """What fails on one problem, compilations included."""
+    results = feed.wait({job.key for job in each.jobs.values()}, lambda: None)
+    cubins: dict[Config, Path] = {}
+    told = []
+    for config, job in each.jobs.items():
+        result = results[job.key]
+        if isinstance(result, Compiled):
+            cubins[config] = result.path
+        else:
+            told.append(f"{config} on {each.problem} does not compile: {result.message[:200]}")
+    failures = session.recheck(each.problem, cubins, _SEEDS) if cubins else []
+    return told + [f"{one.config} on {each.problem}: {one.stage}: {one.message[:200]}" for one in failures]
+
+
+def _conditions(kernel: Kernel, gpu: Gpu, portfolio: Sequence[Config]) -> str:
+    """A digest of all that a check holds for."""
+    versions = [cutile.version(), cutile.compiler_version() or "", gpu.name]
+    parts = [kernel.tunable.name, source_hash(kernel.tunable), *versions, *map(str, portfolio)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _right_before(checked: Path, under: str) -> set[str]:
+    """The problems where an earlier run found all right under the same conditions."""
+    right: set[str] = set()
+    for line in checked.read_bytes().splitlines() if checked.exists() else ():
+        with suppress(orjson.JSONDecodeError):  # the end of a run that was killed
+            told = orjson.loads(line)
+            if told["under"] == under:
+                right.add(told["problem"])
+    return right
+
+
+def _note(checked: Path, told: Mapping[str, object]) -> None:
+    checked.parent.mkdir(parents=True, exist_ok=True)
+    with checked.open("ab") as file:
+        file.write(orjson.dumps(told) + b"\n")

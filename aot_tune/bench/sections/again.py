@@ -1,0 +1,74 @@
+"""Some problems of unchanged kernels swept again over a copy of their tables, and what changes."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from aot_tune.bench.gpu import shipped
+from aot_tune.declare.discovery import Found
+from aot_tune.nvidia.nvml import visible_gpus
+from aot_tune.tables import store
+from aot_tune.tables.table import Entry
+from aot_tune.tuner.sweep import run as sweep
+from aot_tune.tuner.sweep.progress import PlainProgress
+from aot_tune.tuner.sweep.report import SweepRequest, spread
+from aot_tune.values.arch import Arch
+
+PROBLEMS = 20
+"""Of each kernel, evenly spread."""
+
+
+def run() -> dict[str, Any]:
+    """Count and name the entries that changed, kernel by kernel."""
+    arch = next(gpu.arch for gpu in visible_gpus() or () if gpu.arch is not None)
+    with tempfile.TemporaryDirectory() as folder:
+        return {name: _again(arch, found, Path(folder)) for name, found in shipped().items()}
+
+
+def _again(arch: Arch, found: Found, folder: Path) -> dict[str, Any]:
+    tunable = found.tunable
+    old_path = store.table_path(store.package_folder(tunable), arch, tunable.name)
+    target = store.table_path(folder, arch, tunable.name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(old_path, target)
+    chosen = spread(tunable.buckets, PROBLEMS)
+    sweep.run(
+        SweepRequest(
+            kernels=(found,),
+            arch=arch,
+            gpu=0,
+            problems={tunable.name: chosen},
+            out=folder,
+            journal=folder / "journal",
+        ),
+        PlainProgress(),
+    )
+    old, new = store.read_table(old_path), store.read_table(target)
+    changed = [
+        _change(before, entry)
+        for entry in new.entries
+        if (before := old.entry(entry.bucket)) is not None and before != entry
+    ]
+    return {
+        "problems": len(chosen),
+        "changed entries": len(changed),
+        "empty diff": old_path.read_bytes() == target.read_bytes(),
+        "changes": changed,
+    }
+
+
+def _change(before: Entry, entry: Entry) -> dict[str, Any]:
+    return {
+        "bucket": str(entry.bucket),
+        "from": _told(before),
+        "to": _told(entry),
+        "config changed": before.config != entry.config,
+    }
+
+
+def _told(entry: Entry) -> str:
+    gain = entry.default_us / entry.mean_us
+    return f"{entry.config}: {entry.mean_us} us, {gain:.3f}x the default"

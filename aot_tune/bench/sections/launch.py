@@ -1,0 +1,62 @@
+"""What a launch costs on the host: a bare `ct.launch`, `Tunable.launch`, and the hand-written pattern."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import cuda.tile as ct
+import torch
+
+from aot_tune.bench.gpu import Gpu, this_gpu
+from aot_tune.bench.host import launch_us
+from aot_tune.kernels.norms.rms_norm import rms_norm_tunable as tunable
+
+_ROUNDS = 41
+
+
+def run() -> dict[str, float]:
+    """Median host microseconds of each way to launch one tuned rms_norm, the rounds interleaved."""
+    with this_gpu() as gpu:
+        return _measured(gpu)
+
+
+def _measured(gpu: Gpu) -> dict[str, float]:
+    x = torch.randn(64, 4096, device=gpu.torch_device, dtype=torch.bfloat16)
+    weight, out = torch.ones(4096, device=gpu.torch_device, dtype=torch.bfloat16), torch.empty_like(x)
+    problem = tunable.problem_of(x, weight, out, 1e-6)
+    config = tunable.default_config(gpu.arch, problem)
+    kernel = tunable.kernel.replace_hints(**config.hints)
+    grid, stream = tunable.grid_fn(config, gpu.device, problem), torch.cuda.current_stream().cuda_stream
+    arguments = tunable.args_fn(config, x, weight, out, 1e-6)
+    launch, tuned = ct.launch, tunable.launch
+    tuned_once: dict[Any, Any] = {}
+
+    def by_hand() -> None:
+        # What cuTile users write: tune on the first call of a shape, keep the kernel by shape and device.
+        key = (x.shape, weight.shape, x.dtype, str(x.device))
+        if key not in tuned_once:
+            tuned_once[key] = (config, kernel)
+        chosen, ready = tuned_once[key]
+        torch.cuda.get_device_properties(
+            x.device
+        )  # the grid of a persistent kernel asks for its multiprocessors
+        ct.launch(torch.cuda.current_stream(), grid, ready, tunable.args_fn(chosen, x, weight, out, 1e-6))
+
+    ways: dict[str, Callable[[], object]] = {
+        "bare ct.launch": lambda: launch(stream, grid, kernel, arguments),
+        "Tunable.launch": lambda: tuned(x, weight, out, 1e-6),
+        "Tunable.launch, grad off": lambda: tuned(x, weight, out, 1e-6),
+        "tune-once pattern by hand": by_hand,
+        "a Python call": lambda: None,
+    }
+    rounds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(_ROUNDS):
+        for name, call in ways.items():
+            with torch.set_grad_enabled(name != "Tunable.launch, grad off"):
+                rounds[name].append(launch_us(call))
+    us = {name: round(statistics.median(times), 3) for name, times in rounds.items()}
+    us["above bare"] = round(us["Tunable.launch"] - us["bare ct.launch"], 3)
+    us["by hand / Tunable.launch"] = round(us["tune-once pattern by hand"] / us["Tunable.launch"], 2)
+    return us

@@ -1,0 +1,144 @@
+"""What choosing a config costs for shapes not seen before, and what it leaves in memory. Needs no GPU.
+
+As a process chooses that serves alone: with a cache that holds what live searches found. Nothing is searched:
+that takes milliseconds, once a bucket, and is timed by `serving`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from aot_tune import environment
+from aot_tune.bench.host import resident_mb
+from aot_tune.declare.declaration import Declaration
+from aot_tune.kernels import matmul_tunable, rms_norm_tunable
+from aot_tune.nvidia.nvml import visible_gpus
+from aot_tune.serve.choose.index import Index
+from aot_tune.serve.choose.resolve import Legality, resolve
+from aot_tune.serve.launch.dispatch import dispatcher_of
+from aot_tune.serve.search.cache import UserCache
+from aot_tune.serve.search.live import LiveSearch
+from aot_tune.values.arch import KNOWN_ARCHS, Arch
+from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
+
+_LOOK_UPS = 500_000
+"""Of each kernel."""
+
+_FOUND = 200
+"""Buckets of each kernel whose winner the cache holds."""
+
+_OFTEN = 50
+"""One look-up of so many is of such a bucket, the others of one that is drawn."""
+
+
+def run() -> dict[str, Any]:
+    """Microseconds of choosing a config for random problems, and how memory grows meanwhile, on one core."""
+    here = [gpu.arch for gpu in visible_gpus() or () if gpu.arch is not None]
+    arch = next((a for a in (*here, *KNOWN_ARCHS) if dispatcher_of(matmul_tunable).load(a).tables), None)
+    if arch is None:
+        return {"failed": "no table of matmul is there; tune it first"}
+    random_ = random.Random(0)
+
+    def size(most: int) -> int:
+        return int(2 ** random_.uniform(0, math.log2(most)))
+
+    draws: dict[str, Callable[[], dict[str, Any]]] = {
+        "matmul": lambda: {"dtype": "bfloat16", "M": size(16384), "N": size(32768), "K": size(32768)},
+        "rms_norm": lambda: {"dtype": "bfloat16", "rows": size(16384), "cols": size(32768)},
+    }
+    told: dict[str, Any] = {"arch": str(arch)}
+    with _cache_folder():
+        for tunable in (matmul_tunable, rms_norm_tunable):
+            told[tunable.name] = _timed(tunable, arch, draws[tunable.name], random_)
+    return told
+
+
+def _timed(
+    tunable: Declaration, arch: Arch, draw: Callable[[], dict[str, Any]], random_: random.Random
+) -> dict[str, Any]:
+    dispatcher, clock = dispatcher_of(tunable), time.perf_counter_ns
+    index, legality = dispatcher.load(arch), Legality(tunable, arch)
+    search, name = LiveSearch(tunable, dispatcher.kernels), Device.reference(arch).name
+    found = _remembered(tunable, arch, search, name, index, draw)
+    chosen = partial(
+        resolve,
+        tunable,
+        arch,
+        index=index,
+        legality=legality,
+        remembered=partial(search.remembered, arch, name),
+    )
+    for _ in range(5000):
+        chosen(problem=Problem(draw()))
+    before = resident_mb()
+    histogram = [0] * 20001  # tenths of a microsecond; the last for all above 2 ms
+    cached = 0
+    for number in range(_LOOK_UPS):
+        problem = random_.choice(found) if number % _OFTEN == 0 else Problem(draw())
+        started = clock()
+        choice = chosen(problem=problem)
+        histogram[min((clock() - started) // 100, 20000)] += 1
+        cached += choice.source == "cached"
+    return {
+        "look-ups": _LOOK_UPS,
+        "from the cache": cached,
+        "median_us": _quantile(histogram, 0.5),
+        "99.9 %_us": _quantile(histogram, 0.999),
+        "99.99 %_us": _quantile(histogram, 0.9999),
+        "under 200 us": round(sum(histogram[:2000]) / _LOOK_UPS, 6),
+        "grown_mb": round(resident_mb() - before, 2),
+    }  # fmt: skip
+
+
+@contextmanager
+def _cache_folder() -> Iterator[None]:
+    """A cache of our own, and not the user's."""
+    before = os.environ.get(environment.CACHE_DIR)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[environment.CACHE_DIR] = str(Path(folder).resolve())
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[environment.CACHE_DIR]
+            else:
+                os.environ[environment.CACHE_DIR] = before
+
+
+def _remembered(
+    tunable: Declaration,
+    arch: Arch,
+    search: LiveSearch,
+    name: str,
+    index: Index,
+    draw: Callable[[], dict[str, Any]],
+) -> list[Problem]:
+    """Problems of whose buckets no table has an entry and the cache has a winner, put there."""
+    cache = UserCache(Path(os.environ[environment.CACHE_DIR]))
+    found: dict[Problem, Problem] = {}
+    while len(found) < _FOUND:
+        problem = Problem(draw())
+        if index.own(problem) is None:
+            found[tunable.bucket_of(problem)] = problem
+    for bucket, problem in found.items():
+        cache.write(search.key(arch, name, bucket), tunable.default_config(arch, problem), 1.0)
+    return list(found.values())
+
+
+def _quantile(histogram: list[int], part: float) -> float:
+    left = part * sum(histogram)
+    for place, count in enumerate(histogram):
+        left -= count
+        if left <= 0:
+            return (place + 1) / 10
+    return math.inf

@@ -1,0 +1,299 @@
+"""The command line: its verbs and what they print. Thin: it parses, asks others for data, and prints it.
+
+Data goes to stdout, progress and errors to stderr. Exit codes: 0 fine, 1 failed or found problems, 2 usage.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aot_tune import __version__
+from aot_tune.cli import command
+from aot_tune.cli.command import ArchName, AsJson, Kernel, Kernels, Modules, Problems, Verbose, guarded
+from aot_tune.cli.json_text import json_text
+from aot_tune.declare import selection
+from aot_tune.errors import UsageError
+
+if TYPE_CHECKING:
+    from aot_tune.tuner.sweep.report import SweepReport, SweepRequest
+
+app = typer.Typer(
+    name="aot-tune",
+    help="Tune cuTile kernels ahead of time: sweep, review, ship.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # plain help and one-line usage errors, whatever the terminal
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        command.put(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+@guarded
+def tune(
+    kernel: Kernels = None,
+    arch: ArchName = None,
+    module: Modules = None,
+    named: Annotated[list[str] | None, typer.Option("--kernel", help="The same as an argument.")] = None,
+    problem: Problems = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Most buckets of each kernel, evenly spread.")
+    ] = None,
+    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Measure every candidate.")] = False,
+    require: Annotated[
+        str | None, typer.Option(metavar="measured", help="Fail where it could only predict.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of tables; the package's own by default.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Compiling processes; one a core by default.")
+    ] = None,
+    gpu: Annotated[int | None, typer.Option(min=0, help="Index of the GPU to measure on.")] = None,
+    journal: Annotated[
+        Path | None, typer.Option(help="Folder of journals; build/journal by default.")
+    ] = None,
+    cubins: Annotated[
+        Path | None, typer.Option(help="Folder of compiled cubins; build/cubins by default.")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over where a journal could be resumed.")
+    ] = False,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Sweep kernels on this machine's GPU and write their tables; without one of that arch, predict."""
+    from aot_tune.declare.discovery import find_tunables
+    from aot_tune.tuner.sweep.report import SweepRequest
+
+    if require not in (None, "measured"):
+        raise UsageError(f"--require {require!r}: write measured, or leave it away to allow predictions")
+    target = selection.chosen_arch(arch)
+    kernels = selection.chosen_kernels(find_tunables(module or ()), [*(kernel or ()), *(named or ())])
+    problems = selection.problems_by_kernel(kernels, problem or ())
+    device = selection.chosen_gpu(target, gpu, required=require is not None)
+    report = _sweep(
+        SweepRequest(
+            kernels=tuple(found for found in kernels if not problem or found.tunable.name in problems),
+            arch=target,
+            modules=tuple(module or ()),
+            problems=problems,
+            limit=limit,
+            exhaustive=exhaustive,
+            require_measured=require is not None,
+            out=out,
+            jobs=jobs,
+            gpu=device.index if device else None,
+            journal=journal,
+            cubins=cubins,
+            fresh=fresh,
+            verbose=verbose,
+        )
+    )
+    command.put(json_text(report) if as_json else (str(row.path) for row in report.rows if row.path))
+    command.leave(failed=not report.published)
+
+
+def _sweep(request: SweepRequest) -> SweepReport:
+    """Sweep with progress on stderr; stopped by a signal, say how to go on."""
+    from aot_tune.nvidia.cutile import compiler_version
+    from aot_tune.tuner.sweep import run as sweep
+    from aot_tune.tuner.sweep.progress import progress_on
+    from aot_tune.tuner.sweep.progress_text import prediction_notice
+
+    with closing(progress_on(sys.stderr)) as progress, command.sigterm_stops():
+        if request.predicts:
+            progress.note("\n".join(prediction_notice(request, compiler_version())))
+        try:
+            return sweep.run(request, progress)
+        except KeyboardInterrupt:
+            progress.close()
+            kept = "what was compiled is kept" if request.predicts else "what was measured is saved"
+            command.say(f"stopped; {kept}. To go on: {request.command()}")
+            raise
+
+
+@app.command()
+@guarded
+def compile(
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="ARCH", help="Further archs: --arch sm90 sm100.")
+    ] = None,
+    arch: Annotated[
+        list[str] | None,
+        typer.Option("--arch", metavar="sm90", help="By default this machine's, else sm100."),
+    ] = None,
+    kernel: Annotated[list[str] | None, typer.Option("--kernel", help="A kernel; all by default.")] = None,
+    module: Modules = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of archives; beside the package's tables by default.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Compiling processes; one a core by default.")
+    ] = None,
+    cubins: Annotated[
+        Path | None, typer.Option(help="Folder of compiled cubins; build/archive-cubins by default.")
+    ] = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compile what the tables can ask for into one archive an arch, for serving without a compiler."""
+    from aot_tune.declare.discovery import find_tunables, module_names
+    from aot_tune.tuner.archives.build import build
+    from aot_tune.tuner.archives.report import CUBINS, CubinRequest, report_lines
+
+    named = [*(arch or ()), *(more or ())]
+    request = CubinRequest(
+        kernels=selection.chosen_kernels(find_tunables(module or ()), kernel or ()),
+        archs=tuple(dict.fromkeys(map(selection.chosen_arch, named or [None]))),
+        only_these=bool(kernel),
+        modules=tuple(module_names(module)) if module else (),
+        out=out,
+        jobs=jobs,
+        cubins=cubins or CUBINS,
+    )
+    with command.sigterm_stops():
+        try:
+            reports = build(request, command.say)
+        except KeyboardInterrupt:
+            kept = f"what was compiled is kept in {request.cubins}"
+            command.say(f"stopped; {kept}. To go on, run the same command again")
+            raise
+    for report in reports:
+        for line in report.failures:
+            command.say(f"not compiled: {line}")
+    command.put(json_text(reports) if as_json else (line for one in reports for line in report_lines(one)))
+    command.leave(failed=any(report.failures for report in reports))
+
+
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+)
+@guarded
+def bench(context: typer.Context) -> None:
+    """Measure what the README states, on a GPU; --kernels: each kernel beside what else a user would pick."""
+    from aot_tune.bench.__main__ import main
+
+    command.leave(failed=main(context.args) != 0)
+
+
+@app.command()
+@guarded
+def show(
+    kernel: Kernel = None,
+    arch: Annotated[str | None, typer.Option("--arch", metavar="sm90", help="All by default.")] = None,
+    module: Modules = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Print the tables there are, or one kernel's entries."""
+    from aot_tune.cli.show import overview_lines, table_data, table_lines, tables_found
+    from aot_tune.values.arch import Arch
+
+    target = Arch.parse(arch) if arch is not None else None
+    tables, unreadable = tables_found(kernel, target, module or ())
+    if as_json:
+        command.put(json_text([table_data(path, table) for path, table in tables]))
+    elif kernel is not None:
+        command.put(line for path, table in tables for line in table_lines(path, table))
+    elif tables:
+        command.put(overview_lines(tables))
+    for error in unreadable:
+        command.say(f"aot-tune: {error}")
+    command.leave(failed=bool(unreadable))
+
+
+@app.command()
+@guarded
+def check(
+    path: Annotated[
+        Path | None, typer.Argument(metavar="PATH", help="A table or folder; all by default.")
+    ] = None,
+    module: Modules = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Check tables against their declarations, as a pull request does; exit code 1 when anything is found."""
+    from aot_tune.cli.check import broken_findings
+    from aot_tune.cli.check import check as findings_of
+    from aot_tune.declare.discovery import survey
+    from aot_tune.values.text import counted
+
+    declared = survey(module or ())
+    findings = [*broken_findings(declared.broken), *findings_of(declared.found, path)]
+    command.put(json_text(findings) if as_json else (str(finding) for finding in findings))
+    command.say(f"{counted(len(findings), 'problem')} found" if findings else "no problems found")
+    command.leave(failed=bool(findings))
+
+
+@app.command()
+@guarded
+def diff(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="A table, or a folder of tables.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The same, later.")],
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 where they differ.")] = False,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Say what changed between two tables or folders of tables."""
+    from aot_tune.cli.diff import diff_data, diff_lines, diff_paths
+
+    diffs = diff_paths(old, new)
+    command.put(json_text(diff_data(diffs)) if as_json else diff_lines(diffs))
+    command.leave(failed=exit_code and not all(one.empty for one in diffs))
+
+
+@app.command()
+@guarded
+def doctor(
+    kernel: Kernel = None,
+    problem: Problems = None,
+    arch: ArchName = None,
+    module: Modules = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Say what GPU, compiler, tables and cache this process would use; or why a problem gets its config.
+
+    Exit code 1 when the declaration of the kernel is wrong.
+    """
+    from aot_tune.cli.doctor import diagnose, diagnosis_lines
+    from aot_tune.cli.explain import explain, explanation_lines, overview_lines
+    from aot_tune.declare.discovery import find_tunables
+
+    target = selection.chosen_arch(arch)
+    if kernel is None:
+        if problem:
+            raise UsageError("--problem needs a kernel: aot-tune doctor KERNEL --problem M=300,...")
+        diagnosis = diagnose(target, module or ())
+        command.put(json_text(diagnosis) if as_json else diagnosis_lines(diagnosis))
+        return
+    kernels = selection.chosen_kernels(find_tunables(module or ()), [kernel])
+    tunable = kernels[0].tunable
+    chosen = selection.problems_by_kernel(kernels, problem or ()).get(kernel, tunable.typical_problems)
+    answers = [explain(tunable, target, one) for one in chosen]
+    if as_json:
+        command.put(json_text(answers))
+    elif problem:
+        command.put(line for one in answers for line in explanation_lines(one))
+    else:
+        command.put(overview_lines(answers))
+    command.leave(failed=any(one.mistakes for one in answers))

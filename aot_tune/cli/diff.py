@@ -1,0 +1,269 @@
+"""What changed between two tables or two folders of them, as data. Knows no kernel and no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from aot_tune.errors import UsageError
+from aot_tune.tables import store
+from aot_tune.tables.table import Entry, Table, entry_order
+from aot_tune.tuner.sweep.report import geometric_mean
+from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+from aot_tune.values.text import aligned, counted
+
+Kind = Literal["added", "removed", "config", "figures"]
+"""How an entry changed: it is new, it is gone, another config won, or only its figures differ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntryChange:
+    """One bucket that is not as it was."""
+
+    bucket: Problem
+    """The bucket."""
+
+    kind: Kind
+    """How it changed."""
+
+    old: Entry | None
+    """The entry before; None when it was added."""
+
+    new: Entry | None
+    """The entry after; None when it was removed."""
+
+    @property
+    def speedup(self) -> float | None:
+        """Time before / time after; None when one of them is missing."""
+        return None if self.old is None or self.new is None else self.old.mean_us / self.new.mean_us
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableDiff:
+    """One kernel's changes on one arch."""
+
+    kernel: str
+    """Its name."""
+
+    arch: Arch
+    """The arch."""
+
+    old: Table | None
+    """The table before; None when it is new."""
+
+    new: Table | None
+    """The table after; None when it is gone."""
+
+    changes: tuple[EntryChange, ...]
+    """Entries that changed, in the table's order."""
+
+    remarks: tuple[str, ...]
+    """What changed outside the entries: source, device, compiler, portfolio, axes."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing changed."""
+        return not self.changes and not self.remarks
+
+    @property
+    def speedups(self) -> tuple[float, ...]:
+        """Time before / time after of each entry that both tables hold."""
+        before = {entry.bucket: entry for entry in self.old.entries} if self.old else {}
+        after = self.new.entries if self.new else ()
+        return tuple(
+            before[entry.bucket].mean_us / entry.mean_us for entry in after if entry.bucket in before
+        )
+
+
+def diff_tables(old: Table | None, new: Table | None) -> TableDiff:
+    """What `new` changes of `old`; either may be missing, not both. Both are of one kernel and arch."""
+    either = new or old
+    assert either is not None
+    before = {entry.bucket: entry for entry in old.entries} if old else {}
+    after = {entry.bucket: entry for entry in new.entries} if new else {}
+    # A bucket's names may differ where the axes changed: each table's entries sort by that table's own axes.
+    ordered = sorted(after, key=lambda bucket: entry_order(new.axes, bucket)) if new else []
+    ordered += [bucket for bucket in before if bucket not in after]
+    changes = []
+    for bucket in ordered:
+        kind = _kind(before.get(bucket), after.get(bucket))
+        if kind is not None:
+            changes.append(
+                EntryChange(bucket=bucket, kind=kind, old=before.get(bucket), new=after.get(bucket))
+            )
+    return TableDiff(
+        kernel=either.kernel,
+        arch=either.arch,
+        old=old,
+        new=new,
+        changes=tuple(changes),
+        remarks=tuple(_remarks(old, new)) if old and new else (),
+    )
+
+
+def diff_paths(old: Path, new: Path) -> tuple[TableDiff, ...]:
+    """The differences between two tables, or between all tables of two folders, by arch and kernel.
+
+    A folder is one arch's or one of those.
+
+    Raises:
+        UsageError: The two are not of a kind, one is missing, they are tables of different kernels, or
+            neither folder holds a table.
+        TableError: A file is no table.
+        StoreError: A file cannot be read.
+    """
+    for path in (old, new):
+        if not path.exists():
+            raise UsageError(f"{path} does not exist; give two tables or two folders of tables")
+    if old.is_dir() != new.is_dir():
+        raise UsageError(f"{old} and {new}: one is a folder and the other a file; give two of a kind")
+    if not old.is_dir():
+        before, after = store.read_table(old), store.read_table(new)
+        if (before.kernel, before.arch) != (after.kernel, after.arch):
+            raise UsageError(
+                f"{old} is {before.kernel} on {before.arch} and {new} is {after.kernel} on {after.arch}; "
+                "give two tables of one kernel and arch"
+            )
+        return (diff_tables(before, after),)
+    tables_before, tables_after = map(_tables, _listed(old, new))
+    names = sorted({*tables_before, *tables_after})
+    return tuple(diff_tables(tables_before.get(name), tables_after.get(name)) for name in names)
+
+
+def diff_lines(diffs: Sequence[TableDiff]) -> list[str]:
+    """The differences for a person: changed tables with their entries, then one line that sums up."""
+    if all(diff.empty for diff in diffs):
+        return [f"no differences in {counted(len(diffs), 'table')}"]
+    lines = [line for diff in diffs if not diff.empty for line in _table_lines(diff)]
+    kinds = [change.kind for diff in diffs for change in diff.changes]
+    counts = ", ".join(f"{kinds.count(kind)} {words}" for kind, words in _WORDS.items() if kind in kinds)
+    entries = f"{counted(len(kinds), 'entry', 'entries')} changed" + (f" ({counts})" if counts else "")
+    kept = [ratio for diff in diffs for ratio in diff.speedups]
+    speed = f"; the {len(kept)} in both run {geometric_mean(kept):.3f}x as fast as before" if kept else ""
+    return [*lines, f"{counted(len(diffs), 'table')}: {entries}{speed}"]
+
+
+def diff_data(diffs: Iterable[TableDiff]) -> list[dict[str, object]]:
+    """The differences for a script: by table, each changed entry with times and configs before and after."""
+    return [
+        {
+            "kernel": diff.kernel,
+            "arch": diff.arch,
+            "added": diff.old is None,
+            "removed": diff.new is None,
+            "remarks": diff.remarks,
+            "speedup": geometric_mean(diff.speedups),
+            "changes": [_change_data(change) for change in diff.changes],
+        }
+        for diff in diffs
+        if not diff.empty
+    ]
+
+
+def _change_data(change: EntryChange) -> dict[str, object]:
+    sides = {"before": change.old, "after": change.new}
+    return {"bucket": change.bucket, "kind": change.kind, "speedup": change.speedup} | {
+        side: None
+        if entry is None
+        else {
+            "config": entry.config,
+            "mean_us": entry.mean_us,
+            "default_us": entry.default_us,
+            "evidence": entry.evidence,
+        }
+        for side, entry in sides.items()
+    }
+
+
+def _listed(old: Path, new: Path) -> tuple[list[Path], list[Path]]:
+    """The tables of two archs' folders or of two folders of those."""
+    roots = store.listed(old), store.listed(new)
+    if not any(roots):
+        roots = store.listed_in(old), store.listed_in(new)
+        if not any(roots):
+            raise UsageError(f"no tables in {old} and {new}; give two archs' folders or two folders of those")
+    for root, listed, other in zip((old, new), roots, (new, old), strict=True):
+        if not listed and store.listed_in(root):
+            raise UsageError(f"{root} is one arch's folder and {other} is one of those; give two of a kind")
+    return roots
+
+
+def _tables(paths: Iterable[Path]) -> dict[tuple[str, Arch], Table]:
+    tables = map(store.read_table, paths)
+    return {(table.kernel, table.arch): table for table in tables}
+
+
+def _kind(old: Entry | None, new: Entry | None) -> Kind | None:
+    if old is None:
+        return "added"
+    if new is None:
+        return "removed"
+    if old.config != new.config:
+        return "config"
+    return None if old == new else "figures"
+
+
+def _remarks(old: Table, new: Table) -> Iterable[str]:
+    if old.source_hash != new.source_hash:
+        yield f"source {old.source_hash} -> {new.source_hash}"
+    for name in ("device_name", "sm_count", "cuda_tile", "tileiras", "driver"):
+        before, after = getattr(old.built_with, name), getattr(new.built_with, name)
+        if before != after:
+            yield f"{name} {before or 'none'} -> {after or 'none'}"
+    if dict(old.axes) != dict(new.axes):
+        yield f"axes {_axes(old)} -> {_axes(new)}"
+    if old.portfolio != new.portfolio:
+        added, removed = _without(new.portfolio, old.portfolio), _without(old.portfolio, new.portfolio)
+        words = [*(f"+ {config}" for config in added), *(f"- {config}" for config in removed)]
+        yield f"portfolio: {'; '.join(words) or 'another order'}"
+    if old.portfolio_regret != new.portfolio_regret:
+        yield f"portfolio regret {old.portfolio_regret:.1%} -> {new.portfolio_regret:.1%}"
+
+
+def _axes(table: Table) -> str:
+    return " ".join(f"{name}:{axis.kind}" for name, axis in table.axes.items())
+
+
+def _without(configs: Iterable[Config], others: Iterable[Config]) -> list[Config]:
+    there = set(others)
+    return [config for config in configs if config not in there]
+
+
+def _table_lines(diff: TableDiff) -> list[str]:
+    state = "" if diff.old and diff.new else (" (new table)" if diff.new else " (table removed)")
+    lines = [f"{diff.arch}/{diff.kernel}{state}", *(f"  {remark}" for remark in diff.remarks)]
+    rows = []
+    for change in diff.changes:
+        gain = "" if change.speedup is None else f"{change.speedup:.3f}x"
+        configs = [str(entry.config) for entry in (change.old, change.new) if entry is not None]
+        same = len(configs) == 2 and configs[0] == configs[1]
+        times = [f"{entry.mean_us:.2f}" for entry in (change.old, change.new) if entry is not None]
+        evidence = dict.fromkeys(entry.evidence for entry in (change.old, change.new) if entry is not None)
+        gains = [
+            f"{entry.default_us / entry.mean_us:.2f}x"
+            for entry in (change.old, change.new)
+            if entry is not None
+        ]
+        rows.append((
+            f"  {_SIGNS[change.kind]} {change.bucket}",
+            f"{' -> '.join(times)} us" + (f", {' -> '.join(evidence)}" if len(evidence) > 1 else ""),
+            gain,
+            f"over default {' -> '.join(gains)}",
+            configs[0] if same else " -> ".join(configs),
+        ))  # fmt: skip
+    return lines + aligned(rows)
+
+
+_SIGNS: Mapping[Kind, str] = {"added": "+", "removed": "-", "config": "!", "figures": "~"}
+"""The mark an entry's line begins with."""
+
+_WORDS: Mapping[Kind, str] = {
+    "added": "added",
+    "removed": "removed",
+    "config": "with another config",
+    "figures": "with other figures only",
+}

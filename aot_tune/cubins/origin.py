@@ -1,0 +1,94 @@
+"""What cubins were compiled from, and whether that is the code here. Runs nothing that a file names."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from aot_tune.declare.declaration import Declaration
+from aot_tune.declare.fingerprint.source import counts_by_name
+
+_PLAIN = (bool, int, float, str, type(None))
+_ABSENT = object()
+_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What a kernel's cubins were compiled from and with. They serve only what is the same."""
+
+    source_hash: str
+    """`aot_tune.declare.fingerprint.hashing.source_hash` of the declaration."""
+
+    files: Mapping[str, str]
+    """Module -> SHA-256 of its file, for every module that holds code of the kernel."""
+
+    values: Mapping[str, str]
+    """``module:name`` -> what the global prints as, for every global value that this code reads."""
+
+    complete: bool
+    """Whether files and values are all that the code depends on, so that the hash need not be taken again."""
+
+    cuda_tile: str
+    """Version of cuda-tile."""
+
+    tileiras: str
+    """Version of cuTile's compiler."""
+
+
+def difference(tunable: Declaration, origin: Origin) -> str | None:
+    """What of the sources differs from those of an archive; None where the code is the same.
+
+    Files and values are compared first, in less than a millisecond. Where one differs, or where they do not
+    tell all, the source hash decides (8 to 16 ms), which leaves comments and positions out.
+    """
+    changed = _changed(origin)
+    if changed is None and origin.complete:
+        return None
+    from aot_tune.declare.fingerprint.hashing import source_hash
+
+    now = source_hash(tunable)
+    if now == origin.source_hash:
+        return None
+    return f"{changed or 'the code'} is not as it was compiled (source {origin.source_hash}, now {now})"
+
+
+def _changed(origin: Origin) -> str | None:
+    for module, digest in origin.files.items():
+        if file_digest(module) != digest:
+            return f"the file of {module}"
+    for place, text in origin.values.items():
+        module, _, name = place.partition(":")
+        if printed(vars(sys.modules.get(module, object)).get(name, _ABSENT)) != text:
+            return f"the value of {name} in {module}"
+    return None
+
+
+def file_digest(module: str) -> str | None:
+    """SHA-256 of an imported module's source file; None where it is not imported or has no file."""
+    path = getattr(sys.modules.get(module), "__file__", None)
+    try:
+        return hashlib.sha256(Path(path or "").read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def printed(value: object) -> str | None:
+    """A plain value, or a framework's such as a dtype, as text that tells it from others, else None."""
+    if type(value) in _PLAIN:
+        return repr(value)
+    if type(value) is tuple:
+        return None if any(printed(part) is None for part in value) else repr(value)
+    kind = type(value)
+    if (
+        kind.__module__ != "builtins"
+        and counts_by_name(kind.__module__)
+        and kind.__repr__ is not object.__repr__
+    ):
+        text = repr(value)
+        return None if _ADDRESS.search(text) or hasattr(value, "shape") else text
+    return None

@@ -1,0 +1,87 @@
+"""What a kernel's cubins depend on, as a serving process can compare it quickly. Compiles nothing.
+
+`source_hash` says all, but taking it parses the sources: 8 to 16 ms, more than a whole first launch. So an
+archive names the files that hold the kernel's code, and the global values which that code reads.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from typing import Any
+
+from aot_tune.cubins.origin import Origin, file_digest, printed
+from aot_tune.declare.declaration import Declaration
+from aot_tune.declare.fingerprint.hashing import source_hash
+from aot_tune.declare.fingerprint.source import NoSourceError, closure_of, counts_by_name, function_trees
+from aot_tune.declare.fingerprint.syntax import outer_names
+from aot_tune.nvidia import cutile
+
+
+def origin_of(tunable: Declaration, tileiras: str) -> Origin:
+    """What this process would compile a declaration's kernel from."""
+    walk = _Walk()
+    walk.function(cutile.python_function(tunable.kernel))
+    digests = {module: file_digest(module) for module in walk.modules}
+    return Origin(
+        source_hash=source_hash(tunable),
+        files={module: digest for module, digest in digests.items() if digest is not None},
+        values=walk.values,
+        complete=walk.complete and None not in digests.values(),
+        cuda_tile=cutile.version(),
+        tileiras=tileiras,
+    )
+
+
+class _Walk:
+    """Follows a function's outer names to other functions and to values."""
+
+    def __init__(self) -> None:
+        self.modules: set[str] = set()
+        self.values: dict[str, str] = {}
+        self.complete = True
+        self._seen: set[int] = set()
+
+    def function(self, function: Any) -> None:
+        """Take in a function's module and all that its text names."""
+        function = inspect.unwrap(function)
+        if id(function) in self._seen:
+            return
+        self._seen.add(id(function))
+        if not isinstance(function, types.FunctionType):
+            self.complete = False
+            return
+        self.modules.add(function.__module__)
+        closed = closure_of(function)
+        if closed or function.__defaults__ or function.__kwdefaults__:
+            self.complete = False  # values that no module's global holds
+        try:
+            trees = function_trees(function)
+        except NoSourceError:
+            self.complete = False
+            return
+        for tree in trees:
+            names, imports = outer_names(tree)
+            self.complete &= not imports
+            for name in names:
+                if name[0] not in closed and name[0] in function.__globals__:
+                    self._value(function.__module__, name[0], function.__globals__[name[0]], name[1:])
+
+    def _value(self, module: str, name: str, value: Any, attributes: tuple[str, ...]) -> None:
+        if isinstance(value, types.ModuleType):
+            if counts_by_name(value.__name__):
+                return
+            if not attributes or not hasattr(value, attributes[0]):
+                self.complete = False
+                return
+            self._value(value.__name__, attributes[0], getattr(value, attributes[0]), attributes[1:])
+        elif cutile.is_kernel_like(value):
+            self.function(cutile.python_function(value))
+        elif hasattr(value, "__qualname__") and counts_by_name(getattr(value, "__module__", None)):
+            return  # a framework's function or class, named in a file that is hashed
+        elif isinstance(value, types.FunctionType):
+            self.function(value)
+        elif (text := printed(value)) is not None:
+            self.values[f"{module}:{name}"] = text
+        else:
+            self.complete = False

@@ -1,0 +1,98 @@
+"""Write an archive of cubins in the format of `aot_tune.cubins.archive`. Knows no kernel and no compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from aot_tune.cubins.archive import HEADER, MAGIC, SCHEMA, WINDOW, CubinKey, Section
+from aot_tune.cubins.origin import Origin
+from aot_tune.values.arch import Arch
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelCubins:
+    """One kernel's cubins, in memory: what is packed."""
+
+    kernel: str
+    """Its declared name."""
+
+    symbol: str
+    """What it is called inside of every cubin."""
+
+    origin: Origin
+    """What they were compiled from."""
+
+    cubins: Mapping[CubinKey, bytes]
+    """The cubins."""
+
+    @classmethod
+    def unpacked(cls, kernel: str, section: Section) -> KernelCubins:
+        """What an archive has of a kernel, to be packed again.
+
+        Raises:
+            ArchiveError: A cubin is damaged.
+        """
+        cubins = {key: cubin for key in section.keys if (cubin := section.cubin(*key)) is not None}
+        return cls(kernel=kernel, symbol=section.symbol, origin=section.origin, cubins=cubins)
+
+
+def pack(arch: Arch, kernels: Sequence[KernelCubins]) -> bytes:
+    """An archive's bytes; equal for equal input in any order."""
+    body = _Body()
+    sections = {}
+    for one in sorted(kernels, key=lambda kernel: kernel.kernel):
+        sections[one.kernel] = body.put(orjson.dumps(_section(one, body)))
+    index = orjson.dumps({"arch": str(arch), "kernels": sections})
+    return b"".join(
+        [HEADER.pack(MAGIC, SCHEMA, len(index), hashlib.sha256(index).digest()), index, *body.parts]
+    )
+
+
+class _Body:
+    """Everything after the index, whose length depends on it: places are counted from its end."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self._length = 0
+
+    def put(self, data: bytes, dictionary: bytes = b"", *, level: int = 9) -> list[Any]:
+        """Add a part; returns its place as the index writes it."""
+        strategy = zlib.Z_DEFAULT_STRATEGY
+        packer = zlib.compressobj(level, zlib.DEFLATED, zlib.MAX_WBITS, 9, strategy, dictionary)
+        part = packer.compress(data) + packer.flush()
+        place = [self._length, len(part), len(data), hashlib.sha256(data).hexdigest()]
+        self.parts.append(part)
+        self._length += len(part)
+        return place
+
+
+def _section(one: KernelCubins, body: _Body) -> dict[str, Any]:
+    """Put a kernel's cubins; returns what its section says."""
+    # The middle by size resembles most. Order and choice depend on the bytes alone.
+    distinct = sorted(set(one.cubins.values()), key=lambda cubin: (len(cubin), cubin))
+    distinct.insert(0, distinct.pop(len(distinct) // 2))
+    number = {cubin: place for place, cubin in enumerate(distinct)}
+    keys = sorted(one.cubins)
+    hints = sorted({hints for hints, _ in keys})
+    return {
+        "symbol": one.symbol,
+        "source_hash": one.origin.source_hash,
+        "files": dict(sorted(one.origin.files.items())),
+        "values": dict(sorted(one.origin.values.items())),
+        "complete": one.origin.complete,
+        "cuda_tile": one.origin.cuda_tile,
+        "tileiras": one.origin.tileiras,
+        "hints": [dict(each) for each in hints],
+        "blocks": [
+            # The first is unpacked for any other, so that a first launch waits for it: stored as it is.
+            body.put(cubin, distinct[0][:WINDOW]) if place else body.put(cubin, level=0)
+            for place, cubin in enumerate(distinct)
+        ],
+        "cubins": [[hints.index(key[0]), key[1], number[one.cubins[key]]] for key in keys],
+    }

@@ -1,0 +1,237 @@
+"""Refuse a declaration that contradicts itself and say what to write instead. Touches no GPU, reads no table.
+
+`check_declaration` runs at every construction, so in every serving process: it looks at one problem and arch.
+`declaration_problems` looks at all of them, for the tuner and for `check`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from aot_tune.declare.declaration import check_name
+from aot_tune.declare.mistakes import (
+    Mistake,
+    axis_missing,
+    config_mistakes,
+    names,
+    of_problems,
+    problem_mistakes,
+    space_kind,
+    space_mistakes,
+)
+from aot_tune.declare.stand_in import NotFollowedError, returned
+from aot_tune.errors import DeclarationError
+from aot_tune.nvidia import cutile
+from aot_tune.values.arch import KNOWN_ARCHS, Arch
+from aot_tune.values.bucket import Exact, Pow2
+from aot_tune.values.problem import Problem
+from aot_tune.values.raised import told
+
+if TYPE_CHECKING:
+    from aot_tune.declare.declaration import Declaration
+
+_CALLABLES = (
+    "problem", "search_space", "default", "grid_fn", "args_fn", "make_args", "reference", "legal",
+    "fits",
+)  # fmt: skip
+_OPTIONAL_CALLABLES = ("tiles", "work")
+_MUTATED = ("outputs", "inplace", "reset")
+
+_FIRST_ARCHS = (Arch(9, 0), Arch(10, 0), Arch(12, 0))
+"""Asked first for a space to look at, as most kernels have one there."""
+
+# At construction ----------------------------------------------------------------------------------
+
+
+def check_declaration(tunable: Declaration) -> None:
+    """Refuse the mistakes that can be seen without torch, on the first typical problem.
+
+    Raises:
+        DeclarationError: It names the kernel, the field, what was found and what to write.
+    """
+    check_name(tunable.name)
+    _check_place(tunable)
+    if not cutile.is_kernel(tunable.kernel):
+        _refuse(tunable, f"kernel is {tunable.kernel!r:.80}; pass the function decorated with @ct.kernel")
+    _check_axes(tunable)
+    _check_functions(tunable)
+    _check_arguments(tunable)
+    problem = _first_problem(tunable)
+    for mistake in problem_mistakes(tunable, problem):
+        _refuse(tunable, mistake.text)
+    _check_returned(tunable)
+    arch = _an_arch(tunable, problem)
+    for mistake in config_mistakes(tunable, arch, problem):
+        _refuse(tunable, mistake.text)
+
+
+def _refuse(tunable: Declaration, mistake: str) -> NoReturn:
+    raise DeclarationError(f"{tunable.name}: {mistake}")
+
+
+def _check_place(tunable: Declaration) -> None:
+    package, tables, distribution = tunable.package, tunable.tables, tunable.distribution
+    if tables is not None and not isinstance(tables, Path):
+        _refuse(tunable, f"tables is {tables!r:.80}; write Path({str(tables)!r:.80})")
+    parts = package.split(".") if isinstance(package, str) else [""]
+    if not all(part.isidentifier() for part in parts) and (package or tables is None):
+        _refuse(
+            tunable,
+            f"package is {package!r:.80}; write package=__package__ in a module of a package, or name the "
+            "folder of its tables: package='', tables=Path(__file__).parent / 'tuned_configs'",
+        )
+    if distribution is not None and not isinstance(distribution, str):
+        _refuse(tunable, f"distribution is {distribution!r:.80}; write the name that pip installs")
+
+
+def _check_axes(tunable: Declaration) -> None:
+    if not isinstance(tunable.axes, Mapping) or not tunable.axes:
+        _refuse(tunable, "axes is empty; name each size of a problem: axes={'M': Pow2(), 'N': Exact()}")
+    for name, axis in tunable.axes.items():
+        if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
+            _refuse(tunable, f"an axis is called {name!r:.80}; write a Python name such as 'M'")
+        if hasattr(Problem, name):
+            _refuse(tunable, f"an axis is called {name!r}, which is a method of Problem; call it otherwise")
+        if not isinstance(axis, Pow2 | Exact):
+            _refuse(tunable, f"axes[{name!r}] is {axis!r:.80}; write Pow2() or Exact()")
+
+
+def _check_functions(tunable: Declaration) -> None:
+    for field in (*_CALLABLES, *_OPTIONAL_CALLABLES):
+        value = getattr(tunable, field)
+        if not callable(value) and not (value is None and field in _OPTIONAL_CALLABLES):
+            _refuse(tunable, f"{field} is {value!r:.80}; write a function")
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    for parameter in inspect.signature(tunable.problem).parameters.values():
+        if parameter.kind not in kinds:
+            _refuse(
+                tunable,
+                f"problem() takes {parameter}; write out the launch arguments, each by name and by position",
+            )
+
+
+def _check_arguments(tunable: Declaration) -> None:
+    known = tunable.parameters
+    for field in _MUTATED:
+        value = getattr(tunable, field)
+        if isinstance(value, str):
+            _refuse(tunable, f"{field} is the text {value!r:.80}; write {field}=({value!r:.80},)")
+        for name in value:
+            if name not in known:
+                _refuse(
+                    tunable,
+                    f"{field} names {name!r}, which problem() does not take; it takes {names(known)}",
+                )
+    mutated = list(tunable.mutated)
+    if not mutated:
+        _refuse(
+            tunable,
+            "no argument is written; name the arguments the kernel writes in outputs, those it changes in "
+            "inplace and those it adds to in reset",
+        )
+    for name in mutated:
+        if mutated.count(name) > 1:
+            _refuse(tunable, f"{name!r} is named twice among outputs, inplace and reset; name it once")
+
+
+def _first_problem(tunable: Declaration) -> Problem:
+    typical = tunable.typical
+    if not isinstance(typical, Sequence) or isinstance(typical, str):
+        _refuse(tunable, f"typical is {typical!r:.80}; write a list of the problems to sweep")
+    if not typical:
+        _refuse(
+            tunable, "typical is empty; list the problems to sweep: typical=[{'dtype': 'bfloat16', 'M': 16}]"
+        )
+    for i, shape in enumerate(typical):
+        if not isinstance(shape, Mapping) or not shape:
+            _refuse(
+                tunable,
+                f"typical[{i}] is {shape!r:.80}; write a dict such as {{'dtype': 'bfloat16', 'M': 16}}",
+            )
+        empty = [name for name, value in shape.items() if isinstance(value, list | tuple) and not value]
+        if empty:
+            _refuse(tunable, f"typical[{i}][{empty[0]!r}] lists no value; list at least one")
+    first = {name: v[0] if isinstance(v, list | tuple) else v for name, v in typical[0].items()}
+    try:
+        return Problem(first)
+    except DeclarationError as error:
+        _refuse(tunable, f"typical[0]: {error}")
+
+
+def _check_returned(tunable: Declaration) -> None:
+    """Refuse a `problem` that lacks an axis, as far as its tensors need not be there to tell."""
+    try:
+        found = returned(tunable.problem, len(tunable.parameters))
+    except NotFollowedError:
+        return  # it is told before a sweep, on tensors without storage
+    if not isinstance(found, Mapping):
+        _refuse(tunable, f"problem() returned a {type(found).__name__}; return a dict of sizes and dtypes")
+    for axis in tunable.axes:
+        if axis not in found:
+            _refuse(tunable, axis_missing(axis, f"it returns {names(map(str, found))}"))
+
+
+def _an_arch(tunable: Declaration, problem: Problem) -> Arch:
+    """The first arch with a search space for this problem."""
+    raised: Exception | None = None
+    not_a_list: str | None = None
+    for arch in dict.fromkeys((*_FIRST_ARCHS, *KNOWN_ARCHS)):
+        try:
+            space = tunable.search_space(arch, problem)
+        except Exception as error:  # the author's code may not know every arch; one that it knows is enough
+            raised = raised or error
+            continue
+        kind = space_kind(space)
+        if kind is None and len(space) > 0:
+            return arch
+        not_a_list = not_a_list or kind
+    if not_a_list is not None:
+        _refuse(tunable, f"search_space({problem}) returned {not_a_list}")
+    if raised is not None:
+        told_of = told(raised, tunable.search_space)
+        raise DeclarationError(f"{tunable.name}: search_space({problem}) raised {told_of}") from raised
+    _refuse(tunable, f"search_space is empty for {problem} on every arch; return at least the default")
+
+
+# Before a sweep -----------------------------------------------------------------------------------
+
+
+def first_arch(tunable: Declaration) -> Arch:
+    """An arch to look at a declaration on where none is asked for: the first that it has a space for."""
+    return _an_arch(tunable, _first_problem(tunable))
+
+
+def declaration_problems(tunable: Declaration, arch: Arch) -> list[str]:
+    """All that is wrong with a declaration on one arch, over every typical problem; empty when nothing is.
+
+    Imports torch and makes every problem's arguments without storage. A mistake that several problems share
+    is told once, for the first of them, with how many more there are.
+    """
+    from aot_tune.declare.argument_mistakes import argument_mistakes
+
+    found: dict[str, list[tuple[str, Problem]]] = {}
+    sound: list[Problem] = []
+    for problem in tunable.typical_problems:
+        mistakes = _without_arguments(tunable, arch, problem)
+        if not mistakes:
+            sound.append(problem)
+            mistakes = list(argument_mistakes(tunable, arch, problem))
+        for about, text in mistakes:
+            found.setdefault(about, []).append((text, problem))
+    shared = (of_problems(*having[0], len(having) - 1) for having in found.values())
+    return [f"{tunable.name}: {text}" for text in (*shared, *space_mistakes(tunable, arch, sound))]
+
+
+def mistakes_on(tunable: Declaration, arch: Arch, problem: Problem) -> list[str]:
+    """All that is wrong with a declaration on one arch, for one problem. Imports torch."""
+    from aot_tune.declare.argument_mistakes import argument_mistakes
+
+    without = _without_arguments(tunable, arch, problem)
+    return [mistake.text for mistake in without or argument_mistakes(tunable, arch, problem)]
+
+
+def _without_arguments(tunable: Declaration, arch: Arch, problem: Problem) -> list[Mistake]:
+    return list(problem_mistakes(tunable, problem)) or list(config_mistakes(tunable, arch, problem))

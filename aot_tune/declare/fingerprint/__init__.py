@@ -1,0 +1,1 @@
+"""The source hash: what a kernel computes, followed through helpers, globals and closures."""

@@ -1,0 +1,299 @@
+"""Hash the code that a table's figures depend on: kernel, grid and arguments. Imports no cuda.tile.
+
+Processes, Python releases and checkouts agree on the hash of the same code: it is taken from syntax trees in
+a normal form and from values, never from bytecode, addresses, file names or the order of a set.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import enum
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import itertools
+import re
+import secrets
+import sys
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from aot_tune.declare.fingerprint.source import (
+    NoSourceError,
+    annotations_of,
+    class_trees,
+    closure_of,
+    counts_by_name,
+    function_trees,
+    public_name,
+    slots_of,
+)
+from aot_tune.declare.fingerprint.syntax import Definition, Name, normal_form, outer_names
+from aot_tune.nvidia import cutile
+
+if TYPE_CHECKING:
+    from aot_tune.declare.declaration import Declaration
+
+HEX_DIGITS = 16
+"""Length of a hash: 64 bits; a chance meeting of two is no concern, a forged one no threat."""
+
+MOST_PARTS = 2000
+"""Functions, classes and values of one kernel; one that reads more than this reads a framework's insides."""
+
+_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
+_NO_REPR: object = object.__repr__
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented))
+_CODE = types.FunctionType | type
+_NATIVE = (
+    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
+    types.MethodWrapperType, types.ClassMethodDescriptorType,
+)  # fmt: skip
+
+
+def source_hash(tunable: Declaration) -> str:
+    """Hash kernel, ``grid_fn`` and ``args_fn``, and transitively the helpers, globals and closures they read.
+
+    Annotations, defaults and decorators count; comments, docstrings, layout, positions and file names do not.
+    Where something cannot be hashed, the hash differs at every call: what cannot be hashed counts as changed,
+    and `unhashable` says what it is.
+
+    Returns:
+        16 hexadecimal digits.
+    """
+    digest, obstacles = _fingerprint(tunable)
+    return secrets.token_hex(HEX_DIGITS // 2) if obstacles else digest
+
+
+def unhashable(tunable: Declaration) -> tuple[str, ...]:
+    """What of a kernel's code cannot be hashed, and why; empty for a kernel whose hash is stable."""
+    return _fingerprint(tunable)[1]
+
+
+def _fingerprint(tunable: Declaration) -> tuple[str, tuple[str, ...]]:
+    hasher = _Hasher()
+    hasher.add("kernel", cutile.python_function(tunable.kernel))
+    hasher.add("hints", cutile.default_hints(tunable.kernel))
+    hasher.add("grid_fn", tunable.grid_fn)
+    hasher.add("args_fn", tunable.args_fn)
+    return hasher.digest(), tuple(dict.fromkeys(hasher.obstacles))
+
+
+class _Hasher:
+    """Feeds values and the code behind them into one hash."""
+
+    def __init__(self) -> None:
+        self.obstacles: list[str] = []
+        self._hash = hashlib.sha256()
+        self._place = ""
+        self._parts = 0
+        # Functions and classes are described once. Kept alive, so that no other takes over an address.
+        self._described: dict[int, tuple[int, object]] = {}
+        # Containers and objects are described at each place, as equal constants may or may not be one object.
+        self._open: list[int] = []
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()[:HEX_DIGITS]
+
+    def add(self, place: str, value: object) -> None:
+        """Hash a value under a name that stays the same when files are renamed."""
+        outer, self._place = self._place, place
+        self._word("value", place)
+        try:
+            self._value(value)
+        except RecursionError:
+            self._obstacle("it is nested too deep")
+        self._place = outer
+
+    def _word(self, *words: str) -> None:
+        for word in words:
+            data = word.encode("utf-8", "surrogatepass")
+            self._hash.update(b"%d:" % len(data))
+            self._hash.update(data)
+
+    def _obstacle(self, reason: str) -> None:
+        self.obstacles.append(f"{self._place}: {reason}")
+
+    # Values ------------------------------------------------------------------------------
+
+    def _value(self, value: Any) -> None:
+        if isinstance(value, _PLAIN) and not isinstance(value, enum.Enum):
+            self._word(type(value).__name__, repr(value))
+        elif id(value) in self._described:
+            self._word("again", str(self._described[id(value)][0]))
+        elif id(value) in self._open:
+            self._word("cycle", str(len(self._open) - self._open.index(id(value))))
+        elif self._parts >= MOST_PARTS:
+            self._obstacle(f"it reads more than {MOST_PARTS} functions and values")
+        else:
+            self._parts += 1
+            # Any is a class since Python 3.11, and counts as one on 3.10.
+            if value is typing.Any or (isinstance(value, _CODE) and typing.get_origin(value) is None):
+                self._described[id(value)] = (len(self._described), value)
+            self._open.append(id(value))
+            self._describe(value)
+            self._open.pop()
+
+    def _describe(self, value: Any) -> None:
+        """By the first that fits: code, a foreign thing with a name, a container, an object."""
+        if isinstance(value, types.FunctionType) or hasattr(value, "__wrapped__"):
+            self._function(value)
+        elif typing.get_origin(value) is not None:  # before classes: list[int] passes for one on Python 3.10
+            self._alias(value)
+        elif isinstance(value, type):
+            self._class(value)
+        elif isinstance(value, types.ModuleType):
+            self._module(value)
+        elif getattr(value, "__module__", "") == "typing":
+            self._word("named", "typing", getattr(value, "_name", None) or str(value))  # Any, before 3.11
+        elif isinstance(value, _NATIVE):
+            self._word("native", *public_name(value))
+        elif isinstance(value, types.MethodType):
+            self._parts_of("method", value.__func__, value.__self__)
+        elif isinstance(value, functools.partial):
+            self._parts_of("partial", value.func, value.args, value.keywords)
+        elif isinstance(value, enum.Enum):
+            self._parts_of("member", value.name, type(value))
+        elif isinstance(value, tuple | list):
+            self._parts_of(type(value).__name__, *value)
+        elif isinstance(value, Mapping):
+            self._parts_of("mapping", *itertools.chain.from_iterable(value.items()))
+        elif isinstance(value, set | frozenset):
+            self._set(value)
+        elif cutile.is_kernel_like(value):
+            self._parts_of("kernel", cutile.python_function(value))
+        else:
+            self._object(value)
+
+    def _parts_of(self, kind: str, *parts: object) -> None:
+        self._word(kind, str(len(parts)))
+        for part in parts:
+            self._value(part)
+
+    def _set(self, values: Iterable[object]) -> None:
+        """Members are hashed apart and sorted: iteration depends on PYTHONHASHSEED."""
+        members = []
+        for value in values:
+            apart = _Hasher()
+            apart.add(self._place, value)
+            self.obstacles += apart.obstacles
+            members.append(apart.digest())
+        self._word("set", *sorted(members))
+
+    def _alias(self, value: Any) -> None:
+        """``int | None``, ``ct.Constant[int]``: by their parts, since releases print them differently."""
+        origin = typing.get_origin(value)
+        if origin in (typing.Union, types.UnionType):
+            self._word("alias", "Union")
+        elif isinstance(origin, type) and not counts_by_name(origin.__module__):
+            self._value(origin)
+        else:  # Annotated is a class up to Python 3.12 and none since
+            self._word(
+                "alias",
+                getattr(origin, "__qualname__", None) or getattr(origin, "_name", None) or str(origin),
+            )
+        self._parts_of("of", *typing.get_args(value))
+
+    def _module(self, module: types.ModuleType) -> None:
+        if counts_by_name(module.__name__):
+            self._word("module", module.__name__)
+        else:
+            self._obstacle(f"it passes the module {module.__name__} on; read names of it instead")
+
+    def _object(self, value: Any) -> None:
+        """Of a class of the author's: class and state. Of a foreign one: what it prints."""
+        cls = type(value)
+        if not counts_by_name(cls.__module__):
+            state = {name: getattr(value, name, None) for base in cls.__mro__ for name in slots_of(base)}
+            self._parts_of("object", cls, {**state, **getattr(value, "__dict__", {})})
+            return
+        prints = cls.__repr__ is not _NO_REPR and not hasattr(value, "shape")  # arrays leave values out
+        text = repr(value) if prints else ""
+        if not text or _ADDRESS.search(text):
+            self._obstacle(f"a {cls.__module__}.{cls.__qualname__} has no value that can be hashed")
+        else:
+            self._word("printed", *public_name(cls), text)
+
+    # Code ------------------------------------------------------------------------------
+
+    def _function(self, function: Any) -> None:
+        function = inspect.unwrap(function)
+        if not isinstance(function, types.FunctionType):
+            self._value(function)
+            return
+        if counts_by_name(function.__module__):
+            self._word("named", *public_name(function))
+            return
+        try:
+            trees = function_trees(function)
+        except NoSourceError as error:
+            self._obstacle(f"{function.__qualname__} has no source: {error}")
+            return
+        self._parts_of("function", function.__defaults__, function.__kwdefaults__)
+        scope = {**function.__globals__, **closure_of(function)}
+        if self._trees(trees, scope):
+            # A factory's local used in an annotation is in no scope that is left; its value may be here.
+            for name, annotation in annotations_of(function).items():
+                self.add(f"{function.__qualname__}({name})", annotation)
+
+    def _class(self, cls: type) -> None:
+        if counts_by_name(cls.__module__):
+            self._word("named", *public_name(cls))
+            return
+        try:
+            trees = class_trees(cls)
+        except NoSourceError as error:
+            self._obstacle(f"{cls.__qualname__} has no source: {error}")
+            return
+        self._word("class")
+        self._trees(trees, vars(sys.modules[cls.__module__]))
+
+    def _trees(self, trees: Iterable[Definition], scope: Mapping[str, Any]) -> bool:
+        """Hash trees and what their outer names stand for; whether some name stands for nothing."""
+        unknown = False
+        for tree in trees:
+            self._word(*normal_form(tree))
+            names, imports = outer_names(tree)
+            for name in names:
+                unknown |= not self._name(name, scope)
+            for statement in imports:
+                self._import(statement, scope)
+        return unknown
+
+    def _name(self, name: Name, scope: Mapping[str, Any]) -> bool:
+        if name[0] not in scope:
+            self._word("builtin" if hasattr(builtins, name[0]) else "unknown", name[0])
+            return hasattr(builtins, name[0])
+        value = scope[name[0]]
+        followed = 1
+        # Of a foreign module the tree says which attribute is read; of one's own, the value counts.
+        while isinstance(value, types.ModuleType) and not counts_by_name(value.__name__):
+            if followed == len(name) or not hasattr(value, name[followed]):
+                break
+            value = getattr(value, name[followed])
+            followed += 1
+        self.add(".".join(name[:followed]), value)
+        return True
+
+    def _import(self, statement: ast.Import | ast.ImportFrom, scope: Mapping[str, Any]) -> None:
+        """An import inside a function binds local names, so its values are hashed here."""
+        for alias in statement.names:
+            if isinstance(statement, ast.Import):
+                path, attribute = alias.name, None
+            else:
+                path, attribute = "." * statement.level + (statement.module or ""), alias.name
+            try:
+                full = importlib.util.resolve_name(path, scope.get("__package__") or "")
+                if counts_by_name(full):
+                    continue  # the tree says all
+                value: object = importlib.import_module(full)
+                if attribute is not None:
+                    value = getattr(value, attribute)
+            except (ImportError, AttributeError) as error:
+                self._obstacle(f"it imports {path}: {error}")
+            else:
+                self.add(alias.name, value)

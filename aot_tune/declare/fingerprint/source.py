@@ -1,0 +1,172 @@
+"""Find the syntax tree behind a function or class, and what its scope holds. Runs no code of theirs."""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import inspect
+import linecache
+import sys
+import types
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from aot_tune.declare.fingerprint.syntax import SCOPES, Definition, normal_form
+
+
+class NoSourceError(Exception):
+    """Source text is missing, or is not what was compiled."""
+
+
+# Finding ------------------------------------------------------------------------------
+
+
+def function_trees(function: types.FunctionType) -> list[Definition]:
+    """The tree of a function or lambda; several only where lambdas on one line cannot be told apart.
+
+    Raises:
+        NoSourceError: It has no source, as with ``exec`` or ``python -c``.
+    """
+    code = function.__code__
+    module = _module(code.co_filename, function.__globals__)
+    found = [
+        node
+        for _, node in module
+        if not isinstance(node, ast.ClassDef)
+        and _first_line(node) == code.co_firstlineno
+        and ("<lambda>" if isinstance(node, ast.Lambda) else node.name) == code.co_name
+    ]
+    if not found:
+        raise NoSourceError(f"{code.co_filename}:{code.co_firstlineno} does not define {code.co_name}")
+    if len(found) > 1:
+        found = [node for node in found if _compiles_to(node, code)] or found
+    # Equal lambdas on one line count once, so that breaking the line changes nothing.
+    return list({"".join(normal_form(node)): node for node in found}.values())
+
+
+def class_trees(cls: type) -> list[Definition]:
+    """The tree of a class; several where its file defines more than one of its qualified name.
+
+    Raises:
+        NoSourceError: As for functions.
+    """
+    try:
+        path = inspect.getfile(cls)
+    except (TypeError, OSError) as error:
+        raise NoSourceError(f"{cls.__qualname__} has no source file") from error
+    found = [
+        node
+        for name, node in _module(path, {})
+        if isinstance(node, ast.ClassDef) and name == cls.__qualname__
+    ]
+    if not found:
+        raise NoSourceError(f"{path} does not define {cls.__qualname__}")
+    return list(found)
+
+
+def _first_line(node: Definition) -> int:
+    decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
+
+
+def _module(path: str, module_globals: dict[str, object]) -> tuple[tuple[str, Definition], ...]:
+    linecache.checkcache(path)
+    lines = linecache.getlines(path, module_globals)
+    if not lines:
+        raise NoSourceError(f"{path} has no source")
+    try:
+        return _definitions("".join(lines))
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise NoSourceError(f"{path}: {error}") from error
+
+
+@lru_cache(maxsize=32)
+def _definitions(text: str) -> tuple[tuple[str, Definition], ...]:
+    """All definitions of a module with their qualified names."""
+
+    def walk(node: ast.AST, prefix: str) -> Iterator[tuple[str, Definition]]:
+        for child in ast.iter_child_nodes(node):
+            inside = prefix
+            if isinstance(child, SCOPES):
+                name = prefix + ("<lambda>" if isinstance(child, ast.Lambda) else child.name)
+                yield name, child
+                inside = f"{name}." if isinstance(child, ast.ClassDef) else f"{name}.<locals>."
+            yield from walk(child, inside)
+
+    return tuple(walk(ast.parse(text), ""))
+
+
+def _compiles_to(node: Definition, code: types.CodeType) -> bool:
+    """Whether a lambda compiles to this code, closure variables included."""
+    if not isinstance(node, ast.Lambda):
+        return True
+    # A function around it that owns the free variables makes the compiler treat them as closures again.
+    outer = ast.parse("def outer():\n  " + "".join(f"{name} = 0; " for name in code.co_freevars) + "return 0")
+    function = outer.body[0]
+    assert isinstance(function, ast.FunctionDef)
+    function.body[-1] = ast.copy_location(ast.Return(value=node), node)
+    flags = code.co_flags & _FUTURE_FLAGS
+    compiled = compile(outer, "<lambda>", "exec", flags=flags, dont_inherit=True)
+    inner = next(const for const in compiled.co_consts if isinstance(const, types.CodeType))
+    lambdas = [const for const in inner.co_consts if isinstance(const, types.CodeType)]
+    return any(_same_code(candidate, code) for candidate in lambdas)
+
+
+def _same_code(one: types.CodeType, other: types.CodeType) -> bool:
+    return all(
+        getattr(one, field) == getattr(other, field)
+        for field in ("co_code", "co_consts", "co_names", "co_varnames", "co_freevars", "co_cellvars")
+    )
+
+
+_FUTURE_FLAGS = __future__.annotations.compiler_flag
+
+
+# Scopes and names ------------------------------------------------------------------------------
+
+
+def closure_of(function: types.FunctionType) -> dict[str, Any]:
+    """The closure's variables that have a value."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells if not _is_empty(cell)}
+
+
+def _is_empty(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 (asking is how one knows)
+    except ValueError:
+        return True
+    return False
+
+
+def annotations_of(function: types.FunctionType) -> dict[str, Any]:
+    """Those that are no text; evaluated only when asked for since Python 3.14, which may fail."""
+    try:
+        return {name: value for name, value in function.__annotations__.items() if not isinstance(value, str)}
+    except Exception:
+        return {}
+
+
+def slots_of(cls: type) -> tuple[str, ...]:
+    """The attributes that a class keeps in slots of its own."""
+    names = vars(cls).get("__slots__", ())
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+_BY_NAME = frozenset({"cuda", "torch", "numpy", "triton", "cupy", "jax"})
+"""Packages whose code counts by name alone: their versions are recorded elsewhere or reach no kernel."""
+
+
+def counts_by_name(module: str | None) -> bool:
+    """Whether a module's code is left out: the standard library, frameworks, aot_tune but for its kernels."""
+    top, _, rest = (module or "").partition(".")
+    if top == "aot_tune":
+        return rest.partition(".")[0] != "kernels"
+    return top in _BY_NAME or top in sys.stdlib_module_names
+
+
+def public_name(value: Any) -> tuple[str, str]:
+    """Package and qualified name; private modules move between releases."""
+    package = (getattr(value, "__module__", None) or "").partition(".")[0]
+    return package, getattr(value, "__qualname__", None) or str(value)

@@ -1,0 +1,232 @@
+"""What is wrong with a typical problem of a declaration, in words that say what to write. Touches no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
+from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
+from aot_tune.values.raised import told
+from aot_tune.values.text import counted
+
+if TYPE_CHECKING:
+    from aot_tune.declare.declaration import Declaration
+
+_CLUSTERS_SINCE = Arch(10, 0)
+"""From here on two blocks can share a matrix product, so that num_ctas 2 is always worth a trial."""
+
+
+class Mistake(NamedTuple):
+    """One thing that is wrong with a declaration for one problem."""
+
+    about: str
+    """What of the declaration is wrong; problems share a mistake that is about the same."""
+
+    text: str
+    """What is wrong, and what to write instead."""
+
+
+def of_problems(text: str, first: Problem, more: int) -> str:
+    """A mistake with the first problem that has it, where it names none itself, and how many more do."""
+    where = "" if str(first) in text else f"for {first}"
+    others = f"and for {counted(more, 'more problem')}" if more else ""
+    place = " ".join(filter(None, (where, others)))
+    return f"{text} ({place})" if place else text
+
+
+def problem_mistakes(tunable: Declaration, problem: Problem) -> Iterator[Mistake]:
+    """What is wrong with the sizes and classes of a typical problem."""
+    for name in tunable.axes:
+        if name not in problem:
+            yield Mistake(
+                f"axis {name}",
+                f"the typical problem {problem} lacks the axis {name}; add it, or remove it from axes",
+            )
+        else:
+            size = problem[name]
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                yield Mistake(
+                    f"axis {name}",
+                    f"the typical problem {problem} has {name}={size!r}; write a size of 1 or more",
+                )
+    for name, value in problem.items():
+        if name not in tunable.axes and isinstance(value, int) and not isinstance(value, bool):
+            yield Mistake(
+                f"size {name}",
+                f"the typical problem {problem} has the size {name}, no axis; add {name!r}: Exact() to axes",
+            )
+
+
+def config_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Iterator[Mistake]:
+    """What is wrong with the space, the default and what is computed of them, for one problem on one arch."""
+    where = f"({arch}, {problem})"
+    asked: Any = tunable.search_space
+    try:
+        space = asked(arch, problem)
+        asked = tunable.default
+        default = asked(arch, problem)
+    except Exception as error:
+        name = "default" if asked is tunable.default else "search_space"
+        yield Mistake(name, f"{name}{where} raised {told(error, asked)}")
+        return
+    if not_a_list := space_kind(space):
+        yield Mistake("search_space", f"search_space{where} returned {not_a_list}")
+        return
+    if len(space) == 0:
+        yield Mistake("search_space", f"search_space{where} is empty; return at least the default")
+        return
+    known = frozenset(tunable.constant_names)
+    for config in (default, *space):
+        if not isinstance(config, Config):
+            yield Mistake(
+                "search_space",
+                f"search_space or default {where} returned {config!r:.80}; return Config(...) objects",
+            )
+            return
+        # A constant that no config names is args_fn's own to compute; one that the kernel lacks is a slip.
+        if not config.constants.keys() <= known:
+            yield Mistake(
+                "constants",
+                f"the config {config} {where} has the constants {names(config.constants)}; the kernel's "
+                f"ct.Constant parameters are {names(tunable.constant_names)}: use their names",
+            )
+            return
+        if config.constants.keys() != default.constants.keys():
+            yield Mistake(
+                "constants",
+                f"the config {config} {where} has the constants {names(config.constants)}, the default has "
+                f"{names(default.constants)}; name the same ones in all",
+            )
+            return
+    if len(set(space)) < len(space):
+        twice = next(config for i, config in enumerate(space) if config in space[:i])
+        yield Mistake("twice", f"search_space{where} holds {twice} twice; list it once")
+    if default not in space:
+        yield Mistake(
+            "default", f"default{where} is {default}, which search_space lacks{_outside(default, space)}"
+        )
+    yield from _evaluation_mistakes(tunable, arch, problem, default)
+
+
+def space_kind(space: object) -> str | None:
+    """What a search space is that is no list, and what to return; None for a list or a tuple."""
+    if isinstance(space, Sequence) and not isinstance(space, str):
+        return None
+    if isinstance(space, Set):
+        return f"a {type(space).__name__}, whose order is not fixed; return a list of Config"
+    kind = "None" if space is None else f"a {type(space).__name__}"
+    return f"{kind}; return a list of Config"
+
+
+def _outside(default: Config, space: Iterable[Config]) -> str:
+    """What to do about a default outside of its space; one that reads as a member does differs in a type."""
+    for config in space:
+        pairs = [(name, value, default.constants[name]) for name, value in config.constants.items()]
+        alike = all(there == here or str(there) == str(here) for _, there, here in pairs)
+        if alike and config.hints == default.hints:
+            name, there, here = next(pair for pair in pairs if type(pair[1]) is not type(pair[2]))
+            return (
+                f": {name} is {there!r} there, of type {type(there).__name__}, and {here!r} in the default, "
+                f"of type {type(here).__name__}; write the same in both"
+            )
+    return "; add it there, or choose a member"
+
+
+def _evaluation_mistakes(
+    tunable: Declaration, arch: Arch, problem: Problem, default: Config
+) -> Iterator[Mistake]:
+    where = f"for the default, {default}, {problem} on {arch}"
+    checks: list[tuple[str, Callable[[], object], Callable[[Any], bool], str]] = [
+        (
+            "legal",
+            lambda: tunable.legal(default, arch, problem),
+            lambda verdict: verdict is True,
+            "return True for it, or choose a default that is allowed",
+        ),
+        (
+            "fits",
+            lambda: tunable.fits(default, Device.reference(arch), problem),
+            lambda verdict: verdict is True,
+            "return True for it, or choose a default that runs on the arch's reference device",
+        ),
+        (
+            "grid_fn",
+            lambda: tunable.grid_fn(default, Device.reference(arch), problem),
+            _is_grid,
+            "return a tuple of one to three block counts, each 1 or more",
+        ),
+    ]
+    if tunable.tiles is not None:
+        tiles = tunable.tiles
+        checks.append(
+            ("tiles", lambda: tiles(default, problem), _is_count, "return a number of blocks, an int above 0")
+        )
+    if tunable.work is not None:
+        work = tunable.work
+        checks.append(
+            ("work", lambda: work(default, problem), _is_work, "return Work(steps=..., load_bytes=..., ...)")
+        )
+    for name, ask, fits, advice in checks:
+        try:
+            answer = ask()
+        except Exception as error:
+            yield Mistake(name, f"{name} {where} raised {told(error, getattr(tunable, name))}")
+        else:
+            if not fits(answer):
+                yield Mistake(name, f"{name} {where} returned {answer!r:.200}; {advice}")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_work(value: object) -> bool:
+    from aot_tune.declare.declaration import Work
+
+    return isinstance(value, Work)
+
+
+def _is_grid(value: object) -> bool:
+    return isinstance(value, tuple | list) and 1 <= len(value) <= 3 and all(map(_is_count, value))
+
+
+def names(texts: Iterable[str]) -> str:
+    """Names in a sentence."""
+    return ", ".join(texts) or "none"
+
+
+def axis_missing(axis: str, found: str) -> str:
+    """What is wrong with a `problem` that does not return an axis."""
+    return f"problem() does not return the axis {axis}: {found}; add {axis!r} there, or remove it from axes"
+
+
+_CORE = ("tile_m", "tile_n", "tile_k")
+"""What the core dimensions of a matrix product's tiles are called."""
+
+
+def space_mistakes(tunable: Declaration, arch: Arch, problems: Iterable[Problem]) -> Iterator[str]:
+    """What a full search must hold from sm100 on, over all problems together.
+
+    A search over constants is full. There the best tile sizes are other than sm90's, and a matrix product's
+    best clusters too; a space that was written for sm90 would never find them.
+    """
+    if arch < _CLUSTERS_SINCE:
+        return
+    candidates = [config for problem in problems for config in tunable.candidates(arch, problem)]
+    values: dict[str, set[object]] = {name: set() for name in tunable.constant_names}
+    for config in candidates:
+        for name, value in config.constants.items():
+            values[name].add(value)
+    if all(len(found) < 2 for found in values.values()):
+        return
+    if any(len(values.get(name, ())) > 1 for name in _CORE):
+        clusters = {config.hints.get("num_ctas") for config in candidates}
+        for count in (1, 2):
+            if count not in clusters:
+                yield f"no candidate on {arch} has num_ctas {count}; since {_CLUSTERS_SINCE}, search 1 and 2"
+    for name, found in values.items():
+        if name.startswith("tile_") and len(found) == 1:  # none: args_fn computes it
+            yield f"all candidates on {arch} have {name}={next(iter(found))}; search two values or more"

@@ -1,0 +1,205 @@
+"""From a command line's words to archs, kernels and problems; an error names what exists. Prints nothing."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from aot_tune.errors import TuneError, UsageError
+from aot_tune.nvidia.nvml import Gpu, visible_gpus
+from aot_tune.values.arch import Arch
+from aot_tune.values.bucket import Pow2, edge
+from aot_tune.values.problem import Problem, Value
+from aot_tune.values.raised import told
+
+if TYPE_CHECKING:
+    from aot_tune.declare.declaration import Declaration
+    from aot_tune.declare.discovery import Found
+
+FALLBACK_ARCH = Arch(10, 0)
+"""The arch meant where none is named and this machine has no GPU that cuTile compiles for."""
+
+_MOST_LISTED = 12
+"""Values listed in a message before an ellipsis: it stays one line."""
+
+
+def chosen_arch(name: str | None) -> Arch:
+    """The arch called `name`; without one this machine's first GPU's, else sm100.
+
+    Raises:
+        ArchError: No arch is called that.
+    """
+    if name is not None:
+        return Arch.parse(name)
+    archs = [gpu.arch for gpu in visible_gpus() or () if gpu.arch is not None]
+    return archs[0] if archs else FALLBACK_ARCH
+
+
+def chosen_gpu(arch: Arch, index: int | None, *, required: bool) -> Gpu | None:
+    """The GPU to measure on: that at `index`, else the first of `arch`; None where a sweep can only predict.
+
+    Args:
+        arch: The arch tuned for.
+        index: A place among the GPUs this process may use.
+        required: Whether a missing GPU is an error.
+
+    Raises:
+        UsageError: `index` names no GPU of that arch.
+        TuneError: There is none and it is required.
+    """
+    gpus = visible_gpus() or ()
+    here = ", ".join(
+        f"{gpu.index}: {gpu.name} {gpu.arch or 'of an arch cuTile does not know'}" for gpu in gpus
+    )
+    if index is not None:
+        named = next((gpu for gpu in gpus if gpu.index == index), None)
+        if named is None or named.arch != arch:
+            raise UsageError(f"--gpu {index} is no {arch} GPU; this process may use {here or 'none'}")
+        return named
+    first = next((gpu for gpu in gpus if gpu.arch == arch), None)
+    if first is None and required:
+        raise TuneError(
+            f"measuring is required and this process may use no {arch} GPU ({here or 'it has none'}); "
+            "run on such a machine, or predict by leaving --require away"
+        )
+    return first
+
+
+def chosen_kernels(found: Mapping[str, Found], names: Sequence[str]) -> tuple[Found, ...]:
+    """The kernels called `names`, without repetitions; all of them where none is named.
+
+    Raises:
+        UsageError: One does not exist, or there is none at all.
+    """
+    if not found:
+        raise UsageError(
+            "no kernel is declared here; install a package with the entry-point group aot_tune.tunables, "
+            "or name its module: --module mylib.kernels"
+        )
+    for name in names:
+        if name not in found:
+            near = difflib.get_close_matches(name, found, n=1)
+            raise UsageError(
+                f"no kernel is called {name!r}; there is {_listed(list(found))}"
+                + "".join(f"; the nearest is {one}" for one in near)
+                + "; where a module of yours declares it, name that: --module mylib.kernels"
+            )
+    return tuple(found[name] for name in dict.fromkeys(names or found))
+
+
+def parse_problem(text: str) -> dict[str, Value]:
+    """Read ``M=300,N=4096,dtype=bfloat16``: digits are a size, true and false a flag, all else a class.
+
+    Flags may be written as Python prints them.
+
+    Raises:
+        UsageError: Not of that form.
+    """
+    values: dict[str, Value] = {}
+    for part in text.split(","):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        if not (name and equals and value):
+            raise UsageError(
+                f"--problem {text!r}: {part!r} is no name=value; write such as M=300,dtype=bfloat16"
+            )
+        if name in values:
+            raise UsageError(f"--problem {text!r}: {name} is given twice")
+        if value.isascii() and value.isdigit():
+            values[name] = int(value)
+        else:
+            values[name] = {"true": True, "false": False}.get(value.lower(), value)
+    return values
+
+
+def chosen_problems(tunable: Declaration, wanted: Mapping[str, Value]) -> tuple[Problem, ...]:
+    """The problems of one kernel that `wanted` means.
+
+    All of a problem's values mean that problem, declared or not; some of them mean the declared problems that
+    agree, a size on a Pow2 axis with those of its bucket.
+
+    Raises:
+        UsageError: A name the kernel's problems do not have, a value of another kind, or nothing agrees.
+    """
+    pattern = tunable.typical_problems[0]
+    for name, value in wanted.items():
+        if name not in pattern:
+            raise UsageError(f"a problem of {tunable.name} has no {name}; it has {' '.join(pattern)}")
+        if type(value) is not type(pattern[name]):
+            raise UsageError(f"{tunable.name}'s {name} is like {pattern[name]}, and not like {value}")
+        if name in tunable.axes and value == 0:
+            raise UsageError(f"{tunable.name}: {name}=0 is never launched; give a size of 1 or more")
+    if len(wanted) == len(pattern):
+        # An unknown dtype is a class like another: only the kernel can tell, by making such arguments.
+        _check_posable(tunable, problem := Problem({name: wanted[name] for name in pattern}))
+        return (problem,)
+    agreeing = tuple(problem for problem in tunable.typical_problems if _agrees(tunable, problem, wanted))
+    if not agreeing:
+        raise UsageError(_none_agrees(tunable, wanted))
+    return agreeing
+
+
+def problems_by_kernel(kernels: Sequence[Found], texts: Sequence[str]) -> dict[str, tuple[Problem, ...]]:
+    """The problems that --problem means, by kernel; a kernel that none of them fits is left out.
+
+    Args:
+        kernels: The kernels chosen.
+        texts: Each as `parse_problem` reads it; empty for no choice.
+
+    Raises:
+        UsageError: One of them fits none of the kernels.
+    """
+    chosen: dict[str, tuple[Problem, ...]] = {}
+    for text in texts:
+        wanted, refusals = parse_problem(text), []
+        for found in kernels:
+            name = found.tunable.name
+            try:
+                problems = chosen_problems(found.tunable, wanted)
+            except UsageError as error:
+                refusals.append(str(error))
+            else:
+                chosen[name] = tuple(dict.fromkeys((*chosen.get(name, ()), *problems)))
+        if len(refusals) == len(kernels):
+            raise UsageError(f"--problem {text}: {'; '.join(refusals)}")
+    return chosen
+
+
+def _check_posable(tunable: Declaration, problem: Problem) -> None:
+    try:
+        posed = tunable.problem_of(*tunable.make_args(problem, "meta", 0))
+    except (
+        Exception
+    ) as error:  # the author's code on a person's input: whatever it raises, it cannot be posed
+        raise UsageError(f"{tunable.name} cannot make arguments for {problem}: {told(error)}") from error
+    if posed != problem:
+        raise UsageError(f"{tunable.name}: no call poses {problem}; the nearest poses {posed}")
+
+
+def _agrees(tunable: Declaration, problem: Problem, wanted: Mapping[str, Value]) -> bool:
+    return all(
+        edge(problem.size(name)) == edge(value)
+        if isinstance(tunable.axes.get(name), Pow2) and isinstance(value, int)
+        else problem[name] == value
+        for name, value in wanted.items()
+    )
+
+
+def _none_agrees(tunable: Declaration, wanted: Mapping[str, Value]) -> str:
+    asked = " ".join(f"{name}={value}" for name, value in wanted.items())
+    missing = [name for name in tunable.typical_problems[0] if name not in wanted]
+    declared = {name: {str(problem[name]) for problem in tunable.typical_problems} for name in wanted}
+    there = "; ".join(f"{name}={_listed(sorted(values, key=_natural))}" for name, values in declared.items())
+    return (
+        f"no declared problem of {tunable.name} has {asked}; declared are {there}; "
+        f"add {' '.join(missing)} to name any other problem in full"
+    )
+
+
+def _natural(text: str) -> tuple[int, str]:
+    return (int(text) if text.isdigit() else 0, text)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = " …" if len(names) > _MOST_LISTED else ""
+    return " ".join(names[:_MOST_LISTED]) + more

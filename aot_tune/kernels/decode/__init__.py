@@ -1,0 +1,1 @@
+"""Attention for one new token a sequence over a paged cache."""

@@ -1,0 +1,1 @@
+"""What host functions share: checks of arguments, overlap, padding. No tile code."""

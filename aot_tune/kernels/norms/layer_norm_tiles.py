@@ -1,0 +1,88 @@
+"""Tile code of layer_norm: rows held in registers, their mean and variance, and what is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cuda.tile as ct
+
+from aot_tune.kernels.rows.rows import load_part, load_parts, store_part
+
+
+@ct.kernel
+def layer_norm_kernel(  # type: ignore[no-untyped-def]
+    x, weight, bias, out, eps,
+    height: ct.Constant[int], width: ct.Constant[int], parts: ct.Constant[int], inside: ct.Constant[int],
+    has_bias: ct.Constant[bool], persistent: ct.Constant[bool], ahead: ct.Constant[int],
+):  # fmt: skip
+    """Normalise `height` rows at a time, each in `parts` of `width`; without a bias, `bias` is any number.
+
+    A persistent block takes rows until none is left, and holds weight and bias in registers. Others load them
+    so many parts `ahead` of what they write: no load passes a store, which might be to the same place.
+    """
+    shape = height, width, parts, inside
+    read = weight, bias, has_bias
+    if persistent:
+        held = _weight_and_bias(read, ((), ()), parts, shape)
+        for block in range(ct.bid(0), ct.cdiv(x.shape[0], height), ct.num_blocks(0)):
+            _write(out, block, _moments(x, block, eps, shape), read, held, shape, parts)
+    else:
+        moments = _moments(x, ct.bid(0), eps, shape)
+        _write(out, ct.bid(0), moments, read, ((), ()), shape, ahead)
+
+
+def _moments(x: Any, block: Any, eps: Any, shape: Any) -> Any:
+    """The rows of a block, their mean and the inverse of their deviation."""
+    height, width, parts, inside = shape
+    rows = load_parts(_rows(x, block, height), (0,), (height, width), parts, inside, ct.PaddingMode.ZERO)
+    total, squares = ct.zeros((height, width), ct.float32), ct.zeros((height, width), ct.float32)
+    for part in ct.static_iter(range(parts)):
+        total = total + rows[part].astype(ct.float32)
+    mean = ct.sum(total, axis=1, keepdims=True) / x.shape[1]
+    # The variance is taken about the mean: the mean of the squares less the square of the mean loses all
+    # digits where the mean is large.
+    for part in ct.static_iter(range(parts)):
+        centred = rows[part].astype(ct.float32) - mean
+        if part >= inside:
+            here = part * width + ct.arange(width, dtype=ct.int32) < x.shape[1]
+            centred = ct.where(here, centred, 0.0)
+        squares = squares + centred * centred
+    variance = ct.sum(squares, axis=1, keepdims=True) / x.shape[1]
+    return rows, mean, ct.rsqrt(variance + eps)
+
+
+def _rows(array: Any, block: Any, height: Any) -> Any:
+    """The rows of a block. A last one of fewer begins earlier: what two blocks have, both write alike.
+
+    So no load of all the others is checked for its sake.
+    """
+    first = block * height
+    if height > 1:
+        first = ct.maximum(ct.minimum(first, array.shape[0] - height), 0)
+    end = ct.minimum(first + height, array.shape[0])
+    # Where they begin is multiplied with the stride as it is given: in 64 bits.
+    return array.slice(0, ct.astype(first, ct.int64), ct.astype(end, ct.int64))
+
+
+def _weight_and_bias(read: Any, held: Any, count: Any, shape: Any) -> Any:
+    """The first `count` parts of weight and bias; what is held of them is not read again."""
+    _, width, parts, inside = shape
+    (weight, bias, has_bias), (scales, shifts) = read, held
+    for part in ct.static_iter(range(len(scales), min(count, parts))):
+        scales = (*scales, load_part(weight, (part,), (width,), part < inside, ct.PaddingMode.ZERO))
+        if has_bias:
+            shifts = (*shifts, load_part(bias, (part,), (width,), part < inside, ct.PaddingMode.ZERO))
+    return scales, shifts
+
+
+def _write(out: Any, block: Any, moments: Any, read: Any, held: Any, shape: Any, ahead: Any) -> None:
+    rows, mean, norm = moments
+    height, _, parts, inside = shape
+    written = _rows(out, block, height)
+    for part in ct.static_iter(range(parts)):
+        held = _weight_and_bias(read, held, part + ahead, shape)
+        scales, shifts = held
+        normed = (rows[part].astype(ct.float32) - mean) * norm * scales[part].astype(ct.float32)
+        if len(shifts) > 0:
+            normed = normed + shifts[part].astype(ct.float32)
+        store_part(written, (0, part), normed.astype(out.dtype), part < inside)

@@ -1,0 +1,93 @@
+"""How the root-mean-square norms cut rows for their blocks, and the configs they may run. Knows no kernel."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from aot_tune.errors import LaunchError
+from aot_tune.kernels.rows.rows import parts, refusal, threads, too_wide
+from aot_tune.values.arch import Arch
+from aot_tune.values.bucket import edge
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+
+_MOST_ROWS = 16
+"""Rows of a block, where they are short: whether 16 divides all rows is in their signature anyway."""
+
+_OCCUPANCIES = {(4, 8): (2, 4, 6, 8), (8, 8): (1, 2, 3, 4), (4, 16): (2, 4), (8, 16): (1, 2)}
+"""By num_worker_warps and the elements of a part for each thread: one load of 16 bytes or two, of float32
+twice as many. vLLM too has fewer threads for many rows than for few (csrc/layernorm_kernels.cu)."""
+
+
+@cache  # a default is asked for at each unseen shape
+def _config(warps: int, occupancy: int, each: int = 8) -> Config:
+    constants = {"width": 32 * warps * each}
+    return Config(constants=constants, hints={"occupancy": occupancy, "num_worker_warps": warps})
+
+
+SPACE = tuple(
+    _config(warps, occupancy, each)
+    for (warps, each), occupancies in _OCCUPANCIES.items()
+    for occupancy in occupancies
+)
+
+
+def cut(config: Config, rows: int, cols: int) -> tuple[int, int, int, int]:
+    """Rows of a block, columns of a part, parts of a row, and how many of them need no bounds checked.
+
+    Rows shorter than the config's `width` share a block that has as many elements.
+    """
+    widest = int(config["width"])
+    width = min(edge(cols), widest)
+    height = min(widest // width, _MOST_ROWS)
+    return height, width, *parts(height, width, rows, cols)
+
+
+def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
+    """Whether a block's registers hold its rows, or why not."""
+    height, width, count, _ = cut(config, problem.size("rows"), problem.size("cols"))
+    return refusal(config, arch, height * width * count) or True
+
+
+def legal_in_place(config: Config, arch: Arch, problem: Problem) -> bool | str:
+    """`legal`, for a kernel that writes where it has read.
+
+    A tile of fewer elements than threads is loaded again where a sum needs it laid out otherwise, even after
+    a store to the same place (tileiras 13.4 for sm_80, sm_90 and sm_120, seen in their machine code).
+    """
+    height, width, _, _ = cut(config, problem.size("rows"), problem.size("cols"))
+    if height * width < threads(config):
+        return f"{height * width} elements over {threads(config)} threads may be read again when overwritten"
+    return legal(config, arch, problem)
+
+
+LEAST_COLUMNS_IN_PLACE = 5
+"""A tile of `_MOST_ROWS` of them, rounded up to a power of two, has an element for each thread of 4 warps."""
+
+
+def default(arch: Arch, problem: Problem) -> Config:
+    """8 warps, which few rows need and many do not mind, in as many blocks as spill on no arch.
+
+    Raises:
+        LaunchError: There are more columns than any config holds.
+    """
+    found = next((one for n in (3, 2, 1) if legal(one := _config(8, n), arch, problem) is True), None)
+    if found is None:
+        raise too_wide(problem.size("cols"))
+    return found
+
+
+def default_in_place(arch: Arch, problem: Problem) -> Config:
+    """`default`, but 4 warps for rows so short that 8 are refused.
+
+    Raises:
+        LaunchError: There are fewer than `LEAST_COLUMNS_IN_PLACE` columns, too few for any config.
+    """
+    chosen = default(arch, problem), SPACE[0]
+    found = next((one for one in chosen if legal_in_place(one, arch, problem) is True), None)
+    if found is None:
+        raise LaunchError(
+            f"no config changes rows of {problem.size('cols')} columns in place; pass "
+            f"{LEAST_COLUMNS_IN_PLACE} or more"
+        )
+    return found

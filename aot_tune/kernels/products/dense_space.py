@@ -1,0 +1,296 @@
+"""The search space of the dense products, matmul and linear: tiles, which operand gives the rows, hints.
+
+Tiles of 64 rows and more are those of Triton's tutorial (03-matrix-multiplication.py), of CUTLASS's kernels
+for sm90 (128 x 256 by eight warps; two blocks that share a tile) and those between them that measured best on
+the H200: 80, 160 and 192 columns. Tiles of 16 and 32 rows are for the few tokens of a decoding step.
+Where K is long and tiles are few, blocks may share a tile's sums (split-K).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+from aot_tune.declare.declaration import Work
+from aot_tune.inputs import named_dtype
+from aot_tune.kernels.products.product_space import (
+    MatrixUnit,
+    Rows,
+    matrix_unit,
+    overflow,
+    persistent_grid,
+    waste,
+    work_of,
+    wrongly_peeled,
+)
+from aot_tune.values.arch import Arch
+from aot_tune.values.bucket import edge
+from aot_tune.values.config import Config
+from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
+
+# Values of tile_m, tile_n, more_n, tile_k, swapped, group, num_ctas, occupancy and num_worker_warps. A wave
+# of blocks reads least where its tiles make a square: 16 rows of wide tiles may do it, 4 of tall ones.
+_SPACE: Mapping[MatrixUnit, Rows] = {
+    MatrixUnit.WARPGROUP: (
+        # A few tokens: only the weight's bytes count. Narrow tiles give every multiprocessor one.
+        ((16,), (64,), (0,), (128,), (0,), (8,), (1,), (1,), (4,)),
+        ((16,), (64,), (0,), (128,), (1,), (8,), (1,), (1, 2), (4,)),
+        ((16,), (64,), (0,), (256,), (1,), (8,), (1,), (1,), (4,)),
+        ((16,), (128,), (0,), (64,), (1,), (8,), (1,), (2,), (4,)),
+        ((32,), (64,), (0,), (128, 256), (1,), (8,), (1,), (1,), (4,)),
+        ((64,), (64,), (0,), (128,), (0,), (8,), (1,), (1,), (4,)),
+        # Tens of tokens to hundreds. 256 tokens by 10240 features are 80 tiles of 128 x 256, 160 of 128 x 128
+        # and 128 of 128 x 160, for 132 multiprocessors; 256 by 5120 are 80 of 128 x 128, 128 of 128 x 80.
+        ((64,), (128,), (0, 32, 64), (64,), (0,), (8,), (1,), (1,), (4,)),
+        ((128,), (64,), (0, 16), (64,), (0,), (8,), (1,), (1,), (4,)),
+        ((256,), (64,), (0,), (64,), (0,), (8,), (1,), (1,), (8,)),
+        # Prompts: the most sums that stay in registers.
+        ((128,), (128,), (0,), (64,), (0,), (8,), (1,), (1,), (4, 8)),
+        ((128,), (128,), (32, 64), (64,), (0,), (8, 16), (1,), (1,), (8,)),
+        ((256,), (128,), (0,), (64,), (0,), (8,), (2,), (1,), (4,)),
+        ((256,), (128,), (64,), (64,), (0,), (8,), (2,), (1,), (8,)),
+    ),
+    MatrixUnit.TENSOR_MEMORY: (
+        ((16,), (64,), (0,), (128, 256), (1,), (8,), (1,), (1,), (4,)),
+        ((16, 32), (64, 128), (0,), (128,), (0, 1), (8,), (1,), (1,), (4,)),
+        ((64,), (64,), (0,), (128,), (0,), (8,), (1,), (1,), (4,)),
+        ((64,), (128,), (0, 64), (64, 128), (0,), (8,), (1,), (1,), (4,)),
+        ((64,), (128, 256), (0,), (128,), (0,), (8,), (2,), (1,), (4,)),
+        ((128,), (64,), (0,), (128,), (0,), (8,), (1,), (1,), (4,)),
+        ((128,), (128, 256), (0, 64), (64,), (0,), (8, 16), (1,), (1,), (4,)),
+        ((128,), (128, 256), (0,), (64,), (0,), (8,), (2,), (1,), (4,)),
+        ((256,), (128, 256), (0,), (64,), (0,), (8,), (1, 2), (1,), (4,)),
+        ((256,), (256,), (0,), (64,), (0,), (8,), (4,), (1,), (4,)),
+        ((512,), (256,), (0,), (64,), (0,), (4, 8), (8,), (1,), (4,)),
+    ),
+    MatrixUnit.WARP: (
+        ((16,), (32, 64), (0,), (64, 128), (0,), (8,), (1,), (1,), (4,)),
+        ((32,), (64, 128), (0,), (64,), (0,), (8,), (1,), (1,), (4,)),
+        ((64,), (64,), (0,), (32, 64), (0,), (8,), (1,), (2,), (4,)),
+        ((64,), (128,), (0,), (32, 64), (0,), (8,), (1,), (1, 2), (4,)),
+        ((128,), (64,), (0,), (32, 64), (0,), (8,), (1,), (1, 2), (4,)),
+        ((128,), (128,), (0,), (32,), (0,), (8, 16), (1,), (1, 2), (4, 8)),
+        ((128,), (128,), (0,), (64,), (0,), (8,), (1,), (1,), (4, 8)),
+        ((128,), (256,), (0,), (32,), (0,), (8, 16), (1,), (1,), (8,)),
+        ((128,), (256,), (0,), (32,), (0,), (8, 16), (2,), (1,), (4,)),
+        ((256,), (128,), (0,), (32,), (0,), (8,), (1,), (1,), (8,)),
+    ),
+}
+
+# Values of tile_m, tile_n, tile_k, group, num_ctas and num_worker_warps, not peeled (`product`). Steps of 32
+# are 4 % faster on an H200 than those of 64: more of them are on their way. Two blocks that share a tile of
+# 256 x 256 are slower than one of them alone.
+_UNPEELED: Mapping[MatrixUnit, Sequence[tuple[int, int, int, int, int, int]]] = {
+    MatrixUnit.WARPGROUP: ((128, 256, 32, 8, 1, 8), (128, 256, 32, 16, 1, 8)),
+    MatrixUnit.TENSOR_MEMORY: (),
+    MatrixUnit.WARP: (),
+}
+
+# Values of tile_m, tile_n, tile_k, swapped, occupancy and num_worker_warps of tiles whose sums blocks share.
+_SHARED: Mapping[MatrixUnit, Sequence[tuple[int, int, int, int, int, int]]] = {
+    MatrixUnit.WARPGROUP: (
+        (16, 64, 128, 1, 2, 4),
+        (16, 64, 256, 1, 1, 4),
+        (64, 64, 128, 0, 1, 4),
+        (64, 128, 64, 0, 1, 4),
+        (128, 128, 64, 0, 1, 8),
+    ),
+    MatrixUnit.TENSOR_MEMORY: ((16, 64, 128, 1, 1, 4), (64, 128, 64, 0, 1, 4), (128, 128, 64, 0, 1, 4)),
+    MatrixUnit.WARP: ((16, 64, 64, 0, 1, 4), (64, 64, 32, 0, 2, 4), (128, 64, 32, 0, 2, 4)),
+}
+
+_SPLITS = (2, 3, 4)
+"""Blocks that share a tile's sums."""
+
+_GROUP = 8
+"""Rows of tiles taken together where tiles are no wider than tall, or sums are shared."""
+
+_FEWEST_ROWS = 16
+"""Of a tile."""
+
+_LONG_PROMPT = 1024
+"""More rows are one."""
+
+_MOST_ROWS = 256
+"""Of a product that is shared; more have tiles enough."""
+
+_LEAST_K = 4096
+"""Of a share: with less it takes longer to add up than is gained."""
+
+_MOST_LEFT = 1 << 23
+"""Numbers that blocks leave for each other at most: 32 MiB."""
+
+_MOST_WAVES = 1.5
+"""Tiles for each multiprocessor, of a product that is shared."""
+
+_LEAST_SLICE = 2048
+"""Numbers of a tile that one block adds up at least: 8 for each thread of 8 warps. Of fewer than threads each
+warp might have a copy of its own, as old as its own read, and warps that disagree about the end of a wait
+never meet again."""
+
+_LEAST_TILE, _WIDEST = 1024, 128
+"""Numbers of a tile that is shared, 4 for each thread of 8 warps; and its columns at most."""
+
+
+@cache  # a default is asked for at each unseen shape
+def config_of(
+    tile_m: int,
+    tile_n: int,
+    more_n: int,
+    tile_k: int,
+    swapped: int,
+    group: int,
+    num_ctas: int,
+    occupancy: int,
+    warps: int,
+    splits: int = 1,
+    peeled: int = 1,
+) -> Config:
+    """A config of these constants and hints, the constants as `product` has them."""
+    tile = {"tile_m": tile_m, "tile_n": tile_n, "more_n": more_n, "tile_k": tile_k, "swapped": swapped}
+    return Config(
+        constants={**tile, "group": group, "peeled": peeled, "splits": splits},
+        hints={"num_ctas": num_ctas, "occupancy": occupancy, "num_worker_warps": warps},
+    )
+
+
+def constants_of(config: Config) -> tuple[int, ...]:
+    """What a kernel is launched with, in its order."""
+    return *_tile_of(config), *(int(config[name]) for name in ("group", "peeled", "splits")), _slices(config)
+
+
+def _tile_of(config: Config) -> tuple[int, int, int, int, int]:
+    return (
+        int(config["tile_m"]), int(config["tile_n"]), int(config["more_n"]),
+        int(config["tile_k"]), int(config["swapped"]),
+    )  # fmt: skip
+
+
+def _slices(config: Config) -> int:
+    """Blocks that add up what the splits of a tile left."""
+    tile_m, tile_n, _, _, swapped = _tile_of(config)
+    if config["splits"] == 1:
+        return 1
+    return min(max(tile_m * tile_n // _LEAST_SLICE, 1), tile_n if swapped else tile_m)
+
+
+def tiles(config: Config, rows: int, columns: int) -> int:
+    """Tiles of a product of so many rows and columns, each split's for itself."""
+    tile_m, tile_n, more_n, _, _ = _tile_of(config)
+    return -(-rows // tile_m) * -(-columns // (tile_n + more_n)) * int(config["splits"])
+
+
+def grid(config: Config, device: Device, rows: int, columns: int) -> tuple[int]:
+    """As many blocks as the GPU holds; where sums are shared, one for each part and one for each slice."""
+    parts, splits = tiles(config, rows, columns), int(config["splits"])
+    if splits == 1:
+        return persistent_grid(config, device, parts)
+    return (parts + parts // splits * _slices(config),)
+
+
+def work(config: Config, problem: Problem) -> Work:
+    """What a block does for one tile, or for its part of one."""
+    k = -(-problem.size("K") // int(config["splits"]))
+    return work_of(config, k, item_bytes=item_bytes(problem))
+
+
+def space(arch: Arch, problem: Problem) -> Sequence[Config]:
+    """All configs whose tiles fit an arch at the problem's dtype."""
+    return _fitting(arch, item_bytes(problem))
+
+
+@cache
+def _fitting(arch: Arch, size: int) -> tuple[Config, ...]:
+    rows = [values for row in _SPACE[matrix_unit(arch)] for values in itertools.product(*row)]
+    # As many bytes a step as of two-byte elements.
+    every = dict.fromkeys(config_of(*v[:3], v[3] * 2 // size, *v[4:]) for v in rows)
+    for splits, (tile_m, tile_n, tile_k, *rest) in itertools.product(_SPLITS, _SHARED[matrix_unit(arch)]):
+        swapped, *hints = rest
+        every[config_of(tile_m, tile_n, 0, tile_k * 2 // size, swapped, _GROUP, 1, *hints, splits)] = None
+    for tile_m, tile_n, tile_k, group, num_ctas, warps in _UNPEELED[matrix_unit(arch)]:
+        every[config_of(tile_m, tile_n, 0, tile_k * 2 // size, 0, group, num_ctas, 1, warps, peeled=0)] = None
+    return tuple(config for config in every if overflow(config, arch, item_bytes=size) is None)
+
+
+def default(arch: Arch, problem: Problem) -> Config:
+    """The config of untuned problems."""
+    rows, wide = problem.size("M"), item_bytes(problem) > 2
+    if matrix_unit(arch) is MatrixUnit.WARP:
+        # Two blocks hide each other's waits; told to expect one, the compiler spills on sm80.
+        tile = (64, 64, 32) if wide else (64, 128, 64) if rows <= 64 else (128, 128, 32)
+        return _plain(*tile, occupancy=2)
+    if rows <= 16:
+        return _plain(16, 64, 64 if wide else 128, swapped=1)
+    if rows <= 64:
+        return _plain(64, 64, 64 if wide else 128)
+    # On an H200 eight warps are 1 % faster on long prompts, four on short ones.
+    warps = 8 if rows > _LONG_PROMPT and matrix_unit(arch) is MatrixUnit.WARPGROUP else 4
+    return _plain(128, 128, 32 if wide else 64, warps=warps)
+
+
+def _plain(
+    tile_m: int, tile_n: int, tile_k: int, *, swapped: int = 0, occupancy: int = 1, warps: int = 4
+) -> Config:
+    return config_of(tile_m, tile_n, 0, tile_k, swapped, _GROUP, 1, occupancy, warps)
+
+
+def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
+    """Whether a config may run a problem, or why not; the same for all sizes of a bucket."""
+    _, tile_n, more_n, _, swapped = _tile_of(config)
+    if more_n and (tile_n % more_n or swapped):
+        return f"{more_n} more columns must divide the {tile_n} beside them, which give no rows then"
+    if wrong := wrongly_peeled(config) or _wrongly_grouped(config, edge(problem.size("M"))):
+        return wrong
+    if not config["peeled"] and (more_n or config["splits"] != 1):
+        return "a tile of two widths, or whose sums are shared, is peeled"
+    refusal = overflow(config, arch, item_bytes=item_bytes(problem))
+    return refusal or waste(config, edge(problem.size("M"))) or _not_shared(config, arch, problem) or True
+
+
+def _wrongly_grouped(config: Config, rows: int) -> str | None:
+    """Why a config's `group` (`product.place`) cannot be, or changes nothing on so many rows; or None."""
+    group = int(config["group"])
+    if group < 1:
+        return f"group is {group}; it is how many rows of tiles are taken together, 1 or more"
+    if group != _GROUP and -(-rows // int(config["tile_m"])) <= min(group, _GROUP):
+        return f"group {group} orders the tiles of up to {rows} rows as group {_GROUP} does"
+    return None
+
+
+def left(rows: int, k: int, columns: int) -> int:
+    """Numbers that the blocks of any config leave for each other at most, for all sizes of a bucket."""
+    if rows > _MOST_ROWS or k < 2 * _LEAST_K:
+        return 1
+    # A tile is no more than half empty along the rows.
+    return min(_SPLITS[-1] * 2 * max(edge(rows), _FEWEST_ROWS) * (columns + _WIDEST), _MOST_LEFT)
+
+
+def _not_shared(config: Config, arch: Arch, problem: Problem) -> str | None:
+    """Why blocks should not share the sums of a bucket's tiles, or None."""
+    (tile_m, tile_n, more_n, tile_k, _), splits = _tile_of(config), int(config["splits"])
+    if splits == 1:
+        return None
+    rows, k, sms = edge(problem.size("M")), problem.size("K"), Device.reference(arch).sm_count
+    if more_n or config.hints.get("num_ctas", 1) > 1:
+        return "the sums of a tile of two widths, or of two blocks, are not shared"
+    if splits not in _SPLITS or tile_m * tile_n < _LEAST_TILE or tile_n > _WIDEST:
+        return (
+            f"a tile of {tile_m} x {tile_n} over {splits}; {_SPLITS} share one of {_LEAST_TILE} numbers or "
+            f"more, of up to {_WIDEST} columns"
+        )
+    if not tile_m // 2 < max(rows, _FEWEST_ROWS) <= _MOST_ROWS or k < splits * max(_LEAST_K, 2 * tile_k):
+        return (
+            f"{rows} rows and a K of {k} over {splits} splits; tiles that are shared are no more than half "
+            f"empty, of {_MOST_ROWS} rows at most, and a share is {_LEAST_K} or more"
+        )
+    parts = tiles(config, rows, problem.size("N"))
+    if parts // splits > _MOST_WAVES * sms or parts * tile_m * tile_n > _MOST_LEFT:
+        return f"{parts // splits} tiles are enough for {sms} multiprocessors, or leave too much"
+    return None
+
+
+def item_bytes(problem: Problem) -> int:
+    """Bytes of an element."""
+    return named_dtype(str(problem["dtype"])).itemsize

@@ -1,0 +1,189 @@
+"""What both fp8 products share: the product of two tiles, their order, what fits an arch. Knows no scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import cuda.tile as ct
+import torch
+
+from aot_tune import inputs
+from aot_tune.errors import LaunchError
+from aot_tune.kernels.host.arguments import PLAIN_TENSORS, address
+from aot_tune.kernels.host.padding import ROW_BYTES, padded_copy, padded_width
+from aot_tune.values.arch import Arch
+from aot_tune.values.bucket import edge
+from aot_tune.values.config import Config
+from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
+
+# Tile code --------------------------------------------------------------------------------------
+
+_UNIT_ROWS = 64
+"""Rows that the matrix units of sm90 and sm100 take at least. Fewer run, on sm90, as 16-bit floats on the old
+unit after a conversion of each element; so tiles of fewer tokens are transposed, and the weight's columns
+take the place of the rows."""
+
+
+def nothing(tile_m: int, tile_n: int):  # type: ignore[no-untyped-def]
+    """Sums to begin a tile with, for `multiply_add`."""
+    if tile_m < _UNIT_ROWS:
+        return ct.zeros((tile_n, tile_m), ct.float32)
+    return ct.zeros((tile_m, tile_n), ct.float32)
+
+
+def multiply_add(x, y, sums, fast: bool):  # type: ignore[no-untyped-def]
+    """Add the product of two tiles to `sums`, which lie transposed where x has few rows.
+
+    Left to itself, sm90's fp8 unit keeps 14 bits of its sums. Without `fast` the compiler takes them out
+    after every 128 columns and adds them in float32 (as CUTLASS does, and torch._scaled_mm by default).
+    """
+    if x.shape[0] < _UNIT_ROWS:
+        return ct.mma(ct.transpose(y), ct.transpose(x), sums, use_fast_acc=fast)
+    return ct.mma(x, y, sums, use_fast_acc=fast)
+
+
+def upright(sums, tile_m: int):  # type: ignore[no-untyped-def]
+    """The sums of a tile as they lie in C; or a tile of C as it lies in the sums."""
+    if tile_m < _UNIT_ROWS:
+        return ct.transpose(sums)
+    return sums
+
+
+def grouped(tile, tiles_m, tiles_n, group: int):  # type: ignore[no-untyped-def]
+    """Row and column of a tile: `group` rows of tiles at a time, down the group before along it.
+
+    It keeps L2 warm: the grouped order of Triton's matrix multiplication tutorial.
+    """
+    first = tile // (group * tiles_n) * group
+    rows = min(tiles_m - first, group)
+    place = tile % (group * tiles_n)
+    return first + place % rows, place // rows
+
+
+# What fits --------------------------------------------------------------------------------------
+
+Rows = Sequence[tuple[tuple[int, ...], ...]]
+"""Values of the constants in order, then of num_ctas, occupancy and num_worker_warps; a row is a product."""
+
+COMPILERS_WARPS = 4
+"""num_worker_warps where none is named."""
+
+_REGISTER_SUMS = 64 * 128 // 4
+"""Sums a warp holds in registers without spilling, twice: those of 128 columns and those of all."""
+
+_TENSOR_MEMORY_SUMS = 128 * 512
+"""Sums in a multiprocessor's tensor memory: 128 lanes of 512 columns (PTX ISA, tcgen05)."""
+
+
+@cache  # a default is asked for at each unseen shape
+def config(
+    names: tuple[str, ...], values: tuple[int, ...], num_ctas: int, occupancy: int, warps: int
+) -> Config:
+    """A config of these constants and hints."""
+    hints = {"num_ctas": num_ctas, "occupancy": occupancy}
+    if warps != COMPILERS_WARPS:
+        hints["num_worker_warps"] = warps
+    return Config(constants=dict(zip(names, values, strict=True)), hints=hints)
+
+
+def hints_of(config: Config) -> tuple[int, int, int]:
+    """num_ctas, occupancy and num_worker_warps of a config, which a caller's own may leave out."""
+    hints = config.hints
+    return (
+        hints.get("num_ctas", 1),
+        hints.get("occupancy", 1),
+        hints.get("num_worker_warps", COMPILERS_WARPS),
+    )
+
+
+def has_tensor_memory(arch: Arch) -> bool:
+    """Whether sums have a memory of their own."""
+    return arch.major in (10, 11)
+
+
+def does_not_fit(config: Config, arch: Arch, tile_m: int, tile_n: int, tile_k: int) -> str | None:
+    """Why a config is not for an arch, or None."""
+    if arch < Arch(9, 0):
+        return f"cuTile has fp8 from sm90 on, not for {arch}; convert both to bfloat16 and call matmul"
+    num_ctas, occupancy, warps = hints_of(config)
+    sums = tile_m * tile_n // num_ctas
+    if has_tensor_memory(arch):
+        if sums * occupancy > _TENSOR_MEMORY_SUMS:
+            return f"{occupancy} tiles of {tile_m} x {tile_n} over {num_ctas} blocks overflow tensor memory"
+    elif sums > _REGISTER_SUMS * warps:
+        return (
+            f"a tile of {tile_m} x {tile_n} over {num_ctas} blocks of {warps} warps overflows the registers"
+        )
+    # Two steps must fit: with one, each load is waited for. Blocks that share a tile split its long side.
+    stage = (max(tile_m, tile_n) // num_ctas + min(tile_m, tile_n)) * tile_k
+    available = Device.reference(arch).shared_memory_per_sm
+    if 2 * stage * occupancy > available:
+        return f"{occupancy} blocks of 2 x {stage} bytes overflow {available} of shared memory"
+    return None
+
+
+def does_not_suit(config: Config, problem: Problem) -> str | None:
+    """Why a config is a waste on a problem's bucket, or None."""
+    tile_m, group = int(config["tile_m"]), int(config["group"])
+    rows = edge(problem.size("M"))
+    if tile_m > max(16, 2 * rows):
+        return f"a tile of {tile_m} rows is more than half empty for up to {rows}"
+    if tile_m < _UNIT_ROWS and rows > 2 * tile_m:
+        return f"tiles of {tile_m} rows read B more than twice over for up to {rows}"
+    if group > 8 and -(-rows // tile_m) <= 8:
+        return f"group {group} orders the tiles of up to {rows} rows as group 8 does"
+    return None
+
+
+def tiles(config: Config, problem: Problem) -> int:
+    """Blocks of work."""
+    return -(-problem.size("M") // int(config["tile_m"])) * -(-problem.size("N") // int(config["tile_n"]))
+
+
+def grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
+    """As many blocks as the GPU holds at once, at most one a tile."""
+    num_ctas, occupancy, _ = hints_of(config)
+    return (max(1, min(device.sm_count * occupancy // num_ctas, tiles(config, problem))),)
+
+
+# Arguments --------------------------------------------------------------------------------------
+
+
+def laid_out(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both factors as the copy engine asks for: themselves, or copies whose rows are padded.
+
+    Strides along dimensions of size 1, which are never used, are made to fit without a copy.
+
+    Raises:
+        LaunchError: The matrix units cannot read one as it lies, as in torch._scaled_mm.
+    """
+    if not _is_laid_out(a, *a.stride()):
+        a = _made("a", a, "(M, K)")
+    if not _is_laid_out(b, *reversed(b.stride())):
+        b = _made("b", b.t(), "(K, N), the t() of a contiguous (N, K) weight,").t()
+    return a, b
+
+
+def _is_laid_out(tensor: torch.Tensor, across: int, along: int) -> bool:
+    return along == 1 and (across | address(tensor)) % ROW_BYTES == 0
+
+
+def _made(name: str, rows: torch.Tensor, wanted: str) -> torch.Tensor:
+    """(rows, K) as the copy engine asks for."""
+    (across, along), (count, k) = rows.stride(), rows.shape
+    if k != 1 and along != 1:
+        raise LaunchError(f"matmul_fp8: {name} has stride {along} along K; pass {wanted} with stride 1 there")
+    if count == 1:
+        across = padded_width(rows)
+    if (across | address(rows)) % ROW_BYTES == 0:
+        return rows.as_strided(rows.shape, (across, 1))
+    return padded_copy(rows) if type(rows) in PLAIN_TENSORS else rows
+
+
+def aligned(rows: int, k: int, device: Any, seed: int) -> torch.Tensor:
+    """Random float8_e4m3fn of shape (rows, k), its rows padded to what `laid_out` asks for."""
+    padded = -(-k // ROW_BYTES) * ROW_BYTES
+    return inputs.randn((rows, padded), "float8_e4m3fn", device, seed)[:, :k]

@@ -1,0 +1,191 @@
+"""Matrix product: kernel, host function, declaration. Knows nothing of tuning or tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import cuda.tile as ct
+import torch
+
+from aot_tune import inputs
+from aot_tune.declare.declaration import Close
+from aot_tune.kernels.host.arguments import check_apart, check_dtype, check_rank, check_shape, indexable
+from aot_tune.kernels.host.padding import padded
+from aot_tune.kernels.products import product, split_k
+from aot_tune.kernels.products.dense_space import constants_of, default, grid, legal, space, tiles, work
+from aot_tune.tunable import Tunable
+from aot_tune.values.bucket import Exact, Pow2
+from aot_tune.values.config import Config
+from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
+
+
+@ct.kernel
+def matmul_kernel(  # type: ignore[no-untyped-def]
+    a, b, c, scratch,
+    tile_m: ct.Constant[int], tile_n: ct.Constant[int], more_n: ct.Constant[int], tile_k: ct.Constant[int],
+    swapped: ct.Constant[int], group: ct.Constant[int], peeled: ct.Constant[int],
+    splits: ct.Constant[int], slices: ct.Constant[int],
+):  # fmt: skip
+    """Compute every `num_blocks`-th tile of C, accumulating in float32; constants as in `product`.
+
+    Of several `splits` each block takes a share of a tile's sums, or adds up one of its `slices`.
+    """
+    tiles_m, tiles_n = ct.cdiv(a.shape[0], tile_m), ct.cdiv(b.shape[1], tile_n + more_n)
+    if splits > 1:
+        parts, shape = tiles_m * tiles_n * splits, (tile_m, tile_n, tile_k)
+        if ct.bid(0) < parts:
+            m, n = product.place(ct.bid(0) // splits, a.shape[0], tile_m, tiles_n, group)
+            sums = split_k.part_of_sum(a, b, m, n, ct.bid(0) % splits, splits, shape, False, swapped)
+            split_k.leave(scratch, ct.bid(0), sums)
+        else:
+            tile, at = (ct.bid(0) - parts) // slices, (ct.bid(0) - parts) % slices
+            m, n = product.place(tile, a.shape[0], tile_m, tiles_n, group)
+            sums = split_k.slice_of_sum(scratch, tile, at, splits, slices, shape, swapped)
+            m, n, spacing = split_k.index_of_slice(m, n, at, slices, shape[:2], swapped)
+            product.store(c, m, n, product.turned(sums.astype(c.dtype), swapped), spacing)
+    else:
+        for tile in range(ct.bid(0), tiles_m * tiles_n, ct.num_blocks(0)):
+            m, n = product.place(tile, a.shape[0], tile_m, tiles_n, group)
+            if more_n:
+                wide, narrow = product.two_sums(a, b, m, n, tile_m, tile_n, more_n, tile_k, False)
+                first, more = product.first_and_more(n, tile_n, more_n)
+                product.store(c, m, first, wide.astype(c.dtype), more_n)
+                product.store(c, m, more, narrow.astype(c.dtype), more_n)
+            else:
+                sums = product.one_sum(a, b, m, n, tile_m, tile_n, tile_k, False, swapped, peeled)
+                product.store(c, m, n, product.turned(sums.astype(c.dtype), swapped), tile_n)
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Multiply two matrices, accumulating in float32.
+
+    Where rows of `a` or `b` (columns, where those are contiguous) do not all start at a multiple of 16 bytes,
+    a copy whose rows do is made for the call.
+
+    Several blocks may share the sums of up to 256 rows, in memory of the stream: run the same call once
+    before it is captured into a CUDA graph, on the stream that captures where there are several, and replay
+    the graphs of one stream one after another.
+
+    Args:
+        a: (M, K), bfloat16 or float16, on a GPU; any strides.
+        b: (K, N), of the dtype of `a`; any strides, so that a linear layer's ``weight.t()`` will do.
+        out: (M, N), where to write, of the dtype of `a`, apart from both in memory; a new tensor without it.
+
+    Returns:
+        `out`, or the new tensor.
+
+    Raises:
+        LaunchError: An argument cannot be launched; it names the argument and what to pass.
+    """
+    check_matmul(a, b, out=out)
+    (m, k), n = a.shape, b.shape[1]
+    written = torch.empty((m, n), dtype=a.dtype, device=a.device) if out is None else out
+    if written.numel() == 0:
+        return written
+    if k == 0:
+        return written.zero_()  # a sum of nothing
+    a, b, counted = indexable("matmul", a=a, b=b, out=written)
+    if out is not None:
+        check_apart("matmul", "out", out, a=a, b=b)
+    matmul_tunable.launch(padded(a), padded(b), counted, split_k.scratch(a, n))
+    return written
+
+
+def check_matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> None:
+    """Refuse shapes and dtypes that `matmul` does not take."""
+    check_rank("matmul", "a", a, "M K")
+    check_rank("matmul", "b", b, "K N")
+    check_dtype("matmul", "a", a, torch.bfloat16, torch.float16)
+    check_dtype("matmul", "b", b, a.dtype)
+    (m, k), n = a.shape, b.shape[1]
+    check_shape("matmul", "b", b, (k, n), f"a of {k} columns")
+    if out is not None:
+        check_shape("matmul", "out", out, (m, n), "the product")
+        check_dtype("matmul", "out", out, a.dtype)
+
+
+# The declaration --------------------------------------------------------------------------------
+
+
+def _problem(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor
+) -> Mapping[str, object]:
+    return {"dtype": a.dtype, "M": a.shape[0], "N": b.shape[1], "K": a.shape[1]}
+
+
+def _tiles(config: Config, problem: Problem) -> int:
+    return tiles(config, problem.size("M"), problem.size("N"))
+
+
+def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
+    return grid(config, device, problem.size("M"), problem.size("N"))
+
+
+def _args(
+    config: Config, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor
+) -> tuple[Any, ...]:
+    return a, b, out, scratch, *constants_of(config)
+
+
+def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
+    m, n, k, dtype = problem.size("M"), problem.size("N"), problem.size("K"), str(problem["dtype"])
+    a = padded(inputs.randn((m, k), dtype, device, 2 * seed))
+    b = inputs.randn((k, n), dtype, device, 2 * seed + 1, scale=k**-0.5)  # so that C is of the order of 1
+    return a, padded(b), inputs.empty((m, n), dtype, device), split_k.scratch(a, n)
+
+
+def _reference(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor
+) -> dict[str, Close]:
+    # One rounding to the output's dtype is half its eps. The absolute term is for the float32 sums, which the
+    # matrix units truncate: 2^-23 of a running sum near 1, 1800 times for the largest K, is 2e-4. A step of
+    # tile_k left out would show as 0.05.
+    return {
+        "out": Close(value=a.double() @ b.double(), rtol=torch.finfo(a.dtype).eps, atol=2e-3),
+        "scratch": split_k.nothing_left(scratch),
+    }
+
+
+_BOTH = ("bfloat16", "float16")
+
+_EVERY, _M = Pow2.edges(1, 16384), tuple(4**i for i in range(8))
+"""1 to 16384: of two layers every power of two, of the others every second one."""
+
+matmul_tunable = Tunable(
+    name="matmul",
+    package=__package__,
+    kernel=matmul_kernel,
+    axes={"M": Pow2(), "N": Exact(), "K": Exact()},
+    problem=_problem,
+    search_space=space,
+    legal=legal,
+    default=default,
+    grid_fn=_grid,
+    args_fn=_args,
+    tiles=_tiles,
+    work=work,
+    make_args=_make_args,
+    reference=_reference,
+    outputs=("out",),
+    reset=("scratch",),
+    typical=[
+        {"dtype": "bfloat16", "M": _EVERY, "N": 6144, "K": 4096},  # Llama 3.1 8B, queries, keys and values
+        {"dtype": "float16", "M": _M, "N": 6144, "K": 4096},
+        {"dtype": "bfloat16", "M": _M, "N": 4096, "K": 4096},  # Llama 3.1 8B, attention output
+        {"dtype": _BOTH, "M": _M, "N": 28672, "K": 4096},  # Llama 3.1 8B, gate and up
+        {"dtype": "bfloat16", "M": _EVERY, "N": 4096, "K": 14336},  # Llama 3.1 8B, down
+        {"dtype": "float16", "M": _M, "N": 4096, "K": 14336},
+        {"dtype": "bfloat16", "M": _M, "N": 10240, "K": 8192},  # Llama 3.1 70B, queries, keys and values
+        {"dtype": "bfloat16", "M": _M, "N": 8192, "K": 28672},  # Llama 3.1 70B, down
+        {"dtype": "bfloat16", "M": _M, "N": 5120, "K": 25600},  # Qwen3 32B, down
+        {"dtype": "bfloat16", "M": _M, "N": 5120, "K": 2048},  # Qwen3 30B-A3B, queries, keys and values
+        {"dtype": "bfloat16", "M": _M, "N": 5120, "K": 2880},  # gpt-oss, queries, keys and values
+        {"dtype": "bfloat16", "M": _M, "N": 2880, "K": 4096},  # gpt-oss, attention output
+        {"dtype": "bfloat16", "M": _M, "N": 24576, "K": 1536},  # DeepSeek-V3, queries from their latent
+        {"dtype": "bfloat16", "M": _M, "N": 7168, "K": 16384},  # DeepSeek-V3, attention output
+    ],
+)
+"""The declaration; ``matmul_tunable.launch(a, b, out, scratch)`` takes what `matmul` takes, and zeros to work
+in."""

@@ -1,0 +1,140 @@
+"""Search spaces of matrix products: configs of tiles, and which of them an arch holds. Knows no kernel.
+
+A config here has the constants tile_m, tile_n and tile_k, maybe more_n, and the hints num_ctas and occupancy.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from functools import cache
+
+from aot_tune.declare.declaration import Work
+from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
+from aot_tune.values.device import Device
+
+Rows = Sequence[tuple[tuple[int, ...], ...]]
+"""Values of a config's constants and hints, by place; a row stands for their product."""
+
+
+class MatrixUnit(Enum):
+    """Where an arch's matrix unit takes its operands from and leaves its sums."""
+
+    WARP = "operands and sums in registers, a warp at a time"
+    WARPGROUP = "operands in shared memory, sums in registers; 64 rows or more, fewer run as WARP"
+    TENSOR_MEMORY = "operands in shared memory, sums in a memory of their own"
+
+
+def matrix_unit(arch: Arch) -> MatrixUnit:
+    """The unit of sm90, of sm100 to sm110, and of all others."""
+    by_major = {9: MatrixUnit.WARPGROUP, 10: MatrixUnit.TENSOR_MEMORY, 11: MatrixUnit.TENSOR_MEMORY}
+    return by_major.get(arch.major, MatrixUnit.WARP)
+
+
+@cache  # defaults ask for one at each unseen shape
+def config_of(tile_m: int, tile_n: int, tile_k: int, num_ctas: int, occupancy: int) -> Config:
+    """A config of these constants and hints, the values of `fitting`'s rows."""
+    return Config(
+        constants={"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k},
+        hints={"num_ctas": num_ctas, "occupancy": occupancy},
+    )
+
+
+def fitting(
+    spaces: Mapping[MatrixUnit, Rows], arch: Arch, *, item_bytes: int, products: int = 1
+) -> tuple[Config, ...]:
+    """All configs that the arch's rows stand for, without those that `overflow`; arguments as it takes."""
+    rows = spaces[matrix_unit(arch)]
+    every = (config_of(*values) for row in rows for values in itertools.product(*row))
+    return tuple(c for c in every if overflow(c, arch, item_bytes=item_bytes, products=products) is None)
+
+
+def tile_of(config: Config) -> tuple[int, int, int]:
+    """tile_m, tile_n and tile_k of a config."""
+    return int(config["tile_m"]), int(config["tile_n"]), int(config["tile_k"])
+
+
+def hints_of(config: Config) -> tuple[int, int]:
+    """num_ctas and occupancy of a config, which a caller's own may leave out."""
+    return config.hints.get("num_ctas", 1), config.hints.get("occupancy", 1)
+
+
+def persistent_grid(config: Config, device: Device, tiles: int) -> tuple[int]:
+    """As many blocks as the GPU holds at once, and no more than there are tiles."""
+    num_ctas, occupancy = hints_of(config)
+    return (max(1, min(device.sm_count * occupancy // num_ctas, tiles)),)
+
+
+def wrongly_peeled(config: Config) -> str | None:
+    """Why a config's `peeled` (see `product.one_sum`) cannot be (steps skipped or repeated), or None."""
+    if config["peeled"] in (0, 1):
+        return None
+    return f"peeled is {config['peeled']}; it is 1 where the first step stands before the loop, else 0"
+
+
+_REGISTER_SUMS = 64 * 64
+"""Float32 sums a warp keeps in registers. On sm_90 every config with more spilled, and none with fewer."""
+
+_TENSOR_MEMORY_SUMS = 128 * 512
+"""Float32 sums in a multiprocessor's tensor memory: 128 lanes of 512 columns (PTX ISA, tcgen05)."""
+
+
+@cache  # a choice asks for each config it may take
+def overflow(config: Config, arch: Arch, *, item_bytes: int, products: int = 1) -> str | None:
+    """Why a config's tile is not for an arch, or None.
+
+    Args:
+        config: The config.
+        arch: The arch.
+        item_bytes: Bytes of an element of the operands.
+        products: How many tiles of tile_n columns a block computes side by side.
+    """
+    (tile_m, _, tile_k), (num_ctas, occupancy) = tile_of(config), hints_of(config)
+    tile_n = _columns(config, products)
+    if num_ctas > 1 and arch < Arch(9, 0):
+        return f"{arch} has no clusters of blocks; num_ctas must be 1"
+    sums = tile_m * tile_n // num_ctas
+    if matrix_unit(arch) is MatrixUnit.TENSOR_MEMORY:
+        if sums * occupancy > _TENSOR_MEMORY_SUMS:
+            return f"{occupancy} tiles of {tile_m} x {tile_n} over {num_ctas} blocks overflow tensor memory"
+    elif sums > _REGISTER_SUMS * config.hints.get("num_worker_warps", 4):
+        return f"a tile of {tile_m} x {tile_n} over {num_ctas} blocks overflows the registers"
+    # Two steps must fit: with one, each load is waited for. Blocks that share a tile split its long side.
+    stage = (max(tile_m, tile_n) // num_ctas + min(tile_m, tile_n)) * tile_k * item_bytes
+    available = Device.reference(arch).shared_memory_per_sm
+    if 2 * stage * occupancy > available:
+        return f"{occupancy} blocks of 2 x {stage} bytes overflow {available} of shared memory"
+    return None
+
+
+_ALWAYS_ROWS = 64
+"""Tiles of this many rows suit every problem, so that a default does."""
+
+
+def waste(config: Config, rows: int) -> str | None:
+    """Why a config is a waste on a product of up to `rows` rows, or None."""
+    tile_m, _, _ = tile_of(config)
+    if tile_m > max(_ALWAYS_ROWS, 2 * rows):
+        return f"a tile of {tile_m} rows is more than half empty for {rows}"
+    if tile_m < _ALWAYS_ROWS and rows > 4 * tile_m:
+        return f"tiles of {tile_m} rows read the weights more than four times over for {rows}"
+    return None
+
+
+def work_of(config: Config, k: int, *, item_bytes: int, products: int = 1) -> Work:
+    """What one tile costs, of sums over `k`; the other arguments as `overflow` takes them."""
+    tile_m, _, tile_k = tile_of(config)
+    columns = _columns(config, products)
+    return Work(
+        steps=-(-k // tile_k),
+        flops=2.0 * tile_m * columns * tile_k,
+        load_bytes=float((tile_m + columns) * tile_k * item_bytes),
+        store_bytes=float(tile_m * columns // products * item_bytes),
+    )
+
+
+def _columns(config: Config, products: int) -> int:
+    """Columns of sums that a block holds, those of all its products."""
+    return products * (int(config["tile_n"]) + int(config.constants.get("more_n", 0)))

@@ -1,0 +1,1 @@
+"""Tile code that kernels over rows share."""

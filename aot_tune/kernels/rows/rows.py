@@ -1,0 +1,152 @@
+"""What the kernels that work along the last dimension share: rows of any tensor, and blocks that hold them.
+
+Knows no kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cuda.tile as ct
+import torch
+
+from aot_tune.errors import LaunchError
+from aot_tune.kernels.host.arguments import check_dtype, check_shape
+from aot_tune.values.arch import Arch
+from aot_tune.values.bucket import edge
+from aot_tune.values.config import Config
+from aot_tune.values.device import Device
+
+MOST_ELEMENTS = 32768
+"""Elements a block of 8 warps holds in registers, 128 a thread; more would spill."""
+
+_MOST_PARTS = 16
+"""The code grows with a row's parts, and time to compile it."""
+
+_OTHER_REGISTERS = 32
+"""Registers a thread needs beside its elements: with as many, layer_norm and softmax of 1152 to 131072
+columns were not seen to spill on sm_90; with fewer, layer_norm was (tileiras 13.4)."""
+
+_MOST_REGISTERS, _AT_ONCE = 255, 8
+"""Of a thread, and what their number is a multiple of: CUDA C++ Programming Guide, "Technical Specifications
+per Compute Capability"."""
+
+
+def registers(arch: Arch, resident: int) -> int:
+    """That a thread may have where so many are resident on a multiprocessor."""
+    return min(_MOST_REGISTERS, Device.reference(arch).registers_per_sm // resident // _AT_ONCE * _AT_ONCE)
+
+
+def check_normed(kernel: str, x: torch.Tensor, weight: torch.Tensor) -> None:
+    """Refuse what no norm takes: rows that are too wide, and a weight that does not go with them."""
+    check_dtype(kernel, "x", x, torch.bfloat16, torch.float16, torch.float32)
+    if not x.dim() or x.shape[-1] > MOST_ELEMENTS:
+        raise LaunchError(
+            f"{kernel}: x has shape {tuple(x.shape)}; its last size may be 0 to {MOST_ELEMENTS}"
+        )
+    check_shape(kernel, "weight", weight, (x.shape[-1],), f"x of {x.shape[-1]} columns")
+    check_dtype(kernel, "weight", weight, x.dtype)
+
+
+def as_rows(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """View a tensor as (rows, columns), without a copy.
+
+    Raises:
+        LaunchError: Its strides do not let the leading dimensions be one.
+    """
+    if tensor.dim() == 2:
+        return tensor
+    try:
+        return tensor.view(-1, tensor.shape[-1])
+    except RuntimeError as error:
+        raise LaunchError(
+            f"{kernel}: {name} of shape {tuple(tensor.shape)} and strides {tensor.stride()} cannot be viewed "
+            f"as rows; call {name}.contiguous() first"
+        ) from error
+
+
+def threads(config: Config) -> int:
+    """Threads that share a tile: of all warps, in all blocks of a cluster."""
+    return 32 * config.hints.get("num_worker_warps", 4) * config.hints.get("num_ctas", 1)
+
+
+def at_once(config: Config, device: Device) -> int:
+    """Blocks, or clusters of them, that a GPU holds at once."""
+    return max(1, device.sm_count * config.hints.get("occupancy", 1) // config.hints.get("num_ctas", 1))
+
+
+def part_refusal(width: int, cols: int) -> str | None:
+    """Why a row should not be held in parts of `width` columns, or None."""
+    if width > edge(cols):
+        return f"a part of {width} is more than half empty for {cols} columns"
+    if cols > width * _MOST_PARTS:
+        return f"{cols} columns are more than {_MOST_PARTS} parts of {width}"
+    return None
+
+
+def refusal(config: Config, arch: Arch, elements: int) -> str | None:
+    """Why blocks of a config cannot hold `elements` elements of a tile in float32, or None."""
+    num_ctas, occupancy = config.hints.get("num_ctas", 1), config.hints.get("occupancy", 1)
+    if num_ctas > 1 and arch < Arch(9, 0):
+        return f"{arch} has no clusters of blocks; num_ctas must be 1"
+    device = Device.reference(arch)
+    needed = -(-elements // threads(config)) + _OTHER_REGISTERS
+    resident = threads(config) // num_ctas * occupancy
+    if needed > registers(arch, resident):
+        return f"{elements} elements over {threads(config)} threads spill at an occupancy of {occupancy}"
+    return device.refusal(occupancy)
+
+
+def too_wide(cols: int) -> LaunchError:
+    """Says that no config holds rows of so many columns."""
+    return LaunchError(f"no config holds rows of {cols} columns; pass rows of at most {MOST_ELEMENTS}")
+
+
+def parts(height: int, width: int, rows: int, cols: int) -> tuple[int, int]:
+    """Parts of `width` columns a row has, and how many of them, from the first, lie inside for all blocks.
+
+    None does where the last block has fewer rows than `height`.
+    """
+    return -(-cols // width), 0 if rows % height else cols // width
+
+
+def exact_width(cols: int, most: int) -> int:
+    """The largest power of two up to `most` that divides the columns, so that no part is partly empty."""
+    return min(cols & -cols, most)
+
+
+def load_part(array: Any, index: Any, shape: Any, inside: Any, padding: Any) -> Any:
+    """Load a tile straight to registers, in a kernel: where it is `inside`, no bounds are checked.
+
+    TMA would take it through shared memory.
+    """
+    if inside:  # a padding beside it, and tileiras 13.4 fails
+        tile = ct.load(array, index, shape, check_bounds=False, allow_tma=False)
+    else:
+        tile = ct.load(array, index, shape, padding_mode=padding, allow_tma=False)
+    return tile
+
+
+def load_parts(array: Any, index: Any, shape: Any, count: Any, inside: Any, padding: Any) -> Any:
+    """Load rows in `count` parts of `shape`, in a kernel; all of them are under way at once.
+
+    Args:
+        array: (rows, cols), or (cols,).
+        index: Which rows, ``(block,)``, or ``()``.
+        shape: A part's.
+        count: Parts of a row.
+        inside: How many of them, from the first, lie wholly inside.
+        padding: What fills the others.
+    """
+    loaded = ()
+    for part in ct.static_iter(range(count)):
+        loaded = (*loaded, load_part(array, (*index, part), shape, part < inside, padding))  # type: ignore[assignment]  # grows while compiling
+    return loaded
+
+
+def store_part(array: Any, index: Any, tile: Any, inside: Any) -> None:
+    """Store a tile straight from registers, in a kernel: where it is `inside`, no bounds are checked."""
+    if inside:
+        ct.store(array, index, tile, check_bounds=False, allow_tma=False)
+    else:
+        ct.store(array, index, tile, allow_tma=False)

@@ -1,0 +1,1 @@
+"""Softmax, and the loss on it."""

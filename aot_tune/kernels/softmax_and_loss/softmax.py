@@ -1,0 +1,206 @@
+"""Softmax over the last dimension: kernel, host function, declaration. Knows nothing of tuning or tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import cuda.tile as ct
+import torch
+
+from aot_tune import inputs, workspace
+from aot_tune.declare.declaration import Close
+from aot_tune.errors import LaunchError
+from aot_tune.kernels.host.arguments import check_apart, check_dtype, check_shape, indexable
+from aot_tune.kernels.rows.online_softmax import LOWEST, exponential, maximum_and_sum
+from aot_tune.kernels.rows.row_groups import check_all_run, exchange, fetch, highest_and_sum
+from aot_tune.kernels.rows.rows import as_rows, load_part, store_part, threads
+from aot_tune.kernels.softmax_and_loss import softmax_space
+from aot_tune.tunable import Tunable
+from aot_tune.values.bucket import Exact, Pow2
+from aot_tune.values.config import Config
+from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
+
+
+@ct.kernel
+def softmax_kernel(  # type: ignore[no-untyped-def]
+    x, out, slots,
+    height: ct.Constant[int], width: ct.Constant[int], parts: ct.Constant[int], inside: ct.Constant[int],
+    members: ct.Constant[int], chunked: ct.Constant[bool], lanes: ct.Constant[int], vector: ct.Constant[int],
+):  # fmt: skip
+    """Hold `height` rows a block, or a row in `members` blocks, each `parts` of `width` columns.
+
+    `chunked`: read a row twice instead, `width` columns at a time.
+    """
+    if chunked:
+        _in_chunks(x, out, ct.bid(0), (width, parts, inside, lanes, vector))
+    else:
+        place, member = ct.bid(0) // members, ct.bid(0) % members
+        first = member * parts
+        rows, tops, exponentials = (), ct.full((height, width), LOWEST, ct.float32), ()
+        for part in ct.static_iter(range(parts)):  # all loads are under way at once
+            index = place, first + part
+            rows = (*rows, load_part(x, index, (height, width), part < inside, ct.PaddingMode.NEG_INF))  # type: ignore[assignment]  # grows while compiling
+        if members > 1:
+            fetch(slots, place, member, members, lanes)
+        for part in ct.static_iter(range(parts)):
+            tops = ct.maximum(tops, rows[part].astype(ct.float32))
+        top, total = ct.max(tops, axis=1, keepdims=True), ct.zeros((height, width), ct.float32)
+        for part in ct.static_iter(range(parts)):
+            exponentials = (*exponentials, exponential(rows[part].astype(ct.float32) - top))  # type: ignore[assignment]  # grows while compiling
+            total = total + exponentials[part]
+        total = ct.sum(total, axis=1, keepdims=True)
+        if members > 1:
+            shrink, total = _of_the_whole_row(slots, place, member, members, lanes, top, total)
+        else:
+            shrink = 1.0
+        # The sum is 1 or more, or NaN: none of what the exact division provides for.
+        share = shrink * ct.truediv(1.0, total, rounding_mode=ct.RoundingMode.APPROX)
+        for part in ct.static_iter(range(parts)):
+            result = (exponentials[part] * share).astype(out.dtype)
+            store_part(out, (place, first + part), result, part < inside)
+
+
+def _of_the_whole_row(
+    slots: Any, row: Any, member: Any, members: Any, lanes: Any, top: Any, total: Any
+) -> Any:
+    """What this block's exponentials are to be multiplied by, and the sum of all blocks' then."""
+    mine = ct.cat((top.reshape((1,)), total.reshape((1,))), 0)
+    found = exchange(slots, row, member, members, lanes, mine)
+    highest, total = highest_and_sum(found, members)
+    return exponential(top - highest), total
+
+
+def _in_chunks(x: Any, out: Any, row: Any, shape: Any) -> None:
+    width, parts, inside, lanes, vector = shape
+    top, total = maximum_and_sum(x, row, width, inside < parts, lanes, vector)
+    share, chunks = 1.0 / total, x.shape[1] // width
+    for chunk in range(chunks):
+        _write_shares(x, out, (row, chunk), width, top, share, True)
+    if inside < parts:
+        _write_shares(x, out, (row, chunks), width, top, share, False)
+
+
+def _write_shares(x: Any, out: Any, index: Any, width: Any, top: Any, share: Any, inside: Any) -> None:
+    part = load_part(x, index, (1, width), inside, ct.PaddingMode.NEG_INF).astype(ct.float32)
+    store_part(out, index, (exponential(part - top) * share).astype(out.dtype), inside)
+
+
+def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Exponentials of the last dimension of `x`, divided by their sum.
+
+    Computes in float32, less the row's maximum, and rounds once; what is below 1.2e-38 becomes 0. A row that
+    is all -inf, or holds NaN or inf, becomes NaN, as torch's does.
+
+    Rows of more than 8192 columns may be shared by several blocks, which tell each other what they found in
+    memory of the stream: run the same call once before it is captured into a CUDA graph, on the stream that
+    captures where there are several, and replay the graphs of one stream one after another.
+
+    Args:
+        x: (..., cols), bfloat16, float16 or float32, on a GPU; leading dimensions that ``view`` can flatten.
+        out: Where to write, of the shape and dtype of `x`, apart from it in memory; a new tensor without it.
+
+    Returns:
+        `out`, or the new tensor.
+
+    Raises:
+        LaunchError: An argument cannot be launched; it names the argument and what to pass.
+    """
+    check_softmax(x, out=out)
+    written = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+    if x.numel() == 0:
+        return written
+    flat_x, flat_out = as_rows("softmax", "x", x), as_rows("softmax", "out", written)
+    counted = indexable("softmax", x=flat_x, out=flat_out)
+    if out is not None:
+        check_apart("softmax", "out", out, x=x)
+    softmax_tunable.launch(*counted, _slots(flat_x))
+    return written
+
+
+def check_softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> None:
+    """Refuse shapes and dtypes that `softmax` does not take."""
+    check_dtype("softmax", "x", x, torch.bfloat16, torch.float16, torch.float32)
+    if x.dim() == 0:
+        raise LaunchError("softmax: x has shape (); pass one dimension or more")
+    if out is not None:
+        check_shape("softmax", "out", out, tuple(x.shape), "x")
+        check_dtype("softmax", "out", out, x.dtype)
+
+
+# The declaration --------------------------------------------------------------------------------
+
+
+def _slots(x: torch.Tensor) -> torch.Tensor:
+    """Large enough for every config, since the launch chooses one only later."""
+    return workspace(x.device, 1, softmax_space.slots(*x.shape)).counters
+
+
+def _problem(x: torch.Tensor, out: torch.Tensor, slots: torch.Tensor) -> Mapping[str, object]:
+    return {"dtype": x.dtype, "rows": x.shape[0], "cols": x.shape[1]}
+
+
+def _tiles(config: Config, problem: Problem) -> int:
+    return -(-problem.size("rows") // int(config["height"])) * int(config["members"])
+
+
+def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
+    check_all_run("softmax", config, device, int(config["members"]))
+    return (_tiles(config, problem),)
+
+
+def _args(config: Config, x: torch.Tensor, out: torch.Tensor, slots: torch.Tensor) -> tuple[Any, ...]:
+    lanes, vector = threads(config), 16 // x.element_size()
+    tile = *softmax_space.cut(config, *x.shape), int(config["members"]), config["chunked"]
+    return x, out, slots, *tile, lanes, vector
+
+
+def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
+    rows, cols, dtype = problem.size("rows"), problem.size("cols"), str(problem["dtype"])
+    x = inputs.randn((rows, cols), dtype, device, seed, scale=3)  # as logits are spread
+    return x, inputs.empty((rows, cols), dtype, device), _slots(x)
+
+
+def _reference(x: torch.Tensor, out: torch.Tensor, slots: torch.Tensor) -> dict[str, Close]:
+    # One rounding to the output's dtype is half its eps. Before it the float32 exponent, 40 at most here, is
+    # off by 40 / 2^24 = 2e-6, and so is its exponential. The absolute term is for float16's subnormals.
+    value = torch.softmax(x.double(), dim=1)
+    return {
+        "out": Close(value=value, rtol=max(torch.finfo(x.dtype).eps, 1e-5), atol=1e-7),
+        # The next launch finds them at zero.
+        "slots": Close(value=torch.zeros_like(slots), rtol=0.0, atol=0.0),
+    }
+
+
+_ROWS = Pow2.edges(1, 16384)[::2]
+"""Every other edge: the buckets between are one doubling away, near enough to be served by these."""
+
+softmax_tunable = Tunable(
+    name="softmax",
+    package=__package__,
+    kernel=softmax_kernel,
+    axes={"rows": Pow2(), "cols": Exact()},
+    problem=_problem,
+    search_space=softmax_space.space,
+    legal=softmax_space.legal,
+    default=softmax_space.default,
+    grid_fn=_grid,
+    args_fn=_args,
+    tiles=_tiles,
+    make_args=_make_args,
+    reference=_reference,
+    outputs=("out",),
+    reset=("slots",),
+    typical=[
+        {"dtype": "float32", "rows": _ROWS, "cols": 8},  # Mixtral, router
+        {"dtype": ("bfloat16", "float32"), "rows": _ROWS, "cols": 128},  # Qwen3-MoE and gpt-oss 120b, router
+        {"dtype": "float32", "rows": _ROWS, "cols": 256},  # DeepSeek-V3's count of experts
+        {"dtype": "bfloat16", "rows": Pow2.edges(64, 65536)[::2], "cols": (2048, 8192)},  # attention scores
+        {"dtype": "float16", "rows": (1024, 16384), "cols": 2048},  # attention scores
+        {"dtype": "float32", "rows": Pow2.edges(1, 1024)[::2], "cols": 32000},  # Mixtral, sampling
+        {"dtype": "float32", "rows": Pow2.edges(1, 1024)[::2], "cols": 128256},  # Llama 3.1, sampling
+        {"dtype": "float32", "rows": Pow2.edges(1, 1024)[::2], "cols": 262144},  # Gemma 3, sampling
+    ],
+)
+"""The declaration; ``softmax_tunable.launch(x, out, slots)`` takes x and out as (rows, cols)."""

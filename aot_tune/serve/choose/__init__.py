@@ -1,0 +1,1 @@
+"""Which config a problem gets: tables loaded, buckets found, the ladder climbed."""

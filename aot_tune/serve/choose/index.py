@@ -1,0 +1,218 @@
+"""Find an entry of the loaded tables: a bucket's own, or the nearest, in microseconds for any problem. Pure.
+
+`aot_tune.values.bucket.nearest` states the rule; this gives its answer without walking every bucket, which
+takes over a millisecond on a table of 360 entries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import sub
+from pathlib import Path
+from typing import NamedTuple
+
+from aot_tune.tables.rule import BucketRule, Tiles, rule_of
+from aot_tune.tables.table import Entry, Table
+from aot_tune.values.bucket import Axes, Pow2, edge
+from aot_tune.values.problem import Problem, Value
+
+Classes = frozenset[tuple[str, Value]]
+
+
+def classes_of(axes: Axes, problem: Problem) -> Classes:
+    """`aot_tune.values.bucket.classes` as a key."""
+    return frozenset(item for item in problem.items() if item[0] not in axes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shipped:
+    """A table that was read and fits the declaration."""
+
+    table: Table
+    """Its values, without entries that may not be used here."""
+
+    path: Path
+    """Where it was read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """An entry and the table it is of."""
+
+    entry: Entry
+    """The entry."""
+
+    shipped: Shipped
+    """Its table."""
+
+
+class _Member(NamedTuple):
+    """An entry as `Index.nearest` ranks it."""
+
+    smaller: tuple[int, ...]
+    """Its sizes, negative: of two as near the larger is taken."""
+    place: int
+    """In reading order."""
+    found: Found
+
+
+@dataclass(kw_only=True)
+class _Group:
+    """The entries of equal classes and equal sizes on the Exact axes."""
+
+    exact: tuple[int, ...]
+    """The sizes on the Exact axes."""
+
+    logs: tuple[float, ...]
+    """Their base-2 logarithms."""
+
+    members: dict[tuple[int, ...], _Member] = field(default_factory=dict)
+    """By the exponents of the edges on the Pow2 axes."""
+
+    closest: dict[tuple[tuple[int, ...], float], tuple[int, _Member] | None] = field(default_factory=dict)
+    """By exponents and reach, what was found for them."""
+
+
+_Reached = tuple[float, _Group]
+"""The sum of the distances on the Exact axes, in doublings, to a group."""
+
+
+class Index:
+    """The entries of all tables of one kernel on one arch, in reading order.
+
+    Args:
+        axes: The kernel's axes.
+        tiles: The declaration's count of tiles, or None.
+        tables: In the order they are read; the first that has a bucket tells its config.
+    """
+
+    def __init__(self, axes: Axes, tiles: Tiles | None, tables: Sequence[Shipped]) -> None:
+        self.tables = tuple(tables)
+        self._axes = axes
+        self._tiles = tiles
+        self._exact = tuple(name for name, axis in axes.items() if not isinstance(axis, Pow2))
+        self._pow2 = tuple(name for name, axis in axes.items() if isinstance(axis, Pow2))
+        self._own: dict[Problem, Found] = {}
+        self._groups: dict[Classes, dict[tuple[int, ...], _Group]] = {}
+        self._rules: dict[int, BucketRule] = {}
+        self._last: tuple[Problem | None, Problem] = (None, Problem({}))
+        self._reached: tuple[Problem | None, list[_Reached]] = (None, [])
+        for shipped in self.tables:
+            for entry in shipped.table.entries:
+                if entry.bucket not in self._own:
+                    self._add(Found(entry=entry, shipped=shipped))
+
+    def _add(self, found: Found) -> None:
+        bucket = found.entry.bucket
+        place = len(self._own)
+        self._own[bucket] = found
+        exact = tuple(bucket.size(name) for name in self._exact)
+        groups = self._groups.setdefault(classes_of(self._axes, bucket), {})
+        group = groups.get(exact)
+        if group is None:
+            logs = tuple(math.log2(max(size, 1)) for size in exact)
+            group = groups[exact] = _Group(exact=exact, logs=logs)
+        smaller = tuple(-bucket.size(name) for name in self._axes)
+        group.members[self._exponents(bucket)] = _Member(smaller, place, found)
+
+    def own(self, problem: Problem) -> Found | None:
+        """The entry of the problem's own bucket."""
+        return self._own.get(self.bucket_of(problem))
+
+    def bucket_of(self, problem: Problem) -> Problem:
+        """The problem's bucket; the last one asked for is kept, since one choice asks several times."""
+        asked, bucket = self._last
+        if asked is not problem:
+            bucket = problem.replaced(**{name: edge(problem.size(name)) for name in self._pow2})
+            self._last = (problem, bucket)
+        return bucket
+
+    def nearest(self, problem: Problem, within: float) -> Found | None:
+        """The closest entry of the same classes: see `aot_tune.values.bucket.nearest`."""
+        wanted = self.bucket_of(problem)
+        exponents = self._exponents(wanted)
+        best: tuple[float, tuple[int, ...], int] | None = None
+        chosen: Found | None = None
+        farthest = (len(self._exact) * within if self._exact else 0.0) + _ROUNDED
+        for apart, group in self._distances(wanted):
+            if apart > farthest or (apart >= within and not self._reaches(wanted, group, within)):
+                continue
+            closest = _closest(group, exponents, within)
+            if closest is None:
+                continue
+            steps, member = closest
+            # Rounded, so that equal sums in another order still tie.
+            rank = (round(round(apart, 9) + steps, 9), member.smaller, member.place)
+            if best is None or rank < best:
+                best, chosen = rank, member.found
+                farthest = min(farthest, best[0] + _ROUNDED)
+        return chosen
+
+    def _distances(self, wanted: Problem) -> list[_Reached]:
+        """The groups of a bucket's classes, and how far they are on the Exact axes.
+
+        The last bucket's are kept, since a miss asks twice.
+        """
+        asked, reached = self._reached
+        if asked is not wanted:
+            logs = [math.log2(max(wanted.size(name), 1)) for name in self._exact]
+            groups = self._groups.get(classes_of(self._axes, wanted), {}).values()
+            # Written for speed: a miss looks at every group, of which a table has dozens.
+            if len(logs) == 2:
+                first, second = logs
+                reached = [
+                    (abs(first - group.logs[0]) + abs(second - group.logs[1]), group) for group in groups
+                ]
+            else:
+                reached = [(sum(map(abs, map(sub, logs, group.logs))), group) for group in groups]
+            self._reached = (wanted, reached)
+        return reached
+
+    def _reaches(self, wanted: Problem, group: _Group, within: float) -> bool:
+        """Whether a group is within so many doublings on each Exact axis, by the ratios themselves."""
+        return within == math.inf or all(
+            abs(math.log2(max(wanted.size(name), 1) / max(other, 1))) <= within
+            for name, other in zip(self._exact, group.exact, strict=True)
+        )
+
+    def rule(self, found: Found) -> BucketRule:
+        """The rule inside this entry's bucket, made once."""
+        rule = self._rules.get(id(found.entry))
+        if rule is None:
+            rule = self._rules[id(found.entry)] = rule_of(found.entry, found.shipped.table, self._tiles)
+        return rule
+
+    def _exponents(self, bucket: Problem) -> tuple[int, ...]:
+        return tuple(bucket.size(name).bit_length() - 1 for name in self._pow2)
+
+
+def _closest(group: _Group, exponents: tuple[int, ...], within: float) -> tuple[int, _Member] | None:
+    """The nearest member on the Pow2 axes and the doublings to it: ties to the larger, then to the first.
+
+    Kept: of exponents there are few, whatever the sizes.
+    """
+    key = (exponents, within)
+    if (known := group.closest.get(key, _UNKNOWN)) is not _UNKNOWN:
+        return known
+    best: tuple[int, tuple[int, ...], int] | None = None
+    chosen: tuple[int, _Member] | None = None
+    for edges, member in group.members.items():
+        steps = [*map(abs, map(sub, exponents, edges))]
+        rank = (sum(steps), member.smaller, member.place)
+        if max(steps, default=0) <= within and (best is None or rank < best):
+            best, chosen = rank, (rank[0], member)
+    if len(group.closest) >= _MOST_CLOSEST:
+        group.closest.clear()
+    group.closest[key] = chosen
+    return chosen
+
+
+_MOST_CLOSEST = 1024
+"""Exponents of two axes that one meets; more are forgotten, and found again."""
+
+_ROUNDED = 1e-8
+"""More than rounding moves a sum of distances."""
+
+_UNKNOWN = (-1, _Member((), -1, None))  # type: ignore[arg-type]  # of no entry

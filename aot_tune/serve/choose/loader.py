@@ -1,0 +1,115 @@
+"""Read a declaration's tables for this machine's archs. Makes no CUDA context, writes and raises nothing.
+
+Every fault of a table is one `TableWarning`, and that table is a miss.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from pathlib import Path
+
+from aot_tune import environment
+from aot_tune.declare.declaration import Declaration
+from aot_tune.errors import AotTuneError, TableWarning
+from aot_tune.nvidia.nvml import Gpu, known_gpus
+from aot_tune.serve.choose.index import Index, Shipped
+from aot_tune.tables.store import package_folder, read_table, right_place, table_path
+from aot_tune.tables.table import Table
+from aot_tune.values.arch import KNOWN_ARCHS, Arch
+
+
+def gpus() -> tuple[Gpu, ...] | None:
+    """The GPUs this process may use, asked of NVML once; None where it cannot tell."""
+    return known_gpus()
+
+
+def archs_to_load(tunable: Declaration) -> tuple[Arch, ...]:
+    """The archs of this machine; none where no table of the declaration could be read or NVML cannot tell."""
+    if not any(os.path.isdir(folder) for folder, _ in folders(tunable)):
+        return ()
+    return tuple(dict.fromkeys(gpu.arch for gpu in gpus() or () if gpu.arch is not None))
+
+
+def folders(tunable: Declaration) -> list[tuple[Path, bool]]:
+    """Where tables are looked for, in order; True where the user named it, so that predictions are read."""
+    named = [(folder, True) for folder in environment.table_folders()]
+    try:
+        return [*named, (package_folder(tunable), False)]
+    except AotTuneError as error:  # a package that is no folder, run from a string or an archive
+        _warn(f"{tunable.name}: {error}; its own tables are not read")
+        return named
+
+
+def load(tunable: Declaration, arch: Arch) -> Index:
+    """The tables of one declaration for one arch."""
+    tables = []
+    for folder, named in folders(tunable):
+        path = table_path(folder, arch, tunable.name)
+        if not os.path.lexists(path):
+            if named and (mistake := folder_mistake(folder)):
+                _warn(mistake)
+            continue  # a table that was never made: the miss at launch says so, and names the command
+        try:
+            table = read_table(path)
+        except Exception as error:  # whatever a file holds, the process that serves goes on
+            _warn(f"{_named(error)}; {tunable.name} is served without it on {arch}: restore {path}")
+            continue
+        reason = mismatch(tunable, arch, table)
+        if reason:
+            right = right_place(path, table)
+            step = f"move it to {right}, or remove it" if right else "tune it again"
+            _warn(f"{path}: {reason}; {tunable.name} is served without it on {arch}: {step}")
+            continue
+        tables.append(Shipped(table=table if named else _measured_only(path, table), path=path))
+    return Index(tunable.axes, tunable.tiles, tables)
+
+
+def folder_mistake(folder: Path) -> str | None:
+    """What is wrong with a folder that AOT_TUNE_TABLES names; None where it may hold tables."""
+    if not os.path.isdir(folder):
+        return f"{environment.TABLES} names {folder}, which is no folder; make it or leave it out"
+    if folder.name in map(str, KNOWN_ARCHS) and not os.path.isdir(folder / folder.name):
+        return (
+            f"{environment.TABLES} names {folder}, an arch's folder; name the one it lies in, {folder.parent}"
+        )
+    return None
+
+
+def mismatch(tunable: Declaration, arch: Arch, table: Table) -> str | None:
+    """Why a well-formed table cannot serve this declaration here; None when it can."""
+    if table.kernel != tunable.name:
+        return f"it is the table of {table.kernel!r}, and not of {tunable.name!r}"
+    if table.arch != arch:
+        return f"it is the table of {table.arch}, and not of {arch}"
+    declared = {name: axis.kind for name, axis in tunable.axes.items()}
+    kinds = {name: axis.kind for name, axis in table.axes.items()}
+    if kinds != declared:
+        return f"its axes are {kinds}, the declaration's {declared}"
+    constants = tunable.config_constants(arch)
+    for config in (*table.portfolio, *(entry.config for entry in table.entries)):
+        if config.constants.keys() != set(constants):
+            return (
+                f"its configs have the constants {' '.join(config.constants) or 'none'}, "
+                f"the declaration's have {' '.join(constants) or 'none'}"
+            )
+    return None
+
+
+def _measured_only(path: Path, table: Table) -> Table:
+    measured = tuple(entry for entry in table.entries if entry.evidence == "measured")
+    if len(measured) < len(table.entries):
+        _warn(
+            f"{path}: {len(table.entries) - len(measured)} of its entries are predicted and left out; "
+            f"predictions are read only from a folder named in {environment.TABLES}"
+        )
+    return dataclasses.replace(table, entries=measured)
+
+
+def _named(error: Exception) -> str:
+    return str(error) if isinstance(error, AotTuneError) else f"{type(error).__name__}: {error}"
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, TableWarning, stacklevel=2)

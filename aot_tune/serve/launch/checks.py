@@ -1,0 +1,112 @@
+"""Check launch arguments seen for the first time: one clear error for each mistake. Launches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aot_tune.declare.declaration import Declaration
+from aot_tune.errors import LaunchError
+from aot_tune.serve.runtime import Runtime
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+
+
+def check_arguments(
+    tunable: Declaration, args: Sequence[Any], here: Runtime, *, config: object = None
+) -> int:
+    """Refuse what cannot be launched, and tell the GPU to launch on.
+
+    Returns:
+        The index of the GPU that all tensors lie on.
+
+    Raises:
+        LaunchError: It names the argument and what to pass instead.
+    """
+    if config is not None and not isinstance(config, Config):
+        raise LaunchError(
+            f"{tunable.name}.launch takes {', '.join(tunable.parameters)}, and config= for another than the "
+            f"tuned one; pass an aot_tune.Config, not {_named(config)}"
+        )
+    index: int | None = None
+    first = ""
+    recording, mutated = here.grad_enabled(), tunable.mutated
+    for name, arg in zip(tunable.parameters, args, strict=True):
+        place = f"{tunable.name}.launch: argument {name}"
+        if type(arg) not in here.tensor_types:
+            _check_no_array(place, arg, here)
+            continue
+        if recording and arg.requires_grad:
+            raise LaunchError(
+                f"{place} requires grad while grad is enabled, and autograd does not record a launch; launch "
+                "under torch.no_grad(), pass .detach(), or launch in the forward of a torch.autograd.Function"
+            )
+        on = here.index_of(arg)
+        if on is None:
+            raise LaunchError(f"{place} is on device {arg.device}; pass a CUDA tensor, such as {name}.cuda()")
+        if index is not None and on != index:
+            raise LaunchError(
+                f"{place} is on cuda:{on}, argument {first} on cuda:{index}; pass tensors of one device"
+            )
+        if name in mutated:
+            _check_writable(place, arg)
+        if index is None:
+            index, first = on, name
+    if index is None:
+        raise LaunchError(
+            f"{tunable.name}.launch: no argument is a tensor; pass CUDA tensors, as problem() takes"
+        )
+    return index
+
+
+def _named(value: object) -> str:
+    """A number or a word; of anything else its type: to print a tensor waits for the GPU."""
+    return repr(value)[:80] if isinstance(value, str | int | float) else f"a {type(value).__name__}"
+
+
+def check_problem(tunable: Declaration, problem: Problem) -> bool:
+    """Whether there is anything to launch: False where a size is 0.
+
+    Raises:
+        LaunchError: An axis has no size.
+    """
+    for axis in tunable.axes:
+        size = problem.get(axis)
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise LaunchError(
+                f"{tunable.name}.launch: problem() gives {size!r} for the axis {axis}; "
+                "return its size, an int of 0 or more"
+            )
+    return all(problem.size(axis) for axis in tunable.axes)
+
+
+def explain(tunable: Declaration, error: Exception, args: Sequence[Any], here: Runtime) -> None:
+    """Raise a clearer error than cuTile's for arguments it refused; return where there is none.
+
+    Raises:
+        LaunchError: As `check_arguments`.
+    """
+    try:
+        check_arguments(tunable, args, here)
+    except LaunchError as clearer:
+        raise clearer from error
+
+
+def _check_no_array(place: str, arg: Any, here: Runtime) -> None:
+    if isinstance(arg, here.tensor_types):
+        kind = type(arg)
+        raise LaunchError(
+            f"{place} is a {kind.__module__}.{kind.__qualname__}, and what a subclass of torch.Tensor means "
+            "by its data is not known here; pass its plain data, such as .as_subclass(torch.Tensor)"
+        )
+    if hasattr(arg, "__cuda_array_interface__") or hasattr(arg, "__dlpack__"):
+        name = type(arg).__name__
+        raise LaunchError(f"{place} is a {name}; pass a torch.Tensor, such as torch.from_dlpack(it)")
+
+
+def _check_writable(place: str, arg: Any) -> None:
+    if any(size > 1 and stride == 0 for size, stride in zip(arg.shape, arg.stride(), strict=True)):
+        raise LaunchError(
+            f"{place} is written by the kernel and is an expanded view, whose elements share memory; "
+            "pass a tensor with memory of its own, such as .contiguous()"
+        )

@@ -1,0 +1,303 @@
+"""From launch arguments to a launch: memo, plan, kernel. Knows no document, and of searching whom to ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from aot_tune import environment
+from aot_tune.declare.declaration import Declaration
+from aot_tune.errors import CompilerMissingError, LaunchError
+from aot_tune.serve import guard
+from aot_tune.serve.choose import loader
+from aot_tune.serve.choose.index import Found, Index
+from aot_tune.serve.choose.resolve import Choice, Legality, resolve
+from aot_tune.serve.kernels import HintedKernels
+from aot_tune.serve.launch.checks import check_arguments, check_problem, explain
+from aot_tune.serve.launch.function import Form, Kind, LaunchFunction
+from aot_tune.serve.launch.grids import checked_grid, unfit
+from aot_tune.serve.launch.messages import Told
+from aot_tune.serve.launch.reads import Followed, Passed, follow_args, follow_problem
+from aot_tune.serve.rank import is_primed, is_rank
+from aot_tune.serve.runtime import Runtime, runtime
+from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
+from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
+
+if TYPE_CHECKING:
+    from aot_tune.serve.search.live import LiveSearch
+
+_MOST_PLANS = 4096
+"""Plans kept in each memo, a few MB for a kernel; more shapes than a server meets again soon."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All that a launch of one problem needs besides its arguments."""
+
+    choice: Choice
+    """The config and why."""
+
+    grid: tuple[int, ...]
+    """One to three block counts."""
+
+    kernel: Any
+    """The hinted kernel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One GPU of this process, and what is known for its arch."""
+
+    device: Device
+    index: Index
+    legality: Legality
+
+
+def attach(tunable: Declaration) -> None:
+    """Give a declaration its `launch`: read its tables for this machine's GPUs and make their kernels."""
+    dispatcher = Dispatcher(tunable)
+    for arch in loader.archs_to_load(tunable):
+        dispatcher.load(arch)
+    object.__setattr__(tunable, "_dispatcher", dispatcher)
+    object.__setattr__(tunable, "launch", dispatcher.launch)
+
+
+def dispatcher_of(tunable: Declaration) -> Dispatcher:
+    """The dispatcher that `attach` made."""
+    dispatcher: Dispatcher = vars(tunable)["_dispatcher"]
+    return dispatcher
+
+
+class Dispatcher:
+    """Launches one declaration. `launch` is the function users call; the rest is its slow path.
+
+    Two memos, both bounded and both read without a lock: from what is read of a call's arguments to the plan
+    as the launch function wants it, and from GPU, problem and given config to the `Plan`.
+    """
+
+    def __init__(self, tunable: Declaration) -> None:
+        self._tunable = tunable
+        self.kernels = HintedKernels(tunable)
+        self._function = LaunchFunction(tunable.name, tunable.problem, self._slow)
+        self.launch = self._function.call
+        self._form: Form | None = None
+        self._memo: dict[Any, tuple[Any, ...]] = {}
+        self._plans: dict[tuple[int, Problem, Config | None], Plan] = {}
+        self._indexes: dict[Arch, Index] = {}
+        self._machines: dict[int, Machine] = {}
+        self._told = Told(tunable)
+        self._ranked = False
+
+    # Loading ------------------------------------------------------------------------------------------------
+
+    def load(self, arch: Arch) -> Index:
+        """The tables for an arch; read once, with the kernels of their configs and of the default."""
+        with guard.Guard.lock:
+            if arch not in self._indexes:
+                index = loader.load(self._tunable, arch)
+                first = self._tunable.typical_problems[0]
+                portfolios = (config for shipped in index.tables for config in shipped.table.portfolio)
+                for config in (*portfolios, self._tunable.default(arch, first)):  # no entry has another
+                    self.kernels.of(config.hints)
+                self.kernels.cubins.sections(arch)  # the index alone: a first launch has 2 ms
+                self._indexes[arch] = index
+            return self._indexes[arch]
+
+    def machine(self, number: int, here: Runtime) -> Machine:
+        """A GPU of this process, its tables read."""
+        machine = self._machines.get(number)
+        if machine is None:
+            environment.check()  # at the first launch, not at the first miss
+            device = here.device(number)
+            machine = self._machines[number] = Machine(
+                device=device, index=self.load(device.arch), legality=Legality(self._tunable, device.arch)
+            )
+        self._told.source(machine.device.arch, machine.index, self.kernels.cubins)
+        return machine
+
+    @cached_property
+    def _search(self) -> LiveSearch:
+        from aot_tune.serve.search.live import (
+            LiveSearch,  # not needed by a process whose problems are all tuned
+        )
+
+        return LiveSearch(self._tunable, self.kernels)
+
+    # Choosing -----------------------------------------------------------------------------------------------
+
+    def choice(self, arch: Arch, problem: Problem, *, config: Config | None = None) -> Choice:
+        """What a launch of this problem would run on an arch, without a GPU and without searching."""
+        name = next((gpu.name for gpu in loader.gpus() or () if gpu.arch == arch), "")
+        remembered = None if is_rank() else lambda bucket: self._search.remembered(arch, name, bucket)
+        return resolve(
+            self._tunable, arch, problem, self.load(arch), Legality(self._tunable, arch),
+            given=config, asked_default=environment.forces_default(), remembered=remembered,
+        )  # fmt: skip
+
+    def _plan(
+        self, number: int, problem: Problem, given: Config | None, args: tuple[Any, ...], here: Runtime
+    ) -> Plan:
+        ranked = is_rank()
+        if ranked != self._ranked:  # it became one of several: what it chose for itself must go
+            with guard.Guard.lock:
+                self._ranked = ranked
+                self._plans.clear()
+                self._memo.clear()
+        key = (number, problem, given)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._new_plan(number, problem, given, args, here)
+            with guard.Guard.lock:
+                _put(self._plans, key, plan)
+        return plan
+
+    def _new_plan(
+        self, number: int, problem: Problem, given: Config | None, args: tuple[Any, ...], here: Runtime
+    ) -> Plan:
+        machine = self.machine(number, here)
+        arch = machine.device.arch
+
+        def remembered(bucket: Problem) -> Config | None:
+            return self._search.remembered(arch, machine.device.name, bucket)
+
+        def search(wanted: Problem, nearest: Found | None) -> Config | None:
+            from aot_tune.serve.search.live import Occasion
+
+            occasion = Occasion(
+                problem=wanted, args=args, number=number, device=machine.device, index=machine.index,
+                legality=machine.legality, nearest=nearest, here=here,
+            )  # fmt: skip
+            return self._search.winner(occasion)
+
+        resolved = partial(
+            resolve, self._tunable, arch, problem, machine.index, machine.legality,
+            given=given, asked_default=environment.forces_default(),
+            remembered=None if self._ranked else remembered,
+        )  # fmt: skip
+        choice = resolved(search=None if self._ranked or is_primed() else search)
+        try:
+            grid = self.grid(machine.device, choice.config, problem)
+        except LaunchError:  # this GPU is smaller than the arch's others
+            if given is not None:
+                raise
+            choice = resolved(unfit=lambda config: unfit(self._tunable, config, machine.device, problem))
+            grid = self.grid(machine.device, choice.config, problem)
+        self._told.choice(arch, problem, choice)
+        return Plan(choice=choice, grid=grid, kernel=self.kernels.of(choice.config.hints))
+
+    def grid(self, device: Device, config: Config, problem: Problem) -> tuple[int, ...]:
+        """What `grid_fn` gives, checked."""
+        return checked_grid(self._tunable, config, device, problem)
+
+    # Launching ----------------------------------------------------------------------------------------------
+
+    def _slow(self, args: tuple[Any, ...], config: Config | None) -> None:
+        """A call that the memo does not know, with a given config, or with tensors that may require grad."""
+        here = runtime()
+        number = check_arguments(self._tunable, args, here, config=config)
+        followed = follow_problem(self._tunable.problem, args, here.tensor_types)
+        if not check_problem(self._tunable, followed.problem):
+            return
+        plan = self._plan(number, followed.problem, config, args, here)
+        given = self._tunable.args_fn, plan.choice.config, args, here.tensor_types
+        kernel_args, passed = follow_args(*given, followed.reads)
+        try:
+            self._fire(number, plan, args, kernel_args, here)
+        except CompilerMissingError:
+            default = self._tunable.default_config(self.machine(number, here).device.arch, followed.problem)
+            if config is not None or plan.choice.config == default:
+                raise
+            self._slow(args, default)  # the only config that has a cubin for any layout
+            return
+        if config is None and followed.reads is not None:
+            self._remember(number, args, (followed, passed), plan, here)
+
+    def prepare(self, number: int, args: tuple[Any, ...], here: Runtime) -> Plan:
+        """Make and remember the plan of a call on a GPU; its tensors may be on device "meta"."""
+        followed = follow_problem(self._tunable.problem, args, here.tensor_types)
+        plan = self._plan(number, followed.problem, None, args, here)
+        given = self._tunable.args_fn, plan.choice.config, args, here.tensor_types
+        _, passed = follow_args(*given, followed.reads)
+        reads = (followed.reads or frozenset()) | (passed.reads if passed else frozenset())
+        if followed.reads is not None and not any(what == "device" for _, what in reads):
+            self._remember(number, args, (followed, passed), plan, here)
+        return plan
+
+    def _fire(
+        self, number: int, plan: Plan, args: tuple[Any, ...], kernel_args: tuple[Any, ...], here: Runtime
+    ) -> None:
+        from cuda.tile import launch
+
+        stream = here.raw_stream(number)
+        try:
+            if not stream and here.current_device() != number:
+                with here.entered(number):
+                    launch(stream, plan.grid, plan.kernel, kernel_args)
+            else:
+                launch(stream, plan.grid, plan.kernel, kernel_args)
+        except (TypeError, ValueError) as error:
+            explain(self._tunable, error, args, here)
+            raise
+
+    def _remember(
+        self,
+        number: int,
+        args: tuple[Any, ...],
+        read: tuple[Followed, Passed | None],
+        plan: Plan,
+        here: Runtime,
+    ) -> None:
+        followed, passed = read
+        with guard.Guard.lock:
+            form = self._grown(args, followed, passed, here)
+            if form != self._form:
+                self._memo = self._function.become(form, self._names(here))
+                self._form = form
+            if form.layout is None:
+                row: tuple[Any, ...] = (plan.grid, plan.kernel, plan.choice.config)
+            else:
+                assert passed is not None
+                row = (plan.grid, plan.kernel, *passed.constants)
+            try:
+                _put(self._memo, form.key(number, args, here.tensor_types), row)
+            except TypeError:
+                return  # an argument used by its value has no hash: its plan is asked for at each launch
+
+    def _grown(self, args: tuple[Any, ...], followed: Followed, passed: Passed | None, here: Runtime) -> Form:
+        """What is known after this call; it only ever grows, so that it settles."""
+        kinds: tuple[Kind, ...] = tuple("tensor" if type(a) in here.tensor_types else "plain" for a in args)
+        reads = (followed.reads or frozenset()) | (passed.reads if passed else frozenset())
+        layout = passed.layout if passed else None
+        known = self._form
+        if known is not None:
+            pairs = zip(kinds, known.kinds, strict=True)
+            kinds = tuple(now if now == before else "mixed" for now, before in pairs)
+            reads |= known.reads
+            layout = layout if layout == known.layout else None
+        several = here.device_count() > 1
+        return Form(kinds=kinds, reads=reads, layout=layout, several_devices=several)
+
+    def _names(self, here: Runtime) -> dict[str, Any]:
+        from cuda.tile import launch
+
+        return {
+            "ct_launch": launch,
+            "raw_stream": here.raw_stream,
+            "current_device": here.current_device,
+            "grad_enabled": here.grad_enabled,
+            "entered": here.entered,
+            "tensors": frozenset(here.tensor_types),
+            "args_fn": self._tunable.args_fn,
+        }
+
+
+def _put(memo: dict[Any, Any], key: Any, value: Any) -> None:
+    """Add to a bounded memo; a full one first forgets its older half, which costs nothing until then."""
+    if len(memo) >= _MOST_PLANS:
+        for old in list(islice(memo, _MOST_PLANS // 2)):
+            memo.pop(old, None)
+    memo[key] = value

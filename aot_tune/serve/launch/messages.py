@@ -1,0 +1,99 @@
+"""What is said while serving: each choice where asked, each miss and stale table once. Chooses nothing."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from aot_tune import environment
+from aot_tune.declare.declaration import Declaration
+from aot_tune.errors import MissWarning, TableWarning
+from aot_tune.serve.choose.index import Index
+from aot_tune.serve.choose.resolve import Choice, miss_message
+from aot_tune.serve.cubins import Cubins
+from aot_tune.values.arch import Arch
+from aot_tune.values.problem import Problem
+
+_MOST_WARNINGS = 32
+"""Misses that are warned of by name; a server that meets more has read the first."""
+
+
+class Told:
+    """What was said of one declaration."""
+
+    def __init__(self, tunable: Declaration) -> None:
+        self._tunable = tunable
+        self._checked: set[Arch] = set()
+        self._warned: set[Problem] = set()
+        self._passed_over = False
+
+    def source(self, arch: Arch, index: Index, cubins: Cubins) -> None:
+        """Warn once of tables made of other source. Not at import: hashing the source takes milliseconds."""
+        if arch in self._checked or not index.tables:
+            return
+        self._checked.add(arch)
+        now = cubins.source_hash(arch)
+        if now is None:
+            from aot_tune.declare.fingerprint.hashing import source_hash
+
+            now = source_hash(self._tunable)
+        for message in stale_messages(self._tunable, arch, index, now):
+            _warn(message, TableWarning)
+
+    def choice(self, arch: Arch, problem: Problem, choice: Choice) -> None:
+        """Print a new choice where AOT_TUNE_LOG asks for it, and warn once of a miss."""
+        if environment.logs_choices():
+            what = f"{self._tunable.name} {problem} on {arch}"
+            sys.stderr.write(f"aot_tune: {what}: {choice.config} ({choice.source}: {choice.reason})\n")
+        if not self._passed_over and (message := passed_over_message(self._tunable, arch, problem, choice)):
+            self._passed_over = True
+            _warn(message, TableWarning)
+        if not choice.missed or problem in self._warned or len(self._warned) > _MOST_WARNINGS:
+            return
+        self._warned.add(problem)
+        if len(self._warned) <= _MOST_WARNINGS:
+            _warn(miss_message(self._tunable, arch, problem, choice), MissWarning)
+        else:
+            _warn(
+                f"{self._tunable.name} met more than {_MOST_WARNINGS} problems that nothing was tuned for; "
+                f"further ones are printed only with {environment.LOG}=1",
+                MissWarning,
+            )
+
+
+def stale_messages(tunable: Declaration, arch: Arch, index: Index, now: str) -> list[str]:
+    """What to say of tables that were tuned for other source than that of today's hash."""
+    return [
+        f"{shipped.path} was tuned for other source of {tunable.name} ({shipped.table.source_hash}, now "
+        f"{now}); it is used, since the kernel's constants still match; {_again(tunable, arch)}"
+        for shipped in index.tables
+        if shipped.table.source_hash != now
+    ]
+
+
+def passed_over_message(tunable: Declaration, arch: Arch, problem: Problem, choice: Choice) -> str | None:
+    """What to say where the winner of the problem's very bucket may not run, whatever the GPU; else None."""
+    entry = choice.entry
+    if entry is None or entry.bucket != problem or choice.config == entry.config:
+        return None
+    reason = tunable.refusal(entry.config, arch, problem)
+    if reason is None and entry.config not in tunable.search_space(arch, problem):
+        reason = "it is not in the search space"
+    if reason is None:  # it does not fit this GPU, which may be smaller than its arch's others
+        return None
+    return (
+        f"{tunable.name} {problem} on {arch}: its table's winner, {entry.config}, may not run: {reason}; "
+        f"{choice.config} does; {_again(tunable, arch)}"
+    )
+
+
+def _again(tunable: Declaration, arch: Arch) -> str:
+    return f"tune again: aot-tune tune {tunable.name} --arch {arch}{tunable.module_option}"
+
+
+def _warn(message: str, category: type[Warning]) -> None:
+    """Warn at the caller's line, without Python's registry of what was said: it would keep every text."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("aot_tune."):
+        frame = frame.f_back
+    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, registry={})

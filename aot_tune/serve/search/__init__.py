@@ -1,0 +1,1 @@
+"""A miss: the live search, in this process or in a child, and the cache that remembers it."""

@@ -1,0 +1,96 @@
+"""Search in a process of its own that can be killed: for unchecked configs. The parent's side."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from aot_tune import environment
+from aot_tune.declare.declaration import Declaration
+from aot_tune.errors import TableError
+from aot_tune.serve.search.trial import Winner
+from aot_tune.tables import strict_json
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+
+MOST_CANDIDATES = 8
+"""Candidates of a search that no table guides."""
+
+_START_S = 6.0
+"""Starting a process that imports torch and cuda.tile and makes a CUDA context, seconds."""
+
+_CANDIDATE_S = 1.0
+"""Compiling, checking and timing one candidate, seconds."""
+
+
+def few(limit_s: float) -> int:
+    """How many candidates fit the time limit; 0 where not even the start does."""
+    return max(0, min(MOST_CANDIDATES, int((limit_s - _START_S) / _CANDIDATE_S)))
+
+
+def module_of(tunable: Declaration) -> str | None:
+    """The module another process imports to find the declaration; None where there is none to import."""
+    for name in dict.fromkeys([getattr(tunable.problem, "__module__", None), tunable.package]):
+        module = sys.modules.get(name or "__main__")
+        if name != "__main__" and any(value is tunable for value in vars(module or object).values()):
+            return str(name)
+    return None
+
+
+def fastest(
+    tunable: Declaration, problem: Problem, configs: Sequence[Config], *, number: int, limit_s: float
+) -> Winner | None:
+    """Check and time configs on made-up arguments; None where the child fails or runs into the limit."""
+    module = module_of(tunable)
+    if module is None:
+        return None
+    request = {
+        "module": module,
+        "kernel": tunable.name,
+        "device": number,
+        "problem": dict(problem),
+        "configs": [{"constants": dict(c.constants), "hints": dict(c.hints)} for c in configs],
+    }
+    answer = run(
+        [sys.executable, "-m", "aot_tune.serve.search.child_main"], json.dumps(request).encode(), limit_s
+    )
+    if answer is None:
+        return None
+    try:
+        document = strict_json.loads(answer)
+        strict_json.check_keys(document, "", ("best", "mean_us"))
+        mean_us = strict_json.as_number(document["mean_us"], "mean_us", zero=False)
+        return configs[int(document["best"])], mean_us
+    except (TableError, ValueError, TypeError, IndexError):
+        return None
+
+
+def run(command: Sequence[str], request: bytes, limit_s: float) -> bytes | None:
+    """A command's output, or None where it fails or is killed, with all it started, after the limit."""
+    variables = {**os.environ, environment.DISABLE: "1", environment.CONFIG: "default"}
+    variables["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=variables,
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError:
+        return None
+    started = time.monotonic()
+    try:
+        answer, _ = process.communicate(request, timeout=limit_s)
+        return answer if process.returncode == 0 else None
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            # A process inside the driver may take a while to die; it is not waited for without bound.
+            process.communicate(timeout=max(1.0, limit_s - (time.monotonic() - started)))

@@ -1,0 +1,106 @@
+"""The process that checks and times unverified configs: one JSON request on stdin, one JSON answer on stdout.
+
+Run as ``python -m aot_tune.serve.search.child_main`` by `aot_tune.serve.search.child`, which kills it when it
+takes too long. A fault or a hang ends here, and never in the process that serves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aot_tune.declare.declaration import Close, Declaration
+from aot_tune.serve.kernels import HintedKernels
+from aot_tune.serve.runtime import runtime
+from aot_tune.serve.search.trial import cloned, fastest
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+
+_PR_SET_PDEATHSIG = 1
+_LIMIT_S = 3600.0
+"""No limit of its own: the parent's is the one that counts."""
+
+
+def main() -> None:
+    """Answer the request on stdin."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what imported modules print is no answer
+    request = json.load(sys.stdin)
+    tunable = _declared(request["module"], request["kernel"])
+    configs = [Config(constants=c["constants"], hints=c["hints"]) for c in request["configs"]]
+    best = search(tunable, Problem(request["problem"]), configs, request["device"])
+    if best is None:
+        sys.exit(1)
+    json.dump({"best": configs.index(best[0]), "mean_us": best[1]}, answers)
+    answers.flush()
+
+
+def search(
+    tunable: Declaration, problem: Problem, configs: Sequence[Config], number: int
+) -> tuple[Config, float] | None:
+    """The fastest of the configs that compute the right result."""
+    here = runtime()
+    device = here.device(number)
+    with here.entered(number):
+        args = tunable.make_args(problem, f"cuda:{number}", 0)
+        kernels = HintedKernels(tunable)
+        right = [c for c in configs if _is_right(tunable, problem, args, c, kernels, number)]
+        if not right:
+            return None
+        return fastest(
+            tunable, problem, args, right, lambda config: kernels.of(config.hints),
+            device=device, number=number, here=here, limit_s=_LIMIT_S,
+        )  # fmt: skip
+
+
+def _is_right(
+    tunable: Declaration,
+    problem: Problem,
+    args: Sequence[Any],
+    config: Config,
+    kernels: HintedKernels,
+    number: int,
+) -> bool:
+    """Whether one run, on outputs that held other values before, gives what the reference says."""
+    from cuda.tile import launch
+
+    here = runtime()
+    trial = cloned(tunable, args)
+    for name, value in zip(tunable.parameters, trial, strict=True):
+        if name in tunable.outputs:
+            # A config that writes nothing must show.
+            value.fill_(float("nan") if value.is_floating_point() else 77)
+    try:
+        grid = tunable.grid(config, here.device(number), problem)
+        launch(here.raw_stream(number), grid, kernels.of(config.hints), tunable.args_fn(config, *trial))
+    except Exception:  # it does not compile or cannot be launched: not a candidate
+        return False
+    wanted = tunable.reference(*args)
+    expected: Mapping[str, Close] = {tunable.mutated[0]: wanted} if isinstance(wanted, Close) else wanted
+    results = dict(zip(tunable.parameters, trial, strict=True))
+    return all(is_close(results[name], close) for name, close in expected.items())
+
+
+def is_close(result: Any, close: Close) -> bool:
+    """Whether ``|result - value| <= atol + rtol * |value|`` everywhere; NaN is close to nothing but NaN."""
+    value = close.value.double()
+    return bool(((result.double() - value).abs() <= close.atol + close.rtol * value.abs()).all())
+
+
+def _declared(module: str, name: str) -> Declaration:
+    for value in vars(importlib.import_module(module)).values():
+        if isinstance(value, Declaration) and value.name == name:
+            return value
+    raise LookupError(f"module {module} declares no kernel {name!r}")
+
+
+if __name__ == "__main__":
+    main()

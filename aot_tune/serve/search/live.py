@@ -1,0 +1,301 @@
+"""The live search on a miss: whether it is made, over what, what is remembered. Never made by a rank.
+
+How long it would take is told before it begins, from figures measured on an H200: a config that has no cubin
+costs `_COMPILE_S`, one that has `_LOAD_S`; a timing is `_RUNS` runs, `_MORE_RUNS` more for the best few, each
+the time that the nearest entry's table tells for the config, times the ratio of the sizes, plus
+`_RUN_OVERHEAD_S`. Where timing all configs would take longer than `_AIM_S`, the most promising are timed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+from math import prod
+from typing import Any
+
+from aot_tune import environment
+from aot_tune.declare.declaration import Declaration
+from aot_tune.nvidia import cutile
+from aot_tune.serve.choose.index import Found, Index
+from aot_tune.serve.choose.resolve import Legality
+from aot_tune.serve.kernels import HintedKernels
+from aot_tune.serve.runtime import Runtime
+from aot_tune.serve.search import child, trial
+from aot_tune.serve.search.cache import Key, Places, UserCache, folder_here
+from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
+from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
+
+_COMPILE_S = 0.8
+"""Compiling one config, seconds: 0.72 to 0.78."""
+
+_LOAD_S = 0.0012
+"""Loading one config's cubin, seconds."""
+
+_RUNS = 8
+"""Three warm-ups and five samples, which is where ``exhaustive_search`` may stop."""
+
+_MORE_RUNS, _BEST, _SHORT_US = 10, 5, 100.0
+"""What it adds for so many of the best, until their means are known to 1 %; the noise of 1 us is less than
+that in kernels that are not as short as this."""
+
+_RUN_OVERHEAD_S = 0.0005
+"""One run beside the kernel itself, seconds: flushing L2, events. Eight cubins took 44 ms."""
+
+_AIM_S = 0.06
+"""What timing may take for a kernel under 1 ms, seconds: with the rest of a miss it stays below 100 ms."""
+
+_AIM_RUNS = 60
+"""What timing may take for a longer kernel, in runs of it."""
+
+_MOST_SEARCHES = 32
+"""Live searches of one declaration in a process: a server that meets more new shapes needs a table."""
+
+_MOST_REMEMBERED = 4096
+"""Winners, and files that cannot be used, that are kept in memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Occasion:
+    """One miss."""
+
+    problem: Problem
+    """What is launched."""
+
+    args: tuple[Any, ...]
+    """The launch arguments."""
+
+    number: int
+    """The GPU's index."""
+
+    device: Device
+    """The GPU."""
+
+    index: Index
+    """The tables of its arch."""
+
+    legality: Legality
+    """What may run."""
+
+    nearest: Found | None
+    """The nearest entry at any distance, whose times tell how long a search takes."""
+
+    here: Runtime
+    """The runtime."""
+
+
+class _CaptureError(Exception):
+    """A capture began while the search waited for its turn."""
+
+
+class LiveSearch:
+    """The live searches of one declaration, and what they found."""
+
+    def __init__(self, tunable: Declaration, kernels: HintedKernels) -> None:
+        self._tunable = tunable
+        self._kernels = kernels
+        self._lock = threading.Lock()
+        self._known: dict[tuple[Arch, str, Problem], Config | None] = {}
+        self._tried: set[tuple[Arch, str, Problem]] = set()
+        self._searches = 0
+        self._of_gpu: dict[tuple[Arch, str], Places] = {}
+
+    def remembered(self, arch: Arch, device_name: str, bucket: Problem) -> Config | None:
+        """The winner found before, by this process or by one that shares the user's cache."""
+        place = (arch, device_name, bucket)
+        if place in (known := self._known):  # replaced, and never emptied, by another thread
+            return known[place]
+        places = self._places(arch, device_name)
+        there = self._cache.places(places.folder)
+        if not there or places.of(bucket) not in there:
+            return None  # not kept: what millions of shapes leave behind costs the collector more than asking
+        if len(self._known) >= _MOST_REMEMBERED:
+            self._forget()
+        found = self._known[place] = self._cache.read(self.key(arch, device_name, bucket))
+        return found
+
+    def _forget(self) -> None:
+        """Make room: of files that cannot be used first, since a winner may lie in no file."""
+        known = self._known.copy()
+        found = {place: known[place] for place in known if known[place] is not None}
+        self._known = found if len(found) <= _MOST_REMEMBERED // 2 else {}
+
+    def winner(self, occasion: Occasion) -> Config | None:
+        """Search, where that is allowed and fits; None leaves the choice to the ladder's next step.
+
+        Never during graph capture, in this thread or another. Each bucket is tried once in a process; what a
+        capture prevents is not counted as tried, so that it may be searched afterwards.
+        """
+        limit_s = environment.search_seconds()
+        arch, name = occasion.device.arch, occasion.device.name
+        bucket = self._tunable.bucket_of(occasion.problem)
+        place = (arch, name, bucket)
+        if (
+            not limit_s
+            or environment.search_disabled()
+            or place in self._tried
+            or self._searches >= _MOST_SEARCHES
+        ):
+            return None
+        if occasion.here.capturing():
+            return None
+        way = self._in_process if self._is_verified(occasion.index) else self._in_child
+        run = way(occasion, limit_s)
+        if len(self._tried) >= _MOST_REMEMBERED:
+            self._tried.clear()
+        if run is None:
+            self._tried.add(place)
+            return None
+        if occasion.here.captures_elsewhere(occasion.number):
+            return None
+        if not self._lock.acquire(timeout=limit_s):
+            return None
+        try:
+            self._tried.add(place)
+            self._searches += 1
+            found = self._shared(self.key(arch, name, bucket), run, limit_s)
+            if found is not None:  # else another process may yet find one
+                self._known[place] = found
+            return found
+        except _CaptureError:
+            self._tried.discard(place)
+            self._searches -= 1
+            return None
+        finally:
+            self._lock.release()
+
+    def _shared(self, key: Key, run: Callable[[], trial.Winner | None], limit_s: float) -> Config | None:
+        """Search unless another process of this host does; it is waited for, within the limit."""
+        with self._cache.locked(key, limit_s) as state:
+            found = self._cache.read(key)
+            if found is not None or state == "busy":
+                return found
+            winner = run()
+            if winner is not None:
+                self._cache.write(key, *winner)
+            return None if winner is None else winner[0]
+
+    # What is searched ---------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _is_verified(index: Index) -> bool:
+        """Whether the tables hold configs that were measured, and so checked, on this arch."""
+        return any(e.evidence == "measured" for shipped in index.tables for e in shipped.table.entries)
+
+    def _in_process(self, occasion: Occasion, limit_s: float) -> Callable[[], trial.Winner | None] | None:
+        nearest = occasion.nearest
+        if nearest is None or nearest.entry.evidence != "measured":
+            return None  # nothing tells how long it would take, or that the configs are right
+        configs = self._affordable(occasion, nearest, limit_s)
+        if len(configs) < 2:
+            return None
+
+        def run() -> trial.Winner | None:
+            if occasion.here.captures_elsewhere(occasion.number):  # it may have begun since `winner` asked
+                raise _CaptureError
+            return trial.fastest(
+                self._tunable, occasion.problem, occasion.args, configs, lambda c: self._kernels.of(c.hints),
+                device=occasion.device, number=occasion.number, here=occasion.here, limit_s=limit_s,
+            )  # fmt: skip
+
+        return run
+
+    def _affordable(self, occasion: Occasion, nearest: Found, limit_s: float) -> list[Config]:
+        """Of the portfolio and the default what there is time for, the most promising; in their order."""
+        tunable, arch = self._tunable, occasion.device.arch
+        times = _times_us(tunable, occasion, nearest)
+        allowed = [c for c in times if occasion.legality.refusal(c, occasion.problem) is None]
+        default = tunable.default_config(arch, occasion.problem)
+        expected = occasion.index.rule(nearest).estimates(occasion.problem, default)
+        promising = [e.config for e in expected if e.config in allowed]
+        chosen: list[Config] = []
+        compiles = 0
+        for config in dict.fromkeys((*promising, *allowed)):
+            ready = self._kernels.is_ready(config, tunable.args_fn(config, *occasion.args), arch)
+            timing_s = timing_estimate_s([times[c] for c in (*chosen, config)])
+            aim_s = max(_AIM_S, _AIM_RUNS * min(times[c] for c in (*chosen, config)) * 1e-6)
+            more = compiles + (not ready)
+            if timing_s + more * _COMPILE_S > limit_s or (len(chosen) >= 2 and timing_s > aim_s):
+                continue  # a cheaper one may still fit
+            compiles = more
+            chosen.append(config)
+        return [config for config in times if config in chosen]
+
+    def _in_child(self, occasion: Occasion, limit_s: float) -> Callable[[], trial.Winner | None] | None:
+        few = child.few(limit_s)
+        if few < 2:
+            return None
+        arch = occasion.device.arch
+        tabled = dict.fromkeys(c for shipped in occasion.index.tables for c in shipped.table.portfolio)
+        default = self._tunable.default_config(arch, occasion.problem)
+        legality, problem = occasion.legality, occasion.problem
+        first = [c for c in dict.fromkeys((default, *tabled)) if legality.refusal(c, problem) is None][:few]
+        rest = [c for c in self._tunable.candidates(arch, problem) if c not in first]
+        more = min(few - len(first), len(rest))
+        configs = first + [rest[place * len(rest) // more] for place in range(more)]  # spread evenly
+        # A capture that begins meanwhile is of no concern: the other process has a CUDA context of its own.
+        return lambda: child.fastest(
+            self._tunable, occasion.problem, configs, number=occasion.number, limit_s=limit_s
+        )
+
+    # What is remembered -------------------------------------------------------------------------------------
+
+    def key(self, arch: Arch, device_name: str, bucket: Problem) -> Key:
+        """What the cache keeps a bucket's winner under."""
+        return Key(
+            kernel=self._tunable.name, arch=str(arch), device_name=device_name,
+            distribution=self._distribution, cuda_tile=cutile.version(), bucket=tuple(sorted(bucket.items())),
+            source_hash=self._kernels.cubins.source_hash(arch) or self._hashed,
+        )  # fmt: skip
+
+    @cached_property
+    def _cache(self) -> UserCache:
+        return UserCache(folder_here())  # asked for once: it takes as long as all else of a look-up
+
+    def _places(self, arch: Arch, device_name: str) -> Places:
+        if (arch, device_name) not in self._of_gpu:
+            self._of_gpu[arch, device_name] = Places(self.key(arch, device_name, Problem({})))
+        return self._of_gpu[arch, device_name]
+
+    @cached_property
+    def _distribution(self) -> str:
+        name = self._tunable.distribution or self._tunable.package.partition(".")[0]
+        try:
+            return f"{name} {metadata.version(name)}"
+        except (metadata.PackageNotFoundError, ValueError):  # a checkout; declared outside of any package
+            return f"{name} (not installed)"
+
+    @cached_property
+    def _hashed(self) -> str:
+        from aot_tune.declare.fingerprint.hashing import source_hash
+
+        return source_hash(self._tunable)
+
+
+def _times_us(tunable: Declaration, occasion: Occasion, nearest: Found) -> dict[Config, float]:
+    """What each config of the portfolio and the default should take, told from the nearest entry's edge."""
+    entry, table = nearest.entry, nearest.shipped.table
+    default = tunable.default_config(occasion.device.arch, occasion.problem)
+    larger = prod(
+        max(occasion.problem.size(axis), 1) / max(entry.bucket.size(axis), 1) for axis in tunable.axes
+    )
+    edge = entry.points[-1].us if entry.points else ()
+    worst = max([entry.mean_us, entry.default_us, *(us for us in edge if us is not None)])
+    times: dict[Config, float] = {}
+    for place, config in enumerate((*table.portfolio, default)):
+        us = edge[place] if place < len(edge) else None
+        times.setdefault(config, (worst if us is None else us) * larger)
+    return times
+
+
+def timing_estimate_s(times_us: Sequence[float]) -> float:
+    """How long loading and timing configs takes: the module's docstring says how that is told."""
+    runs = [_RUNS] * len(times_us)
+    ranked = sorted(times_us)
+    runs[:_BEST] = [_RUNS + (_MORE_RUNS if us < _SHORT_US else 0) for us in ranked[:_BEST]]
+    spent_s = sum(count * (us * 1e-6 + _RUN_OVERHEAD_S) for count, us in zip(runs, ranked, strict=True))
+    return len(ranked) * _LOAD_S + spent_s

@@ -1,0 +1,162 @@
+"""Read a document's configs and entries: the strict reader's larger half. Knows no file and no kernel."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import orjson
+
+from aot_tune.errors import DeclarationError, TableError
+from aot_tune.tables.strict_json import (
+    Json,
+    as_list,
+    as_number,
+    check_identifiers,
+    check_keys,
+    check_text,
+    expected,
+)
+from aot_tune.tables.table import Entry, Evidence, Point, entry_order
+from aot_tune.values.bucket import Axes, edge
+from aot_tune.values.config import HINTS, Config
+from aot_tune.values.problem import Problem
+
+ENTRY_KEYS = ("bucket", "config", "mean_us", "error_margin_us", "default_us", "regret", "evidence", "points")
+"""An entry's keys, in the order in which they are written."""
+
+_CONFIG_KEYS = ("constants", "hints")
+_POINT_KEYS = ("size", "us")
+_EVIDENCE = ("measured", "predicted")
+
+
+class Configs:
+    """Reads configs. A table repeats few of them often, so that each is checked once."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Config] = {}
+
+    def read(self, value: Json, path: str) -> Config:
+        """A config, or an error with the path of what is wrong in it."""
+        text = orjson.dumps(value)
+        config = self._known.get(text)
+        if config is None:
+            config = self._known[text] = _config(value, path)
+        return config
+
+
+def _config(value: Json, path: str) -> Config:
+    check_keys(value, path, _CONFIG_KEYS)
+    constants, hints = value["constants"], value["hints"]
+    check_identifiers(constants, f"{path}.constants")
+    if type(hints) is not dict:
+        expected("an object", hints, f"{path}.hints")
+    for name, constant in constants.items():
+        if type(constant) is str:
+            check_text(constant, f"{path}.constants.{name}")
+        elif type(constant) not in (bool, int, float):
+            expected("a bool, int, float or str", constant, f"{path}.constants.{name}")
+    for name, hint in hints.items():
+        if name not in HINTS:
+            raise TableError(f"expected one of {', '.join(HINTS)}, got {name!r:.80}", f"{path}.hints")
+        if type(hint) is not int or hint not in HINTS[name]:
+            expected(f"one of {', '.join(map(str, HINTS[name]))}", hint, f"{path}.hints.{name}")
+    try:
+        return Config(constants=constants, hints=hints)
+    except DeclarationError as error:
+        raise TableError(str(error), path) from None
+
+
+def read_entries(value: Json, axes: Axes, configs: Configs, columns: int) -> tuple[Entry, ...]:
+    """A table's entries, sorted.
+
+    Args:
+        value: The list.
+        axes: The table's axes.
+        configs: The reader of configs, shared with the portfolio.
+        columns: Times of each point: the portfolio's and the default's.
+
+    Raises:
+        TableError: Something is not as the schema says.
+    """
+    items = as_list(value, "entries")
+    keys: tuple[str, ...] | None = None
+    entries: dict[Problem, Entry] = {}
+    for i, item in enumerate(items):
+        path = f"entries[{i}]"
+        check_keys(item, path, ENTRY_KEYS)
+        bucket = _bucket(item["bucket"], f"{path}.bucket", axes, keys)
+        keys = keys or tuple(bucket)
+        if bucket in entries:
+            raise TableError(f"a second entry for {bucket}", f"{path}.bucket")
+        evidence = item["evidence"]
+        if evidence not in _EVIDENCE:
+            expected(f"one of {', '.join(_EVIDENCE)}", evidence, f"{path}.evidence")
+        entries[bucket] = Entry(
+            bucket=bucket,
+            config=configs.read(item["config"], f"{path}.config"),
+            mean_us=as_number(item["mean_us"], f"{path}.mean_us", zero=False),
+            error_margin_us=as_number(item["error_margin_us"], f"{path}.error_margin_us"),
+            default_us=as_number(item["default_us"], f"{path}.default_us", zero=False),
+            regret=as_number(item["regret"], f"{path}.regret"),
+            evidence=cast(Evidence, evidence),
+            points=_points(item["points"], f"{path}.points", axes, bucket, columns),
+        )
+    # Reviewers may have merged lines by hand; the table's order does not depend on it.
+    return tuple(sorted(entries.values(), key=lambda entry: entry_order(axes, entry.bucket)))
+
+
+def _bucket(value: Json, path: str, axes: Axes, keys: tuple[str, ...] | None) -> Problem:
+    if keys is None or type(value) is not dict:
+        check_identifiers(value, path)
+    elif tuple(value) != keys:
+        wanted = ", ".join(keys)
+        raise TableError(f"expected the keys {wanted} as in entries[0], got {', '.join(value):.200}", path)
+    for name, axis in axes.items():
+        size = value.get(name)
+        if type(size) is not int or size < 1:
+            expected("a size of 1 or more", size, f"{path}.{name}")
+        if axis.kind == "pow2" and edge(size) != size:
+            expected("a power of two, the bucket's edge", size, f"{path}.{name}")
+    for name in value.keys() - axes.keys():
+        if type(value[name]) is str:
+            check_text(value[name], f"{path}.{name}")
+        elif type(value[name]) is not bool:
+            expected("a str or bool, or an axis", value[name], f"{path}.{name}")
+    return Problem(value)
+
+
+def _points(value: Json, path: str, axes: Axes, bucket: Problem, columns: int) -> tuple[Point, ...]:
+    inside = tuple(name for name, axis in axes.items() if axis.kind == "pow2")
+    points: dict[tuple[int, ...], Point] = {}
+    for i, item in enumerate(as_list(value, path)):
+        check_keys(item, f"{path}[{i}]", _POINT_KEYS)
+        check_keys(item["size"], f"{path}[{i}].size", inside)
+        size = tuple(item["size"][name] for name in inside)
+        for name, number in zip(inside, size, strict=True):
+            if type(number) is not int or number < 1 or edge(number) != bucket[name]:
+                expected(f"a size in the bucket {name}={bucket[name]}", number, f"{path}[{i}].size.{name}")
+        if size in points:
+            raise TableError("a second point of the same size", f"{path}[{i}].size")
+        points[size] = Point(
+            size=dict(zip(inside, size, strict=True)), us=_times(item["us"], f"{path}[{i}].us", columns)
+        )
+    return tuple(points[size] for size in sorted(points))
+
+
+_TIME_TYPES = frozenset({float, type(None)})
+
+
+def _times(value: Json, path: str, columns: int) -> tuple[float | None, ...]:
+    times = as_list(value, path)
+    if len(times) != columns:
+        raise TableError(
+            f"expected {columns} times, the portfolio's in order and the default's, got {len(times)}", path
+        )
+    if _TIME_TYPES.issuperset(map(type, times)):  # as `dump` writes them; the loop below names what is not
+        known = [time for time in times if time is not None]
+        if not known or (min(known) > 0.0 and max(known) < math.inf):
+            return tuple(times)
+    return tuple(
+        None if time is None else as_number(time, f"{path}[{i}]", zero=False) for i, time in enumerate(times)
+    )

@@ -1,0 +1,1 @@
+"""Archives of cubins: what to compile for the tables, building it, checking it."""

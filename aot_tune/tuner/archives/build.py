@@ -1,0 +1,270 @@
+"""`aot-tune compile`: all cubins that serving a kernel's tables can ask for, an archive an arch. No GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aot_tune import environment
+from aot_tune.cubins.archive import FILE_NAME, Archive, Section
+from aot_tune.cubins.origin import file_digest
+from aot_tune.cubins.origin_walk import origin_of
+from aot_tune.cubins.pack import KernelCubins, pack
+from aot_tune.declare.declaration import Declaration
+from aot_tune.declare.discovery import Found
+from aot_tune.declare.fingerprint.hashing import source_hash
+from aot_tune.errors import ArchiveError, TableError, TuneError
+from aot_tune.nvidia import cutile
+from aot_tune.tables import store
+from aot_tune.tables.table import Table
+from aot_tune.tuner.archives.report import ArchiveReport, CubinRequest, KernelReport
+from aot_tune.tuner.archives.signatures import Compilation, compilations
+from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, CompileResult
+from aot_tune.tuner.compile.pool import CompilePool
+from aot_tune.tuner.plan.candidates import Kernel
+from aot_tune.values.arch import Arch
+
+COMPILE_SECONDS = 600.0
+"""The compiler's limit for one cubin. What assumes nothing takes long, 45 s of an idle core for a kernel of
+two products (tileiras 13.4). A sweep leaves out what takes so long; an archive needs it."""
+
+_POLL_SECONDS = 1.0
+_SAY_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """What one kernel needs on one arch."""
+
+    kernel: Kernel
+    folder: Path
+    jobs: Mapping[Compilation, CompileJob]
+
+
+def build(request: CubinRequest, say: Callable[[str], None]) -> tuple[ArchiveReport, ...]:
+    """Compile what is not there yet and write the archives, each whole or not at all.
+
+    Args:
+        request: What to compile.
+        say: Told of progress, a line at a time.
+
+    Returns:
+        One report an archive, by arch and then by folder.
+
+    Raises:
+        TuneError: Nothing can be compiled here.
+        TableError: A table that serves a kernel cannot be read or used: its archive would lack what it uses.
+        StoreError: A folder cannot be written.
+    """
+    wanted = [_wanted(request, found, arch) for arch in request.archs for found in request.kernels]
+    for one in wanted:
+        store.check_writable(one.folder / str(one.kernel.arch))
+    results = _compiled(request, [job for one in wanted for job in one.jobs.values()], say)
+    places = dict.fromkeys((one.kernel.arch, one.folder) for one in wanted)
+    return tuple(_written(request, place, wanted, results, say) for place in places)
+
+
+def _wanted(request: CubinRequest, found: Found, arch: Arch) -> _Wanted:
+    kernel = Kernel(found, arch)
+    own = store.package_folder(found.tunable)
+    source = source_hash(found.tunable)
+    folders = [*environment.table_folders(), own]
+    tables = [table for folder in folders if (table := table_of(folder, arch, found.tunable)) is not None]
+    jobs = {one: _job(kernel, one, source) for one in compilations(kernel, tables)}
+    return _Wanted(kernel=kernel, folder=request.out or own, jobs=jobs)
+
+
+def table_of(folder: Path, arch: Arch, tunable: Declaration) -> Table | None:
+    """A kernel's table in a folder, None where there is none.
+
+    Raises:
+        TableError: It cannot be read, or its configs are not this kernel's: no serving process would use it.
+    """
+    path = store.table_path(folder, arch, tunable.name)
+    if not os.path.lexists(path):
+        return None
+    table, constants = store.read_table(path), set(tunable.config_constants(arch))
+    for config in (*table.portfolio, *(entry.config for entry in table.entries)):
+        if config.constants.keys() != constants:
+            raise TableError(
+                f"{path}: its configs have the constants {' '.join(config.constants) or 'none'}, the "
+                f"declaration's have {' '.join(sorted(constants)) or 'none'}: tune {tunable.name} again"
+            )
+    return table
+
+
+def _job(kernel: Kernel, one: Compilation, source: str) -> CompileJob:
+    symbol = cutile.symbol_of(kernel.tunable.kernel)
+    parts = [
+        source,
+        cutile.version(),
+        cutile.compiler_version(),
+        str(kernel.arch),
+        symbol,
+    ]
+    return CompileJob(
+        key=hashlib.sha256(json.dumps([*parts, one.signature, one.hints]).encode()).hexdigest(),
+        module=kernel.found.module,
+        name=kernel.tunable.name,
+        signature=one.signature,
+        hints=dict(one.hints),
+        arch=kernel.arch,
+        symbol=symbol,
+    )
+
+
+# Compiling --------------------------------------------------------------------------------------------------
+
+
+def _compiled(
+    request: CubinRequest, jobs: Sequence[CompileJob], say: Callable[[str], None]
+) -> dict[str, CompileResult]:
+    results: dict[str, CompileResult] = {}
+    with CompilePool(request.jobs or os.cpu_count() or 1, COMPILE_SECONDS, request.cubins) as pool:
+        for job in jobs:
+            pool.submit(job)
+        results |= {result.key: result for result in pool.poll()}
+        there, all_of_them = len(results), len({job.key for job in jobs})
+        if pool.unfinished:
+            say(f"compiling {all_of_them - there} kernels, {there} are there already")
+        said = time.monotonic()
+        while pool.unfinished:
+            results |= {result.key: result for result in pool.poll(_POLL_SECONDS)}
+            if time.monotonic() - said > _SAY_SECONDS:
+                said = time.monotonic()
+                say(f"compiled {len(results) - there} of {all_of_them - there}")
+    return results
+
+
+# Writing ----------------------------------------------------------------------------------------------------
+
+
+def _written(
+    request: CubinRequest,
+    place: tuple[Arch, Path],
+    everything: Sequence[_Wanted],
+    results: Mapping[str, CompileResult],
+    say: Callable[[str], None],
+) -> ArchiveReport:
+    arch, folder = place
+    wanted = [one for one in everything if (one.kernel.arch, one.folder) == place]
+    path = folder / str(arch) / FILE_NAME
+    mine = {one.kernel.tunable.name: _cubins(one, results) for one in wanted}
+    others = _kept(path, arch, set(mine), request, say)
+    data = pack(arch, [*(cubins for cubins in mine.values() if cubins.cubins), *others])
+    changed = not path.is_file() or path.read_bytes() != data
+    if changed:
+        store.write_atomic(path, data)
+    compiled = {one.kernel.tunable.name: _fresh(one, results) for one in wanted}
+    return ArchiveReport(
+        path=path,
+        arch=arch,
+        bytes=len(data),
+        changed=changed,
+        kernels=_kernel_reports(Archive(path), compiled),
+        failures=tuple(line for one in wanted for line in _failures(one, results)),
+    )
+
+
+def _cubins(one: _Wanted, results: Mapping[str, CompileResult]) -> KernelCubins:
+    tileiras = cutile.compiler_version() or ""
+    cubins = {}
+    for compilation, job in one.jobs.items():
+        result = results[job.key]
+        if isinstance(result, Compiled):
+            cubins[compilation.hints, compilation.signature] = _read(result.path)
+    return KernelCubins(
+        kernel=one.kernel.tunable.name,
+        symbol=cutile.symbol_of(one.kernel.tunable.kernel),
+        origin=origin_of(one.kernel.tunable, tileiras),
+        cubins=cubins,
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TuneError(f"{path}, compiled a moment ago, cannot be read: {error.strerror}") from error
+
+
+def _kept(
+    path: Path, arch: Arch, replaced: set[str], request: CubinRequest, say: Callable[[str], None]
+) -> list[KernelCubins]:
+    """The kernels of the archive that is there which this run does not compile and that are not gone."""
+    if not os.path.lexists(path):
+        return []
+    try:
+        archive = Archive(path)
+        if archive.arch != arch:
+            raise ArchiveError(f"{path} is of {archive.arch}")
+        kept, gone = [], []
+        for name in archive.kernels:
+            section = archive.section(name) if name not in replaced else None
+            if section is None:
+                continue
+            if request.only_these or _of_other_modules(section, request.modules):
+                kept.append(KernelCubins.unpacked(name, section))
+            else:
+                gone.append(name)
+    except ArchiveError as error:
+        if request.only_these or request.modules:
+            say(f"what was in it is left out, since {error}; compile all kernels to have them again")
+        return []
+    if kept and not request.only_these:
+        others, named = " ".join(one.kernel for one in kept), " and ".join(request.modules)
+        say(f"{path} keeps {others}, not of {named}; where no module declares it, remove the file first")
+    if gone:
+        say(f"{path} loses {' '.join(gone)}, declared no more; if another module does, add --module for it")
+    return kept
+
+
+def _of_other_modules(section: Section, modules: Sequence[str]) -> bool:
+    """Whether a kernel that `modules` do not declare can be one that they never did.
+
+    Whoever removes a declaration changes its file. A module that only lends it a function is as it was.
+    """
+    named = tuple(modules)
+    return bool(named) and all(
+        file_digest(module) == digest
+        for module, digest in section.origin.files.items()
+        if module in named or module.startswith(tuple(f"{one}." for one in named))
+    )
+
+
+def _fresh(one: _Wanted, results: Mapping[str, CompileResult]) -> int:
+    mine = [results[job.key] for job in one.jobs.values()]
+    return sum(isinstance(result, Compiled) and not result.cached for result in mine)
+
+
+def _failures(one: _Wanted, results: Mapping[str, CompileResult]) -> Iterator[str]:
+    for compilation, job in one.jobs.items():
+        result = results[job.key]
+        if isinstance(result, CompileFailure):
+            hints = " ".join(f"{name}={value}" for name, value in compilation.hints) or "no hints"
+            reason = " ".join(result.message.split())
+            yield f"{job.name} on {job.arch} with {hints} for {compilation.signature}: {reason}"
+
+
+def _kernel_reports(archive: Archive, compiled: Mapping[str, int]) -> tuple[KernelReport, ...]:
+    reports = []
+    for name in archive.kernels:
+        section = archive.section(name)
+        assert section is not None
+        cubins, stored, unpacked = section.sizes()
+        reports.append(
+            KernelReport(
+                kernel=name,
+                signatures=len(section.keys),
+                cubins=cubins,
+                compiled=compiled.get(name, 0),
+                stored_bytes=stored,
+                bytes=unpacked,
+            )
+        )
+    return tuple(reports)

@@ -1,0 +1,99 @@
+"""Which signatures a kernel meets: sizes that stand for all of a bucket, and their signatures. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from aot_tune.cubins.size_classes import posed
+from aot_tune.cubins.size_classes import representatives as representatives
+from aot_tune.nvidia import cutile
+from aot_tune.tables.table import Table
+from aot_tune.tuner.plan.candidates import Kernel
+from aot_tune.values.bucket import Pow2
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+
+
+@dataclass(frozen=True, order=True)
+class Compilation:
+    """What one cubin is compiled for."""
+
+    hints: tuple[tuple[str, int], ...]
+    """Compiler hints in their canonical order."""
+
+    signature: str
+    """What the compiler assumes of the arguments, constants included."""
+
+
+def compilations(kernel: Kernel, tables: Sequence[Table]) -> tuple[Compilation, ...]:
+    """Every (hints, signature) that serving these tables can ask for, sorted, each once.
+
+    Of each bucket of the tables and of the typical problems: the default and every config of a table's
+    portfolio and entries, where they are legal; for every class of sizes in the bucket, and for a size of 1
+    on each Pow2 axis, which is a class of its own. A size beyond all buckets has one of these classes too,
+    unless constants follow from it. Sizes that no axis names, as the pages of a cache, are those that
+    `make_args` gives for seed 0 and for `ODD_SEED`. Beside them the default's weakest signatures: one a dtype
+    and set of constants.
+
+    Args:
+        kernel: The declaration on an arch.
+        tables: Its tables there; none leaves the defaults.
+
+    Raises:
+        DeclarationError: The declaration cannot be asked; it says what raised.
+    """
+    configs = tuple(dict.fromkeys(_configs(tables)))
+    found: set[Compilation] = set()
+    weakened: set[Compilation] = set()
+    for bucket in _buckets(kernel, tables):
+        for problem in representatives(kernel.tunable, bucket, kernel.launch_args):
+            default = kernel.tunable.default_config(kernel.arch, problem)
+            wanted = [config for config in configs if _may_run(kernel, config, problem)]
+            launches = _may_run(kernel, default, problem)  # no dtype runs on every arch
+            for seed in posed(partial(kernel.launch_args, problem)):
+                own = _compilation(kernel, problem, default, seed)
+                if launches and own not in weakened:
+                    weakened.add(own)
+                    weak = cutile.weakest_signature(kernel.tunable.kernel, own.signature)
+                    found |= {own, Compilation(own.hints, weak)}
+                found |= {_compilation(kernel, problem, config, seed) for config in wanted}
+    return tuple(sorted(found))
+
+
+def _may_run(kernel: Kernel, config: Config, problem: Problem) -> bool:
+    return kernel.tunable.refusal(config, kernel.arch, problem) is None
+
+
+def _compilation(kernel: Kernel, problem: Problem, config: Config, seed: int) -> Compilation:
+    signature = cutile.signature_of(kernel.tunable.kernel, kernel.kernel_args(problem, config, seed))
+    return Compilation(tuple(config.hints.items()), signature)
+
+
+def _configs(tables: Iterable[Table]) -> Iterator[Config]:
+    for table in tables:
+        yield from table.portfolio
+        yield from (entry.config for entry in table.entries)
+
+
+def _buckets(kernel: Kernel, tables: Iterable[Table]) -> tuple[Problem, ...]:
+    tabled = (entry.bucket for table in tables for entry in table.entries)
+    buckets = tuple(dict.fromkeys((*tabled, *kernel.tunable.buckets)))
+    pow2 = [name for name, axis in kernel.tunable.axes.items() if isinstance(axis, Pow2)]
+    some = itertools.chain.from_iterable(
+        itertools.combinations(pow2, count) for count in range(1, len(pow2) + 1)
+    )
+    ones = dict.fromkeys(bucket.replaced(**dict.fromkeys(names, 1)) for names in some for bucket in buckets)
+    return tuple(dict.fromkeys((*buckets, *(one for one in ones if _may_be_asked(kernel, one)))))
+
+
+def _may_be_asked(kernel: Kernel, problem: Problem) -> bool:
+    """Whether a kernel has a problem that is not declared: one size may have to divide another."""
+    try:
+        default = kernel.tunable.default_config(kernel.arch, problem)
+        kernel.kernel_args(problem, default)
+        return _may_run(kernel, default, problem)
+    except Exception:  # the author's code, asked for what the author did not promise
+        return False

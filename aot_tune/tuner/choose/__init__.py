@@ -1,0 +1,1 @@
+"""From times to a table: portfolio, winners, ties with the incumbent."""

@@ -1,0 +1,274 @@
+"""From times to a table: the portfolio, edges, points and ties. Pure: no file, no GPU, no clock.
+
+Two tunes of an unchanged kernel differ by noise alone, and shall give the same bytes. So an incumbent wins
+ties, an entry that keeps its config keeps its line, and a portfolio stays while it serves as well as a new
+one would.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from aot_tune.errors import TuneError
+from aot_tune.tables.rule import leave_one_out_regret
+from aot_tune.tables.table import Entry, Point, Table, entry_order
+from aot_tune.tuner.choose.incumbent import carried_entries, comparable, differences, keeps_figures, widened
+from aot_tune.tuner.choose.portfolio import (
+    MOST,
+    WORST,
+    choose_portfolio,
+    clear_regrets,
+    estimates_inside,
+    regrets,
+)
+from aot_tune.tuner.choose.times import PREFERENCE, TIE, Sweep, Times, is_tie, unserved
+from aot_tune.tuner.outcome import Measurement
+from aot_tune.values.bucket import Pow2, bucket_of
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+
+__all__ = ["Sweep", "Times", "choose_entries", "choose_portfolio", "is_tie", "settle_portfolio", "unserved"]
+
+TIE_OF_MEANS = 0.005
+"""Portfolios whose mean regrets differ by less are the same. A mean over a sweep has less noise than a time:
+in 50 re-tunes of the recorded sweep, with its own noise, it moved by at most 0.3 %."""
+
+
+def settle_portfolio(
+    sweep: Sweep, incumbent: Table | None = None, *, keep: Collection[Problem] = ()
+) -> tuple[Config, ...]:
+    """The portfolio to measure in the second pass and to publish.
+
+    1. The incumbent's, in its order, while all its configs are still candidates and it serves as well: its
+       worst regret is beyond what a portfolio may leave by no more than the tie band, and its mean regret
+       beyond a new portfolio's by no more than `TIE_OF_MEANS`. A time that ties with the best is no regret.
+    2. Where entries that were not swept are kept, the incumbent's with configs added at its end: points are
+       columns over the portfolio, and the kept entries' columns stay what they are.
+    3. Else a new one.
+
+    Args:
+        sweep: With its first pass.
+        incumbent: The table to be replaced, if any.
+        keep: Buckets whose entries stay although they are not swept: all of the incumbent's for a partial
+            sweep, none for a whole one.
+
+    Raises:
+        TuneError: As `choose_entries`.
+    """
+    incumbent = comparable(sweep, incumbent, keep)
+    _refuse_wrong_defaults(sweep)
+    edges = sweep.edge_times()
+    estimates = estimates_inside(edges, sweep.axes, sweep.tiles, sweep.built_with.sm_count)
+    defaults = {problem: sweep.default(problem) for problem in (*edges, *estimates)}
+
+    def chosen(start: Sequence[Config] = ()) -> tuple[Config, ...]:
+        most = max(MOST, len(start))
+        return choose_portfolio(
+            edges, defaults, most=most, estimates=estimates, start=start, least_gain=sweep.least_gain
+        )
+
+    def lags(portfolio: Sequence[Config], times: Times) -> list[float]:
+        return clear_regrets(times, defaults, portfolio, least_gain=sweep.least_gain)
+
+    new = chosen()
+    if incumbent is None:
+        return new
+    old, carried = incumbent.portfolio, carried_entries(sweep, incumbent, keep)
+    known = {config for times in edges.values() for config in times}
+    if carried or known.issuperset(old):
+        worst_old, worst_new = (max(lags(portfolio, edges), default=0.0) for portfolio in (old, new))
+        mean_old, mean_new = (_mean([*lags(p, edges), *lags(p, estimates)]) for p in (old, new))
+        if worst_old <= max(worst_new, WORST) + TIE and mean_old <= mean_new + TIE_OF_MEANS:
+            return old
+    return chosen(old) if carried else new
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _refuse_wrong_defaults(sweep: Sweep) -> None:
+    for problem, default in sweep.defaults.items():
+        if default in sweep.wrong:
+            raise TuneError(
+                f"{sweep.kernel} {problem}: the default ({default}) computed a wrong result; every untuned "
+                "problem would run it: correct the kernel, or declare another default"
+            )
+
+
+def choose_entries(
+    sweep: Sweep,
+    portfolio: Sequence[Config],
+    *,
+    incumbent: Table | None = None,
+    keep: Collection[Problem] = (),
+) -> Table:
+    """Choose each edge's winner and make the table.
+
+    At an edge the fastest of the portfolio and the default wins, never one slower than the default. If the
+    incumbent ties with it, the incumbent stays; else, within half of the tie band (`PREFERENCE`), the default
+    is taken, then the one that ties at most edges, then the fastest.
+
+    Where source, device, compiler and portfolio are as before, an entry whose config stays and whose new mean
+    ties with the old one, or whose gain over the default does, keeps its line, points included. When every
+    entry does, the incumbent itself is returned. `built_with` is the newest sweep's as soon as one entry
+    changed.
+
+    Args:
+        sweep: With both passes.
+        portfolio: What `settle_portfolio` gave.
+        incumbent: The table to be replaced.
+        keep: As `settle_portfolio` takes it.
+
+    Raises:
+        TuneError: A default computes a wrong result, or a partial sweep's kept entries were made under other
+            conditions: source, device, compiler or evidence.
+    """
+    incumbent = comparable(sweep, incumbent, keep)
+    _refuse_wrong_defaults(sweep)
+    portfolio, times = tuple(portfolio), sweep.times()
+    defaults = {problem: sweep.default(problem) for problem in times}
+    left = max(regrets(times, defaults, portfolio, least_gain=sweep.least_gain), default=0.0)
+    entries = _swept_entries(sweep, portfolio, times, incumbent)
+    if incumbent is not None and (carried := carried_entries(sweep, incumbent, keep)):
+        entries += [widened(entry, incumbent.portfolio, portfolio) for entry in carried]
+        left = max(left, incumbent.portfolio_regret)
+    entries.sort(key=lambda entry: entry_order(sweep.axes, entry.bucket))
+    if incumbent is not None and tuple(entries) == incumbent.entries and incumbent.portfolio == portfolio:
+        return incumbent
+    return Table(
+        kernel=sweep.kernel,
+        arch=sweep.arch,
+        source_hash=sweep.source_hash,
+        built_with=sweep.built_with,
+        axes=sweep.axes,
+        portfolio=portfolio,
+        portfolio_regret=left,
+        entries=tuple(entries),
+    )
+
+
+def _swept_entries(
+    sweep: Sweep, portfolio: tuple[Config, ...], times: Times, incumbent: Table | None
+) -> list[Entry]:
+    """An entry for every swept edge: the incumbent's line where it stays, else a new one."""
+    edges = sweep.edges(times)
+    races = {edge: sweep.race(edge, times) for edge in edges}
+    tied = {edge: _tied(sweep, portfolio, races[edge], sweep.default(edge)) for edge in edges}
+    serves = Counter(config for configs in tied.values() for config in configs)
+    inside: dict[Problem, list[Problem]] = {edge: [] for edge in edges}
+    for problem in times:
+        inside.get(bucket_of(sweep.axes, problem), []).append(problem)
+    lines_may_stay = (
+        incumbent is not None and incumbent.portfolio == portfolio and not differences(sweep, incumbent)
+    )
+    entries = []
+    for edge in edges:
+        old = incumbent.entry(edge) if incumbent is not None else None
+        points = _points(sweep, portfolio, {problem: times[problem] for problem in inside[edge]})
+        if (
+            old is not None
+            and lines_may_stay
+            and _line_stays(old, portfolio, races[edge], tied[edge], sweep.default(edge), points)
+        ):
+            entries.append(old)
+        else:
+            config = _winner(races[edge], tied[edge], sweep.default(edge), old, serves)
+            entries.append(_entry(sweep, portfolio, edge, races[edge][config], races[edge], points))
+    return entries
+
+
+def _tied(
+    sweep: Sweep, portfolio: Sequence[Config], times: Mapping[Config, Measurement], default: Config
+) -> list[Config]:
+    """The fastest of the portfolio and the default, which comes first, and what ties with it."""
+    limit = times[default].mean_us / (1 + sweep.least_gain)
+    faster = [config for config in portfolio if config in times and times[config].mean_us <= limit]
+    options = sorted(dict.fromkeys([default, *faster]), key=lambda config: times[config].mean_us)
+    return [config for config in options if is_tie(times[config], times[options[0]])]
+
+
+def _line_stays(
+    old: Entry,
+    portfolio: Sequence[Config],
+    times: Mapping[Config, Measurement],
+    tied: Sequence[Config],
+    default: Config,
+    points: Sequence[Point],
+) -> bool:
+    """Whether an entry stays as it is: its config ties with the fastest, its time and its sizes are the same.
+
+    It may now be slower than the default by as much as a tie: that is noise, and its line tells the run it
+    won.
+    """
+    time = times.get(old.config)
+    return (
+        time is not None
+        and is_tie(time, times[tied[0]])
+        and keeps_figures(old, times, default, portfolio)
+        and [dict(point.size) for point in old.points] == [dict(point.size) for point in points]
+    )
+
+
+def _winner(
+    times: Mapping[Config, Measurement],
+    tied: Sequence[Config],
+    default: Config,
+    old: Entry | None,
+    serves: Mapping[Config, int],
+) -> Config:
+    """Of the configs that tie: the incumbent, the default, the one that ties at most edges, the fastest."""
+    if old is not None and old.config in tied:
+        return old.config
+    close = [config for config in tied if is_tie(times[config], times[tied[0]], part=PREFERENCE)]
+    if default in close:
+        return default
+    return min(close, key=lambda config: (-serves[config], times[config].mean_us, str(config)))
+
+
+def _points(
+    sweep: Sweep, portfolio: Sequence[Config], problems: Mapping[Problem, Mapping[Config, Measurement]]
+) -> tuple[Point, ...]:
+    """A bucket's points, ascending; a size at which nothing ran is none."""
+    names = [name for name, axis in sweep.axes.items() if isinstance(axis, Pow2)]
+    points = []
+    for problem in sorted(problems, key=lambda problem: [problem.size(name) for name in names]):
+        times = problems[problem]
+        us = tuple(
+            times[config].mean_us if config in times else None
+            for config in (*portfolio, sweep.default(problem))
+        )
+        if any(time is not None for time in us):
+            points.append(Point(size={name: problem.size(name) for name in names}, us=us))
+    return tuple(points)
+
+
+def _entry(
+    sweep: Sweep,
+    portfolio: Sequence[Config],
+    edge: Problem,
+    winner: Measurement,
+    times: Mapping[Config, Measurement],
+    points: tuple[Point, ...],
+) -> Entry:
+    default = sweep.default(edge)
+    return Entry(
+        bucket=edge,
+        config=winner.config,
+        mean_us=winner.mean_us,
+        error_margin_us=winner.error_margin_us,
+        default_us=times[default].mean_us,
+        regret=leave_one_out_regret(
+            points,
+            axes=sweep.axes,
+            bucket=edge,
+            portfolio=portfolio,
+            default=default,
+            tiles=sweep.tiles,
+            sm_count=sweep.built_with.sm_count,
+            least_gain=sweep.least_gain,
+        ),
+        evidence=sweep.evidence,
+        points=points,
+    )

@@ -1,0 +1,137 @@
+"""What of the table to be replaced stays: whole lines, and entries that a partial sweep left out. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+
+from aot_tune.errors import TuneError
+from aot_tune.tables.table import Entry, Table
+from aot_tune.tuner.choose.times import TIE, Sweep, is_tie
+from aot_tune.tuner.outcome import Measurement
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+
+
+def comparable(sweep: Sweep, incumbent: Table | None, keep: Collection[Problem]) -> Table | None:
+    """The incumbent, or None where it is a table of another arch or of other axes.
+
+    Raises:
+        TuneError: Entries that were not swept can not stand beside new ones: they were made under other
+        conditions,
+            or their portfolio holds a config that is wrong.
+    """
+    if incumbent is None or incumbent.arch != sweep.arch or dict(incumbent.axes) != dict(sweep.axes):
+        return None
+    carried = carried_entries(sweep, incumbent, keep)
+    changed = differences(sweep, incumbent) if carried else []
+    if carried and changed:
+        raise TuneError(
+            f"{sweep.kernel}: {len(carried)} entries of the table were not swept, and can not stand beside "
+            f"new ones: {'; '.join(changed)}; tune the whole kernel, or into another folder"
+        )
+    broken = [config for config in incumbent.portfolio if config in sweep.wrong]
+    if carried and broken:
+        raise TuneError(
+            f"{sweep.kernel}: {broken[0]} computed a wrong result, and {len(carried)} entries that were not "
+            "swept may rest on it; tune the whole kernel"
+        )
+    return incumbent
+
+
+def check_joinable(
+    sweep: Sweep, now: Table | None, old: Table | None, swept: Collection[Problem] = ()
+) -> None:
+    """Refuse to go beside or over a table that another tune has put in the old one's place meanwhile.
+
+    Args:
+        sweep: What was measured.
+        now: The table that is there now.
+        old: The one that was there when the sweep began.
+        swept: For a whole sweep its buckets: what is neither there nor in `old` would go unseen.
+
+    Raises:
+        TuneError: It was made under other conditions, or has entries that would be lost.
+    """
+    if now is None:
+        return
+    changed = differences(sweep, now)
+    if dict(now.axes) != dict(sweep.axes):
+        changed.append("its axes are others")
+    if changed:
+        raise TuneError(
+            f"{sweep.kernel}: the table was replaced meanwhile by one that this sweep does not go with: "
+            f"{'; '.join(changed)}; run the same command again, which goes on from what was measured, or "
+            "tune into another folder"
+        )
+    known = {*swept, *(entry.bucket for entry in (old.entries if old is not None else ()))}
+    lost = [entry.bucket for entry in now.entries if swept and entry.bucket not in known]
+    if lost:
+        raise TuneError(
+            f"{sweep.kernel}: another tune has added {len(lost)} entries meanwhile that were not swept here, "
+            f"first {lost[0]}; add them to `typical` to keep them, and run the same command again, which "
+            "goes on from what was measured"
+        )
+
+
+def differences(sweep: Sweep, incumbent: Table) -> list[str]:
+    """What of source, device, compiler and evidence is not as it was. The driver may change."""
+    old, new = incumbent.built_with, sweep.built_with
+    evidence = sorted({entry.evidence for entry in incumbent.entries} or {sweep.evidence})
+    pairs: list[tuple[str, object, object]] = [
+        ("the source's hash", incumbent.source_hash, sweep.source_hash),
+        ("the device", old.device_name, new.device_name),
+        ("its count of multiprocessors", old.sm_count, new.sm_count),
+        ("cuda-tile", old.cuda_tile, new.cuda_tile),
+        ("tileiras", old.tileiras, new.tileiras),
+        ("the evidence", " and ".join(evidence), sweep.evidence),
+    ]
+    return [f"{name} was {was}, is {now}" for name, was, now in pairs if was != now]
+
+
+def carried_entries(sweep: Sweep, incumbent: Table, keep: Collection[Problem]) -> list[Entry]:
+    """The incumbent's entries that stay although they were not swept."""
+    swept, kept = set(sweep.edges(sweep.times())), set(keep)
+    return [entry for entry in incumbent.entries if entry.bucket in kept and entry.bucket not in swept]
+
+
+def widened(entry: Entry, old: Sequence[Config], new: Sequence[Config]) -> Entry:
+    """A carried entry under a portfolio that grew at its end: it was not measured with the configs added."""
+    added = (None,) * (len(new) - len(old))
+    if not added:
+        return entry
+    points = tuple(
+        dataclasses.replace(point, us=(*point.us[:-1], *added, point.us[-1])) for point in entry.points
+    )
+    return dataclasses.replace(entry, points=points)
+
+
+def keeps_figures(
+    entry: Entry, times: Mapping[Config, Measurement], default: Config, portfolio: Sequence[Config]
+) -> bool:
+    """Whether an entry's figures still hold: its config's time is as it was, or its gain over the default is.
+
+    Under a power cap, or on another card of the model, all times of a problem move together; the gain stays.
+    The default's own gain is none, always: it is what it gains over the best other.
+
+    Args:
+        entry: The table's.
+        times: Now, at its edge; its config's and the default's are among them.
+        default: The default there.
+        portfolio: The table's.
+    """
+    time = times[entry.config]
+    old = Measurement(
+        config=entry.config, mean_us=entry.mean_us, error_margin_us=entry.error_margin_us, num_samples=1
+    )
+    if is_tie(old, time):
+        return True
+    was, now = [entry.default_us], [times[default].mean_us]
+    if entry.config == default:
+        columns = zip(portfolio, entry.points[-1].us if entry.points else (), strict=False)
+        was = [us for config, us in columns if us is not None and config != default]
+        now = [times[config].mean_us for config in portfolio if config in times and config != default]
+    if not was or not now:
+        return False
+    gain, new_gain = min(was) / entry.mean_us, min(now) / time.mean_us
+    return abs(new_gain - gain) <= TIE * gain

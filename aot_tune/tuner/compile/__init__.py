@@ -1,0 +1,1 @@
+"""Compiling in killable processes that see no GPU."""

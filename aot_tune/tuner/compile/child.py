@@ -1,0 +1,52 @@
+"""What a compiling child process does: one job at a time, with a compiler and no GPU. Knows no pool."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from aot_tune.declare.discovery import load
+from aot_tune.nvidia import cubin, cutile
+from aot_tune.nvidia.sass import inner_loop
+from aot_tune.tuner.compile.job import Compiled, CompileJob, keep
+
+
+class Compiler:
+    """Answers the pool's requests.
+
+    Args:
+        report: Sends a progress message to the pool.
+        folder: Where cubins are kept.
+        timeout_s: The compiler's limit for one job, seconds.
+    """
+
+    def __init__(self, report: Callable[[object], None], folder: Path, timeout_s: float) -> None:
+        self._report, self._folder, self._timeout_s = report, folder, timeout_s
+        cubin.find_tool()
+
+    def compile(self, job: CompileJob) -> None:
+        """Compile one job and keep the cubin beside what it says of itself.
+
+        Raises:
+            CutileError: The compiler refused it, crashed or ran too long.
+            TuneError: The cubin is none that can be read.
+            StoreError: It cannot be written.
+            UsageError: The kernel is not where the job says.
+        """
+        kernel = load(job.module, job.name).kernel
+        self._report("compiling")  # importing is over: from here on slowness is the job's
+        begun = time.monotonic()
+        data = cutile.compile_cubin(
+            kernel, job.hints, job.signature, job.arch, timeout_s=self._timeout_s, symbol=job.symbol
+        )
+        result = Compiled(
+            key=job.key,
+            path=self._folder / f"{job.key}.cubin",
+            code=cubin.code_digest(data),
+            resources=cubin.resources(data),
+            loop=inner_loop(cubin.machine_code(data)),
+            seconds=time.monotonic() - begun,
+            cached=False,
+        )
+        keep(self._folder, result, data)

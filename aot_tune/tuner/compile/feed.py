@@ -1,0 +1,102 @@
+"""Compiling beside measuring: a thread owns the compile pool, so that no child waits for the GPU."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+
+from aot_tune.tuner.compile.job import CompileFailure, CompileJob, CompileResult
+from aot_tune.tuner.compile.pool import CompilePool
+
+_POLL_SECONDS = 0.1
+
+
+class CompileFeed:
+    """Results of compile jobs by key, as they come.
+
+    Args:
+        pool: Made in the thread that uses it, and closed there.
+    """
+
+    def __init__(self, pool: Callable[[], CompilePool]) -> None:
+        self._make = pool
+        self._changed = threading.Condition()
+        self._asked: list[CompileJob] = []
+        self._keys: set[str] = set()
+        self._results: dict[str, CompileResult] = {}
+        self._error: BaseException | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="aot_tune compile feed", daemon=True)
+        self.last_result_s = time.monotonic()
+
+    def __enter__(self) -> CompileFeed:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def submit(self, jobs: Iterable[CompileJob]) -> None:
+        """Queue jobs; those asked for before are not done again."""
+        with self._changed:
+            for job in jobs:
+                if job.key not in self._keys:
+                    self._keys.add(job.key)
+                    self._asked.append(job)
+            self._changed.notify_all()
+
+    def counts(self) -> tuple[int, int, int]:
+        """Jobs done, jobs asked for, failures among the done."""
+        with self._changed:
+            failed = sum(isinstance(result, CompileFailure) for result in self._results.values())
+            return len(self._results), len(self._keys), failed
+
+    def wait(self, keys: Iterable[str], progress: Callable[[], None]) -> Mapping[str, CompileResult]:
+        """The results of these jobs, once all of them are there.
+
+        Args:
+            keys: Of jobs that were submitted.
+            progress: Called now and then while waiting.
+
+        Raises:
+            Exception: What stopped the pool.
+        """
+        wanted = set(keys)
+        while True:
+            with self._changed:
+                if self._error is not None:
+                    raise self._error
+                if wanted <= self._results.keys():
+                    return {key: self._results[key] for key in wanted}
+                self._changed.wait(_POLL_SECONDS * 5)
+            progress()
+
+    def _run(self) -> None:
+        try:
+            with self._make() as pool:
+                while not self._stopping:
+                    with self._changed:
+                        asked, self._asked = self._asked, []
+                        if not asked and not pool.unfinished:
+                            self._changed.wait()
+                    for job in asked:
+                        pool.submit(job)
+                    self._take(pool.poll(_POLL_SECONDS))
+        except BaseException as error:  # handed to the thread that waits
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _take(self, results: list[CompileResult]) -> None:
+        if results:
+            with self._changed:
+                self._results.update((result.key, result) for result in results)
+                self.last_result_s = time.monotonic()
+                self._changed.notify_all()

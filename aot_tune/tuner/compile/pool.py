@@ -1,0 +1,238 @@
+"""Compile many kernels at once, in a few killable child processes that see no GPU. Knows no candidate."""
+
+from __future__ import annotations
+
+import re
+import selectors
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from aot_tune.errors import StoreError, TuneError
+from aot_tune.tuner.compile.job import Compiled as Compiled
+from aot_tune.tuner.compile.job import CompileFailure as CompileFailure
+from aot_tune.tuner.compile.job import CompileJob as CompileJob
+from aot_tune.tuner.compile.job import CompileResult as CompileResult
+from aot_tune.tuner.compile.job import cached
+from aot_tune.tuner.process.worker import START_SECONDS, Kind, RemoteError, Worker, WorkerDied, ending
+
+COMPILE_SECONDS = 120.0
+"""A compiler's time limit. The slowest seen, 256x256 tiles that spill, took 6 s on 16 cores (H200 host)."""
+
+_GRACE_SECONDS = 15.0
+"""What a child has beyond the compiler's limit: it times the compiler itself, and tracing takes up to 1 s."""
+
+_MOST_STARTS = 3
+"""Times in a row a child may fail to start before the pool gives up: it is the machine then."""
+
+_FATAL = frozenset({"UsageError", "DeclarationError", "StoreError"})
+"""Errors of a child that no other job would escape."""
+
+
+@dataclass
+class _Seat:
+    """A child process and what it is doing."""
+
+    worker: Worker
+    """The child."""
+
+    job: CompileJob | None = None
+    """What it compiles."""
+
+    since: float = 0.0
+    """When it began, monotonic seconds."""
+
+    limit: float = 0.0
+    """When it must have spoken, monotonic seconds."""
+
+    compiling: bool = False
+    """Whether it has imported the kernel and begun; before that, slowness is not the job's fault."""
+
+
+class CompilePool:
+    """Up to `workers` children that compile. Not for several threads.
+
+    A compiler that crashes, hangs or is killed is that job's failure; its process group is then killed whole
+    and a fresh child takes its place.
+
+    Args:
+        workers: Children at most; they start when there is work.
+        timeout_s: The compiler's limit for one job, seconds.
+        folder: Where cubins are kept as ``<key>.cubin``, with what is known of each beside it; later runs
+            reuse them.
+        target: What runs in a child; tests put a faulty compiler there.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        timeout_s: float = COMPILE_SECONDS,
+        folder: Path = Path("build/cubins"),
+        *,
+        target: str = "aot_tune.tuner.compile.child:Compiler",
+    ) -> None:
+        self._most, self._timeout_s, self._folder, self._target = workers, timeout_s, folder, target
+        self._waiting: deque[CompileJob] = deque()
+        self._known: set[str] = set()
+        self._results: deque[CompileResult] = deque()
+        self._seats: list[_Seat] = []
+        self._failed_starts = 0
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"{folder}: no folder for cubins can be made ({error.strerror}); name another with --cubins"
+            ) from error
+
+    @property
+    def unfinished(self) -> int:
+        """Jobs submitted whose results `poll` has not returned."""
+        return len(self._waiting) + len(self._results) + sum(seat.job is not None for seat in self._seats)
+
+    def submit(self, job: CompileJob) -> None:
+        """Queue a job; one that was submitted before is not done again."""
+        if job.key in self._known:
+            return
+        self._known.add(job.key)
+        earlier = cached(self._folder, job.key)
+        if earlier is None:
+            self._waiting.append(job)
+            self._fill()
+        else:
+            self._results.append(earlier)
+
+    def poll(self, timeout_s: float = 0.0) -> list[CompileResult]:
+        """All results since the last call; waits up to `timeout_s` for the first.
+
+        Raises:
+            TuneError: No job can be compiled here: children do not start, or the folder cannot be written.
+        """
+        until = time.monotonic() + timeout_s
+        while True:
+            self._fill()
+            self._listen(0.0 if self._results else max(0.0, until - time.monotonic()))
+            if self._results or not self.unfinished or time.monotonic() >= until:
+                results = list(self._results)
+                self._results.clear()
+                return results
+
+    def close(self) -> None:
+        """End all children and what they started, at once. What was compiled is kept."""
+        self._waiting.clear()
+        for seat in self._seats:
+            seat.worker.kill()
+        self._seats.clear()
+
+    def __enter__(self) -> CompilePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Seats --------------------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Give waiting jobs to idle children, and start children while there are more jobs than they."""
+        for seat in self._seats:
+            if self._waiting and seat.job is None and seat.worker.ready:
+                self._begin(seat, self._waiting.popleft())
+        starting = sum(not seat.worker.ready for seat in self._seats)
+        while len(self._seats) < self._most and starting < len(self._waiting):
+            worker = Worker(
+                self._target,
+                {"folder": self._folder, "timeout_s": self._timeout_s},
+                environment={"CUDA_VISIBLE_DEVICES": ""},
+            )
+            self._seats.append(_Seat(worker=worker, limit=time.monotonic() + START_SECONDS))
+            starting += 1
+
+    def _begin(self, seat: _Seat, job: CompileJob) -> None:
+        seat.job, seat.compiling, seat.since = job, False, time.monotonic()
+        seat.limit = seat.since + START_SECONDS
+        with suppress(WorkerDied):  # it died while idle: the next look at it tells, and blames no job
+            seat.worker.send("compile", {"job": job})
+
+    def _listen(self, timeout_s: float) -> None:
+        """Take in what the children say, and deal with those that are dead or late."""
+        if not self._seats:
+            return
+        soonest = min((seat.limit for seat in self._seats if self._owes(seat)), default=float("inf"))
+        with selectors.DefaultSelector() as selector:
+            for seat in self._seats:
+                selector.register(seat.worker, selectors.EVENT_READ, seat)
+            events = selector.select(max(0.0, min(timeout_s, soonest - time.monotonic())))
+        for key, _ in events:
+            self._hear(key.data)
+        for seat in [seat for seat in self._seats if self._owes(seat) and time.monotonic() > seat.limit]:
+            self._end(seat, f"no answer within {self._timeout_s:g} s: killed")
+
+    @staticmethod
+    def _owes(seat: _Seat) -> bool:
+        return seat.job is not None or not seat.worker.ready
+
+    def _hear(self, seat: _Seat) -> None:
+        try:
+            # All there is: what was read together with the first message no selector tells of again.
+            while seat in self._seats and (message := seat.worker.receive(0.0)) is not None:
+                self._take_in(seat, *message)
+        except WorkerDied as death:
+            self._end(seat, f"the compiling process {ending(death.code)}: {death.said[-500:]}".rstrip(": "))
+
+    def _take_in(self, seat: _Seat, kind: Kind, value: Any) -> None:
+        if kind == "progress":
+            seat.compiling, seat.limit = True, time.monotonic() + self._timeout_s + _GRACE_SECONDS
+        elif kind == "reply" and seat.job is not None:
+            done = cached(self._folder, seat.job.key)
+            self._results.append(
+                replace(done, cached=False) if done else self._failure(seat, "its cubin disappeared")
+            )
+            seat.job, self._failed_starts = None, 0
+        elif kind == "error":
+            self._refused(seat, RemoteError(*value))
+
+    def _refused(self, seat: _Seat, error: RemoteError) -> None:
+        if error.kind in _FATAL or seat.job is None:
+            self.close()
+            raise TuneError(f"nothing can be compiled: {error.message}") from error
+        message = error.message if error.kind in ("CutileError", "TuneError") else str(error)
+        self._results.append(self._failure(seat, in_words(message)))
+        seat.job = None
+        # A compiler that was killed or timed out may have left processes of its own behind: end the group.
+        if "exceeded timeout" in message or _SIGNALLED.search(message):
+            self._drop(seat)
+
+    def _end(self, seat: _Seat, message: str) -> None:
+        """A child that died or is late: its job's fault only once it was compiling."""
+        self._drop(seat)
+        if seat.job is not None and seat.compiling:
+            self._results.append(self._failure(seat, message))
+            return
+        self._failed_starts += 1
+        if seat.job is not None:
+            self._waiting.appendleft(seat.job)
+        if self._failed_starts >= _MOST_STARTS:
+            self.close()
+            raise TuneError(f"no compiling process starts here, tried {_MOST_STARTS} times: {message}")
+
+    def _failure(self, seat: _Seat, message: str) -> CompileFailure:
+        assert seat.job is not None
+        return CompileFailure(key=seat.job.key, message=message, seconds=time.monotonic() - seat.since)
+
+    def _drop(self, seat: _Seat) -> None:
+        self._seats.remove(seat)
+        seat.worker.kill()
+
+
+_SIGNALLED = re.compile(r"Return code -(\d+)\s*")
+
+
+def in_words(message: str) -> str:
+    """A compiler's message with the signal that ended it by name: cuTile says ``Return code -11``."""
+
+    def named(found: re.Match[str]) -> str:
+        return f"the compiler {ending(-int(found[1]))}. "
+
+    return _SIGNALLED.sub(named, message).strip()

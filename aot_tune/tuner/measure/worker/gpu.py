@@ -1,0 +1,233 @@
+"""The real backend: one kernel on one GPU, by torch and cuda.tile. Runs in a worker alone.
+
+Timing is `cuda.tile.tune.exhaustive_search` on one config at a time, so that a fault is that config's: three
+warm-ups (after at least `WARM_LAUNCHES` launches, the checked ones among them), five samples or more,
+`MOST_SAMPLES` at most, until their 95 % interval is within 1 % or 0.5 us. It takes a plain mean;
+`aot_tune.tuner.measure.rounds` says how outliers are handled. Before each sample the L2 cache is filled as
+`aot_tune.tuner.measure.worker.clock` does, which also times what is timed in turn with others
+(`aot_tune.tuner.measure.worker.runner`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from cuda.tile import launch as ct_launch
+
+from aot_tune.declare.discovery import load
+from aot_tune.errors import TuneError
+from aot_tune.nvidia import cutile
+from aot_tune.nvidia.nvml import visible_gpus
+from aot_tune.tuner.measure.worker.backend import Trial
+from aot_tune.tuner.measure.worker.clock import EventRound
+from aot_tune.tuner.measure.worker.gpu_state import GpuMonitor, GpuState
+from aot_tune.tuner.measure.worker.verify import Case
+from aot_tune.tuner.outcome import Measurement, Stage
+from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
+from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
+
+MOST_SAMPLES = 25
+"""Samples of one search. Under its power cap a GPU never settles within 1 %: without a limit one config of a
+large matmul took 1655 samples, heated the GPU, and the next one was timed 20 % too slow (H200). Finals have
+rounds instead."""
+
+WARM_LAUNCHES = 2
+"""Launches of a config on a problem before its first search; with the search's own three, five warm-ups."""
+
+_BUSY_SIDE = 4096
+"""Of the square matrices that keep the GPU busy: 0.2 ms each on an H200."""
+
+
+class GpuBackend:
+    """A `Backend` on a GPU.
+
+    Args:
+        module: Module that declares the kernel.
+        name: The kernel's declared name.
+        gpu_index: As torch counts: ``cuda:<index>``.
+    """
+
+    def __init__(self, *, module: str, name: str, gpu_index: int) -> None:
+        self._torch_device = torch.device("cuda", gpu_index)
+        cutile.limit_samples(MOST_SAMPLES)
+        gpus = visible_gpus() or ()
+        self._monitor = GpuMonitor(gpus[gpu_index].uuid if gpu_index < len(gpus) else "")
+        before = self._monitor.processes()
+        torch.cuda.set_device(self._torch_device)
+        torch.zeros(1, device=self._torch_device)  # creates the context
+        torch.cuda.synchronize()
+        # In a container NVML tells ids of another namespace: what appeared with our context is ours.
+        after = self._monitor.processes()
+        self._ours = frozenset() if before is None or after is None else after - before
+        # The int, not torch's object, which cuTile would ask at each launch.
+        self._stream = torch.cuda.current_stream(self._torch_device).cuda_stream
+        self._tunable = load(module, name)
+        properties = torch.cuda.get_device_properties(self._torch_device)
+        arch = Arch.parse((properties.major, properties.minor))
+        self._device = Device.reference(arch).with_sm_count(properties.name, properties.multi_processor_count)
+        self._round = EventRound()  # now, so that memory falls short in no config's turn
+        self._factors = torch.randn((2, _BUSY_SIDE, _BUSY_SIDE), device=self._torch_device).bfloat16()
+        self._product = torch.empty_like(self._factors[0])
+        self._problem: Problem | None = None
+        self._cases: list[Case] = []
+        self._run_since_open: set[Config] = set()
+        # Never emptied: cuTile unloads a collected kernel's module, which a launch under way may still need.
+        self._kernels: dict[tuple[Any, ...], Any] = {}
+        self._launches: Counter[Config] = Counter()
+
+    def device(self) -> Device:
+        """What grids are computed for."""
+        return self._device
+
+    def state(self) -> GpuState:
+        """Clocks and their reasons, now."""
+        return self._monitor.read()
+
+    def disturbance(self) -> str | None:
+        """What spoils samples taken now."""
+        held_back = self._monitor.throttled()
+        if held_back:
+            return f"throttled: {held_back}"
+        others = (self._monitor.processes() or frozenset()) - self._ours
+        return f"another process on the GPU: {', '.join(map(str, sorted(others)))}" if others else None
+
+    def canary(self) -> None:
+        """Compute something known with torch: a declared kernel might be what breaks the GPU."""
+        numbers = torch.arange(1 << 20, device=self._torch_device, dtype=torch.float64)
+        total = float((numbers * 2 + 1).sum())
+        if total != float(1 << 40):  # the sum of the first n odd numbers is n squared
+            raise TuneError(f"the GPU adds wrongly: {total:g} in place of {float(1 << 40):g}")
+
+    def open(self, problem: Problem, seeds: Sequence[int]) -> None:
+        """Make this problem's arguments and references."""
+        self._cases, self._problem = [], problem
+        self._cases = [Case.make(self._tunable, problem, self._torch_device, seed) for seed in seeds]
+        torch.cuda.synchronize()
+        self._run_since_open.clear()
+        self._launches.clear()
+
+    def verify(self, trial: Trial) -> str | None:
+        """Launch once per seed on poisoned outputs and compare.
+
+        A wrong result is believed only on arguments that no other config could have written to out of bounds.
+        """
+        wrong = self._wrong(trial)
+        if wrong and self._run_since_open - {trial.config} and self._problem is not None:
+            self.open(self._problem, [case.seed for case in self._cases])
+            wrong = self._wrong(trial)
+        self._run_since_open.add(trial.config)
+        return wrong
+
+    def _wrong(self, trial: Trial) -> str | None:
+        for case in self._cases:
+            case.prepare()
+            self._launch(trial, case)
+            torch.cuda.synchronize()
+            wrong = case.check()
+            if wrong:
+                return wrong
+        return None
+
+    def time(self, trial: Trial) -> Measurement:
+        """Time it on the first seed's arguments, renewed before each launch, outside of what is timed."""
+        from cuda.tile.tune import exhaustive_search
+
+        case = self._cases[0]
+        kernel = self._kernel(trial)
+        while self._launches[trial.config] < WARM_LAUNCHES:
+            case.renew()
+            self._launch(trial, case)
+        arguments = self._arguments(trial.config, case)
+
+        def renewed(_: Config) -> tuple[Any, ...]:
+            case.renew()  # on the stream that the launch follows on
+            self._round.flush()  # cuTile's own way writes: a kernel would wait while that goes to memory
+            return arguments
+
+        self._run_since_open.add(trial.config)
+        result = exhaustive_search(
+            [trial.config], self._stream, self._grid, lambda _: kernel, renewed, quiet=True, flush_l2=False
+        )
+        return Measurement(
+            config=trial.config,
+            mean_us=result.best.mean_us,
+            error_margin_us=result.best.error_margin_us,
+            num_samples=result.best.num_samples,
+        )
+
+    def busy(self, seconds: float) -> None:
+        """Let the GPU multiply large matrices for so long; what is called next follows at once."""
+        until = time.monotonic() + seconds
+        while True:
+            torch.mm(*self._factors, out=self._product)
+            torch.cuda.synchronize()
+            if time.monotonic() >= until:
+                return
+
+    def sample(self, trial: Trial) -> float:
+        """Time one launch on the first seed's arguments, renewed before."""
+        case, kernel = self._cases[0], self._kernel(trial)
+        arguments, grid = self._arguments(trial.config, case), self._grid(trial.config)
+        self._run_since_open.add(trial.config)
+        case.renew()
+        [us] = self._round([lambda: ct_launch(self._stream, grid, kernel, arguments)])
+        return us
+
+    def healthy(self) -> bool:
+        """Whether the GPU's context is alive: after a fault, every call fails."""
+        try:
+            torch.cuda.synchronize()
+        except Exception:  # torch and the driver raise several types, all of them the answer
+            return False
+        return True
+
+    def stage(self, error: Exception) -> Stage:
+        """Where a config failed that raised this."""
+        from cuda.tile import TileError
+
+        if not self.healthy():
+            return "fault"
+        text = str(error).lower()
+        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "out_of_memory" in text:
+            return "memory"
+        return "compile" if isinstance(error, TileError) else "launch"
+
+    def _launch(self, trial: Trial, case: Case) -> None:
+        arguments = self._arguments(trial.config, case)
+        ct_launch(self._stream, self._grid(trial.config), self._kernel(trial), arguments)
+        self._launches[trial.config] += 1
+
+    def _grid(self, config: Config) -> tuple[int, ...]:
+        assert self._problem is not None
+        return self._tunable.grid(config, self._device, self._problem)
+
+    def _arguments(self, config: Config, case: Case) -> tuple[Any, ...]:
+        return tuple(self._tunable.args_fn(config, *case.args))
+
+    def _kernel(self, trial: Trial) -> Any:
+        hints = trial.config.hints
+        # One cubin is one set of constants; without one, cuTile's own cache tells constants apart.
+        key = (tuple(hints.items()), trial.cubin)
+        if key not in self._kernels:
+            cubin = trial.cubin
+            self._kernels[key] = cutile.with_hints(
+                self._tunable.kernel, hints, lambda symbol, arch: _cubin_of(cubin, symbol) if cubin else None
+            )
+        return self._kernels[key]
+
+
+def _cubin_of(path: Path, symbol: str) -> cutile.Cubin | None:
+    """The cubin at `path`, if it is there and holds this very symbol; else None, and cuTile compiles."""
+    try:
+        cubin = path.read_bytes()
+    except OSError:
+        return None
+    # A name in an ELF file ends in NUL, and one compiled for other alignments has another name.
+    return cutile.Cubin(cubin, symbol) if symbol.encode() + b"\0" in cubin else None

@@ -1,0 +1,1 @@
+"""What is compiled and measured: candidates, the model's shortlist."""

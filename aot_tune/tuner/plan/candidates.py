@@ -1,0 +1,289 @@
+"""What to compile and measure: problems x search space for one arch, each compilation once. Runs neither."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aot_tune.declare.declaration import Work
+from aot_tune.declare.discovery import Found
+from aot_tune.declare.fingerprint.hashing import source_hash
+from aot_tune.errors import AotTuneError, CutileError, DeclarationError, LaunchError, TuneError
+from aot_tune.nvidia import cutile
+from aot_tune.tables.table import Table
+from aot_tune.tuner.compile.job import CompileJob
+from aot_tune.tuner.outcome import Failure
+from aot_tune.tuner.plan.model import Launched
+from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
+from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
+from aot_tune.values.raised import told
+
+_SEED = 0
+"""make_args on device "meta" draws nothing: any seed gives the same shapes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemPlan:
+    """One problem and what may run it."""
+
+    problem: Problem
+    """The problem."""
+
+    default: Config
+    """Its default; the first candidate."""
+
+    incumbent: Config | None
+    """What the present table gives it, where that may still run; the second candidate."""
+
+    candidates: tuple[Config, ...]
+    """All configs that `legal` and the device's limits admit, without repetitions."""
+
+    refused: tuple[Failure, ...]
+    """The others, and why."""
+
+    jobs: Mapping[Config, CompileJob]
+    """The compilation that each candidate needs; many share one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All problems of one kernel on one arch."""
+
+    kernel: Kernel
+    """The kernel on its arch and device."""
+
+    problems: tuple[ProblemPlan, ...]
+    """One a problem, in the order asked for."""
+
+    @property
+    def jobs(self) -> tuple[CompileJob, ...]:
+        """Every compilation once, those of the first problem first."""
+        each = {job.key: job for problem in self.problems for job in problem.jobs.values()}
+        return tuple(each.values())
+
+
+class Kernel:
+    """A declaration on one arch and device, asked for what a config needs there. Keeps what is dear to ask.
+
+    Args:
+        found: The declaration and its module.
+        arch: Target.
+        device: The GPU whose limits and counts hold; the arch's reference device where none is named.
+
+    Raises:
+        TuneError: There is no compiler here.
+    """
+
+    def __init__(self, found: Found, arch: Arch, device: Device | None = None) -> None:
+        self.found, self.tunable, self.arch = found, found.tunable, arch
+        self.device = device or Device.reference(arch)
+        compiler = cutile.compiler_version()
+        if compiler is None:
+            raise TuneError(
+                "no cuTile compiler (tileiras) is installed here; install the tuner's parts: "
+                "pip install 'aot-tune[tune]'"
+            )
+        self._versions = (source_hash(self.tunable), cutile.version(), compiler)
+        self._args: dict[tuple[Problem, int], tuple[Any, ...]] = {}
+        self._signatures: dict[Hashable, str] = {}
+
+    def job(self, problem: Problem, config: Config) -> CompileJob:
+        """The compilation that a config needs on a problem."""
+        args = self.kernel_args(problem, config)
+        described = tuple(_described(arg) for arg in args)
+        if described not in self._signatures:  # 0.7 ms each, and hints alone do not change it
+            try:
+                self._signatures[described] = cutile.signature_of(self.tunable.kernel, args)
+            except CutileError as error:
+                raise DeclarationError(
+                    f"{self.tunable.name}: args_fn for {config} on {problem}: {error}"
+                ) from error
+        signature = self._signatures[described]
+        parts = [*self._versions, str(self.arch), signature, sorted(config.hints.items())]
+        return CompileJob(
+            key=hashlib.sha256(json.dumps(parts).encode()).hexdigest(),
+            module=self.found.module,
+            name=self.tunable.name,
+            signature=signature,
+            hints=dict(config.hints),
+            arch=self.arch,
+        )
+
+    def launch_key(self, problem: Problem, config: Config) -> Hashable:
+        """What a launch is made of beside its machine code: the grid, and arguments that are no constants."""
+        constants = set(self.tunable.constant_names)
+        names = inspect.signature(cutile.python_function(self.tunable.kernel)).parameters
+        passed = zip(names, self.kernel_args(problem, config), strict=True)
+        return (
+            self.grid(problem, config),
+            tuple(_described(value) for name, value in passed if name not in constants),
+        )
+
+    def launched(self, problem: Problem, config: Config) -> Launched:
+        """What the model needs to know; of a kernel without `work` the memory it moves, and no more."""
+        tunable = self.tunable
+        named = zip(tunable.parameters, self.launch_args(problem), strict=False)
+        # What blocks tell each other stays in L2, and is far less than there is room for.
+        tensors = {
+            id(arg): arg for name, arg in named if hasattr(arg, "element_size") and name not in tunable.reset
+        }
+        memory_bytes = float(sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
+        if tunable.work is None:
+            return Launched(work=Work(), tiles=1, blocks=1, ctas=1, memory_bytes=memory_bytes)
+        blocks = math.prod(self.grid(problem, config))
+        return Launched(
+            work=self._asked("work", problem, config),
+            tiles=self._asked("tiles", problem, config) if tunable.tiles is not None else blocks,
+            blocks=blocks,
+            ctas=config.hints.get("num_ctas", 1),
+            memory_bytes=memory_bytes,
+        )
+
+    def grid(self, problem: Problem, config: Config) -> tuple[int, ...]:
+        """The grid on this device."""
+        return self.tunable.grid(config, self.device, problem)
+
+    def refusal(self, problem: Problem, config: Config) -> str | None:
+        """Why a config may not run a problem on this device: the declaration's word, or its grid's."""
+        reason = self.tunable.refusal(config, self.arch, problem) or self.device.refusal(
+            config.hints.get("occupancy", 1)
+        )
+        if reason is None:
+            try:
+                self.grid(problem, config)
+            except LaunchError as error:  # this GPU is smaller than the arch's others
+                return str(error)
+        return reason
+
+    def kernel_args(self, problem: Problem, config: Config, seed: int = _SEED) -> tuple[Any, ...]:
+        """The kernel's arguments, shapes and strides alone.
+
+        Raises:
+            DeclarationError: args_fn raises.
+        """
+        try:
+            return tuple(self.tunable.args_fn(config, *self.launch_args(problem, seed)))
+        except AotTuneError:
+            raise
+        except Exception as error:  # the author's code: whatever it raises says that the declaration is wrong
+            raise DeclarationError(
+                f"{self.tunable.name}: args_fn for {config} on {problem} raised "
+                f"{told(error, self.tunable.args_fn)}"
+            ) from error
+
+    def _asked(self, name: str, problem: Problem, config: Config) -> Any:
+        """What `work` or `tiles` says of a config; before a sweep the default alone was looked at."""
+        asked = getattr(self.tunable, name)
+        where = f"{self.tunable.name}: {name} for {config} on {problem}"
+        try:
+            answer = asked(config, problem)
+        except Exception as error:
+            raise DeclarationError(f"{where} raised {told(error, asked)}") from error
+        wanted = Work if name == "work" else int
+        if not isinstance(answer, wanted):
+            raise DeclarationError(
+                f"{where} returned {answer!r:.200}; return {wanted.__name__} for all configs"
+            )
+        return answer
+
+    def launch_args(self, problem: Problem, seed: int = _SEED) -> tuple[Any, ...]:
+        """What `make_args` gives on device "meta".
+
+        Raises:
+            DeclarationError: It raises.
+        """
+        if (problem, seed) not in self._args:
+            try:
+                self._args[problem, seed] = tuple(self.tunable.make_args(problem, "meta", seed))
+            except Exception as error:
+                raise DeclarationError(
+                    f"{self.tunable.name}: make_args({problem}, 'meta', {seed}) raised "
+                    f"{type(error).__name__}: {error}; it must take device 'meta', as aot_tune.inputs does"
+                ) from error
+        return self._args[problem, seed]
+
+
+def plan(
+    found: Found,
+    arch: Arch,
+    problems: Sequence[Problem],
+    *,
+    incumbent: Table | None = None,
+    device: Device | None = None,
+) -> Plan:
+    """Say what each problem may run and what must be compiled for it.
+
+    Args:
+        found: The kernel and its module.
+        arch: Target.
+        problems: Problems, at their buckets' edges as a rule.
+        incumbent: The present table, whose choices are candidates too.
+        device: The GPU to tune for; the arch's reference device where none is named.
+
+    Raises:
+        TuneError: There is no compiler here, or no config of a problem may run.
+        DeclarationError: The declaration cannot be asked; it says what raised.
+    """
+    kernel = Kernel(found, arch, device)
+    return Plan(kernel=kernel, problems=tuple(_planned(kernel, problem, incumbent) for problem in problems))
+
+
+def plan_only(kernel: Kernel, problem: Problem, configs: Sequence[Config]) -> ProblemPlan:
+    """Say which of some configs, and the default, may run a problem, and what must be compiled for them."""
+    tunable, arch = kernel.tunable, kernel.arch
+    default, space = tunable.default_config(arch, problem), set(tunable.space(arch, problem))
+    wanted = dict.fromkeys([default, *(config for config in configs if config in space)])
+    admitted = tuple(config for config in wanted if kernel.refusal(problem, config) is None)
+    return ProblemPlan(
+        problem=problem,
+        default=default,
+        incumbent=None,
+        candidates=admitted,
+        refused=(),
+        jobs={config: kernel.job(problem, config) for config in admitted},
+    )
+
+
+def _planned(kernel: Kernel, problem: Problem, table: Table | None) -> ProblemPlan:
+    tunable, arch = kernel.tunable, kernel.arch
+    default = tunable.default_config(arch, problem)
+    space = tunable.space(arch, problem)
+    entry = table.entry(tunable.bucket_of(problem)) if table is not None else None
+    kept = [entry.config] if entry is not None and entry.config in space else []
+    refused: dict[Config, Failure] = {}
+    admitted: list[Config] = []
+    for config in dict.fromkeys([default, *kept, *space]):
+        reason = kernel.refusal(problem, config)
+        if reason is None:
+            admitted.append(config)
+        else:
+            refused[config] = Failure(config=config, stage="legal", message=reason)
+    if default in refused and admitted and tunable.refusal(default, arch, problem) is None:
+        default = admitted[0]  # as a launch on this GPU would take
+    if default in refused:
+        raise DeclarationError(
+            f"{tunable.name}: the default {default} may not run {problem} on {arch}: "
+            f"{refused[default].message}; declare another default there"
+        )
+    return ProblemPlan(
+        problem=problem,
+        default=default,
+        incumbent=kept[0] if kept and kept[0] not in refused else None,
+        candidates=tuple(admitted),
+        refused=tuple(refused.values()),
+        jobs={config: kernel.job(problem, config) for config in admitted},
+    )
+
+
+def _described(value: Any) -> Hashable:
+    """A runtime argument by all that a launch reads of it."""
+    if hasattr(value, "stride") and hasattr(value, "dtype"):
+        return (tuple(value.shape), tuple(value.stride()), value.dtype)
+    return (type(value).__name__, repr(value))

@@ -1,0 +1,180 @@
+"""Predict a candidate's time from what the declaration and the cubin say. Pure: runs and measures nothing.
+
+One model for every kernel and arch. The time is what the busiest multiprocessor takes for the tiles it runs
+one after another: their number, by waves and by the residency that registers and shared memory really allow,
+times the steps of the inner loop, times the slowest of
+
+- the tensor unit, shared by all resident blocks;
+- one block's serial chain: its own tensor time, the waits of a loop that is not pipelined, a cluster's cost;
+- shared-memory traffic of the tensor unit, and the issue of the loop's other instructions;
+- loads: bytes at the second-level cache's rate, or their latency over the pipeline's depth;
+
+plus an epilogue a tile; never below the time that the memory takes for all arguments once. Figures of cost
+are cycles of one multiprocessor, found on an exhaustive sweep of an H200 and rounded: the form matters, they
+hardly do.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from aot_tune.declare.declaration import Work
+from aot_tune.nvidia.cubin import Resources
+from aot_tune.nvidia.sass import Loop
+from aot_tune.values.device import Device
+
+LAUNCH_US = 10.0
+"""From the launch to the first useful byte, the L2 cache flushed before, microseconds."""
+
+WAIT_CYCLES = 50.0
+"""One wait until the tensor unit has drained; a loop that is not pipelined has at least one a step."""
+
+PIPELINED_WAIT_CYCLES = 10.0
+"""What is left of it where the next step's matrix operations are already queued."""
+
+STEP_CYCLES = 40.0
+"""Barriers and addresses of a step, on its serial chain."""
+
+CLUSTER_CYCLES = 250.0
+"""What a step's barrier costs more across the blocks of a cluster."""
+
+ISSUE_CYCLES = 5.5
+"""Issue of one instruction of the loop for the warps of one block."""
+
+SELECT_CYCLES = 4.0
+"""One more pass over an accumulator register at each step."""
+
+SPILL_CYCLES = 8.0
+"""One load or store of a spilled register, on the serial chain."""
+
+LOAD_LATENCY_CYCLES = 2800.0
+"""From asking for a stage to having it, under load."""
+
+L2_BYTES_PER_CYCLE = 64.0
+"""What one multiprocessor gets from the second-level cache."""
+
+SHARED_BYTES_PER_CYCLE = 80.0
+"""What the tensor unit gets from shared memory, bank conflicts included; 128 without them."""
+
+ROWS_PER_READ = 64.0
+"""Rows of the result that one reading of the second operand from shared memory serves, 2 bytes an element."""
+
+ROWS_PER_READ_TENSOR_MEMORY = 128.0
+"""The same on sm_100 to sm_110, whose matrix operations take 128 rows at a time."""
+
+EPILOGUE_CYCLES = 2000.0
+"""Filling the pipeline before a tile and draining it after."""
+
+STORE_CYCLES_PER_BYTE = 0.05
+"""Converting and storing a result."""
+
+BLOCK_OVERHEAD_BYTES = 1024
+"""Shared memory that the system reserves in every block since sm_80 (CUDA C++ Programming Guide)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launched:
+    """How a config meets a problem: all that the model needs of the declaration."""
+
+    work: Work
+    """What one tile costs."""
+
+    tiles: int
+    """Tiles of the problem."""
+
+    blocks: int
+    """Clusters in the grid; fewer than tiles where the kernel is persistent."""
+
+    ctas: int
+    """Blocks that share a tile as a cluster."""
+
+    memory_bytes: float
+    """Bytes of all tensors, each counted once."""
+
+
+def residency(device: Device, resources: Resources) -> int:
+    """Blocks that one multiprocessor holds at a time; 0 where not even one fits."""
+    if resources.shared_bytes > device.shared_memory_per_block:
+        return 0
+    threads = max(resources.threads, 1)
+    return min(
+        device.blocks_per_sm,
+        device.threads_per_sm // threads,
+        device.registers_per_sm // max(resources.registers * threads, 1),
+        device.shared_memory_per_sm // (resources.shared_bytes + BLOCK_OVERHEAD_BYTES),
+    )
+
+
+_FEW = 100
+"""One spilled register's load or store in so many instructions costs little."""
+
+
+def spills(resources: Resources, loop: Loop | None) -> bool:
+    """Whether registers are spilled where it costs: in the inner loop, or anywhere where no loop is known.
+
+    A few bytes of stack outside of the loop cost little: on an H200 such configs won 2 of 27 matmul problems;
+    as do a few in a long loop: of attention_decode's first code one with 6 in 1025 instructions won 15 of 68.
+    """
+    if loop is None:
+        return resources.stack_bytes > 0
+    return loop.local_accesses * _FEW > loop.instructions
+
+
+def predict_us(launched: Launched, device: Device, resources: Resources | None, loop: Loop | None) -> float:
+    """Predicted time of one launch, microseconds.
+
+    Args:
+        launched: The config on its problem.
+        device: The GPU.
+        resources: What the cubin holds; None before it is compiled, when one block a multiprocessor is
+            assumed that fills its shared memory.
+        loop: The cubin's inner loop; None takes a plain one that waits once a step.
+    """
+    groups = max(device.sm_count // launched.ctas, 1)
+    blocks = max(min(launched.blocks, launched.tiles), 1)
+    most = max(residency(device, resources), 1) if resources is not None else 1
+    share = math.ceil(blocks / groups)
+    resident = min(share, most)
+    one_after_another = math.ceil(share / most) * math.ceil(launched.tiles / blocks)
+    busy = min(blocks * launched.ctas, device.sm_count)
+    per_sm = min(blocks * launched.ctas, device.sm_count * resident) / busy
+    shared = resources.shared_bytes if resources is not None else device.shared_memory_per_block
+    step = _step_cycles(launched, device, resident, per_sm, shared, loop)
+    store = launched.work.store_bytes / launched.ctas
+    epilogue = EPILOGUE_CYCLES + STORE_CYCLES_PER_BYTE * store * resident
+    cycles = one_after_another * (launched.work.steps * step + epilogue)
+    memory_us = launched.memory_bytes / (device.memory_gbps * 1e3)
+    return LAUNCH_US + max(cycles / device.clock_mhz, memory_us)
+
+
+def _step_cycles(
+    launched: Launched, device: Device, resident: int, per_sm: float, shared: int, loop: Loop | None
+) -> float:
+    """One step of all resident blocks: the slowest of what they share and what each waits for."""
+    flops, loaded = launched.work.flops / launched.ctas, launched.work.load_bytes / launched.ctas
+    tensor = flops / _flops_per_cycle(device)
+    chain = tensor + STEP_CYCLES + (CLUSTER_CYCLES if launched.ctas > 1 else 0.0)
+    issue = 0.0
+    if loop is None:
+        chain += WAIT_CYCLES if flops else 0.0
+    else:
+        chain += PIPELINED_WAIT_CYCLES if loop.pipelined else WAIT_CYCLES * loop.waits
+        chain += SELECT_CYCLES * loop.selects + SPILL_CYCLES * loop.local_accesses
+        issue = ISSUE_CYCLES * loop.instructions
+    depth = max(shared // loaded, 1.0) if loaded else 1.0
+    rows = ROWS_PER_READ_TENSOR_MEMORY if device.arch.major in (10, 11) else ROWS_PER_READ
+    operands = (flops / rows + loaded / 2) if flops else 0.0
+    return max(
+        tensor * resident,
+        chain,
+        issue * resident,
+        operands / SHARED_BYTES_PER_CYCLE * resident,
+        loaded * per_sm / L2_BYTES_PER_CYCLE,
+        LOAD_LATENCY_CYCLES / depth if loaded else 0.0,
+    )
+
+
+def _flops_per_cycle(device: Device) -> float:
+    """Matrix operations of one multiprocessor in one cycle."""
+    return device.tensor_tflops * 1e6 / (device.sm_count * device.clock_mhz)

@@ -1,0 +1,1 @@
+"""A child process that answers calls, reports progress and can be killed."""

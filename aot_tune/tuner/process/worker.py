@@ -1,0 +1,291 @@
+"""A child process that answers requests, and that can be killed and replaced. Knows no kernel and no GPU.
+
+The child is a fresh interpreter (never a fork: a forked child of a process with threads or CUDA is a trap)
+with the parent's ``sys.path``, in a session and process group of its own, so that killing it takes the
+compiler it started along. A *guard*, a second tiny process, holds one end of a pipe whose other end only the
+parent has: when the parent dies, of whatever, the guard kills the group. PR_SET_PDEATHSIG would not do: it
+fires when the *thread* that started the child ends, and it leaves the child's own children running.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Literal
+
+from aot_tune.errors import TuneError
+from aot_tune.tuner.process.worker_main import HEADER, send
+
+START_SECONDS = 120.0
+"""How long a child may take to start; importing torch and creating a CUDA context took 3-8 s on a busy
+host."""
+
+_REAP_SECONDS = 10.0
+"""How long a killed child may take to disappear; the driver first tears down its context."""
+
+_TAIL_BYTES = 4000
+"""How much of what a child last wrote to stderr an error repeats."""
+
+Kind = Literal["ready", "progress", "reply", "error"]
+Report = Callable[[object], None]
+"""What a target calls to send a progress message."""
+
+_START = (
+    "import sys; pipes = sys.argv[1:4]; sys.path[:] = sys.argv[4:]; "
+    "from aot_tune.tuner.process.worker_main import main; main(*map(int, pipes))"
+)
+"""What the child runs. Not ``-m``: the folder it puts on ``sys.path`` first could hide a module."""
+
+
+class WorkerDied(TuneError):
+    """A child ended on its own.
+
+    Attributes:
+        code: Its exit code, or minus the signal that killed it; None when it could not be told.
+        said: The end of what it wrote to stderr.
+    """
+
+    def __init__(self, code: int | None, said: str) -> None:
+        self.code, self.said = code, said
+        super().__init__(f"the worker process {ending(code)}" + (f": {_last_lines(said)}" if said else ""))
+
+
+class WorkerTimeout(TuneError):
+    """A child was silent for too long. It still runs: kill it.
+
+    Attributes:
+        seconds: How long it was silent.
+    """
+
+    def __init__(self, what: str, seconds: float) -> None:
+        self.seconds = seconds
+        super().__init__(f"no answer to {what} within {seconds:g} s")
+
+
+class WorkerSlowStart(WorkerTimeout):
+    """A child did not become ready in time: nothing that it was to do is to blame."""
+
+
+class RemoteError(TuneError):
+    """The target raised an exception.
+
+    Attributes:
+        kind: The exception's type name.
+        message: Its text.
+        where: Its traceback in the child.
+    """
+
+    def __init__(self, kind: str, message: str, where: str) -> None:
+        self.kind, self.message, self.where = kind, message, where
+        super().__init__(f"{kind}: {message}")
+
+
+def ending(code: int | None) -> str:
+    """An exit code in words: ``was killed by SIGKILL``, ``ended with exit code 1``."""
+    if code is None:
+        return "ended"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+class Worker:
+    """One child process and the object that lives in it.
+
+    Args:
+        target: ``package.module:Class``; the child builds ``Class(report, **init)`` and requests call its
+        methods.
+            ``report(message)`` sends a progress message, any picklable value.
+        init: Keyword arguments of the class; picklable.
+        environment: Variables to set in the child beside the parent's own.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        init: Mapping[str, object] | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.ready = False
+        """Whether the child has built its target."""
+        child_in, to_child = os.pipe()
+        from_child, child_out = os.pipe()
+        guard_in, self._lifeline = os.pipe()
+        theirs = (child_in, child_out, guard_in)
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the worker)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START, *map(str, theirs), *map(os.path.abspath, sys.path)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._stderr,
+                stderr=self._stderr,
+                pass_fds=theirs,
+                start_new_session=True,
+                env={**os.environ, **(environment or {})},
+            )
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
+        self._to_child, self._from_child = os.fdopen(to_child, "wb"), from_child
+        self._received = bytearray()
+        self._last_said = ""
+        self._write((target, dict(init or {})))
+
+    @property
+    def pid(self) -> int:
+        """The child's process id, its group's as well."""
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """What ``select`` waits on for the next message."""
+        return self._from_child
+
+    def running(self) -> bool:
+        """Whether the child has not ended."""
+        return self._process.poll() is None
+
+    def said(self) -> str:
+        """The end of what the child wrote to stdout and stderr."""
+        if self._stderr.closed:
+            return self._last_said
+        size = os.fstat(self._stderr.fileno()).st_size
+        tail = os.pread(self._stderr.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+        return tail.decode(errors="replace").strip()
+
+    # Talking ------------------------------------------------------------------------------------------------
+
+    def wait_ready(self, timeout_s: float = START_SECONDS) -> None:
+        """Wait until the child has built its target.
+
+        Raises:
+            WorkerSlowStart: It did not in time.
+            WorkerDied: It ended.
+            RemoteError: The target's constructor raised.
+        """
+        limit = time.monotonic() + timeout_s
+        while not self.ready:
+            message = self.receive(max(0.0, limit - time.monotonic()))
+            if message is None:
+                raise WorkerSlowStart("the start of a worker process", timeout_s)
+            if message[0] == "error":
+                raise RemoteError(*message[1])
+
+    def request(
+        self,
+        method: str,
+        payload: Mapping[str, object],
+        timeout_s: float,
+        on_progress: Callable[[Any], None] | None = None,
+    ) -> Any:
+        """Call ``target.method(**payload)`` in the child and wait for what it returns.
+
+        Args:
+            method: A method of the target.
+            payload: Its keyword arguments; picklable.
+            timeout_s: The longest silence: each progress message starts it anew. A start is not counted.
+            on_progress: Called with each progress message.
+
+        Raises:
+            WorkerTimeout: The child was silent for longer; it still runs.
+            WorkerDied: It ended before it answered.
+            RemoteError: The method raised.
+        """
+        self.wait_ready()
+        self.send(method, payload)
+        while True:
+            message = self.receive(timeout_s)
+            if message is None:
+                raise WorkerTimeout(method, timeout_s)
+            kind, value = message
+            if kind == "reply":
+                return value
+            if kind == "error":
+                raise RemoteError(*value)
+            if on_progress is not None:
+                on_progress(value)
+
+    def send(self, method: str, payload: Mapping[str, object]) -> None:
+        """Ask without waiting; `receive` brings the answer."""
+        self._write((method, dict(payload)))
+
+    def receive(self, timeout_s: float) -> tuple[Kind, Any] | None:
+        """The next message, or None when none came in time.
+
+        Raises:
+            WorkerDied: The child ended and all it had sent was received.
+        """
+        limit = time.monotonic() + timeout_s
+        while True:
+            message = self._unpack()
+            if message is not None:
+                self.ready |= message[0] == "ready"
+                return message
+            readable, _, _ = select.select([self._from_child], [], [], max(0.0, limit - time.monotonic()))
+            if not readable:
+                return None
+            data = os.read(self._from_child, 1 << 16)
+            if not data:
+                raise self._died()
+            self._received += data
+
+    def _unpack(self) -> tuple[Kind, Any] | None:
+        if len(self._received) < HEADER:
+            return None
+        end = HEADER + int.from_bytes(self._received[:HEADER], "little")
+        if len(self._received) < end:
+            return None
+        message: tuple[Kind, Any] = pickle.loads(bytes(self._received[HEADER:end]))
+        del self._received[:end]
+        return message
+
+    def _write(self, message: object) -> None:
+        try:
+            send(self._to_child, message)
+        except BrokenPipeError:
+            raise self._died() from None
+
+    def _died(self) -> WorkerDied:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_REAP_SECONDS)
+        return WorkerDied(self._process.returncode, self.said())
+
+    # Ending -------------------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """End the child and all it started, at once. May be called again, and on a child that is gone."""
+        with suppress(ProcessLookupError, PermissionError):  # what a dead child started may still run
+            os.killpg(self.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):  # a child stuck in the driver cannot be waited for
+            self._process.wait(_REAP_SECONDS)
+        self._last_said = self.said()
+        pipes = map(_closer, (self._from_child, self._lifeline))
+        for close in (self._to_child.close, self._stderr.close, *pipes):
+            with suppress(OSError, ValueError):
+                close()
+        self._from_child = self._lifeline = -1
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+def _closer(descriptor: int) -> Callable[[], None]:
+    return lambda: os.close(descriptor) if descriptor >= 0 else None
+
+
+def _last_lines(text: str, most: int = 5) -> str:
+    return "\n".join(text.splitlines()[-most:])

@@ -1,0 +1,114 @@
+"""From what was measured to a portfolio and a table, beside the table that is there. Reads no file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from aot_tune.tables.table import BuiltWith, Table
+from aot_tune.tuner.choose.entries import choose_entries, settle_portfolio
+from aot_tune.tuner.choose.incumbent import check_joinable, comparable
+from aot_tune.tuner.choose.times import Sweep, Times
+from aot_tune.tuner.plan.candidates import Plan
+from aot_tune.tuner.sweep.kernel import Swept
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+
+
+class Decision:
+    """What a kernel's sweep decides.
+
+    Args:
+        planned: The kernel's problems.
+        identity: What they are measured with.
+        old: The present table.
+        whole: Whether all declared problems are swept; else the present table's other entries stay.
+
+    Raises:
+        TuneError: Entries that would stay can not stand beside new ones; nothing was measured yet.
+    """
+
+    def __init__(self, planned: Plan, identity: Mapping[str, str], old: Table | None, *, whole: bool) -> None:
+        self.tunable, device = planned.kernel.tunable, planned.kernel.device
+        self.old = old
+        """The table that is decided beside."""
+        self._whole = whole
+        self._joined: tuple[Config, ...] | None = None
+        self._empty = Sweep(
+            kernel=self.tunable.name,
+            arch=planned.kernel.arch,
+            source_hash=identity["source_hash"],
+            built_with=BuiltWith(
+                device_name=device.name,
+                sm_count=device.sm_count,
+                cuda_tile=identity["cuda_tile"],
+                tileiras=identity["tileiras"],
+                driver=identity["driver"],
+            ),
+            axes=self.tunable.axes,
+            tiles=self.tunable.tiles,
+            defaults={each.problem: each.default for each in planned.problems},
+            candidates={},
+        )
+        comparable(self._empty, old, self._keep)  # refuses before anything is measured
+
+    def sweep(self, swept: Swept) -> Sweep:
+        """What was measured, as the choice takes it."""
+        return replace(
+            self._empty,
+            candidates=swept.candidates,
+            finals=swept.portfolio_times,
+            runoffs=swept.runoffs,
+            wrong=frozenset(swept.wrong),
+        )
+
+    def portfolio(self, swept: Swept) -> tuple[Config, ...]:
+        """The configs to time everywhere."""
+        return settle_portfolio(self.sweep(swept), self.old, keep=self._keep)
+
+    def table(self, swept: Swept) -> Table:
+        """The table to publish.
+
+        Raises:
+            TuneError: As `choose_entries`.
+        """
+        sweep, portfolio = self.sweep(swept), swept.portfolio
+        if self._joined is not None:
+            # Another tune's configs were not timed everywhere here: they win none of this sweep's edges.
+            portfolio, theirs = self._joined, set(self._joined) - self._timed(swept)
+            sweep = replace(sweep, candidates=_without(sweep.candidates, theirs))
+        return choose_entries(sweep, portfolio, incumbent=self.old, keep=self._keep)
+
+    def join(self, now: Table | None, swept: Swept) -> None:
+        """Decide beside the table that another tune has put there since the sweep began.
+
+        A whole sweep's portfolio stays. A partial one's gives way: the other entries' points are columns over
+        theirs, so those of its configs that this sweep's edges need are added at its end, as if it had
+        been there from the first.
+
+        Raises:
+            TuneError: The two do not fit.
+        """
+        check_joinable(self._empty, now, self.old, tuple(self._empty.defaults) if self._whole else ())
+        self.old = now
+        if not self._whole:
+            sweep, timed = self.sweep(swept), self._timed(swept)
+            others = {config for times in sweep.candidates.values() for config in times} - timed
+            of_these = replace(sweep, candidates=_without(sweep.candidates, others))
+            self._joined = settle_portfolio(of_these, now, keep=self._keep)
+
+    @property
+    def _keep(self) -> tuple[Problem, ...]:
+        if self._whole or self.old is None:
+            return ()
+        return tuple(entry.bucket for entry in self.old.entries)
+
+    def _timed(self, swept: Swept) -> set[Config]:
+        return {*swept.portfolio, *self._empty.defaults.values()}
+
+
+def _without(times: Times, configs: set[Config]) -> Times:
+    return {
+        problem: {config: time for config, time in measured.items() if config not in configs}
+        for problem, measured in times.items()
+    }

@@ -1,0 +1,297 @@
+"""`tune` for an arch without a GPU here: compile for real, rank by the model, mark all `predicted`.
+
+Touches no GPU and no measured table. A predicted entry keeps the default unless the model promises 10 % more
+(`rule.PREDICTED_GAIN`); a kernel whose space no model ranks keeps its defaults, and the compiler proves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+
+from aot_tune.declare.discovery import Found
+from aot_tune.declare.fingerprint.hashing import source_hash
+from aot_tune.errors import AotTuneError, NewerSchemaError, TuneError
+from aot_tune.nvidia import cutile
+from aot_tune.tables import reader, store
+from aot_tune.tables.rule import PREDICTED_GAIN, sizes_inside
+from aot_tune.tables.table import BuiltWith, Table
+from aot_tune.tuner import publish
+from aot_tune.tuner.choose.entries import choose_entries, settle_portfolio, unserved
+from aot_tune.tuner.choose.incumbent import check_joinable, differences
+from aot_tune.tuner.choose.times import Sweep
+from aot_tune.tuner.compile.feed import CompileFeed
+from aot_tune.tuner.compile.job import Compiled, CompileResult, compiles_nowhere
+from aot_tune.tuner.outcome import Failure, Measurement
+from aot_tune.tuner.plan.candidates import Plan, ProblemPlan, plan
+from aot_tune.tuner.plan.model import predict_us
+from aot_tune.tuner.plan.shortlist import Shortlist, is_ranked, shortlist
+from aot_tune.tuner.sweep.progress import Progress
+from aot_tune.tuner.sweep.report import PREDICTED_FOLDER, KernelReport, SweepRequest, geometric_mean
+from aot_tune.values.config import Config
+from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
+
+TABLES = PREDICTED_FOLDER
+"""Where predicted tables go unless a request names another folder."""
+
+
+@dataclass(kw_only=True)
+class Predicted:
+    """What the compiler and the model say of one kernel."""
+
+    sweep: Sweep
+    """The model's times at edges as a sweep's, of every candidate that is left."""
+
+    failures: dict[Problem, tuple[Failure, ...]] = field(default_factory=dict)
+    """Candidates that do not compile, spill or do not fit."""
+
+
+def predict_kernel(
+    request: SweepRequest, found: Found, feed: CompileFeed, progress: Progress
+) -> KernelReport:
+    """Predict one kernel's table and write it among the predicted ones.
+
+    Args:
+        request: What to predict.
+        found: The kernel.
+        feed: Compiles.
+        progress: Told what happens.
+
+    Raises:
+        TuneError: The folder is one of measured tables, or nothing can be compiled here.
+        DeclarationError: The declaration cannot be asked.
+    """
+    started = monotonic()
+    path = store.table_path(_folder(request, found), request.arch, found.tunable.name)
+    old = _earlier(path)
+    device = Device.reference(request.arch)
+    planned = _told_apart(plan(found, request.arch, request.buckets(found), device=device))
+    progress.started(
+        kernel=found.tunable.name,
+        arch=request.arch,
+        problems=len(planned.problems),
+        jobs=len(planned.jobs),
+        device=device.name,
+    )
+    compiled = _compiled(planned, feed, progress)
+    compile_s = monotonic() - started
+    if broken := compiles_nowhere(compiled.values()):
+        return _unpublished(planned, len(compiled), compile_s, broken)
+    predicted = predict(planned, compiled, progress)
+    for line in unserved(predicted.sweep):
+        progress.note(line)
+    whole = request.limit is None and found.tunable.name not in request.problems
+
+    def beside(there: Table | None) -> tuple[Table, list[str]]:
+        if there != old:
+            check_joinable(predicted.sweep, there, old)
+        kept = None if whole or there is None or differences(predicted.sweep, there) else there
+        # As a reader will see it, floats rounded: an unchanged prediction is then equal to the one before.
+        table = reader.parse(reader.dump(predicted_table(planned, compiled, predicted.sweep, kept)))
+        return table, publish.refusals(table, None, found.tunable)
+
+    published = publish.publish_beside(path, old, read=_earlier, decide=beside)
+    table = published.table
+    for line in publish.removed_entries(published.old, table) if not published.refusals else ():
+        progress.note(line)
+    return KernelReport(
+        kernel=found.tunable.name,
+        evidence="predicted",
+        problems=len(planned.problems),
+        speedup=geometric_mean(entry.default_us / entry.mean_us for entry in table.entries),
+        failures=sum(map(len, predicted.failures.values())),
+        compile_s=compile_s,
+        measure_s=0.0,
+        verify_s=0.0,
+        path=None if published.refusals else path,
+        changed=publish.changed_entries(published.old, table),
+        device_name=device.name,
+        refusals=published.refusals,
+    )
+
+
+def _told_apart(planned: Plan) -> Plan:
+    """A plan without what a prediction cannot choose: where no model ranks a space, its default is left."""
+
+    def left(each: ProblemPlan) -> ProblemPlan:
+        if is_ranked(planned.kernel, each):
+            return each
+        return replace(each, candidates=(each.default,), jobs={each.default: each.jobs[each.default]})
+
+    return replace(planned, problems=tuple(map(left, planned.problems)))
+
+
+def predict(planned: Plan, compiled: Mapping[str, CompileResult], progress: Progress) -> Predicted:
+    """The model's times at every edge, of all candidates that compile, fit and do not spill.
+
+    Args:
+        planned: The kernel's problems.
+        compiled: Job key to result, for all of the plan's jobs.
+        progress: Told of failures, each once.
+    """
+    kernel, tunable = planned.kernel, planned.kernel.tunable
+    times: dict[Problem, dict[Config, Measurement]] = {}
+    failures: dict[Problem, tuple[Failure, ...]] = {}
+    told: set[tuple[Config, str]] = set()
+    for each in planned.problems:
+        listed = shortlist(kernel, each, compiled, exhaustive=True)
+        failures[each.problem] = listed.failures
+        for failure in listed.failures:
+            if (failure.config, failure.message) not in told:
+                told.add((failure.config, failure.message))
+                progress.failure(tunable.name, each.problem, failure.config, failure.stage, failure.message)
+        times[each.problem] = _edge_times(planned, each, listed, compiled)
+    device = kernel.device
+    sweep = Sweep(
+        kernel=tunable.name,
+        arch=kernel.arch,
+        source_hash=source_hash(tunable),
+        built_with=BuiltWith(
+            device_name=device.name,
+            sm_count=device.sm_count,
+            cuda_tile=cutile.version(),
+            tileiras=cutile.compiler_version() or "",
+            driver="",
+        ),
+        axes=tunable.axes,
+        tiles=tunable.tiles,
+        defaults={each.problem: each.default for each in planned.problems},
+        candidates=times,
+        evidence="predicted",
+        least_gain=PREDICTED_GAIN,
+    )
+    return Predicted(sweep=sweep, failures=failures)
+
+
+def predicted_table(
+    planned: Plan, compiled: Mapping[str, CompileResult], sweep: Sweep, kept: Table | None = None
+) -> Table:
+    """The table that the model's times make, points inside the buckets included.
+
+    Args:
+        planned: The kernel's problems.
+        compiled: Job key to result.
+        sweep: What `predict` gave.
+        kept: A predicted table whose other entries stay, for a partial selection.
+    """
+    keep = tuple(entry.bucket for entry in kept.entries) if kept is not None else ()
+    portfolio = settle_portfolio(sweep, kept, keep=keep)
+    finals = {}
+    for each in planned.problems:
+        configs = tuple(dict.fromkeys([*portfolio, each.default]))
+        timed = sweep.candidates[each.problem]
+        for problem in sizes_inside(planned.kernel.tunable.axes, each.problem):
+            finals[problem] = _times(planned, each, problem, [c for c in configs if c in timed], compiled)
+    defaults = {problem: planned.kernel.tunable.default_config(sweep.arch, problem) for problem in finals}
+    complete = replace(sweep, finals=finals, defaults={**defaults, **sweep.defaults})
+    return choose_entries(complete, portfolio, incumbent=kept, keep=keep)
+
+
+def _unpublished(planned: Plan, failures: int, compile_s: float, refusal: str) -> KernelReport:
+    """The row of a kernel of which there is nothing to predict."""
+    return KernelReport(
+        kernel=planned.kernel.tunable.name,
+        evidence="predicted",
+        problems=len(planned.problems),
+        speedup=1.0,
+        failures=failures,
+        compile_s=compile_s,
+        measure_s=0.0,
+        verify_s=0.0,
+        path=None,
+        device_name=planned.kernel.device.name,
+        refusals=(refusal,),
+    )
+
+
+def _compiled(planned: Plan, feed: CompileFeed, progress: Progress) -> Mapping[str, CompileResult]:
+    """Compile all that a plan needs, and say how far it is."""
+    before, told = feed.counts(), (0, 0, 0)
+    feed.submit(planned.jobs)
+
+    def tell() -> None:
+        nonlocal told
+        done, total, failed = (now - then for now, then in zip(feed.counts(), before, strict=True))
+        if told != (told := (done, total, failed)):
+            progress.compiled(done, total, failed)
+
+    results = feed.wait([job.key for job in planned.jobs], tell)
+    tell()
+    return results
+
+
+def _edge_times(
+    planned: Plan, each: ProblemPlan, listed: Shortlist, compiled: Mapping[str, CompileResult]
+) -> dict[Config, Measurement]:
+    """The model's time of each candidate that is left; where no model ranks them, the default's alone."""
+    if listed.predicted_us:
+        return {config: _as_time(config, us) for config, us in listed.predicted_us.items()}
+    if each.default not in listed.configs:
+        return {}
+    return _times(planned, each, each.problem, [each.default], compiled)
+
+
+def _times(
+    planned: Plan,
+    each: ProblemPlan,
+    problem: Problem,
+    configs: list[Config],
+    compiled: Mapping[str, CompileResult],
+) -> dict[Config, Measurement]:
+    """The model's times at a size of a bucket, from the cubins compiled for its edge.
+
+    A size that is not divisible by 16 is compiled apart from the edge, to the same machine code: so it was
+    for all 96 configs of a matmul on sm_90.
+    """
+    kernel = planned.kernel
+    times = {}
+    for config in configs:
+        result = compiled[each.jobs[config].key]
+        if isinstance(result, Compiled) and kernel.tunable.refusal(config, kernel.arch, problem) is None:
+            us = predict_us(kernel.launched(problem, config), kernel.device, result.resources, result.loop)
+            times[config] = _as_time(config, us)
+    return times
+
+
+def _as_time(config: Config, us: float) -> Measurement:
+    return Measurement(config=config, mean_us=us, error_margin_us=0.0, num_samples=0)
+
+
+def _folder(request: SweepRequest, found: Found) -> Path:
+    """The folder to write to, which is never a package's own."""
+    folder = request.out or TABLES
+    own = store.package_folder(found.tunable)
+    if folder.resolve() == own.resolve():
+        raise TuneError(
+            f"{folder} holds the measured tables of {found.tunable.package}, and without a GPU of "
+            f"{request.arch} this predicts; name another folder with --out, or leave it away for {TABLES}"
+        )
+    return folder
+
+
+def _earlier(path: Path) -> Table | None:
+    """The predicted table of an earlier run.
+
+    Below build/ a file that is no table is a build product like any other. Elsewhere, or where a later
+    release wrote it, nobody knows what it holds: it stays.
+
+    Raises:
+        TuneError: It holds measurements, or nobody knows what, or is of another kernel or arch.
+    """
+    if not path.exists():
+        return None
+    try:
+        table = store.read_table(path)
+    except AotTuneError as error:
+        if path.is_relative_to(TABLES) and not isinstance(error, NewerSchemaError):
+            return None
+        raise TuneError(f"{error}; restore it, remove it, or name another folder with --out") from error
+    publish.check_place(path, table)
+    if any(entry.evidence == "measured" for entry in table.entries):
+        raise TuneError(
+            f"{path} holds measured entries, which predictions never replace; name another folder with --out"
+        )
+    return table

@@ -1,0 +1,232 @@
+"""`aot-tune tune`, from a request to published tables: kernel after kernel, measured or predicted."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from time import monotonic
+
+from aot_tune.declare.checks import declaration_problems
+from aot_tune.declare.discovery import Found
+from aot_tune.declare.fingerprint.hashing import source_hash
+from aot_tune.errors import DeclarationError, TuneError
+from aot_tune.nvidia import cutile
+from aot_tune.tables import store
+from aot_tune.tables.table import Table
+from aot_tune.tuner import publish
+from aot_tune.tuner.choose.entries import unserved
+from aot_tune.tuner.choose.portfolio import crowded_out
+from aot_tune.tuner.compile.feed import CompileFeed
+from aot_tune.tuner.compile.pool import CompilePool
+from aot_tune.tuner.measure.session import MeasureSession
+from aot_tune.tuner.plan.candidates import plan
+from aot_tune.tuner.sweep import predict
+from aot_tune.tuner.sweep.decision import Decision
+from aot_tune.tuner.sweep.journal import Journal
+from aot_tune.tuner.sweep.kernel import KernelSweep, Swept
+from aot_tune.tuner.sweep.pages import Book
+from aot_tune.tuner.sweep.progress import Progress
+from aot_tune.tuner.sweep.report import KernelReport, SweepReport, SweepRequest, geometric_mean
+
+CUBINS = Path("build/cubins")
+"""Where cubins are kept between runs, for all archs: their names tell them apart."""
+
+JOURNALS = Path("build/journal")
+"""Where journals lie, ``<arch>/<kernel>.jsonl`` below it for whole sweeps."""
+
+
+def run(request: SweepRequest, progress: Progress) -> SweepReport:
+    """Sweep the kernels asked for and publish their tables.
+
+    Args:
+        request: What to sweep; with no GPU in it, it predicts.
+        progress: Told what happens.
+
+    Raises:
+        TuneError: It cannot start, go on or be saved; what was reported as measured is in the journal.
+        DeclarationError: A declaration is wrong; nothing was measured of that kernel.
+    """
+    started = monotonic()
+    if cutile.release() < cutile.TUNE_SINCE:
+        since = ".".join(map(str, cutile.TUNE_SINCE))
+        raise TuneError(
+            f"cuda-tile {cutile.version() or 'is not installed; version'} "
+            f"{since} or later is needed to tune: pip install 'aot-tune[tune]'"
+        )
+    for found in request.kernels:
+        _check(found, request)
+    pool = partial(CompilePool, request.jobs or os.cpu_count() or 1, folder=request.cubins or CUBINS)
+    tune = predict.predict_kernel if request.predicts else _measure_kernel
+    rows: list[KernelReport] = []
+    with CompileFeed(pool) as feed:
+        for found in request.kernels:
+            rows.append(tune(request, found, feed, progress))
+            if request.verbose:
+                _tell_choices(rows[-1], progress)
+    report = SweepReport(
+        arch=request.arch,
+        device_name=rows[0].device_name if rows else "",
+        rows=tuple(rows),
+        seconds=monotonic() - started,
+        resumed=sum(row.resumed for row in rows),
+    )
+    progress.finished(report.rows)
+    return report
+
+
+def _tell_choices(row: KernelReport, progress: Progress) -> None:
+    """Each entry of a table just written, and why it is what it is."""
+    if row.path is None:
+        return
+    for entry in store.read_table(row.path).entries:
+        gain = entry.default_us / entry.mean_us
+        won = (
+            f"{gain:.2f}x the default's {entry.default_us} us"
+            if gain > 1
+            else "the default; nothing beats it"
+        )
+        progress.note(
+            f"{row.kernel} {entry.bucket}: {entry.config}: {entry.mean_us} us {entry.evidence}, {won}"
+        )
+
+
+def _check(found: Found, request: SweepRequest) -> None:
+    """All that can be known to be wrong before anything is compiled."""
+    problems = declaration_problems(found.tunable, request.arch)
+    if problems:
+        raise DeclarationError("\n".join(problems))
+    path = store.table_path(table_folder(request, found), request.arch, found.tunable.name)
+    store.check_writable(path.parent)
+    store.check_replaceable(path)
+    if not request.predicts:
+        present_table(path)
+
+
+def table_folder(request: SweepRequest, found: Found) -> Path:
+    """The folder of tables that a request writes a kernel's to."""
+    if request.out is not None:
+        return request.out
+    return predict.TABLES if request.predicts else store.package_folder(found.tunable)
+
+
+def present_table(path: Path) -> Table | None:
+    """The table to be replaced; None where there is none.
+
+    Raises:
+        TuneError: There is one that cannot be read, or is of another kernel or arch.
+    """
+    if not path.exists():
+        return None
+    try:
+        table = store.read_table(path)
+    except Exception as error:
+        raise TuneError(f"{error}; restore it, or remove it to start over: {path}") from error
+    publish.check_place(path, table)
+    return table
+
+
+def _measure_kernel(
+    request: SweepRequest, found: Found, feed: CompileFeed, progress: Progress
+) -> KernelReport:
+    """Sweep one kernel on the GPU and publish its table."""
+    assert request.gpu is not None
+    started, before = monotonic(), feed.counts()
+    path = store.table_path(table_folder(request, found), request.arch, found.tunable.name)
+    old = present_table(path)
+    with MeasureSession(found, request.gpu, on_event=progress.note) as session:
+        device = session.device()
+        planned = plan(found, request.arch, request.buckets(found), incumbent=old, device=device)
+        progress.started(
+            kernel=found.tunable.name,
+            arch=request.arch,
+            problems=len(planned.problems),
+            jobs=len(planned.jobs),
+            device=device.name,
+        )
+        identity = {**session.identity(), "source_hash": source_hash(found.tunable)}
+        # A journal may be resumed on another card of the same model: figures of one model are comparable.
+        identity.pop("uuid")
+        whole = _whole(request, found)
+        decision = Decision(planned, identity, old, whole=whole)
+        journal_path = _journal_path(request, found)
+        with Journal.open(journal_path, identity) as journal:
+            book = Book(journal)
+            for line in _opened(journal, book, journal_path):
+                progress.note(line)
+            kernel_sweep = KernelSweep(
+                planned, feed, session, book, progress,
+                portfolio=decision.portfolio, exhaustive=request.exhaustive,
+            )  # fmt: skip
+            swept = kernel_sweep.run()
+
+            def beside(there: Table | None) -> tuple[Table, list[str]]:
+                if there != decision.old:
+                    decision.join(there, swept)
+                table, broken = _rechecked_table(kernel_sweep, decision, swept), kernel_sweep.broken()
+                return table, [broken] if broken else publish.refusals(table, there, found.tunable)
+
+            published = publish.publish_beside(path, old, read=present_table, decide=beside)
+            table, chosen = published.table, decision.sweep(swept)
+            for line in (*unserved(chosen), *crowded_out(chosen, table.portfolio, whole=whole)):
+                progress.note(line)
+        if not published.refusals:
+            for line in publish.removed_entries(published.old, table):
+                progress.note(line)
+            # What was measured is in the table now; the next sweep measures anew.
+            journal_path.replace(journal_path.with_suffix(".done"))
+    return KernelReport(
+        kernel=found.tunable.name,
+        evidence="measured",
+        problems=len(swept.candidates),
+        speedup=geometric_mean(entry.default_us / entry.mean_us for entry in table.entries),
+        failures=swept.failures,
+        compile_s=max(feed.last_result_s - started, 0.0) if feed.counts() != before else 0.0,
+        measure_s=swept.measure_s,
+        verify_s=swept.verify_s,
+        path=None if published.refusals else path,
+        changed=publish.changed_entries(published.old, table),
+        resumed=book.resumed,
+        device_name=device.name,
+        refusals=published.refusals,
+    )
+
+
+def _journal_path(request: SweepRequest, found: Found) -> Path:
+    """Where a kernel's journal lies; an earlier one is set aside for a fresh start.
+
+    A selection has a journal of its own: when it is published, that of an unfinished whole sweep stays.
+    """
+    name = found.tunable.name
+    if not _whole(request, found):
+        chosen = "\n".join(str(bucket) for bucket in request.buckets(found))
+        name += f".{hashlib.sha256(chosen.encode()).hexdigest()[:8]}"
+    path = (request.journal or JOURNALS) / str(request.arch) / f"{name}.jsonl"
+    if request.fresh and path.exists():
+        path.replace(path.with_suffix(".old"))
+    return path
+
+
+def _opened(journal: Journal, book: Book, path: Path) -> Iterator[str]:
+    """What a person should know of a journal that was just opened."""
+    if journal.damage:
+        yield journal.damage
+    if book.resumed:
+        yield f"{book.resumed} measurements of an earlier run are taken over from {path}"
+
+
+def _rechecked_table(kernel_sweep: KernelSweep, decision: Decision, swept: Swept) -> Table:
+    """The table whose every winner was right in a fresh process too."""
+    while True:
+        table = decision.table(swept)
+        winners = {
+            entry.bucket: entry.config for entry in table.entries if entry.bucket in swept.portfolio_times
+        }
+        if not kernel_sweep.recheck(winners):
+            return table
+
+
+def _whole(request: SweepRequest, found: Found) -> bool:
+    return request.limit is None and found.tunable.name not in request.problems

@@ -1,0 +1,113 @@
+"""What a GPU can hold and how fast it is: what a grid, a rule or a model asks for. Pure values.
+
+The figures are the vendor's: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability",
+for the limits of an architecture, and the product datasheets for the reference device of each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from aot_tune.values.arch import Arch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One GPU model: ``grid_fn`` reads ``sm_count``, ``legal`` the limits, the model of times the rates."""
+
+    arch: Arch
+    """Its architecture."""
+
+    name: str
+    """The product's name."""
+
+    sm_count: int
+    """Streaming multiprocessors."""
+
+    shared_memory_per_block: int
+    """Largest shared memory of one block, bytes."""
+
+    shared_memory_per_sm: int
+    """Shared memory of one multiprocessor, bytes."""
+
+    registers_per_sm: int
+    """32-bit registers of one multiprocessor."""
+
+    threads_per_sm: int
+    """Most resident threads of one multiprocessor."""
+
+    blocks_per_sm: int
+    """Most resident blocks of one multiprocessor."""
+
+    l2_bytes: int
+    """Second-level cache, bytes."""
+
+    clock_mhz: float
+    """Boost clock, MHz."""
+
+    tensor_tflops: float
+    """Dense bf16 matrix rate, 10^12 operations a second."""
+
+    memory_gbps: float
+    """Memory bandwidth, 10^9 bytes a second."""
+
+    @classmethod
+    def reference(cls, arch: Arch) -> Device:
+        """The data-center product of an arch, or its best known one: what `tune` predicts for with no GPU."""
+        return _REFERENCE[arch]
+
+    def refusal(self, occupancy: int) -> str | None:
+        """Why a multiprocessor cannot hold so many blocks at a time, or None."""
+        most = self.blocks_per_sm
+        if occupancy <= most:
+            return None
+        return f"occupancy {occupancy}: {self.name} holds at most {most} blocks a multiprocessor"
+
+    def with_sm_count(self, name: str, sm_count: int) -> Device:
+        """The same limits for another product of the arch, as the driver reports it."""
+        return dataclasses.replace(self, name=name, sm_count=sm_count)
+
+
+_KIB = 1024
+_MIB = 1024 * 1024
+
+
+def _device(
+    arch: tuple[int, int],
+    name: str,
+    sms: int,
+    smem: tuple[int, int],
+    threads: int,
+    blocks: int,
+    *,
+    l2: int,
+    mhz: float,
+    tflops: float,
+    gbps: float,
+) -> Device:
+    return Device(
+        arch=Arch(*arch), name=name, sm_count=sms,
+        shared_memory_per_block=smem[0] * _KIB, shared_memory_per_sm=smem[1] * _KIB,
+        registers_per_sm=65536, threads_per_sm=threads, blocks_per_sm=blocks,
+        l2_bytes=l2 * _MIB, clock_mhz=mhz, tensor_tflops=tflops, memory_gbps=gbps,
+    )  # fmt: skip
+
+
+_REFERENCE: dict[Arch, Device] = {
+    device.arch: device
+    for device in (
+        _device((8, 0), "NVIDIA A100", 108, (163, 164), 2048, 32, l2=40, mhz=1410, tflops=312, gbps=2039),
+        _device((8, 6), "NVIDIA A10", 72, (99, 100), 1536, 16, l2=6, mhz=1695, tflops=125, gbps=600),
+        _device((8, 7), "NVIDIA AGX Orin", 16, (163, 164), 1536, 16, l2=4, mhz=1300, tflops=43, gbps=205),
+        _device((8, 8), "sm88", 16, (99, 100), 1536, 16, l2=4, mhz=1300, tflops=43, gbps=205),
+        _device((8, 9), "NVIDIA L40S", 142, (99, 100), 1536, 24, l2=96, mhz=2520, tflops=362, gbps=864),
+        _device((9, 0), "NVIDIA H200", 132, (227, 228), 2048, 32, l2=50, mhz=1980, tflops=990, gbps=4800),
+        _device((10, 0), "NVIDIA B200", 148, (227, 228), 2048, 32, l2=126, mhz=1965, tflops=2250, gbps=8000),
+        _device((10, 3), "NVIDIA B300", 148, (227, 228), 2048, 32, l2=126, mhz=1965, tflops=2250, gbps=8000),
+        _device((10, 7), "sm107", 148, (227, 228), 2048, 32, l2=126, mhz=1965, tflops=2250, gbps=8000),
+        _device((11, 0), "NVIDIA Thor", 20, (227, 228), 1536, 24, l2=32, mhz=1575, tflops=250, gbps=273),
+        _device((12, 0), "RTX PRO 6000", 188, (99, 100), 1536, 24, l2=128, mhz=2617, tflops=500, gbps=1792),
+        _device((12, 1), "NVIDIA GB10", 48, (99, 100), 1536, 24, l2=24, mhz=2418, tflops=100, gbps=273),
+    )
+}

@@ -1,0 +1,394 @@
+"""The command line: exit codes, what goes to stdout and what to stderr, and how each mistake is answered."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from aot_tune.cli.app import app
+from aot_tune.declare import discovery, selection
+from aot_tune.errors import TuneError
+from aot_tune.nvidia.nvml import Gpu
+from aot_tune.tuner.sweep import run as sweep
+from aot_tune.tuner.sweep.progress import Progress
+from aot_tune.tuner.sweep.report import KernelReport, SweepReport, SweepRequest
+from aot_tune.values.arch import Arch
+from tests.support.samples import SM90, scale_in, scale_table, with_entry, write
+from tests.support.third_party import installed
+
+REPORT = KernelReport(
+    kernel="scale",
+    evidence="measured",
+    problems=3,
+    speedup=1.5,
+    failures=0,
+    compile_s=1.0,
+    measure_s=2.0,
+    verify_s=3.0,
+    path=Path("tuned_configs/sm90/scale.json"),
+)
+
+EMPTY = Path(__file__).parents[1] / "kernels"
+"""A folder without tables."""
+
+Sweep = Callable[[SweepRequest, Progress], SweepReport]
+
+
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The sample kernel is all that is declared; its tables lie here. This machine has no GPU."""
+    declared = discovery.Survey(found=scale_in(tmp_path), broken=())
+    monkeypatch.setattr(discovery, "survey", lambda modules=(): declared)
+    monkeypatch.setattr(selection, "visible_gpus", lambda: None)
+    monkeypatch.delenv("AOT_TUNE_TABLES", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def requests(tables: Path, monkeypatch: pytest.MonkeyPatch) -> list[SweepRequest]:
+    """What a sweep in the real one's place was asked for; it publishes one table."""
+    asked: list[SweepRequest] = []
+
+    def run(request: SweepRequest, progress: Progress) -> SweepReport:
+        asked.append(request)
+        progress.finished([REPORT])
+        return SweepReport(arch=request.arch, device_name="NVIDIA H200", rows=(REPORT,), seconds=6.0)
+
+    monkeypatch.setattr(sweep, "run", run)
+    return asked
+
+
+def _run(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(index=0, name="NVIDIA H200", arch=SM90, uuid="a")
+    monkeypatch.setattr(selection, "visible_gpus", lambda: (gpu,))
+
+
+# Mistakes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["tune", "--arch", "hopper"], "sm90"),
+        (["tune", "scala"], "there is scale"),
+        (["tune", "--kernel", "scala"], "there is scale"),
+        (["tune", "--problem", "K=3"], "it has dtype M N"),
+        (["tune", "--problem", "M"], "name=value"),
+        (["tune", "--require", "guessed"], "write measured"),
+        (["tune", "--gpu", "0"], "--gpu 0 is no sm100 GPU"),
+        (["show", "--arch", "sm12345"], "sm90"),
+        (["doctor", "--problem", "M=3"], "needs a kernel"),
+        (["doctor", "scala"], "there is scale"),
+        (["check", "/nonexistent"], "does not exist"),
+        (["diff", "/nonexistent", "/nonexistent"], "does not exist"),
+        (["diff", "--exit-code", str(EMPTY), str(EMPTY)], "no tables in"),
+        (["check", str(EMPTY)], "no tables in"),
+    ],
+)
+def test_what_does_not_exist_is_one_line_that_says_what_does_and_exit_code_2(
+    words: list[str], told: str, requests: list[SweepRequest]
+) -> None:
+    result = _run(*words)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("aot-tune: ")
+    assert result.stderr.count("\n") == 1
+    assert told in result.stderr
+    assert requests == []
+
+
+@pytest.mark.parametrize(
+    "words", [["tune", "--limit", "0"], ["tune", "--nonsense"], ["sing"], ["diff", "one"]]
+)
+def test_an_option_or_verb_that_is_unknown_is_exit_code_2(words: list[str]) -> None:
+    result = _run(*words)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.stderr
+
+
+def test_a_failure_is_one_message_without_a_traceback_unless_asked(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(request: SweepRequest, progress: Progress) -> SweepReport:
+        raise TuneError("the disk is full; free space and run the same command again")
+
+    monkeypatch.setattr(sweep, "run", run)
+    result = _run("tune")
+    assert result.exit_code == 1
+    assert result.stderr.endswith("aot-tune: the disk is full; free space and run the same command again\n")
+    assert "Traceback" not in result.stderr
+    assert "Traceback" in _run("tune", "-v").stderr
+
+
+def test_without_typer_it_says_what_to_install() -> None:
+    script = "import sys; sys.modules['typer'] = None; from aot_tune.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "aot-tune needs typer: pip install 'aot-tune[tune]'\n"
+
+
+# tune ---------------------------------------------------------------------------------------------
+
+
+def test_tune_prints_tables_to_stdout_and_progress_to_stderr(
+    requests: list[SweepRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _h200(monkeypatch)
+    result = _run("tune")
+    assert result.exit_code == 0
+    assert result.stdout == "tuned_configs/sm90/scale.json\n"
+    assert "speed-up" in result.stderr
+    (request,) = requests
+    assert (request.arch, request.gpu, request.predicts) == (SM90, 0, False)
+
+
+def test_every_option_of_tune_reaches_the_sweep(
+    requests: list[SweepRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _h200(monkeypatch)
+    words = (
+        "tune scale --arch 90 --module tests.support.samples --problem M=300,N=8,dtype=bfloat16 --limit 2 "
+        "--exhaustive --require measured --out O --jobs 3 --gpu 0 --journal J --cubins C --fresh"
+    )
+    assert _run(*words.split()).exit_code == 0
+    (request,) = requests
+    assert [dict(problem) for problem in request.problems["scale"]] == [
+        {"dtype": "bfloat16", "M": 300, "N": 8}
+    ]
+    assert (request.arch, request.modules, request.limit, request.jobs, request.gpu) == (
+        SM90, ("tests.support.samples",), 2, 3, 0,
+    )  # fmt: skip
+    assert (request.out, request.journal, request.cubins) == (Path("O"), Path("J"), Path("C"))
+    assert request.exhaustive
+    assert request.require_measured
+    assert request.fresh
+
+
+def test_without_a_gpu_tune_says_first_that_it_predicts_from_what_and_where_it_writes(
+    requests: list[SweepRequest],
+) -> None:
+    result = _run("tune", "--arch", "sm100")
+    first, second, third = result.stderr.splitlines()[:3]
+    assert first.startswith("no sm100 GPU here: this predicts")
+    assert "NVIDIA B200" in second
+    assert third.startswith("Writes build/tuned_configs/sm100/, ")
+    assert requests[0].predicts
+
+
+def test_a_required_measurement_without_a_gpu_is_exit_code_1(requests: list[SweepRequest]) -> None:
+    result = _run("tune", "--require", "measured")
+    assert result.exit_code == 1
+    assert "no sm100 GPU" in result.stderr
+    assert requests == []
+
+
+def test_a_table_that_is_not_published_is_exit_code_1(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(request: SweepRequest, progress: Progress) -> SweepReport:
+        row = KernelReport(**{**vars(REPORT), "path": None, "refusals": ("fewer entries",)})
+        return SweepReport(arch=request.arch, device_name="NVIDIA H200", rows=(row,), seconds=1.0)
+
+    monkeypatch.setattr(sweep, "run", run)
+    result = _run("tune")
+    assert (result.exit_code, result.stdout) == (1, "")
+    data = json.loads(_run("tune", "--json").stdout)
+    assert data["rows"][0]["refusals"] == ["fewer entries"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_a_sweep_and_says_how_to_go_on(
+    number: signal.Signals, code: int, tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(request: SweepRequest, progress: Progress) -> SweepReport:
+        os.kill(os.getpid(), number)
+        raise AssertionError("the signal should have stopped this")
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(sweep, "run", run)
+    outside = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background job
+    try:
+        result = _run("tune", "--fresh", "--limit", "2")
+    finally:
+        signal.signal(signal.SIGINT, outside)
+    assert result.exit_code == code
+    last = result.stderr.splitlines()[-1]
+    assert last == "stopped; what was compiled is kept. To go on: aot-tune tune scale --arch sm100 --limit 2"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+# The verbs that read ------------------------------------------------------------------------------
+
+
+def test_check_of_faultless_tables_is_silent_on_stdout(tables: Path) -> None:
+    write(tables, scale_table())
+    result = _run("check")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "no problems found\n")
+    assert json.loads(_run("check", "--json").stdout) == []
+
+
+def test_check_prints_one_line_a_finding_and_ends_with_1(tables: Path) -> None:
+    path = write(tables, with_entry(scale_table(), 1, evidence="predicted"))
+    result = _run("check", tables)
+    assert result.exit_code == 1
+    assert result.stderr == "1 problem found\n"
+    (line,) = result.stdout.splitlines()
+    assert line.startswith(f"{path}: dtype=bfloat16 M=64 N=1024: a prediction in a package's own tables: ")
+    (finding,) = json.loads(_run("check", tables, "--json").stdout)
+    assert finding["entry"] == "dtype=bfloat16 M=64 N=1024"
+
+
+def test_check_counts_an_installed_package_whose_kernels_cannot_be_checked(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tables, scale_table())
+    broken = discovery.Broken(point="entry point lib = lib.k of lib 1.0", what="no module", fix="repair lib")
+    declared = discovery.Survey(found=scale_in(tables), broken=(broken,))
+    monkeypatch.setattr(discovery, "survey", lambda modules=(): declared)
+    result = _run("check")
+    assert (result.exit_code, result.stderr) == (1, "1 problem found\n")
+    assert result.stdout == "entry point lib = lib.k of lib 1.0: no module: repair lib\n"
+
+
+def test_diff_ends_with_0_unless_an_exit_code_is_asked_for(tables: Path) -> None:
+    old = write(tables / "old", scale_table())
+    new = write(tables / "new", with_entry(scale_table(), 1, mean_us=5.0))
+    assert _run("diff", old, new).exit_code == 0
+    assert "2.000x" in _run("diff", old, new).stdout
+    assert _run("diff", "--exit-code", old, new).exit_code == 1
+    assert _run("diff", "--exit-code", old, old).exit_code == 0
+    (change,) = json.loads(_run("diff", "--json", old, new).stdout)[0]["changes"]
+    assert (change["kind"], change["before"]["mean_us"], change["after"]["mean_us"]) == ("figures", 10.0, 5.0)
+
+
+def test_a_damaged_table_fails_diff_and_show_with_its_path(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AOT_TUNE_TABLES", str(tables))
+    path = write(tables, scale_table())
+    path.write_bytes(path.read_bytes()[:200])
+    for words in (["diff", path, path], ["show", "scale"]):
+        result = _run(*words)
+        assert result.exit_code == 1
+        assert result.stderr.startswith(f"aot-tune: {path}: ")
+
+
+def test_one_damaged_table_does_not_keep_show_from_the_others(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AOT_TUNE_TABLES", str(tables))
+    good = write(tables, scale_table())
+    bad = write(tables, scale_table(Arch(10, 0)))
+    bad.write_bytes(bad.read_bytes()[:200])
+    for words in (["show"], ["show", "--json"]):
+        result = _run(*words)
+        assert result.exit_code == 1
+        assert str(good) in result.stdout
+        assert result.stderr.startswith(f"aot-tune: {bad}: ")
+
+
+def test_show_lists_tables_and_shows_one(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AOT_TUNE_TABLES", str(tables))
+    path = write(tables, scale_table())
+    assert str(path) in _run("show").stdout
+    assert "portfolio of 2 configs" in _run("show", "scale", "--arch", "sm90").stdout
+    (document,) = json.loads(_run("show", "scale", "--json").stdout)
+    assert document["kernel"] == "scale"
+
+
+def test_doctor_tells_of_the_process_and_of_a_problem(tables: Path) -> None:
+    write(tables, scale_table())
+    whole = _run("doctor", "--arch", "sm90")
+    assert whole.exit_code == 0
+    assert "DISABLE_AUTOTUNE" in whole.stdout
+    (answer,) = json.loads(_run("doctor", "scale", "--arch", "sm90", "--problem", "M=60", "--json").stdout)
+    assert answer["source"] == "own"
+    assert answer["bucket"] == {"dtype": "bfloat16", "M": 64, "N": 1024}
+
+
+@pytest.mark.parametrize("words", [[], ["--json"], ["--problem", "M=60"]])
+def test_doctor_of_a_wrong_declaration_tells_it_and_fails(
+    tables: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    (found,) = scale_in(tables).values()
+    wrong = replace(found.tunable, args_fn=lambda config, source, target: (source, target))
+    declared = discovery.Survey(found={"scale": replace(found, tunable=wrong)}, broken=())
+    monkeypatch.setattr(discovery, "survey", lambda modules=(): declared)
+    told = _run("doctor", "scale", "--arch", "sm90", *words)
+    assert told.exit_code == 1
+    assert "args_fn returned 2; return a tuple of what the kernel takes" in told.stdout
+
+
+# Real processes -----------------------------------------------------------------------------------
+
+
+def _process(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **variables}
+    return subprocess.run(
+        [sys.executable, "-m", "aot_tune", *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_check_runs_as_a_module_with_no_gpu_and_no_driver() -> None:
+    done = _process("check", "--module", "tests.support.samples")
+    assert done.returncode == 1
+    assert "holds no tables for scale" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_runs_as_a_module_with_no_gpu_and_no_driver(tmp_path: Path) -> None:
+    done = _process(
+        "doctor", "--module", "tests.support.samples", "--json", AOT_TUNE_CACHE_DIR=str(tmp_path / "none")
+    )
+    assert done.returncode == 0, done.stderr
+    diagnosis = json.loads(done.stdout)
+    assert diagnosis["arch"] == str(Arch(10, 0))
+    assert diagnosis["cache"]["folder"] == str(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_another_package_s_broken_entry_point_is_one_warning_on_stderr(tmp_path: Path) -> None:
+    installed(tmp_path, None)
+    kernel = ["doctor", "rms_norm", "--arch", "sm90"]
+    for words, out in (
+        (kernel, "rows=64"),
+        (["doctor"], "  rms_norm "),
+        (["show", "rms_norm"], "rms_norm on"),
+    ):
+        done = _process(*words, PYTHONPATH=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        assert out in done.stdout
+        (told,) = [line for line in (done.stdout + done.stderr).splitlines() if "thirdlib" in line]
+        where = "remark: " if words == ["doctor"] else "aot-tune: warning: "
+        assert told.startswith(f"{where}entry point third = thirdlib.kernels of Third-Lib 1.0 is left out: ")
+    done = _process("doctor", "third", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2
+    assert "no kernel is called 'third'" in done.stderr
+    assert "of Third-Lib 1.0 is left out" in done.stderr
+
+
+def test_doctor_of_a_module_that_is_not_there_fails_as_the_other_verbs_do() -> None:
+    done = _process("doctor", "--module", "nolib")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("aot-tune: no module is called 'nolib'")
+
+
+def test_the_command_line_itself_imports_neither_torch_nor_cuda_tile() -> None:
+    script = "import sys, aot_tune.cli.app; print([n for n in ('torch', 'cuda.tile') if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,302 @@
+"""What `check` finds, each fault made in an otherwise faultless folder."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aot_tune.cli.check import check
+from aot_tune.cubins.pack import pack
+from aot_tune.declare.fingerprint import hashing
+from aot_tune.errors import UsageError
+from aot_tune.serve.choose import loader
+from aot_tune.tables import reader
+from aot_tune.tables.table import Table
+from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
+from tests.support.sample_archive import packed, put
+from tests.support.samples import DEFAULT, SPACE, scale, scale_in, scale_table, with_entry, write
+
+SM100 = Arch.parse("sm100")
+
+
+def _told(folder: Path, path: Path | None = None) -> list[str]:
+    return [str(finding) for finding in check(scale_in(folder), path)]
+
+
+def test_a_faultless_folder_has_no_findings(tmp_path: Path) -> None:
+    path = write(tmp_path, scale_table())
+    assert _told(tmp_path) == []
+    assert _told(tmp_path, tmp_path) == []
+    assert _told(tmp_path, path.parent) == []
+    assert _told(tmp_path, path) == []
+
+
+def test_the_current_folder_is_an_arch_s_where_it_is_called_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path, scale_table()).parent
+    (folder / "below").mkdir()
+    monkeypatch.chdir(folder)
+    assert [line.split(": ")[:2] for line in _told(tmp_path, Path())] == [
+        [str(folder / "below"), "an unknown file"]
+    ]
+    monkeypatch.chdir(folder / "below")
+    assert len(_told(tmp_path, Path(".."))) == 1
+
+
+def _config(**constants: int) -> Config:
+    return Config(constants={**DEFAULT.constants, **constants}, hints=DEFAULT.hints)
+
+
+def _faults() -> dict[str, tuple[Callable[[Table], Table], str]]:
+    def entry(place: int, **values: object) -> Callable[[Table], Table]:
+        return lambda table: with_entry(table, place, **values)
+
+    bucket = scale.buckets[1]
+    return {
+        "stale source": (
+            lambda t: dataclasses.replace(t, source_hash="0" * 16),
+            "the kernel's code has changed",
+        ),
+        "predicted": (entry(1, evidence="predicted"), "a prediction in a package's own tables"),
+        "outside the space": (entry(1, config=_config(tile_m=128)), "is outside the search space"),
+        "not legal": (entry(1, config=SPACE[-1]), "is not legal: 64 x 128 does not fit"),
+        "not in the portfolio": (entry(1, config=SPACE[1]), "is neither in the portfolio nor the default"),
+        "slower than the default": (entry(1, mean_us=20.0), "slower than the default: 20.0 us against 15.0"),
+        "default with two times": (
+            entry(0, default_us=3.0),
+            "the default won with 2.0 us, but default_us is 3.0",
+        ),
+        "no point at the edge": (
+            entry(1, points=scale_table().entries[1].points[:-1]),
+            "is not the bucket's edge",
+        ),
+        "unknown dtype": (entry(1, bucket=bucket.replaced(dtype="bfloat17")), "make_args cannot make it"),
+        "dtype of another kind": (entry(1, bucket=bucket.replaced(dtype=True)), "dtype is True"),
+        "portfolio nobody can use": (
+            lambda t: dataclasses.replace(t, portfolio=(*t.portfolio[:1], SPACE[-1])),
+            "is legal and in the search space for no entry",
+        ),
+        "an entry is missing": (
+            lambda t: dataclasses.replace(t, entries=t.entries[1:]),
+            "a declared shape has no entry",
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", list(_faults()))
+def test_a_fault_is_found_with_its_file_its_place_and_what_to_do(name: str, tmp_path: Path) -> None:
+    make, told = _faults()[name]
+    path = write(tmp_path, make(scale_table()))
+    lines = _told(tmp_path)
+    assert any(told in line for line in lines), lines
+    assert all(line.startswith(f"{path}: ") and "tune" in line.lower() for line in lines)
+
+
+def test_bytes_that_were_edited_by_hand_are_found_with_their_line(tmp_path: Path) -> None:
+    path = write(tmp_path, scale_table())
+    path.write_bytes(path.read_bytes().replace(b'"sm_count": 132', b'"sm_count":  132'))
+    (line,) = _told(tmp_path)
+    number = path.read_bytes()[: path.read_bytes().index(b"sm_count")].count(b"\n") + 1
+    assert f"not the bytes that aot-tune writes, from line {number} on" in line
+
+
+def test_entries_out_of_order_are_found_by_their_bytes(tmp_path: Path) -> None:
+    path = write(tmp_path, scale_table())
+    before = reader.parse(path.read_bytes())
+    lines = path.read_bytes().splitlines(True)
+    places = [i for i, line in enumerate(lines) if b'"bucket"' in line]
+    swapped = [line.rstrip(b",\n") + b",\n" for line in (lines[places[1]], lines[places[0]])]
+    lines[places[0]], lines[places[1]] = swapped
+    path.write_bytes(b"".join(lines))
+    assert reader.parse(path.read_bytes()) == before
+    (line,) = _told(tmp_path)
+    assert "not the bytes that aot-tune writes" in line
+
+
+def test_a_file_that_is_no_table_is_found_with_the_place_in_it(tmp_path: Path) -> None:
+    path = write(tmp_path, scale_table())
+    path.write_bytes(path.read_bytes().replace(b'"num_ctas": 1', b'"num_ctas": 3', 1))
+    (line,) = _told(tmp_path)
+    assert line.startswith(f"{path}: portfolio[0].hints.num_ctas: ")
+    path.write_bytes(path.read_bytes()[:50])
+    (line,) = _told(tmp_path)
+    assert "not JSON" in line
+    assert "restore it" in line
+
+
+def test_unknown_files_archs_and_kernels_are_found(tmp_path: Path) -> None:
+    write(tmp_path, scale_table())
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "sm_90").mkdir()
+    (tmp_path / "sm90" / "scale.json.orig").write_text("x")
+    (tmp_path / "sm90" / "scalar.json").write_text("x")
+    told = _told(tmp_path)
+    assert [line.split(": ")[1] for line in told] == [
+        "an unknown file",
+        "no GPU arch is called that",
+        "no kernel of tests.support.samples is called that",
+        "an unknown file",
+    ]
+
+
+def test_a_table_in_the_wrong_place_is_found(tmp_path: Path) -> None:
+    table = write(tmp_path, scale_table())
+    (tmp_path / "sm100").mkdir()
+    table.rename(tmp_path / "sm100" / "scale.json")
+    (tmp_path / "sm90").rmdir()
+    assert "it is the table of scale on sm90: move it to sm90/scale.json" in "\n".join(_told(tmp_path))
+
+
+def test_a_kernel_without_a_table_for_an_arch_that_has_others_is_found(tmp_path: Path) -> None:
+    write(tmp_path, scale_table())
+    (tmp_path / "sm100").mkdir()
+    (line,) = _told(tmp_path)
+    assert line.endswith(
+        "scale has no table for sm100: run aot-tune tune scale --arch sm100 --module tests.support.samples"
+    )
+
+
+def test_a_kernel_without_any_table_is_found(tmp_path: Path) -> None:
+    (line,) = _told(tmp_path / "none")
+    assert "holds no tables for scale: tune them: aot-tune tune scale --module tests.support.samples" in line
+
+
+def test_configs_need_not_name_constants_that_args_fn_computes(tmp_path: Path) -> None:
+    space = [Config(hints={"occupancy": occupancy}) for occupancy in (1, 2)]
+    found = scale_in(tmp_path)["scale"]
+    tunable = dataclasses.replace(
+        found.tunable,
+        search_space=lambda arch, problem: space,
+        legal=lambda config, arch, problem: True,
+        default=lambda arch, problem: space[0],
+        grid_fn=lambda config, device, problem: (problem.size("M"), 1),
+        args_fn=lambda config, source, target: (source, target, 1, source.shape[1]),
+        tiles=None,
+    )
+    columns = (10.0, 15.0)
+    entries = tuple(
+        dataclasses.replace(
+            entry,
+            config=space[1],
+            mean_us=10.0,
+            default_us=15.0,
+            points=tuple(dataclasses.replace(point, us=columns) for point in entry.points),
+        )
+        for entry in scale_table().entries
+    )
+    table = dataclasses.replace(
+        scale_table(), source_hash=hashing.source_hash(tunable), portfolio=(space[1],), entries=entries
+    )
+    path = write(tmp_path, table)
+    assert check({"scale": dataclasses.replace(found, tunable=tunable)}) == []
+    assert loader.mismatch(tunable, table.arch, table) is None
+    path.write_bytes(reader.dump(scale_table()))
+    told = [finding.what for finding in check({"scale": dataclasses.replace(found, tunable=tunable)})]
+    assert any(
+        "does not hold the declaration's constants in the kernel's order: none" in what for what in told
+    )
+
+
+def test_predictions_outside_of_a_package_are_no_fault(tmp_path: Path) -> None:
+    own, elsewhere = tmp_path / "own", tmp_path / "build"
+    table = scale_table(SM100)
+    for place in range(3):
+        table = with_entry(table, place, evidence="predicted")
+    write(elsewhere, table)
+    assert _told(own, elsewhere) == []
+
+
+def test_a_path_that_does_not_exist_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        check(scale_in(tmp_path), tmp_path / "nowhere")
+
+
+def test_a_folder_with_nothing_to_check_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "empty" / "sm90").mkdir(parents=True)
+    (tmp_path / "empty" / "notes.txt").write_text("x")
+    for place in (tmp_path / "empty", tmp_path / "empty" / "sm90"):
+        with pytest.raises(UsageError, match=f"no tables in {place}; give a table, an arch's folder or"):
+            _told(tmp_path / "own", place)
+    (line,) = _told(tmp_path / "empty", tmp_path / "empty" / "sm90")
+    assert "scale has no table for sm90" in line
+
+
+def test_what_a_declaration_lacks_for_an_arch_is_found_beside_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aot_tune.declare import checks
+
+    write(tmp_path, scale_table())
+    monkeypatch.setattr(
+        checks, "declaration_problems", lambda tunable, arch: [f"{tunable.name} on {arch}: no"]
+    )
+    (line,) = _told(tmp_path)
+    assert line.endswith("scale on sm90: no: correct the declaration")
+
+
+def test_a_wrong_declaration_is_found_where_its_kernel_has_no_table(tmp_path: Path) -> None:
+    (found,) = scale_in(tmp_path).values()
+    wrong = dataclasses.replace(found.tunable, args_fn=lambda config, source, target: (source, target))
+    kernels = {"scale": dataclasses.replace(found, tunable=wrong)}
+    for folders in ((), ("sm90",)):
+        for folder in folders:
+            (tmp_path / folder).mkdir()
+        lines = [str(finding) for finding in check(kernels)]
+        (line,) = [line for line in lines if "args_fn" in line]
+        assert "scale: args_fn returned 2; return a tuple of what the kernel takes: source, target" in line
+        assert line.endswith(": correct the declaration")
+
+
+# Archives of cubins -------------------------------------------------------------------------------
+
+
+def test_an_archive_of_cubins_that_fits_is_no_fault(tmp_path: Path) -> None:
+    write(tmp_path, scale_table())
+    path = put(tmp_path, packed())
+    for place in (None, tmp_path, path.parent, path):
+        assert _told(tmp_path, place) == []
+
+
+def test_an_arch_with_an_archive_alone_lacks_no_table(tmp_path: Path) -> None:
+    write(tmp_path, scale_table())
+    alone = tmp_path / "sm100" / "cubins.aot"
+    alone.parent.mkdir()
+    alone.write_bytes(pack(SM100, []))
+    assert _told(tmp_path) == []
+    write(tmp_path, scale_table(SM100)).rename(alone.parent / "other.json")
+    assert any("scale has no table for sm100" in line for line in _told(tmp_path))
+
+
+def test_an_archive_that_does_not_fit_is_found_with_the_command_that_makes_it(tmp_path: Path) -> None:
+    write(tmp_path, scale_table())
+    path = put(tmp_path, packed(source_hash="0" * 16, files={"tests.support.samples": "0" * 64}))
+    for place in (None, path):
+        (line,) = _told(tmp_path, place)
+        assert line.startswith(f"{path}: scale: the file of tests.support.samples is not as it was compiled")
+        assert line.endswith(
+            ": compile it again (aot-tune compile --arch sm90 --module tests.support.samples), or remove it"
+        )
+    path.write_bytes(b"{}")
+    (line,) = _told(tmp_path)
+    assert line.startswith(f"{path}: ")
+    assert "compile it again" in line
+
+
+def test_a_table_or_cubins_of_another_module_s_kernel_are_not_told_to_be_removed_alone(
+    tmp_path: Path,
+) -> None:
+    path = write(tmp_path, scale_table())
+    other = write(tmp_path, dataclasses.replace(scale_table(), kernel="other"))
+    archive = put(tmp_path, packed(), packed("other"))
+    step = "there is scale; if another module declares it, name that too (--module), else remove it"
+    assert _told(tmp_path) == [
+        f"{archive}: no kernel of tests.support.samples is called other: {step}",
+        f"{other}: no kernel of tests.support.samples is called that: {step}",
+    ]
+    assert _told(tmp_path, other) == [f"{other}: no kernel of tests.support.samples is called other: {step}"]
+    assert _told(tmp_path, path) == []

@@ -1,0 +1,103 @@
+"""`make check-archs` with the real compiler on a small kernel, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from aot_tune.cli import check_archs
+from aot_tune.cli.check_archs import Checked, check, lines, main
+from aot_tune.declare.discovery import Found
+from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
+from tests.support.samples import DEFAULT, MODULE, SM90, scale_in, scale_table, write
+
+SM80, SM120 = Arch.parse("sm80"), Arch.parse("sm120")
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> Found:
+    return scale_in(tmp_path / "tables")["scale"]
+
+
+def test_the_likely_configs_compile_where_an_arch_has_no_table(found: Found, tmp_path: Path) -> None:
+    old, new = check([found], (SM80, SM120), quiet, jobs=2, most=4, folder=tmp_path)
+    assert (old.arch, new.arch) == (SM80, SM120)
+    for one in (old, new):
+        assert (one.asked, one.compiled, one.too_large, one.portfolio, one.wrong) == (4, 4, 0, False, "")
+
+
+def test_the_portfolio_and_the_default_compile_where_it_has_one(found: Found, tmp_path: Path) -> None:
+    write(tmp_path / "tables", scale_table())
+    [one] = check([found], (SM90,), quiet, jobs=2, folder=tmp_path)
+    assert one.portfolio
+    # Two configs and the default, for M = 1 and for the edges that 16 divides.
+    assert (one.asked, one.compiled, one.wrong) == (6, 6, "")
+
+
+def test_a_config_that_does_not_compile_is_named_and_the_others_are_counted(
+    found: Found, tmp_path: Path
+) -> None:
+    odd = Config(constants={"tile_m": 48, "tile_n": 64}, hints={"occupancy": 1, "num_ctas": 1})
+    broken = dataclasses.replace(found.tunable, search_space=lambda arch, problem: [DEFAULT, odd])
+    [one] = check([Found(module=MODULE, tunable=broken)], (SM80,), quiet, jobs=1, folder=tmp_path)
+    assert one.compiled == one.asked - 2
+    assert one.wrong.startswith(
+        "scale on sm80 does not compile with tile_m=48 tile_n=64 num_ctas=1 occupancy=1"
+    )
+    assert "on dtype=bfloat16 M=1 N=1024: " in one.wrong
+
+
+def test_a_space_that_is_empty_on_an_arch_is_a_mistake(found: Found, tmp_path: Path) -> None:
+    empty = dataclasses.replace(
+        found.tunable, search_space=lambda arch, problem: [] if arch == SM120 else [DEFAULT]
+    )
+    [one] = check([Found(module=MODULE, tunable=empty)], (SM120,), quiet, jobs=1, folder=tmp_path)
+    assert one.asked == 0
+    assert "is empty; return at least the default" in one.wrong
+
+
+def test_a_kernel_that_is_not_for_an_arch_is_no_mistake(found: Found, tmp_path: Path) -> None:
+    newer = dataclasses.replace(
+        found.tunable, legal=lambda config, arch, problem: arch >= SM90 or f"{arch} has no fp8"
+    )
+    [one] = check([Found(module=MODULE, tunable=newer)], (SM80,), quiet, jobs=1, folder=tmp_path)
+    assert (one.asked, one.wrong, one.refused) == (0, "", "sm80 has no fp8")
+    assert lines([one])[0].endswith("0 do not fit  refused: sm80 has no fp8")
+
+
+def answers(*wrong: str) -> tuple[Checked, ...]:
+    return tuple(
+        Checked(
+            kernel="scale",
+            arch=SM80,
+            portfolio=False,
+            asked=9,
+            compiled=8,
+            spilling=2,
+            too_large=1,
+            refused="",
+            wrong=text,
+        )
+        for text in wrong
+    )
+
+
+def test_a_line_a_kernel_and_exit_code_1_where_anything_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lines(answers("")) == ["sm80  scale  8 of 9 compile  2 spill  1 do not fit  its likely configs"]
+    monkeypatch.setattr(check_archs, "check", lambda *_, **__: answers("", "scale on sm80 does not compile"))
+    assert main(["--kernel", "rope"]) == 1
+    told = capsys.readouterr()
+    assert told.out.count("8 of 9 compile") == 2
+    assert told.err.endswith("scale on sm80 does not compile\n")
+    monkeypatch.setattr(check_archs, "check", lambda *_, **__: answers(""))
+    assert main(["--arch", "sm100"]) == 0
+    assert main(["--arch", "sm9000"]) == 1

@@ -1,0 +1,148 @@
+"""What `doctor` says of the installation, the tables and the cache, on a machine with and without a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from aot_tune import environment
+from aot_tune.cli import doctor
+from aot_tune.declare.discovery import Broken, Found, Survey
+from aot_tune.errors import UsageError
+from aot_tune.nvidia import cutile
+from aot_tune.nvidia.nvml import Gpu
+from aot_tune.values.arch import Arch
+from tests.support.samples import SM90, scale_in, scale_table, write
+
+
+@pytest.fixture
+def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Found]:
+    """The sample kernel with a table for sm90, an empty cache folder, and no variables set."""
+    for name in environment.DESCRIPTIONS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AOT_TUNE_CACHE_DIR", str(tmp_path / "cache"))
+    write(tmp_path / "own", scale_table())
+    found = scale_in(tmp_path / "own")
+    monkeypatch.setattr(doctor, "survey", lambda modules: Survey(found=found, broken=()))
+    return found
+
+
+def test_every_environment_variable_is_told_with_its_value(
+    kernels: dict[str, Found], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISABLE_AUTOTUNE", "1")
+    told = {one.name: one.value for one in doctor.diagnose(SM90).variables}
+    assert told.keys() == environment.DESCRIPTIONS.keys()
+    assert told["DISABLE_AUTOTUNE"] == "1"
+    assert told["AOT_TUNE_TABLES"] is None
+
+
+def test_a_variable_that_cannot_be_read_is_remarked(
+    kernels: dict[str, Found], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AOT_TUNE_SEARCH_SECONDS", "soon")
+    monkeypatch.setenv("AOT_TUNE_RANKED", "true")
+    monkeypatch.setenv("AOT_TUNE_TABLES", f"{tmp_path / 'no'}:{tmp_path / 'own/sm90'}")
+    remarks = doctor.diagnose(SM90).remarks
+    for said in ("AOT_TUNE_SEARCH_SECONDS='soon'", "AOT_TUNE_RANKED='true'", "no, which is no folder"):
+        assert any(said in remark for remark in remarks), said
+    assert any(
+        remark.endswith(f"own/sm90, an arch's folder; name the one it lies in, {tmp_path / 'own'}")
+        for remark in remarks
+    )
+
+
+def test_tables_are_told_in_the_order_they_are_looked_for(
+    kernels: dict[str, Found], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AOT_TUNE_TABLES", str(tmp_path / "named"))
+    first, own = doctor.diagnose(SM90).tables
+    assert (first.path, first.state, first.usable) == (tmp_path / "named/sm90/scale.json", "no table", False)
+    assert own.path == tmp_path / "own/sm90/scale.json"
+    assert (own.state, own.usable) == ("3 entries, measured, NVIDIA H200", True)
+    assert [one.usable for one in doctor.diagnose(Arch.parse("sm100")).tables] == [False, False]
+
+
+def test_a_table_that_is_stale_or_damaged_says_so(kernels: dict[str, Found], tmp_path: Path) -> None:
+    path = write(tmp_path / "own", dataclasses.replace(scale_table(), source_hash="0" * 16))
+    (stale,) = doctor.diagnose(SM90).tables
+    assert stale.usable
+    assert "the kernel's code has changed since: tune again" in stale.state
+    path.write_bytes(b"{")
+    (damaged,) = doctor.diagnose(SM90).tables
+    assert not damaged.usable
+    assert damaged.state.startswith("not used: ")
+    assert "not JSON" in damaged.state
+
+
+def test_the_cache_is_told_with_what_it_holds_or_why_it_is_left_out(
+    kernels: dict[str, Found], tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    assert doctor.diagnose(SM90).cache.state == "not there yet; a live search makes it"
+    assert not cache.exists()
+    (cache / "v1/sm90/scale").mkdir(parents=True)
+    (cache / "v1/sm90/scale/0123.json").write_text("{}")
+    assert doctor.diagnose(SM90).cache == doctor.CacheState(folder=cache, state="1 remembered winner")
+    cache.chmod(0o777)
+    assert doctor.diagnose(SM90).cache.state == "left out: anybody may write to it"
+
+
+def test_kernels_that_cannot_be_imported_leave_the_rest_told(
+    kernels: dict[str, Found], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(modules: object) -> Survey:
+        raise UsageError("module mylib needs 'torch', which is not installed")
+
+    monkeypatch.setattr(doctor, "survey", refuse)
+    diagnosis = doctor.diagnose(SM90)
+    assert diagnosis.tables == ()
+    assert "module mylib needs 'torch', which is not installed" in diagnosis.remarks
+    assert diagnosis.cuda_tile == cutile.version()
+
+
+def test_an_entry_point_that_is_broken_is_remarked_beside_the_tables_of_the_rest(
+    kernels: dict[str, Found], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = Broken(point="entry point lib = lib.k", what="no module is called 'lib.k'", fix="repair it")
+    monkeypatch.setattr(doctor, "survey", lambda modules: Survey(found=kernels, broken=(broken,)))
+    diagnosis = doctor.diagnose(SM90)
+    assert [one.usable for one in diagnosis.tables] == [True]
+    assert str(broken) in diagnosis.remarks
+
+
+def test_a_machine_without_a_driver_or_compiler_is_told_in_words(
+    kernels: dict[str, Found], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "visible_gpus", lambda: None)
+    monkeypatch.setattr(doctor, "driver_version", lambda: None)
+    monkeypatch.setattr(cutile, "compiler_version", lambda: None)
+    text = "\n".join(doctor.diagnosis_lines(doctor.diagnose(Arch.parse("sm100"))))
+    for told in (
+        "none found",
+        "NVML does not tell",
+        "sm100, for want of a GPU",
+        "none: only prebuilt cubins launch",
+    ):
+        assert told in text
+
+
+def test_gpus_are_told_as_torch_counts_them(
+    kernels: dict[str, Found], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = (
+        Gpu(index=0, name="NVIDIA H200", arch=SM90, uuid="a"),
+        Gpu(index=1, name="Tesla V100", arch=None, uuid="b"),
+    )
+    monkeypatch.setattr(doctor, "visible_gpus", lambda: gpus)
+    text = "\n".join(doctor.diagnosis_lines(doctor.diagnose(SM90)))
+    assert "cuda:0 NVIDIA H200 sm90, cuda:1 Tesla V100 (an arch cuTile does not know)" in text
+
+
+def test_a_cuda_tile_that_was_not_tested_is_remarked(
+    kernels: dict[str, Found], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cutile, "version", lambda: "1.99.0")
+    assert any("cuda-tile 1.99.0 was not tested" in remark for remark in doctor.diagnose(SM90).remarks)

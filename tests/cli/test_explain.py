@@ -1,0 +1,119 @@
+"""Why a problem gets its config: the step of the ladder, the times compared, what to do about a miss."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from aot_tune import environment
+from aot_tune.cli.explain import explain, explanation_lines, overview_lines
+from aot_tune.tunable import Tunable
+from aot_tune.values.problem import Problem
+from tests.support.samples import DEFAULT, SM90, scale_in, scale_table, write
+
+
+@pytest.fixture
+def scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tunable:
+    """The sample kernel with a table for sm90, and no cache to remember anything."""
+    for name in environment.DESCRIPTIONS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AOT_TUNE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    write(tmp_path / "own", scale_table())
+    return scale_in(tmp_path / "own")["scale"].tunable
+
+
+def _problem(m: int, n: int = 1024, dtype: str = "bfloat16") -> Problem:
+    return Problem({"dtype": dtype, "M": m, "N": n})
+
+
+def test_the_edge_takes_the_entrys_winner_and_shows_the_times_it_beat(scale: Tunable) -> None:
+    told = explain(scale, SM90, _problem(64))
+    table = scale_table()
+    assert (told.source, told.config) == ("own", table.entries[1].config)
+    assert [(one.config, one.us) for one in told.compared] == [
+        (table.portfolio[0], 10.0),
+        (table.portfolio[1], 15.0),
+        (DEFAULT, 15.0),
+    ]
+    assert told.remarks == ()
+
+
+def test_a_table_of_other_source_is_remarked_as_a_launch_would_warn(scale: Tunable, tmp_path: Path) -> None:
+    path = write(tmp_path / "own", dataclasses.replace(scale_table(), source_hash="0" * 16))
+    [remark] = explain(scale, SM90, _problem(64)).remarks
+    assert remark.startswith(f"{path} was tuned for other source of scale (0000000000000000, now ")
+    assert "tune again: aot-tune tune scale --arch sm90" in remark
+
+
+def test_a_winner_that_the_space_has_no_more_is_remarked(scale: Tunable) -> None:
+    winner = scale_table().entries[1].config
+    narrowed = dataclasses.replace(
+        scale,
+        search_space=lambda arch, problem: [c for c in scale.search_space(arch, problem) if c != winner],
+    )
+    [remark] = explain(narrowed, SM90, _problem(64)).remarks
+    assert f"its table's winner, {winner}, may not run: it is not in the search space; " in remark
+
+
+def test_a_size_inside_a_bucket_shows_the_point_each_time_was_told_from(scale: Tunable) -> None:
+    told = explain(scale, SM90, _problem(50))
+    assert told.bucket == _problem(64)
+    assert told.source == "own"
+    assert {one.point["M"] for one in told.compared} <= {
+        point.size["M"] for point in scale_table().entries[1].points
+    }
+    assert told.config == told.compared[0].config
+
+
+def test_lines_mark_the_chosen_config_and_the_default(scale: Tunable) -> None:
+    head, step, _, *times = explanation_lines(explain(scale, SM90, _problem(64)))
+    assert head == f"scale dtype=bfloat16 M=64 N=1024 on sm90: {scale_table().entries[1].config}"
+    assert step.startswith("  own: bucket ")
+    assert [line.startswith("  *") for line in times] == [True, False, False]
+    assert times[2].endswith(f"{DEFAULT} (default)")
+
+
+def test_many_problems_take_one_line_each_and_point_to_the_remarks(scale: Tunable) -> None:
+    told = [explain(scale, SM90, _problem(64)), explain(scale, SM90, _problem(1, dtype="float32"))]
+    _, first, second, again = overview_lines(told)
+    assert first.split() == [*str(_problem(64)).split(), "own", *str(told[0].config).split()]
+    assert "default" in second
+    assert again.startswith("1 problem with remarks")
+
+
+def test_a_miss_names_the_command_that_tunes_it(scale: Tunable) -> None:
+    told = explain(scale, SM90, _problem(64, dtype="float32"))
+    assert told.source == "default"
+    assert told.compared == ()
+    assert "aot-tune tune scale --arch sm90" in told.remarks[0]
+    assert "dtype=float32,M=64,N=1024" in told.remarks[0]
+    assert "search live" in told.remarks[1]
+
+
+def test_the_a_b_switch_is_seen(scale: Tunable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AOT_TUNE_CONFIG", "default")
+    told = explain(scale, SM90, _problem(64))
+    assert (told.source, told.config) == ("asked default", DEFAULT)
+
+
+def test_a_damaged_table_is_remarked_and_missed(scale: Tunable, tmp_path: Path) -> None:
+    (tmp_path / "own/sm90/scale.json").write_bytes(b"{")
+    fresh = dataclasses.replace(scale)
+    told = explain(fresh, SM90, _problem(64))
+    assert told.source == "default"
+    assert sum("not JSON" in remark for remark in told.remarks) == 1
+
+
+def test_a_wrong_declaration_is_told_without_a_table(scale: Tunable) -> None:
+    wrong = dataclasses.replace(scale, args_fn=lambda config, source, target: (source, target))
+    answers = [explain(wrong, SM90, problem) for problem in wrong.typical_problems]
+    *_, overview = overview_lines(answers)
+    *_, one = explanation_lines(answers[0])
+    told = "the declaration is wrong: args_fn returned 2; return a tuple of what the kernel takes: source,"
+    assert overview.startswith(told)
+    assert overview.endswith(" (for dtype=bfloat16 M=1 N=1024 and for 2 more problems)")
+    assert one.strip().startswith(told)
+    assert [explain(scale, SM90, problem).mistakes for problem in scale.typical_problems] == [(), (), ()]

@@ -1,0 +1,117 @@
+"""Tables are found without importing kernels, and shown."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aot_tune.cli import show
+from aot_tune.cli.show import overview_lines, table_data, table_lines, tables_found
+from aot_tune.errors import UsageError
+from aot_tune.values.arch import Arch
+from tests.support.samples import SM90, scale_in, scale_table, write
+
+SM100 = Arch.parse("sm100")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package's folder with a table for two archs, none of them found by import."""
+    write(tmp_path, scale_table())
+    write(tmp_path, scale_table(SM100))
+    monkeypatch.delenv("AOT_TUNE_TABLES", raising=False)
+    monkeypatch.setattr(show.store, "folder_of_package", lambda package: tmp_path)
+    monkeypatch.setattr(show, "find_tunables", lambda modules: {})
+    return tmp_path
+
+
+def test_tables_are_chosen_by_kernel_and_arch(folder: Path) -> None:
+    assert [str(path.relative_to(folder)) for path, _ in tables_found(None, None)[0]] == [
+        "sm100/scale.json",
+        "sm90/scale.json",
+    ]
+    ((path, table),), unreadable = tables_found("scale", SM90)
+    assert (path, table.arch, unreadable) == (folder / "sm90/scale.json", SM90, [])
+
+
+def test_a_table_that_is_not_there_is_refused_with_those_that_are(folder: Path) -> None:
+    with pytest.raises(
+        UsageError, match="no table of matmul for sm90 is there; there is sm100/scale sm90/scale"
+    ):
+        tables_found("matmul", SM90)
+
+
+def test_where_there_is_no_table_at_all_it_says_how_to_come_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AOT_TUNE_TABLES", raising=False)
+    monkeypatch.setattr(show.store, "folder_of_package", lambda package: tmp_path)
+    monkeypatch.setattr(show, "find_tunables", lambda modules: {})
+    with pytest.raises(UsageError, match=r"no table is there; make one with .* in AOT_TUNE_TABLES"):
+        tables_found(None, None)
+
+
+def test_a_folder_that_only_the_declaration_names_is_found(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty, own = tmp_path_factory.mktemp("empty"), folder
+    monkeypatch.setattr(show.store, "folder_of_package", lambda package: empty)
+    monkeypatch.setattr(show, "find_tunables", lambda modules: scale_in(own))
+    assert len(tables_found("scale", None)[0]) == 2
+
+
+def test_a_module_in_the_current_folder_is_found_by_name_and_by_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "besidelib").mkdir()
+    (tmp_path / "besidelib" / "kernels.py").write_text("raise AssertionError('imported')")
+    path = write(tmp_path / "besidelib" / "tuned_configs", scale_table())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
+    monkeypatch.delenv("AOT_TUNE_TABLES", raising=False)
+    for module in ("besidelib.kernels", "besidelib/kernels.py"):
+        assert [found for found, _ in tables_found("scale", None, [module])[0]] == [path]
+
+
+def test_the_overview_gives_gains_and_the_worst_regret() -> None:
+    heads, line = overview_lines([(Path("sm90/scale.json"), scale_table())])
+    assert heads.split()[:3] == ["arch", "kernel", "entries"]
+    # The default won one of three entries, the others gain 1.5: the geometric mean is 1.31.
+    assert line.split()[:6] == ["sm90", "scale", "3", "1.31x", "1.50x", "1.0%"]
+
+
+def test_a_table_is_shown_with_its_portfolio_and_entries() -> None:
+    table = scale_table()
+    lines = table_lines(Path("x.json"), table)
+    assert lines[0] == "scale on sm90: x.json"
+    assert f"source {table.source_hash}" in lines[1]
+    assert lines[3:5] == [f"  P0: {table.portfolio[0]}", f"  P1: {table.portfolio[1]}"]
+    assert [line.split()[-5] for line in lines[6:]] == ["default:", "P0:", "P1:"]
+
+
+def test_json_is_the_document_and_its_place() -> None:
+    data = table_data(Path("x.json"), scale_table())
+    assert data["path"] == Path("x.json")
+    assert data["schema"] == 1
+    assert list(data)[1:3] == ["schema", "kernel"]
+
+
+def test_show_and_diff_import_neither_torch_nor_cuda_tile(tmp_path: Path) -> None:
+    write(tmp_path, scale_table())
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from aot_tune.cli.diff import diff_paths\n"
+        "from aot_tune.cli.show import tables_found\n"
+        f"assert tables_found('scale', None)[0]\n"
+        f"assert diff_paths(Path({str(tmp_path)!r}), Path({str(tmp_path)!r}))\n"
+        "print([name for name in ('torch', 'cuda.tile') if name in sys.modules])\n"
+    )
+    environment = {"AOT_TUNE_TABLES": str(tmp_path), "PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

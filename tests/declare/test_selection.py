@@ -1,0 +1,130 @@
+"""From a command line's words to archs, GPUs, kernels and problems; errors name what there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aot_tune.declare import selection
+from aot_tune.errors import ArchError, TuneError, UsageError
+from aot_tune.nvidia.nvml import Gpu
+from aot_tune.values.arch import Arch
+from tests.support.samples import SM90, scale, scale_in
+
+SM100 = Arch.parse("sm100")
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
+    """What this machine's NVML answers; empty unless the test fills it."""
+    answer: list[Gpu] = []
+    monkeypatch.setattr(selection, "visible_gpus", lambda: tuple(answer))
+    return answer
+
+
+def test_the_arch_is_the_one_named_else_this_machines_else_sm100(gpus: list[Gpu]) -> None:
+    assert selection.chosen_arch("sm_90a") == SM90
+    assert selection.chosen_arch(None) == SM100
+    gpus += [
+        Gpu(index=0, name="old", arch=None, uuid="a"),
+        Gpu(index=1, name="NVIDIA H200", arch=SM90, uuid="b"),
+    ]
+    assert selection.chosen_arch(None) == SM90
+    with pytest.raises(ArchError, match="sm90 sm100"):
+        selection.chosen_arch("hopper")
+
+
+def test_the_gpu_is_the_one_named_else_the_first_of_the_arch_else_none(gpus: list[Gpu]) -> None:
+    assert selection.chosen_gpu(SM90, None, required=False) is None
+    with pytest.raises(TuneError, match="it has none"):
+        selection.chosen_gpu(SM90, None, required=True)
+    gpus += [
+        Gpu(index=0, name="NVIDIA B200", arch=SM100, uuid="a"),
+        Gpu(index=1, name="NVIDIA H200", arch=SM90, uuid="b"),
+    ]
+    assert selection.chosen_gpu(SM90, None, required=True) == gpus[1]
+    assert selection.chosen_gpu(SM90, 1, required=False) == gpus[1]
+    for index in (0, 2):
+        with pytest.raises(UsageError, match=f"--gpu {index} is no sm90 GPU.*1: NVIDIA H200 sm90"):
+            selection.chosen_gpu(SM90, index, required=False)
+
+
+def test_an_unknown_kernel_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    found = scale_in(tmp_path)
+    assert selection.chosen_kernels(found, ["scale", "scale"]) == (found["scale"],)
+    assert selection.chosen_kernels(found, []) == (found["scale"],)
+    with pytest.raises(UsageError, match="no kernel is called 'scala'; there is scale"):
+        selection.chosen_kernels(found, ["scala"])
+    with pytest.raises(UsageError, match="--module"):
+        selection.chosen_kernels({}, [])
+
+
+def test_an_unknown_kernel_is_refused_with_the_nearest_and_the_way_to_name_another_module(
+    tmp_path: Path,
+) -> None:
+    many = dict.fromkeys(
+        [*(f"kernel_{place}" for place in range(20)), "rms_norm"], scale_in(tmp_path)["scale"]
+    )
+    with pytest.raises(UsageError) as told:
+        selection.chosen_kernels(many, ["rmsnorm"])
+    assert str(told.value).endswith(
+        " …; the nearest is rms_norm; where a module of yours declares it, name that: --module mylib.kernels"
+    )
+    with pytest.raises(
+        UsageError, match=r"there is scale; where a module of yours .* --module mylib.kernels"
+    ):
+        selection.chosen_kernels(scale_in(tmp_path), ["matrix"])
+
+
+def test_a_problem_is_read_with_sizes_flags_and_classes() -> None:
+    assert selection.parse_problem("M=300, causal=true,dtype=bfloat16") == {
+        "M": 300,
+        "causal": True,
+        "dtype": "bfloat16",
+    }
+    printed = {"interleaved": True, "windowed": False}
+    assert selection.parse_problem(",".join(f"{name}={value}" for name, value in printed.items())) == printed
+
+
+@pytest.mark.parametrize("text", ["", "M", "M=", "=3", "M=1,,N=2", "M=1,M=2"])
+def test_a_malformed_problem_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--problem"):
+        selection.parse_problem(text)
+
+
+def test_all_values_name_any_problem_declared_or_not() -> None:
+    (problem,) = selection.chosen_problems(scale, {"M": 300, "N": 7, "dtype": "float16"})
+    assert dict(problem) == {"dtype": "float16", "M": 300, "N": 7}
+    assert list(problem) == ["dtype", "M", "N"]
+
+
+def test_some_values_mean_the_declared_problems_that_agree_a_bucketed_size_by_its_bucket() -> None:
+    assert [problem["M"] for problem in selection.chosen_problems(scale, {"N": 1024})] == [1, 64, 256]
+    assert [problem["M"] for problem in selection.chosen_problems(scale, {"M": 200})] == [256]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        ({"K": 1}, "has no K; it has dtype M N"),
+        ({"M": "many"}, "M is like 1, and not like many"),
+        ({"M": True}, "M is like 1, and not like True"),
+        ({"M": 0}, "M=0 is never launched"),
+        ({"N": 2048}, "declared are N=1024; add dtype M"),
+        ({"M": 1, "N": 1, "dtype": "bfloat17"}, r"cannot make arguments for dtype=bfloat17 .*: \w+Error: "),
+    ],
+)
+def test_a_problem_that_cannot_be_meant_is_refused_with_what_can(
+    wanted: dict[str, object], told: str
+) -> None:
+    with pytest.raises(UsageError, match=told):
+        selection.chosen_problems(scale, wanted)  # type: ignore[arg-type]
+
+
+def test_a_problem_is_given_to_the_kernels_it_fits_and_refused_where_it_fits_none(tmp_path: Path) -> None:
+    kernels = tuple(scale_in(tmp_path).values())
+    chosen = selection.problems_by_kernel(kernels, ["M=1", "M=64", "M=60"])
+    assert [problem["M"] for problem in chosen["scale"]] == [1, 64]
+    with pytest.raises(UsageError, match="has no K"):
+        selection.problems_by_kernel(kernels, ["K=3"])

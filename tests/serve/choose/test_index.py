@@ -1,0 +1,70 @@
+"""The index answers as the rule in `aot_tune.values.bucket` does, and finds what the tables hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aot_tune.serve.choose.index import Index, Shipped
+from aot_tune.tables.table import Table
+from aot_tune.values.bucket import Exact, Pow2, bucket_of, nearest
+from aot_tune.values.problem import Problem
+from tests.support.samples import DEFAULT, entry, scale, scale_table
+
+AXES = {"M": Pow2(), "N": Exact(), "K": Exact()}
+problems = st.builds(
+    lambda m, n, k, dtype: Problem({"dtype": dtype, "M": m, "N": n, "K": k}),
+    st.integers(1, 5000), st.sampled_from([64, 128, 192, 256, 4096]), st.sampled_from([64, 128, 1000]),
+    st.sampled_from(["bfloat16", "float16"]),
+)  # fmt: skip
+
+
+def table_of(buckets: list[Problem]) -> Table:
+    template = scale_table()
+    entries = tuple(dataclasses.replace(template.entries[0], bucket=bucket) for bucket in buckets)
+    return dataclasses.replace(template, axes=AXES, entries=entries)
+
+
+def index_of(*tables: Table) -> Index:
+    shipped = [Shipped(table=table, path=Path(f"table{place}.json")) for place, table in enumerate(tables)]
+    return Index(tables[0].axes, None, shipped)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(problems, max_size=20), problems, st.sampled_from([1.0, 2.0, math.inf]))
+def test_the_nearest_entry_is_the_one_the_rule_names(
+    swept: list[Problem], wanted: Problem, within: float
+) -> None:
+    buckets = list(dict.fromkeys(bucket_of(AXES, problem) for problem in swept))
+    found = index_of(table_of(buckets)).nearest(wanted, within)
+    expected = nearest(AXES, wanted, buckets, within=within)
+    assert (found.entry.bucket if found else None) == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(problems, max_size=20), problems)
+def test_a_problem_finds_its_own_bucket_and_no_other(swept: list[Problem], wanted: Problem) -> None:
+    buckets = list(dict.fromkeys(bucket_of(AXES, problem) for problem in swept))
+    found = index_of(table_of(buckets)).own(wanted)
+    own = bucket_of(AXES, wanted)
+    assert (found.entry.bucket if found else None) == (own if own in buckets else None)
+
+
+def test_the_first_table_that_has_a_bucket_tells_its_config() -> None:
+    bucket = Problem({"dtype": "bfloat16", "M": 64, "N": 1024})
+    table = scale_table()
+    first = dataclasses.replace(table, entries=(entry(bucket, DEFAULT, table.portfolio),))
+    found = index_of(first, table).own(bucket)
+    assert found is not None
+    assert found.shipped.table is first
+
+
+def test_the_rule_of_an_entry_is_made_once() -> None:
+    index = Index(scale.axes, scale.tiles, [Shipped(table=scale_table(), path=Path("t.json"))])
+    found = index.own(Problem({"dtype": "bfloat16", "M": 40, "N": 1024}))
+    assert found is not None
+    assert index.rule(found) is index.rule(found)

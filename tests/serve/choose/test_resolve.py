@@ -1,0 +1,172 @@
+"""The ladder, step by step, without a GPU, a file or a kernel's launch."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aot_tune.errors import LaunchError
+from aot_tune.serve.choose.index import Index, Shipped
+from aot_tune.serve.choose.resolve import Choice, Legality, miss_message, resolve, tune_command
+from aot_tune.tables.table import Table
+from aot_tune.tunable import Tunable
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+from tests.support.samples import DEFAULT, SM90, SPACE, scale, scale_table, with_entry
+
+AT_64, AT_256 = scale_table().portfolio
+OTHER = next(c for c in SPACE if c not in (AT_64, AT_256, DEFAULT))
+
+
+def at(rows: int, cols: int = 1024, dtype: str = "bfloat16") -> Problem:
+    return Problem({"dtype": dtype, "M": rows, "N": cols})
+
+
+def choose(problem: Problem, *tables: Table, tunable: Tunable = scale, **options: Any) -> Choice:
+    index = Index(tunable.axes, tunable.tiles, [Shipped(table=t, path=Path("t.json")) for t in tables])
+    return resolve(tunable, SM90, problem, index, Legality(tunable, SM90), **options)
+
+
+TABLE = scale_table()
+
+
+def test_step_1_the_caller_s_config_is_taken() -> None:
+    choice = choose(at(64), TABLE, given=OTHER)
+    assert (choice.config, choice.source) == (OTHER, "given")
+
+
+def test_step_1_the_default_is_taken_where_it_is_asked_for() -> None:
+    choice = choose(at(64), TABLE, asked_default=True)
+    assert (choice.config, choice.source) == (DEFAULT, "asked default")
+
+
+def test_step_2_the_own_bucket_s_entry_is_taken() -> None:
+    choice = choose(at(64), TABLE, remembered=lambda bucket: OTHER)
+    assert (choice.config, choice.source, choice.entry) == (AT_64, "own", TABLE.entries[1])
+    assert not choice.missed
+
+
+def test_step_2_then_what_the_user_s_cache_remembers_for_the_bucket() -> None:
+    asked: list[Problem] = []
+
+    def remembered(bucket: Problem) -> Config:
+        asked.append(bucket)
+        return OTHER
+
+    choice = choose(at(100), TABLE, remembered=remembered)
+    assert (choice.config, choice.source) == (OTHER, "cached")
+    assert asked == [at(128)]
+
+
+@pytest.mark.parametrize(("rows", "near"), [(128, 256), (20, 64), (512, 256)])
+def test_step_3_the_nearest_bucket_within_one_doubling_is_taken(rows: int, near: int) -> None:
+    choice = choose(at(rows), TABLE, search=lambda problem, found: OTHER)
+    assert choice.source == "nearest"
+    assert choice.entry is not None
+    assert choice.entry.bucket == at(near)
+    assert not choice.missed
+
+
+def test_step_4_a_miss_is_searched_for() -> None:
+    choice = choose(at(4096), TABLE, search=lambda problem, found: OTHER)
+    assert (choice.config, choice.source) == (OTHER, "searched")
+    assert choice.missed
+
+
+def test_step_4_without_a_search_the_nearest_at_any_distance_is_taken() -> None:
+    choice = choose(at(4096), TABLE)
+    assert (choice.source, choice.entry) == ("far", TABLE.entries[2])
+    assert choice.missed
+
+
+def test_step_4_the_search_is_told_the_nearest_entry() -> None:
+    seen: list[Any] = []
+    choose(at(4096), TABLE, search=lambda problem, found: seen.append((problem, found.entry)))
+    assert seen == [(at(4096), TABLE.entries[2])]
+
+
+def test_step_5_the_default_is_taken_for_a_dtype_that_no_table_has() -> None:
+    choice = choose(at(64, dtype="float32"), TABLE)
+    assert (choice.config, choice.source) == (DEFAULT, "default")
+    assert choice.missed
+    assert "no table has an entry of these dtypes" in choice.reason
+
+
+def test_step_5_without_a_table_the_arch_is_named() -> None:
+    assert "no table that can be used for sm90" in choose(at(64)).reason
+
+
+ILLEGAL = Config(constants={"tile_m": 64, "tile_n": 128}, hints={"occupancy": 1, "num_ctas": 1})
+FOREIGN = Config(constants={"tile_m": 48, "tile_n": 64}, hints={"occupancy": 1, "num_ctas": 1})
+
+
+@pytest.mark.parametrize("bad", [ILLEGAL, FOREIGN], ids=["not legal", "outside the search space"])
+def test_b3_a_config_that_may_not_run_is_passed_over_wherever_it_comes_from(bad: Config) -> None:
+    """B3: shared memory too large (`legal`), outside the search space; the fallback is one that may run."""
+    table = with_entry(dataclasses.replace(TABLE, portfolio=(bad, AT_256)), 1, config=bad)
+    assert choose(at(64), table).config in (AT_256, DEFAULT)
+    assert choose(at(100), remembered=lambda bucket: bad).config == DEFAULT
+    assert choose(at(4096), search=lambda problem, found: bad).config == DEFAULT
+
+
+def test_b3_a_given_config_that_is_not_legal_is_an_error_with_the_reason() -> None:
+    """B3: the caller is told, instead of being given something else."""
+    with pytest.raises(LaunchError, match="64 x 128 does not fit"):
+        choose(at(64), given=ILLEGAL)
+
+
+def test_a_default_that_is_not_legal_is_an_error_that_names_the_declaration() -> None:
+    strict = dataclasses.replace(scale)
+    object.__setattr__(strict, "legal", lambda config, arch, problem: config != DEFAULT or "it does not fit")
+    with pytest.raises(LaunchError, match=r"nothing may run.*does not fit; make default\(\) and legal\(\)"):
+        choose(at(64), tunable=strict)
+
+
+def test_where_an_arch_runs_no_config_the_declaration_is_not_blamed() -> None:
+    strict = dataclasses.replace(scale)
+    object.__setattr__(strict, "legal", lambda config, arch, problem: "fp8 needs sm90")
+    with pytest.raises(LaunchError, match=r"nothing may run.*fp8 needs sm90$"):
+        choose(at(64), tunable=strict)
+
+
+def test_the_search_space_is_asked_for_once_for_configs_that_are_in_it() -> None:
+    asked: list[Problem] = []
+    counting = dataclasses.replace(scale)
+    object.__setattr__(counting, "search_space", lambda arch, problem: asked.append(problem) or SPACE)
+    legality = Legality(counting, SM90)
+    for rows in range(1, 50):
+        assert legality.refusal(AT_64, at(rows)) is None
+    assert asked == [at(1)]
+
+
+@pytest.mark.parametrize("first", [64, 256, 4096, 5000])
+def test_what_is_in_the_search_space_does_not_depend_on_what_was_met_before(first: int) -> None:
+    """Where the space depends on the sizes: a declared problem's counts for all, any other's for itself."""
+    by_size = {64: [AT_64], 256: [AT_64, AT_256], 5000: [FOREIGN]}
+    changing = dataclasses.replace(scale, typical=[{"dtype": "bfloat16", "M": (64, 256), "N": 1024}])
+    spaces = lambda arch, problem: by_size.get(problem.size("M"), [DEFAULT])  # noqa: E731
+    object.__setattr__(changing, "search_space", spaces)
+    legality = Legality(changing, SM90)
+    legality.refusal(AT_256, at(first))
+    legality.refusal(FOREIGN, at(first))
+    allowed = {
+        rows: [c for c in (AT_64, AT_256, DEFAULT, FOREIGN) if legality.refusal(c, at(rows)) is None]
+        for rows in (64, 4096, 5000)
+    }
+    assert allowed == {64: [AT_64, AT_256], 4096: [AT_64, AT_256, DEFAULT], 5000: [AT_64, AT_256, FOREIGN]}
+
+
+def test_a_miss_names_the_problem_what_was_taken_and_the_command() -> None:
+    message = miss_message(scale, SM90, at(4096), choose(at(4096), TABLE))
+    assert message.startswith("no tuned config for scale dtype=bfloat16 M=4096 N=1024 on sm90; took tile_m=")
+    assert message.endswith(tune_command(scale, SM90, at(4096)))
+
+
+def test_b10_the_same_files_and_problem_give_the_same_choice_without_cache_and_search() -> None:
+    """B10: what a rank passes in leaves nothing but the shipped tables to choose by."""
+    for rows in range(1, 600, 7):
+        one, other = choose(at(rows), TABLE), choose(at(rows), scale_table())
+        assert (one.config, one.source) == (other.config, other.source)

@@ -1,0 +1,755 @@
+"""Launching whole through the stand-in driver: real signatures, real compiling, recorded grids."""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cuda.tile as ct
+import pytest
+import torch
+
+from aot_tune import environment
+from aot_tune.errors import LaunchError, MissWarning, TableWarning, UsageError
+from aot_tune.serve.choose import loader
+from aot_tune.serve.launch import dispatch
+from aot_tune.serve.launch.dispatch import dispatcher_of
+from aot_tune.tunable import Tunable
+from aot_tune.values.bucket import Exact, Pow2
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+from tests.support.driver import Driver, FakeTensor, stream_on
+from tests.support.samples import DEFAULT, SM90, SPACE, scale, scale_table, write
+
+AT_64, AT_256 = scale_table().portfolio
+OTHER = next(c for c in SPACE if c not in (AT_64, AT_256, DEFAULT))
+Launched = Callable[[], list[tuple[int, ...]]]
+
+
+def tensors(
+    rows: int, cols: int = 1024, dtype: torch.dtype = torch.bfloat16
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty(rows, cols, dtype=dtype, device="meta"), torch.empty(
+        rows, cols, dtype=dtype, device="meta"
+    )
+
+
+@pytest.fixture
+def tuned(driver: Driver, tmp_path: Path) -> Tunable:
+    """The sample with its table: the default at M=1, its two portfolio configs at M=64 and 256."""
+    write(tmp_path, scale_table())
+    return dataclasses.replace(scale, tables=tmp_path)
+
+
+def blocks(rows: int, cols: int, config: Config) -> tuple[int, int, int]:
+    tile_m, tile_n = int(config["tile_m"]), int(config["tile_n"])
+    return -(-rows // tile_m), -(-cols // tile_n), 1
+
+
+def counted(tunable: Tunable, **changes: Any) -> tuple[Tunable, list[str]]:
+    """A copy that notes each call of its functions."""
+    calls: list[str] = []
+
+    def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        if name == "problem":
+
+            def problem(source: Any, target: Any) -> Any:
+                calls.append(name)
+                return function(source, target)
+
+            return problem
+
+        def call(*args: Any) -> Any:
+            calls.append(name)
+            return function(*args)
+
+        return call
+
+    names = ("problem", "grid_fn", "args_fn", "legal")
+    copy = dataclasses.replace(tunable, **{n: noting(n, changes.get(n, getattr(tunable, n))) for n in names})
+    calls.clear()
+    return copy, calls
+
+
+# What is launched ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "winner"), [(1, DEFAULT), (64, AT_64), (256, AT_256)])
+def test_a_tuned_problem_launches_its_entry_s_config(
+    tuned: Tunable, launched: Launched, rows: int, winner: Config
+) -> None:
+    tuned.launch(*tensors(rows))
+    assert launched() == [blocks(rows, 1024, winner)]
+
+
+@pytest.mark.filterwarnings("ignore::aot_tune.errors.TableWarning")  # its grid is other source
+@pytest.mark.parametrize("says", ["grid_fn", "fits", "fits, without a word"])
+def test_a_config_that_this_gpu_is_too_small_for_is_passed_over_and_so_is_such_a_default(
+    says: str, tuned: Tunable, launched: Launched
+) -> None:
+    too_large: set[Config] = set()
+
+    def grid(config: Config, device: Any, problem: Problem) -> tuple[int, ...]:
+        if config in too_large:
+            raise LaunchError(f"{config} needs more than {device.sm_count} multiprocessors")
+        return tuned.grid_fn(config, device, problem)
+
+    def fits(config: Config, device: Any, problem: Problem) -> bool | str:
+        reason = f"{config} needs more than {device.sm_count} multiprocessors"
+        return config not in too_large or (reason if says == "fits" else False)
+
+    small = dataclasses.replace(tuned, **({"grid_fn": grid} if says == "grid_fn" else {"fits": fits}))
+    message = "fits.. refuses it" if says.endswith("word") else "needs more than 132 multiprocessors"
+    too_large.add(AT_64)
+    small.launch(*tensors(64))
+    [first] = launched()
+    assert first != blocks(64, 1024, AT_64)
+    too_large.update(SPACE)
+    too_large.discard(OTHER)
+    small.launch(*tensors(63))  # the default, too, is too large
+    assert launched() == [blocks(63, 1024, OTHER)]
+    too_large.add(OTHER)
+    with pytest.raises(LaunchError, match=message):
+        small.launch(*tensors(62))
+    with pytest.raises(LaunchError, match=message):
+        small.launch(*tensors(64), config=AT_64)
+
+
+@pytest.mark.parametrize("by", ["legal", "search_space"])
+def test_a_winner_that_the_declaration_no_longer_allows_is_warned_of_once(
+    by: str, tuned: Tunable, launched: Launched
+) -> None:
+    changes: dict[str, Any] = {
+        "legal": lambda config, arch, problem: "too wide" if config == AT_64 else True,
+        "search_space": lambda arch, problem: [c for c in tuned.search_space(arch, problem) if c != AT_64],
+    }
+    changed = dataclasses.replace(tuned, **{by: changes[by]})
+    reason = "too wide" if by == "legal" else "it is not in the search space"
+    with pytest.warns(
+        TableWarning, match=f"its table's winner, .* may not run: {reason}; .* tune again"
+    ) as told:
+        changed.launch(*tensors(64))
+    assert len(told) == 1
+    assert launched()[0] != blocks(64, 1024, AT_64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        changed.launch(*tensors(64))
+        changed.launch(*tensors(256))
+
+
+@pytest.mark.filterwarnings("ignore::aot_tune.errors.TableWarning")  # what counts the calls is other source
+def test_the_second_launch_of_a_shape_calls_nothing_of_the_declaration(
+    tuned: Tunable, launched: Launched
+) -> None:
+    tunable, calls = counted(tuned)
+    tunable.launch(*tensors(64))
+    assert calls
+    calls.clear()
+    tunable.launch(*tensors(64))
+    assert calls == []
+    grids = launched()
+    assert len(grids) == 2
+    assert grids[0] == grids[1]
+
+
+def test_a_given_config_is_launched_and_not_remembered(tuned: Tunable, launched: Launched) -> None:
+    tuned.launch(*tensors(64), config=OTHER)
+    tuned.launch(*tensors(64))
+    assert launched() == [blocks(64, 1024, OTHER), blocks(64, 1024, AT_64)]
+
+
+def test_a_given_config_that_is_not_legal_is_refused(tuned: Tunable, launched: Launched) -> None:
+    illegal = Config(constants={"tile_m": 64, "tile_n": 128}, hints={"occupancy": 1, "num_ctas": 1})
+    with pytest.raises(LaunchError, match="64 x 128 does not fit"):
+        tuned.launch(*tensors(64), config=illegal)
+    assert launched() == []
+
+
+def test_a_given_config_with_other_constants_is_refused_by_name(tuned: Tunable) -> None:
+    with pytest.raises(LaunchError, match=r"has the constants tile_k; .* tile_m tile_n"):
+        tuned.launch(*tensors(64), config=Config(constants={"tile_k": 64}))
+
+
+def test_more_arguments_than_it_takes_are_refused(tuned: Tunable, launched: Launched) -> None:
+    message = r"launch takes source, target, and config= .* pass an aot_tune\.Config, not 64"
+    for _ in range(2):
+        with pytest.raises(LaunchError, match=message):
+            tuned.launch(*tensors(64), 64)
+        with pytest.raises(LaunchError, match=message):
+            tuned.launch(*tensors(64), config=64)  # type: ignore[arg-type]  # that is what is tested
+        with pytest.raises(LaunchError, match="not a Tensor"):
+            tuned.launch(*tensors(64), torch.zeros(1))
+        tuned.launch(*tensors(64))
+    assert launched() == [blocks(64, 1024, AT_64)] * 2
+
+
+def test_the_default_is_launched_where_the_environment_asks_for_it(
+    tuned: Tunable, launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(environment.CONFIG, "default")
+    tuned.launch(*tensors(256))
+    assert launched() == [blocks(256, 1024, DEFAULT)]
+
+
+def test_a_size_of_zero_is_not_launched(tuned: Tunable, launched: Launched) -> None:
+    tuned.launch(*tensors(0))
+    tuned.launch(*tensors(0))
+    assert launched() == []
+
+
+def test_arguments_may_be_given_by_name(tuned: Tunable, launched: Launched) -> None:
+    source, target = tensors(64)
+    tuned.launch(target=target, source=source)
+    assert launched() == [blocks(64, 1024, AT_64)]
+
+
+@pytest.mark.filterwarnings("ignore::aot_tune.errors.TableWarning")
+def test_a_launch_function_taken_before_the_first_call_is_the_fast_one_afterwards(
+    tuned: Tunable, launched: Launched
+) -> None:
+    tunable, calls = counted(tuned)
+    launch = tunable.launch
+    launch(*tensors(64))
+    calls.clear()
+    launch(*tensors(64))
+    assert calls == []
+    assert len(launched()) == 2
+
+
+# Keys: B13 -------------------------------------------------------------------------------------------------
+
+
+@ct.kernel
+def _shift_kernel(source, target, by, tile_n: ct.Constant[int]):
+    block = ct.bid(0)
+    ct.store(target, (block,), ct.load(source, (block,), (tile_n,)) + by)
+
+
+def shift(driver: Driver, **changes: Any) -> tuple[Tunable, list[Problem]]:
+    """A kernel with a scalar; the problems that its search space was asked about."""
+    asked: list[Problem] = []
+
+    def default(arch: object, problem: Problem) -> Config:
+        asked.append(problem)
+        return Config(constants={"tile_n": 64})
+
+    declared: dict[str, Any] = {
+        "name": "shift",
+        "package": "tests",
+        "kernel": _shift_kernel,
+        "axes": {"N": Exact()},
+        "problem": lambda source, target, by: {"dtype": source.dtype, "N": source.shape[0]},
+        "search_space": lambda arch, problem: [Config(constants={"tile_n": 64})],
+        "default": default,
+        "grid_fn": lambda config, device, problem: (-(-problem.size("N") // 64),),
+        "args_fn": lambda config, source, target, by: (source, target, by, config["tile_n"]),
+        "make_args": scale.make_args,
+        "reference": scale.reference,
+        "outputs": ("target",),
+        "typical": [{"dtype": "float32", "N": 64}],
+        "tables": Path("/nonexistent/tuned_configs"),
+    }
+    tunable = Tunable(**{**declared, **changes})
+    dispatcher_of(tunable).load(SM90)
+    asked.clear()
+    return tunable, asked
+
+
+def vector(size: int, stride: int = 1) -> torch.Tensor:
+    return torch.empty(size * stride, device="meta")[::stride]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MissWarning)
+        yield
+
+
+def test_a_scalar_that_is_only_passed_on_is_not_in_the_key(driver: Driver, launched: Launched) -> None:
+    tunable, asked = shift(driver)
+    for by in (1.0, 2.0, 3.0):
+        tunable.launch(vector(64), vector(64), by)
+    assert len(asked) == 1
+    assert len(dispatcher_of(tunable)._memo) == 1
+    assert len(launched()) == 3
+
+
+def test_b13_a_scalar_that_the_problem_reads_is_in_the_key(driver: Driver) -> None:
+    """B13: a key too coarse would launch by=1.0 with the plan of by=-1.0."""
+    tunable, asked = shift(
+        driver,
+        problem=lambda source, target, by: {"dtype": source.dtype, "N": source.shape[0], "up": by > 0},
+        typical=[{"dtype": "float32", "N": 64, "up": True}],
+    )
+    for by in (1.0, -1.0, 1.0, -1.0):
+        tunable.launch(vector(64), vector(64), by)
+    assert [problem["up"] for problem in asked] == [True, False]
+
+
+def test_b13_strides_are_in_the_key_of_a_problem_that_asks_for_the_layout(driver: Driver) -> None:
+    """B13: strides and layout."""
+    tunable, asked = shift(
+        driver,
+        problem=lambda source, target, by: {"N": source.shape[0], "dense": source.is_contiguous()},
+        typical=[{"N": 64, "dense": True}],
+    )
+    for stride in (1, 2, 1, 2):
+        tunable.launch(vector(64, stride), vector(64), 1.0)
+    assert [problem["dense"] for problem in asked] == [True, False]
+
+
+def test_b13_strides_that_nothing_reads_share_a_plan_and_cutile_tells_them_apart(driver: Driver) -> None:
+    """B13: the alignment class is in cuTile's own key, so two strides are two compilations of one plan."""
+    tunable, asked = shift(driver)
+    tunable.launch(vector(64), vector(64), 1.0)
+    tunable.launch(vector(64, 3), vector(64), 1.0)
+    assert len(asked) == 1
+    assert len(set(driver.compiled)) == 2
+
+
+def test_b13_what_a_later_path_reads_grows_the_key_and_keeps_old_plans_out(driver: Driver) -> None:
+    """B13: the second argument's size is read only for large first ones; both branches stay right."""
+
+    def problem(source: Any, target: Any, by: float) -> dict[str, object]:
+        size = source.shape[0]
+        return {"N": size, "other": str(target.shape[0] if size > 100 else 0)}
+
+    tunable, asked = shift(driver, problem=problem, axes={"N": Exact()}, typical=[{"N": 64, "other": "0"}])
+    for size, other in [(64, 64), (64, 128), (256, 64), (256, 128), (256, 64), (64, 256)]:
+        tunable.launch(vector(size), vector(other), 1.0)
+    assert [(p["N"], p["other"]) for p in asked] == [(64, "0"), (256, "64"), (256, "128")]
+
+
+def test_b13_a_problem_that_cannot_be_followed_is_asked_at_each_launch(
+    driver: Driver, launched: Launched
+) -> None:
+    """B13: an address is nothing a key can be made of beforehand."""
+    asked_at: list[int] = []
+
+    def problem(source: Any, target: Any, by: float) -> dict[str, object]:
+        asked_at.append(1)
+        return {"N": source.shape[0], "aligned": source.data_ptr() % 16 == 0}
+
+    tunable, _ = shift(driver, problem=problem, typical=[{"N": 64, "aligned": True}])
+    tunable.launch(vector(64), vector(64), 1.0)
+    seen = len(asked_at)
+    tunable.launch(vector(64), vector(64), 1.0)
+    assert len(asked_at) > seen
+    assert len(launched()) == 2
+
+
+def test_constants_that_args_fn_reads_from_shapes_follow_the_shape(driver: Driver) -> None:
+    @ct.kernel
+    def kernel(source, target, by, tile_n: ct.Constant[int]):  # type: ignore[no-untyped-def]
+        ct.store(target, (0,), ct.load(source, (0,), (tile_n,)) + by)
+
+    tunable, _ = shift(
+        driver,
+        kernel=kernel,
+        problem=lambda source, target, by: {"dtype": source.dtype, "N": 64},
+        args_fn=lambda config, source, target, by: (source, target, target.shape[0], config["tile_n"]),
+    )
+    seen: list[tuple[Any, ...]] = []
+    for size in (64, 128, 64, 128):
+        tunable.launch(vector(64), vector(size), 1.0)
+    tunable.launch.__globals__["ct_launch"] = lambda *args: seen.append(args[3])
+    for size in (64, 128):
+        tunable.launch(vector(64), vector(size), 1.0)
+    assert [args[2] for args in seen] == [64, 128]
+
+
+def test_a_scalar_that_args_fn_computes_with_is_computed_at_each_launch(driver: Driver) -> None:
+    tunable, _ = shift(
+        driver, args_fn=lambda config, source, target, by: (source, target, by * 2, config["tile_n"])
+    )
+    tunable.launch(vector(64), vector(64), 1.0)
+    seen: list[tuple[Any, ...]] = []
+    tunable.launch.__globals__["ct_launch"] = lambda *args: seen.append(args[3])
+    tunable.launch(vector(64), vector(64), 2.0)
+    tunable.launch(vector(64), vector(64), 3.0)
+    assert [args[2] for args in seen] == [4.0, 6.0]
+
+
+def test_an_argument_may_be_a_tensor_in_one_call_and_none_in_the_next(
+    driver: Driver, launched: Launched
+) -> None:
+    tunable, asked = shift(
+        driver,
+        problem=lambda source, target, by: {"N": source.shape[0], "biased": by is not None},
+        args_fn=lambda config, source, target, by: (source, target, 1.0, config["tile_n"]),
+        typical=[{"N": 64, "biased": True}],
+    )
+    for by in (None, vector(64), None, vector(64)):
+        tunable.launch(vector(64), vector(64), by)
+    assert [problem["biased"] for problem in asked] == [False, True]
+    assert len(launched()) == 4
+
+
+# Bad arguments ---------------------------------------------------------------------------------------------
+
+
+class Wrapped(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda x: x.as_subclass(Wrapped), r"argument source is a .*Wrapped.*\.as_subclass\(torch\.Tensor\)"),
+        (
+            lambda x: torch.empty(x.shape, dtype=x.dtype),
+            r"argument source is on device cpu; pass a CUDA tensor",
+        ),
+        (
+            lambda x: x.to(torch.float32).numel() and __import__("numpy").zeros((64, 1024)),
+            r"source is a ndarray",
+        ),
+    ],
+    ids=["subclass", "cpu", "numpy"],
+)
+def test_an_argument_that_cannot_be_launched_is_named(
+    tuned: Tunable, launched: Launched, spoil: Callable[[torch.Tensor], Any], message: str, warm: bool
+) -> None:
+    source, target = tensors(64)
+    if warm:
+        tuned.launch(source, target)
+    launched()
+    with pytest.raises(LaunchError, match=message):
+        tuned.launch(spoil(source), target)
+    assert launched() == []
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_tensor_that_requires_grad_is_refused_while_grad_is_enabled(
+    tuned: Tunable, launched: Launched, driver: Driver, warm: bool
+) -> None:
+    source, target = tensors(64)
+    if warm:
+        tuned.launch(source, target)
+    driver.runtime.grad = True
+    with pytest.raises(LaunchError, match=r"argument source requires grad.*torch\.no_grad\(\)"):
+        tuned.launch(source.requires_grad_(), target)
+    driver.runtime.grad = False
+    launched()
+    tuned.launch(source, target)
+    assert len(launched()) == 1
+
+
+def test_a_parameter_is_launched_like_a_tensor(tuned: Tunable, launched: Launched) -> None:
+    source, target = tensors(64)
+    tuned.launch(torch.nn.Parameter(source), target)
+    assert launched() == [blocks(64, 1024, AT_64)]
+
+
+def test_an_expanded_output_is_refused(tuned: Tunable) -> None:
+    source, _ = tensors(64)
+    with pytest.raises(
+        LaunchError, match=r"argument target is written by the kernel and is an expanded view"
+    ):
+        tuned.launch(source, torch.empty(1, 1024, dtype=torch.bfloat16, device="meta").expand(64, 1024))
+
+
+def test_a_missing_argument_is_python_s_own_error(tuned: Tunable) -> None:
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'target'"):
+        tuned.launch(tensors(64)[0])
+
+
+@pytest.mark.filterwarnings("ignore::aot_tune.errors.TableWarning")
+def test_a_grid_that_is_no_grid_is_refused(tuned: Tunable) -> None:
+    wrong = dataclasses.replace(tuned, grid_fn=lambda config, device, problem: (int(problem.M == 1), 1))
+    with pytest.raises(LaunchError, match=r"grid_fn gives \(0, 1\).*ints of 1 or more"):
+        wrong.launch(*tensors(64))
+
+
+@pytest.mark.filterwarnings("ignore::aot_tune.errors.TableWarning")
+@pytest.mark.parametrize("grid", [(2**24,), (1, 2**16), (1, 1, 2**16)])
+def test_a_grid_that_cannot_be_launched_is_refused(tuned: Tunable, grid: tuple[int, ...]) -> None:
+    large = dataclasses.replace(tuned, grid_fn=lambda config, device, problem: grid)
+    with pytest.raises(LaunchError, match=r"takes a grid of .* at most; pass fewer rows or sequences a call"):
+        large.launch(*tensors(64))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(environment.SEARCH_SECONDS, "abc"), (environment.RANKED, "yes"), (environment.CONFIG, "x")],
+)
+def test_a_variable_that_means_nothing_is_told_at_the_first_launch(
+    name: str, value: str, tuned: Tunable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=f"{name}='{value}': write"):
+        tuned.launch(*tensors(64))  # of which its table has an entry
+
+
+# Devices and threads ---------------------------------------------------------------------------------------
+
+
+def test_tensors_of_a_device_that_is_not_current_enter_it_on_the_default_stream(
+    tuned: Tunable, driver: Driver
+) -> None:
+    driver.devices = 2
+    for _ in range(3):  # the slow path once, then the memo
+        for device in (1, 0):
+            tuned.launch(*(FakeTensor((64, 1024), torch.float32, device) for _ in range(2)))
+    assert [one.device for one in driver.launches] == [1, 0] * 3
+
+
+def test_a_stream_of_the_other_device_needs_no_entering(tuned: Tunable, driver: Driver) -> None:
+    driver.devices = 2
+    driver.runtime.streams[1] = stream_on(1)
+    for _ in range(2):
+        tuned.launch(*(FakeTensor((64, 1024), torch.float32, 1) for _ in range(2)))
+    assert [(one.device, one.stream) for one in driver.launches] == [(1, stream_on(1))] * 2
+    assert driver.runtime.entries == []
+
+
+def test_tensors_of_two_devices_are_refused_also_after_a_good_launch(tuned: Tunable, driver: Driver) -> None:
+    driver.devices = 2
+    one, other = (FakeTensor((64, 1024), torch.float32, device) for device in (0, 1))
+    tuned.launch(one, one)
+    with pytest.raises(LaunchError, match="argument target is on cuda:1, argument source on cuda:0"):
+        tuned.launch(one, other)
+
+
+def test_many_threads_launch_and_resolve_at_once(tuned: Tunable, driver: Driver) -> None:
+    failures: list[BaseException] = []
+    start = threading.Barrier(8)
+
+    def work() -> None:
+        try:
+            start.wait()
+            for _ in range(5):
+                for rows in range(16, 176, 16):
+                    tuned.launch(*tensors(rows))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(driver.launches) == 8 * 5 * 10
+
+
+# Misses ----------------------------------------------------------------------------------------------------
+
+
+def test_a_miss_is_warned_of_once_with_the_command_that_tunes_it(tuned: Tunable) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            tuned.launch(*tensors(4096))
+            tuned.launch(*tensors(4096), config=DEFAULT)
+    messages = [str(one.message) for one in caught if one.category is MissWarning]
+    assert len(messages) == 1
+    assert (
+        "aot-tune tune scale --arch sm90 --module tests.support.samples "
+        "--problem dtype=bfloat16,M=4096,N=1024" in messages[0]
+    )
+    assert caught[0].filename == __file__
+
+
+def test_b12_thousands_of_new_shapes_keep_the_memos_and_the_warnings_bounded(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B12: a full memo forgets its older half and goes on; the 33rd miss is the last that is warned of."""
+    monkeypatch.setattr(dispatch, "_MOST_PLANS", 64)
+    tunable, asked = shift(driver)
+    dispatcher = dispatcher_of(tunable)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for size in range(1, 1001):
+            tunable.launch(vector(size * 16), vector(16), 1.0)
+            assert len(dispatcher._memo) <= 64
+            assert len(dispatcher._plans) <= 64
+    assert len(asked) == 1000
+    assert sum(one.category is MissWarning for one in caught) == 33
+    assert "further ones are printed only with AOT_TUNE_LOG=1" in str(caught[-1].message)
+
+
+def test_each_choice_and_its_reason_is_printed_where_asked(
+    tuned: Tunable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(environment.LOG, "1")
+    tuned.launch(*tensors(64))
+    tuned.launch(*tensors(64))
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("\n") == 1
+    assert "scale dtype=bfloat16 M=64 N=1024 on sm90: tile_m=32" in told.err
+    assert "(own: bucket" in told.err
+
+
+# Capture: B9 -----------------------------------------------------------------------------------------------
+
+
+def test_b9_a_miss_during_capture_takes_the_nearest_loaded_config_without_searching(
+    tuned: Tunable, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B9: no search, no compile; the stream sees one launch."""
+    monkeypatch.setenv(environment.SEARCH_SECONDS, "1000")
+    monkeypatch.setattr("cuda.tile.tune.exhaustive_search", lambda *args, **options: pytest.fail("searched"))
+    tuned.launch(*tensors(256))  # loads 64x64 for this signature
+    driver.capturing = True
+    tuned.launch(*tensors(4096))
+    assert driver.launches[-1].grid == blocks(4096, 1024, AT_256)
+    assert len(driver.compiled) == 1
+
+
+def test_b9_what_would_be_compiled_during_capture_is_refused_before_the_stream_is_touched(
+    tuned: Tunable, driver: Driver
+) -> None:
+    """B9: not even the fallback is loaded."""
+    driver.capturing = True
+    with pytest.raises(
+        LaunchError, match=r"scale would be loaded during graph capture.*aot_tune\.prime\(\.\.\.\)"
+    ):
+        tuned.launch(*tensors(64))
+    assert driver.launches == []
+    driver.capturing = False
+    tuned.launch(*tensors(64))
+    assert len(driver.launches) == 1
+
+
+# Tables ----------------------------------------------------------------------------------------------------
+
+
+def test_the_tables_of_another_arch_are_never_read(
+    driver: Driver, launched: Launched, tmp_path: Path
+) -> None:
+    """B3: other arch."""
+    write(tmp_path, scale_table()).rename(tmp_path / "sm90" / "kept.json")
+    other = tmp_path / "sm100"
+    other.mkdir()
+    (tmp_path / "sm90" / "kept.json").rename(other / "scale.json")
+    tunable = dataclasses.replace(scale, tables=tmp_path)
+    tunable.launch(*tensors(256))
+    assert launched() == [blocks(256, 1024, DEFAULT)]
+
+
+def test_a_table_of_other_source_is_used_with_one_warning(
+    driver: Driver, launched: Launched, tmp_path: Path
+) -> None:
+    write(tmp_path, dataclasses.replace(scale_table(), source_hash="0123456789abcdef"))
+    tunable = dataclasses.replace(scale, tables=tmp_path)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        tunable.launch(*tensors(64))
+        tunable.launch(*tensors(256))
+    assert [one.category for one in seen] == [TableWarning]
+    assert "was tuned for other source of scale (0123456789abcdef, now " in str(seen[0].message)
+    assert launched() == [blocks(64, 1024, AT_64), blocks(256, 1024, AT_256)]
+
+
+def test_without_nvml_the_tables_are_read_at_the_first_launch(
+    driver: Driver, launched: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "gpus", lambda: None)
+    tunable = dataclasses.replace(scale, tables=tmp_path)
+    write(tmp_path, scale_table())
+    tunable.launch(*tensors(256))
+    assert launched() == [blocks(256, 1024, AT_256)]
+
+
+def test_the_kernels_of_a_table_are_made_at_construction_and_no_other_ever(
+    tuned: Tunable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> None:
+        pytest.fail("a kernel was made on the launch path")
+
+    monkeypatch.setattr("aot_tune.nvidia.cutile.with_hints", refuse)
+    for rows in (1, 64, 256, 100, 200):
+        tuned.launch(*tensors(rows))
+
+
+def test_every_table_s_hint_is_one_kernel(tuned: Tunable) -> None:
+    kernels = dispatcher_of(tuned).kernels
+    one, two = dict(AT_64.hints), dict(AT_256.hints)
+    assert kernels.of(one) is kernels.of(one)
+    assert kernels.of(one) is not kernels.of(two)
+
+
+def test_a_problem_without_an_axis_is_refused_by_its_name(driver: Driver) -> None:
+    full = [True]
+
+    def problem(source: Any, target: Any, by: float) -> dict[str, object]:
+        return {"N": source.shape[0]} if full else {"n": source.shape[0]}
+
+    tunable, _ = shift(driver, problem=problem, axes={"N": Pow2()}, typical=[{"N": 64}])
+    full.clear()
+    with pytest.raises(LaunchError, match="problem\\(\\) gives None for the axis N"):
+        tunable.launch(vector(64), vector(64), 1.0)
+
+
+def _a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder.write_text("")
+    return folder
+
+
+def _below_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return _a_file(folder, monkeypatch) / "below"
+
+
+def _garbage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder.mkdir()
+    (folder / "cache.db").write_bytes(b"no database" * 1000)
+    return folder
+
+
+def _a_folder_for_a_database(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (folder / "cache.db").mkdir(parents=True)
+    return folder
+
+
+def _read_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    # By the database's own means, since no file is read-only to root.
+    folder.mkdir()
+    connect = sqlite3.connect
+    connect(folder / "cache.db").close()
+    monkeypatch.setattr(
+        "sqlite3.connect", lambda path, **options: connect(f"file:{path}?mode=ro", uri=True, **options)
+    )
+    return folder
+
+
+@pytest.mark.parametrize(
+    "breaks",
+    [_a_file, _below_a_file, _garbage, _a_folder_for_a_database, _read_only],
+    ids=lambda b: b.__name__,
+)
+def test_b17_a_broken_disk_cache_of_cutile_does_not_stop_serving(
+    tuned: Tunable,
+    launched: Launched,
+    driver: Driver,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    breaks: Callable[[Path, pytest.MonkeyPatch], Path],
+) -> None:
+    """B17: it cannot be made, opened, read or written; cuTile compiles all the same, and once."""
+    from cuda.tile._cext import default_tile_context
+
+    folder = breaks(tmp_path / "cache", monkeypatch)
+    dispatcher = dispatcher_of(tuned)
+    kernel = dispatcher.kernels.of(AT_64.hints)
+    compile_with = type(kernel)._compile
+    config = dataclasses.replace(default_tile_context.config, cache_dir=str(folder))
+
+    def compile_in_broken(self: Any, signature: Any, context: Any, capability: Any = None) -> Any:
+        from cuda.tile._cext import TileContext
+
+        return compile_with(self, signature, TileContext(config=config), capability)
+
+    monkeypatch.setattr(type(kernel), "_compile", compile_in_broken)
+    for _ in range(2):
+        tuned.launch(*tensors(64))
+    assert launched() == [blocks(64, 1024, AT_64)] * 2
+    assert len(driver.compiled) == 1

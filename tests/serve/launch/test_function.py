@@ -1,0 +1,106 @@
+"""The launch function that is written for a form finds what `Form.key` filed, and asks again for the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aot_tune.errors import CompilerMissingError
+from aot_tune.serve.launch.function import Form, Kind, LaunchFunction
+from aot_tune.serve.launch.reads import Read
+from tests.support.driver import FakeTensor
+
+X, B = FakeTensor((4, 8)), FakeTensor((8,))
+
+
+class Called:
+    """A launch function whose launches and slow calls are noted."""
+
+    def __init__(self, form: Form, *args: Any, index: int = 0, fails: Exception | None = None) -> None:
+        self.fired: list[tuple[Any, ...]] = []
+        self.asked: list[tuple[Any, ...]] = []
+        self.recording = False
+        function = LaunchFunction("sample", lambda x, b, by: {}, lambda args, config: self.asked.append(args))
+        names = {
+            "ct_launch": self._launch, "raw_stream": lambda index: 100 + index, "current_device": lambda: 0,
+            "grad_enabled": lambda: self.recording, "tensors": frozenset({FakeTensor}),
+        }  # fmt: skip
+        self.fails = fails
+        function.become(form, names)[form.key(index, args, (FakeTensor,))] = ("grid", "kernel", 7)
+        self.launch = function.call
+
+    def _launch(self, *passed: Any) -> None:
+        if self.fails is not None:
+            raise self.fails
+        self.fired.append(passed)
+
+
+def form(*kinds: Kind, reads: set[Read], several: bool = False) -> Form:
+    return Form(kinds=kinds, reads=frozenset(reads), layout=(0, 1, 2, None), several_devices=several)
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize(
+    ("known", "args", "other"),
+    [
+        (form("tensor", "tensor", "plain", reads={(0, "shape")}), (X, B, 1.0), (B, B, 1.0)),
+        (form("tensor", "tensor", "plain", reads={(0, "stride"), (2, "value")}), (X, B, 2), (X, B, 3)),
+        (form("tensor", "mixed", "plain", reads={(1, "shape"), (0, "dtype")}), (X, None, 1), (X, B, 1)),
+        (form("tensor", "mixed", "plain", reads={(1, "shape"), (0, "device")}), (X, B, 1), (X, X, 1)),
+        (form("tensor", "mixed", "plain", reads={(1, "value")}), (X, B, 1), (X, 4, 1)),
+        (form("tensor", "mixed", "plain", reads={(1, "value")}), (X, 4, 1), (X, 5, 1)),
+        (form("tensor", "tensor", "plain", reads=set()), (X, B, 1), (X, B, 1.0)),
+    ],
+    ids=["shape", "stride and value", "absent", "there", "no value", "value", "type"],
+)  # fmt: skip
+def test_what_was_filed_under_a_forms_key_is_found_and_nothing_else_is(
+    known: Form, args: tuple[Any, ...], other: tuple[Any, ...], several: bool
+) -> None:
+    known = form(*known.kinds, reads=set(known.reads), several=several)
+    called = Called(known, *args)
+    called.launch(*args)
+    assert called.fired == [(100, "grid", "kernel", (*args, 7))]
+    called.launch(*other)
+    assert called.asked == [other]
+
+
+def test_the_key_of_what_only_stands_for_tensors_of_a_gpu_is_theirs() -> None:
+    there = FakeTensor((4, 8), device=1)
+    known = form("tensor", "tensor", "plain", reads={(0, "shape")}, several=True)
+    called = Called(known, X, X, 1, index=1)  # X is not on GPU 1
+    called.launch(there, there, 1)
+    assert [passed[0] for passed in called.fired] == [101]
+
+
+@pytest.mark.parametrize(
+    ("fails", "again"),
+    [
+        (TypeError("an argument cuTile does not take"), True),
+        (ValueError("an argument cuTile does not take"), True),
+        (CompilerMissingError("no code for these"), True),
+        (RuntimeError("the driver: the launch may have begun"), False),
+    ],
+    ids=["type", "value", "compiler", "driver"],
+)
+def test_only_what_was_not_launched_is_asked_for_again(fails: Exception, again: bool) -> None:
+    called = Called(form("tensor", "tensor", "plain", reads=set()), X, B, 1, fails=fails)
+    if again:
+        called.launch(X, B, 1)
+    else:
+        with pytest.raises(RuntimeError, match="may have begun"):
+            called.launch(X, B, 1)
+    assert called.asked == ([(X, B, 1)] if again else [])
+
+
+def test_a_given_config_and_a_tensor_that_autograd_would_record_are_not_looked_up() -> None:
+    called = Called(form("tensor", "tensor", "plain", reads=set()), X, B, 1)
+    called.launch(X, B, 1, config="given")
+    recorded = FakeTensor((4, 8))
+    recorded.requires_grad = True
+    called.launch(recorded, B, 1)
+    called.recording = True
+    called.launch(X, B, 1)
+    called.launch(recorded, B, 1)
+    assert len(called.fired) == 2
+    assert called.asked == [(X, B, 1), (recorded, B, 1)]

@@ -1,0 +1,143 @@
+"""A search in a process of its own: it is killed in time, and what it answers is checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aot_tune.declare.declaration import Close
+from aot_tune.serve.search import child, child_main
+from aot_tune.serve.search.child_main import is_close
+from aot_tune.values.problem import Problem
+from tests.support.driver import Driver
+from tests.support.samples import DEFAULT, SPACE, scale
+
+PROBLEM = Problem({"dtype": "bfloat16", "M": 64, "N": 1024})
+
+
+def script(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_an_answer_is_what_the_child_prints() -> None:
+    assert child.run(script("import sys; sys.stdout.write(sys.stdin.read().upper())"), b"abc", 20) == b"ABC"
+
+
+@pytest.mark.parametrize(
+    "code", ["import os; os.abort()", "raise SystemExit(1)", "import os; os.kill(os.getpid(), 9)"]
+)
+def test_b11_a_child_that_fails_is_no_answer(code: str) -> None:
+    """B11: a fault in a config nobody checked ends the child and nothing else."""
+    assert child.run(script(code), b"", 20) is None
+
+
+def test_b11_a_child_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> None:
+    """B11: times out."""
+    started = time.monotonic()
+    code = (
+        "import subprocess, sys, time, pathlib\n"
+        f"one = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(one.pid))\n"
+        "time.sleep(60)"
+    )
+    assert child.run(script(code), b"", 2) is None
+    assert time.monotonic() - started < 10
+    grandchild = int((tmp_path / "pid").read_text())
+    for _ in range(50):
+        if _gone(grandchild):
+            return
+        time.sleep(0.1)
+    pytest.fail("what the child started is still running")
+
+
+def _gone(pid: int) -> bool:
+    try:
+        return "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"{}",
+        b'{"best": 9, "mean_us": 1.0}',
+        b'{"best": 0, "mean_us": NaN}',
+        b'{"best": "x", "mean_us": 1}',
+        None,
+    ],
+)
+def test_an_answer_that_is_none_is_no_winner(answer: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "run", lambda *args: answer)
+    assert child.fastest(scale, PROBLEM, SPACE[:2], number=0, limit_s=1) is None
+
+
+def test_the_request_names_the_declaring_module_and_the_answer_one_of_the_configs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requests: list[Any] = []
+
+    def run(command: list[str], request: bytes, limit_s: float) -> bytes:
+        requests.append(json.loads(request))
+        return b'{"best": 1, "mean_us": 7.5}'
+
+    monkeypatch.setattr(child, "run", run)
+    assert child.fastest(scale, PROBLEM, SPACE[:2], number=1, limit_s=1) == (SPACE[1], 7.5)
+    assert requests[0]["module"] == "tests.support.samples"
+    assert requests[0]["problem"] == {"dtype": "bfloat16", "M": 64, "N": 1024}
+    assert requests[0]["device"] == 1
+
+
+def test_a_declaration_that_no_other_process_can_import_has_no_child() -> None:
+    assert child.module_of(dataclasses.replace(scale)) is None
+    assert child.module_of(scale) == "tests.support.samples"
+
+
+def test_the_time_limit_says_how_many_candidates_there_are() -> None:
+    assert child.few(1.0) == 0
+    assert 2 <= child.few(10.0) < 8
+    assert child.few(1000.0) == 8
+
+
+@pytest.mark.parametrize(
+    ("value", "close"), [(1.0, True), (1.009, True), (1.03, False), (float("nan"), False)]
+)
+def test_a_result_is_right_within_its_tolerances(value: float, close: bool) -> None:
+    wanted = Close(value=torch.ones(4), rtol=0.01, atol=0.01)
+    result = torch.ones(4)
+    result[2] = value
+    assert is_close(result, wanted) is close
+
+
+def test_b11_a_config_that_computes_a_wrong_result_cannot_win(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B11: only what matches the reference is timed; 16-row tiles write nothing here, 32-row ones half."""
+    source = torch.randn(64, 1024)
+    args = (source, torch.empty(64, 1024))
+    object.__setattr__(
+        declared := dataclasses.replace(scale), "make_args", lambda problem, device, seed: args
+    )
+
+    def launch(stream: int, grid: Any, kernel: Any, kernel_args: Any) -> None:
+        given, target, tile_m, _ = kernel_args
+        if tile_m == 32:
+            target[:32] = given[:32] * 2
+        elif tile_m == 64:
+            target[:] = given * 2
+
+    timed: list[Any] = []
+    monkeypatch.setattr("cuda.tile.launch", launch)
+    monkeypatch.setattr(child_main, "fastest", lambda *a, **o: timed.extend(a[3]) or (a[3][0], 1.0))
+    configs = [DEFAULT, *(c for c in SPACE if c["tile_m"] in (32, 64) and c["tile_n"] == 64)]
+    best = child_main.search(declared, PROBLEM, configs, 0)
+    assert {config["tile_m"] for config in timed} == {64}
+    assert best == (timed[0], 1.0)

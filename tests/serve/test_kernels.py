@@ -1,0 +1,363 @@
+"""Which cubins a process serves: only those of this arch, this code, this signature, these hints; else one
+warning."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import cuda.tile as ct
+import pytest
+import torch
+
+from aot_tune import environment
+from aot_tune.cubins import archive
+from aot_tune.cubins.archive import FILE_NAME, CubinKey, Hints
+from aot_tune.cubins.origin_walk import origin_of
+from aot_tune.cubins.pack import KernelCubins, pack
+from aot_tune.errors import CompilerMissingError, CubinWarning
+from aot_tune.nvidia import cutile
+from aot_tune.serve import cubins as serving
+from aot_tune.serve.choose.resolve import Choice
+from aot_tune.serve.cubins import Cubins
+from aot_tune.serve.launch.dispatch import Dispatcher
+from aot_tune.tunable import Tunable
+from aot_tune.values.arch import Arch
+from tests.support import driver as fake_driver
+from tests.support.samples import DEFAULT, SM90, SPACE, scale
+
+SM100 = Arch.parse("sm100")
+HINTS: Hints = tuple(DEFAULT.hints.items())
+RAGGED, ALIGNED, UNIT = (
+    cutile.signature_of(
+        scale.kernel, (tensor := torch.empty(rows, 64, dtype=torch.bfloat16, device="meta"), tensor, 16, 64)
+    )
+    for rows in (50, 64, 1)
+)
+WEAKEST = cutile.weakest_signature(scale.kernel, RAGGED)
+
+
+@pytest.fixture(autouse=True)
+def _opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_archives", {})
+    serving._tell_untested.cache_clear()
+
+
+@pytest.fixture
+def tunable(tmp_path: Path) -> Tunable:
+    """The sample kernel, its tables' folder empty."""
+    return dataclasses.replace(scale, tables=tmp_path / "tables")
+
+
+def put(folder: Path, *, arch: Arch = SM90, inside: Arch | None = None, **changed: str) -> Path:
+    """An archive of made-up code for two signatures, as `arch` keeps it."""
+    origin = dataclasses.replace(origin_of(scale, "13.4.92"), **changed)  # type: ignore[arg-type]
+    held = {(HINTS, ALIGNED): b"aligned", (HINTS, UNIT): b"unit", (HINTS, WEAKEST): b"weakest"}
+    path = folder / str(arch) / FILE_NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kernel = KernelCubins(kernel="scale", symbol="_scale_kernel", origin=origin, cubins=held)
+    path.write_bytes(pack(inside or arch, [kernel]))
+    return path
+
+
+def folder_of(tunable: Tunable) -> Path:
+    assert tunable.tables is not None
+    return tunable.tables
+
+
+def with_compiler(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    monkeypatch.setattr(cutile, "may_have_compiler", lambda: there)
+
+
+def test_the_cubin_of_exactly_this_signature_is_served_with_its_symbol(tunable: Tunable) -> None:
+    put(folder_of(tunable))
+    cubins = Cubins(tunable)
+    assert cubins.find(HINTS, ALIGNED, SM90) == cutile.Cubin(b"aligned", "_scale_kernel")
+    assert cubins.source(DEFAULT.hints)(UNIT, SM90) == cutile.Cubin(b"unit", "_scale_kernel")
+    assert cubins.has(HINTS, ALIGNED, SM90)
+    assert not cubins.has(HINTS, RAGGED, SM90)
+
+
+def test_other_hints_are_another_kernel(tunable: Tunable, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(folder_of(tunable))
+    for compiler in (True, False):
+        with_compiler(monkeypatch, compiler)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CubinWarning)
+            assert Cubins(tunable).find((("num_ctas", 2), ("occupancy", 1)), ALIGNED, SM90) is None
+
+
+def test_another_archs_archive_is_not_read(tunable: Tunable, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(folder_of(tunable))
+    monkeypatch.setattr(archive, "_read", lambda *a: pytest.fail("it was read"))
+    assert Cubins(tunable).find(HINTS, ALIGNED, SM100) is None
+
+
+def test_an_archive_in_the_wrong_archs_folder_is_left_out(tunable: Tunable) -> None:
+    put(folder_of(tunable), arch=SM100, inside=SM90)
+    with pytest.warns(CubinWarning, match="is of sm90, and not of sm100"):
+        assert Cubins(tunable).find(HINTS, ALIGNED, SM100) is None
+
+
+def test_without_any_archive_nothing_is_said(tunable: Tunable) -> None:
+    assert Cubins(tunable).find(HINTS, ALIGNED, SM90) is None
+
+
+def test_a_release_whose_contract_was_not_tested_gets_no_cubin(
+    tunable: Tunable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(folder_of(tunable))
+    monkeypatch.setattr(cutile, "version", lambda: "9.9.0")
+    several = [Cubins(tunable) for _ in range(2)]  # as of two declarations of a package
+    with pytest.warns(CubinWarning) as told:
+        assert [cubins.find(HINTS, ALIGNED, SM90) for cubins in several * 2] == [None] * 4
+    assert not any(cubins.has(HINTS, ALIGNED, SM90) for cubins in several)
+    [line] = [str(one.message) for one in told]
+    assert line == (
+        f"{path} is left out, since loading cubins was not tested with cuda-tile 9.9.0 (1.6 and 1.7 were); "
+        "kernels are compiled at their first launch: install a tested release of cuda-tile"
+    )
+
+
+def test_a_release_that_was_not_tested_is_told_of_where_tables_are_loaded_and_only_of_an_archive(
+    tunable: Tunable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cutile, "version", lambda: "9.9.0")
+    Dispatcher(tunable).load(SM90)  # there is none
+    put(folder_of(tunable))
+    Dispatcher(tunable).load(SM100)  # another arch's
+    with pytest.warns(CubinWarning, match=r"cuda-tile 9\.9\.0"):
+        Dispatcher(tunable).load(SM90)
+
+
+def test_other_source_is_left_out_with_one_warning(tunable: Tunable) -> None:
+    put(folder_of(tunable), source_hash="0" * 16, files={"tests.support.samples": "0" * 64})  # type: ignore[arg-type]
+    cubins = Cubins(tunable)
+    with pytest.warns(
+        CubinWarning, match="the file of tests.support.samples is not as it was compiled"
+    ) as told:
+        assert [cubins.find(HINTS, ALIGNED, SM90) for _ in range(3)] == [None] * 3
+    assert len(told) == 1
+
+
+def test_an_edited_comment_does_not_cost_the_cubins(tunable: Tunable) -> None:
+    put(folder_of(tunable), files={"tests.support.samples": "0" * 64})  # type: ignore[arg-type]
+    assert Cubins(tunable).find(HINTS, ALIGNED, SM90) is not None
+
+
+# What is not there ------------------------------------------------------------------------------------------
+
+
+def test_with_a_compiler_a_missing_class_is_compiled_and_said_once(
+    tunable: Tunable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(folder_of(tunable))
+    with_compiler(monkeypatch, True)
+    cubins = Cubins(tunable)
+    with pytest.warns(CubinWarning, match="cuTile compiles it") as told:
+        assert [cubins.find(HINTS, RAGGED, SM90) for _ in range(2)] == [None] * 2
+    assert len(told) == 1
+
+
+def test_without_a_compiler_a_missing_class_of_the_default_runs_the_weakest(
+    tunable: Tunable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(folder_of(tunable))
+    with_compiler(monkeypatch, False)
+    cubins = Cubins(tunable)
+    with pytest.warns(CubinWarning, match="no compiler here"):
+        assert cubins.find(HINTS, RAGGED, SM90) == cutile.Cubin(b"weakest", "_scale_kernel")
+    assert cubins.find(HINTS, ALIGNED, SM90) == cutile.Cubin(b"aligned", "_scale_kernel")
+
+
+def test_a_folder_that_the_user_names_comes_first(
+    tunable: Tunable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path / "mine")
+    monkeypatch.setenv(environment.TABLES, str(tmp_path / "mine"))
+    assert Cubins(tunable).find(HINTS, ALIGNED, SM90) is not None
+
+
+# Faults of the file: rows B1 and B2 of the fault list in spirit ---------------------------------------------
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def _emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _zeros(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def _dangling(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize("damage", [_cut, _emptied, _fifo, _folder, _zeros, _dangling])
+def test_a_broken_archive_is_a_miss_with_one_warning(
+    tunable: Tunable, damage: Callable[[Path], None]
+) -> None:
+    path = put(folder_of(tunable))
+    damage(path)
+    cubins = Cubins(tunable)
+    with pytest.warns(CubinWarning, match=r"cubins\.aot.*aot-tune compile") as told:
+        assert [cubins.find(HINTS, ALIGNED, SM90) for _ in range(3)] == [None] * 3
+    assert len(told) == 1
+
+
+def test_a_damaged_cubin_is_a_miss_and_the_others_are_served(tunable: Tunable) -> None:
+    path = put(folder_of(tunable))
+    data = bytearray(path.read_bytes())
+    # The first block is stored whole and the dictionary of the rest: damage the last one.
+    section = archive.Archive(path).section("scale")
+    assert section is not None
+    last = section._blocks[-1]
+    start = archive.Archive(path)._body + last.offset
+    data[start + last.stored - 3] ^= 0xFF
+    path.write_bytes(data)
+    cubins = Cubins(tunable)
+    wanted = {ALIGNED: b"aligned", UNIT: b"unit"}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = {signature: cubins.find(HINTS, signature, SM90) for signature in wanted}
+        weakest = cubins.find(HINTS, WEAKEST, SM90)
+    codes = [*found.values(), weakest]
+    assert sum(code is None for code in codes) == 1
+    assert sum("is damaged" in str(one.message) for one in told) == 1
+    assert all(code is None or code.code == wanted.get(name, b"weakest") for name, code in found.items())
+
+
+@pytest.mark.parametrize("byte", [0, 1000], ids=["cannot be unpacked", "unpacks to something else"])
+@pytest.mark.parametrize("compiler", [True, False])
+def test_a_damaged_dictionary_is_one_fault_and_told_once(
+    tunable: Tunable, byte: int, compiler: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_compiler(monkeypatch, compiler)
+    like = random.Random(0).randbytes(archive.WINDOW + 1000)  # longer than what is used as a dictionary
+    keys: list[CubinKey] = [
+        ((("occupancy", number),), signature)
+        for number in range(1, 14)
+        for signature in (ALIGNED, RAGGED, UNIT)
+    ]
+    held = {key: like + bytes([number]) for number, key in enumerate(keys)}
+    kernel = KernelCubins(kernel="scale", symbol="_scale_kernel", origin=origin_of(scale, "1"), cubins=held)
+    path = folder_of(tunable) / str(SM90) / FILE_NAME
+    path.parent.mkdir(parents=True)
+    path.write_bytes(pack(SM90, [kernel]))
+    assert all(Cubins(tunable).find(*key, SM90) for key in keys)
+    section = archive.Archive(path).section("scale")
+    assert section is not None
+    data = bytearray(path.read_bytes())
+    data[archive.Archive(path)._body + section._blocks[0].offset + byte] ^= 0xFF
+    path.write_bytes(data)
+    serving._archives.clear()
+    cubins = Cubins(tunable)
+    with pytest.warns(CubinWarning, match="is damaged.*aot-tune compile") as told:
+        assert not any(cubins.find(*key, SM90) for key in keys)
+    assert len(told) == 1
+
+
+def test_a_file_removed_while_serving_is_a_miss(tunable: Tunable) -> None:
+    path = put(folder_of(tunable))
+    cubins = Cubins(tunable)
+    assert cubins.has(HINTS, ALIGNED, SM90)
+    path.unlink()
+    with pytest.warns(CubinWarning, match="No such file"):
+        assert cubins.find(HINTS, ALIGNED, SM90) is None
+
+
+def test_nothing_is_written_and_no_descriptor_stays_open(tunable: Tunable) -> None:
+    path = put(folder_of(tunable))
+    before = sorted(os.listdir("/proc/self/fd"))
+    tree = sorted(path.parent.parent.rglob("*"))
+    assert Cubins(tunable).find(HINTS, ALIGNED, SM90) is not None
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert sorted(path.parent.parent.rglob("*")) == tree
+
+
+# At a launch ------------------------------------------------------------------------------------------------
+
+
+def test_without_cubin_and_compiler_nothing_is_launched_and_the_next_step_is_named(
+    driver: fake_driver.Driver, tunable: Tunable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_compiler(monkeypatch, False)
+    kernel = cutile.with_hints(scale.kernel, DEFAULT.hints, Cubins(tunable).source(DEFAULT.hints))
+    array = fake_driver.FakeTensor((50, 64), torch.bfloat16)
+    with pytest.raises(CompilerMissingError, match=r"aot-tune compile.*pip install"):
+        ct.launch(0, (1,), kernel, (array, array, 16, 64))
+    assert driver.launches == []
+
+
+def test_a_launch_takes_the_archives_cubin_and_its_symbol(
+    driver: fake_driver.Driver, tunable: Tunable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cuda.tile import _compile
+
+    monkeypatch.setattr(_compile, "compile_tile", lambda *a, **k: pytest.fail("it compiled"))
+    put(folder_of(tunable))
+    kernel = cutile.with_hints(scale.kernel, DEFAULT.hints, Cubins(tunable).source(DEFAULT.hints))
+    for rows in (64, 1):
+        array = fake_driver.FakeTensor((rows, 64), torch.bfloat16)
+        ct.launch(0, (1,), kernel, (array, array, 16, 64))
+    assert [launch.symbol for launch in driver.launches] == ["_scale_kernel", "_scale_kernel"]
+
+
+def test_a_layout_without_a_cubin_of_the_tuned_config_runs_the_defaults_weakest(
+    driver: fake_driver.Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B13: strides are no part of a plan's key, and a serving image may have no compiler."""
+    from cuda.tile import _compile
+
+    monkeypatch.setattr(_compile, "compile_tile", lambda *a, **k: pytest.fail("it compiled"))
+    tuned = next(config for config in SPACE if config.hints != DEFAULT.hints and config["tile_m"] == 16)
+    chosen = cutile.signature_of(
+        scale.kernel,
+        (tensor := torch.empty(64, 64, dtype=torch.bfloat16, device="meta"), tensor, 16, tuned["tile_n"]),
+    )
+    odd = torch.empty_strided((64, 64), (65, 1), dtype=torch.bfloat16, device="meta")
+    weak = cutile.weakest_signature(
+        scale.kernel, cutile.signature_of(scale.kernel, (odd, odd, 16, DEFAULT["tile_n"]))
+    )
+    held = {(tuple(tuned.hints.items()), chosen): b"exact", (HINTS, weak): b"weakest"}
+    path = tmp_path / "tables" / str(SM90) / FILE_NAME
+    path.parent.mkdir(parents=True)
+    kernel = KernelCubins(
+        kernel="scale", symbol="_scale_kernel", origin=origin_of(scale, "13.4.92"), cubins=held
+    )
+    path.write_bytes(pack(SM90, [kernel]))
+    with_compiler(monkeypatch, False)
+    here = dataclasses.replace(scale, tables=tmp_path / "tables", default=scale.default)
+    monkeypatch.setattr(
+        "aot_tune.serve.launch.dispatch.resolve",
+        lambda *args, given=None, **named: Choice(
+            config=given or tuned, source="own", why=lambda: "scripted"
+        ),
+    )
+    even = fake_driver.FakeTensor((64, 64), torch.bfloat16)
+    ragged = fake_driver.FakeTensor((64, 64), torch.bfloat16, strides=(65, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):  # the slow path, then the hot one, which knows the shape but not the strides
+            here.launch(even, even)
+            here.launch(ragged, ragged)
+    assert len(driver.launches) == 4

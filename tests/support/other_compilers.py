@@ -1,0 +1,98 @@
+"""Compilers and compiling children that fail on purpose, for tests of the pool. Not a test itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from aot_tune.errors import CutileError
+from aot_tune.tuner.compile.child import Compiler
+from aot_tune.tuner.compile.job import CompileJob
+
+MARK = "AOT_TUNE_TEST_MARK"
+"""Set in a test's environment: every process that inherits it can be found again."""
+
+
+class CompilerOnPath(Compiler):
+    """Takes the first ``tileiras`` on PATH, and not the installed package's."""
+
+    def __init__(self, report: Callable[[object], None], folder: Path, timeout_s: float) -> None:
+        from cuda.tile import _compile
+
+        _compile._find_pip_tileiras = lambda: None
+        super().__init__(report, folder, timeout_s)
+
+
+class DiesAtOccupancyTwo(Compiler):
+    """The compiling process itself is killed, as for memory, on some jobs."""
+
+    def compile(self, job: CompileJob) -> None:
+        if job.hints.get("occupancy") == 2:
+            self._report("compiling")
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().compile(job)
+
+
+class HangsAtOccupancyTwo(Compiler):
+    """Tracing a kernel never ends, on some jobs: no time limit of the compiler's helps."""
+
+    def compile(self, job: CompileJob) -> None:
+        if job.hints.get("occupancy") == 2:
+            self._report("compiling")
+            time.sleep(1000)
+        super().compile(job)
+
+
+class RefusesInOneBreath(Compiler):
+    """All that it says of a job arrives at once."""
+
+    def compile(self, job: CompileJob) -> None:
+        for _ in range(200):
+            self._report("compiling")
+        raise CutileError("not with me")
+
+
+class StartsTheThirdTime(Compiler):
+    """The first two children die before they are ready."""
+
+    def __init__(self, report: Callable[[object], None], folder: Path, timeout_s: float) -> None:
+        starts = folder / "starts"
+        with starts.open("a") as file:
+            file.write("x")
+        if starts.stat().st_size < 3:
+            os._exit(7)
+        super().__init__(report, folder, timeout_s)
+
+
+class NeverStarts(Compiler):
+    """No child becomes ready."""
+
+    def __init__(self, report: Callable[[object], None], folder: Path, timeout_s: float) -> None:
+        os._exit(7)
+
+
+class TellsItsGpus(Compiler):
+    """Writes down which GPUs it may see."""
+
+    def compile(self, job: CompileJob) -> None:
+        (self._folder / "gpus").write_text(repr(os.environ.get("CUDA_VISIBLE_DEVICES")))
+        super().compile(job)
+
+
+def marked(mark: str) -> list[int]:
+    """Processes that inherited the mark, this one left out."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes()
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue  # gone meanwhile, or another user's
+        if f"{MARK}={mark}".encode() in environment.split(b"\0") and state != "Z":
+            found.append(int(entry.name))
+    return found

@@ -1,0 +1,221 @@
+"""A backend that does as its script says, in a real child process. Uses no GPU.
+
+A script maps a config's ``name`` constant to its behaviour. What is to happen only so many times is counted
+in files, since the process that counted may be the one that is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aot_tune.errors import DeclarationError
+from aot_tune.tuner.measure.worker.backend import Trial
+from aot_tune.tuner.measure.worker.gpu_state import GpuState
+from aot_tune.tuner.outcome import Measurement, Stage
+from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
+from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
+
+ALWAYS = 1_000_000
+
+
+class OutOfGpuMemory(Exception):
+    """What a driver says when memory is short."""
+
+
+class CompilerError(Exception):
+    """What a compiler says when it refuses a kernel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Does:
+    """What one config does."""
+
+    us: Sequence[float] = (10.0,)
+    """Its mean in each round, in turn, microseconds."""
+
+    in_turn: Sequence[float] = ()
+    """What one launch takes, in turn; as `us` without it."""
+
+    margin_us: float = 0.01
+    """The error margin of each."""
+
+    fault: str = ""
+    """What goes wrong at a launch: poison, quiet poison, hang, crash, oom, compile, launch, undeclared."""
+
+    times: int = ALWAYS
+    """How often it goes wrong, over all processes."""
+
+    at_launch: int = 1
+    """The first launch in a process that may go wrong; a verification is two launches, a timing eight."""
+
+    only_on: int = 0
+    """The M of the one problem where it goes wrong; 0 for all."""
+
+    wrong: str = ""
+    """What a verification finds."""
+
+    wrong_for_seed: int = -1
+    """The one seed with which it finds that; -1 for all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What the GPU and its kernels do."""
+
+    folder: Path
+    """Where occurrences are counted and events are logged."""
+
+    configs: Mapping[str, Does]
+    """By a config's name."""
+
+    slow_starts: int = 0
+    """How many starts never end."""
+
+    dead_starts: int = 0
+    """How many starts end the process."""
+
+    bad_canaries: Collection[int] = ()
+    """Which canaries fail, counted over all processes from 0."""
+
+    short_opens: Collection[int] = ()
+    """Which opens run out of memory, counted likewise."""
+
+    disturbances: Sequence[str] = field(default_factory=tuple)
+    """What disturbs, one for each question from the first; nothing afterwards."""
+
+
+def config(name: str) -> Config:
+    """The config called `name`."""
+    return Config(constants={"name": name})
+
+
+def events(folder: Path) -> list[str]:
+    """What happened, in order, over all processes."""
+    log = folder / "log"
+    return log.read_text().splitlines() if log.exists() else []
+
+
+class ScriptedBackend:
+    """A `Backend` that follows a `Script`."""
+
+    def __init__(self, *, script: Script) -> None:
+        self._script = script
+        self._dead = False
+        self._launches: dict[str, int] = {}
+        self._problem = Problem({"M": 0})
+        self._seeds: Sequence[int] = ()
+        self._log("start")
+        if self._happens("slow start", script.slow_starts):
+            time.sleep(600)
+        if self._happens("dead start", script.dead_starts):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def device(self) -> Device:
+        return Device.reference(Arch.parse("sm90"))
+
+    def state(self) -> GpuState:
+        return GpuState(sm_clock_mhz=1980, clocks_locked=False, reasons=("power cap",))
+
+    def disturbance(self) -> str | None:
+        number = self._count("disturbance")
+        return self._script.disturbances[number] if number < len(self._script.disturbances) else None
+
+    def canary(self) -> None:
+        if self._count("canary") in self._script.bad_canaries:
+            raise RuntimeError("CUDA error: device unavailable")
+        self._log("canary")
+
+    def open(self, problem: Problem, seeds: Sequence[int]) -> None:
+        self._log(f"open {problem}")
+        self._alive()
+        if self._count("open") in self._script.short_opens:
+            raise OutOfGpuMemory("tried to allocate 96 GiB")
+        self._problem, self._seeds = problem, seeds
+
+    def verify(self, trial: Trial) -> str | None:
+        name, does = self._asked(trial, "verify")
+        for seed in self._seeds:
+            self._launch(name, does)
+            if does.wrong and does.wrong_for_seed in (-1, seed):
+                return does.wrong
+        return None
+
+    def time(self, trial: Trial) -> Measurement:
+        name, does = self._asked(trial, "time")
+        for _ in range(8):
+            self._launch(name, does)
+        taken = does.us[self._count(f"rounds of {name}") % len(does.us)]
+        return Measurement(config=trial.config, mean_us=taken, error_margin_us=does.margin_us, num_samples=5)
+
+    def busy(self, seconds: float) -> None:
+        self._log(f"busy {seconds}")
+
+    def sample(self, trial: Trial) -> float:
+        name, does = self._asked(trial, "sample")
+        self._launch(name, does)
+        return (does.in_turn or does.us)[self._count(f"samples of {name}") % len(does.in_turn or does.us)]
+
+    def healthy(self) -> bool:
+        return not self._dead
+
+    def stage(self, error: Exception) -> Stage:
+        if self._dead:
+            return "fault"
+        if isinstance(error, OutOfGpuMemory):
+            return "memory"
+        return "compile" if isinstance(error, CompilerError) else "launch"
+
+    def _asked(self, trial: Trial, what: str) -> tuple[str, Does]:
+        name = str(trial.config["name"])
+        self._log(f"{what} {name}")
+        self._alive()
+        return name, self._script.configs[name]
+
+    def _launch(self, name: str, does: Does) -> None:
+        launch = self._launches[name] = self._launches.get(name, 0) + 1
+        here = does.only_on in (0, self._problem["M"])
+        if does.fault and here and launch >= does.at_launch and self._happens(f"fault of {name}", does.times):
+            self._go_wrong(does.fault)
+
+    def _go_wrong(self, fault: str) -> None:
+        if fault == "hang":
+            time.sleep(600)
+        elif fault == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        elif fault == "oom":
+            raise OutOfGpuMemory("out of memory")
+        elif fault == "compile":
+            raise CompilerError("tile of 3 is no power of two")
+        elif fault == "launch":
+            raise RuntimeError("too much shared memory")
+        elif fault == "undeclared":
+            raise DeclarationError("scripted: the kernel changes its argument weight")
+        else:
+            self._dead = True
+            if fault == "poison":
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def _alive(self) -> None:
+        if self._dead:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def _happens(self, what: str, times: int) -> bool:
+        return times > 0 and self._count(what) < times
+
+    def _count(self, what: str) -> int:
+        """How often this was asked before, over all processes."""
+        with (self._script.folder / what).open("ab") as file:
+            before = file.tell()
+            file.write(b".")
+        return before
+
+    def _log(self, line: str) -> None:
+        with (self._script.folder / "log").open("a") as file:
+            file.write(line + "\n")

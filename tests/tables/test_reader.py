@@ -1,0 +1,395 @@
+"""aot_tune.tables.reader and aot_tune.tables.entry_reader: tables to text and back, strictly (FAULTS B2)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aot_tune.errors import AotTuneError, NewerSchemaError, TableError
+from aot_tune.tables.reader import dump, parse
+from aot_tune.tables.table import BuiltWith, Entry, Point, Table, entry_order
+from aot_tune.values.arch import KNOWN_ARCHS, Arch
+from aot_tune.values.bucket import Exact, Pow2, bucket_of
+from aot_tune.values.config import HINTS, Config
+from aot_tune.values.problem import Problem
+
+BUILT_WITH = BuiltWith(
+    device_name="NVIDIA H200", sm_count=132, cuda_tile="1.7.0", tileiras="13.4.92", driver="580.159.04"
+)
+SMALL = Config(constants={"tile_m": 64}, hints={"num_ctas": 1, "occupancy": 2})
+LARGE = Config(constants={"tile_m": 128}, hints={"num_ctas": 2})
+
+
+def _entry(m: int, dtype: str = "bfloat16") -> Entry:
+    return Entry(
+        bucket=Problem({"dtype": dtype, "M": m, "N": 6144}),
+        config=SMALL,
+        mean_us=23.1,
+        error_margin_us=0.1,
+        default_us=30.2,
+        regret=0.01,
+        evidence="measured",
+        points=(
+            Point(size={"M": m * 5 // 8}, us=(23.0, None, 30.0)),
+            Point(size={"M": m}, us=(23.1, 24.0, 30.2)),
+        ),
+    )
+
+
+TABLE = Table(
+    kernel="matmul",
+    arch=Arch(9, 0),
+    source_hash="3f0c9a51d2e4b678",
+    built_with=BUILT_WITH,
+    axes={"M": Pow2(), "N": Exact()},
+    portfolio=(SMALL, LARGE),
+    portfolio_regret=0.024,
+    entries=(_entry(64), _entry(128), _entry(64, "float16")),
+)
+
+TEXT = """\
+{
+  "schema": 1,
+  "kernel": "matmul",
+  "arch": "sm90",
+  "source_hash": "3f0c9a51d2e4b678",
+  "built_with": {"device_name": "NVIDIA H200", "sm_count": 132, "cuda_tile": "1.7.0", "tileiras": "13.4.92", \
+"driver": "580.159.04"},
+  "axes": {"M": "pow2", "N": "exact"},
+  "portfolio": [
+    {"constants": {"tile_m": 64}, "hints": {"num_ctas": 1, "occupancy": 2}},
+    {"constants": {"tile_m": 128}, "hints": {"num_ctas": 2}}
+  ],
+  "portfolio_regret": 0.024,
+  "entries": [
+    {"bucket": {"dtype": "bfloat16", "M": 64, "N": 6144}, "config": {"constants": {"tile_m": 64}, "hints": \
+{"num_ctas": 1, "occupancy": 2}}, "mean_us": 23.1, "error_margin_us": 0.1, "default_us": 30.2, \
+"regret": 0.01, "evidence": "measured", "points": [{"size": {"M": 40}, "us": [23.0, null, 30.0]}, \
+{"size": {"M": 64}, "us": [23.1, 24.0, 30.2]}]}
+  ]
+}
+"""
+
+
+# Writing ----------------------------------------------------------------------------------------------------
+
+
+def test_a_document_is_written_in_the_fixed_order_with_one_config_or_entry_a_line():
+    assert dump(dataclasses.replace(TABLE, entries=(_entry(64),))).decode() == TEXT
+
+
+def test_what_was_written_is_read_as_the_same_table():
+    assert parse(dump(TABLE)) == TABLE
+
+
+def test_entries_and_points_are_sorted_whatever_order_they_were_found_in():
+    shuffled = tuple(
+        dataclasses.replace(entry, points=entry.points[::-1]) for entry in reversed(TABLE.entries)
+    )
+    assert dump(dataclasses.replace(TABLE, entries=shuffled)) == dump(TABLE)
+
+
+def test_lines_that_a_reviewer_reordered_are_read_in_order_and_written_back_in_order():
+    lines = dump(TABLE).decode().splitlines()
+    first, second, third = (i for i, line in enumerate(lines) if '"bucket"' in line)
+    lines[first], lines[second], lines[third] = (
+        lines[second], lines[third].rstrip(",") + ",", lines[first].rstrip(","),
+    )  # fmt: skip
+    assert parse("\n".join(lines)) == TABLE
+
+
+def test_a_time_that_rounds_to_nothing_is_written_as_the_smallest_time():
+    tiny = dataclasses.replace(_entry(64), mean_us=1e-9)
+    assert parse(dump(dataclasses.replace(TABLE, entries=(tiny,)))).entries[0].mean_us == 0.001
+
+
+@pytest.mark.parametrize("us", [float("nan"), float("inf"), 0.0, -1.0])
+def test_a_table_that_could_not_be_read_again_is_not_written(us):
+    with pytest.raises(TableError, match=r"entries\[0\].mean_us"):
+        dump(dataclasses.replace(TABLE, entries=(dataclasses.replace(_entry(64), mean_us=us),)))
+
+
+def test_a_name_that_could_garble_a_terminal_is_not_written():
+    built_with = dataclasses.replace(BUILT_WITH, device_name="H200\x1b[2J")
+    with pytest.raises(TableError, match=r"built_with\.device_name"):
+        dump(dataclasses.replace(TABLE, built_with=built_with))
+
+
+# Any table --------------------------------------------------------------------------------------------------
+
+US = st.floats(0.0005, 1e7)
+REGRETS = st.floats(0, 100)
+CONSTANTS = (
+    st.booleans() | st.integers(-(2**40), 2**40) | st.floats(-1e9, 1e9) | st.sampled_from(["", 'a"b\\'])
+)
+AXES = [
+    {"M": Pow2()},
+    {"N": Exact()},
+    {"M": Pow2(), "N": Exact()},
+    {"N": Exact(), "M": Pow2(), "B": Pow2()},
+]
+CLASSES = {"dtype": st.sampled_from(["bfloat16", "float16"]), "causal": st.booleans()}
+CONFIGS = st.builds(
+    lambda constants, hints: Config(constants=constants, hints=hints),
+    st.dictionaries(st.sampled_from(["tile_m", "tile_n", "mode"]), CONSTANTS, max_size=3),
+    st.fixed_dictionaries({}, optional={name: st.sampled_from(of) for name, of in HINTS.items()}),
+)
+
+
+@st.composite
+def points(draw, bucket, inside, columns):
+    """Up to three different sizes of a bucket with their times."""
+    bounds = {name: st.integers(bucket[name] // 2 + 1, bucket[name]) for name in inside}
+    sizes = draw(
+        st.lists(st.fixed_dictionaries(bounds), max_size=3, unique_by=lambda size: str(sorted(size.items())))
+    )
+    times = st.lists(st.none() | US, min_size=columns, max_size=columns)
+    return tuple(Point(size=size, us=tuple(draw(times))) for size in sizes)
+
+
+@st.composite
+def tables(draw):
+    """Any table the tuner could build, with one or two bucketed axes and none or some classes."""
+    axes = draw(st.sampled_from(AXES))
+    class_names = draw(st.sampled_from([(), ("dtype",), ("dtype", "causal")]))
+    portfolio = tuple(draw(st.lists(CONFIGS, max_size=4, unique=True)))
+    inside = [name for name, axis in axes.items() if axis.kind == "pow2"]
+    problems = st.fixed_dictionaries(
+        {**{name: CLASSES[name] for name in class_names}, **{name: st.integers(1, 1 << 14) for name in axes}}
+    )
+    buckets = {bucket_of(axes, Problem(found)) for found in draw(st.lists(problems, max_size=4))}
+    return Table(
+        kernel=draw(st.sampled_from(["matmul", "rms_norm", "x"])),
+        arch=draw(st.sampled_from(KNOWN_ARCHS)),
+        source_hash=draw(st.sampled_from(["0" * 16, "0123456789abcdef"])),
+        built_with=BUILT_WITH,
+        axes=axes,
+        portfolio=portfolio,
+        portfolio_regret=draw(REGRETS),
+        entries=tuple(
+            Entry(
+                bucket=bucket,
+                config=draw(st.sampled_from(portfolio) if portfolio else CONFIGS),
+                mean_us=draw(US),
+                error_margin_us=draw(REGRETS),
+                default_us=draw(US),
+                regret=draw(REGRETS),
+                evidence=draw(st.sampled_from(["measured", "predicted"])),
+                points=draw(points(bucket, inside, len(portfolio) + 1)),
+            )
+            for bucket in buckets
+        ),
+    )
+
+
+@settings(max_examples=60)
+@given(tables())
+def test_writing_what_was_read_gives_the_same_bytes(table):
+    data = dump(table)
+    assert dump(parse(data)) == data
+    text = data.decode()
+    assert text.endswith("}\n")
+    assert not text.endswith("\n\n")
+    assert sum('"bucket"' in line for line in text.splitlines()) == len(table.entries)
+
+
+@settings(max_examples=60)
+@given(tables())
+def test_reading_changes_nothing_but_the_rounding_and_the_order(table):
+    again = parse(dump(table))
+    for field in ("kernel", "arch", "source_hash", "built_with", "axes", "portfolio"):
+        assert getattr(again, field) == getattr(table, field)
+    assert len(again.entries) == len(table.entries)
+    for entry in again.entries:
+        before = table.entry(entry.bucket)
+        assert entry.config == before.config
+        assert entry.mean_us == pytest.approx(before.mean_us, abs=0.00051)
+        assert {tuple(sorted(point.size.items())) for point in entry.points} == {
+            tuple(sorted(point.size.items())) for point in before.points
+        }
+    order = [entry_order(again.axes, entry.bucket) for entry in again.entries]
+    assert order == sorted(order)
+
+
+def test_problems_that_name_their_sizes_in_another_order_are_written_in_one_order():
+    turned = dataclasses.replace(_entry(128), bucket=Problem({"N": 6144, "M": 128, "dtype": "bfloat16"}))
+    table = dataclasses.replace(TABLE, entries=(TABLE.entries[0], turned, TABLE.entries[2]))
+    assert dump(table) == dump(TABLE)
+
+
+# Malformed documents ----------------------------------------------------------------------------------------
+
+
+def _changed(change) -> bytes:
+    document = json.loads(dump(TABLE))
+    change(document)
+    return json.dumps(document).encode()
+
+
+def _set(*path):
+    """A change that puts the last of `path` at the place that the others lead to."""
+
+    def change(document):
+        *way, key, value = path
+        for step in way:
+            document = document[step]
+        document[key] = value
+
+    return change
+
+
+WRONG = [
+    (_set("kernel", "../x"), "kernel"),
+    (_set("kernel", "x" * 300), "kernel"),
+    (_set("arch", "sm_90"), "arch"),
+    (_set("arch", "sm77"), "arch"),
+    (_set("arch", 90), "arch"),
+    (_set("source_hash", "3F0C9A51D2E4B678"), "source_hash"),
+    (_set("source_hash", "3f0c"), "source_hash"),
+    (_set("built_with", "sm_count", True), "built_with.sm_count"),
+    (_set("built_with", "sm_count", 0), "built_with.sm_count"),
+    (_set("built_with", "driver", None), "built_with.driver"),
+    (_set("built_with", []), "built_with"),
+    (_set("built_with", "host", "x"), "built_with"),
+    (_set("axes", {}), "axes"),
+    (_set("axes", "M", "log2"), "axes.M"),
+    (_set("axes", "M", ["pow2"]), "axes.M"),
+    (_set("axes", "a b", "exact"), "axes"),
+    (_set("portfolio", {}), "portfolio"),
+    (_set("portfolio", [{"constants": {"tile_m": n}, "hints": {}} for n in range(17)]), "portfolio"),
+    (lambda document: document["portfolio"].append(document["portfolio"][0]), "portfolio"),
+    (_set("portfolio", 0, "hints", "num_ctas", True), "portfolio[0].hints.num_ctas"),
+    (_set("portfolio", 0, "hints", "warps", 4), "portfolio[0].hints"),
+    (_set("portfolio", 0, "constants", "tile_m", [64]), "portfolio[0].constants.tile_m"),
+    (_set("portfolio", 0, "constants", "tile m", 64), "portfolio[0].constants"),
+    (_set("portfolio_regret", -0.1), "portfolio_regret"),
+    (_set("portfolio_regret", "0.1"), "portfolio_regret"),
+    (_set("entries", None), "entries"),
+    (_set("entries", 0, []), "entries[0]"),
+    (_set("entries", 1, "note", ""), "entries[1]"),
+    (_set("entries", 2, "config", "hints", "num_ctas", 3), "entries[2].config.hints.num_ctas"),
+    (_set("entries", 1, "config", "hints", "num_ctas", 1.0), "entries[1].config.hints.num_ctas"),
+    (_set("entries", 0, "bucket", "M", 63), "entries[0].bucket.M"),
+    (_set("entries", 0, "bucket", "M", True), "entries[0].bucket.M"),
+    (_set("entries", 0, "bucket", "N", 0), "entries[0].bucket.N"),
+    (_set("entries", 0, "bucket", "N", 10**30), "entries[0].bucket.N"),
+    (_set("entries", 0, "bucket", "N", 6144.0), "entries[0].bucket.N"),
+    (_set("entries", 0, "bucket", "dtype", 16), "entries[0].bucket.dtype"),
+    (_set("entries", 1, "bucket", {"M": 128, "N": 6144, "dtype": "bfloat16"}), "entries[1].bucket"),
+    (_set("entries", 1, "bucket", {"dtype": "bfloat16", "M": 64, "N": 6144}), "entries[1].bucket"),
+    (_set("entries", 0, "mean_us", 0), "entries[0].mean_us"),
+    (_set("entries", 0, "mean_us", "fast"), "entries[0].mean_us"),
+    (_set("entries", 0, "default_us", None), "entries[0].default_us"),
+    (_set("entries", 0, "error_margin_us", -1), "entries[0].error_margin_us"),
+    (_set("entries", 0, "regret", True), "entries[0].regret"),
+    (_set("entries", 0, "evidence", "guessed"), "entries[0].evidence"),
+    (_set("entries", 0, "evidence", ["measured"]), "entries[0].evidence"),
+    (_set("entries", 0, "points", {}), "entries[0].points"),
+    (_set("entries", 0, "points", 0, "us", [1.0, 2.0]), "entries[0].points[0].us"),
+    (_set("entries", 0, "points", 0, "us", 1, 0.0), "entries[0].points[0].us[1]"),
+    (_set("entries", 0, "points", 0, "us", 2, True), "entries[0].points[0].us[2]"),
+    (_set("entries", 0, "points", 0, "size", "M", 32), "entries[0].points[0].size.M"),
+    (_set("entries", 0, "points", 0, "size", "M", 65), "entries[0].points[0].size.M"),
+    (_set("entries", 0, "points", 0, "size", "N", 6144), "entries[0].points[0].size"),
+    (_set("entries", 0, "points", 0, "size", "M", 64), "entries[0].points[1].size"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "path"), WRONG, ids=[f"{i}-{path}" for i, (_, path) in enumerate(WRONG)])
+def test_b2_a_wrong_value_is_refused_with_its_dotted_path(change, path):
+    with pytest.raises(TableError) as caught:
+        parse(_changed(change))
+    assert caught.value.path == path
+    assert str(caught.value).endswith(f"(at {path})")
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("key", list(json.loads(TEXT)))
+def test_every_key_is_needed(key):
+    document = json.loads(TEXT)
+    del document[key]
+    with pytest.raises(TableError, match=key):
+        parse(json.dumps(document))
+
+
+@pytest.mark.parametrize("key", list(json.loads(TEXT)["entries"][0]))
+def test_every_key_of_an_entry_is_needed(key):
+    document = json.loads(TEXT)
+    del document["entries"][0][key]
+    with pytest.raises(TableError, match=rf"the key '{key}' is missing \(at entries\[0\]\)"):
+        parse(json.dumps(document))
+
+
+@pytest.mark.parametrize("schema", [0, -1, "1", 1.0, True, None, [1]])
+def test_b2_a_schema_that_is_no_version_is_refused(schema):
+    with pytest.raises(TableError, match=r"at schema\)") as caught:
+        parse(_changed(_set("schema", schema)))
+    assert not isinstance(caught.value, NewerSchemaError)
+
+
+def test_a_table_of_a_later_release_is_told_apart_whatever_else_it_holds():
+    with pytest.raises(NewerSchemaError, match="schema is 2, this release reads 1; upgrade"):
+        parse('{"schema": 2, "kernels": ["another", "layout"]}')
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '"x"', "null", "true", "{}"])
+def test_json_that_is_no_table_is_refused(text):
+    with pytest.raises(TableError):
+        parse(text)
+
+
+@settings(max_examples=300)
+@given(
+    st.integers(0, len(TEXT) - 1),
+    st.integers(0, 40),
+    st.sampled_from(["", "0", '"', "}", "\0", "\\", ",", "1e9"]),
+)
+def test_b2_damage_anywhere_is_refused_or_still_a_table(start, length, patch):
+    damaged = TEXT[:start] + patch + TEXT[start + length :]
+    try:
+        table = parse(damaged)
+    except AotTuneError as error:
+        refused = type(error)
+        assert issubclass(refused, TableError)
+        return
+    assert parse(dump(table)).kernel == table.kernel
+
+
+def test_b2_every_truncation_is_refused():
+    for end in range(len(TEXT.rstrip())):
+        with pytest.raises(TableError):
+            parse(TEXT[:end])
+
+
+def test_whole_microseconds_may_lack_their_point():
+    assert parse(_changed(_set("entries", 0, "mean_us", 23))).entries[0].mean_us == 23.0
+
+
+def test_a_table_of_225_entries_is_read_in_50_ms():
+    edges = [4 << (i % 14) for i in range(225)]
+    entries = tuple(
+        dataclasses.replace(
+            _entry(m),
+            bucket=Problem({"dtype": "bfloat16", "M": m, "N": 1024 + i}),
+            config=LARGE,
+            points=tuple(
+                Point(size={"M": size}, us=tuple(10.0 + size / 7 + column for column in range(9)))
+                for size in sorted({m, m - 1, m * 3 // 4 + 1, m * 5 // 8 + 1})
+            ),
+        )
+        for i, m in enumerate(edges)
+    )
+    portfolio = tuple(Config(constants={"tile_m": 16 * n}, hints={"occupancy": 2}) for n in range(1, 9))
+    text = dump(dataclasses.replace(TABLE, portfolio=portfolio, entries=entries))
+
+    def seconds() -> float:
+        started = time.perf_counter()
+        parse(text)
+        return time.perf_counter() - started
+
+    assert min(seconds() for _ in range(15)) < 0.05  # some 12 ms; hosts that run tests are slow and shared

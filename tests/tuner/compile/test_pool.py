@@ -1,0 +1,275 @@
+"""The compile pool, with the real compiler and real child processes; rows A3 and A4 of the fault list."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from aot_tune.declare.discovery import Found
+from aot_tune.errors import StoreError, TuneError
+from aot_tune.tuner.compile import pool as compiling
+from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, CompileResult, cached
+from aot_tune.tuner.compile.pool import CompilePool
+from aot_tune.tuner.plan.candidates import Kernel
+from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+from tests.support.other_compilers import MARK, marked
+from tests.support.samples import MODULE, scale
+
+SM90 = Arch.parse("sm90")
+PROBLEM = Problem({"dtype": "bfloat16", "M": 64, "N": 1024})
+
+
+def job(tile_m: int, occupancy: int = 1) -> CompileJob:
+    kernel = Kernel(Found(module=MODULE, tunable=scale), SM90)
+    config = Config(constants={"tile_m": tile_m, "tile_n": 64}, hints={"occupancy": occupancy, "num_ctas": 1})
+    return kernel.job(PROBLEM, config)
+
+
+def all_results(pool: CompilePool, within_s: float = 120.0) -> dict[str, CompileResult]:
+    until = time.monotonic() + within_s
+    results: dict[str, CompileResult] = {}
+    while pool.unfinished and time.monotonic() < until:
+        results |= {result.key: result for result in pool.poll(1.0)}
+    assert not pool.unfinished, "the pool did not finish"
+    return results
+
+
+def other(name: str) -> str:
+    return f"tests.support.other_compilers:{name}"
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> str:
+    value = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, value)
+    return value
+
+
+def put_on_path(monkeypatch: pytest.MonkeyPatch, folder: Path, what_it_does: str) -> None:
+    """A ``tileiras`` that does as told on kernels of 32-row tiles, and compiles all others."""
+    from cuda.tile import _compile
+
+    real = _compile._find_compiler_bin().path
+    folder.mkdir()
+    script = folder / "tileiras"
+    script.write_text(
+        f'#!/bin/bash\nif [ -f "$1" ] && grep -aq I32_I64 "$1"; then\n{what_it_does}\nfi\nexec {real} "$@"\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+def assert_none_left(mark: str, within_s: float = 10.0) -> None:
+    until = time.monotonic() + within_s
+    while (left := marked(mark)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert left == []
+
+
+def test_jobs_compile_in_children_and_a_second_run_takes_them_from_the_folder(
+    tmp_path: Path, mark: str
+) -> None:
+    jobs = [job(16), job(32), job(16, occupancy=2)]
+    with CompilePool(2, 60.0, tmp_path) as pool:
+        for one in [*jobs, jobs[0]]:  # the repetition is not compiled again
+            pool.submit(one)
+        first = all_results(pool)
+    assert_none_left(mark)
+    assert set(first) == {one.key for one in jobs}
+    for result in first.values():
+        assert isinstance(result, Compiled)
+        assert result.path.read_bytes()[:4] == b"\x7fELF"
+        assert result.resources.threads >= 32
+        assert not result.cached
+        assert result.seconds > 0
+    with CompilePool(2, 60.0, tmp_path, target=other("NeverStarts")) as pool:
+        for one in jobs:
+            pool.submit(one)
+        second = all_results(pool)
+    assert {key: vars(result) | {"cached": False} for key, result in second.items()} == {
+        key: vars(result) for key, result in first.items()
+    }
+    assert all(isinstance(result, Compiled) and result.cached for result in second.values())
+
+
+def test_a_refusal_that_comes_together_with_other_messages_is_heard_at_once(tmp_path: Path) -> None:
+    jobs = [job(16), job(32)]
+    with CompilePool(1, 60.0, tmp_path, target=other("RefusesInOneBreath")) as pool:
+        for one in jobs:
+            pool.submit(one)
+        results = all_results(pool, within_s=30.0)
+    assert [result.message for result in results.values()] == ["not with me"] * 2  # type: ignore[union-attr]
+
+
+def test_a_damaged_cubin_in_the_folder_is_compiled_again(tmp_path: Path) -> None:
+    with CompilePool(1, 60.0, tmp_path) as pool:
+        pool.submit(job(16))
+        (good,) = all_results(pool).values()
+    assert isinstance(good, Compiled)
+    data = good.path.read_bytes()
+    good.path.write_bytes(data[:-1])
+    assert cached(tmp_path, good.key) is None
+    with CompilePool(1, 60.0, tmp_path) as pool:
+        pool.submit(job(16))
+        (again,) = all_results(pool).values()
+    assert isinstance(again, Compiled)
+    assert not again.cached
+    assert again.path.read_bytes() == data
+
+
+@pytest.mark.parametrize(("signal_name", "number"), [("SIGSEGV", 11), ("SIGKILL", 9)])
+def test_a_compiler_that_is_killed_is_that_jobs_failure_with_the_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str, signal_name: str, number: int
+) -> None:
+    """A3."""
+    put_on_path(monkeypatch, tmp_path / "bin", f"kill -{number} $$")
+    with CompilePool(1, 60.0, tmp_path / "cubins", target=other("CompilerOnPath")) as pool:
+        for one in (job(32), job(16)):
+            pool.submit(one)
+        results = all_results(pool)
+    failed = results[job(32).key]
+    assert isinstance(failed, CompileFailure)
+    assert f"the compiler was killed by {signal_name}" in failed.message
+    assert isinstance(results[job(16).key], Compiled)
+    assert_none_left(mark)
+
+
+def test_a_compiler_that_hangs_is_killed_with_all_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    """A3."""
+    put_on_path(monkeypatch, tmp_path / "bin", "sleep 1000 & sleep 1000")
+    with CompilePool(1, 4.0, tmp_path / "cubins", target=other("CompilerOnPath")) as pool:
+        pool.submit(job(32))
+        (failed,) = all_results(pool).values()
+        # What the compiler left behind goes with its group: at once, not when the pool closes.
+        assert_none_left(mark)
+        pool.submit(job(16))
+        (good,) = all_results(pool).values()
+    assert isinstance(failed, CompileFailure)
+    assert "exceeded timeout" in failed.message
+    assert failed.seconds < 30
+    assert isinstance(good, Compiled)
+    assert_none_left(mark)
+
+
+def test_a_compiling_process_that_dies_is_that_jobs_failure(tmp_path: Path, mark: str) -> None:
+    """A3."""
+    with CompilePool(2, 60.0, tmp_path, target=other("DiesAtOccupancyTwo")) as pool:
+        for one in (job(16, 2), job(16), job(32, 2), job(32)):
+            pool.submit(one)
+        results = all_results(pool)
+    for tile_m in (16, 32):
+        failed = results[job(tile_m, 2).key]
+        assert isinstance(failed, CompileFailure)
+        assert "SIGKILL" in failed.message
+        assert isinstance(results[job(tile_m).key], Compiled)
+    assert_none_left(mark)
+
+
+def test_a_compiling_process_that_never_answers_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    """A3."""
+    monkeypatch.setattr(compiling, "_GRACE_SECONDS", 1.0)
+    with CompilePool(1, 1.0, tmp_path, target=other("HangsAtOccupancyTwo")) as pool:
+        for one in (job(16, 2), job(16)):
+            pool.submit(one)
+        results = all_results(pool)
+    failed = results[job(16, 2).key]
+    assert isinstance(failed, CompileFailure)
+    assert "no answer within" in failed.message
+    assert isinstance(results[job(16).key], Compiled)
+    assert_none_left(mark)
+
+
+def test_a_child_that_fails_to_start_is_replaced_and_no_job_is_blamed(tmp_path: Path) -> None:
+    """A4."""
+    with CompilePool(1, 60.0, tmp_path, target=other("StartsTheThirdTime")) as pool:
+        pool.submit(job(16))
+        (result,) = all_results(pool).values()
+    assert isinstance(result, Compiled)
+    assert (tmp_path / "starts").read_text() == "xxx"
+
+
+def test_children_that_never_start_end_the_run_with_an_error(tmp_path: Path, mark: str) -> None:
+    """A4."""
+    with CompilePool(1, 60.0, tmp_path, target=other("NeverStarts")) as pool:
+        pool.submit(job(16))
+        with pytest.raises(TuneError, match=r"no compiling process starts here, tried 3 times.*exit code 7"):
+            all_results(pool)
+    assert_none_left(mark)
+
+
+def test_a_parent_that_is_killed_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    """A3, A8: kill -9 at any instant."""
+    put_on_path(monkeypatch, tmp_path / "bin", "echo > $0.began; sleep 1000 & sleep 1000")
+    script = (
+        "from pathlib import Path\n"
+        "from aot_tune.tuner.compile.pool import CompilePool\n"
+        "from tests.tuner.compile.test_pool import job, other\n"
+        f"pool = CompilePool(1, 600.0, Path({str(tmp_path)!r}), target=other('CompilerOnPath'))\n"
+        "pool.submit(job(32))\n"
+        "pool.poll(600.0)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script])
+    began = tmp_path / "bin" / "tileiras.began"
+    until = time.monotonic() + 60
+    while not began.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert began.exists()
+    assert len(marked(mark)) >= 4  # the parent, its child, the compiler and what that started
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    assert_none_left(mark)
+
+
+def test_closing_stops_what_is_being_compiled_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    """A11."""
+    put_on_path(monkeypatch, tmp_path / "bin", "sleep 1000")
+    pool = CompilePool(2, 600.0, tmp_path, target=other("CompilerOnPath"))
+    pool.submit(job(32))
+    assert pool.poll(5.0) == []
+    begun = time.monotonic()
+    pool.close()
+    assert time.monotonic() - begun < 5
+    assert_none_left(mark)
+
+
+def test_compiling_children_see_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with CompilePool(1, 60.0, tmp_path, target=other("TellsItsGpus")) as pool:
+        pool.submit(job(16))
+        all_results(pool)
+    assert (tmp_path / "gpus").read_text() == "''"
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"no folder for cubins.*name another with --cubins"):
+        CompilePool(1, 60.0, tmp_path / "file" / "cubins")
+
+
+def test_a_folder_that_disappears_ends_the_run_and_blames_no_job(tmp_path: Path, mark: str) -> None:
+    """A10: what cannot be kept is an error, not a failure of the config."""
+    folder = tmp_path / "cubins"
+    with CompilePool(1, 60.0, folder) as pool:
+        shutil.rmtree(folder)
+        pool.submit(job(16))
+        with pytest.raises(TuneError, match="cannot be written"):
+            all_results(pool)
+    assert_none_left(mark)

@@ -1,0 +1,625 @@
+"""A MeasureSession over real child processes that fail as scripted: who is blamed, and what is kept."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aot_tune.declare.discovery import Found
+from aot_tune.errors import DeclarationError, JournalMismatchError, TuneError
+from aot_tune.tuner.measure.rounds import LEAST_ROUNDS
+from aot_tune.tuner.measure.session import MeasureSession
+from aot_tune.tuner.measure.supervise import GpuLostError, Limits
+from aot_tune.tuner.measure.worker.runner import BUSY_BETWEEN_S, BUSY_FIRST_S, SAMPLES
+from aot_tune.tuner.outcome import Failure, Measurement, Outcome
+from aot_tune.tuner.sweep.journal import Journal
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+from tests.support.scripted_backend import Does, Script, config, events
+
+QUICK = Limits(start_s=5, canary_s=5, open_s=5, config_s=0.6, patience_s=0.0)
+ONE, TWO, THREE = (Problem({"M": m}) for m in (16, 32, 64))
+
+Start = Callable[..., MeasureSession]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def told() -> list[str]:
+    """What the sessions' `on_event` was told."""
+    return []
+
+
+@pytest.fixture
+def start(folder: Path, told: list[str]) -> Iterator[Start]:
+    sessions: list[MeasureSession] = []
+
+    def started(configs: dict[str, Does], limits: Limits = QUICK, **script: Any) -> MeasureSession:
+        found = Found(module="scripted", tunable=SimpleNamespace(name="scripted"))  # type: ignore[arg-type]
+        session = MeasureSession(
+            found,
+            0,
+            limits,
+            on_event=told.append,
+            backend="tests.support.scripted_backend:ScriptedBackend",
+            arguments={"script": Script(folder=folder, configs=configs, **script)},
+        )
+        sessions.append(session)
+        return session
+
+    yield started
+    for session in sessions:
+        session.close()
+
+
+def test_a_journal_of_samples_taken_in_another_way_is_not_resumed(start: Start, tmp_path: Path) -> None:
+    session = start({})
+    now = session.identity()
+    with Journal.open(tmp_path / "kernel.jsonl", {**now, "timing": "L2 written"}):
+        pass
+    with pytest.raises(JournalMismatchError, match="L2 written"):
+        Journal.open(tmp_path / "kernel.jsonl", now)
+
+
+def of(*names: str) -> dict[Config, Path | None]:
+    return {config(name): None for name in names}
+
+
+def by_name(outcomes: list[Outcome]) -> dict[str, str]:
+    """Each config's stage of failure, or ``ok``."""
+    return {str(o.config["name"]): o.stage if isinstance(o, Failure) else "ok" for o in outcomes}
+
+
+# Measuring --------------------------------------------------------------------------------------------------
+
+
+def test_outcomes_come_in_order_and_each_is_told_once_before_the_next_starts(
+    start: Start, folder: Path
+) -> None:
+    session = start({"a": Does(us=[12.0]), "b": Does(us=[11.0], margin_us=0.2)})
+    seen: list[Outcome] = []
+    outcomes = session.measure(ONE, of("a", "b"), seen.append)
+    assert (
+        outcomes
+        == seen
+        == [
+            Measurement(config=config("a"), mean_us=12.0, error_margin_us=0.01, num_samples=5),
+            Measurement(config=config("b"), mean_us=11.0, error_margin_us=0.2, num_samples=5),
+        ]
+    )
+    assert events(folder) == ["start", "canary", "open M=16", "verify a", "time a", "verify b", "time b"]
+
+
+def test_a_problem_that_is_open_is_not_opened_again(start: Start, folder: Path) -> None:
+    session = start({"a": Does()})
+    session.measure(ONE, of("a"))
+    session.finals(ONE, of("a"))
+    session.measure(TWO, of("a"))
+    assert [line for line in events(folder) if line.startswith(("start", "open"))] == [
+        "start",
+        "open M=16",
+        "open M=32",
+    ]
+
+
+def test_clocks_and_whether_they_are_locked_are_recorded_before_and_after(start: Start) -> None:
+    session = start({"a": Does()})
+    session.measure(ONE, of("a"))
+    (conditions,) = session.conditions
+    assert conditions.problem == ONE
+    assert conditions.before.sm_clock_mhz == conditions.after.sm_clock_mhz == 1980
+    assert conditions.after.as_record()["clocks_locked"] is False
+
+
+def test_the_device_is_the_childs(start: Start) -> None:
+    assert start({}).device().sm_count == 132
+
+
+# A1: poisoned contexts and crashes --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "launch"),
+    [("poison", 1), ("poison", 2), ("poison", 6), ("quiet poison", 10), ("crash", 1)],  # ten launches each
+)
+def test_a_config_that_faults_is_retried_alone_then_recorded_and_no_other_is_blamed(
+    start: Start, folder: Path, fault: str, launch: int
+) -> None:
+    bad = Does(fault=fault, at_launch=launch)
+    session = start({"a": Does(), "bad": bad, "b": Does(), "c": Does()})
+    assert by_name(session.measure(ONE, of("a", "bad", "b", "c"))) == {
+        "a": "ok",
+        "bad": "fault",
+        "b": "ok",
+        "c": "ok",
+    }
+    log = events(folder)
+    assert log.count("start") == 3  # the first, the one that tries again, the one that goes on
+    assert log.count("verify bad") == 2
+    assert [log.count(f"time {name}") for name in "abc"] == [1, 1, 1]
+    # Each fresh worker proves the GPU, opens the problem, and runs the suspect before any other.
+    told_apart = [line for line in log if line != "time bad"]
+    assert told_apart[told_apart.index("verify bad") + 1 :][:4] == [
+        "start",
+        "canary",
+        "open M=16",
+        "verify bad",
+    ]
+
+
+def test_a_crash_is_recorded_with_its_signal(start: Start) -> None:
+    (failure,) = start({"bad": Does(fault="crash")}).measure(ONE, of("bad"))
+    assert isinstance(failure, Failure)
+    assert "SIGSEGV" in failure.message
+
+
+def test_a_config_that_faults_once_and_passes_in_a_fresh_worker_counts(start: Start, told: list[str]) -> None:
+    session = start({"flaky": Does(fault="poison", times=1), "b": Does()})
+    assert by_name(session.measure(ONE, of("flaky", "b"))) == {"flaky": "ok", "b": "ok"}
+    assert len(told) == 1
+    assert "illegal memory access" in told[0]
+
+
+def test_a_config_that_faulted_on_two_problems_is_struck(start: Start, folder: Path, told: list[str]) -> None:
+    session = start({"bad": Does(fault="poison"), "b": Does()})
+    for problem in (ONE, TWO):
+        session.measure(problem, of("bad", "b"))
+    ran = events(folder).count("verify bad")
+    outcomes = session.measure(THREE, of("bad", "b"))
+    assert by_name(outcomes) == {"bad": "fault", "b": "ok"}
+    assert isinstance(outcomes[0], Failure)
+    assert outcomes[0].message == "struck: it faulted on M=16 and on M=32"
+    assert events(folder).count("verify bad") == ran
+    assert told[-1] == "struck, faulted on 2 problems: name=bad"
+
+
+def test_a_config_that_faulted_on_one_problem_runs_on_the_next(start: Start) -> None:
+    session = start({"bad": Does(fault="poison", only_on=16)})
+    assert by_name(session.measure(ONE, of("bad"))) == {"bad": "fault"}
+    assert by_name(session.measure(TWO, of("bad"))) == {"bad": "ok"}
+
+
+def test_faults_remembered_from_a_journal_strike_too(start: Start, folder: Path) -> None:
+    session = start({"bad": Does()})
+    for problem in (ONE, TWO):
+        session.remember_fault(problem, config("bad"), "illegal memory access")
+    assert by_name(session.measure(THREE, of("bad"))) == {"bad": "fault"}
+    assert events(folder) == []  # nothing left to run: no worker was started
+
+
+# A2: hangs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launch", [1, 6])
+def test_a_hang_at_the_first_or_a_later_launch_is_killed_and_the_sweep_goes_on(
+    start: Start, folder: Path, launch: int
+) -> None:
+    session = start({"a": Does(), "bad": Does(fault="hang", at_launch=launch), "b": Does()})
+    began = time.monotonic()
+    outcomes = session.measure(ONE, of("a", "bad", "b"))
+    assert by_name(outcomes) == {"a": "ok", "bad": "timeout", "b": "ok"}
+    assert time.monotonic() - began < 15
+    assert events(folder).count("verify bad") == 2
+
+
+def test_a_gpu_that_does_not_come_back_stops_the_sweep_with_all_results_kept(start: Start) -> None:
+    session = start({"a": Does(), "bad": Does(fault="hang")}, bad_canaries=range(1, 1000))
+    seen: list[Outcome] = []
+    with pytest.raises(
+        GpuLostError, match=r"3 fresh workers in a row.*device unavailable.*nvidia-smi"
+    ) as caught:
+        session.measure(ONE, of("a", "bad"), seen.append)
+    assert by_name(seen) == {"a": "ok"}
+    assert by_name(list(caught.value.outcomes)) == {"a": "ok"}
+    assert isinstance(caught.value, TuneError)
+
+
+def test_two_failed_recoveries_are_survived(start: Start) -> None:
+    session = start({"a": Does()}, bad_canaries=range(2))
+    assert by_name(session.measure(ONE, of("a"))) == {"a": "ok"}
+
+
+def test_no_child_is_left_after_a_hang_and_close(start: Start) -> None:
+    session = start({"bad": Does(fault="hang")})
+    session.measure(ONE, of("bad"))
+    session.close()
+    children = subprocess.run(
+        ["ps", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True
+    ).stdout
+    assert "worker_main" not in children
+
+
+# A4: slow starts --------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_is_slow_to_start_is_tried_again_and_no_config_blamed(
+    start: Start, folder: Path
+) -> None:
+    limits = Limits(start_s=2.0, canary_s=5, open_s=5, config_s=0.6)
+    session = start({"a": Does()}, limits, slow_starts=2)
+    assert by_name(session.measure(ONE, of("a"))) == {"a": "ok"}
+    assert events(folder).count("start") == 3
+
+
+def test_a_worker_killed_while_starting_is_tried_again(start: Start) -> None:
+    assert by_name(start({"a": Does()}, dead_starts=1).measure(ONE, of("a"))) == {"a": "ok"}
+
+
+# A5: wrong results ------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_config_is_listed_and_not_timed_however_fast_it_is(start: Start, folder: Path) -> None:
+    session = start(
+        {"a": Does(), "wrong": Does(us=[0.1], wrong="out: 3 of 64 elements are wrong", wrong_for_seed=1)}
+    )
+    outcomes = session.measure(ONE, of("a", "wrong"))
+    assert by_name(outcomes) == {"a": "ok", "wrong": "verify"}
+    assert "time wrong" not in events(folder)
+
+
+def test_a_winner_is_checked_again_in_a_fresh_process_on_other_seeds(start: Start, folder: Path) -> None:
+    session = start({"a": Does(wrong="nan", wrong_for_seed=3), "b": Does()})
+    assert by_name(session.measure(ONE, of("a", "b"))) == {"a": "ok", "b": "ok"}
+    (failure,) = session.recheck(ONE, of("a", "b"))
+    assert (failure.config, failure.stage) == (config("a"), "verify")
+    assert events(folder).count("start") == 2
+
+
+def test_rechecks_in_a_row_share_a_fresh_process_and_measuring_ends_its_freshness(
+    start: Start, folder: Path
+) -> None:
+    session = start({"a": Does()})
+    session.measure(ONE, of("a"))
+    assert session.recheck(ONE, of("a")) == []
+    assert session.recheck(TWO, of("a")) == []
+    assert events(folder).count("start") == 2
+    session.measure(TWO, of("a"))
+    session.recheck(TWO, of("a"))
+    assert events(folder).count("start") == 3
+
+
+def test_a_config_that_crashes_when_checked_again_is_a_failure(start: Start) -> None:
+    session = start({"a": Does(fault="crash")})
+    (failure,) = session.recheck(ONE, of("a"))
+    assert failure.stage == "fault"
+
+
+# A6, A7 -----------------------------------------------------------------------------------------------------
+
+
+def test_an_undeclared_mutation_stops_with_its_message(start: Start) -> None:
+    session = start({"a": Does(fault="undeclared")})
+    with pytest.raises(DeclarationError, match="changes its argument weight"):
+        session.measure(ONE, of("a"))
+
+
+def test_out_of_memory_is_retried_in_a_fresh_worker(start: Start, folder: Path) -> None:
+    session = start({"a": Does(fault="oom", times=1), "b": Does()})
+    assert by_name(session.measure(ONE, of("a", "b"))) == {"a": "ok", "b": "ok"}
+    assert events(folder).count("start") == 2
+
+
+def test_out_of_memory_on_an_empty_gpu_is_recorded_as_memory_and_never_strikes(start: Start) -> None:
+    session = start({"a": Does(fault="oom"), "b": Does()})
+    for problem in (ONE, TWO, THREE):
+        assert by_name(session.measure(problem, of("a", "b"))) == {"a": "memory", "b": "ok"}
+    assert session.struck(config("a")) is None
+
+
+def test_a_problem_that_does_not_fit_beside_the_last_one_is_opened_in_a_fresh_worker(
+    start: Start, folder: Path
+) -> None:
+    session = start({"a": Does()}, short_opens=[1])
+    session.measure(ONE, of("a"))
+    assert by_name(session.measure(TWO, of("a"))) == {"a": "ok"}
+    assert events(folder).count("start") == 2
+
+
+def test_a_problem_that_fits_nowhere_fails_each_config_for_memory(start: Start) -> None:
+    session = start({"a": Does(), "b": Does()}, short_opens=range(2))
+    outcomes = session.measure(ONE, of("a", "b"))
+    assert by_name(outcomes) == {"a": "memory", "b": "memory"}
+    assert by_name(session.measure(TWO, of("a"))) == {"a": "memory"}  # the second of the two
+    assert by_name(session.measure(THREE, of("a"))) == {"a": "ok"}
+
+
+@pytest.mark.parametrize("fault", ["compile", "launch"])
+def test_what_raises_at_the_launch_fails_alone_in_the_same_worker(
+    start: Start, folder: Path, fault: str
+) -> None:
+    session = start({"bad": Does(fault=fault), "b": Does()})
+    assert by_name(session.measure(ONE, of("bad", "b"))) == {"bad": fault, "b": "ok"}
+    assert events(folder).count("start") == 1
+
+
+# A12: sharing -----------------------------------------------------------------------------------------------
+
+
+def test_a_second_tuner_on_a_gpu_is_refused_with_the_holders_name(start: Start, folder: Path) -> None:
+    holder = (
+        "import sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
+        "from aot_tune.tuner.measure.gpu_lock import GpuLock\n"
+        "lock = GpuLock('cuda-0', 'tuning matmul'); print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(TuneError, match=f"cuda-0 is taken by process {other.pid}, tuning matmul"):
+            start({})
+        other.kill()
+    start({"a": Does()})  # the system freed it with its holder
+
+
+def test_a_session_that_is_closed_lets_the_next_have_the_gpu(start: Start) -> None:
+    start({}).close()
+    start({})
+
+
+def test_samples_taken_while_throttled_are_taken_again(start: Start, folder: Path) -> None:
+    limits = Limits(start_s=5, canary_s=5, open_s=5, config_s=2, patience_s=5.0)
+    session = start({"a": Does(us=[99.0, 10.0])}, limits, disturbances=["throttled: thermal (hardware)"])
+    (outcome,) = session.measure(ONE, of("a"))
+    assert isinstance(outcome, Measurement)
+    assert outcome.mean_us == 10.0
+    assert events(folder).count("time a") == 2
+    assert session.conditions[0].disturbed == {}
+
+
+def test_a_disturbance_that_does_not_end_is_waited_for_once_and_then_recorded(start: Start) -> None:
+    limits = Limits(start_s=5, canary_s=5, open_s=5, config_s=2, patience_s=1.0)
+    other = "another process on the GPU: 4711"
+    session = start({"a": Does(), "b": Does()}, limits, disturbances=[other] * 100)
+    began = time.monotonic()
+    assert by_name(session.measure(ONE, of("a", "b"))) == {"a": "ok", "b": "ok"}
+    assert time.monotonic() - began < 4
+    assert session.conditions[0].disturbed == {config("a"): other, config("b"): other}
+
+
+# A13: impossible times --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("us", [0.0, -3.0, math.nan, math.inf])
+def test_a_time_that_cannot_be_is_discarded_and_taken_again(start: Start, us: float) -> None:
+    (outcome,) = start({"a": Does(us=[us, 10.0])}).measure(ONE, of("a"))
+    assert isinstance(outcome, Measurement)
+    assert outcome.mean_us == 10.0
+
+
+@pytest.mark.parametrize("us", [0.0, -3.0, math.nan, math.inf])
+def test_a_config_whose_every_time_cannot_be_fails_and_cannot_win(start: Start, us: float) -> None:
+    (outcome,) = start({"a": Does(us=[us])}).measure(ONE, of("a"))
+    assert isinstance(outcome, Failure)
+    assert outcome.stage == "timing"
+    assert "3 tries" in outcome.message
+
+
+def test_a_jump_of_the_wall_clock_neither_ends_nor_prolongs_a_wait(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hours = iter(range(1_000_000))
+    monkeypatch.setattr(time, "time", lambda: 3600.0 * next(hours))
+    session = start({"a": Does(), "bad": Does(fault="hang")})
+    assert by_name(session.measure(ONE, of("a", "bad"))) == {"a": "ok", "bad": "timeout"}
+
+
+# Finals -----------------------------------------------------------------------------------------------------
+
+
+def test_finalists_that_are_clearly_apart_take_three_interleaved_rounds(start: Start, folder: Path) -> None:
+    session = start({"a": Does(us=[10.0]), "b": Does(us=[12.0])})
+    a, b = session.finals(ONE, of("a", "b"))
+    assert (a.mean_us, a.num_samples, b.mean_us) == (10.0, 15, 12.0)  # type: ignore[union-attr]
+    lines = [line for line in events(folder) if line.startswith(("time", "sample"))]
+    assert lines[:4] == ["time a", "time b", "time b", "time a"]
+    assert sorted(lines[4:]) == ["time a", "time b"]
+
+
+def test_finalists_inside_the_noise_are_timed_until_the_limit(start: Start, folder: Path) -> None:
+    noisy = [10.0, 10.3, 9.8, 10.4]
+    session = start({"a": Does(us=noisy), "b": Does(us=noisy[::-1])})
+    outcomes = session.finals(ONE, of("a", "b"), rounds=5)
+    assert events(folder).count("time a") == 5
+    assert all(isinstance(outcome, Measurement) for outcome in outcomes)
+
+
+def test_one_round_that_is_far_off_is_left_out_and_replaced(start: Start, folder: Path) -> None:
+    session = start({"a": Does(us=[10.0, 1000.0, 10.0, 10.0]), "b": Does(us=[12.0])})
+    a, _ = session.finals(ONE, of("a", "b"))
+    assert isinstance(a, Measurement)
+    assert (a.mean_us, a.num_samples) == (10.0, 15)
+    assert events(folder).count("time a") == 4
+
+
+def test_so_is_a_round_of_what_takes_long(start: Start, folder: Path) -> None:
+    rounds = [1000.0, 9000.0, 1000.0, 1000.0]
+    script = Does(us=[1000.0], in_turn=[us for us in rounds for _ in range(SAMPLES)])
+    session = start({"a": script, "b": Does(us=[1200.0])})
+    a, _ = session.finals(ONE, of("a", "b"))
+    assert isinstance(a, Measurement)
+    assert (a.mean_us, a.num_samples) == (1000.0, 3 * SAMPLES)
+    assert events(folder).count("sample a") == 4 * SAMPLES
+
+
+def test_a_finalist_that_faults_every_other_round_is_forgiven_once_only(start: Start, folder: Path) -> None:
+    session = start({"a": Does(), "bad": Does(us=[5.0], fault="poison", at_launch=9)})
+    outcomes = session.finals(ONE, of("a", "bad"))
+    assert by_name(outcomes) == {"a": "ok", "bad": "fault"}
+    assert events(folder).count("time bad") == 4  # right, faulting, right again, faulting
+    assert events(folder).count("start") <= 3
+
+
+# What takes long --------------------------------------------------------------------------------------------
+
+
+def test_what_takes_long_is_timed_launch_by_launch_in_turn(start: Start, folder: Path) -> None:
+    """Alone the first is too fast, as after a pause; in turn the second is."""
+    session = start(
+        {
+            "a": Does(us=[1000.0], in_turn=[1100.0]),
+            "b": Does(us=[1050.0], in_turn=[1080.0, 1080.0, 1080.0, 9000.0]),
+            "lost": Does(us=[1300.0]),
+        }
+    )
+    a, b, lost = session.measure(ONE, of("a", "b", "lost"))
+    assert isinstance(a, Measurement)
+    assert isinstance(b, Measurement)
+    assert isinstance(lost, Measurement)
+    assert (a.mean_us, a.num_samples, a.error_margin_us) == (1100.0, SAMPLES, 0.0)
+    assert (b.mean_us, b.num_samples) == (1080.0, SAMPLES)
+    assert b.error_margin_us == 0.0  # interrupted launches move neither
+    assert (lost.mean_us, lost.num_samples) == (1300.0, 5)
+    sampled = [line.split()[1] for line in events(folder) if line.startswith("sample")]
+    assert sampled[:4] == ["a", "b", "b", "a"]
+    assert (sampled.count("a"), sampled.count("b")) == (SAMPLES, SAMPLES)
+
+
+def test_before_each_launch_in_turn_the_gpu_is_kept_busy_and_for_longer_before_the_first(
+    start: Start, folder: Path
+) -> None:
+    session = start({"a": Does(us=[1000.0]), "b": Does(us=[1050.0], in_turn=[math.nan, 1050.0])})
+    session.finals(ONE, of("a", "b"))
+    log = [line.split()[0] for line in events(folder) if line.startswith(("busy", "sample"))]
+    rounds = "".join({"busy": "b", "sample": "s"}[each] for each in log).split("bb")
+    assert rounds[0] == ""
+    assert len(rounds) == 1 + LEAST_ROUNDS
+    assert {each[0] for each in rounds[1:]} == {"s"}
+    assert all("ss" not in each for each in rounds)
+    assert {line for line in events(folder) if line.startswith("busy")} == {
+        f"busy {BUSY_FIRST_S}",
+        f"busy {BUSY_BETWEEN_S}",
+    }
+    assert BUSY_FIRST_S >= 0.1 > BUSY_BETWEEN_S > 0
+
+
+def test_the_finals_of_what_takes_long_are_in_turn_from_the_start(start: Start, folder: Path) -> None:
+    session = start({"a": Does(us=[1000.0], in_turn=[1100.0]), "b": Does(us=[1050.0], in_turn=[900.0])})
+    session.measure(ONE, of("a", "b"))
+    a, b = session.finals(ONE, of("a", "b"))
+    assert (a.mean_us, b.mean_us) == (1100.0, 900.0)  # type: ignore[union-attr]
+    assert events(folder).count("time a") == 1
+    assert events(folder).count("sample a") == SAMPLES * (1 + LEAST_ROUNDS)
+
+
+def test_finals_in_a_worker_that_has_measured_nothing_find_out_what_takes_long(start: Start) -> None:
+    session = start({"a": Does(us=[1000.0], in_turn=[1100.0]), "b": Does(us=[1050.0], in_turn=[900.0])})
+    a, b = session.finals(ONE, of("a", "b"))
+    assert (a.mean_us, b.mean_us) == (1100.0, 900.0)  # type: ignore[union-attr]
+
+
+def test_beside_one_that_is_short_nobody_takes_turns(start: Start, folder: Path) -> None:
+    session = start({"a": Does(us=[190.0]), "b": Does(us=[201.0], in_turn=[1.0]), "c": Does(us=[202.0])})
+    outcomes = [*session.measure(ONE, of("a", "b", "c")), *session.finals(ONE, of("a", "b", "c"))]
+    assert [o.mean_us for o in outcomes if isinstance(o, Measurement)] == 2 * [190.0, 201.0, 202.0]
+    assert not any(line.startswith(("sample", "busy")) for line in events(folder))
+
+
+def test_one_that_takes_long_alone_has_nobody_to_take_turns_with(start: Start, folder: Path) -> None:
+    session = start({"a": Does(us=[1000.0], in_turn=[1.0]), "short": Does(us=[10.0])})
+    a, short = session.measure(ONE, of("a", "short"))
+    assert (a.mean_us, short.mean_us) == (1000.0, 10.0)  # type: ignore[union-attr]
+    assert not any(line.startswith("sample") for line in events(folder))
+
+
+@pytest.mark.parametrize("fault", ["poison", "crash", "hang"])
+def test_one_that_breaks_in_its_turn_is_blamed_and_the_others_are_timed(start: Start, fault: str) -> None:
+    session = start(
+        {"a": Does(us=[1000.0]), "bad": Does(us=[1001.0], fault=fault, at_launch=12), "b": Does(us=[1002.0])}
+    )
+    outcomes = session.measure(ONE, of("a", "bad", "b"))
+    assert by_name(outcomes) == {"a": "ok", "bad": "timeout" if fault == "hang" else "fault", "b": "ok"}
+    assert [o.num_samples for o in outcomes if isinstance(o, Measurement)] == [SAMPLES] * 2
+
+
+def test_one_that_fails_in_its_turn_costs_the_others_nothing(start: Start) -> None:
+    session = start(
+        {
+            "a": Does(us=[1000.0]),
+            "bad": Does(us=[1001.0], fault="launch", at_launch=12),
+            "b": Does(us=[999.0]),
+        }
+    )
+    outcomes = session.measure(ONE, of("a", "bad", "b"))
+    assert by_name(outcomes) == {"a": "ok", "bad": "launch", "b": "ok"}
+
+
+def test_a_turn_whose_time_can_be_none_is_taken_again(start: Start) -> None:
+    session = start(
+        {"a": Does(us=[1000.0], in_turn=[math.nan, 1000.0]), "b": Does(us=[1000.0], in_turn=[-1.0])}
+    )
+    outcomes = session.measure(ONE, of("a", "b"))
+    assert by_name(outcomes) == {"a": "ok", "b": "timing"}
+    assert outcomes[0].mean_us == 1000.0  # type: ignore[union-attr]
+
+
+def test_one_that_runs_out_of_memory_in_its_turn_is_timed_again_with_all(start: Start) -> None:
+    """Its time alone would be too fast beside those that were timed in turn."""
+    never = {"a": Does(us=[1000.0], in_turn=[1100.0]), "b": Does(us=[1010.0], in_turn=[1090.0])}
+    session = start({**never, "c": Does(us=[1020.0], in_turn=[1120.0], fault="oom", times=1, at_launch=12)})
+    outcomes = session.measure(ONE, of("a", "b", "c"))
+    assert [o.mean_us for o in outcomes if isinstance(o, Measurement)] == [1100.0, 1090.0, 1120.0]
+
+
+def test_where_nobody_is_left_to_take_turns_nothing_is_waited_for(start: Start, told: list[str]) -> None:
+    """A worker that waits in silence is taken for one that hangs."""
+    limits = replace(QUICK, patience_s=60.0)
+    session = start(
+        {"a": Does(), "b": Does(us=[12.0])}, limits=limits, disturbances=[*[""] * 4, *["hot"] * 3]
+    )
+    session.measure(ONE, of("a", "b"))
+    failing = Does(us=[1000.0], fault="launch", at_launch=9)
+    assert by_name(session.finals(ONE, of("a", "b"))) == {"a": "ok", "b": "ok"}
+    session.close()
+    other = start({"a": failing, "b": failing}, limits=limits, disturbances=["", "", *["hot"] * 3])
+    assert by_name(other.measure(ONE, of("a", "b"))) == {"a": "launch", "b": "launch"}
+    assert not any("replaced" in line for line in told)
+
+
+def test_what_disturbed_any_turn_is_told(start: Start) -> None:
+    session = start({"a": Does(us=[1000.0]), "b": Does(us=[1000.0])}, disturbances=["", "", "", "hot", ""])
+    session.measure(ONE, of("a", "b"))
+    assert session.conditions[-1].disturbed == {config("a"): "hot", config("b"): "hot"}
+
+
+def test_a_turn_that_was_disturbed_is_taken_again(start: Start, folder: Path) -> None:
+    limits = replace(QUICK, patience_s=2.0)
+    session = start(
+        {"a": Does(us=[1000.0], in_turn=[5000.0, 1000.0]), "b": Does(us=[1000.0])},
+        limits=limits,
+        disturbances=["", "", "throttled"],
+    )
+    session.measure(ONE, of("a", "b"))
+    assert events(folder).count("sample a") == SAMPLES + 1
+
+
+# Interruptions ----------------------------------------------------------------------------------------------
+
+
+def test_an_error_while_an_outcome_is_saved_leaves_no_answer_for_the_next_request(start: Start) -> None:
+    session = start({"a": Does(), "b": Does(), "c": Does()})
+
+    def disk_full(outcome: Outcome) -> None:
+        raise TuneError("no space left")
+
+    with pytest.raises(TuneError, match="no space left"):
+        session.measure(ONE, of("a", "b"), disk_full)
+    seen: list[Outcome] = []
+    session.measure(ONE, of("c"), seen.append)
+    assert by_name(seen) == {"c": "ok"}

@@ -1,0 +1,319 @@
+"""Poisoning, comparing and restoring, on CPU tensors; a Python function stands for the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aot_tune.declare.declaration import Close
+from aot_tune.errors import DeclarationError
+from aot_tune.tuner.measure.worker import verify
+from aot_tune.tuner.measure.worker.backend import SEEDS
+from aot_tune.tuner.measure.worker.verify import Case, bits, compare, poison
+from aot_tune.values.problem import Problem
+
+CPU = torch.device("cpu")
+DTYPES = [
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+]  # fmt: skip
+
+
+def close(value: torch.Tensor, rtol: float = 1e-2, atol: float = 1e-3) -> Close:
+    return Close(value=value, rtol=rtol, atol=atol)
+
+
+def declared(**changes: Any) -> Any:
+    """``out = x * scale``, ``state += 1`` in place, ``total`` added to; as a Tunable's checks see it."""
+
+    def make_args(problem: Problem, device: torch.device, seed: int) -> tuple[Any, ...]:
+        generator = torch.Generator(device).manual_seed(seed)
+        x = torch.randn(problem.size("M"), 8, generator=generator)
+        return x, torch.empty(problem.size("M"), 8), torch.ones(4), torch.full((1,), 7.0), 2.0
+
+    def reference(x: Any, out: Any, state: Any, total: Any, scale: float) -> dict[str, Close]:
+        return {
+            "out": close(x.double() * scale),
+            "state": close(state.double() + 1),
+            "total": close(x.double().sum().reshape(1) + total),
+        }
+
+    fields = {
+        "name": "scripted",
+        "parameters": ("x", "out", "state", "total", "scale"),
+        "outputs": ("out",),
+        "inplace": ("state",),
+        "reset": ("total",),
+        "make_args": make_args,
+        "reference": reference,
+        **changes,
+    }
+    return SimpleNamespace(**fields, mutated=(*fields["outputs"], *fields["inplace"], *fields["reset"]))
+
+
+def right_kernel(x: Any, out: Any, state: Any, total: Any, scale: float) -> None:
+    out.copy_(x * scale)
+    state.add_(1)
+    total.add_(x.sum())
+
+
+def verdict(kernel: Callable[..., None], tunable: Any = None, seed: int = 0) -> str | None:
+    case = Case.make(tunable or declared(), Problem({"M": 6}), CPU, seed)
+    case.prepare()
+    kernel(*case.args)
+    return case.check()
+
+
+# Poison -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_two_seeds_poison_every_element_and_differently(dtype: torch.dtype) -> None:
+    one, two = (torch.zeros(5, 3).to(dtype) for _ in range(2))
+    poison(one, SEEDS[0])
+    poison(two, SEEDS[1])
+    assert bool((bits(one) != bits(two)).all())
+    if dtype.is_floating_point:
+        assert bool(one.float().isnan().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_second_poison_is_a_huge_finite_number(dtype: torch.dtype) -> None:
+    tensor = torch.zeros(4, dtype=dtype)
+    poison(tensor, 1)
+    assert bool(tensor.isfinite().all())
+    assert bool((tensor > 1e38).all())
+
+
+def test_poison_stays_inside_a_strided_view() -> None:
+    whole = torch.zeros(6, 10)
+    poison(whole[:, 2:5], 0)
+    assert bool(whole[:, 2:5].isnan().all())
+    assert bool((whole[:, :2] == 0).all())
+    assert bool((whole[:, 5:] == 0).all())
+
+
+# Comparing --------------------------------------------------------------------------------------------------
+
+
+def test_an_output_within_tolerance_is_right() -> None:
+    assert (
+        compare("out", torch.tensor([1.0, 100.9, 0.0005]), close(torch.tensor([1.0, 100.0, 0.0]).double()))
+        is None
+    )
+
+
+def test_what_is_wrong_is_counted_and_the_first_place_told() -> None:
+    right = torch.ones(3, 4)
+    output = right.clone()
+    output[1, 2], output[2, 0] = 1.5, -1.0
+    assert compare("out", output, close(right)) == (
+        "out: 2 of 12 elements are wrong, first out[1, 2] is 1.5 and should be 1 (rtol 0.01, atol 0.001)"
+    )
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_value_that_is_not_finite_is_never_right_for_one_that_is(bad: float) -> None:
+    assert "1 of 3" in str(compare("out", torch.tensor([1.0, bad, 1.0]), close(torch.ones(3), atol=1e30)))
+
+
+def test_an_infinity_equals_the_same_infinity_alone() -> None:
+    infinite = close(torch.tensor([float("inf")]))
+    assert compare("out", torch.tensor([float("inf")]), infinite) is None
+    assert compare("out", torch.tensor([-float("inf")]), infinite) is not None
+    assert compare("out", torch.tensor([3.0]), infinite) is not None
+
+
+def test_an_output_without_dimensions_is_compared() -> None:
+    assert compare("out", torch.tensor(1.0), close(torch.tensor(1.0))) is None
+    assert "first out is 2 and should be 1" in str(
+        compare("out", torch.tensor(2.0), close(torch.tensor(1.0)))
+    )
+
+
+def test_integers_are_compared_exactly_where_no_tolerance_is_given() -> None:
+    right = close(torch.tensor([16777217], dtype=torch.int64), rtol=0, atol=0)
+    assert compare("out", torch.tensor([16777217], dtype=torch.int32), right) is None
+    assert compare("out", torch.tensor([16777216], dtype=torch.int32), right) is not None
+
+
+@given(rows=st.integers(0, 30), cols=st.integers(1, 5), chunk=st.integers(1, 40), data=st.data())
+def test_comparing_in_chunks_finds_what_comparing_at_once_finds(
+    rows: int, cols: int, chunk: int, data: st.DataObject
+) -> None:
+    output, right = torch.zeros(rows, cols), torch.zeros(rows, cols)
+    wrong = (
+        data.draw(st.lists(st.integers(0, max(rows * cols - 1, 0)), unique=True, max_size=3)) if rows else []
+    )
+    output.view(-1)[wrong] = 1.0
+    whole = compare("out", output, close(right))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verify, "CHUNK", chunk)
+        assert compare("out", output, close(right)) == whole
+    assert (whole is None) == (not wrong)
+
+
+# Cases ------------------------------------------------------------------------------------------------------
+
+
+def test_a_right_kernel_passes_again_and_again() -> None:
+    case = Case.make(declared(), Problem({"M": 6}), CPU, 0)
+    for _ in range(3):  # in place and reset: without a restore, the second launch would find its own result
+        case.prepare()
+        right_kernel(*case.args)
+        assert case.check() is None
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_kernel_that_does_nothing_fails_on_either_seed_even_after_a_right_one(seed: int) -> None:
+    case = Case.make(declared(), Problem({"M": 6}), CPU, seed)
+    case.prepare()
+    right_kernel(*case.args)
+    case.prepare()
+    assert f"48 of 48 elements are wrong, first out[0, 0] is {'nan' if seed == 0 else '3.39615e+38'}" in str(
+        case.check()
+    )
+
+
+def test_a_partial_write_fails_after_a_right_one() -> None:
+    def last_row_missing(x: Any, out: Any, state: Any, total: Any, scale: float) -> None:
+        kept = out[-1].clone()
+        right_kernel(x, out, state, total, scale)
+        out[-1] = kept
+
+    assert "8 of 48 elements are wrong, first out[5, 0]" in str(verdict(last_row_missing))
+
+
+def test_a_wrong_in_place_result_fails_and_names_the_argument_and_the_seed() -> None:
+    def twice(x: Any, out: Any, state: Any, total: Any, scale: float) -> None:
+        right_kernel(x, out, state, total, scale)
+        state.add_(1)
+
+    found = str(verdict(twice, seed=1))
+    assert found.startswith("state: 4 of 4")
+    assert found.endswith("seed 1")
+
+
+def test_a_reset_argument_is_zero_at_each_launch_and_when_the_reference_sees_it() -> None:
+    seen: list[float] = []
+
+    def kernel(x: Any, out: Any, state: Any, total: Any, scale: float) -> None:
+        seen.append(float(total))
+        right_kernel(x, out, state, total, scale)
+
+    assert verdict(kernel) is None  # make_args gave 7.0
+    assert seen == [0.0]
+
+
+def test_renewing_restores_in_place_arguments_for_timing_and_leaves_outputs() -> None:
+    case = Case.make(declared(), Problem({"M": 6}), CPU, 0)
+    case.prepare()
+    right_kernel(*case.args)
+    before = case.tensor("out").clone()
+    case.renew()
+    assert case.tensor("state").tolist() == [1.0] * 4
+    assert case.tensor("total").tolist() == [0.0]
+    assert torch.equal(case.tensor("out"), before)
+
+
+def test_an_argument_changed_but_not_declared_is_a_hard_error_that_names_it() -> None:
+    def kernel(x: Any, out: Any, state: Any, total: Any, scale: float) -> None:
+        right_kernel(x, out, state, total, scale)
+        x[3, 3] = 0.0
+
+    with pytest.raises(
+        DeclarationError, match=r"changes its argument x, .*add 'x' to outputs, inplace or reset"
+    ):
+        verdict(kernel)
+
+
+def test_a_nan_in_an_input_is_not_taken_for_a_change() -> None:
+    def make_args(problem: Problem, device: torch.device, seed: int) -> tuple[Any, ...]:
+        return torch.tensor([1.0, float("nan")]), torch.empty(1)
+
+    tunable = declared(
+        parameters=("x", "out"), inplace=(), reset=(), make_args=make_args,
+        reference=lambda x, out: close(x[:1].double()),
+    )  # fmt: skip
+    assert verdict(lambda x, out: out.copy_(x[:1]), tunable) is None
+
+
+def test_strides_and_offset_are_those_that_make_args_gave() -> None:
+    def make_args(problem: Problem, device: torch.device, seed: int) -> tuple[Any, ...]:
+        return torch.ones(8, 9)[:, 1:5], torch.empty(9, 9)[1:, 1:5]
+
+    tunable = declared(
+        parameters=("x", "out"), outputs=(), inplace=("x", "out"), reset=(), make_args=make_args,
+        reference=lambda x, out: {"x": close(x.double()), "out": close(out.double().nan_to_num())},
+    )  # fmt: skip
+    case = Case.make(tunable, Problem({"M": 8}), CPU, 0)
+    case.prepare()
+    assert case.args[0].stride() == (9, 1)
+    assert case.args[1].storage_offset() == 10
+
+
+# Declarations that contradict themselves --------------------------------------------------------------------
+
+
+def wrong_shape(x: Any, out: Any, state: Any, total: Any, scale: float) -> dict[str, Close]:
+    return {"out": close(x.T), "state": close(state + 1), "total": close(total)}
+
+
+def changes_x(x: Any, out: Any, state: Any, total: Any, scale: float) -> dict[str, Close]:
+    x.mul_(2)
+    return {"out": close(x.clone()), "state": close(state + 1), "total": close(total + 1)}
+
+
+def returns_itself(x: Any, out: Any, state: Any, total: Any, scale: float) -> dict[str, Close]:
+    return {"out": close(x * scale), "state": close(state.add_(1)), "total": close(total + 1)}
+
+
+def has_nan(x: Any, out: Any, state: Any, total: Any, scale: float) -> dict[str, Close]:
+    return {"out": close(x * float("nan")), "state": close(state + 1), "total": close(total + 1)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reference": wrong_shape}, r"gives out the shape \(8, 6\), the argument has \(6, 8\)"),
+        ({"reference": changes_x}, "reference changes its argument x"),
+        ({"reference": returns_itself}, "returns the argument state itself"),
+        ({"reference": has_nan}, "gives out a NaN"),
+        ({"reference": lambda *args: close(args[0])}, "one Close and 3 arguments are mutated"),
+        (
+            {"reference": lambda *args: {"out": close(args[0])}},
+            "a dict of a Close for each of out, state, total",
+        ),
+        ({"reference": lambda *args: None}, "returns a NoneType"),
+        ({"reference": lambda *args: {}}, "returns an empty dict; return a dict of a Close for each of out"),
+        (
+            {"reference": lambda *args: dict.fromkeys(("out", "state", "total"), args[0])},
+            "reference gives out a Tensor; write Close",
+        ),
+        ({"reference": lambda x: None}, r"reference raises TypeError: .*\(.*test_verify.py, line \d+\)"),
+        (
+            {"make_args": lambda problem, device, seed: (torch.ones(2),)},
+            "returns 1 arguments and launch takes 5",
+        ),
+        ({"make_args": lambda problem, device, seed: (torch.ones(2), 1, 2, 3, 4)}, "no tensor for out"),
+    ],
+)
+def test_a_declaration_that_contradicts_itself_is_refused_with_what_to_return(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DeclarationError, match=message):
+        Case.make(declared(**changes), Problem({"M": 6}), CPU, 0)
+
+
+def test_running_out_of_memory_is_not_taken_for_a_wrong_declaration() -> None:
+    def reference(*args: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        Case.make(declared(reference=reference), Problem({"M": 6}), CPU, 0)

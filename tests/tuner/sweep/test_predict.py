@@ -1,0 +1,300 @@
+"""Tables predicted without a GPU: the real compiler, the model, and what is never touched."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aot_tune.declare.discovery import Found
+from aot_tune.declare.fingerprint.hashing import source_hash
+from aot_tune.errors import TuneError
+from aot_tune.kernels.products.matmul import matmul_tunable
+from aot_tune.nvidia.cubin import Resources
+from aot_tune.tables import reader, store
+from aot_tune.tables.fit import entry_complaints
+from aot_tune.tables.rule import pick, sizes_inside
+from aot_tune.tables.table import Table
+from aot_tune.tuner.compile.feed import CompileFeed
+from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileResult
+from aot_tune.tuner.compile.pool import CompilePool
+from aot_tune.tuner.plan.candidates import Plan, plan
+from aot_tune.tuner.sweep.predict import predict, predict_kernel, predicted_table
+from aot_tune.tuner.sweep.progress import PlainProgress
+from aot_tune.tuner.sweep.report import SweepRequest
+from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
+from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
+from tests.support import samples
+
+SM100 = Arch.parse("sm100")
+MATMUL = Found(module="aot_tune.kernels", tunable=matmul_tunable)
+GOOD = Resources(registers=128, stack_bytes=0, shared_bytes=100_000, threads=256)
+
+
+class Silent(PlainProgress):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.failures: list[tuple[Config, str]] = []
+        self.notes: list[str] = []
+
+    def started(self, **told: object) -> None:
+        self.begun = told
+
+    def compiled(self, done: int, total: int, failures: int) -> None:
+        self.done = (done, total, failures)
+
+    def failure(self, kernel: str, problem: Problem | None, config: Config, stage: str, message: str) -> None:
+        self.failures.append((config, message))
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def bucket(m: int, n: int = 4096, k: int = 4096) -> Problem:
+    return Problem({"dtype": "bfloat16", "M": m, "N": n, "K": k})
+
+
+def made_up(planned: Plan, **failed: str) -> dict[str, CompileResult]:
+    """A result for each job, equally good, but failed where the config's words hold a name of `failed`."""
+    results: dict[str, CompileResult] = {}
+    for each in planned.problems:
+        for config, job in each.jobs.items():
+            message = next((failed[word] for word in failed if word in str(config).replace("=", "_")), None)
+            results[job.key] = (
+                Compiled(
+                    key=job.key,
+                    path=Path("x"),
+                    code=job.key,
+                    resources=GOOD,
+                    loop=None,
+                    seconds=1.0,
+                    cached=False,
+                )
+                if message is None
+                else CompileFailure(key=job.key, message=message, seconds=1.0)
+            )
+    return results
+
+
+@functools.cache
+def two_buckets() -> tuple[Plan, Table]:
+    planned = plan(MATMUL, SM100, [bucket(64), bucket(4096)])
+    results = made_up(planned)
+    return planned, predicted_table(planned, results, predict(planned, results, Silent()).sweep)
+
+
+def test_a_predicted_table_has_the_same_shape_as_a_measured_one_and_says_what_it_is() -> None:
+    _, table = two_buckets()
+    assert reader.parse(reader.dump(table)).entries[0].bucket == table.entries[0].bucket
+    assert {entry.evidence for entry in table.entries} == {"predicted"}
+    assert table.built_with.device_name == "NVIDIA B200"
+    assert table.built_with.driver == ""
+    assert table.source_hash == source_hash(matmul_tunable)
+    for entry in table.entries:
+        inside = [problem.size("M") for problem in sizes_inside(matmul_tunable.axes, entry.bucket)]
+        assert [point.size["M"] for point in entry.points] == [*inside, entry.bucket.size("M")]
+        assert list(entry_complaints(table, matmul_tunable, entry, own=False)) == []
+
+
+def test_an_entry_leaves_the_default_only_for_a_predicted_tenth() -> None:
+    _, table = two_buckets()
+    for entry in table.entries:
+        default = matmul_tunable.default_config(SM100, entry.bucket)
+        times = [us for us in entry.points[-1].us if us is not None]
+        if entry.config == default:
+            assert entry.mean_us == entry.default_us
+            assert min(times) > entry.default_us / 1.1
+        else:
+            assert entry.mean_us <= entry.default_us / 1.1
+
+
+def test_sizes_inside_a_bucket_keep_the_default_too_unless_a_tenth_is_promised() -> None:
+    _, table = two_buckets()
+    for entry in table.entries:
+        for point in entry.points[:-1]:
+            problem = entry.bucket.replaced(**point.size)
+            default = matmul_tunable.default_config(SM100, problem)
+            chosen = pick(entry, table, matmul_tunable.tiles, default, problem, lambda config: True)
+            assert chosen is not None
+            if chosen.config != default:
+                us = dict(zip(table.portfolio, point.us[:-1], strict=True))[chosen.config]
+                assert us is not None
+                assert point.us[-1] is not None
+                assert us <= point.us[-1] / 1.1
+
+
+def test_what_does_not_compile_wins_nowhere_and_is_told_once() -> None:
+    planned = plan(MATMUL, SM100, [bucket(2048), bucket(4096)])
+    best = predict(planned, made_up(planned), Silent()).sweep.candidates
+    assert any(config["tile_m"] == 256 for config in best[bucket(4096)])
+    results = made_up(planned, tile_m_256="the compiler was killed by SIGSEGV")
+    progress = Silent()
+    predicted = predict(planned, results, progress)
+    table = predicted_table(planned, results, predicted.sweep)
+    assert all(config["tile_m"] != 256 for config in table.portfolio)
+    told = [config for config, _ in progress.failures]
+    assert all(config["tile_m"] == 256 for config in told)
+    assert len(told) == len(set(told)) > 0
+    assert set(predicted.failures) == {bucket(2048), bucket(4096)}
+
+
+def test_a_bucket_whose_default_does_not_compile_gets_no_entry() -> None:
+    planned = plan(MATMUL, SM100, [bucket(64), bucket(4096)])
+    results = made_up(planned)
+    few = planned.problems[0]
+    results[few.jobs[few.default].key] = CompileFailure(
+        key=few.jobs[few.default].key, message="crashed", seconds=1.0
+    )
+    table = predicted_table(planned, results, predict(planned, results, Silent()).sweep)
+    assert [entry.bucket for entry in table.entries] == [bucket(4096)]
+
+
+def test_where_no_model_ranks_the_space_the_default_is_kept_and_all_are_compiled() -> None:
+    planned = plan(Found(module=samples.MODULE, tunable=samples.scale), SM100, samples.scale.buckets)
+    assert len(planned.jobs) > len({each.jobs[each.default].key for each in planned.problems})
+    results = made_up(planned)
+    table = predicted_table(planned, results, predict(planned, results, Silent()).sweep)
+    assert {entry.config for entry in table.entries} == {samples.DEFAULT}
+    assert all(entry.mean_us == entry.default_us > 0 for entry in table.entries)
+
+
+# The whole, with the real compiler --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cubins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cubins")
+
+
+@pytest.fixture
+def feed(cubins: Path) -> Iterator[CompileFeed]:
+    with CompileFeed(lambda: CompilePool(2, 60.0, cubins)) as feed:
+        yield feed
+
+
+def request(out: Path, *problems: Problem, **values: object) -> SweepRequest:
+    found = Found(module=samples.MODULE, tunable=samples.scale)
+    chosen = {"scale": problems} if problems else {}
+    fields = {"kernels": (found,), "arch": SM100, "out": out, "problems": chosen, **values}
+    return SweepRequest(**fields)  # type: ignore[arg-type]
+
+
+def test_a_kernel_is_compiled_for_real_and_its_table_written(tmp_path: Path, feed: CompileFeed) -> None:
+    asked, progress = request(tmp_path), Silent()
+    report = predict_kernel(asked, asked.kernels[0], feed, progress)
+    path = tmp_path / "sm100" / "scale.json"
+    assert (report.path, report.evidence, report.problems, report.failures) == (path, "predicted", 3, 0)
+    assert report.refusals == ()
+    assert report.device_name == Device.reference(SM100).name == "NVIDIA B200"
+    table = store.read_table(path)
+    assert [entry.bucket for entry in table.entries] == list(samples.scale.buckets)
+    done, total, failed = progress.done
+    assert done == total > 0
+    assert failed == 0
+    before = path.read_bytes()
+    again = predict_kernel(asked, asked.kernels[0], feed, Silent())
+    assert again.changed == 0
+    assert path.read_bytes() == before
+
+
+def test_a_partial_selection_keeps_the_entries_predicted_before(tmp_path: Path, feed: CompileFeed) -> None:
+    first, second = samples.scale.buckets[:2]
+    for one in (first, second):
+        asked = request(tmp_path, one)
+        predict_kernel(asked, asked.kernels[0], feed, Silent())
+    table = store.read_table(tmp_path / "sm100" / "scale.json")
+    assert [entry.bucket for entry in table.entries] == [first, second]
+
+
+def test_a_whole_prediction_counts_and_names_the_entries_that_it_removes(
+    tmp_path: Path, feed: CompileFeed
+) -> None:
+    undeclared = samples.scale.buckets[0].replaced(N=2048)
+    asked, part, progress = request(tmp_path), request(tmp_path, undeclared), Silent()
+    predict_kernel(asked, asked.kernels[0], feed, Silent())
+    predict_kernel(part, part.kernels[0], feed, Silent())
+    assert predict_kernel(asked, asked.kernels[0], feed, progress).changed == 1
+    (said,) = progress.notes
+    assert said.startswith(f"{undeclared}: its entry is removed")
+
+
+def test_two_selections_predicted_at_once_lose_no_entry(tmp_path: Path, feed: CompileFeed) -> None:
+    first, second = samples.scale.buckets[:2]
+
+    class Meanwhile(Silent):
+        """Another prediction runs from end to end after this one has read the table there was."""
+
+        def started(self, **told: object) -> None:
+            asked = request(tmp_path, second)
+            predict_kernel(asked, asked.kernels[0], feed, Silent())
+
+    asked = request(tmp_path, first)
+    report = predict_kernel(asked, asked.kernels[0], feed, Meanwhile())
+    table = store.read_table(tmp_path / "sm100" / "scale.json")
+    assert [entry.bucket for entry in table.entries] == [first, second]
+    assert report.changed == 1
+
+
+def test_a_prediction_of_other_code_that_came_meanwhile_stays(tmp_path: Path, feed: CompileFeed) -> None:
+    asked = request(tmp_path)
+    predict_kernel(asked, asked.kernels[0], feed, Silent())
+    path = tmp_path / "sm100" / "scale.json"
+    other = reader.dump(dataclasses.replace(store.read_table(path), source_hash="0" * 16))
+
+    class Meanwhile(Silent):
+        def started(self, **told: object) -> None:
+            path.write_bytes(other)
+
+    asked = request(tmp_path, samples.scale.buckets[0])
+    with pytest.raises(TuneError, match=r"replaced meanwhile.*the source's hash was 0000000000000000"):
+        predict_kernel(asked, asked.kernels[0], feed, Meanwhile())
+    assert path.read_bytes() == other
+
+
+def test_a_measured_table_is_never_replaced(tmp_path: Path, feed: CompileFeed) -> None:
+    path = samples.write(tmp_path, samples.scale_table(SM100))
+    before = path.read_bytes()
+    asked = request(tmp_path)
+    with pytest.raises(TuneError, match="holds measured entries, which predictions never replace"):
+        predict_kernel(asked, asked.kernels[0], feed, Silent())
+    assert path.read_bytes() == before
+
+
+def test_a_prediction_of_another_arch_is_never_replaced(tmp_path: Path, feed: CompileFeed) -> None:
+    asked = request(tmp_path)
+    predict_kernel(asked, asked.kernels[0], feed, Silent())
+    path = tmp_path / "sm100" / "scale.json"
+    path.write_bytes(
+        reader.dump(dataclasses.replace(store.read_table(path), arch=Arch.parse("sm89"))),
+    )
+    before, progress = path.read_bytes(), Silent()
+    with pytest.raises(TuneError, match=r"scale on sm89; move it to sm89/scale\.json, or remove it"):
+        predict_kernel(asked, asked.kernels[0], feed, progress)
+    assert path.read_bytes() == before
+    assert not hasattr(progress, "begun"), "it began to compile"
+
+
+def test_a_packages_own_folder_is_refused(tmp_path: Path, feed: CompileFeed) -> None:
+    tunable = dataclasses.replace(samples.scale, tables=tmp_path)
+    asked = request(tmp_path)
+    with pytest.raises(TuneError, match="name another folder with --out"):
+        predict_kernel(asked, Found(module=samples.MODULE, tunable=tunable), feed, Silent())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_predicted_table_below_build_is_written_anew(
+    tmp_path: Path, feed: CompileFeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aot_tune.tuner.sweep.predict.TABLES", tmp_path)
+    path = tmp_path / "sm100" / "scale.json"
+    path.parent.mkdir()
+    path.write_bytes(b"{")
+    asked = request(tmp_path)
+    predict_kernel(asked, asked.kernels[0], feed, Silent())
+    assert len(store.read_table(path).entries) == 3

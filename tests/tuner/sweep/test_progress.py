@@ -1,0 +1,148 @@
+"""Progress as a person sees it: plain lines, live bars on a pretended terminal, the closing table."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from pathlib import Path
+
+from aot_tune.tuner.sweep.progress import (
+    Estimate,
+    LiveProgress,
+    PlainProgress,
+    closing_table,
+    failure_line,
+    progress_on,
+)
+from aot_tune.tuner.sweep.report import KernelReport
+from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+
+SM90 = Arch.parse("sm90")
+PROBLEM = Problem({"M": 64, "N": 4096})
+CONFIG = Config(constants={"tile_m": 64}, hints={"num_ctas": 1})
+
+
+class _Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def _row(**values: object) -> KernelReport:
+    row = KernelReport(
+        kernel="matmul",
+        evidence="measured",
+        problems=26,
+        speedup=1.234,
+        failures=3,
+        compile_s=14.0,
+        measure_s=61.25,
+        verify_s=9.0,
+        path=Path("tuned_configs/sm90/matmul.json"),
+        changed=2,
+    )
+    return dataclasses.replace(row, **values)  # type: ignore[arg-type]
+
+
+def test_plain_lines_come_at_most_every_ten_seconds_and_at_the_end() -> None:
+    stream, clock = io.StringIO(), _Clock()
+    progress = PlainProgress(stream, clock=clock)
+    progress.started(kernel="matmul", arch=SM90, problems=2, jobs=100, device="NVIDIA H200")
+    for done in range(101):
+        progress.compiled(done, 100, failures=0)
+        clock.now += 0.25
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "matmul sm90 on NVIDIA H200: 2 problems, 100 compilations"
+    assert "about 15 s left" in lines[1]
+    assert [line.split(",")[0] for line in lines[1:]] == [
+        "matmul: compiled 40/100",
+        "matmul: compiled 80/100",
+        "matmul: compiled 100/100",
+    ]
+
+
+def test_the_time_left_is_that_of_the_slower_of_compiling_and_measuring() -> None:
+    clock = _Clock()
+    estimate = Estimate(clock)
+    assert estimate.left_s() == 0.0
+    estimate.compiled(0, 10)
+    estimate.measured(0, 5)
+    clock.now += 10
+    estimate.compiled(5, 10)  # 2 s each, 10 s left
+    estimate.measured(1, 5)  # 10 s each, 40 s left
+    assert estimate.left_s() == 40.0
+    clock.now += 15
+    assert estimate.left_s() == 25.0
+
+
+def test_what_a_journal_answers_at_once_does_not_shorten_the_estimate() -> None:
+    clock = _Clock()
+    estimate = Estimate(clock)
+    estimate.measured(20, 30)  # twenty were in the journal
+    clock.now += 10
+    estimate.measured(21, 30)
+    assert estimate.left_s() == 90.0
+
+
+def test_a_failure_is_one_line_however_long_its_message() -> None:
+    line = failure_line("matmul", PROBLEM, CONFIG, "compile", "\n  error: no\n" + "trace " * 1000)
+    assert line == "matmul M=64 N=4096: compile: tile_m=64 num_ctas=1: error: no"
+    long = failure_line("matmul", None, CONFIG, "fault", "x" * 1000)
+    assert long.startswith("matmul: fault: ")
+    assert long.endswith("…")
+    assert len(long) < 250
+
+
+def test_the_closing_table_lines_up_and_gives_the_reasons_of_what_was_not_published() -> None:
+    refused = _row(
+        kernel="rope", path=None, refusals=("fewer entries than before: 3, it had 9",), evidence="predicted"
+    )
+    heads, matmul, rope, reason = closing_table([_row(), refused])
+    assert " ".join(heads.split()) == "kernel problems speed-up failures compile s measure s verify s table"
+    assert (
+        " ".join(matmul.split())
+        == "matmul 26 1.23x 3 14.0 61.2 9.0 tuned_configs/sm90/matmul.json (2 changes)"
+    )
+    assert "1.23x predicted" in rope
+    assert rope.endswith("not published")
+    assert matmul.index("14.0") == rope.index("14.0") == heads.index("compile s")
+    assert reason == "rope: not published: fewer entries than before: 3, it had 9"
+
+
+def test_a_terminal_gets_bars_and_a_pipe_gets_lines() -> None:
+    assert isinstance(progress_on(_Terminal()), LiveProgress)
+    assert isinstance(progress_on(io.StringIO()), PlainProgress)
+
+
+def test_live_progress_keeps_failures_and_leaves_the_closing_table() -> None:
+    stream = _Terminal()
+    progress = LiveProgress(stream)
+    progress.started(kernel="matmul", arch=SM90, problems=2, jobs=4, device="NVIDIA H200")
+    progress.compiled(4, 4, failures=1)
+    progress.failure("matmul", PROBLEM, CONFIG, "verify", "out[0, 3] is nan, expected [1.0]")
+    progress.measuring(PROBLEM, 1, 2)
+    progress.started(kernel="rope", arch=SM90, problems=1, jobs=1, device="NVIDIA H200")
+    progress.finished([_row()])
+    progress.close()
+    shown = stream.getvalue()
+    assert "matmul M=64 N=4096: verify: tile_m=64 num_ctas=1: out[0, 3] is nan, expected [1.0]" in shown
+    assert shown.rstrip().splitlines()[-1].startswith("matmul")
+
+
+def test_progress_that_was_closed_before_anything_started_leaves_the_terminal_alone() -> None:
+    stream = _Terminal()
+    progress = LiveProgress(stream)
+    progress.close()
+    progress.close()
+    assert stream.getvalue() == ""

@@ -1,0 +1,424 @@
+"""A whole measuring sweep on the real compiler, with a scripted session in place of the GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from aot_tune.errors import AotTuneError, DeclarationError, JournalMismatchError, TuneError
+from aot_tune.tables import reader, store
+from aot_tune.tables.table import Table
+from aot_tune.tuner.outcome import Failure, Measurement, Outcome
+from aot_tune.tuner.sweep import run as sweep
+from aot_tune.tuner.sweep.report import SweepReport, SweepRequest
+from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
+from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
+from tests.support.samples import DEFAULT, SM90, scale_in
+
+
+class Session:
+    """Times by a formula: tall tiles are fast from M = 64 on, at M = 1 the default. Counts requests."""
+
+    wrong: frozenset[int] = frozenset()
+    """Values of tile_m that compute a wrong result."""
+
+    fails_after: int | None = None
+    """Requests after which the GPU is lost."""
+
+    noise = 1.0
+    driver = "580.1"
+
+    fastest: Callable[[Problem], int] | None = None
+    """The tile_m that is fastest, where a test wants another than the formula's."""
+
+    meanwhile: ClassVar[list[Callable[[], object]]] = []
+    """What happens while winners are checked: others' tunes, each once."""
+
+    def __init__(self, found: Any, gpu_index: int, *, on_event: Any) -> None:
+        self.conditions: list[Any] = []
+        self.verify_s = 0.0
+        self.asked: list[tuple[str, Problem, frozenset[Config]]] = []
+        sessions.append(self)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def identity(self) -> dict[str, str]:
+        return {
+            "gpu": "NVIDIA H200",
+            "uuid": "GPU-1",
+            "driver": self.driver,
+            "cuda_tile": "1.7.0",
+            "tileiras": "13.4.92",
+        }
+
+    def device(self) -> Device:
+        return Device.reference(SM90)
+
+    def measure(self, problem: Problem, configs: Mapping[Config, Path | None]) -> list[Outcome]:
+        return self._answer("measure", problem, configs)
+
+    def finals(self, problem: Problem, configs: Mapping[Config, Path | None]) -> list[Outcome]:
+        return self._answer("finals", problem, configs)
+
+    def recheck(self, problem: Problem, configs: Mapping[Config, Path | None]) -> list[Failure]:
+        self.asked.append(("recheck", problem, frozenset(configs)))
+        if self.meanwhile:
+            self.meanwhile.pop()()
+        return []
+
+    def remember_fault(self, problem: Problem, config: Config, message: str) -> None:
+        pass
+
+    def _answer(self, what: str, problem: Problem, configs: Mapping[Config, Path | None]) -> list[Outcome]:
+        if self.fails_after is not None and len(self.asked) >= self.fails_after:
+            raise TuneError("the GPU is lost")
+        self.asked.append((what, problem, frozenset(configs)))
+        assert all(path is not None and path.read_bytes()[:4] == b"\x7fELF" for path in configs.values())
+        return [self._outcome(problem, config) for config in configs]
+
+    def _outcome(self, problem: Problem, config: Config) -> Outcome:
+        tall = int(config["tile_m"])
+        if tall in self.wrong:
+            return Failure(config=config, stage="verify", message="half of it is NaN")
+        us = 10.0 + problem.size("M") / tall + (tall if problem.size("M") == 1 else 0)
+        if self.fastest is not None:
+            us = 10.0 if tall == self.fastest(problem) else 20.0
+        us += config.hints["num_ctas"] + config.hints["occupancy"] + int(config["tile_n"]) / 64
+        return Measurement(config=config, mean_us=us * self.noise, error_margin_us=0.01, num_samples=5)
+
+
+sessions: list[Session] = []
+
+
+class Quiet:
+    """A progress that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **named: self.said.append(f"{name} {args} {named}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder whose sweeps use `Session`; cubins are shared by all tests of this file."""
+    monkeypatch.setattr(sweep, "MeasureSession", Session)
+    monkeypatch.setattr(sweep, "CUBINS", Path("build/test-cubins").absolute())
+    monkeypatch.setattr(sweep, "JOURNALS", tmp_path / "journal")
+    for name, value in {"wrong": frozenset(), "fails_after": None, "noise": 1.0, "driver": "580.1"}.items():
+        monkeypatch.setattr(Session, name, value)
+    monkeypatch.setattr(Session, "meanwhile", [])
+    sessions.clear()
+    return tmp_path
+
+
+def _tune(folder: Path, progress: Quiet | None = None, **changes: Any) -> SweepReport:
+    request = SweepRequest(
+        kernels=(scale_in(folder / "tables")["scale"],), arch=SM90, gpu=0, jobs=2, **changes
+    )
+    return sweep.run(request, progress or Quiet())
+
+
+def _bucket(m: int, dtype: str = "bfloat16") -> Problem:
+    return Problem({"dtype": dtype, "M": m, "N": 1024})
+
+
+def _of(*buckets: Problem) -> dict[str, Any]:
+    return {"problems": {"scale": buckets}}
+
+
+def _path(folder: Path) -> Path:
+    return store.table_path(folder / "tables", SM90, "scale")
+
+
+def test_a_sweep_publishes_the_fastest_right_config_of_each_bucket(folder: Path) -> None:
+    report = _tune(folder)
+    table = store.read_table(_path(folder))
+    assert report.published
+    assert report.rows[0].problems == len(table.entries) == 3
+    winners = {entry.bucket.size("M"): entry.config for entry in table.entries}
+    assert winners[1] == DEFAULT
+    assert winners[256]["tile_m"] == 64
+    assert all(entry.mean_us <= entry.default_us for entry in table.entries)
+    assert reader.dump(table) == _path(folder).read_bytes()
+
+
+def test_verbose_tells_each_choice_and_its_reason(folder: Path) -> None:
+    request = SweepRequest(
+        kernels=(scale_in(folder / "tables")["scale"],), arch=SM90, gpu=0, jobs=2, verbose=True
+    )
+    progress = Quiet()
+    sweep.run(request, progress)
+    told = [line for line in progress.said if "us measured" in line]
+    assert len(told) == 3
+    assert any("nothing beats it" in line for line in told)
+    assert any("x the default's" in line for line in told)
+
+
+def test_winners_are_rechecked_before_they_are_published(folder: Path) -> None:
+    _tune(folder)
+    rechecked = {problem.size("M") for what, problem, _ in sessions[0].asked if what == "recheck"}
+    assert rechecked == {1, 64, 256}
+
+
+def test_a_second_sweep_with_the_same_outcome_changes_no_byte(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _tune(folder)
+    first = _path(folder).read_bytes()
+    monkeypatch.setattr(Session, "noise", 1.008)
+    report = _tune(folder)
+    assert len(sessions[1].asked) == len(sessions[0].asked), "it measured again"
+    assert _path(folder).read_bytes() == first
+    assert report.rows[0].changed == 0
+
+
+def test_a_config_that_is_wrong_wins_nowhere_and_is_counted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "wrong", frozenset({64}))
+    report = _tune(folder)
+    table = store.read_table(_path(folder))
+    assert all(config["tile_m"] != 64 for config in table.portfolio)
+    assert all(entry.config["tile_m"] != 64 for entry in table.entries)
+    assert report.rows[0].failures > 0
+
+
+@pytest.mark.parametrize("lost_after", [1, 3, 6, 9])
+def test_a_sweep_that_was_stopped_goes_on_and_repeats_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, lost_after: int
+) -> None:
+    monkeypatch.setattr(Session, "fails_after", lost_after)
+    with pytest.raises(TuneError, match="lost"):
+        _tune(folder)
+    assert not _path(folder).exists()
+    monkeypatch.setattr(Session, "fails_after", None)
+    _tune(folder)
+    first, second = sessions[0].asked, sessions[1].asked
+    assert len(first) == lost_after
+    whole = _path(folder).read_bytes()
+    _path(folder).unlink()
+    _tune(folder)
+    assert _path(folder).read_bytes() == whole, "stopped and resumed, or in one go: the same table"
+    assert sessions[2].asked == first + second
+
+
+def test_a_changed_driver_is_not_mixed_with_what_was_measured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "fails_after", 2)
+    with pytest.raises(TuneError):
+        _tune(folder)
+    monkeypatch.setattr(Session, "driver", "590.2")
+    with pytest.raises(JournalMismatchError, match=r"driver.*580\.1.*590\.2"):
+        _tune(folder)
+    monkeypatch.setattr(Session, "fails_after", None)
+    assert _tune(folder, fresh=True).published
+
+
+def test_a_partial_sweep_keeps_the_other_entries(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _tune(folder)
+    before = store.read_table(_path(folder))
+    monkeypatch.setattr(Session, "noise", 1.005)
+    bucket = Problem({"dtype": "bfloat16", "M": 64, "N": 1024})
+    _tune(folder, problems={"scale": (bucket,)})
+    after = store.read_table(_path(folder))
+    assert [entry.bucket for entry in after.entries] == [entry.bucket for entry in before.entries]
+    assert {problem.size("M") for _, problem, _ in sessions[1].asked} <= set(range(33, 65))
+
+
+def test_a_selection_published_meanwhile_leaves_the_journal_of_a_stopped_sweep(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "fails_after", 4)
+    with pytest.raises(TuneError, match="lost"):
+        _tune(folder)
+    monkeypatch.setattr(Session, "fails_after", None)
+    bucket = Problem({"dtype": "bfloat16", "M": 64, "N": 1024})
+    assert _tune(folder, problems={"scale": (bucket,)}).rows[0].resumed == 0
+    assert _tune(folder).rows[0].resumed > 0
+
+
+def test_a_whole_sweep_counts_and_names_the_entries_that_it_removes(folder: Path) -> None:
+    _tune(folder)
+    whole = _path(folder).read_bytes()
+    _tune(folder, **_of(_bucket(64, "float16")))
+    assert len(store.read_table(_path(folder)).entries) == 4
+    progress = Quiet()
+    report = _tune(folder, progress)
+    assert _path(folder).read_bytes() == whole
+    assert report.rows[0].changed == 1
+    (said,) = [line for line in progress.said if "removed" in line]
+    assert "dtype=float16 M=64 N=1024: its entry is removed: no declared problem asks for it" in said
+    assert "add it to `typical`" in said
+
+
+# Two tunes at once ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("there_before", [False, True])
+def test_two_tunes_of_parts_at_once_lose_no_entry_and_share_a_portfolio(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, there_before: bool
+) -> None:
+    if there_before:
+        _tune(folder, **_of(_bucket(1)))
+    monkeypatch.setattr(Session, "fastest", lambda self, problem: 64 if problem.size("M") > 64 else 32)
+    Session.meanwhile.append(lambda: _tune(folder, **_of(_bucket(256))))
+    report = _tune(folder, **_of(_bucket(64)))
+    assert report.published
+    table = store.read_table(_path(folder))
+    assert [entry.bucket.size("M") for entry in table.entries] == [1] * there_before + [64, 256]
+    assert reader.dump(table) == _path(folder).read_bytes()
+    ours, theirs = table.entries[-2:]
+    assert (ours.config["tile_m"], theirs.config["tile_m"]) == (32, 64)
+    for one, other in ((ours, theirs), (theirs, ours)):
+        for point in one.points:
+            times = dict(zip((*table.portfolio, DEFAULT), point.us, strict=True))
+            assert times[one.config] == 13.0
+            assert times[other.config] is None, "the two were never timed together"
+    assert report.rows[0].changed == len(table.entries), "each has a column more"
+    assert list((folder / "journal/sm90").glob("*.jsonl")) == []
+
+
+def test_a_whole_sweep_takes_in_what_was_published_of_its_buckets_meanwhile(folder: Path) -> None:
+    Session.meanwhile.append(lambda: _tune(folder, **_of(_bucket(64))))
+    assert _tune(folder).published
+    assert [entry.bucket.size("M") for entry in store.read_table(_path(folder)).entries] == [1, 64, 256]
+
+
+def test_a_whole_sweep_does_not_remove_what_was_added_meanwhile(folder: Path) -> None:
+    Session.meanwhile.append(lambda: _tune(folder, **_of(_bucket(64, "float16"))))
+    with pytest.raises(TuneError, match=r"added 1 entries meanwhile.*float16 M=64.*to `typical`"):
+        _tune(folder)
+    assert [entry.bucket["dtype"] for entry in store.read_table(_path(folder)).entries] == ["float16"]
+    assert _tune(folder).resumed > 0
+
+
+@pytest.mark.parametrize("chosen", [{}, _of(_bucket(64))], ids=["whole", "part"])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            lambda t: dataclasses.replace(t, source_hash="0" * 16),
+            "the source's hash was 0000000000000000, is",
+        ),
+        (
+            lambda t: dataclasses.replace(t, built_with=dataclasses.replace(t.built_with, sm_count=78)),
+            "multiprocessors was 78, is 132",
+        ),
+    ],
+    ids=["source", "device"],
+)
+def test_a_table_of_other_code_or_of_another_gpu_that_came_meanwhile_stays_and_so_does_the_journal(
+    folder: Path, change: Callable[[Table], Table], told: str, chosen: dict[str, Any]
+) -> None:
+    _tune(folder)
+    other = reader.dump(change(store.read_table(_path(folder))))
+    Session.meanwhile.append(lambda: _path(folder).write_bytes(other))
+    with pytest.raises(TuneError, match=f"replaced meanwhile.*{told}.*run the same command again"):
+        _tune(folder, **chosen)
+    assert _path(folder).read_bytes() == other
+    _path(folder).unlink()
+    assert _tune(folder, **chosen).resumed > 0
+
+
+def test_a_table_that_was_removed_meanwhile_is_written_with_what_was_swept(folder: Path) -> None:
+    _tune(folder)
+    Session.meanwhile.append(lambda: _path(folder).unlink())
+    assert _tune(folder, **_of(_bucket(64))).published
+    assert [entry.bucket for entry in store.read_table(_path(folder)).entries] == [_bucket(64)]
+
+
+# What stands in the way -------------------------------------------------------------------------------------
+
+
+def _contents(folder: Path) -> dict[str, str | bytes]:
+    return {
+        file.name: os.readlink(file) if file.is_symlink() else file.read_bytes() for file in folder.iterdir()
+    }
+
+
+def _of_sm100(path: Path, whole: Table) -> None:
+    path.write_bytes(reader.dump(dataclasses.replace(whole, arch=Arch.parse("sm100"))))
+
+
+def _linked(path: Path, whole: Table) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def _dangling(path: Path, whole: Table) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("put", "told"),
+    [
+        (_of_sm100, r"scale on sm100; move it to sm100/scale\.json, or remove it"),
+        (_linked, "it is a link to elsewhere; remove it or tune there"),
+        (_dangling, "it is a link to nowhere; remove it or tune there"),
+        (lambda path, whole: path.chmod(0o444), "it is read-only; allow writing or choose another folder"),
+    ],
+    ids=["another arch", "link", "dangling link", "read-only"],
+)
+def test_a_table_that_cannot_be_replaced_is_refused_before_anything_is_measured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, put: Callable[[Path, Table], None], told: str
+) -> None:
+    _tune(folder)
+    path, whole = _path(folder), store.read_table(_path(folder))
+    put(path, whole)
+    # Root may write anywhere: what access() says to others.
+    monkeypatch.setattr("os.access", lambda path, mode: bool(os.stat(path).st_mode & 0o200))
+    before = _contents(path.parent)
+    with pytest.raises(AotTuneError, match=told):
+        _tune(folder)
+    assert len(sessions) == 1, "it began to measure"
+    assert _contents(path.parent) == before
+
+
+def test_a_table_that_cannot_be_replaced_is_refused_before_another_kernel_is_measured(folder: Path) -> None:
+    scale = scale_in(folder / "tables")["scale"]
+    other = dataclasses.replace(scale, tunable=dataclasses.replace(scale.tunable, name="other"))
+    store.table_path(folder / "tables", SM90, "other").parent.mkdir(parents=True)
+    store.table_path(folder / "tables", SM90, "other").write_bytes(b"{")
+    with pytest.raises(TuneError, match=r"other\.json.*remove it to start over"):
+        sweep.run(SweepRequest(kernels=(scale, other), arch=SM90, gpu=0, jobs=2), Quiet())
+    assert not sessions
+
+
+def test_a_truncated_table_stops_the_sweep_and_is_left_as_it_was(folder: Path) -> None:
+    _tune(folder)
+    whole = _path(folder).read_bytes()
+    _path(folder).write_bytes(whole[:100])
+    with pytest.raises(TuneError, match=r"scale\.json.*remove it"):
+        _tune(folder)
+    assert _path(folder).read_bytes() == whole[:100]
+
+
+def test_a_read_only_folder_is_refused_before_anything_is_measured(folder: Path) -> None:
+    (folder / "tables").write_text("in the way")
+    with pytest.raises(Exception, match="tables"):
+        _tune(folder)
+    assert not sessions
+
+
+def test_a_wrong_declaration_is_refused_before_anything_is_measured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "declaration_problems", lambda tunable, arch: ["scale: its space is empty"])
+    with pytest.raises(DeclarationError, match="space is empty"):
+        _tune(folder)
+    assert not sessions
