@@ -287,13 +287,3 @@ def _named_places() -> list[str]:
 @pytest.mark.parametrize("path", _named_places())
 def test_every_file_and_folder_of_the_project_that_it_names_exists(path: str) -> None:
     assert (ROOT / path).exists() or (ROOT / "aot_tune" / path).exists()
-
-
-def test_every_module_has_its_place_in_how_it_is_built() -> None:
-    section = README.partition("## How it is built")[2]
-    rows = re.findall(r"^\| (`.*?) \|", section, re.M)
-    named = set(re.findall(r"`([\w./]+)`", " ".join(rows)))
-    package = ROOT / "aot_tune"
-    here = {path.name for path in package.glob("*.py")} - {"__init__.py", "__main__.py"}
-    here |= {f"{path.name}/" for path in package.iterdir() if (path / "__init__.py").exists()}
-    assert here - named == set()
