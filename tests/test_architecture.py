@@ -48,7 +48,15 @@ WITHIN = {
 FOREIGN = {
     "pynvml": ("nvidia",),
     "nvidia": ("nvidia",),
-    "cuda": ("nvidia", "kernels", "bench", "serve.launch", "serve.search", "tuner.measure.worker"),
+    "cuda": (
+        "nvidia",
+        "kernels",
+        "bench",
+        "serve.launch",
+        "serve.search",
+        "serve.prime",
+        "tuner.measure.worker",
+    ),
     "typer": ("cli",),
     "rich": ("cli", "tuner.sweep"),
     "triton": ("bench",),

@@ -15,7 +15,7 @@ import typer
 
 from aot_tune import environment, tunable
 from aot_tune.cli.app import app
-from aot_tune.tables import reader
+from aot_tune.tables import reader, writer
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -221,7 +221,7 @@ def test_every_environment_variable_it_names_is_one_that_the_code_reads() -> Non
 
 def test_the_example_of_a_table_is_a_table_in_the_bytes_that_are_written() -> None:
     text = example("table")
-    assert reader.dump(reader.parse(text)).decode() == text
+    assert writer.dump(reader.parse(text)).decode() == text
 
 
 def test_every_field_of_a_table_that_needs_a_word_has_one() -> None:

@@ -11,7 +11,7 @@ from aot_tune.cubins.archive import FILE_NAME
 from aot_tune.declare import checks
 from aot_tune.declare.fingerprint import hashing
 from aot_tune.errors import ArchError, StoreError, TableError, UsageError
-from aot_tune.tables import reader, store
+from aot_tune.tables import files, reader, store, writer
 from aot_tune.tables.fit import entry_complaints, portfolio_complaints
 from aot_tune.tables.table import Table
 from aot_tune.tuner.archives import check as check_archives
@@ -153,7 +153,7 @@ def _archive(path: Path, kernels: Mapping[str, Found]) -> Iterator[Finding]:
 def _table(path: Path, kernels: Mapping[str, Found], *, own: bool, place: bool = True) -> Iterator[Finding]:
     """One file; `place` says whether its name and folder must agree with its content."""
     try:
-        data = store.read_bytes(path)
+        data = files.read_bytes(path)
         table = reader.parse(data)
     except (TableError, StoreError) as error:
         where, what = (error.path, error.problem) if isinstance(error, TableError) else ("", str(error))
@@ -173,7 +173,7 @@ def _table(path: Path, kernels: Mapping[str, Found], *, own: bool, place: bool =
 
 
 def _bytes_findings(path: Path, table: Table, data: bytes) -> Iterator[Finding]:
-    canonical = reader.dump(table)
+    canonical = writer.dump(table)
     if canonical == data:
         return
     pairs = zip(data.splitlines(True), canonical.splitlines(True), strict=False)

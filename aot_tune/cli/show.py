@@ -9,7 +9,7 @@ from pathlib import Path
 from aot_tune import environment
 from aot_tune.declare.discovery import OWN_KERNELS, Broken, broken_point, find_tunables, module_names, warn_of
 from aot_tune.errors import AotTuneError, StoreError, TableError, UsageError
-from aot_tune.tables import reader, store
+from aot_tune.tables import store, writer
 from aot_tune.tables.table import Entry, Table
 from aot_tune.tuner.sweep.report import geometric_mean
 from aot_tune.values.arch import Arch
@@ -130,7 +130,7 @@ def table_lines(path: Path, table: Table) -> list[str]:
 
 def table_data(path: Path, table: Table) -> dict[str, object]:
     """A table for a script: the document itself, and where it lies."""
-    return {"path": path, **json.loads(reader.dump(table))}
+    return {"path": path, **json.loads(writer.dump(table))}
 
 
 def _entry_row(entry: Entry, names: dict[Config, str]) -> tuple[str, ...]:

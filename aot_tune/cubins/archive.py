@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import struct
 import zlib
 from functools import cached_property
@@ -26,8 +25,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aot_tune.cubins.origin import Origin
-from aot_tune.errors import AotTuneError, ArchiveError
+from aot_tune.errors import AotTuneError, ArchiveError, StoreError
 from aot_tune.tables import strict_json
+from aot_tune.tables.files import open_regular
 from aot_tune.values.arch import Arch
 
 FILE_NAME = "cubins.aot"
@@ -203,13 +203,10 @@ class Section:
 
 def _read(path: Path, offset: int, length: int) -> bytes:
     try:
-        # Without O_NONBLOCK, opening a FIFO waits for a writer. Regular files do not care.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
-        raise ArchiveError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+        descriptor = open_regular(path)
+    except StoreError as error:
+        raise ArchiveError(str(error)) from error
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ArchiveError(f"cannot read {path}: it is no regular file")
         data = os.pread(descriptor, length, offset)
     except OSError as error:
         raise ArchiveError(f"cannot read {path}: {error.strerror}") from error

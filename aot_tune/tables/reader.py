@@ -1,15 +1,15 @@
-"""A table as JSON text and back: strict to read, the same bytes for the same table. Does no I/O."""
+"""Read a table's JSON text, strictly: every mistake is an error that names its place. Does no I/O."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 import re
+from typing import cast
+
+import orjson
 
 from aot_tune.declare.declaration import is_name
-from aot_tune.errors import ArchError, NewerSchemaError, TableError
-from aot_tune.tables.entry_reader import ENTRY_KEYS, Configs, read_entries
+from aot_tune.errors import ArchError, DeclarationError, NewerSchemaError, TableError
 from aot_tune.tables.strict_json import (
     Json,
     as_list,
@@ -20,21 +20,18 @@ from aot_tune.tables.strict_json import (
     expected,
     loads,
 )
-from aot_tune.tables.table import SCHEMA, BuiltWith, Entry, Table, entry_order
+from aot_tune.tables.table import SCHEMA, BuiltWith, Entry, Evidence, Point, Table, entry_order
 from aot_tune.values.arch import Arch
-from aot_tune.values.bucket import AXIS_KINDS, Axes
-from aot_tune.values.config import Config
+from aot_tune.values.bucket import AXIS_KINDS, Axes, edge
+from aot_tune.values.config import HINTS, Config
 from aot_tune.values.problem import Problem
 
 MOST_CONFIGS = 16
 """A portfolio's configs: a live search runs them all."""
 
-_US_DECIMALS = 3
-_REGRET_DECIMALS = 4
 _HASH = re.compile(r"[0-9a-f]{16}")
 
-# The keys of each object, in the order in which they are written.
-_TOP = (
+TOP_KEYS = (
     "schema",
     "kernel",
     "arch",
@@ -45,10 +42,15 @@ _TOP = (
     "portfolio_regret",
     "entries",
 )
-_BUILT_WITH = ("device_name", "sm_count", "cuda_tile", "tileiras", "driver")
+BUILT_WITH_KEYS = ("device_name", "sm_count", "cuda_tile", "tileiras", "driver")
+"""The keys of a table and of its `built_with`, in the order in which they are written."""
 
+ENTRY_KEYS = ("bucket", "config", "mean_us", "error_margin_us", "default_us", "regret", "evidence", "points")
+"""An entry's keys, in the order in which they are written."""
 
-# Reading ------------------------------------------------------------------------------
+_CONFIG_KEYS = ("constants", "hints")
+_POINT_KEYS = ("size", "us")
+_EVIDENCE = ("measured", "predicted")
 
 
 def parse(data: bytes | str) -> Table:
@@ -66,7 +68,7 @@ def parse(data: bytes | str) -> Table:
     if type(document) is not dict:
         expected("an object", document, "")
     _check_schema(document.get("schema"))
-    check_keys(document, "", _TOP)
+    check_keys(document, "", TOP_KEYS)
     kernel, source_hash = document["kernel"], document["source_hash"]
     if not is_name(kernel):
         expected("a kernel's name", kernel, "kernel")
@@ -118,10 +120,10 @@ def _arch(value: Json) -> Arch:
 
 
 def _built_with(value: Json) -> BuiltWith:
-    check_keys(value, "built_with", _BUILT_WITH)
+    check_keys(value, "built_with", BUILT_WITH_KEYS)
     if type(value["sm_count"]) is not int or not 0 < value["sm_count"] < 1 << 16:
         expected("a count of multiprocessors", value["sm_count"], "built_with.sm_count")
-    for name in _BUILT_WITH:
+    for name in BUILT_WITH_KEYS:
         if name != "sm_count":
             check_text(value[name], f"built_with.{name}")
     return BuiltWith(**value)
@@ -137,85 +139,136 @@ def _axes(value: Json) -> Axes:
     return {name: AXIS_KINDS[kind]() for name, kind in value.items()}
 
 
-# Writing ------------------------------------------------------------------------------
+# Configs and entries ----------------------------------------------------------------------
 
 
-def dump(table: Table) -> bytes:
-    """Write a document: fixed key order, one config or entry a line, sorted entries, rounded figures.
+class Configs:
+    """Reads configs. A table repeats few of them often, so that each is checked once."""
 
-    Microseconds keep 3 decimals and regrets 4; ``dump(parse(text)) == text`` for all that this writes.
+    def __init__(self) -> None:
+        self._known: dict[bytes, Config] = {}
+
+    def read(self, value: Json, path: str) -> Config:
+        """A config, or an error with the path of what is wrong in it."""
+        text = orjson.dumps(value)
+        config = self._known.get(text)
+        if config is None:
+            config = self._known[text] = _config(value, path)
+        return config
+
+
+def _config(value: Json, path: str) -> Config:
+    check_keys(value, path, _CONFIG_KEYS)
+    constants, hints = value["constants"], value["hints"]
+    check_identifiers(constants, f"{path}.constants")
+    if type(hints) is not dict:
+        expected("an object", hints, f"{path}.hints")
+    for name, constant in constants.items():
+        if type(constant) is str:
+            check_text(constant, f"{path}.constants.{name}")
+        elif type(constant) not in (bool, int, float):
+            expected("a bool, int, float or str", constant, f"{path}.constants.{name}")
+    for name, hint in hints.items():
+        if name not in HINTS:
+            raise TableError(f"expected one of {', '.join(HINTS)}, got {name!r:.80}", f"{path}.hints")
+        if type(hint) is not int or hint not in HINTS[name]:
+            expected(f"one of {', '.join(map(str, HINTS[name]))}", hint, f"{path}.hints.{name}")
+    try:
+        return Config(constants=constants, hints=hints)
+    except DeclarationError as error:
+        raise TableError(str(error), path) from None
+
+
+def read_entries(value: Json, axes: Axes, configs: Configs, columns: int) -> tuple[Entry, ...]:
+    """A table's entries, sorted.
+
+    Args:
+        value: The list.
+        axes: The table's axes.
+        configs: The reader of configs, shared with the portfolio.
+        columns: Times of each point: the portfolio's and the default's.
 
     Raises:
-        TableError: The table holds what `parse` would refuse; nothing unreadable is ever written.
+        TableError: Something is not as the schema says.
     """
-    names = tuple(table.entries[0].bucket) if table.entries else ()
-    entries = sorted(
-        (dataclasses.replace(entry, bucket=_in_order(entry.bucket, names)) for entry in table.entries),
-        key=lambda entry: entry_order(table.axes, entry.bucket),
+    items = as_list(value, "entries")
+    keys: tuple[str, ...] | None = None
+    entries: dict[Problem, Entry] = {}
+    for i, item in enumerate(items):
+        path = f"entries[{i}]"
+        check_keys(item, path, ENTRY_KEYS)
+        bucket = _bucket(item["bucket"], f"{path}.bucket", axes, keys)
+        keys = keys or tuple(bucket)
+        if bucket in entries:
+            raise TableError(f"a second entry for {bucket}", f"{path}.bucket")
+        evidence = item["evidence"]
+        if evidence not in _EVIDENCE:
+            expected(f"one of {', '.join(_EVIDENCE)}", evidence, f"{path}.evidence")
+        entries[bucket] = Entry(
+            bucket=bucket,
+            config=configs.read(item["config"], f"{path}.config"),
+            mean_us=as_number(item["mean_us"], f"{path}.mean_us", zero=False),
+            error_margin_us=as_number(item["error_margin_us"], f"{path}.error_margin_us"),
+            default_us=as_number(item["default_us"], f"{path}.default_us", zero=False),
+            regret=as_number(item["regret"], f"{path}.regret"),
+            evidence=cast(Evidence, evidence),
+            points=_points(item["points"], f"{path}.points", axes, bucket, columns),
+        )
+    # Reviewers may have merged lines by hand; the table's order does not depend on it.
+    return tuple(sorted(entries.values(), key=lambda entry: entry_order(axes, entry.bucket)))
+
+
+def _bucket(value: Json, path: str, axes: Axes, keys: tuple[str, ...] | None) -> Problem:
+    if keys is None or type(value) is not dict:
+        check_identifiers(value, path)
+    elif tuple(value) != keys:
+        wanted = ", ".join(keys)
+        raise TableError(f"expected the keys {wanted} as in entries[0], got {', '.join(value):.200}", path)
+    for name, axis in axes.items():
+        size = value.get(name)
+        if type(size) is not int or size < 1:
+            expected("a size of 1 or more", size, f"{path}.{name}")
+        if axis.kind == "pow2" and edge(size) != size:
+            expected("a power of two, the bucket's edge", size, f"{path}.{name}")
+    for name in value.keys() - axes.keys():
+        if type(value[name]) is str:
+            check_text(value[name], f"{path}.{name}")
+        elif type(value[name]) is not bool:
+            expected("a str or bool, or an axis", value[name], f"{path}.{name}")
+    return Problem(value)
+
+
+def _points(value: Json, path: str, axes: Axes, bucket: Problem, columns: int) -> tuple[Point, ...]:
+    inside = tuple(name for name, axis in axes.items() if axis.kind == "pow2")
+    points: dict[tuple[int, ...], Point] = {}
+    for i, item in enumerate(as_list(value, path)):
+        check_keys(item, f"{path}[{i}]", _POINT_KEYS)
+        check_keys(item["size"], f"{path}[{i}].size", inside)
+        size = tuple(item["size"][name] for name in inside)
+        for name, number in zip(inside, size, strict=True):
+            if type(number) is not int or number < 1 or edge(number) != bucket[name]:
+                expected(f"a size in the bucket {name}={bucket[name]}", number, f"{path}[{i}].size.{name}")
+        if size in points:
+            raise TableError("a second point of the same size", f"{path}[{i}].size")
+        points[size] = Point(
+            size=dict(zip(inside, size, strict=True)), us=_times(item["us"], f"{path}[{i}].us", columns)
+        )
+    return tuple(points[size] for size in sorted(points))
+
+
+_TIME_TYPES = frozenset({float, type(None)})
+
+
+def _times(value: Json, path: str, columns: int) -> tuple[float | None, ...]:
+    times = as_list(value, path)
+    if len(times) != columns:
+        raise TableError(
+            f"expected {columns} times, the portfolio's in order and the default's, got {len(times)}", path
+        )
+    if _TIME_TYPES.issuperset(map(type, times)):  # as `dump` writes them; the loop below names what is not
+        known = [time for time in times if time is not None]
+        if not known or (min(known) > 0.0 and max(known) < math.inf):
+            return tuple(times)
+    return tuple(
+        None if time is None else as_number(time, f"{path}[{i}]", zero=False) for i, time in enumerate(times)
     )
-    built_with = {name: getattr(table.built_with, name) for name in _BUILT_WITH}
-    values: dict[str, str] = {
-        "schema": str(SCHEMA),
-        "kernel": _line(table.kernel),
-        "arch": _line(str(table.arch)),
-        "source_hash": _line(table.source_hash),
-        "built_with": _line(built_with),
-        "axes": _line({name: axis.kind for name, axis in table.axes.items()}),
-        "portfolio": _lines([_config_json(config) for config in table.portfolio]),
-        "portfolio_regret": _line(_rounded(table.portfolio_regret, _REGRET_DECIMALS)),
-        "entries": _lines([_entry_json(entry, table.axes) for entry in entries]),
-    }
-    body = ",\n".join(f'  "{key}": {values[key]}' for key in _TOP)
-    text = f"{{\n{body}\n}}\n"
-    parse(text)
-    return text.encode()
-
-
-def _config_json(config: Config) -> dict[str, Json]:
-    return {"constants": dict(config.constants), "hints": dict(config.hints)}
-
-
-def _entry_json(entry: Entry, axes: Axes) -> dict[str, Json]:
-    points = [
-        {
-            "size": {name: point.size[name] for name in axes if name in point.size},
-            "us": [None if us is None else _microseconds(us) for us in point.us],
-        }
-        for point in entry.points
-    ]
-    values: dict[str, Json] = {
-        "bucket": dict(entry.bucket),
-        "config": _config_json(entry.config),
-        "mean_us": _microseconds(entry.mean_us),
-        "error_margin_us": _rounded(entry.error_margin_us, _US_DECIMALS),
-        "default_us": _microseconds(entry.default_us),
-        "regret": _rounded(entry.regret, _REGRET_DECIMALS),
-        "evidence": entry.evidence,
-        "points": sorted(points, key=lambda point: tuple(point["size"].values())),
-    }
-    return {key: values[key] for key in ENTRY_KEYS}
-
-
-def _in_order(bucket: Problem, names: tuple[str, ...]) -> Problem:
-    """The bucket with its names in the order of the table's first entry; what is missing stays missing."""
-    return Problem({name: bucket[name] for name in dict.fromkeys((*names, *bucket)) if name in bucket})
-
-
-def _microseconds(us: float) -> Json:
-    """Rounded, but never to nothing, which the reader refuses. What is no time stays, to be refused."""
-    rounded = _rounded(us, _US_DECIMALS)
-    return 10**-_US_DECIMALS if us > 0 and rounded == 0 else rounded
-
-
-def _rounded(value: float, decimals: int) -> Json:
-    if not math.isfinite(value):
-        return str(value)  # JSON has no such number; as a text it is refused with its path
-    return round(float(value), decimals) + 0.0  # -0.0 + 0.0 == 0.0
-
-
-def _line(value: Json) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _lines(values: list[Json]) -> str:
-    return "[\n" + ",\n".join(f"    {_line(value)}" for value in values) + "\n  ]" if values else "[]"

@@ -9,7 +9,7 @@ from pathlib import Path
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.fingerprint.hashing import source_hash, unhashable
 from aot_tune.errors import TuneError
-from aot_tune.tables import reader, store
+from aot_tune.tables import files, store, writer
 from aot_tune.tables.fit import entry_complaints, portfolio_complaints
 from aot_tune.tables.table import Table
 from aot_tune.tuner.table_lock import locked
@@ -68,10 +68,10 @@ def publish(path: Path, table: Table) -> bool:
         TableError: The table would not come back from its text; nothing was written.
         StoreError: The file can not be written; it is as it was.
     """
-    data = reader.dump(table)
-    if path.is_file() and store.read_bytes(path) == data:
+    data = writer.dump(table)
+    if path.is_file() and files.read_bytes(path) == data:
         return False
-    store.write_atomic(path, data)
+    files.write_atomic(path, data)
     return True
 
 

@@ -13,7 +13,7 @@ from aot_tune.cubins.pack import pack
 from aot_tune.declare.fingerprint import hashing
 from aot_tune.errors import UsageError
 from aot_tune.serve.choose import loader
-from aot_tune.tables import reader
+from aot_tune.tables import reader, writer
 from aot_tune.tables.table import Table
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
@@ -195,7 +195,7 @@ def test_configs_need_not_name_constants_that_args_fn_computes(tmp_path: Path) -
     path = write(tmp_path, table)
     assert check({"scale": dataclasses.replace(found, tunable=tunable)}) == []
     assert loader.mismatch(tunable, table.arch, table) is None
-    path.write_bytes(reader.dump(scale_table()))
+    path.write_bytes(writer.dump(scale_table()))
     told = [finding.what for finding in check({"scale": dataclasses.replace(found, tunable=tunable)})]
     assert any(
         "does not hold the declaration's constants in the kernel's order: none" in what for what in told

@@ -158,8 +158,8 @@ def _fifo(path: Path) -> None:
     ("make", "said"),
     [
         (lambda path: None, "No such file"),
-        (Path.mkdir, "no regular file"),
-        (_fifo, "no regular file"),
+        (Path.mkdir, "it is a directory, not a file"),
+        (_fifo, "it is a FIFO, not a file"),
         (Path.touch, "cut short"),
         (lambda path: path.write_bytes(bytes(4096)), "no archive"),
         (lambda path: path.write_bytes(b'{"schema": 1}' * 100), "no archive"),

@@ -13,7 +13,7 @@ from aot_tune import inputs
 from aot_tune.declare.declaration import Close
 from aot_tune.declare.discovery import Found
 from aot_tune.declare.fingerprint import hashing
-from aot_tune.tables import reader
+from aot_tune.tables import writer
 from aot_tune.tables.rule import sizes_inside
 from aot_tune.tables.table import BuiltWith, Entry, Point, Table
 from aot_tune.tunable import Tunable
@@ -149,7 +149,7 @@ def write(folder: Path, table: Table) -> Path:
     """Write a table where a folder of tables keeps it."""
     path = folder / str(table.arch) / f"{table.kernel}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(reader.dump(table))
+    path.write_bytes(writer.dump(table))
     return path
 
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aot_tune.errors import AotTuneError, NewerSchemaError, TableError
-from aot_tune.tables.reader import dump, parse
+from aot_tune.tables.reader import parse
 from aot_tune.tables.table import BuiltWith, Entry, Point, Table, entry_order
+from aot_tune.tables.writer import dump
 from aot_tune.values.arch import KNOWN_ARCHS, Arch
 from aot_tune.values.bucket import Exact, Pow2, bucket_of
 from aot_tune.values.config import HINTS, Config

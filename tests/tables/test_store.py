@@ -16,9 +16,9 @@ from types import SimpleNamespace
 import pytest
 
 from aot_tune.errors import DeclarationError, NewerSchemaError, StoreError, TableError
-from aot_tune.tables import store
-from aot_tune.tables.reader import dump
+from aot_tune.tables import files, store
 from aot_tune.tables.strict_json import MOST_BYTES
+from aot_tune.tables.writer import dump
 from aot_tune.values.arch import Arch
 from tests.tables.test_reader import TABLE
 
@@ -108,7 +108,7 @@ def test_b4_looking_up_makes_no_folder(tmp_path):
     store.listed(tmp_path / "a")
     with pytest.raises(StoreError):
         store.read_table(tmp_path / "a" / "sm90" / "x.json")
-    store.check_writable(tmp_path / "a" / "sm90")
+    files.check_writable(tmp_path / "a" / "sm90")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -212,7 +212,7 @@ def test_no_descriptor_is_left_open(tmp_path):
     for name in ("fifo.json", "cut.json", "missing.json", "."):
         with pytest.raises((StoreError, TableError)):
             store.read_table(tmp_path / name)
-    store.write_atomic(tmp_path / "new.json", DATA)
+    files.write_atomic(tmp_path / "new.json", DATA)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -221,7 +221,7 @@ def test_no_descriptor_is_left_open(tmp_path):
 
 def test_a_table_is_written_with_its_folders(tmp_path):
     path = tmp_path / "tuned_configs" / "sm90" / "matmul.json"
-    store.write_atomic(path, DATA)
+    files.write_atomic(path, DATA)
     assert path.read_bytes() == DATA
     assert os.listdir(path.parent) == ["matmul.json"]
 
@@ -230,10 +230,10 @@ def test_a_new_file_has_the_mode_that_the_process_gives_and_an_old_one_keeps_its
     path = tmp_path / "matmul.json"
     before = os.umask(0o027)
     try:
-        store.write_atomic(path, DATA)
+        files.write_atomic(path, DATA)
         assert stat.S_IMODE(path.stat().st_mode) == 0o640
         path.chmod(0o664)
-        store.write_atomic(path, b"new")
+        files.write_atomic(path, b"new")
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o664
@@ -243,7 +243,7 @@ def test_a_new_file_has_the_mode_that_the_process_gives_and_an_old_one_keeps_its
 KILLER = """
 import os, signal, sys
 from pathlib import Path
-from aot_tune.tables import store
+from aot_tune.tables import files, store
 
 folder, old, new = Path(sys.argv[1]), b"old" * 100_000, b"new" * 200_000
 steps = 0
@@ -256,14 +256,14 @@ while True:
         seen = 0
         def trace(frame, event, argument):
             global seen
-            if frame.f_code.co_filename != store.__file__:
+            if frame.f_code.co_filename != files.__file__:
                 return None
             if seen == steps:
                 os.kill(os.getpid(), signal.SIGKILL)
             seen += 1
             return trace
         sys.settrace(trace)
-        store.write_atomic(path, new)
+        files.write_atomic(path, new)
         os._exit(0)
     _, status = os.waitpid(child, 0)
     assert path.read_bytes() in (old, new), steps
@@ -297,7 +297,7 @@ def test_what_a_killed_writer_left_behind_is_removed_by_the_next_after_an_hour(t
         path.touch()
     for path in (old, other):
         os.utime(path, (time.time() - 7200,) * 2)
-    store.write_atomic(tmp_path / "m.json", DATA)
+    files.write_atomic(tmp_path / "m.json", DATA)
     assert not old.exists()
     assert fresh.exists()
     assert other.exists()
@@ -310,7 +310,7 @@ def test_writers_at_once_leave_one_of_their_files_whole(tmp_path):
 
     def write(data):
         for _ in range(5):
-            store.write_atomic(path, data)
+            files.write_atomic(path, data)
             seen.add(path.read_bytes())
 
     threads = [threading.Thread(target=write, args=(data,)) for data in contents]
@@ -332,7 +332,7 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path, make):
         "symlink": lambda: path.symlink_to(target),
         "dangling": lambda: path.symlink_to("nowhere"),
     }[make]()
-    error = _in_time(store.write_atomic, path, DATA)
+    error = _in_time(files.write_atomic, path, DATA)
     assert isinstance(error, StoreError)
     assert str(path) in str(error)
     assert "remove it" in str(error)
@@ -343,7 +343,7 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path, make):
 def test_a_linked_folder_is_written_through(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
-    store.write_atomic(tmp_path / "link" / "matmul.json", DATA)
+    files.write_atomic(tmp_path / "link" / "matmul.json", DATA)
     assert (tmp_path / "real" / "matmul.json").read_bytes() == DATA
 
 
@@ -354,11 +354,11 @@ def test_a10_a_full_disk_leaves_the_old_file_and_no_other(tmp_path):
     script = """
 import resource, sys
 from pathlib import Path
-from aot_tune.tables import store
+from aot_tune.tables import files, store
 from aot_tune.errors import StoreError
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
-    store.write_atomic(Path(sys.argv[1]), bytes(100_000))
+    files.write_atomic(Path(sys.argv[1]), bytes(100_000))
 except StoreError as error:
     print(error)
 """
@@ -371,23 +371,23 @@ except StoreError as error:
 READ_ONLY = """
 import os, sys
 from pathlib import Path
-from aot_tune.tables import store
+from aot_tune.tables import files, store
 from aot_tune.errors import StoreError
 if os.geteuid() == 0:
     os.setuid(65534)  # root may write anywhere
 folder = Path(sys.argv[1])
 for call in (
-    lambda: store.check_writable(folder), lambda: store.check_writable(folder / "sm90"),
-    lambda: store.write_atomic(folder / "matmul.json", b"new"),
-    lambda: store.write_atomic(folder / "sm90" / "matmul.json", b"new"),
-    lambda: store.write_atomic(folder / "open" / "locked.json", b"new"),
+    lambda: files.check_writable(folder), lambda: files.check_writable(folder / "sm90"),
+    lambda: files.write_atomic(folder / "matmul.json", b"new"),
+    lambda: files.write_atomic(folder / "sm90" / "matmul.json", b"new"),
+    lambda: files.write_atomic(folder / "open" / "locked.json", b"new"),
 ):
     try:
         call()
         print("written")
     except StoreError as error:
         print(error)
-assert store.read_bytes(folder / "matmul.json") == b"old"
+assert files.read_bytes(folder / "matmul.json") == b"old"
 assert [path.name for path in store.listed(folder)] == ["locked.json"]
 """
 
@@ -417,12 +417,12 @@ def test_a_folder_that_is_a_file_is_not_writable(tmp_path):
     (tmp_path / "sm90").touch()
     for folder in (tmp_path / "sm90", tmp_path / "sm90" / "deeper"):
         with pytest.raises(StoreError, match="cannot write in"):
-            store.check_writable(folder)
+            files.check_writable(folder)
     with pytest.raises(StoreError, match="cannot write"):
-        store.write_atomic(tmp_path / "sm90" / "matmul.json", DATA)
+        files.write_atomic(tmp_path / "sm90" / "matmul.json", DATA)
 
 
 def test_a_writable_folder_passes_and_nothing_is_left_in_it(tmp_path):
-    store.check_writable(tmp_path)
-    store.check_writable(tmp_path / "not" / "yet")
+    files.check_writable(tmp_path)
+    files.check_writable(tmp_path / "not" / "yet")
     assert os.listdir(tmp_path) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aot_tune.errors import StoreError, TableError, TuneError
-from aot_tune.tables import reader, store
+from aot_tune.tables import reader, store, writer
 from aot_tune.tables.table import Table
 from aot_tune.tuner.publish import publish, publish_beside, refusals
 from aot_tune.tuner.table_lock import locked
@@ -134,7 +134,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_published_table_is_read_back_equal(path: Path) -> None:
     assert publish(path, samples.scale_table()) is True
-    assert store.read_table(path) == reader.parse(reader.dump(samples.scale_table()))
+    assert store.read_table(path) == reader.parse(writer.dump(samples.scale_table()))
     assert [file.name for file in path.parent.iterdir()] == ["scale.json"]
 
 
@@ -168,7 +168,7 @@ def test_what_is_there_is_read_again_while_no_other_can_write_it(path: Path) -> 
 
 
 def test_a_table_is_decided_again_beside_the_one_that_came_meanwhile(path: Path) -> None:
-    table = reader.parse(reader.dump(samples.scale_table()))
+    table = reader.parse(writer.dump(samples.scale_table()))
     other = samples.with_entry(table, 1, mean_us=9.0)
     publish(path, other)
     seen: list[Table | None] = []
@@ -202,7 +202,7 @@ def test_a_disk_that_fails_leaves_the_old_file_as_it_was(
         raise OSError(28, "No space left on device")
 
     # The store writes through a file object, which no patch of os.write would reach.
-    monkeypatch.setattr("aot_tune.tables.store._write_new" if failing == "os.write" else failing, broken)
+    monkeypatch.setattr("aot_tune.tables.files._write_new" if failing == "os.write" else failing, broken)
     with pytest.raises(StoreError, match="No space left"):
         publish(path, samples.with_entry(samples.scale_table(), 1, mean_us=9.0))
     monkeypatch.undo()

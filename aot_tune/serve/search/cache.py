@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Literal
 from aot_tune import environment
 from aot_tune.errors import AotTuneError, CacheWarning, TableError
 from aot_tune.tables import strict_json
-from aot_tune.tables.entry_reader import Configs
-from aot_tune.tables.store import read_bytes, write_atomic
+from aot_tune.tables.files import read_bytes, write_atomic
+from aot_tune.tables.reader import Configs
 from aot_tune.values.config import Config
 
 if TYPE_CHECKING:

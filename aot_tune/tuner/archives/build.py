@@ -20,7 +20,7 @@ from aot_tune.declare.discovery import Found
 from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.errors import ArchiveError, TableError, TuneError
 from aot_tune.nvidia import cutile
-from aot_tune.tables import store
+from aot_tune.tables import files, store
 from aot_tune.tables.table import Table
 from aot_tune.tuner.archives.report import ArchiveReport, CubinRequest, KernelReport
 from aot_tune.tuner.archives.signatures import Compilation, compilations
@@ -63,7 +63,7 @@ def build(request: CubinRequest, say: Callable[[str], None]) -> tuple[ArchiveRep
     """
     wanted = [_wanted(request, found, arch) for arch in request.archs for found in request.kernels]
     for one in wanted:
-        store.check_writable(one.folder / str(one.kernel.arch))
+        files.check_writable(one.folder / str(one.kernel.arch))
     results = _compiled(request, [job for one in wanted for job in one.jobs.values()], say)
     places = dict.fromkeys((one.kernel.arch, one.folder) for one in wanted)
     return tuple(_written(request, place, wanted, results, say) for place in places)
@@ -159,7 +159,7 @@ def _written(
     data = pack(arch, [*(cubins for cubins in mine.values() if cubins.cubins), *others])
     changed = not path.is_file() or path.read_bytes() != data
     if changed:
-        store.write_atomic(path, data)
+        files.write_atomic(path, data)
     compiled = {one.kernel.tunable.name: _fresh(one, results) for one in wanted}
     return ArchiveReport(
         path=path,

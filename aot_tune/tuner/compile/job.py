@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from aot_tune.errors import StoreError
 from aot_tune.nvidia.cubin import Resources
 from aot_tune.nvidia.sass import Loop
+from aot_tune.tables import files
 from aot_tune.values.arch import Arch
 
 
@@ -138,22 +135,6 @@ def keep(folder: Path, result: Compiled, cubin: bytes) -> None:
         "resources": asdict(result.resources),
         "loop": None if result.loop is None else asdict(result.loop),
     }
-    _replace(result.path, cubin)
-    _replace(folder / f"{result.key}.json", json.dumps(note).encode())
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all; a lost cubin is compiled again, so it needs no fsync."""
-    temporary = ""
-    try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=path.suffix)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary:
-            with suppress(OSError):
-                os.unlink(temporary)
-        raise StoreError(
-            f"{path} cannot be written ({error.strerror}); free space, or name another folder with --cubins"
-        ) from error
+    # Nothing here is synchronised: a cubin that a power failure empties is compiled again.
+    files.write_atomic(result.path, cubin, durable=False)
+    files.write_atomic(folder / f"{result.key}.json", json.dumps(note).encode(), durable=False)

@@ -21,6 +21,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from aot_tune.errors import JournalMismatchError, TuneError
+from aot_tune.tables import files
 
 Record = dict[str, Any]
 
@@ -129,7 +130,7 @@ class Journal:
         if data and data != clean:
             self.damage = self._set_aside(found.damaged)
         if data != clean:
-            _replace(self._path, clean)
+            files.write_atomic(self._path, clean)
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._saved = len(clean)
 
@@ -259,21 +260,6 @@ def _locked(path: Path) -> FileLock:
             "or tune into another folder"
         ) from None
     return lock
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write a file whole, in one step: a crash leaves the old bytes or the new ones."""
-    temporary = path.with_name(path.name + ".new")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _words(error: OSError) -> str:

@@ -15,7 +15,7 @@ from aot_tune.declare.discovery import Found
 from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.errors import AotTuneError, NewerSchemaError, TuneError
 from aot_tune.nvidia import cutile
-from aot_tune.tables import reader, store
+from aot_tune.tables import reader, store, writer
 from aot_tune.tables.rule import PREDICTED_GAIN, sizes_inside
 from aot_tune.tables.table import BuiltWith, Table
 from aot_tune.tuner import publish
@@ -90,7 +90,7 @@ def predict_kernel(
             check_joinable(predicted.sweep, there, old)
         kept = None if whole or there is None or differences(predicted.sweep, there) else there
         # As a reader will see it, floats rounded: an unchanged prediction is then equal to the one before.
-        table = reader.parse(reader.dump(predicted_table(planned, compiled, predicted.sweep, kept)))
+        table = reader.parse(writer.dump(predicted_table(planned, compiled, predicted.sweep, kept)))
         return table, publish.refusals(table, None, found.tunable)
 
     published = publish.publish_beside(path, old, read=_earlier, decide=beside)

@@ -14,7 +14,7 @@ from aot_tune.declare.discovery import Found
 from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.errors import DeclarationError, TuneError
 from aot_tune.nvidia import cutile
-from aot_tune.tables import store
+from aot_tune.tables import files, store
 from aot_tune.tables.table import Table
 from aot_tune.tuner import publish
 from aot_tune.tuner.choose.entries import unserved
@@ -99,8 +99,8 @@ def _check(found: Found, request: SweepRequest) -> None:
     if problems:
         raise DeclarationError("\n".join(problems))
     path = store.table_path(table_folder(request, found), request.arch, found.tunable.name)
-    store.check_writable(path.parent)
-    store.check_replaceable(path)
+    files.check_writable(path.parent)
+    files.check_replaceable(path)
     if not request.predicts:
         present_table(path)
 

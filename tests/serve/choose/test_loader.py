@@ -14,13 +14,13 @@ from aot_tune import environment
 from aot_tune.errors import DeclarationError, TableWarning
 from aot_tune.serve.choose import loader
 from aot_tune.serve.choose.loader import load
-from aot_tune.tables import reader
+from aot_tune.tables import writer
 from aot_tune.tables.table import Table
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from tests.support.samples import SM90, scale, scale_table, with_entry, write
 
-WHOLE = reader.dump(scale_table())
+WHOLE = writer.dump(scale_table())
 
 
 def spoil(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:

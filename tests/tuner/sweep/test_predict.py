@@ -14,7 +14,7 @@ from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.errors import TuneError
 from aot_tune.kernels.products.matmul import matmul_tunable
 from aot_tune.nvidia.cubin import Resources
-from aot_tune.tables import reader, store
+from aot_tune.tables import reader, store, writer
 from aot_tune.tables.fit import entry_complaints
 from aot_tune.tables.rule import pick, sizes_inside
 from aot_tune.tables.table import Table
@@ -91,7 +91,7 @@ def two_buckets() -> tuple[Plan, Table]:
 
 def test_a_predicted_table_has_the_same_shape_as_a_measured_one_and_says_what_it_is() -> None:
     _, table = two_buckets()
-    assert reader.parse(reader.dump(table)).entries[0].bucket == table.entries[0].bucket
+    assert reader.parse(writer.dump(table)).entries[0].bucket == table.entries[0].bucket
     assert {entry.evidence for entry in table.entries} == {"predicted"}
     assert table.built_with.device_name == "NVIDIA B200"
     assert table.built_with.driver == ""
@@ -245,7 +245,7 @@ def test_a_prediction_of_other_code_that_came_meanwhile_stays(tmp_path: Path, fe
     asked = request(tmp_path)
     predict_kernel(asked, asked.kernels[0], feed, Silent())
     path = tmp_path / "sm100" / "scale.json"
-    other = reader.dump(dataclasses.replace(store.read_table(path), source_hash="0" * 16))
+    other = writer.dump(dataclasses.replace(store.read_table(path), source_hash="0" * 16))
 
     class Meanwhile(Silent):
         def started(self, **told: object) -> None:
@@ -271,7 +271,7 @@ def test_a_prediction_of_another_arch_is_never_replaced(tmp_path: Path, feed: Co
     predict_kernel(asked, asked.kernels[0], feed, Silent())
     path = tmp_path / "sm100" / "scale.json"
     path.write_bytes(
-        reader.dump(dataclasses.replace(store.read_table(path), arch=Arch.parse("sm89"))),
+        writer.dump(dataclasses.replace(store.read_table(path), arch=Arch.parse("sm89"))),
     )
     before, progress = path.read_bytes(), Silent()
     with pytest.raises(TuneError, match=r"scale on sm89; move it to sm89/scale\.json, or remove it"):

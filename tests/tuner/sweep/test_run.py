@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from aot_tune.errors import AotTuneError, DeclarationError, JournalMismatchError, TuneError
-from aot_tune.tables import reader, store
+from aot_tune.tables import store, writer
 from aot_tune.tables.table import Table
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.tuner.sweep import run as sweep
@@ -152,7 +152,7 @@ def test_a_sweep_publishes_the_fastest_right_config_of_each_bucket(folder: Path)
     assert winners[1] == DEFAULT
     assert winners[256]["tile_m"] == 64
     assert all(entry.mean_us <= entry.default_us for entry in table.entries)
-    assert reader.dump(table) == _path(folder).read_bytes()
+    assert writer.dump(table) == _path(folder).read_bytes()
 
 
 def test_verbose_tells_each_choice_and_its_reason(folder: Path) -> None:
@@ -280,7 +280,7 @@ def test_two_tunes_of_parts_at_once_lose_no_entry_and_share_a_portfolio(
     assert report.published
     table = store.read_table(_path(folder))
     assert [entry.bucket.size("M") for entry in table.entries] == [1] * there_before + [64, 256]
-    assert reader.dump(table) == _path(folder).read_bytes()
+    assert writer.dump(table) == _path(folder).read_bytes()
     ours, theirs = table.entries[-2:]
     assert (ours.config["tile_m"], theirs.config["tile_m"]) == (32, 64)
     for one, other in ((ours, theirs), (theirs, ours)):
@@ -325,7 +325,7 @@ def test_a_table_of_other_code_or_of_another_gpu_that_came_meanwhile_stays_and_s
     folder: Path, change: Callable[[Table], Table], told: str, chosen: dict[str, Any]
 ) -> None:
     _tune(folder)
-    other = reader.dump(change(store.read_table(_path(folder))))
+    other = writer.dump(change(store.read_table(_path(folder))))
     Session.meanwhile.append(lambda: _path(folder).write_bytes(other))
     with pytest.raises(TuneError, match=f"replaced meanwhile.*{told}.*run the same command again"):
         _tune(folder, **chosen)
@@ -351,7 +351,7 @@ def _contents(folder: Path) -> dict[str, str | bytes]:
 
 
 def _of_sm100(path: Path, whole: Table) -> None:
-    path.write_bytes(reader.dump(dataclasses.replace(whole, arch=Arch.parse("sm100"))))
+    path.write_bytes(writer.dump(dataclasses.replace(whole, arch=Arch.parse("sm100"))))
 
 
 def _linked(path: Path, whole: Table) -> None:

@@ -1,0 +1,183 @@
+"""Read a regular file without blocking, replace one whole or not at all. Knows nothing of what they hold."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from aot_tune.errors import StoreError, TableError
+from aot_tune.tables.strict_json import MOST_BYTES
+
+_LEFTOVER_SECONDS = 3600.0
+"""A temporary file this old belongs to a writer that was killed: writing takes milliseconds."""
+
+
+def open_regular(path: Path) -> int:
+    """Open a regular file for reading, without ever waiting; the caller closes the descriptor.
+
+    Raises:
+        StoreError: There is no such regular file, or it cannot be read.
+    """
+    try:
+        # Without O_NONBLOCK, opening a FIFO waits for a writer. Regular files do not care.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        _cannot("read", path, error)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise StoreError(f"cannot read {path}: it is {_kind(mode)}, not a file")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_bytes(path: Path) -> bytes:
+    """A regular file's content, at most `MOST_BYTES`; never blocks on a FIFO, a device or a directory.
+
+    Raises:
+        StoreError: There is no such regular file, or it cannot be read.
+        TableError: It is too large.
+    """
+    descriptor = open_regular(path)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size > MOST_BYTES:
+            raise TableError(f"{path}: {size} bytes; a document has at most {MOST_BYTES}")
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            return file.read(MOST_BYTES + 1)  # one more, so that a file that grows meanwhile is refused too
+    except OSError as error:
+        _cannot("read", path, error)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Replace a file by a complete one or leave it as it was, whenever the process is killed or power fails.
+
+    Makes the folder where it is missing. An existing file keeps its mode, a new one has the process's usual.
+
+    Args:
+        path: The file.
+        data: Its new content.
+        durable: False for what can be made again: after a power failure the file may be empty.
+
+    Raises:
+        StoreError: It cannot be written, or is a link or no regular file; the old file is as it was.
+    """
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mode = _mode_of(path)
+        _remove_leftovers(path)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}-{time.monotonic_ns()}.tmp")
+        _write_new(temporary, data, mode, durable=durable)
+        os.replace(temporary, path)
+        temporary = None
+        if durable:
+            _sync_folder(path.parent)
+    except (OSError, ValueError) as error:
+        _cannot("write", path, error)
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError, ValueError):
+                temporary.unlink()
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse, before any work is done, a folder in which no file could be made. Makes no folder itself.
+
+    Raises:
+        StoreError: Neither it nor, where it is missing, the nearest folder above it can be written.
+    """
+    existing = next((place for place in (folder, *folder.parents) if os.path.lexists(place)), Path("."))
+    probe = existing / f".aot_tune.{os.getpid()}-{time.monotonic_ns()}.tmp"
+    try:
+        # Tried, not asked: access() knows nothing of quotas, network file systems or a full disk.
+        _write_new(probe, b"", None)
+    except (OSError, ValueError) as error:
+        _cannot("write in", folder, error)
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            probe.unlink()
+
+
+def check_replaceable(path: Path) -> None:
+    """Refuse, before any work is done, a file that `write_atomic` would not replace.
+
+    Raises:
+        StoreError: It is a link, no regular file or read-only.
+    """
+    try:
+        _mode_of(path)
+    except (OSError, ValueError) as error:
+        _cannot("write", path, error)
+
+
+def _mode_of(path: Path) -> int | None:
+    """The mode an existing file has; None where there is none."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISLNK(status.st_mode):
+        # A rename would replace the link and leave its target old; writing through it would leave the folder.
+        raise StoreError(f"cannot write {path}: it is a link to {os.readlink(path)}; remove it or tune there")
+    if not stat.S_ISREG(status.st_mode):
+        raise StoreError(f"cannot write {path}: it is {_kind(status.st_mode)}; remove it")
+    if not os.access(path, os.W_OK):
+        # The rename would succeed; whoever took the right to write away meant the content.
+        raise StoreError(f"cannot write {path}: it is read-only; allow writing or choose another folder")
+    return stat.S_IMODE(status.st_mode)
+
+
+def _write_new(path: Path, data: bytes, mode: int | None, *, durable: bool = True) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        if mode is not None:
+            os.fchmod(descriptor, mode)
+        if durable:
+            os.fsync(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself durable. Some network file systems refuse it; the file is whole without it."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _remove_leftovers(path: Path) -> None:
+    for name in os.listdir(path.parent):
+        if name.startswith(f".{path.name}.") and name.endswith(".tmp"):
+            leftover = path.with_name(name)
+            with contextlib.suppress(OSError):  # another writer may take it away first
+                if time.time() - leftover.lstat().st_mtime > _LEFTOVER_SECONDS:
+                    leftover.unlink()
+
+
+def _kind(mode: int) -> str:
+    kinds = {
+        stat.S_IFDIR: "a directory",
+        stat.S_IFIFO: "a FIFO",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+    }
+    return kinds.get(stat.S_IFMT(mode), "no regular file")
+
+
+def _cannot(verb: str, path: Path, error: Exception) -> NoReturn:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    step = "" if verb == "read" else "; allow it, free space, or choose another folder"
+    raise StoreError(f"cannot {verb} {path}: {reason}{step}") from error

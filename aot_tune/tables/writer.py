@@ -1,0 +1,101 @@
+"""Write a table as JSON text: the same bytes for the same table, made to be reviewed. Does no I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+from aot_tune.tables.reader import BUILT_WITH_KEYS, ENTRY_KEYS, TOP_KEYS, parse
+from aot_tune.tables.strict_json import Json
+from aot_tune.tables.table import SCHEMA, Entry, Table, entry_order
+from aot_tune.values.bucket import Axes
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+
+_US_DECIMALS = 3
+"""Decimals that are kept of microseconds."""
+
+_REGRET_DECIMALS = 4
+"""Decimals that are kept of a regret."""
+
+
+def dump(table: Table) -> bytes:
+    """Write a document: fixed key order, one config or entry a line, sorted entries, rounded figures.
+
+    Microseconds keep 3 decimals and regrets 4; ``dump(parse(text)) == text`` for all that this writes.
+
+    Raises:
+        TableError: The table holds what `parse` would refuse; nothing unreadable is ever written.
+    """
+    names = tuple(table.entries[0].bucket) if table.entries else ()
+    entries = sorted(
+        (dataclasses.replace(entry, bucket=_in_order(entry.bucket, names)) for entry in table.entries),
+        key=lambda entry: entry_order(table.axes, entry.bucket),
+    )
+    built_with = {name: getattr(table.built_with, name) for name in BUILT_WITH_KEYS}
+    values: dict[str, str] = {
+        "schema": str(SCHEMA),
+        "kernel": _line(table.kernel),
+        "arch": _line(str(table.arch)),
+        "source_hash": _line(table.source_hash),
+        "built_with": _line(built_with),
+        "axes": _line({name: axis.kind for name, axis in table.axes.items()}),
+        "portfolio": _lines([_config_json(config) for config in table.portfolio]),
+        "portfolio_regret": _line(_rounded(table.portfolio_regret, _REGRET_DECIMALS)),
+        "entries": _lines([_entry_json(entry, table.axes) for entry in entries]),
+    }
+    body = ",\n".join(f'  "{key}": {values[key]}' for key in TOP_KEYS)
+    text = f"{{\n{body}\n}}\n"
+    parse(text)
+    return text.encode()
+
+
+def _config_json(config: Config) -> dict[str, Json]:
+    return {"constants": dict(config.constants), "hints": dict(config.hints)}
+
+
+def _entry_json(entry: Entry, axes: Axes) -> dict[str, Json]:
+    points = [
+        {
+            "size": {name: point.size[name] for name in axes if name in point.size},
+            "us": [None if us is None else _microseconds(us) for us in point.us],
+        }
+        for point in entry.points
+    ]
+    values: dict[str, Json] = {
+        "bucket": dict(entry.bucket),
+        "config": _config_json(entry.config),
+        "mean_us": _microseconds(entry.mean_us),
+        "error_margin_us": _rounded(entry.error_margin_us, _US_DECIMALS),
+        "default_us": _microseconds(entry.default_us),
+        "regret": _rounded(entry.regret, _REGRET_DECIMALS),
+        "evidence": entry.evidence,
+        "points": sorted(points, key=lambda point: tuple(point["size"].values())),
+    }
+    return {key: values[key] for key in ENTRY_KEYS}
+
+
+def _in_order(bucket: Problem, names: tuple[str, ...]) -> Problem:
+    """The bucket with its names in the order of the table's first entry; what is missing stays missing."""
+    return Problem({name: bucket[name] for name in dict.fromkeys((*names, *bucket)) if name in bucket})
+
+
+def _microseconds(us: float) -> Json:
+    """Rounded, but never to nothing, which the reader refuses. What is no time stays, to be refused."""
+    rounded = _rounded(us, _US_DECIMALS)
+    return 10**-_US_DECIMALS if us > 0 and rounded == 0 else rounded
+
+
+def _rounded(value: float, decimals: int) -> Json:
+    if not math.isfinite(value):
+        return str(value)  # JSON has no such number; as a text it is refused with its path
+    return round(float(value), decimals) + 0.0  # -0.0 + 0.0 == 0.0
+
+
+def _line(value: Json) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _lines(values: list[Json]) -> str:
+    return "[\n" + ",\n".join(f"    {_line(value)}" for value in values) + "\n  ]" if values else "[]"
