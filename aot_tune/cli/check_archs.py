@@ -28,7 +28,7 @@ from aot_tune.tuner.compile.pool import CompilePool
 from aot_tune.tuner.plan.candidates import Kernel, ProblemPlan, plan
 from aot_tune.tuner.plan.model import residency, spills
 from aot_tune.tuner.plan.shortlist import predictions
-from aot_tune.tuner.sweep.report import spread
+from aot_tune.tuner.plan.sizes import spread
 from aot_tune.tuner.sweep.run import CUBINS
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config

@@ -9,8 +9,7 @@ from typing import Literal
 
 from aot_tune.errors import UsageError
 from aot_tune.tables import store
-from aot_tune.tables.table import Entry, Table, entry_order
-from aot_tune.tuner.sweep.report import geometric_mean
+from aot_tune.tables.table import Entry, Table, entry_order, geometric_mean
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem

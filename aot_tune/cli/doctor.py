@@ -20,6 +20,7 @@ from aot_tune.serve.choose import loader
 from aot_tune.serve.rank import is_rank
 from aot_tune.serve.search import cache
 from aot_tune.tables import store
+from aot_tune.tables.fit import mismatch
 from aot_tune.values.arch import Arch
 from aot_tune.values.text import aligned, counted
 
@@ -234,7 +235,7 @@ def _table_state(path: Path, tunable: Declaration, arch: Arch) -> tuple[str, boo
         table = store.read_table(path)
     except (TableError, StoreError) as error:
         return f"not used: {error}", False
-    if reason := loader.mismatch(tunable, arch, table):
+    if reason := mismatch(tunable, arch, table):
         return f"not used: {reason}", False
     evidence = "+".join(sorted({entry.evidence for entry in table.entries})) or "empty"
     fresh = table.source_hash == hashing.source_hash(tunable)

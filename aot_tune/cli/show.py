@@ -10,8 +10,7 @@ from aot_tune import environment
 from aot_tune.declare.discovery import OWN_KERNELS, Broken, broken_point, find_tunables, module_names, warn_of
 from aot_tune.errors import AotTuneError, StoreError, TableError, UsageError
 from aot_tune.tables import store, writer
-from aot_tune.tables.table import Entry, Table
-from aot_tune.tuner.sweep.report import geometric_mean
+from aot_tune.tables.table import Entry, Table, geometric_mean
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.text import aligned, counted

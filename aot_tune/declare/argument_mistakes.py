@@ -13,7 +13,7 @@ from aot_tune.errors import CutileError, DeclarationError
 from aot_tune.nvidia import cutile, signature
 from aot_tune.values.arch import Arch
 from aot_tune.values.problem import Problem
-from aot_tune.values.raised import told
+from aot_tune.values.text import described
 
 if TYPE_CHECKING:
     from aot_tune.declare.declaration import Declaration
@@ -24,7 +24,7 @@ def argument_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Ite
     try:
         args = tunable.make_args(problem, torch.device("meta"), 0)
     except Exception as error:
-        raised = told(error, tunable.make_args)
+        raised = described(error, tunable.make_args)
         yield Mistake(
             "make_args",
             f"make_args({problem}) on device 'meta' raised {raised}; make them with aot_tune.inputs",
@@ -57,7 +57,8 @@ def _posed_mistakes(tunable: Declaration, problem: Problem, args: tuple[Any, ...
         posed = tunable.problem_of(*args)
     except Exception as error:
         yield Mistake(
-            "problem", f"problem() of the arguments made for {problem} raised {told(error, tunable.problem)}"
+            "problem",
+            f"problem() of the arguments made for {problem} raised {described(error, tunable.problem)}",
         )
         return
     missing = [axis for axis in tunable.axes if axis not in posed]
@@ -80,7 +81,7 @@ def _kernel_argument_mistakes(
     except Exception as error:
         yield Mistake(
             "args_fn",
-            f"args_fn for the default, {config}, and {problem} raised {told(error, tunable.args_fn)}",
+            f"args_fn for the default, {config}, and {problem} raised {described(error, tunable.args_fn)}",
         )
         return
     parameters = cutile.parameters(tunable.kernel)
@@ -105,13 +106,13 @@ def _reference_mistakes(tunable: Declaration, args: tuple[Any, ...]) -> Iterator
     try:
         found = tunable.reference(*args)
     except DeclarationError as error:
-        yield Mistake("reference", f"reference raised {told(error, tunable.reference)}")
+        yield Mistake("reference", f"reference raised {described(error, tunable.reference)}")
         return
     except (NotImplementedError, AssertionError, ImportError):
         return  # no kernel for "meta", the author's own check of the device, or a library of a GPU's machine
     except Exception as error:
         if not any(word in str(error).lower() for word in _OF_THE_MACHINE):
-            raised = told(error, tunable.reference)
+            raised = described(error, tunable.reference)
             yield Mistake(
                 "reference",
                 f"reference raised {raised} for {names(tunable.parameters)} on device 'meta'; correct it",

@@ -28,7 +28,7 @@ from aot_tune.nvidia import cutile
 from aot_tune.values.arch import KNOWN_ARCHS, Arch
 from aot_tune.values.bucket import Exact, Pow2
 from aot_tune.values.problem import Problem
-from aot_tune.values.raised import told
+from aot_tune.values.text import described
 
 if TYPE_CHECKING:
     from aot_tune.declare.declaration import Declaration
@@ -191,7 +191,7 @@ def _an_arch(tunable: Declaration, problem: Problem) -> Arch:
     if not_a_list is not None:
         _refuse(tunable, f"search_space({problem}) returned {not_a_list}")
     if raised is not None:
-        told_of = told(raised, tunable.search_space)
+        told_of = described(raised, tunable.search_space)
         raise DeclarationError(f"{tunable.name}: search_space({problem}) raised {told_of}") from raised
     _refuse(tunable, f"search_space is empty for {problem} on every arch; return at least the default")
 

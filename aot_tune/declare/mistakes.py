@@ -9,8 +9,7 @@ from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
-from aot_tune.values.raised import told
-from aot_tune.values.text import counted
+from aot_tune.values.text import counted, described
 
 if TYPE_CHECKING:
     from aot_tune.declare.declaration import Declaration
@@ -70,7 +69,7 @@ def config_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Itera
         default = asked(arch, problem)
     except Exception as error:
         name = "default" if asked is tunable.default else "search_space"
-        yield Mistake(name, f"{name}{where} raised {told(error, asked)}")
+        yield Mistake(name, f"{name}{where} raised {described(error, asked)}")
         return
     if not_a_list := space_kind(space):
         yield Mistake("search_space", f"search_space{where} returned {not_a_list}")
@@ -173,7 +172,7 @@ def _evaluation_mistakes(
         try:
             answer = ask()
         except Exception as error:
-            yield Mistake(name, f"{name} {where} raised {told(error, getattr(tunable, name))}")
+            yield Mistake(name, f"{name} {where} raised {described(error, getattr(tunable, name))}")
         else:
             if not fits(answer):
                 yield Mistake(name, f"{name} {where} returned {answer!r:.200}; {advice}")

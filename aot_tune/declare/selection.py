@@ -11,7 +11,7 @@ from aot_tune.nvidia.nvml import Gpu, visible_gpus
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Pow2, edge
 from aot_tune.values.problem import Problem, Value
-from aot_tune.values.raised import told
+from aot_tune.values.text import described
 
 if TYPE_CHECKING:
     from aot_tune.declare.declaration import Declaration
@@ -171,7 +171,7 @@ def _check_posable(tunable: Declaration, problem: Problem) -> None:
     except (
         Exception
     ) as error:  # the author's code on a person's input: whatever it raises, it cannot be posed
-        raise UsageError(f"{tunable.name} cannot make arguments for {problem}: {told(error)}") from error
+        raise UsageError(f"{tunable.name} cannot make arguments for {problem}: {described(error)}") from error
     if posed != problem:
         raise UsageError(f"{tunable.name}: no call poses {problem}; the nearest poses {posed}")
 

@@ -14,8 +14,8 @@ from aot_tune.cubins.size_classes import posed, representatives, smaller_of_clas
 from aot_tune.declare.declaration import Declaration, expanded
 from aot_tune.errors import LaunchError, UsageError
 from aot_tune.nvidia import cutile
+from aot_tune.serve.launch.checks import unfit
 from aot_tune.serve.launch.dispatch import Dispatcher, Machine, dispatcher_of
-from aot_tune.serve.launch.grids import unfit
 from aot_tune.serve.rank import set_primed
 from aot_tune.serve.runtime import Runtime, runtime
 from aot_tune.serve.workspace import for_all_posed

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
-from aot_tune.values.arch import Arch
 from aot_tune.values.device import Device
 
 _POOL_STREAMS = 32
@@ -95,9 +94,7 @@ class TorchRuntime:
 
     def device(self, index: int) -> Device:
         """The limits of the arch's reference device with this GPU's name and multiprocessors."""
-        properties = self._torch.cuda.get_device_properties(index)
-        arch = Arch.parse((properties.major, properties.minor))
-        return Device.reference(arch).with_sm_count(properties.name, properties.multi_processor_count)
+        return Device.of(self._torch.cuda.get_device_properties(index))
 
     def entered(self, index: int) -> AbstractContextManager[Any]:
         """torch.cuda.device."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from aot_tune.tables.table import Entry, Table
+from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Pow2
 from aot_tune.values.problem import Problem
 
@@ -95,3 +96,23 @@ def _config_complaints(table: Table, tunable: Declaration, entry: Entry) -> Iter
         yield f"{config} is neither in the portfolio nor the default", ""
     if config == default and entry.mean_us != entry.default_us:
         yield f"the default won with {entry.mean_us} us, but default_us is {entry.default_us}", ""
+
+
+def mismatch(tunable: Declaration, arch: Arch, table: Table) -> str | None:
+    """Why a well-formed table cannot serve this declaration here; None when it can."""
+    if table.kernel != tunable.name:
+        return f"it is the table of {table.kernel!r}, and not of {tunable.name!r}"
+    if table.arch != arch:
+        return f"it is the table of {table.arch}, and not of {arch}"
+    declared = {name: axis.kind for name, axis in tunable.axes.items()}
+    kinds = {name: axis.kind for name, axis in table.axes.items()}
+    if kinds != declared:
+        return f"its axes are {kinds}, the declaration's {declared}"
+    constants = tunable.config_constants(arch)
+    for config in (*table.portfolio, *(entry.config for entry in table.entries)):
+        if config.constants.keys() != set(constants):
+            return (
+                f"its configs have the constants {' '.join(config.constants) or 'none'}, "
+                f"the declaration's have {' '.join(constants) or 'none'}"
+            )
+    return None

@@ -1,4 +1,4 @@
-"""The rule inside a bucket: which config a size takes, told from the times at the bucket's points. Pure.
+"""The rule inside a bucket: which config a size takes, computed from the times at the bucket's points. Pure.
 
 Knows a kernel only by its count of tiles, and no file or GPU. Serving follows it; the tuner judges by it.
 
@@ -8,14 +8,12 @@ its own would be, times the waves it takes here over the waves it takes there; t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
+from heapq import heappop, heappush
 from typing import NamedTuple
 
-from aot_tune.tables.estimate import BucketRule as BucketRule
-from aot_tune.tables.estimate import Estimate as Estimate
-from aot_tune.tables.estimate import Tiles as Tiles
-from aot_tune.tables.estimate import waves as waves
 from aot_tune.tables.table import Entry, Point, Table
 from aot_tune.values.bucket import Axes, Pow2
 from aot_tune.values.config import Config
@@ -28,15 +26,8 @@ PREDICTED_GAIN = 0.10
 """A predicted entry leaves the default only for a predicted gain of this much. Measured on an H200: with it
 one of 54 problems ran over 2 % slower than the default; the model's own error is of this size."""
 
-_INSIDE = ((5, 11), (6, 0), (7, 11))
-"""Points inside a bucket: eighths of the edge, and what is taken off where those are a multiple of 16.
-
-One point with a partly filled last tile in each half of the bucket, because a tile of a quarter of the edge
-takes one more row of tiles above 3/4 of it: on the recorded sweep (tests/data), points in one half alone
-leave up to 12 % in the other, one in each half leaves none. Between them 3/4 itself: its last tile is full
-for most tile sizes, as only the edge's is otherwise, and it is a size people use (96, 192, 384, 768). 11 off
-leaves no multiple of 16, and no tile size full.
-"""
+Tiles = Callable[[Config, Problem], int]
+"""(config, problem) -> blocks of work, as a declaration gives it."""
 
 
 class Pick(NamedTuple):
@@ -52,28 +43,6 @@ class Pick(NamedTuple):
     def reason(self) -> str:
         """Why, for people: the point it was told from and the time expected there."""
         return self.why()
-
-
-def sizes_inside(axes: Axes, bucket: Problem) -> list[Problem]:
-    """The problems inside a bucket that a sweep measures beside its edge, ascending.
-
-    Three where the bucket is wide enough, else all there are: none for an edge of 1 or 2, 3 for 4, and 5, 6,
-    7 for 8. With several Pow2 axes all of them shrink together, so that the count stays three.
-    """
-    edges = {name: bucket.size(name) for name, axis in axes.items() if isinstance(axis, Pow2)}
-    found: dict[Problem, None] = {}
-    for eighths, off in _INSIDE:
-        sizes = {name: _inside(edge, eighths, off) for name, edge in edges.items()}
-        found[bucket.replaced(**sizes)] = None
-    found.pop(bucket, None)
-    return list(found)
-
-
-def _inside(edge: int, eighths: int, off: int) -> int:
-    if edge < 8:
-        return 3 if edge == 4 else edge
-    size = edge * eighths // 8
-    return size - off if size % 16 == 0 else size
 
 
 def rule_of(entry: Entry, table: Table, tiles: Tiles | None) -> BucketRule:
@@ -133,31 +102,225 @@ def _reason(estimate: Estimate) -> str:
     return f"fastest expected, {estimate.us:.1f} us: told from the point {sizes}{scaled}"
 
 
-def leave_one_out_regret(
-    points: Sequence[Point],
-    *,
-    axes: Axes,
-    bucket: Problem,
-    portfolio: Sequence[Config],
-    default: Config,
-    tiles: Tiles | None,
-    sm_count: int,
-    least_gain: float = 0.0,
-) -> float:
-    """The worst t / t_best - 1 that the rule leaves at an entry's points, each left out in turn.
+# What each config is expected to take ---------------------------------------------------------------------
 
-    The best is the best of the portfolio and the default. A bucket of one point leaves nothing to be told: 0.
+
+class Estimate(NamedTuple):
+    """What the rule expects of one config at one size. A tuple, because a pick makes one of each config."""
+
+    us: float
+    """Expected time, microseconds."""
+
+    config: Config
+    """The config."""
+
+    point: Point
+    """The point it was told from."""
+
+    scale: float
+    """Waves at the size over waves at the point; 1 where the kernel declares no tiles."""
+
+
+def blocks_in_flight(config: Config, sm_count: int) -> int:
+    """How many blocks of a config the GPU runs at a time."""
+    return max(sm_count * config.hints.get("occupancy", 1) // config.hints.get("num_ctas", 1), 1)
+
+
+def waves(tiles: int, config: Config, sm_count: int) -> int:
+    """How often the GPU's blocks in flight must be filled to run so many tiles."""
+    return max(-(-tiles // blocks_in_flight(config, sm_count)), 1)
+
+
+class _Cell(NamedTuple):
+    """One config at one point."""
+
+    us: float
+    waves: int
+    full: list[bool]
+    """By Pow2 axis, whether its last tile is full: whether one more would take another tile."""
+    point: Point
+
+
+class _Column(NamedTuple):
+    """One config at all points."""
+
+    config: Config
+    in_flight: int
+    mixed: bool
+    """Whether its last tile is full at some points and not at others."""
+    cells: tuple[_Cell | None, ...]
+
+
+class _Ready(NamedTuple):
+    """A column at the points that tell of a size, nearest first."""
+
+    least_us: float
+    """No estimate from it is below this: one wave, of the cell whose waves are shortest."""
+    place: int
+    column: _Column
+    cells: list[_Cell]
+
+
+_ROUNDED = 1 - 1e-12
+"""A bound must not lie above an estimate that was rounded otherwise."""
+
+
+class _Grown:
+    """A problem with one more on each Pow2 axis, made when first asked for: most columns need none."""
+
+    def __init__(self, problem: Problem, names: Sequence[str]) -> None:
+        self._problem, self._names = problem, names
+
+    @cached_property
+    def problems(self) -> list[Problem]:
+        """Where one more takes another tile, the last one was full."""
+        return [self._problem.replaced(**{name: self._problem.size(name) + 1}) for name in self._names]
+
+
+class BucketRule:
+    """The rule made ready for one entry: keep it, and each pick costs one or two counts of tiles a config.
+
+    Args:
+        axes: The kernel's axes.
+        bucket: The problem at the bucket's edge.
+        points: Measured sizes; ``us`` in the order of `portfolio`, the default's last.
+        portfolio: The table's portfolio.
+        tiles: The declaration's count of tiles, or None.
+        sm_count: Multiprocessors of the GPU that the points were measured on.
+        least_gain: How much faster than the default a config must be expected to be, as a fraction.
     """
-    worst = 0.0
-    columns = (*portfolio, default)
-    for left_out in points:
-        rule = BucketRule(
-            axes=axes, bucket=bucket, points=[p for p in points if p is not left_out], portfolio=portfolio,
-            tiles=tiles, sm_count=sm_count, least_gain=least_gain,
-        )  # fmt: skip
-        times = {config: us for config, us in zip(columns, left_out.us, strict=True) if us is not None}
-        told = rule.estimates(bucket.replaced(**left_out.size), default)
-        chosen = next((estimate.config for estimate in told if estimate.config in times), None)
-        if chosen is not None:
-            worst = max(worst, times[chosen] / min(times.values()) - 1)
-    return worst
+
+    def __init__(
+        self,
+        *,
+        axes: Axes,
+        bucket: Problem,
+        points: Sequence[Point],
+        portfolio: Sequence[Config],
+        tiles: Tiles | None,
+        sm_count: int,
+        least_gain: float = 0.0,
+    ) -> None:
+        self._names = tuple(name for name, axis in axes.items() if isinstance(axis, Pow2))
+        self._bucket = bucket
+        self._points = tuple(points)
+        self._portfolio = tuple(portfolio)
+        self._tiles = tiles
+        self._sm_count = sm_count
+        self._least_gain = least_gain
+        self._columns: dict[Config, tuple[_Column, ...]] = {}
+        self._orders: dict[tuple[Config, tuple[int, ...]], list[_Ready]] = {}
+
+    def estimates(self, problem: Problem, default: Config) -> list[Estimate]:
+        """What is expected of the portfolio and the default, fastest first; ties in the portfolio's order.
+
+        A config without a time at any point is left out, and so is one without a time at exactly this size.
+        """
+        return list(self.fastest_first(problem, default))
+
+    def fastest_first(self, problem: Problem, default: Config) -> Iterator[Estimate]:
+        """`estimates`, one by one: a config is only looked at while it may be the next.
+
+        Of the first one a third of the columns tell, since none is faster than one wave of it.
+        """
+        here = self._logs(problem)
+        # Nearest first by the sum of |log2|, ties to the larger point: points ascend.
+        order = sorted((sum(map(_apart, here, where)), -i) for i, where in enumerate(self._where))
+        places = tuple(-i for _, i in order)
+        if places and self._problems[places[0]] == problem:
+            places = places[:1]
+        columns, grown = self._ordered(default, places), _Grown(problem, self._names)
+        limit = math.inf
+        if self._least_gain:
+            own = next((ready for ready in columns if ready.column.config == default), None)
+            if own is not None:
+                limit = self._estimate(own, problem, grown).us / (1 + self._least_gain)
+        waiting: list[tuple[float, int, Estimate]] = []
+        for ready in columns:
+            while waiting and waiting[0][0] < ready.least_us:
+                yield heappop(waiting)[2]
+            expected = self._estimate(ready, problem, grown)
+            if expected.us <= limit or expected.config == default:
+                heappush(waiting, (expected.us, ready.place, expected))
+        while waiting:
+            yield heappop(waiting)[2]
+
+    def _estimate(self, ready: _Ready, problem: Problem, grown: _Grown) -> Estimate:
+        # From the nearest cell that is as full as the config's last tile is here, else from the nearest.
+        column, tiles = ready.column, self._tiles
+        nearest, config = ready.cells[0], column.config
+        if tiles is None:
+            return Estimate(nearest.us, config, nearest.point, 1.0)
+        count = tiles(config, problem)
+        if column.mixed:
+            full = [tiles(config, larger) > count for larger in grown.problems]
+            for cell in ready.cells:
+                if cell.full == full:
+                    nearest = cell
+                    break
+        scale = (-(-count // column.in_flight) or 1) / nearest.waves
+        return Estimate(nearest.us * scale, config, nearest.point, scale)
+
+    def _ordered(self, default: Config, places: tuple[int, ...]) -> list[_Ready]:
+        """Each config with what it took at these points, in their order: made once for each order."""
+        key = (default, places)
+        ordered = self._orders.get(key)
+        if ordered is None:
+            ordered = []
+            for place, column in enumerate(self._columns_with(default)):
+                cells = [cell for i in places if (cell := column.cells[i]) is not None]
+                if cells:
+                    waved = self._tiles is not None
+                    least_us = min(cell.us / cell.waves for cell in cells) if waved else cells[0].us
+                    ordered.append(_Ready(least_us * _ROUNDED, place, column, cells))
+            ordered.sort(key=lambda ready: ready.least_us)
+            self._orders[key] = ordered
+        return ordered
+
+    def _columns_with(self, default: Config) -> tuple[_Column, ...]:
+        """What the points tell of each config, once for each default."""
+        columns = self._columns.get(default)
+        if columns is None:
+            columns = self._of_portfolio
+            if all(column.config != default for column in columns):
+                columns = (*columns, self._column(default, len(self._portfolio)))
+            self._columns[default] = columns
+        return columns
+
+    @cached_property
+    def _of_portfolio(self) -> tuple[_Column, ...]:
+        configs = dict.fromkeys(self._portfolio)  # a config that is there twice counts where it is first
+        return tuple(self._column(config, self._portfolio.index(config)) for config in configs)
+
+    def _column(self, config: Config, place: int) -> _Column:
+        cells: list[_Cell | None] = []
+        in_flight = blocks_in_flight(config, self._sm_count)
+        for point, problem in zip(self._points, self._problems, strict=True):
+            us = point.us[place]
+            if us is None:
+                cells.append(None)
+                continue
+            count = self._tiles(config, problem) if self._tiles else 1
+            full = (
+                [self._tiles(config, larger) > count for larger in _Grown(problem, self._names).problems]
+                if self._tiles
+                else []
+            )
+            cells.append(_Cell(us, max(-(-count // in_flight), 1), full, point))
+        kinds = [cell.full for cell in cells if cell is not None]
+        return _Column(config, in_flight, any(full != kinds[0] for full in kinds), tuple(cells))
+
+    @cached_property
+    def _problems(self) -> tuple[Problem, ...]:
+        return tuple(self._bucket.replaced(**point.size) for point in self._points)
+
+    @cached_property
+    def _where(self) -> tuple[tuple[float, ...], ...]:
+        return tuple(self._logs(problem) for problem in self._problems)
+
+    def _logs(self, problem: Problem) -> tuple[float, ...]:
+        return tuple(math.log2(max(problem.size(name), 1)) for name in self._names)
+
+
+def _apart(one: float, other: float) -> float:
+    return abs(one - other)

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -125,3 +126,9 @@ def entry_order(axes: Axes, bucket: Problem) -> tuple[tuple[str, ...], tuple[int
         tuple(bucket.size(name) for name, axis in axes.items() if axis.kind == "exact"),
         tuple(bucket.size(name) for name, axis in axes.items() if axis.kind == "pow2"),
     )
+
+
+def geometric_mean(ratios: Iterable[float]) -> float:
+    """The geometric mean; 1.0 of nothing, as a speed-up over no entries."""
+    logarithms = [math.log(ratio) for ratio in ratios]
+    return math.exp(math.fsum(logarithms) / len(logarithms)) if logarithms else 1.0

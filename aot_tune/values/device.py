@@ -8,8 +8,25 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Protocol
 
 from aot_tune.values.arch import Arch
+
+
+class DeviceProperties(Protocol):
+    """What is read of ``torch.cuda.get_device_properties(index)``."""
+
+    name: str
+    """The product's name."""
+
+    major: int
+    """Compute capability, major."""
+
+    minor: int
+    """Compute capability, minor."""
+
+    multi_processor_count: int
+    """Streaming multiprocessors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +73,16 @@ class Device:
     def reference(cls, arch: Arch) -> Device:
         """The data-center product of an arch, or its best known one: what `tune` predicts for with no GPU."""
         return _REFERENCE[arch]
+
+    @classmethod
+    def of(cls, properties: DeviceProperties) -> Device:
+        """The GPU that torch describes: its arch's reference device, with the name and size of this one.
+
+        Args:
+            properties: What ``torch.cuda.get_device_properties`` returns.
+        """
+        arch = Arch.parse((properties.major, properties.minor))
+        return cls.reference(arch).with_sm_count(properties.name, properties.multi_processor_count)
 
     def refusal(self, occupancy: int) -> str | None:
         """Why a multiprocessor cannot hold so many blocks at a time, or None."""

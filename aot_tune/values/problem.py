@@ -95,3 +95,11 @@ def _plain(name: str, value: object) -> Value:
         f"a problem's {name} is {value!r:.80} of type {kind.__name__}; "
         "return an int size, a dtype, a str or a bool"
     )
+
+
+def problem_option(problem: Problem) -> str:
+    """A problem as --problem takes it: ``M=300,N=4096,K=4096,dtype=bfloat16``."""
+    return ",".join(
+        f"{name}={str(value).lower() if isinstance(value, bool) else value}"
+        for name, value in problem.items()
+    )

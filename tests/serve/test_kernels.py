@@ -21,9 +21,9 @@ from aot_tune.cubins.origin_walk import origin_of
 from aot_tune.cubins.pack import KernelCubins, pack
 from aot_tune.errors import CompilerMissingError, CubinWarning
 from aot_tune.nvidia import cutile
-from aot_tune.serve import cubins as serving
+from aot_tune.serve import kernels as serving
 from aot_tune.serve.choose.resolve import Choice
-from aot_tune.serve.cubins import Cubins
+from aot_tune.serve.kernels import Cubins
 from aot_tune.serve.launch.dispatch import Dispatcher
 from aot_tune.tunable import Tunable
 from aot_tune.values.arch import Arch

@@ -14,9 +14,9 @@ from aot_tune.declare.declaration import Close
 from aot_tune.declare.discovery import Found
 from aot_tune.declare.fingerprint import hashing
 from aot_tune.tables import writer
-from aot_tune.tables.rule import sizes_inside
 from aot_tune.tables.table import BuiltWith, Entry, Point, Table
 from aot_tune.tunable import Tunable
+from aot_tune.tuner.plan.sizes import sizes_inside
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Exact, Pow2
 from aot_tune.values.config import Config

@@ -12,15 +12,14 @@ from aot_tune.tables.rule import (
     PREDICTED_GAIN,
     BucketRule,
     Tiles,
-    leave_one_out_regret,
     pick,
     rule_of,
-    sizes_inside,
     waves,
 )
 from aot_tune.tables.table import Entry, Evidence, Point, Table
-from aot_tune.tuner.choose.entries import choose_portfolio
-from aot_tune.tuner.choose.portfolio import estimates_inside
+from aot_tune.tuner.choose.entries import leave_one_out_regret
+from aot_tune.tuner.choose.portfolio import choose_portfolio, estimates_inside
+from aot_tune.tuner.plan.sizes import sizes_inside
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Exact, Pow2, edge
 from aot_tune.values.config import Config

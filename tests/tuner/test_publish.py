@@ -11,8 +11,7 @@ import pytest
 from aot_tune.errors import StoreError, TableError, TuneError
 from aot_tune.tables import reader, store, writer
 from aot_tune.tables.table import Table
-from aot_tune.tuner.publish import publish, publish_beside, refusals
-from aot_tune.tuner.table_lock import locked
+from aot_tune.tuner.publish import locked, publish, publish_beside, refusals
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Exact
 from aot_tune.values.config import Config

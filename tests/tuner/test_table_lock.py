@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from aot_tune.errors import TuneError
-from aot_tune.tuner import table_lock
-from aot_tune.tuner.table_lock import locked
+from aot_tune.tuner import publish as table_lock
+from aot_tune.tuner.publish import locked
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from aot_tune.tuner.table_lock import locked
+from aot_tune.tuner.publish import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

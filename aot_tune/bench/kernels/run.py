@@ -29,7 +29,7 @@ from aot_tune.declare.selection import chosen_kernels, problems_by_kernel
 from aot_tune.errors import AotTuneError, UsageError
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.nvml import visible_gpus
-from aot_tune.tuner.sweep.report import spread
+from aot_tune.tuner.plan.sizes import spread
 from aot_tune.values.text import duration
 
 SHAPES = 24

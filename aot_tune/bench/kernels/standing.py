@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aot_tune.tuner.sweep.report import geometric_mean, problem_option
-from aot_tune.values.problem import Problem, Value
+from aot_tune.tables.table import geometric_mean
+from aot_tune.values.problem import Problem, Value, problem_option
 
 TUNED, DEFAULT, COPY, READ, FLOOR = "tuned", "default", "copy", "torch.sum", "reading alone"
 """Contenders beside the rivals: the tables' config, the declared default, a copy that moves as many bytes, a

@@ -12,9 +12,10 @@ from aot_tune.declare.discovery import Found
 from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.tables import store
 from aot_tune.tables.table import Entry
+from aot_tune.tuner.plan.sizes import spread
 from aot_tune.tuner.sweep import run as sweep
 from aot_tune.tuner.sweep.progress import PlainProgress
-from aot_tune.tuner.sweep.report import SweepRequest, spread
+from aot_tune.tuner.sweep.report import SweepRequest
 from aot_tune.values.arch import Arch
 
 PROBLEMS = 20

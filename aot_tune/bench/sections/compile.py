@@ -14,7 +14,7 @@ from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.tuner.compile.job import CompileJob
 from aot_tune.tuner.compile.pool import CompilePool
 from aot_tune.tuner.plan.candidates import plan
-from aot_tune.tuner.sweep.report import spread
+from aot_tune.tuner.plan.sizes import spread
 
 _JOBS = 48
 """Enough for a ratio, and no more than half a minute of waiting."""

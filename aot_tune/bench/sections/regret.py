@@ -11,8 +11,8 @@ from typing import Any
 from aot_tune.bench.gpu import Gpu, Timed, shipped, this_gpu
 from aot_tune.declare.discovery import Found
 from aot_tune.serve.launch.dispatch import dispatcher_of
-from aot_tune.tables.rule import sizes_inside
-from aot_tune.tuner.sweep.report import geometric_mean
+from aot_tune.tables.table import geometric_mean
+from aot_tune.tuner.plan.sizes import sizes_inside
 from aot_tune.values.bucket import Pow2
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem

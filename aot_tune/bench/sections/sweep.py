@@ -64,8 +64,7 @@ def _serial_search(arch: Arch, found: Found, problem: Problem) -> tuple[float, d
     from aot_tune.values.device import Device
 
     tunable = found.tunable
-    properties = torch.cuda.get_device_properties(0)
-    device = Device.reference(arch).with_sm_count(properties.name, properties.multi_processor_count)
+    device = Device.of(torch.cuda.get_device_properties(0))
     args = tunable.make_args(problem, torch.device("cuda", 0), 0)
     started = time.perf_counter()
     searched = exhaustive_search(

@@ -15,9 +15,11 @@ from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import AotTuneError, TableWarning
 from aot_tune.nvidia.nvml import Gpu, known_gpus
 from aot_tune.serve.choose.index import Index, Shipped
+from aot_tune.tables.fit import mismatch
 from aot_tune.tables.store import package_folder, read_table, right_place, table_path
 from aot_tune.tables.table import Table
 from aot_tune.values.arch import KNOWN_ARCHS, Arch
+from aot_tune.values.text import error_in_words
 
 
 def gpus() -> tuple[Gpu, ...] | None:
@@ -54,7 +56,7 @@ def load(tunable: Declaration, arch: Arch) -> Index:
         try:
             table = read_table(path)
         except Exception as error:  # whatever a file holds, the process that serves goes on
-            _warn(f"{_named(error)}; {tunable.name} is served without it on {arch}: restore {path}")
+            _warn(f"{error_in_words(error)}; {tunable.name} is served without it on {arch}: restore {path}")
             continue
         reason = mismatch(tunable, arch, table)
         if reason:
@@ -77,26 +79,6 @@ def folder_mistake(folder: Path) -> str | None:
     return None
 
 
-def mismatch(tunable: Declaration, arch: Arch, table: Table) -> str | None:
-    """Why a well-formed table cannot serve this declaration here; None when it can."""
-    if table.kernel != tunable.name:
-        return f"it is the table of {table.kernel!r}, and not of {tunable.name!r}"
-    if table.arch != arch:
-        return f"it is the table of {table.arch}, and not of {arch}"
-    declared = {name: axis.kind for name, axis in tunable.axes.items()}
-    kinds = {name: axis.kind for name, axis in table.axes.items()}
-    if kinds != declared:
-        return f"its axes are {kinds}, the declaration's {declared}"
-    constants = tunable.config_constants(arch)
-    for config in (*table.portfolio, *(entry.config for entry in table.entries)):
-        if config.constants.keys() != set(constants):
-            return (
-                f"its configs have the constants {' '.join(config.constants) or 'none'}, "
-                f"the declaration's have {' '.join(constants) or 'none'}"
-            )
-    return None
-
-
 def _measured_only(path: Path, table: Table) -> Table:
     measured = tuple(entry for entry in table.entries if entry.evidence == "measured")
     if len(measured) < len(table.entries):
@@ -105,10 +87,6 @@ def _measured_only(path: Path, table: Table) -> Table:
             f"predictions are read only from a folder named in {environment.TABLES}"
         )
     return dataclasses.replace(table, entries=measured)
-
-
-def _named(error: Exception) -> str:
-    return str(error) if isinstance(error, AotTuneError) else f"{type(error).__name__}: {error}"
 
 
 def _warn(message: str) -> None:

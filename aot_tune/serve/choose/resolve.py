@@ -16,7 +16,7 @@ from aot_tune.tables.table import Entry
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import NEAR_DOUBLINGS
 from aot_tune.values.config import Config
-from aot_tune.values.problem import Problem, Value
+from aot_tune.values.problem import Problem, problem_option
 
 Source = Literal["given", "asked default", "own", "cached", "nearest", "searched", "far", "default"]
 """The step of the ladder: 1, 1, 2, 2, 3, 4, 4, 5."""
@@ -255,7 +255,7 @@ def _unlike(one: Config, other: Config) -> tuple[int, float]:
 
 def tune_command(tunable: Declaration, arch: Arch, problem: Problem) -> str:
     """The command that tunes one problem."""
-    values = ",".join(f"{name}={_word(value)}" for name, value in problem.items())
+    values = problem_option(problem)
     return f"aot-tune tune {tunable.name} --arch {arch}{tunable.module_option} --problem {values}"
 
 
@@ -272,8 +272,4 @@ def _table_s(found: Found, where: str, chosen: Pick) -> str:
 
 
 def _named(problem: Problem) -> str:
-    return " ".join(f"{name}={_word(value)}" for name, value in problem.items())
-
-
-def _word(value: Value) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return problem_option(problem).replace(",", " ")

@@ -1,4 +1,4 @@
-"""Check launch arguments seen for the first time: one clear error for each mistake. Launches nothing."""
+"""Check a launch seen for the first time, its arguments and its grid: one clear error for each mistake."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import LaunchError
 from aot_tune.serve.runtime import Runtime
 from aot_tune.values.config import Config
+from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
+from aot_tune.values.text import value_in_words
+
+_MOST_BLOCKS = (2**24 - 1, 2**16 - 1, 2**16 - 1)
+"""Blocks along a grid's dimensions: cuTile tells a block its place in 24 bits (cuda-tile 1.7), CUDA in 16."""
 
 
 def check_arguments(
@@ -26,7 +31,7 @@ def check_arguments(
     if config is not None and not isinstance(config, Config):
         raise LaunchError(
             f"{tunable.name}.launch takes {', '.join(tunable.parameters)}, and config= for another than the "
-            f"tuned one; pass an aot_tune.Config, not {_named(config)}"
+            f"tuned one; pass an aot_tune.Config, not {value_in_words(config)}"
         )
     index: int | None = None
     first = ""
@@ -57,11 +62,6 @@ def check_arguments(
             f"{tunable.name}.launch: no argument is a tensor; pass CUDA tensors, as problem() takes"
         )
     return index
-
-
-def _named(value: object) -> str:
-    """A number or a word; of anything else its type: to print a tensor waits for the GPU."""
-    return repr(value)[:80] if isinstance(value, str | int | float) else f"a {type(value).__name__}"
 
 
 def check_problem(tunable: Declaration, problem: Problem) -> bool:
@@ -110,3 +110,32 @@ def _check_writable(place: str, arg: Any) -> None:
             f"{place} is written by the kernel and is an expanded view, whose elements share memory; "
             "pass a tensor with memory of its own, such as .contiguous()"
         )
+
+
+def checked_grid(tunable: Declaration, config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
+    """What `grid_fn` of a declaration gives.
+
+    Raises:
+        LaunchError: It is no grid, or the config cannot run on this very GPU.
+    """
+    grid = tunable.grid(config, device, problem)
+    if not 1 <= len(grid) <= 3 or not all(isinstance(blocks, int) and blocks > 0 for blocks in grid):
+        raise LaunchError(
+            f"{tunable.name}: grid_fn gives {grid!r} for {problem} with {config}; "
+            "return one to three counts of blocks, ints of 1 or more"
+        )
+    if any(blocks > most for blocks, most in zip(grid, _MOST_BLOCKS, strict=False)):
+        raise LaunchError(
+            f"{tunable.name}: {problem} with {config} takes a grid of {grid}, and {_MOST_BLOCKS} blocks can "
+            "be launched at most; pass fewer rows or sequences a call"
+        )
+    return grid
+
+
+def unfit(tunable: Declaration, config: Config, device: Device, problem: Problem) -> str | None:
+    """Why a config cannot run on this very GPU, or None."""
+    try:
+        checked_grid(tunable, config, device, problem)
+    except LaunchError as error:
+        return str(error)
+    return None

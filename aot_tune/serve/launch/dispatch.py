@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
@@ -10,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 from aot_tune import environment
 from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import CompilerMissingError, LaunchError
-from aot_tune.serve import guard
 from aot_tune.serve.choose import loader
 from aot_tune.serve.choose.index import Found, Index
 from aot_tune.serve.choose.resolve import Choice, Legality, resolve
 from aot_tune.serve.kernels import HintedKernels
-from aot_tune.serve.launch.checks import check_arguments, check_problem, explain
+from aot_tune.serve.launch.checks import check_arguments, check_problem, checked_grid, explain, unfit
 from aot_tune.serve.launch.function import Form, Kind, LaunchFunction
-from aot_tune.serve.launch.grids import checked_grid, unfit
 from aot_tune.serve.launch.messages import Told
 from aot_tune.serve.launch.reads import Followed, Passed, follow_args, follow_problem
 from aot_tune.serve.rank import is_primed, is_rank
@@ -55,6 +55,21 @@ class Machine:
     device: Device
     index: Index
     legality: Legality
+
+
+class Guard:
+    """The lock of the slow path; a forked child gets a fresh one, since its holder stayed in the parent."""
+
+    lock = threading.RLock()
+
+    @classmethod
+    def renew(cls) -> None:
+        """Take a new lock."""
+        cls.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=Guard.renew)
 
 
 def attach(tunable: Declaration) -> None:
@@ -96,7 +111,7 @@ class Dispatcher:
 
     def load(self, arch: Arch) -> Index:
         """The tables for an arch; read once, with the kernels of their configs and of the default."""
-        with guard.Guard.lock:
+        with Guard.lock:
             if arch not in self._indexes:
                 index = loader.load(self._tunable, arch)
                 first = self._tunable.typical_problems[0]
@@ -143,7 +158,7 @@ class Dispatcher:
     ) -> Plan:
         ranked = is_rank()
         if ranked != self._ranked:  # it became one of several: what it chose for itself must go
-            with guard.Guard.lock:
+            with Guard.lock:
                 self._ranked = ranked
                 self._plans.clear()
                 self._memo.clear()
@@ -151,7 +166,7 @@ class Dispatcher:
         plan = self._plans.get(key)
         if plan is None:
             plan = self._new_plan(number, problem, given, args, here)
-            with guard.Guard.lock:
+            with Guard.lock:
                 _put(self._plans, key, plan)
         return plan
 
@@ -252,7 +267,7 @@ class Dispatcher:
         here: Runtime,
     ) -> None:
         followed, passed = read
-        with guard.Guard.lock:
+        with Guard.lock:
             form = self._grown(args, followed, passed, here)
             if form != self._form:
                 self._memo = self._function.become(form, self._names(here))

@@ -10,7 +10,7 @@ from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import MissWarning, TableWarning
 from aot_tune.serve.choose.index import Index
 from aot_tune.serve.choose.resolve import Choice, miss_message
-from aot_tune.serve.cubins import Cubins
+from aot_tune.serve.kernels import Cubins
 from aot_tune.values.arch import Arch
 from aot_tune.values.problem import Problem
 

@@ -7,15 +7,17 @@ takes too long. A fault or a hang ends here, and never in the process that serve
 from __future__ import annotations
 
 import ctypes
-import importlib
 import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from aot_tune.declare.declaration import Close, Declaration
+from aot_tune.declare.comparison import compare, poison
+from aot_tune.declare.declaration import Declaration
+from aot_tune.declare.discovery import load
+from aot_tune.declare.reference import closes_of
 from aot_tune.serve.kernels import HintedKernels
 from aot_tune.serve.runtime import runtime
 from aot_tune.serve.search.trial import cloned, fastest
@@ -34,7 +36,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what imported modules print is no answer
     request = json.load(sys.stdin)
-    tunable = _declared(request["module"], request["kernel"])
+    tunable = load(request["module"], request["kernel"])
     configs = [Config(constants=c["constants"], hints=c["hints"]) for c in request["configs"]]
     best = search(tunable, Problem(request["problem"]), configs, request["device"])
     if best is None:
@@ -76,30 +78,15 @@ def _is_right(
     trial = cloned(tunable, args)
     for name, value in zip(tunable.parameters, trial, strict=True):
         if name in tunable.outputs:
-            # A config that writes nothing must show.
-            value.fill_(float("nan") if value.is_floating_point() else 77)
+            poison(value, 0)
     try:
         grid = tunable.grid(config, here.device(number), problem)
         launch(here.raw_stream(number), grid, kernels.of(config.hints), tunable.args_fn(config, *trial))
     except Exception:  # it does not compile or cannot be launched: not a candidate
         return False
-    wanted = tunable.reference(*args)
-    expected: Mapping[str, Close] = {tunable.mutated[0]: wanted} if isinstance(wanted, Close) else wanted
     results = dict(zip(tunable.parameters, trial, strict=True))
-    return all(is_close(results[name], close) for name, close in expected.items())
-
-
-def is_close(result: Any, close: Close) -> bool:
-    """Whether ``|result - value| <= atol + rtol * |value|`` everywhere; NaN is close to nothing but NaN."""
-    value = close.value.double()
-    return bool(((result.double() - value).abs() <= close.atol + close.rtol * value.abs()).all())
-
-
-def _declared(module: str, name: str) -> Declaration:
-    for value in vars(importlib.import_module(module)).values():
-        if isinstance(value, Declaration) and value.name == name:
-            return value
-    raise LookupError(f"module {module} declares no kernel {name!r}")
+    expected = closes_of(tunable, tunable.reference(*args), results)
+    return all(compare(name, results[name], close) is None for name, close in expected.items())
 
 
 if __name__ == "__main__":

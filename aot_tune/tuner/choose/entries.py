@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from aot_tune.errors import TuneError
-from aot_tune.tables.rule import leave_one_out_regret
+from aot_tune.tables.rule import BucketRule, Tiles
 from aot_tune.tables.table import Entry, Point, Table, entry_order
 from aot_tune.tuner.choose.incumbent import carried_entries, comparable, differences, keeps_figures, widened
 from aot_tune.tuner.choose.portfolio import (
@@ -22,13 +22,11 @@ from aot_tune.tuner.choose.portfolio import (
     estimates_inside,
     regrets,
 )
-from aot_tune.tuner.choose.times import PREFERENCE, TIE, Sweep, Times, is_tie, unserved
+from aot_tune.tuner.choose.times import PREFERENCE, TIE, Sweep, Times, is_tie
 from aot_tune.tuner.outcome import Measurement
-from aot_tune.values.bucket import Pow2, bucket_of
+from aot_tune.values.bucket import Axes, Pow2, bucket_of
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
-
-__all__ = ["Sweep", "Times", "choose_entries", "choose_portfolio", "is_tie", "settle_portfolio", "unserved"]
 
 TIE_OF_MEANS = 0.005
 """Portfolios whose mean regrets differ by less are the same. A mean over a sweep has less noise than a time:
@@ -272,3 +270,33 @@ def _entry(
         evidence=sweep.evidence,
         points=points,
     )
+
+
+def leave_one_out_regret(
+    points: Sequence[Point],
+    *,
+    axes: Axes,
+    bucket: Problem,
+    portfolio: Sequence[Config],
+    default: Config,
+    tiles: Tiles | None,
+    sm_count: int,
+    least_gain: float = 0.0,
+) -> float:
+    """The worst t / t_best - 1 that the rule leaves at an entry's points, each left out in turn.
+
+    The best is the best of the portfolio and the default. A bucket of one point leaves nothing to be told: 0.
+    """
+    worst = 0.0
+    columns = (*portfolio, default)
+    for left_out in points:
+        rule = BucketRule(
+            axes=axes, bucket=bucket, points=[p for p in points if p is not left_out], portfolio=portfolio,
+            tiles=tiles, sm_count=sm_count, least_gain=least_gain,
+        )  # fmt: skip
+        times = {config: us for config, us in zip(columns, left_out.us, strict=True) if us is not None}
+        told = rule.estimates(bucket.replaced(**left_out.size), default)
+        chosen = next((estimate.config for estimate in told if estimate.config in times), None)
+        if chosen is not None:
+            worst = max(worst, times[chosen] / min(times.values()) - 1)
+    return worst

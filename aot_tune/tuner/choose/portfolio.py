@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from aot_tune.tables.rule import Tiles, sizes_inside, waves
+from aot_tune.tables.rule import Tiles, waves
 from aot_tune.tuner.choose.times import Sweep, Times, is_tie
 from aot_tune.tuner.outcome import Measurement
+from aot_tune.tuner.plan.sizes import sizes_inside
 from aot_tune.values.bucket import Axes
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem

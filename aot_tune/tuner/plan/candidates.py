@@ -23,7 +23,7 @@ from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
-from aot_tune.values.raised import told
+from aot_tune.values.text import described
 
 _SEED = 0
 """make_args on device "meta" draws nothing: any seed gives the same shapes."""
@@ -175,7 +175,7 @@ class Kernel:
         except Exception as error:  # the author's code: whatever it raises says that the declaration is wrong
             raise DeclarationError(
                 f"{self.tunable.name}: args_fn for {config} on {problem} raised "
-                f"{told(error, self.tunable.args_fn)}"
+                f"{described(error, self.tunable.args_fn)}"
             ) from error
 
     def _asked(self, name: str, problem: Problem, config: Config) -> Any:
@@ -185,7 +185,7 @@ class Kernel:
         try:
             answer = asked(config, problem)
         except Exception as error:
-            raise DeclarationError(f"{where} raised {told(error, asked)}") from error
+            raise DeclarationError(f"{where} raised {described(error, asked)}") from error
         wanted = Work if name == "work" else int
         if not isinstance(answer, wanted):
             raise DeclarationError(

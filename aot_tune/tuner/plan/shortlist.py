@@ -9,7 +9,7 @@ from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileResult
 from aot_tune.tuner.outcome import Failure
 from aot_tune.tuner.plan.candidates import Kernel, ProblemPlan
 from aot_tune.tuner.plan.model import predict_us, residency, spills
-from aot_tune.tuner.sweep.report import spread
+from aot_tune.tuner.plan.sizes import spread
 from aot_tune.values.config import Config
 
 MOST_CANDIDATES = 30

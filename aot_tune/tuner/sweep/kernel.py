@@ -18,7 +18,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Protocol
 
-from aot_tune.tables.rule import sizes_inside
 from aot_tune.tuner.choose.times import as_of_first_run, finalists
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled, CompileResult, compiles_nowhere
@@ -26,6 +25,7 @@ from aot_tune.tuner.measure.trials import Conditions
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.tuner.plan.candidates import Plan, ProblemPlan, plan_only
 from aot_tune.tuner.plan.shortlist import shortlist
+from aot_tune.tuner.plan.sizes import sizes_inside
 from aot_tune.tuner.sweep.pages import Book, Page, Step
 from aot_tune.tuner.sweep.progress import Progress
 from aot_tune.values.config import Config

@@ -16,20 +16,21 @@ from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.errors import AotTuneError, NewerSchemaError, TuneError
 from aot_tune.nvidia import cutile
 from aot_tune.tables import reader, store, writer
-from aot_tune.tables.rule import PREDICTED_GAIN, sizes_inside
-from aot_tune.tables.table import BuiltWith, Table
+from aot_tune.tables.rule import PREDICTED_GAIN
+from aot_tune.tables.table import BuiltWith, Table, geometric_mean
 from aot_tune.tuner import publish
-from aot_tune.tuner.choose.entries import choose_entries, settle_portfolio, unserved
+from aot_tune.tuner.choose.entries import choose_entries, settle_portfolio
 from aot_tune.tuner.choose.incumbent import check_joinable, differences
-from aot_tune.tuner.choose.times import Sweep
+from aot_tune.tuner.choose.times import Sweep, unserved
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled, CompileResult, compiles_nowhere
 from aot_tune.tuner.outcome import Failure, Measurement
 from aot_tune.tuner.plan.candidates import Plan, ProblemPlan, plan
 from aot_tune.tuner.plan.model import predict_us
 from aot_tune.tuner.plan.shortlist import Shortlist, is_ranked, shortlist
+from aot_tune.tuner.plan.sizes import sizes_inside
 from aot_tune.tuner.sweep.progress import Progress
-from aot_tune.tuner.sweep.report import PREDICTED_FOLDER, KernelReport, SweepRequest, geometric_mean
+from aot_tune.tuner.sweep.report import PREDICTED_FOLDER, KernelReport, SweepRequest
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from aot_tune.tables.table import Evidence
+from aot_tune.tuner.plan.sizes import spread
 from aot_tune.values.arch import Arch
-from aot_tune.values.problem import Problem
+from aot_tune.values.problem import Problem, problem_option
 
 if TYPE_CHECKING:
     from aot_tune.declare.discovery import Found
-
-Item = TypeVar("Item")
 
 PREDICTED_FOLDER = Path("build") / "tuned_configs"
 """Where predicted tables are written unless --out names another folder: never among the measured ones."""
@@ -170,26 +168,3 @@ class SweepReport:
     def published(self) -> bool:
         """Whether every kernel's table was published."""
         return all(not row.refusals for row in self.rows)
-
-
-def spread(items: Sequence[Item], most: int | None) -> tuple[Item, ...]:
-    """At most `most` of the items, evenly spread, the first and the last among them where two fit."""
-    if most is None or most >= len(items):
-        return tuple(items)
-    if most == 1:
-        return (items[0],)
-    return tuple(items[round(i * (len(items) - 1) / (most - 1))] for i in range(most))
-
-
-def geometric_mean(ratios: Iterable[float]) -> float:
-    """The geometric mean; 1.0 of nothing, as a speed-up over no entries."""
-    logarithms = [math.log(ratio) for ratio in ratios]
-    return math.exp(math.fsum(logarithms) / len(logarithms)) if logarithms else 1.0
-
-
-def problem_option(problem: Problem) -> str:
-    """A problem as --problem takes it: ``M=300,N=4096,K=4096,dtype=bfloat16``."""
-    return ",".join(
-        f"{name}={str(value).lower() if isinstance(value, bool) else value}"
-        for name, value in problem.items()
-    )

@@ -15,10 +15,10 @@ from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.errors import DeclarationError, TuneError
 from aot_tune.nvidia import cutile
 from aot_tune.tables import files, store
-from aot_tune.tables.table import Table
+from aot_tune.tables.table import Table, geometric_mean
 from aot_tune.tuner import publish
-from aot_tune.tuner.choose.entries import unserved
 from aot_tune.tuner.choose.portfolio import crowded_out
+from aot_tune.tuner.choose.times import unserved
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.pool import CompilePool
 from aot_tune.tuner.measure.session import MeasureSession
@@ -29,7 +29,7 @@ from aot_tune.tuner.sweep.journal import Journal
 from aot_tune.tuner.sweep.kernel import KernelSweep, Swept
 from aot_tune.tuner.sweep.pages import Book
 from aot_tune.tuner.sweep.progress import Progress
-from aot_tune.tuner.sweep.report import KernelReport, SweepReport, SweepRequest, geometric_mean
+from aot_tune.tuner.sweep.report import KernelReport, SweepReport, SweepRequest
 
 CUBINS = Path("build/cubins")
 """Where cubins are kept between runs, for all archs: their names tell them apart."""

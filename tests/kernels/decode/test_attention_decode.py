@@ -21,8 +21,8 @@ from aot_tune.kernels.softmax_and_loss.softmax import softmax_tunable
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.cubin import Resources, resources
 from aot_tune.serve.choose.resolve import Legality, resolve
+from aot_tune.serve.launch.checks import unfit
 from aot_tune.serve.launch.dispatch import dispatcher_of
-from aot_tune.serve.launch.grids import unfit
 from aot_tune.tunable import Tunable
 from aot_tune.values.arch import KNOWN_ARCHS, Arch
 from aot_tune.values.config import Config

@@ -11,7 +11,7 @@ import torch
 from aot_tune import environment
 from aot_tune.cubins.size_classes import ODD_SEED
 from aot_tune.kernels.decode.attention_decode import attention_decode, attention_decode_tunable
-from aot_tune.serve.launch.grids import unfit
+from aot_tune.serve.launch.checks import unfit
 from aot_tune.values.device import Device
 from tests.kernels.test_on_gpu import check, here
 from tests.support.agree import assert_agrees, expected, poison, problem

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from aot_tune.declare.comparison import compare
 from aot_tune.declare.declaration import Close
 from aot_tune.serve.search import child, child_main
-from aot_tune.serve.search.child_main import is_close
 from aot_tune.values.problem import Problem
 from tests.support.driver import Driver
 from tests.support.samples import DEFAULT, SPACE, scale
@@ -114,7 +114,7 @@ def test_a_result_is_right_within_its_tolerances(value: float, close: bool) -> N
     wanted = Close(value=torch.ones(4), rtol=0.01, atol=0.01)
     result = torch.ones(4)
     result[2] = value
-    assert is_close(result, wanted) is close
+    assert (compare("out", result, wanted) is None) is close
 
 
 def test_b11_a_config_that_computes_a_wrong_result_cannot_win(

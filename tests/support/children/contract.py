@@ -76,7 +76,7 @@ def main(folder: str, cases: list[dict[str, Any]]) -> None:
     import cuda.tile as ct
 
     from aot_tune.nvidia import cutile
-    from aot_tune.serve.cubins import Cubins
+    from aot_tune.serve.kernels import Cubins
     from aot_tune.values.config import Config
     from tests.support.samples import DEFAULT, SM90, scale
 

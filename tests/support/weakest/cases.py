@@ -20,7 +20,8 @@ from aot_tune.tunable import Tunable
 from aot_tune.tuner.archives import build as build_cubins
 from aot_tune.tuner.archives.report import CUBINS
 from aot_tune.tuner.archives.signatures import Compilation
-from aot_tune.tuner.compile.pool import Compiled, CompilePool, CompileResult
+from aot_tune.tuner.compile.job import Compiled, CompileResult
+from aot_tune.tuner.compile.pool import CompilePool
 from aot_tune.tuner.plan.candidates import Kernel
 from aot_tune.values.arch import Arch
 from aot_tune.values.problem import Problem

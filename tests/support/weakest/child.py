@@ -14,12 +14,12 @@ from typing import Any
 import cuda.tile as ct
 import torch
 
+from aot_tune.declare.comparison import compare, poison
 from aot_tune.declare.declaration import Close
 from aot_tune.errors import AotTuneError
 from aot_tune.nvidia import cutile
 from aot_tune.tunable import Tunable
 from aot_tune.tuner.archives.signatures import Compilation
-from aot_tune.tuner.measure.worker.verify import compare, poison
 from aot_tune.values.arch import Arch
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem

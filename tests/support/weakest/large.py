@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from aot_tune import inputs
+from aot_tune.declare.comparison import compare
 from aot_tune.declare.declaration import Close
 from aot_tune.kernels import attention_decode_tunable, rms_norm_tunable
 from aot_tune.tunable import Tunable
-from aot_tune.tuner.measure.worker.verify import compare
 from aot_tune.values.problem import Problem
 from tests.support.weakest.cases import SEED
 

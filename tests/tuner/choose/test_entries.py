@@ -12,10 +12,10 @@ from aot_tune.errors import TuneError
 from aot_tune.tables import reader, writer
 from aot_tune.tables.rule import PREDICTED_GAIN
 from aot_tune.tables.table import Entry, Point, Table
-from aot_tune.tuner.choose.entries import Sweep, choose_entries, is_tie, settle_portfolio, unserved
+from aot_tune.tuner.choose.entries import choose_entries, settle_portfolio
 from aot_tune.tuner.choose.incumbent import keeps_figures
 from aot_tune.tuner.choose.portfolio import MOST_WHEN_WORSE, crowded_out
-from aot_tune.tuner.choose.times import as_of_first_run
+from aot_tune.tuner.choose.times import Sweep, as_of_first_run, is_tie, unserved
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem

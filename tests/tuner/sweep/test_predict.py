@@ -16,12 +16,13 @@ from aot_tune.kernels.products.matmul import matmul_tunable
 from aot_tune.nvidia.cubin import Resources
 from aot_tune.tables import reader, store, writer
 from aot_tune.tables.fit import entry_complaints
-from aot_tune.tables.rule import pick, sizes_inside
+from aot_tune.tables.rule import pick
 from aot_tune.tables.table import Table
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileResult
 from aot_tune.tuner.compile.pool import CompilePool
 from aot_tune.tuner.plan.candidates import Plan, plan
+from aot_tune.tuner.plan.sizes import sizes_inside
 from aot_tune.tuner.sweep.predict import predict, predict_kernel, predicted_table
 from aot_tune.tuner.sweep.progress import PlainProgress
 from aot_tune.tuner.sweep.report import SweepRequest

@@ -5,8 +5,10 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from aot_tune.tuner.sweep.report import SweepRequest, geometric_mean, problem_option, spread
-from aot_tune.values.problem import Problem
+from aot_tune.tables.table import geometric_mean
+from aot_tune.tuner.plan.sizes import spread
+from aot_tune.tuner.sweep.report import SweepRequest
+from aot_tune.values.problem import Problem, problem_option
 from tests.support.samples import SM90, scale_in
 
 

@@ -28,7 +28,6 @@ from aot_tune.tuner.measure.worker.clock import EventRound
 from aot_tune.tuner.measure.worker.gpu_state import GpuMonitor, GpuState
 from aot_tune.tuner.measure.worker.verify import Case
 from aot_tune.tuner.outcome import Measurement, Stage
-from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
@@ -69,9 +68,7 @@ class GpuBackend:
         # The int, not torch's object, which cuTile would ask at each launch.
         self._stream = torch.cuda.current_stream(self._torch_device).cuda_stream
         self._tunable = load(module, name)
-        properties = torch.cuda.get_device_properties(self._torch_device)
-        arch = Arch.parse((properties.major, properties.minor))
-        self._device = Device.reference(arch).with_sm_count(properties.name, properties.multi_processor_count)
+        self._device = Device.of(torch.cuda.get_device_properties(self._torch_device))
         self._round = EventRound()  # now, so that memory falls short in no config's turn
         self._factors = torch.randn((2, _BUSY_SIDE, _BUSY_SIDE), device=self._torch_device).bfloat16()
         self._product = torch.empty_like(self._factors[0])

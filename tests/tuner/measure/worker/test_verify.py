@@ -11,11 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aot_tune.declare import comparison
+from aot_tune.declare.comparison import bits, compare, poison
 from aot_tune.declare.declaration import Close
 from aot_tune.errors import DeclarationError
-from aot_tune.tuner.measure.worker import verify
 from aot_tune.tuner.measure.worker.backend import SEEDS
-from aot_tune.tuner.measure.worker.verify import Case, bits, compare, poison
+from aot_tune.tuner.measure.worker.verify import Case
 from aot_tune.values.problem import Problem
 
 CPU = torch.device("cpu")
@@ -154,7 +155,7 @@ def test_comparing_in_chunks_finds_what_comparing_at_once_finds(
     output.view(-1)[wrong] = 1.0
     whole = compare("out", output, close(right))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verify, "CHUNK", chunk)
+        patch.setattr(comparison, "CHUNK", chunk)
         assert compare("out", output, close(right)) == whole
     assert (whole is None) == (not wrong)
 

@@ -1,0 +1,83 @@
+"""Whether an output is what a reference says: poison before, compare after. Launches nothing.
+
+Before a check the outputs hold a poison that no right result contains, another one for each seed: NaN bits,
+then a huge finite number. So a kernel that writes nothing, or only a part, cannot pass by what an earlier one
+left there.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from aot_tune.declare.declaration import Close
+
+CHUNK = 1 << 24
+"""Elements compared at a time: a few 128 MiB temporaries, whatever the output's size."""
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_POISONS = {1: (0xFF, 0x7F), 2: (-1, 0x7F7F), 4: (-1, 0x7F7F7F7F), 8: (-1, 0x7F7F7F7F7F7F7F7F)}
+"""By bytes an element. All bits set is NaN in every float dtype and -1 in ints; 0x7F bytes are 3.4e38 in
+bfloat16 and float32, 1.4e306 in float64, NaN in float16 and fp8, 127 in int8."""
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as integers: NaNs of one pattern are equal, and any strides are kept."""
+    return tensor.view(_BITS[tensor.element_size()])
+
+
+def poison(tensor: torch.Tensor, seed: int) -> None:
+    """Overwrite a tensor with what no right result contains; odd seeds use another pattern than even ones."""
+    if tensor.dtype == torch.bool:
+        tensor.fill_(seed % 2 == 0)
+        return
+    memory = bits(tensor)
+    memory.fill_(_POISONS[memory.element_size()][seed % 2])
+
+
+def compare(name: str, output: torch.Tensor, expected: Close) -> str | None:
+    """What of an output is further off than allowed; None when it is right everywhere.
+
+    A NaN or infinity in the output is never close to a finite value; an infinity equals the same infinity.
+    """
+    right = expected.value
+    exact = torch.float64 in (right.dtype, output.dtype) or not output.dtype.is_floating_point
+    wide = torch.float64 if exact else torch.float32
+    wrong = torch.zeros((), dtype=torch.int64, device=output.device)
+    for part, right_part in zip(chunks(output), chunks(right), strict=True):
+        wrong += _off(part.to(wide), right_part.to(wide), expected).sum()
+    count = int(wrong)
+    return None if count == 0 else _explained(name, output, expected, count, wide)
+
+
+def _off(part: torch.Tensor, right: torch.Tensor, expected: Close) -> torch.Tensor:
+    allowed = right.abs().mul_(expected.rtol).add_(expected.atol)
+    close = (part - right).abs_() <= allowed  # false wherever either is NaN
+    # An infinite right value makes `allowed` infinite and would admit anything finite.
+    return torch.where(right.isinf(), part != right, ~close)
+
+
+def chunks(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """A tensor in slices of at most `CHUNK` elements along its first dimension."""
+    if tensor.dim() == 0:
+        return [tensor]
+    rows = max(1, CHUNK // max(1, tensor[0].numel() if len(tensor) else 1))
+    return list(torch.split(tensor, rows))
+
+
+def _explained(name: str, output: torch.Tensor, expected: Close, count: int, wide: torch.dtype) -> str:
+    """The count, and the first element that is off."""
+    first, offset = "", 0
+    for part, right in zip(chunks(output), chunks(expected.value), strict=True):
+        off = _off(part.to(wide), right.to(wide), expected)
+        if bool(off.any()):
+            place = off.nonzero()[0]
+            at = tuple(int(i) for i in place)
+            got, want = part[at].item(), right[at].item()
+            where = (at[0] + offset, *at[1:]) if at else ()
+            first = f"{name}{list(where) if where else ''} is {got:.6g} and should be {want:.6g}"
+            break
+        offset += len(part) if part.dim() else 0
+    return (
+        f"{name}: {count} of {output.numel()} elements are wrong, first {first} "
+        f"(rtol {expected.rtol:g}, atol {expected.atol:g})"
+    )
