@@ -60,6 +60,10 @@ def tune(
         int | None, typer.Option(min=1, help="Most buckets of each kernel, evenly spread.")
     ] = None,
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Measure every candidate.")] = False,
+    full: Annotated[
+        bool,
+        typer.Option("--full", help="Without a GPU: predict all of every kernel."),
+    ] = False,
     require: Annotated[
         str | None, typer.Option(metavar="measured", help="Fail where it could only predict.")
     ] = None,
@@ -80,7 +84,10 @@ def tune(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Sweep kernels on this machine's GPU and write their tables; without one of that arch, predict."""
+    """Sweep kernels on this machine's GPU and write their tables; without one of that arch, predict.
+
+    A prediction of which nothing is chosen is a first look at every kernel: few buckets, few candidates.
+    """
     from aot_tune.declare.discovery import find_tunables
     from aot_tune.tuner.sweep.report import SweepRequest
 
@@ -97,6 +104,8 @@ def tune(
             modules=tuple(module or ()),
             problems=problems,
             limit=limit,
+            first_look=device is None
+            and not (kernel or named or module or problem or limit or exhaustive or full),
             exhaustive=exhaustive,
             require_measured=require is not None,
             out=out,

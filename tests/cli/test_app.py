@@ -188,6 +188,49 @@ def test_without_a_gpu_tune_says_first_that_it_predicts_from_what_and_where_it_w
     assert requests[0].predicts
 
 
+def test_without_a_gpu_and_a_choice_tune_takes_a_first_look_and_says_what_is_left_out(
+    requests: list[SweepRequest],
+) -> None:
+    lines = _run("tune", "--arch", "sm100").stderr.splitlines()
+    assert requests[0].first_look
+    assert lines[3:7] == [
+        "This is a first look at 1 kernel: it predicts 3 of 3 buckets with at most 5 candidates each, "
+        "evenly spread,",
+        "and leaves out 0 buckets and all further candidates.",
+        "To predict everything: aot-tune tune --arch sm100 --full",
+        "or, in a checkout: make tune ARGS='--arch sm100 --full'",
+    ]
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        ["--full"],
+        ["scale"],
+        ["--kernel", "scale"],
+        ["--module", "tests.support.samples"],
+        ["--problem", "M=300,N=8,dtype=bfloat16"],
+        ["--limit", "2"],
+        ["--exhaustive"],
+    ],
+)
+def test_what_is_asked_for_is_predicted_as_asked(chosen: list[str], requests: list[SweepRequest]) -> None:
+    said = _run("tune", *chosen).stderr
+    assert requests[0].predicts
+    assert not requests[0].first_look
+    assert "first look" not in said
+
+
+def test_a_gpu_measures_all_that_is_declared(
+    requests: list[SweepRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _h200(monkeypatch)
+    said = _run("tune").stderr
+    _run("tune", "--full")
+    assert [(request.predicts, request.first_look) for request in requests] == [(False, False)] * 2
+    assert "first look" not in said
+
+
 def test_a_required_measurement_without_a_gpu_is_exit_code_1(requests: list[SweepRequest]) -> None:
     result = _run("tune", "--require", "measured")
     assert result.exit_code == 1

@@ -2,6 +2,8 @@
 
 Touches no GPU and no measured table. A predicted entry keeps the default unless the model promises 10 % more
 (`rule.PREDICTED_GAIN`); a kernel whose space no model ranks keeps its defaults, and the compiler proves them.
+
+A first look predicts a fixed part: a few buckets of each kernel with a few candidates each, evenly spread.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ from aot_tune.tuner.outcome import Failure, Measurement
 from aot_tune.tuner.plan.candidates import Plan, ProblemPlan, plan
 from aot_tune.tuner.plan.model import predict_us
 from aot_tune.tuner.plan.shortlist import Shortlist, is_ranked, shortlist
-from aot_tune.tuner.plan.sizes import sizes_inside
+from aot_tune.tuner.plan.sizes import sizes_inside, spread
 from aot_tune.tuner.sweep.progress import Progress
-from aot_tune.tuner.sweep.report import PREDICTED_FOLDER, KernelReport, SweepRequest
+from aot_tune.tuner.sweep.report import FIRST_LOOK_CANDIDATES, PREDICTED_FOLDER, KernelReport, SweepRequest
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
@@ -69,7 +71,13 @@ def predict_kernel(
     path = store.table_path(_folder(request, found), request.arch, found.tunable.name)
     old = _earlier(path)
     device = Device.reference(request.arch)
-    planned = _told_apart(plan(found, request.arch, request.buckets(found), device=device))
+    planned = plan(found, request.arch, request.buckets(found), device=device)
+    planned = first_look_plan(planned) if request.first_look else _told_apart(planned)
+    if request.first_look and old is not None and _predicts_more(old, planned):
+        progress.note(
+            f"{path} predicts {len(old.entries)} buckets already, more than a first look would: it stays"
+        )
+        return _left_alone(planned, path, old)
     progress.started(
         kernel=found.tunable.name,
         arch=request.arch,
@@ -84,7 +92,7 @@ def predict_kernel(
     predicted = predict(planned, compiled, progress)
     for line in unserved(predicted.sweep):
         progress.note(line)
-    whole = request.limit is None and found.tunable.name not in request.problems
+    whole = not request.first_look and request.limit is None and found.tunable.name not in request.problems
 
     def beside(there: Table | None) -> tuple[Table, list[str]]:
         if there != old:
@@ -125,6 +133,25 @@ def _told_apart(planned: Plan) -> Plan:
     return replace(planned, problems=tuple(map(left, planned.problems)))
 
 
+def first_look_plan(planned: Plan) -> Plan:
+    """A plan of what a first look predicts: each bucket's default, and others evenly spread."""
+
+    def few(each: ProblemPlan) -> ProblemPlan:
+        others = [config for config in each.candidates if config != each.default]
+        chosen = (each.default, *spread(others, FIRST_LOOK_CANDIDATES - 1))
+        return replace(each, candidates=chosen, jobs={config: each.jobs[config] for config in chosen})
+
+    return replace(planned, problems=tuple(map(few, _told_apart(planned).problems)))
+
+
+def _predicts_more(table: Table, planned: Plan) -> bool:
+    """Whether a table of the same code and compiler has all buckets of a plan and others beside them."""
+    present = {entry.bucket for entry in table.entries}
+    return present > {each.problem for each in planned.problems} and not differences(
+        _sweep(planned, {}), table
+    )
+
+
 def predict(planned: Plan, compiled: Mapping[str, CompileResult], progress: Progress) -> Predicted:
     """The model's times at every edge, of all candidates that compile, fit and do not spill.
 
@@ -133,7 +160,7 @@ def predict(planned: Plan, compiled: Mapping[str, CompileResult], progress: Prog
         compiled: Job key to result, for all of the plan's jobs.
         progress: Told of failures, each once.
     """
-    kernel, tunable = planned.kernel, planned.kernel.tunable
+    kernel = planned.kernel
     times: dict[Problem, dict[Config, Measurement]] = {}
     failures: dict[Problem, tuple[Failure, ...]] = {}
     told: set[tuple[Config, str]] = set()
@@ -143,10 +170,17 @@ def predict(planned: Plan, compiled: Mapping[str, CompileResult], progress: Prog
         for failure in listed.failures:
             if (failure.config, failure.message) not in told:
                 told.add((failure.config, failure.message))
-                progress.failure(tunable.name, each.problem, failure.config, failure.stage, failure.message)
+                progress.failure(
+                    kernel.tunable.name, each.problem, failure.config, failure.stage, failure.message
+                )
         times[each.problem] = _edge_times(planned, each, listed, compiled)
-    device = kernel.device
-    sweep = Sweep(
+    return Predicted(sweep=_sweep(planned, times), failures=failures)
+
+
+def _sweep(planned: Plan, times: Mapping[Problem, Mapping[Config, Measurement]]) -> Sweep:
+    """The model's times as those of a sweep, with what they were made from."""
+    kernel, tunable, device = planned.kernel, planned.kernel.tunable, planned.kernel.device
+    return Sweep(
         kernel=tunable.name,
         arch=kernel.arch,
         source_hash=source_hash(tunable),
@@ -164,7 +198,6 @@ def predict(planned: Plan, compiled: Mapping[str, CompileResult], progress: Prog
         evidence="predicted",
         least_gain=PREDICTED_GAIN,
     )
-    return Predicted(sweep=sweep, failures=failures)
 
 
 def predicted_table(
@@ -205,6 +238,22 @@ def _unpublished(planned: Plan, failures: int, compile_s: float, refusal: str) -
         path=None,
         device_name=planned.kernel.device.name,
         refusals=(refusal,),
+    )
+
+
+def _left_alone(planned: Plan, path: Path, table: Table) -> KernelReport:
+    """The row of a kernel whose table a first look would only make smaller."""
+    return KernelReport(
+        kernel=planned.kernel.tunable.name,
+        evidence="predicted",
+        problems=len(table.entries),
+        speedup=geometric_mean(entry.default_us / entry.mean_us for entry in table.entries),
+        failures=0,
+        compile_s=0.0,
+        measure_s=0.0,
+        verify_s=0.0,
+        path=path,
+        device_name=planned.kernel.device.name,
     )
 
 

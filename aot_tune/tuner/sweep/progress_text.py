@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aot_tune.tuner.outcome import Stage
-from aot_tune.tuner.sweep.report import PREDICTED_FOLDER, KernelReport, SweepRequest
+from aot_tune.tuner.sweep.report import (
+    FIRST_LOOK_CANDIDATES,
+    PREDICTED_FOLDER,
+    KernelReport,
+    SweepRequest,
+)
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
@@ -17,20 +22,35 @@ MESSAGE_CHARACTERS = 160
 
 
 def prediction_notice(request: SweepRequest, compiler: str | None) -> list[str]:
-    """What to know before a sweep that only predicts: that it does, from what, and where it writes.
+    """The first lines of a sweep that only predicts: how it does, where it writes, and what it leaves out.
 
     Args:
         request: What was asked for.
         compiler: The version of cuTile's compiler; None when there is none.
     """
     folder = request.out or PREDICTED_FOLDER
-    return [
+    lines = [
         f"no {request.arch} GPU here: this predicts, and measures nothing. Each candidate is compiled by "
         f"tileiras {compiler or '(not installed)'};",
         "what fails, spills or does not fit is dropped, and a performance model ranks the rest for "
         f"{Device.reference(request.arch).name}.",
         f"Writes {folder / str(request.arch)}/, marked predicted; measured tables stay as they are. "
         f"To use them: AOT_TUNE_TABLES={folder}",
+    ]
+    return lines + (_left_out(request) if request.first_look else [])
+
+
+def _left_out(request: SweepRequest) -> list[str]:
+    """What a first look leaves out, and the commands for everything."""
+    declared = sum(len(found.tunable.buckets) for found in request.kernels)
+    chosen = sum(len(request.buckets(found)) for found in request.kernels)
+    installed, checkout = request.commands_for_everything()
+    return [
+        f"This is a first look at {counted(len(request.kernels), 'kernel')}: it predicts {chosen} of "
+        f"{counted(declared, 'bucket')} with at most {FIRST_LOOK_CANDIDATES} candidates each, evenly spread,",
+        f"and leaves out {counted(declared - chosen, 'bucket')} and all further candidates.",
+        f"To predict everything: {installed}",
+        f"or, in a checkout: {checkout}",
     ]
 
 

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 PREDICTED_FOLDER = Path("build") / "tuned_configs"
 """Where predicted tables are written unless --out names another folder: never among the measured ones."""
 
+FIRST_LOOK_BUCKETS = 12
+"""Most buckets of each kernel in a first look. It is a number and no time limit, so that every machine writes
+the same tables. With five candidates each, sixteen kernels need 297 compilations, 2 minutes on two cores.
+"""
+
+FIRST_LOOK_CANDIDATES = 5
+"""Most candidates of each bucket in a first look: the default, and others evenly spread over the space."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRequest:
@@ -38,6 +46,9 @@ class SweepRequest:
 
     limit: int | None = None
     """Most buckets of each kernel; None for all."""
+
+    first_look: bool = False
+    """Whether to predict a fixed part of each kernel's buckets and candidates, evenly spread, and not all."""
 
     exhaustive: bool = False
     """Measure every candidate and not only the model's best few."""
@@ -72,8 +83,10 @@ class SweepRequest:
         return self.gpu is None
 
     def buckets(self, found: Found) -> tuple[Problem, ...]:
-        """The buckets of one kernel to sweep, in the declaration's order; `limit` spreads them evenly."""
+        """The buckets of one kernel to sweep, in the declaration's order, evenly spread where not all are."""
         tunable = found.tunable
+        if self.first_look:
+            return spread(tunable.buckets, FIRST_LOOK_BUCKETS)
         chosen = self.problems.get(tunable.name)
         if chosen is None:
             return spread(tunable.buckets, self.limit)
@@ -81,13 +94,17 @@ class SweepRequest:
 
     def command(self) -> str:
         """The shell command that asks for the same sweep again; without --fresh, which would not resume."""
-        words = [
-            "aot-tune",
-            "tune",
-            *(found.tunable.name for found in self.kernels),
-            "--arch",
-            str(self.arch),
-        ]
+        return shlex.join(["aot-tune", "tune", *self._words()])
+
+    def commands_for_everything(self) -> tuple[str, str]:
+        """The shell commands that predict what a first look leaves out: installed, and in a checkout."""
+        words = [*self._words(), "--full"]
+        return shlex.join(["aot-tune", "tune", *words]), f"make tune ARGS={shlex.quote(shlex.join(words))}"
+
+    def _words(self) -> list[str]:
+        # A first look is of all kernels: naming them would ask for everything of each.
+        names = () if self.first_look else (found.tunable.name for found in self.kernels)
+        words = [*names, "--arch", str(self.arch)]
         for module in self.modules:
             words += ["--module", module]
         # A problem chosen for two kernels is written once.
@@ -98,7 +115,7 @@ class SweepRequest:
             words += [] if value is None else [option, str(value)]
         words += ["--exhaustive"] if self.exhaustive else []
         words += ["--require", "measured"] if self.require_measured else []
-        return shlex.join(words)
+        return words
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.declaration import Work
+from aot_tune.declare.discovery import Found, find_tunables
 from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.errors import TuneError
 from aot_tune.kernels.products.matmul import matmul_tunable
@@ -23,9 +24,9 @@ from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileResult
 from aot_tune.tuner.compile.pool import CompilePool
 from aot_tune.tuner.plan.candidates import Plan, plan
 from aot_tune.tuner.plan.sizes import sizes_inside
-from aot_tune.tuner.sweep.predict import predict, predict_kernel, predicted_table
+from aot_tune.tuner.sweep.predict import Predicted, first_look_plan, predict, predict_kernel, predicted_table
 from aot_tune.tuner.sweep.progress import PlainProgress
-from aot_tune.tuner.sweep.report import SweepRequest
+from aot_tune.tuner.sweep.report import FIRST_LOOK_CANDIDATES, SweepRequest
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
@@ -299,3 +300,109 @@ def test_a_damaged_predicted_table_below_build_is_written_anew(
     asked = request(tmp_path)
     predict_kernel(asked, asked.kernels[0], feed, Silent())
     assert len(store.read_table(path).entries) == 3
+
+
+# A first look ---------------------------------------------------------------------------------------------
+
+
+def _work(config: Config, problem: Problem) -> Work:
+    loaded = 2.0 * int(config["tile_m"]) * int(config["tile_n"])
+    return Work(load_bytes=loaded, store_bytes=loaded)
+
+
+WIDE = Found(
+    module=samples.MODULE,
+    tunable=dataclasses.replace(
+        samples.scale,
+        work=_work,
+        typical=[{"dtype": "bfloat16", "M": [2**k for k in range(23)], "N": 1024}],
+    ),
+)
+"""The sample with 23 buckets, and a space that the model ranks."""
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """What was predicted, plan after plan."""
+    seen: list[Plan] = []
+
+    def predict_and_keep(planned: Plan, *rest: object) -> Predicted:
+        seen.append(planned)
+        return predict(planned, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("aot_tune.tuner.sweep.predict.predict", predict_and_keep)
+    return seen
+
+
+def first_look(out: Path) -> SweepRequest:
+    return SweepRequest(kernels=(WIDE,), arch=SM100, out=out, first_look=True)
+
+
+def test_a_first_look_takes_fixed_counts_and_always_the_default(
+    tmp_path: Path, feed: CompileFeed, plans: list[Plan]
+) -> None:
+    report = predict_kernel(first_look(tmp_path), WIDE, feed, Silent())
+    (looked,) = plans
+    assert report.problems == len(looked.problems) == 12
+    assert [each.problem["M"] for each in looked.problems] == [4**k for k in range(12)]
+    for each in looked.problems:
+        assert each.candidates[0] == each.default
+        assert len(set(each.candidates)) == FIRST_LOOK_CANDIDATES == 5
+        assert set(each.jobs) == set(each.candidates)
+    assert [entry.bucket for entry in store.read_table(tmp_path / "sm100" / "scale.json").entries] == [
+        each.problem for each in looked.problems
+    ]
+
+
+def test_a_first_look_writes_the_same_bytes_again_and_elsewhere(tmp_path: Path, feed: CompileFeed) -> None:
+    written = []
+    for folder in ("here", "here", "elsewhere"):
+        predict_kernel(first_look(tmp_path / folder), WIDE, feed, Silent())
+        written.append((tmp_path / folder / "sm100" / "scale.json").read_bytes())
+    assert written[0] == written[1] == written[2]
+
+
+def test_everything_is_all_buckets_and_candidates_and_a_first_look_leaves_it(
+    tmp_path: Path, feed: CompileFeed, plans: list[Plan]
+) -> None:
+    everything = dataclasses.replace(first_look(tmp_path), first_look=False)
+    predict_kernel(first_look(tmp_path), WIDE, feed, Silent())
+    predict_kernel(everything, WIDE, feed, Silent())
+    _, planned = plans
+    assert [each.problem for each in planned.problems] == list(WIDE.tunable.buckets)
+    for each in planned.problems:
+        declared = WIDE.tunable.space(SM100, each.problem)
+        assert set(each.candidates) == {
+            c for c in declared if WIDE.tunable.refusal(c, SM100, each.problem) is None
+        }
+    path, progress = tmp_path / "sm100" / "scale.json", Silent()
+    before = path.read_bytes()
+    assert len(store.read_table(path).entries) == 23
+    report = predict_kernel(first_look(tmp_path), WIDE, feed, progress)
+    assert (report.path, report.problems, report.changed) == (path, 23, 0)
+    assert path.read_bytes() == before
+    (said,) = progress.notes
+    assert said == f"{path} predicts 23 buckets already, more than a first look would: it stays"
+
+
+def test_a_first_look_replaces_a_larger_table_of_other_code(tmp_path: Path, feed: CompileFeed) -> None:
+    everything = dataclasses.replace(first_look(tmp_path), first_look=False)
+    predict_kernel(everything, WIDE, feed, Silent())
+    path = tmp_path / "sm100" / "scale.json"
+    path.write_bytes(reader.dump(dataclasses.replace(store.read_table(path), source_hash="0" * 16)))
+    predict_kernel(first_look(tmp_path), WIDE, feed, Silent())
+    assert len(store.read_table(path).entries) == 12
+
+
+def test_a_first_look_at_all_shipped_kernels_stays_small() -> None:
+    kernels = tuple(find_tunables().values())
+    looked = SweepRequest(kernels=kernels, arch=SM100, first_look=True)
+    plans = [first_look_plan(plan(found, SM100, looked.buckets(found))) for found in kernels]
+    assert len(plans) == 16
+    for planned in plans:
+        declared = planned.kernel.tunable.buckets
+        assert len(planned.problems) == 12
+        assert (planned.problems[0].problem, planned.problems[-1].problem) == (declared[0], declared[-1])
+        assert all(each.default in each.candidates for each in planned.problems)
+    # Each takes a core 0.6 s, on a slow machine twice as long: 350 are ready in three minutes on two cores.
+    assert 200 < sum(len(planned.jobs) for planned in plans) < 350

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from pathlib import Path
 
+from aot_tune.declare.discovery import Found
 from aot_tune.tables.table import geometric_mean
 from aot_tune.tuner.plan.sizes import spread
-from aot_tune.tuner.sweep.report import SweepRequest
+from aot_tune.tuner.sweep.report import FIRST_LOOK_BUCKETS, SweepRequest
 from aot_tune.values.problem import Problem, problem_option
-from tests.support.samples import SM90, scale_in
+from tests.support.samples import MODULE, SM90, scale, scale_in
 
 
 def _request(tmp_path: Path, **values: object) -> SweepRequest:
@@ -47,6 +49,26 @@ def test_the_command_asks_for_the_same_again_without_starting_over(tmp_path: Pat
         "--problem", "dtype=bfloat16,M=3,N=8", "--limit", "4", "--out", "a folder", "--jobs", "2",
         "--gpu", "0", "--journal", "j", "--cubins", "c", "--exhaustive", "--require", "measured",
     ]  # fmt: skip
+
+
+def test_a_first_look_is_a_fixed_count_of_buckets_evenly_spread() -> None:
+    typical = [{"dtype": "bfloat16", "M": [2**k for k in range(34)], "N": 1024}]
+    found = Found(module=MODULE, tunable=dataclasses.replace(scale, typical=typical))
+    request = SweepRequest(kernels=(found,), arch=SM90, first_look=True)
+    chosen = [bucket["M"] for bucket in request.buckets(found)]
+    assert FIRST_LOOK_BUCKETS == len(chosen) == 12
+    assert chosen == [2**k for k in range(0, 34, 3)]
+    everything = dataclasses.replace(request, first_look=False)
+    assert everything.buckets(found) == found.tunable.buckets
+
+
+def test_a_first_looks_commands_name_no_kernel_and_only_one_says_full(tmp_path: Path) -> None:
+    request = _request(tmp_path, first_look=True, out=Path("a folder"))
+    assert request.command() == "aot-tune tune --arch sm90 --out 'a folder'"
+    installed, checkout = request.commands_for_everything()
+    assert installed == "aot-tune tune --arch sm90 --out 'a folder' --full"
+    arguments = checkout.removeprefix("make tune ARGS=")
+    assert shlex.split(*shlex.split(arguments)) == ["--arch", "sm90", "--out", "a folder", "--full"]
 
 
 def test_a_spread_keeps_the_first_and_the_last_and_never_repeats() -> None:
