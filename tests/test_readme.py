@@ -1,4 +1,4 @@
-"""The README, held to its word: its code runs, its commands exist, its tables are the code's."""
+"""The READMEs, held to their word: their code runs, their commands exist, their tables are the code's."""
 
 from __future__ import annotations
 
@@ -13,25 +13,42 @@ from pathlib import Path
 import pytest
 import typer
 
-from aot_tune import environment, tunable
+from aot_tune import environment
 from aot_tune.cli.app import app
 from aot_tune.tables import reader, writer
+from aot_tune.tunable import Tunable
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
+PLACES = {
+    str(path.relative_to(ROOT)): path
+    for path in (
+        ROOT / "README.md",
+        ROOT / "tuned_configs" / "README.md",
+        *(ROOT / "aot_tune").rglob("README.md"),
+    )
+}
+"""Every README of the project, by its place."""
+
+TEXTS = {place: path.read_text() for place, path in sorted(PLACES.items())}
+TOP, PACKAGE, DECLARE = TEXTS["README.md"], TEXTS["aot_tune/README.md"], TEXTS["aot_tune/declare/README.md"]
+FORMAT = TEXTS["tuned_configs/README.md"]
+ALL = "\n".join(TEXTS.values())
+
+MOST_LINES = 180
+"""Lines of the README at the top: the rest is in the READMEs of the folders."""
 
 PROBLEM_ROWS, PROBLEM_COLS = 1000, 4096
 """The size that the README's example launches: inside the bucket of 1024 rows."""
 
 
 def example(name: str) -> str:
-    """The code block below ``<!-- example: name -->``."""
-    found = re.findall(rf"<!-- example: {re.escape(name)} -->\n```\w+\n(.*?)^```$", README, re.S | re.M)
-    assert len(found) == 1, f"the README has {len(found)} examples called {name}"
+    """The code block below ``<!-- example: name -->`` in any README."""
+    found = re.findall(rf"<!-- example: {re.escape(name)} -->\n```\w+\n(.*?)^```$", ALL, re.S | re.M)
+    assert len(found) == 1, f"the READMEs have {len(found)} examples called {name}"
     return str(found[0])
 
 
-def commands(text: str = README) -> list[str]:
+def commands(text: str = ALL) -> list[str]:
     """Every line that a console block gives to a shell, without its comment."""
     blocks = re.findall(r"^ *```console\n(.*?)^ *```$", text, re.S | re.M)
     lines = [line.strip().removeprefix("$ ") for block in blocks for line in block.splitlines()]
@@ -204,18 +221,35 @@ def test_the_first_launch_runs_in_at_most_six_lines(tmp_path: Path) -> None:
     assert [one["grid"] for one in answer["launches"]] == [[64, 1, 1]]
 
 
-# What it says of the code -----------------------------------------------------------------------------------
+def test_the_small_declaration_is_a_whole_module_that_launches(tmp_path: Path) -> None:
+    (tmp_path / "mylib").mkdir()
+    (tmp_path / "mylib" / "__init__.py").touch()
+    (tmp_path / "mylib" / "double.py").write_text(example("small declaration"))
+    child = Child(tmp_path)
+    answer, _ = child.launch(
+        LAUNCH.replace("kernels import scale", "double import double as scale").replace(", 0.5", ""), "sm90"
+    )
+    assert [one["grid"] for one in answer["launches"]] == [[PROBLEM_ROWS, PROBLEM_COLS // 256, 1]]
+    checked = child.command("aot-tune tune --module mylib.double --arch sm90 --limit 1")
+    assert checked.returncode == 0, checked.stderr
+
+
+# What they say of the code ----------------------------------------------------------------------------------
+
+
+def test_the_readme_at_the_top_is_short() -> None:
+    assert len(TOP.splitlines()) <= MOST_LINES
 
 
 def test_the_table_of_environment_variables_is_the_codes() -> None:
-    section = README.partition("## Environment variables")[2].partition("\n## ")[0]
+    section = PACKAGE.partition("## Environment variables")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.M)
     assert dict(rows) == environment.DESCRIPTIONS
     assert [name for name, _ in rows] == list(environment.DESCRIPTIONS)
 
 
-def test_every_environment_variable_it_names_is_one_that_the_code_reads() -> None:
-    named = set(re.findall(r"\b(?:AOT_TUNE_[A-Z_]+|DISABLE_[A-Z]+)\b", README))
+def test_every_environment_variable_they_name_is_one_that_the_code_reads() -> None:
+    named = set(re.findall(r"\b(?:AOT_TUNE_[A-Z_]+|DISABLE_[A-Z]+)\b", ALL))
     assert named == set(environment.DESCRIPTIONS)
 
 
@@ -225,26 +259,21 @@ def test_the_example_of_a_table_is_a_table_in_the_bytes_that_are_written() -> No
 
 
 def test_every_field_of_a_table_that_needs_a_word_has_one() -> None:
-    section = README.partition("## The file format")[2].partition("\n## ")[0]
-    rows = "".join(re.findall(r"^\| (`.*?) \|", section, re.M))
+    rows = "".join(re.findall(r"^\| (`.*?) \|", FORMAT, re.M))
     table = json.loads(example("table"))
     plain = {"schema", "kernel", "arch", "axes", "entries"}
     wanted = (table.keys() | table["entries"][0].keys()) - plain
-    assert set(re.findall(r"`(\w+)`", rows)) == wanted
+    assert wanted <= set(re.findall(r"`(\w+)`", rows))
 
 
-def test_every_argument_of_a_declaration_that_it_explains_exists_and_the_required_are_all_explained() -> None:
-    section = README.partition("## Tuning your own kernel")[2].partition("\n### ")[0]
-    rows = "".join(re.findall(r"^\| (`.*?) \|", section, re.M))
-    explained, fields = set(re.findall(r"`(\w+)`", rows)), tunable.Tunable.__dataclass_fields__
-    assert explained <= set(fields)
-    code = example("mylib/kernels.py")
-    written = {name for name in fields if re.search(rf"^    {name}=", code, re.M)}
-    assert written - explained == {"name", "package", "kernel", "tiles", "work"}
+def test_every_part_of_a_declaration_is_explained() -> None:
+    rows = "".join(re.findall(r"^\| (`.*?) \|", DECLARE, re.M))
+    explained, fields = set(re.findall(r"`(\w+)`", rows)), Tunable.__dataclass_fields__
+    assert set(fields) - explained == set()
 
 
 def _aot_tune_lines() -> list[str]:
-    quoted = re.findall(r"`(aot-tune [^`]*)`", README)
+    quoted = re.findall(r"`(aot-tune [^`]*)`", ALL)
     return sorted({*quoted, *(line for line in commands() if line.startswith("aot-tune"))})
 
 
@@ -267,8 +296,8 @@ def _makefile_targets() -> set[str]:
     return set(phony.split())
 
 
-def test_every_make_target_it_names_exists_and_every_variable_is_read() -> None:
-    lines = [*re.findall(r"`(make [^`]*)`", README), *(x for x in commands() if x.startswith("make "))]
+def test_every_make_target_they_name_exists_and_every_variable_is_read() -> None:
+    lines = [*re.findall(r"`(make [^`]*)`", ALL), *(x for x in commands() if x.startswith("make "))]
     words = [shlex.split(line)[1:] for line in lines]
     targets = {word for line in words for word in line if "=" not in word}
     variables = {word.partition("=")[0] for line in words for word in line if "=" in word}
@@ -278,12 +307,35 @@ def test_every_make_target_it_names_exists_and_every_variable_is_read() -> None:
     assert all(re.search(rf"^{name} \?=", makefile, re.M) for name in variables)
 
 
-def _named_places() -> list[str]:
-    places = set(re.findall(r"`([\w./]+(?:\.py|/))`", README))
-    made_later = ("mylib/", "build/", "tuned_configs/")
-    return sorted(place for place in places if not place.startswith(made_later))
+def _named_places() -> list[tuple[str, str]]:
+    """Files and folders that a README names: in code, and as links."""
+    made_later = ("mylib/", "build/", "dist/", "http", "#")
+    found: set[tuple[str, str]] = set()
+    for place, text in TEXTS.items():
+        paths = {*re.findall(r"`([\w./-]+(?:\.py|\.json|/))`", text), *re.findall(r"\]\(([^)#]+)\)", text)}
+        paths |= {path.partition("::")[0] for path in re.findall(r"`([\w./]+\.py)::\w+`", text)}
+        found |= {(place, path) for path in paths if not path.startswith(made_later) and "<" not in path}
+    return sorted(found)
 
 
-@pytest.mark.parametrize("path", _named_places())
-def test_every_file_and_folder_of_the_project_that_it_names_exists(path: str) -> None:
-    assert (ROOT / path).exists() or (ROOT / "aot_tune" / path).exists()
+@pytest.mark.parametrize(("place", "path"), _named_places())
+def test_every_file_and_folder_of_the_project_that_they_name_exists(place: str, path: str) -> None:
+    folders = (PLACES[place].parent, ROOT, ROOT / "aot_tune", ROOT / "tests", *(ROOT / "tests").iterdir())
+    assert any((folder / path).exists() for folder in folders) or list(ROOT.glob(f"tests/**/{path}"))
+
+
+def _named_tests() -> list[tuple[str, str]]:
+    return sorted(set(re.findall(r"`([\w./]+\.py)::(\w+)", ALL)))
+
+
+@pytest.mark.parametrize(("file", "name"), _named_tests())
+def test_every_test_that_they_name_exists(file: str, name: str) -> None:
+    places = [path for path in (ROOT / "tests").rglob(Path(file).name) if str(path).endswith(f"/{file}")]
+    assert any(f"def {name}" in path.read_text() for path in places)
+
+
+def test_the_faults_are_listed_one_a_row() -> None:
+    """The tests use the codes of these two lists."""
+    for place, letter, last in (("aot_tune/tuner/README.md", "A", 15), ("aot_tune/serve/README.md", "B", 17)):
+        rows = re.findall(rf"^\| ({letter}\d+) \|", TEXTS[place], re.M)
+        assert rows == [f"{letter}{number}" for number in range(1, last + 1)]
