@@ -5,26 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from aot_tune.kernels import matmul_tunable, rms_norm_tunable, rope_tunable
-from aot_tune.nvidia import cutile
-from aot_tune.nvidia.cubin import Resources, resources
-from aot_tune.tunable import Tunable
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 from tests.support.agree import problem
+from tests.support.compiling import ARCHS, compiled
 
-ARCHS = ("sm80", "sm90", "sm100", "sm120")
 SAMPLED = 5
 """Configs of the matmul's space compiled beside its defaults; each takes about half a second."""
-
-
-def compiled(tunable: Tunable, arch: Arch, one: Problem, config: Config) -> Resources:
-    args = tunable.make_args(one, torch.device("meta"), 0)
-    signature = cutile.signature_of(tunable.kernel, tunable.args_fn(config, *args))
-    return resources(cutile.compile_cubin(tunable.kernel, config.hints, signature, arch, timeout_s=120))
 
 
 def matmul_configs(arch: Arch) -> Iterator[tuple[Problem, Config]]:

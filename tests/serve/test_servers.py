@@ -151,7 +151,7 @@ def test_b10_two_real_ranks_choose_alike_search_nothing_and_read_no_cache(tmp_pa
     variables[environment.SEARCH_SECONDS] = "100"
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.support.children.ranks", str(n), str(tmp_path / "store"),
+            [sys.executable, "-m", "tests.support.children.one_rank", str(n), str(tmp_path / "store"),
              str(tmp_path / "tables")],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**variables, environment.CACHE_DIR: str(tmp_path / f"cache{n}")},
