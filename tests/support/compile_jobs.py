@@ -13,7 +13,7 @@ PROBLEM = Problem({"dtype": "bfloat16", "M": 64, "N": 1024})
 
 
 def job(tile_m: int, occupancy: int = 1) -> CompileJob:
-    """The sample kernel for one problem on sm90, its tile so many rows high."""
+    """A job that compiles the sample kernel for sm90 with tiles of `tile_m` rows."""
     kernel = Kernel(Found(module=MODULE, tunable=scale), SM90)
     config = Config(constants={"tile_m": tile_m, "tile_n": 64}, hints={"occupancy": occupancy, "num_ctas": 1})
     return kernel.job(PROBLEM, config)

@@ -1,4 +1,4 @@
-"""Shipped kernels through the real compiler, for GPUs that are not here: what their cubins take."""
+"""The real compiler on a kernel, for GPUs that are not here: the resources that its cubin takes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ARCHS = ("sm80", "sm90", "sm100", "sm120")
 
 
 def compiled(tunable: Tunable, arch: Arch, one: Problem, config: Config) -> Resources:
-    """What the cubin of a config for a problem takes, compiled as a launch would. No GPU is needed."""
+    """The resources of the cubin that a launch with this config would compile on this arch. It needs no GPU."""
     args = tunable.make_args(one, torch.device("meta"), 0)
     signature = cutile.signature_of(tunable.kernel, tunable.args_fn(config, *args))
     return resources(cutile.compile_cubin(tunable.kernel, config.hints, signature, arch, timeout_s=120))

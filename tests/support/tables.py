@@ -15,7 +15,7 @@ SMALL = Config(constants={"tile_m": 64}, hints={"num_ctas": 1, "occupancy": 2})
 LARGE = Config(constants={"tile_m": 128}, hints={"num_ctas": 2})
 
 
-def entry(m: int, dtype: str = "bfloat16") -> Entry:
+def small_entry(m: int, dtype: str = "bfloat16") -> Entry:
     """A measured entry of the bucket that ends at M."""
     return Entry(
         bucket=Problem({"dtype": dtype, "M": m, "N": 6144}),
@@ -40,5 +40,5 @@ TABLE = Table(
     axes={"M": Pow2(), "N": Exact()},
     portfolio=(SMALL, LARGE),
     portfolio_regret=0.024,
-    entries=(entry(64), entry(128), entry(64, "float16")),
+    entries=(small_entry(64), small_entry(128), small_entry(64, "float16")),
 )

@@ -17,8 +17,7 @@ from aot_tune.values.arch import KNOWN_ARCHS
 from aot_tune.values.bucket import Exact, Pow2, bucket_of
 from aot_tune.values.config import HINTS, Config
 from aot_tune.values.problem import Problem
-from tests.support.tables import BUILT_WITH, LARGE, TABLE
-from tests.support.tables import entry as small_entry
+from tests.support.tables import BUILT_WITH, LARGE, TABLE, small_entry
 
 TEXT = """\
 {
