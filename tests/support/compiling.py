@@ -16,7 +16,7 @@ ARCHS = ("sm80", "sm90", "sm100", "sm120")
 
 
 def compiled(tunable: Tunable, arch: Arch, one: Problem, config: Config) -> Resources:
-    """The resources of the cubin that a launch with this config would compile on this arch. It needs no GPU."""
+    """The resources of the cubin that a launch with this config would compile on this arch."""
     args = tunable.make_args(one, torch.device("meta"), 0)
     signature = cutile.signature_of(tunable.kernel, tunable.args_fn(config, *args))
     return resources(cutile.compile_cubin(tunable.kernel, config.hints, signature, arch, timeout_s=120))
