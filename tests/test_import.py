@@ -1,4 +1,4 @@
-"""What importing aot_tune costs, and that its public names need neither torch nor cuTile."""
+"""What importing aot_tune costs and what it leaves alone: torch, cuTile, the tuner, files and GPUs."""
 
 from __future__ import annotations
 
@@ -64,3 +64,58 @@ def test_an_unknown_name_is_an_attribute_error_that_lists_the_known():
     with pytest.raises(AttributeError, match=r"no attribute 'tunable_'; it has .*Tunable"):
         _ = aot_tune.tunable_
     assert dir(aot_tune) == aot_tune.__all__
+
+
+# Its parts --------------------------------------------------------------------------------------------------
+
+
+_REPORT = """
+import json, sys
+import os
+written = []
+def audit(event, args):
+    if event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+"):
+        written.append(str(args[0]))
+    elif event in ("os.mkdir", "os.rename", "os.link", "os.symlink"):
+        written.append(str(args[0]))
+sys.dont_write_bytecode = True
+{before}
+sys.addaudithook(audit)
+{code}
+import json
+print(json.dumps({{"modules": sorted(sys.modules), "written": written, "more": more}}))
+"""
+
+
+def report(code: str, before: str = "") -> dict[str, object]:
+    """The modules loaded and the files opened for writing by some code in a fresh process."""
+    program = _REPORT.format(before=before, code="more = None\n" + code)
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    answer: dict[str, object] = json.loads(told.stdout.splitlines()[-1])
+    return answer
+
+
+def test_import_aot_tune_loads_neither_torch_nor_cuda_tile() -> None:
+    modules = report("import aot_tune")["modules"]
+    assert not {"torch", "cuda.tile", "orjson", "pynvml", "filelock"} & set(modules)  # type: ignore[call-overload]
+
+
+def test_nothing_that_a_serving_process_imports_imports_the_tuner() -> None:
+    files = (ROOT / "aot_tune" / "serve").rglob("[!_]*.py")
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files]
+    assert "aot_tune.serve.launch.dispatch" in names
+    modules = report("import aot_tune.kernels\n" + "\n".join(f"import {name}" for name in names))["modules"]
+    tools = [name for name in modules if name.startswith("aot_tune.tuner") or name in ("typer", "rich")]  # type: ignore[attr-defined]
+    assert tools == []
+
+
+def test_b4_importing_the_shipped_kernels_writes_no_file_and_makes_no_context() -> None:
+    """B4: no file is opened for writing, no folder made; torch has not touched a GPU."""
+    answer = report(
+        "import aot_tune.kernels\nimport torch\nmore = torch.cuda.is_initialized()",
+        before="import torch, cuda.tile",
+    )
+    assert answer["written"] == []
+    assert answer["more"] is False

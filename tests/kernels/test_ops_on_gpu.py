@@ -5,16 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aot_tune import environment
-from tests.kernels.test_ops import CALLS, Call, Layer, copied, results, tokens
+from tests.support.operators import CALLS, Call, Layer, copied, results, tokens
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def _defaults_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(environment.CONFIG, "default")
-    monkeypatch.setenv(environment.DISABLE, "1")
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("defaults_only")]
 
 
 @pytest.fixture(autouse=True)

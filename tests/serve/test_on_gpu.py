@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aot_tune import environment
-from tests.support.children.on_gpu import answer, built, start
+from tests.support.serving_children import answer, built, start
 
 pytestmark = pytest.mark.gpu
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from aot_tune.kernels import rms_norm_tunable, softmax_tunable
-from tests.serve.test_shipped_kernels import with_cubins
+from tests.support.shipped import with_cubins
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -61,6 +61,32 @@ def test_workers_forked_from_a_server_launch_what_it_had_launched_and_what_it_ha
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forking is POSIX")
+def test_a_forked_child_loads_while_another_thread_of_its_parent_holds_the_lock() -> None:
+    code = """
+import os, threading
+from aot_tune.serve.launch.dispatch import dispatcher_of
+from aot_tune.serve.launch.dispatch import Guard
+from tests.support.samples import SM90, scale
+held, go = threading.Event(), threading.Event()
+def hold():
+    with Guard.lock:
+        held.set(); go.wait()
+thread = threading.Thread(target=hold); thread.start(); held.wait()
+child = os.fork()
+if child == 0:
+    index = dispatcher_of(scale).load(SM90)
+    os._exit(0 if index.tables == () else 1)
+more = os.waitpid(child, 0)[1]
+go.set(); thread.join()
+"""
+    program = "import warnings; warnings.simplefilter('ignore')\n" + code + "print(more)"
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert told.stdout.strip() == "0"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forking is POSIX")
 def test_a_worker_forked_while_a_thread_of_the_server_resolves_launches(
     tuned: Tunable, driver: Driver
 ) -> None:
@@ -151,7 +177,7 @@ def test_b10_two_real_ranks_choose_alike_search_nothing_and_read_no_cache(tmp_pa
     variables[environment.SEARCH_SECONDS] = "100"
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.support.children.ranks", str(n), str(tmp_path / "store"),
+            [sys.executable, "-m", "tests.support.children.one_rank", str(n), str(tmp_path / "store"),
              str(tmp_path / "tables")],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**variables, environment.CACHE_DIR: str(tmp_path / f"cache{n}")},

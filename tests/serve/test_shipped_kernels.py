@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
-import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,28 +14,17 @@ import pytest
 
 import aot_tune
 from aot_tune import environment
-from aot_tune.cubins.archive import FILE_NAME
-from aot_tune.cubins.origin_walk import origin_of
-from aot_tune.cubins.pack import KernelCubins, pack
 from aot_tune.cubins.size_classes import ODD_SEED
-from aot_tune.declare.discovery import OWN_KERNELS, find_tunables
-from aot_tune.errors import CubinWarning, MissWarning, TableError, TableWarning
+from aot_tune.errors import CubinWarning, MissWarning, TableWarning
 from aot_tune.kernels import attention_decode_tunable
 from aot_tune.nvidia import cutile
 from aot_tune.serve import rank
 from aot_tune.serve.launch.dispatch import Dispatcher
-from aot_tune.tables import store
 from aot_tune.tunable import Tunable
-from aot_tune.tuner.archives.build import table_of
-from aot_tune.tuner.archives.signatures import compilations
-from aot_tune.tuner.plan.candidates import Kernel
 from aot_tune.values.bucket import Pow2
 from aot_tune.values.problem import Problem
 from tests.support.driver import Driver
-from tests.support.samples import SM90
-
-FOUND = find_tunables([OWN_KERNELS])
-SHIPPED = tuple(found.tunable for found in FOUND.values())
+from tests.support.shipped import SHIPPED, with_cubins
 
 
 @pytest.mark.parametrize("tunable", SHIPPED, ids=lambda tunable: tunable.name)
@@ -74,25 +62,6 @@ def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         warnings.simplefilter("error", CubinWarning)
         yield
     rank.set_primed(False)
-
-
-def with_cubins(tunable: Tunable, folder: Path) -> Tunable:
-    """A declaration with its tables and an archive of all that `aot-tune compile` makes of it, of no code."""
-    (folder / str(SM90)).mkdir(parents=True)
-    own = store.package_folder(tunable)
-    try:
-        table = table_of(own, SM90, tunable)
-    except TableError:  # of a kernel that was changed and not swept yet: served without it
-        table = None
-    if table is not None:
-        shutil.copy(store.table_path(own, SM90, tunable.name), folder / str(SM90))
-    kernel = Kernel(FOUND[tunable.name], SM90)
-    symbol = cutile.symbol_of(tunable.kernel)
-    wanted = compilations(kernel, [table] if table else [])
-    cubins = {(one.hints, one.signature): b"code" for one in wanted}
-    packed = KernelCubins(kernel=tunable.name, symbol=symbol, origin=origin_of(tunable, ""), cubins=cubins)
-    (folder / str(SM90) / FILE_NAME).write_bytes(pack(SM90, [packed]))
-    return dataclasses.replace(tunable, tables=folder)
 
 
 def inside(bucket: Problem, tunable: Tunable, below: Callable[[int], int]) -> Problem:

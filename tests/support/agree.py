@@ -1,4 +1,4 @@
-"""Whether outputs are what a declaration's reference says. Not a test itself."""
+"""The comparison of a kernel's outputs with its declaration's reference, as tests make it."""
 
 from __future__ import annotations
 

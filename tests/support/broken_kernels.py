@@ -1,4 +1,4 @@
-"""Kernels that are broken on purpose, one way for each value of a constant; for the tests that need a GPU."""
+"""Kernels that are broken on purpose, one way for each value of a constant, for the tests that need a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A measuring backend whose kernel is the module's own Python function `on_cpu`. Not a test itself.
+"""A measuring backend without a GPU: it runs a module's own Python function `on_cpu` in the kernel's place.
 
 Arguments, poison and comparison are the real ones, on CPU tensors; only launching and timing are made up.
 """

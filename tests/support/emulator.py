@@ -1,4 +1,4 @@
-"""Tile code run on the CPU, block after block or several at a time, on torch tensors. Not a test itself.
+"""An emulator of cuTile: it runs tile code on the CPU, one block or several at a time, on torch tensors.
 
 Holds what the shipped kernels use of cuda.tile, with its rules: a tile's sizes are powers of two, what stands
 outside of an array is zero or nothing that a result may depend on, and a load or store that its kernel calls

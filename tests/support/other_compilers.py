@@ -1,4 +1,4 @@
-"""Compilers and compiling children that fail on purpose, for tests of the pool. Not a test itself."""
+"""Compiling children that fail on purpose, or use another compiler, for tests of the compile pool."""
 
 from __future__ import annotations
 
@@ -80,6 +80,11 @@ class TellsItsGpus(Compiler):
     def compile(self, job: CompileJob) -> None:
         (self._folder / "gpus").write_text(repr(os.environ.get("CUDA_VISIBLE_DEVICES")))
         super().compile(job)
+
+
+def other(name: str) -> str:
+    """The name by which a pool starts a compiler of this module in its children."""
+    return f"{__name__}:{name}"
 
 
 def marked(mark: str) -> list[int]:

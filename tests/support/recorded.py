@@ -1,4 +1,4 @@
-"""A sweep recorded on an H200, every config's time at 27 sizes, as values for tests. Not a test itself."""
+"""A sweep that was recorded on an H200: the time of every config at 27 sizes, as values for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Archives of the sample kernel made up for it, with no compiler. Not a test itself."""
+"""Archives of cubins for the sample kernel of `samples`, made up without a compiler."""
 
 from __future__ import annotations
 

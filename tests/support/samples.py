@@ -1,4 +1,4 @@
-"""A small declaration and tables made up for it, for tests of what reads tables. Not a test itself."""
+"""The sample kernel `scale`: a small declaration, and tables made up for it."""
 
 from __future__ import annotations
 

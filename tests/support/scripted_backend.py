@@ -1,4 +1,4 @@
-"""A backend that does as its script says, in a real child process. Uses no GPU.
+"""A measuring backend that does as its script says, in a real child process and without a GPU.
 
 A script maps a config's ``name`` constant to its behaviour. What is to happen only so many times is counted
 in files, since the process that counted may be the one that is killed.

@@ -1,4 +1,4 @@
-"""An installed package of somebody else, with a module that may be broken. Not a test itself."""
+"""Somebody else's installed package that declares kernels, in a module that may be broken."""
 
 from __future__ import annotations
 

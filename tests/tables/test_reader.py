@@ -1,4 +1,4 @@
-"""aot_tune.tables.reader and aot_tune.tables.entry_reader: tables to text and back, strictly (FAULTS B2)."""
+"""aot_tune.tables.reader and .writer: tables to text and back, strictly (FAULTS B2)."""
 
 from __future__ import annotations
 
@@ -12,46 +12,13 @@ from hypothesis import strategies as st
 
 from aot_tune.errors import AotTuneError, NewerSchemaError, TableError
 from aot_tune.tables.reader import parse
-from aot_tune.tables.table import BuiltWith, Entry, Point, Table, entry_order
+from aot_tune.tables.table import Entry, Point, Table, entry_order
 from aot_tune.tables.writer import dump
-from aot_tune.values.arch import KNOWN_ARCHS, Arch
+from aot_tune.values.arch import KNOWN_ARCHS
 from aot_tune.values.bucket import Exact, Pow2, bucket_of
 from aot_tune.values.config import HINTS, Config
 from aot_tune.values.problem import Problem
-
-BUILT_WITH = BuiltWith(
-    device_name="NVIDIA H200", sm_count=132, cuda_tile="1.7.0", tileiras="13.4.92", driver="580.159.04"
-)
-SMALL = Config(constants={"tile_m": 64}, hints={"num_ctas": 1, "occupancy": 2})
-LARGE = Config(constants={"tile_m": 128}, hints={"num_ctas": 2})
-
-
-def _entry(m: int, dtype: str = "bfloat16") -> Entry:
-    return Entry(
-        bucket=Problem({"dtype": dtype, "M": m, "N": 6144}),
-        config=SMALL,
-        mean_us=23.1,
-        error_margin_us=0.1,
-        default_us=30.2,
-        regret=0.01,
-        evidence="measured",
-        points=(
-            Point(size={"M": m * 5 // 8}, us=(23.0, None, 30.0)),
-            Point(size={"M": m}, us=(23.1, 24.0, 30.2)),
-        ),
-    )
-
-
-TABLE = Table(
-    kernel="matmul",
-    arch=Arch(9, 0),
-    source_hash="3f0c9a51d2e4b678",
-    built_with=BUILT_WITH,
-    axes={"M": Pow2(), "N": Exact()},
-    portfolio=(SMALL, LARGE),
-    portfolio_regret=0.024,
-    entries=(_entry(64), _entry(128), _entry(64, "float16")),
-)
+from tests.support.tables import BUILT_WITH, LARGE, TABLE, small_entry
 
 TEXT = """\
 {
@@ -81,7 +48,7 @@ TEXT = """\
 
 
 def test_a_document_is_written_in_the_fixed_order_with_one_config_or_entry_a_line():
-    assert dump(dataclasses.replace(TABLE, entries=(_entry(64),))).decode() == TEXT
+    assert dump(dataclasses.replace(TABLE, entries=(small_entry(64),))).decode() == TEXT
 
 
 def test_what_was_written_is_read_as_the_same_table():
@@ -105,14 +72,14 @@ def test_lines_that_a_reviewer_reordered_are_read_in_order_and_written_back_in_o
 
 
 def test_a_time_that_rounds_to_nothing_is_written_as_the_smallest_time():
-    tiny = dataclasses.replace(_entry(64), mean_us=1e-9)
+    tiny = dataclasses.replace(small_entry(64), mean_us=1e-9)
     assert parse(dump(dataclasses.replace(TABLE, entries=(tiny,)))).entries[0].mean_us == 0.001
 
 
 @pytest.mark.parametrize("us", [float("nan"), float("inf"), 0.0, -1.0])
 def test_a_table_that_could_not_be_read_again_is_not_written(us):
     with pytest.raises(TableError, match=r"entries\[0\].mean_us"):
-        dump(dataclasses.replace(TABLE, entries=(dataclasses.replace(_entry(64), mean_us=us),)))
+        dump(dataclasses.replace(TABLE, entries=(dataclasses.replace(small_entry(64), mean_us=us),)))
 
 
 def test_a_name_that_could_garble_a_terminal_is_not_written():
@@ -218,7 +185,7 @@ def test_reading_changes_nothing_but_the_rounding_and_the_order(table):
 
 
 def test_problems_that_name_their_sizes_in_another_order_are_written_in_one_order():
-    turned = dataclasses.replace(_entry(128), bucket=Problem({"N": 6144, "M": 128, "dtype": "bfloat16"}))
+    turned = dataclasses.replace(small_entry(128), bucket=Problem({"N": 6144, "M": 128, "dtype": "bfloat16"}))
     table = dataclasses.replace(TABLE, entries=(TABLE.entries[0], turned, TABLE.entries[2]))
     assert dump(table) == dump(TABLE)
 
@@ -375,7 +342,7 @@ def test_a_table_of_225_entries_is_read_in_50_ms():
     edges = [4 << (i % 14) for i in range(225)]
     entries = tuple(
         dataclasses.replace(
-            _entry(m),
+            small_entry(m),
             bucket=Problem({"dtype": "bfloat16", "M": m, "N": 1024 + i}),
             config=LARGE,
             points=tuple(

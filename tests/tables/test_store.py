@@ -20,7 +20,7 @@ from aot_tune.tables import files, store
 from aot_tune.tables.strict_json import MOST_BYTES
 from aot_tune.tables.writer import dump
 from aot_tune.values.arch import Arch
-from tests.tables.test_reader import TABLE
+from tests.support.tables import TABLE
 
 DATA = dump(TABLE)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aot_tune.tables.table import entry_order
 from aot_tune.values.bucket import Exact, Pow2
 from aot_tune.values.problem import Problem
-from tests.tables.test_reader import TABLE
+from tests.support.tables import TABLE
 
 
 def test_an_entry_is_found_by_its_bucket_and_by_no_other():

@@ -18,8 +18,6 @@ from aot_tune.kernels.decode import attention_decode_space, decode_workspace, fl
 from aot_tune.kernels.decode.attention_decode import attention_decode, attention_decode_tunable
 from aot_tune.kernels.softmax_and_loss.cross_entropy import cross_entropy_tunable
 from aot_tune.kernels.softmax_and_loss.softmax import softmax_tunable
-from aot_tune.nvidia import cutile
-from aot_tune.nvidia.cubin import Resources, resources
 from aot_tune.serve.choose.resolve import Legality, resolve
 from aot_tune.serve.launch.checks import unfit
 from aot_tune.serve.launch.dispatch import dispatcher_of
@@ -30,6 +28,7 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, poison, problem
+from tests.support.compiling import compiled
 from tests.support.samples import SM90
 
 CPU = torch.device("cpu")
@@ -701,20 +700,13 @@ def test_the_tolerances_tell_a_missing_or_mistaken_tile_from_a_rounding() -> Non
 # The compiler -----------------------------------------------------------------------------------
 
 
-def compiled(arch: Arch, one: Problem, candidate: Config) -> Resources:
-    args = attention_decode_tunable.make_args(one, torch.device("meta"), 0)
-    kernel = attention_decode_tunable.kernel
-    signature = cutile.signature_of(kernel, attention_decode_tunable.args_fn(candidate, *args))
-    return resources(cutile.compile_cubin(kernel, candidate.hints, signature, arch, timeout_s=120))
-
-
 @pytest.mark.parametrize("name", ["sm80", "sm90", "sm100", "sm120"])
 @pytest.mark.parametrize("page_size", [16, 64])
 def test_it_compiles_without_spilling(name: str, page_size: int) -> None:
     arch, one = Arch.parse(name), shape(8, 8192, 32, 8, head_dim=128, page_size=page_size)
     default = attention_decode_tunable.default_config(arch, one)
     assert int(default["splits"]) > 1
-    assert compiled(arch, one, default).stack_bytes == 0
+    assert compiled(attention_decode_tunable, arch, one, default).stack_bytes == 0
 
 
 @pytest.mark.parametrize(("name", "heads", "head_dim"), [("sm120", 32, 128), ("sm90", 64, 64)])
@@ -722,19 +714,23 @@ def test_many_queries_of_a_key_compile_without_spilling(name: str, heads: int, h
     arch, one = Arch.parse(name), shape(8, 8192, heads, 1, head_dim=head_dim)
     default = attention_decode_tunable.default_config(arch, one)
     assert int(default["splits"]) > 1
-    assert compiled(arch, one, default).stack_bytes == 0
+    assert compiled(attention_decode_tunable, arch, one, default).stack_bytes == 0
 
 
 def test_splits_take_nothing_from_the_loads_ahead_of_a_block_that_is_alone() -> None:
     one = shape(8, 8192, 64, 8, head_dim=64)
-    split, whole = (compiled(SM90, one, config(n, gather=True, occupancy=1)) for n in (16, 1))
+    split, whole = (
+        compiled(attention_decode_tunable, SM90, one, config(n, gather=True, occupancy=1)) for n in (16, 1)
+    )
     assert split.stack_bytes == whole.stack_bytes == 0
     stage = 2 * 64 * 64 * 2  # keys and values, bfloat16
     assert split.shared_bytes // stage == whole.shared_bytes // stage >= 3
 
 
 def test_narrow_keys_are_loaded_as_far_ahead_as_shared_memory_lets_two_blocks() -> None:
-    found = compiled(SM90, shape(64, 2048, 64, 8, head_dim=64), config(1, gather=True))
+    found = compiled(
+        attention_decode_tunable, SM90, shape(64, 2048, 64, 8, head_dim=64), config(1, gather=True)
+    )
     assert found.shared_bytes // (2 * 64 * 64 * 2) == 6  # keys and values, bfloat16
 
 
@@ -754,7 +750,7 @@ def test_narrow_keys_are_loaded_as_far_ahead_as_shared_memory_lets_two_blocks() 
     ],
 )
 def test_it_compiles_across_its_space_to_loads_ahead_of_their_use(one: Problem, candidate: Config) -> None:
-    found = compiled(SM90, one, candidate)
+    found = compiled(attention_decode_tunable, SM90, one, candidate)
     assert found.stack_bytes == 0
     # What is loaded ahead waits in shared memory: 1.3 us of an H200's 4.8 TB/s over its 132 multiprocessors
     # is 47 KB. Loads that are waited for at once take none.

@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from aot_tune import environment
 from aot_tune.cubins.size_classes import ODD_SEED
 from aot_tune.kernels.decode.attention_decode import attention_decode, attention_decode_tunable
 from aot_tune.serve.launch.checks import unfit
 from aot_tune.values.device import Device
-from tests.kernels.test_on_gpu import check, here
 from tests.support.agree import assert_agrees, expected, poison, problem
+from tests.support.kernels_on_gpu import check, here
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("defaults_only", "memory_given_back")]
 
 CUDA = torch.device("cuda")
-
-
-@pytest.fixture(autouse=True)
-def _defaults_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What a table says, and what a miss would search, is not what is tested here.
-    monkeypatch.setenv(environment.CONFIG, "default")
-    monkeypatch.setenv(environment.DISABLE, "1")
-
-
-@pytest.fixture(autouse=True)
-def _memory_given_back() -> Iterator[None]:
-    yield
-    torch.cuda.empty_cache()
 
 
 def shape(batch: int, context: int, heads: int = 32, kv_heads: int = 8, **more: Any) -> Any:

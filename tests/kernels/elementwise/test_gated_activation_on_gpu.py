@@ -11,16 +11,10 @@ from aot_tune.kernels.elementwise.gated_activation import (
     gated_activation,
     gated_activation_tunable,
 )
-from tests.kernels.test_on_gpu import (  # the fixtures hold for every test here
-    DTYPES,
-    _defaults_only,  # noqa: F401
-    _memory_given_back,  # noqa: F401
-    check,
-    normal,
-)
 from tests.support.agree import problem
+from tests.support.kernels_on_gpu import DTYPES, check, normal
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("defaults_only", "memory_given_back")]
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

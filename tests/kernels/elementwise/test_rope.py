@@ -15,9 +15,9 @@ from aot_tune.values.arch import KNOWN_ARCHS, Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
-from tests.kernels.test_compile import compiled
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, problem
+from tests.support.compiling import ARCHS, compiled
 from tests.support.samples import SM90
 
 CPU = torch.device("cpu")
@@ -216,3 +216,19 @@ def test_the_default_compiles_and_spills_nothing_in_each_layout(
     arch, one = Arch.parse(name), shape(64, 32, 8, 128, rotary_dim=rotary_dim, interleaved=interleaved)
     found = compiled(rope_tunable, arch, one, rope_tunable.default_config(arch, one))
     assert found.stack_bytes == 0
+
+
+@pytest.mark.parametrize("name", ARCHS)
+def test_rope_compiles_and_its_default_spills_for_no_declared_model(name: str) -> None:
+    arch = Arch.parse(name)
+    for one in rope_tunable.typical_problems:
+        if one["tokens"] == 1024:
+            assert (
+                compiled(rope_tunable, arch, one, rope_tunable.default_config(arch, one)).stack_bytes == 0
+            ), one
+
+
+def test_rope_compiles_across_its_space() -> None:
+    arch, one = Arch.parse("sm90"), rope_tunable.typical_problems[0].replaced(dtype="float16", tokens=64)
+    for config in rope_tunable.space(arch, one):
+        assert compiled(rope_tunable, arch, one, config).stack_bytes == 0, config

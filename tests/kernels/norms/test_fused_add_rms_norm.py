@@ -15,9 +15,9 @@ from aot_tune.values.arch import KNOWN_ARCHS, Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
-from tests.kernels.test_compile import compiled
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, problem
+from tests.support.compiling import compiled
 from tests.support.samples import SM90
 
 CPU = torch.device("cpu")

@@ -6,16 +6,10 @@ import pytest
 import torch
 
 from aot_tune.kernels.norms.fused_add_rms_norm import fused_add_rms_norm, fused_add_rms_norm_tunable
-from tests.kernels.test_on_gpu import (  # the fixtures hold for every test here
-    DTYPES,
-    _defaults_only,  # noqa: F401
-    _memory_given_back,  # noqa: F401
-    check,
-    normal,
-)
 from tests.support.agree import assert_agrees, expected, problem
+from tests.support.kernels_on_gpu import DTYPES, check, normal
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("defaults_only", "memory_given_back")]
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "float32"])

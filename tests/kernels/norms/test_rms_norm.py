@@ -17,6 +17,7 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, poison, problem
+from tests.support.compiling import ARCHS, compiled
 from tests.support.samples import SM90
 
 CPU = torch.device("cpu")
@@ -186,3 +187,26 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
     refused("out and x share memory", x, half(8), out=x)
     refused("weight is on meta, not on cpu", half(2, 8), half(8).to("meta"))
     assert launched == []
+
+
+# Through the real compiler ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ARCHS)
+def test_rms_norm_compiles_and_its_default_spills_at_no_declared_width(name: str) -> None:
+    arch = Arch.parse(name)
+    for cols in sorted({p.size("cols") for p in rms_norm_tunable.typical_problems}):
+        one = problem(dtype="bfloat16", rows=4096, cols=cols)
+        assert (
+            compiled(rms_norm_tunable, arch, one, rms_norm_tunable.default_config(arch, one)).stack_bytes == 0
+        )
+
+
+def test_rms_norm_compiles_across_its_space() -> None:
+    arch = Arch.parse("sm90")
+    for cols in (1, 100, 128, 8192, 32768):
+        one = problem(dtype="float32", rows=7, cols=cols)
+        compiled(rms_norm_tunable, arch, one, rms_norm_tunable.default_config(arch, one))
+    one = problem(dtype="bfloat16", rows=4096, cols=4096)
+    for config in rms_norm_tunable.candidates(arch, one):
+        assert compiled(rms_norm_tunable, arch, one, config).stack_bytes == 0, config

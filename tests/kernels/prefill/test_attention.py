@@ -13,32 +13,16 @@ import torch
 from aot_tune.errors import LaunchError
 from aot_tune.kernels.prefill import flash_space
 from aot_tune.kernels.prefill.attention import attention, attention_tunable
-from aot_tune.nvidia import cutile
-from aot_tune.nvidia.cubin import Resources, resources
 from aot_tune.values.arch import KNOWN_ARCHS, Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
-from aot_tune.values.problem import Problem
 from tests.support import emulator
-from tests.support.agree import assert_agrees, expected, problem
+from tests.support.agree import assert_agrees, expected
+from tests.support.attention import shape
+from tests.support.compiling import compiled
 from tests.support.samples import SM90
 
 CPU = torch.device("cpu")
-
-
-def shape(
-    tokens: int,
-    *,
-    batch: int = 1,
-    heads: int = 2,
-    kv_heads: int = 1,
-    head_dim: int = 64,
-    mask: str = "causal",
-    dtype: str = "bfloat16",
-) -> Problem:
-    return problem(
-        dtype=dtype, mask=mask, batch=batch, tokens=tokens, heads=heads, kv_heads=kv_heads, head_dim=head_dim
-    )  # fmt: skip
 
 
 def config(tile_m: int, tile_n: int, *, warps: int = 4, num_ctas: int = 1, occupancy: int = 1) -> Config:
@@ -287,28 +271,23 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
 # The compiler -----------------------------------------------------------------------------------
 
 
-def compiled(arch: Arch, one: Problem, candidate: Config) -> Resources:
-    args = attention_tunable.make_args(one, torch.device("meta"), 0)
-    kernel = attention_tunable.kernel
-    signature = cutile.signature_of(kernel, attention_tunable.args_fn(candidate, *args))
-    return resources(cutile.compile_cubin(kernel, candidate.hints, signature, arch, timeout_s=120))
-
-
 @pytest.mark.parametrize(
     ("name", "head_dim"), [("sm80", 128), ("sm90", 64), ("sm90", 128), ("sm100", 128), ("sm120", 128)]
 )
 def test_the_default_compiles_without_spilling(name: str, head_dim: int) -> None:
     arch, one = Arch.parse(name), shape(4096, heads=32, kv_heads=8, head_dim=head_dim)
-    assert compiled(arch, one, attention_tunable.default_config(arch, one)).stack_bytes == 0
+    assert (
+        compiled(attention_tunable, arch, one, attention_tunable.default_config(arch, one)).stack_bytes == 0
+    )
 
 
 def test_a_sample_of_the_space_compiles_without_spilling_on_sm90() -> None:
     one = shape(4096, heads=32, kv_heads=8, head_dim=128, mask="causal_4095")
     # 128 x 64 by four warps, not in the sample, spills for windows (8 to 112 bytes were seen), else not.
     for candidate in attention_tunable.candidates(SM90, one)[1::2]:
-        assert compiled(SM90, one, candidate).stack_bytes == 0, candidate
+        assert compiled(attention_tunable, SM90, one, candidate).stack_bytes == 0, candidate
 
 
 def test_sizes_that_are_not_aligned_compile() -> None:
     one = shape(97, batch=3, heads=5, kv_heads=5, head_dim=64, mask="full", dtype="float16")
-    compiled(SM90, one, attention_tunable.default_config(SM90, one))
+    compiled(attention_tunable, SM90, one, attention_tunable.default_config(SM90, one))

@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from aot_tune import environment
 from aot_tune.kernels.prefill import flash_reference
 from aot_tune.kernels.prefill.attention import attention, attention_tunable
 from aot_tune.kernels.prefill.attention_varlen import attention_varlen, attention_varlen_tunable
 from aot_tune.values.problem import Problem
-from tests.kernels.test_on_gpu import check, normal
 from tests.support.agree import problem
+from tests.support.kernels_on_gpu import check, normal
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("defaults_only", "memory_given_back")]
 
 # Each new combination of head_dim, dtype, kind of mask and divisibility of the sizes is a compilation of a
 # second or so: the cases below pair them rather than cross them.
-
-
-@pytest.fixture(autouse=True)
-def _defaults_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(environment.CONFIG, "default")
-    monkeypatch.setenv(environment.DISABLE, "1")
-
-
-@pytest.fixture(autouse=True)
-def _memory_given_back() -> Iterator[None]:
-    yield
-    torch.cuda.empty_cache()
 
 
 def shape(

@@ -5,18 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aot_tune import environment
 from aot_tune.kernels.products.grouped_matmul import grouped_matmul, grouped_matmul_tunable
-from tests.kernels.test_on_gpu import check, normal
 from tests.support.agree import problem
+from tests.support.kernels_on_gpu import check, normal
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def _defaults_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(environment.CONFIG, "default")
-    monkeypatch.setenv(environment.DISABLE, "1")
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("defaults_only")]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

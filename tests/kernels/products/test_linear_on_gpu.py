@@ -7,22 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from aot_tune import environment
 from aot_tune.bench.kernels.contest import contest
 from aot_tune.kernels import activations
 from aot_tune.kernels.products import split_k
 from aot_tune.kernels.products.linear import _no_bias, linear, linear_tunable
 from aot_tune.tuner.measure.worker.clock import EventRound
-from tests.kernels.test_on_gpu import check, check_shared_sums, normal
 from tests.support.agree import problem
+from tests.support.kernels_on_gpu import check, check_shared_sums, normal
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def _defaults_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(environment.CONFIG, "default")
-    monkeypatch.setenv(environment.DISABLE, "1")
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("defaults_only")]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

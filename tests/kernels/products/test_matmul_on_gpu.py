@@ -7,22 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from aot_tune import environment
 from aot_tune.bench.kernels.contest import contest
 from aot_tune.kernels import matmul, matmul_tunable
 from aot_tune.kernels.products import split_k
 from aot_tune.kernels.products.dense_space import config_of
 from aot_tune.tuner.measure.worker.clock import EventRound
-from tests.kernels.test_on_gpu import DTYPES, check, check_shared_sums, normal
 from tests.support.agree import problem
+from tests.support.kernels_on_gpu import DTYPES, check, check_shared_sums, normal
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def _defaults_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(environment.CONFIG, "default")
-    monkeypatch.setenv(environment.DISABLE, "1")
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("defaults_only")]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -5,19 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aot_tune import environment
 from aot_tune.kernels.rows import row_groups
 from aot_tune.kernels.softmax_and_loss.cross_entropy import cross_entropy, cross_entropy_tunable
-from tests.kernels.test_on_gpu import check, here, normal
 from tests.support.agree import problem
+from tests.support.kernels_on_gpu import check, here, normal
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def _defaults_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(environment.CONFIG, "default")
-    monkeypatch.setenv(environment.DISABLE, "1")
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("defaults_only")]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

@@ -7,19 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from aot_tune import environment, workspace
+from aot_tune import workspace
 from aot_tune.kernels.rows import row_groups
 from aot_tune.kernels.softmax_and_loss.softmax import softmax, softmax_tunable
-from tests.kernels.test_on_gpu import check, here, normal
 from tests.support.agree import problem
+from tests.support.kernels_on_gpu import check, here, normal
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def _defaults_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(environment.CONFIG, "default")
-    monkeypatch.setenv(environment.DISABLE, "1")
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("defaults_only")]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

@@ -23,12 +23,7 @@ from aot_tune.errors import CacheWarning
 from aot_tune.serve.search import cache
 from aot_tune.serve.search.cache import Key, Places, UserCache, folder_here
 from aot_tune.values.config import Config
-
-CONFIG = Config(constants={"tile_m": 64, "fast": True}, hints={"occupancy": 2})
-KEY = Key(
-    kernel="scale", arch="sm90", device_name="NVIDIA H200", distribution="mylib 1.0",
-    source_hash="0123456789abcdef", cuda_tile="1.7.0", bucket=(("M", 64), ("dtype", "bfloat16")),
-)  # fmt: skip
+from tests.support.user_cache import CONFIG, KEY
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +100,7 @@ def test_b4_a_process_without_home_or_user_has_no_cache_and_looks_up_all_the_sam
     """B4: no HOME, a uid that no file knows, no folder made in the working directory."""
     code = (
         "from aot_tune.serve.search.cache import UserCache, folder_here\n"
-        "from tests.serve.search.test_cache import KEY\n"
+        "from tests.support.user_cache import KEY\n"
         "import os; folder_here()  # imports what this user may not be allowed to read\n"
         "os.setuid(54321) if os.getuid() == 0 else None\n"
         "print(folder_here(), UserCache(folder_here()).read(KEY), os.path.exists('~'))"
@@ -151,7 +146,7 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from aot_tune.serve.search.cache import UserCache
-from tests.serve.search.test_cache import KEY
+from tests.support.user_cache import KEY
 with UserCache(Path(sys.argv[1])).locked(KEY, 5) as state:
     print(state, flush=True)
     time.sleep(60)

@@ -1,4 +1,4 @@
-"""What each shipped kernel is given when it runs as its weakest cubin: sizes, dtypes, layouts. Not a test.
+"""The cases in which each shipped kernel runs as its weakest cubin: sizes, dtypes and layouts.
 
 Sizes are such that few sets of constants are compiled for them.
 """

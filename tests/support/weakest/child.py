@@ -1,4 +1,4 @@
-"""Runs shipped kernels, compiled under the weakest assumptions, on a GPU and compares. Not a test itself.
+"""A child process that runs shipped kernels as their weakest cubins on a GPU and compares the results.
 
 A process of its own, since tests of the tuner need theirs to have no CUDA context. Prints a line of JSON a
 launch, ``[kernel, case, "right" or what is wrong]``, and ``[kernel, "cubins", how many it was served]``.

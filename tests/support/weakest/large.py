@@ -1,4 +1,4 @@
-"""Tensors of more than 2^31 elements with odd strides, for kernels that assume nothing of them. No test."""
+"""Cases of the weakest cubins with tensors of more than 2^31 elements and odd strides."""
 
 from __future__ import annotations
 

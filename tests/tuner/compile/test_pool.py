@@ -13,26 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from aot_tune.declare.discovery import Found
 from aot_tune.errors import StoreError, TuneError
 from aot_tune.tuner.compile import pool as compiling
-from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, CompileResult, cached
+from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileResult, cached
 from aot_tune.tuner.compile.pool import CompilePool
-from aot_tune.tuner.plan.candidates import Kernel
-from aot_tune.values.arch import Arch
-from aot_tune.values.config import Config
-from aot_tune.values.problem import Problem
-from tests.support.other_compilers import MARK, marked
-from tests.support.samples import MODULE, scale
-
-SM90 = Arch.parse("sm90")
-PROBLEM = Problem({"dtype": "bfloat16", "M": 64, "N": 1024})
-
-
-def job(tile_m: int, occupancy: int = 1) -> CompileJob:
-    kernel = Kernel(Found(module=MODULE, tunable=scale), SM90)
-    config = Config(constants={"tile_m": tile_m, "tile_n": 64}, hints={"occupancy": occupancy, "num_ctas": 1})
-    return kernel.job(PROBLEM, config)
+from tests.support.compile_jobs import job
+from tests.support.other_compilers import MARK, marked, other
 
 
 def all_results(pool: CompilePool, within_s: float = 120.0) -> dict[str, CompileResult]:
@@ -42,10 +28,6 @@ def all_results(pool: CompilePool, within_s: float = 120.0) -> dict[str, Compile
         results |= {result.key: result for result in pool.poll(1.0)}
     assert not pool.unfinished, "the pool did not finish"
     return results
-
-
-def other(name: str) -> str:
-    return f"tests.support.other_compilers:{name}"
 
 
 @pytest.fixture
@@ -219,7 +201,8 @@ def test_a_parent_that_is_killed_leaves_no_process(
     script = (
         "from pathlib import Path\n"
         "from aot_tune.tuner.compile.pool import CompilePool\n"
-        "from tests.tuner.compile.test_pool import job, other\n"
+        "from tests.support.compile_jobs import job\n"
+        "from tests.support.other_compilers import other\n"
         f"pool = CompilePool(1, 600.0, Path({str(tmp_path)!r}), target=other('CompilerOnPath'))\n"
         "pool.submit(job(32))\n"
         "pool.poll(600.0)\n"

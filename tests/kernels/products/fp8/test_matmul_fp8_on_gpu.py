@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from aot_tune import environment
 from aot_tune.kernels.products.fp8.matmul_fp8 import matmul_fp8, matmul_fp8_tunable
 from aot_tune.kernels.products.fp8.matmul_fp8_block import matmul_fp8_block_tunable
 from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.tunable import Tunable
 from aot_tune.values.arch import Arch
-from tests.kernels.test_on_gpu import check
 from tests.support.agree import problem
+from tests.support.kernels_on_gpu import check
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("defaults_only", "memory_given_back"),
     pytest.mark.skipif(
         any(gpu.arch is not None and gpu.arch < Arch(9, 0) for gpu in visible_gpus() or ()),
         reason="cuTile has fp8 from sm90 on",
     ),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _defaults_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(environment.CONFIG, "default")
-    monkeypatch.setenv(environment.DISABLE, "1")
-
-
-@pytest.fixture(autouse=True)
-def _memory_given_back() -> Iterator[None]:
-    yield
-    torch.cuda.empty_cache()
 
 
 BOTH = pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""One rank of two, with gloo, on the stand-in driver: what it chooses. Not a test itself."""
+"""A child process that is one rank of two, with gloo, on the stand-in driver: it prints what it chooses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Run scenarios of `tests.support.children.gpu` with an archive of cubins at hand. Not a test itself."""
+"""Starts child processes that serve on a GPU from an archive of cubins, and reads what they answer.
+
+What they do is in `tests.support.children.serving_scenarios`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import pytest
 from aot_tune import environment
 from aot_tune.nvidia.nvml import visible_gpus
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def built(folder: Path) -> Path:
@@ -33,7 +36,7 @@ def start(
     cache: Path,
     scenario: str,
     *arguments: str,
-    module: str = "tests.support.children.gpu",
+    module: str = "tests.support.children.serving_scenarios",
     **variables: str,
 ) -> subprocess.Popen[str]:
     """A scenario in a process without anybody's variables, its cubins in `archives`."""

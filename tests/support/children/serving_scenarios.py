@@ -1,7 +1,8 @@
-"""What the GPU tests of the serve side run, each scenario in a process of its own. Not a test itself.
+"""A child process that serves on a GPU: it runs one scenario of the GPU tests of `serve` and prints JSON.
 
-``python -m tests.support.children.gpu SCENARIO [ARGUMENTS]`` prints one line of JSON. Tests of the tuner need
-a pytest process without a CUDA context, and much here is about fresh processes.
+``python -m tests.support.children.serving_scenarios SCENARIO [ARGUMENTS]`` prints one line. The scenarios
+have processes of their own because tests of the tuner need a pytest process without a CUDA context, and
+because many of them are about what a fresh process does.
 """
 
 from __future__ import annotations

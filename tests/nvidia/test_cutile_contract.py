@@ -113,7 +113,7 @@ def ran(release: str, folder: Path) -> dict[str, Any]:
             for shape, strides, off in (EXACT | OTHERWISE).values()
         ]
         done = subprocess.run(
-            [sys.executable, "-m", "tests.support.children.contract", str(folder), json.dumps(cases)],
+            [sys.executable, "-m", "tests.support.children.cutile_contract", str(folder), json.dumps(cases)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             cwd=ROOT,
             capture_output=True,

@@ -9,8 +9,10 @@ import torch
 
 from aot_tune.kernels.prefill import flash_reference
 from aot_tune.kernels.prefill.attention import attention_tunable
-from tests.kernels.prefill.test_attention import CPU, shape
 from tests.support.agree import assert_agrees, expected
+from tests.support.attention import shape
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -1,7 +1,6 @@
-"""Launches a sample kernel from an archive in a process of its own, under the cuda-tile that its path begins
-with.
+"""A child process that launches the sample kernel from an archive, under the cuda-tile first on its path.
 
-Not a test itself: prints one JSON line of what cuTile did. Importing cuTile's compiling half ends it.
+It prints one line of JSON, of what cuTile did. Importing cuTile's compiling half ends it.
 """
 
 from __future__ import annotations
