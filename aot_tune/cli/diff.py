@@ -243,11 +243,7 @@ def _table_lines(diff: TableDiff) -> list[str]:
         same = len(configs) == 2 and configs[0] == configs[1]
         times = [f"{entry.mean_us:.2f}" for entry in (change.old, change.new) if entry is not None]
         evidence = dict.fromkeys(entry.evidence for entry in (change.old, change.new) if entry is not None)
-        gains = [
-            f"{entry.default_us / entry.mean_us:.2f}x"
-            for entry in (change.old, change.new)
-            if entry is not None
-        ]
+        gains = [f"{entry.gain:.2f}x" for entry in (change.old, change.new) if entry is not None]
         rows.append((
             f"  {_SIGNS[change.kind]} {change.bucket}",
             f"{' -> '.join(times)} us" + (f", {' -> '.join(evidence)}" if len(evidence) > 1 else ""),
