@@ -1,6 +1,7 @@
-"""The command line: its verbs and what they print. Thin: it parses, asks others for data, and prints it.
+"""The command line's verbs. Each parses its arguments, gets data from other modules and prints it.
 
-Data goes to stdout, progress and errors to stderr. Exit codes: 0 fine, 1 failed or found problems, 2 usage.
+Data goes to stdout, progress and errors to stderr. The exit code is 0 for success, 1 when the verb failed or
+found a problem, and 2 when it was called in a wrong way.
 """
 
 from __future__ import annotations
@@ -136,27 +137,35 @@ def _sweep(request: SweepRequest) -> SweepReport:
 @guarded
 def compile(
     more: Annotated[
-        list[str] | None, typer.Argument(metavar="ARCH", help="Further archs: --arch sm90 sm100.")
+        list[str] | None, typer.Argument(metavar="ARCH", help="More archs, as in --arch sm90 sm100.")
     ] = None,
     arch: Annotated[
         list[str] | None,
-        typer.Option("--arch", metavar="sm90", help="By default this machine's, else sm100."),
+        typer.Option(
+            "--arch", metavar="sm90", help="An arch; by default that of this machine's GPU, else sm100."
+        ),
     ] = None,
-    kernel: Annotated[list[str] | None, typer.Option("--kernel", help="A kernel; all by default.")] = None,
+    kernel: Annotated[
+        list[str] | None, typer.Option("--kernel", help="A kernel; all kernels by default; may be repeated.")
+    ] = None,
     module: Modules = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of archives; beside the package's tables by default.")
+        Path | None,
+        typer.Option(help="Folder to write archives to; by default each package's folder of tables."),
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Compiling processes; one a core by default.")
     ] = None,
     cubins: Annotated[
-        Path | None, typer.Option(help="Folder of compiled cubins; build/archive-cubins by default.")
+        Path | None, typer.Option(help="Folder that keeps compiled cubins; build/archive-cubins by default.")
     ] = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Compile what the tables can ask for into one archive an arch, for serving without a compiler."""
+    """Compile every config that the tables can choose, for serving without a compiler.
+
+    Write one archive of cubins for each arch.
+    """
     from aot_tune.declare.discovery import find_tunables, module_names
     from aot_tune.tuner.archives.build import build
     from aot_tune.tuner.archives.report import CUBINS, CubinRequest, report_lines
@@ -190,7 +199,7 @@ def compile(
 )
 @guarded
 def bench(context: typer.Context) -> None:
-    """Measure what the README states, on a GPU; --kernels: each kernel beside what else a user would pick."""
+    """Measure the README's figures on a GPU; --kernels compares each kernel with its alternatives."""
     from aot_tune.bench.__main__ import main
 
     command.leave(failed=main(context.args) != 0)
@@ -328,12 +337,14 @@ def check_archs(
 @guarded
 def diff(
     old: Annotated[Path, typer.Argument(metavar="OLD", help="A table, or a folder of tables.")],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="The same, later.")],
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 where they differ.")] = False,
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The same kind of path, of a later state.")],
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit with code 1 when they differ.")
+    ] = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Say what changed between two tables or folders of tables."""
+    """Print what changed between two tables or two folders of tables."""
     from aot_tune.cli.diff import diff_data, diff_lines, diff_paths
 
     diffs = diff_paths(old, new)
@@ -351,7 +362,7 @@ def doctor(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Say what GPU, compiler, tables and cache this process would use; or why a problem gets its config.
+    """Print which GPU, compiler, tables and cache this process would use, or why a problem gets its config.
 
     Exit code 1 when the declaration of the kernel is wrong.
     """
