@@ -162,7 +162,7 @@ def compile(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Compile every config that the tables can choose, for serving without a compiler.
+    """Compile all defaults and every config that a table can choose, for serving without a compiler.
 
     Write one archive of cubins for each arch.
     """
@@ -257,7 +257,9 @@ def show(
 def check(
     path: Annotated[
         Path | None,
-        typer.Argument(metavar="PATH", help="A table, an archive or a folder; all kernels' by default."),
+        typer.Argument(
+            metavar="PATH", help="A table, an archive or a folder of them; by default all kernels' folders."
+        ),
     ] = None,
     module: Modules = None,
     archives: Annotated[

@@ -115,7 +115,8 @@ def _fit_lines(fit: check_archives.Fit) -> Iterator[str]:
     if fit.faults:
         yield f"{fit.path} does not fit the tables and sources here:"
         yield from (f"  {fault}" for fault in fit.faults)
-        yield f"  build it again (make cubins ARCH={fit.path.parent.name}), or remove it: rm {fit.path}"
+        again = f"aot-tune compile --arch {fit.path.parent.name}"
+        yield f"  build it again ({again}), or remove it: rm {fit.path}"
     else:
         lacks = f"; none of {' '.join(fit.missing)}" if fit.missing else ""
         yield f"{fit.path} fits: {fit.bytes / 1000:,.0f} KB, {counted(len(fit.kernels), 'kernel')}{lacks}"
@@ -157,9 +158,8 @@ def _root(folder: Path, kernels: Mapping[str, Found], *, own: bool) -> Iterator[
         if child.is_dir() and _arch_called(child.name) is not None:
             archs.append(child)
         elif child.is_dir():
-            yield _finding(
-                child, "no GPU arch has this name", "rename it to an arch's name, such as sm90, or remove it"
-            )
+            step = "rename it to an arch's name, such as sm90, or remove it"
+            yield _finding(child, "no GPU arch has this name", step)
         elif child.name != ROOT_README or not child.is_file():
             yield _finding(child, "an unknown file", "a table's file is <arch>/<kernel>.json; remove it")
     if not archs:

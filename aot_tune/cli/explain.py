@@ -116,7 +116,7 @@ def explain(tunable: Declaration, arch: Arch, problem: Problem) -> Explanation:
 
 
 def overview_lines(answers: Sequence[Explanation]) -> list[str]:
-    """One line for each of a kernel's problems, then how many have remarks, and what is wrong with the declaration."""
+    """One line for each problem of a kernel, then how many have remarks, and the declaration's mistakes."""
     heads = ("problem", "step", "config")
     rows = [(str(one.problem), one.source, str(one.config)) for one in answers]
     missed = [one for one in answers if one.remarks]

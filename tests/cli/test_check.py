@@ -368,7 +368,7 @@ def test_an_archive_that_does_not_fit_is_printed_with_what_to_do(folder: Path) -
     head, fault, step = archive_lines(archives(scale_in(folder)))
     assert head == f"{path} does not fit the tables and sources here:"
     assert fault.startswith("  scale: the file of tests.support.samples is not as it was compiled")
-    assert step == f"  build it again (make cubins ARCH=sm90), or remove it: rm {path}"
+    assert step == f"  build it again (aot-tune compile --arch sm90), or remove it: rm {path}"
 
 
 def test_archives_are_checked_below_the_path_that_is_given(folder: Path) -> None:
