@@ -154,7 +154,7 @@ def compile(
         typer.Option(help="Folder to write archives to; by default each package's folder of tables."),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Compiling processes; one a core by default.")
+        int | None, typer.Option(min=1, help="Number of compiling processes; one per core by default.")
     ] = None,
     cubins: Annotated[
         Path | None, typer.Option(help="Folder that keeps compiled cubins; build/archive-cubins by default.")
