@@ -44,7 +44,7 @@ check: venv ## check the committed tables against the kernels, as a pull request
 	$(RUN) -m aot_tune check $(ARGS)
 
 check-archs: venv ## compile every default and portfolio for sm80 sm89 sm100 sm103 sm120; ARGS="--arch sm100 --kernel matmul"
-	$(RUN) -m aot_tune.cli.check_archs $(ARGS)
+	$(RUN) -m aot_tune check-archs $(ARGS)
 
 bench: venv ## measure what the README states, on a GPU host
 	$(RUN) -m aot_tune.bench $(ARGS)
@@ -60,7 +60,7 @@ fmt: venv ## format, and mend what ruff can mend
 
 wheel: venv $(if $(ARCH),cubins) ## build dist/*.whl with the tables in it; ARCH="sm90 sm100": with their cubins
 	rm -rf dist
-	$(RUN) -m aot_tune.tuner.archives.check
+	$(RUN) -m aot_tune check --archives --module aot_tune.kernels
 	$(RUN) -m pip wheel -q --no-deps --no-build-isolation -w dist .
 	@$(RUN) -m zipfile -l dist/*.whl | grep 'aot_tune/tuned_configs/.*\.json' \
 	  || { echo 'wheel: no tables in dist/*.whl; expected tuned_configs/<arch>/<kernel>.json beside aot_tune/' >&2; exit 1; }

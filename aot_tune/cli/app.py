@@ -1,11 +1,13 @@
-"""The command line: its verbs and what they print. Thin: it parses, asks others for data, and prints it.
+"""The command line's verbs. Each parses its arguments, gets data from other modules and prints it.
 
-Data goes to stdout, progress and errors to stderr. Exit codes: 0 fine, 1 failed or found problems, 2 usage.
+Data goes to stdout, progress and errors to stderr. The exit code is 0 for success, 1 when the verb failed or
+found a problem, and 2 when it was called in a wrong way.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -144,27 +146,35 @@ def _sweep(request: SweepRequest) -> SweepReport:
 @guarded
 def compile(
     more: Annotated[
-        list[str] | None, typer.Argument(metavar="ARCH", help="Further archs: --arch sm90 sm100.")
+        list[str] | None, typer.Argument(metavar="ARCH", help="More archs, as in --arch sm90 sm100.")
     ] = None,
     arch: Annotated[
         list[str] | None,
-        typer.Option("--arch", metavar="sm90", help="By default this machine's, else sm100."),
+        typer.Option(
+            "--arch", metavar="sm90", help="An arch; by default that of this machine's GPU, else sm100."
+        ),
     ] = None,
-    kernel: Annotated[list[str] | None, typer.Option("--kernel", help="A kernel; all by default.")] = None,
+    kernel: Annotated[
+        list[str] | None, typer.Option("--kernel", help="A kernel; all kernels by default; may be repeated.")
+    ] = None,
     module: Modules = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of archives; beside the package's tables by default.")
+        Path | None,
+        typer.Option(help="Folder to write archives to; by default each package's folder of tables."),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Compiling processes; one a core by default.")
+        int | None, typer.Option(min=1, help="Number of compiling processes; one per core by default.")
     ] = None,
     cubins: Annotated[
-        Path | None, typer.Option(help="Folder of compiled cubins; build/archive-cubins by default.")
+        Path | None, typer.Option(help="Folder that keeps compiled cubins; build/archive-cubins by default.")
     ] = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Compile what the tables can ask for into one archive an arch, for serving without a compiler."""
+    """Compile all defaults and every config that a table can choose, for serving without a compiler.
+
+    Write one archive of cubins for each arch.
+    """
     from aot_tune.declare.discovery import find_tunables, module_names
     from aot_tune.tuner.archives.build import build
     from aot_tune.tuner.archives.report import CUBINS, CubinRequest, report_lines
@@ -198,7 +208,7 @@ def compile(
 )
 @guarded
 def bench(context: typer.Context) -> None:
-    """Measure what the README states, on a GPU; --kernels: each kernel beside what else a user would pick."""
+    """Measure the README's figures on a GPU; --kernels compares each kernel with its alternatives."""
     from aot_tune.bench.__main__ import main
 
     command.leave(failed=main(context.args) != 0)
@@ -208,23 +218,44 @@ def bench(context: typer.Context) -> None:
 @guarded
 def show(
     kernel: Kernel = None,
-    arch: Annotated[str | None, typer.Option("--arch", metavar="sm90", help="All by default.")] = None,
+    arch: Annotated[
+        str | None, typer.Option("--arch", metavar="sm90", help="One arch; all archs by default.")
+    ] = None,
     module: Modules = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Look in this folder of tables only, such as build/tuned_configs.")
+    ] = None,
+    archives: Annotated[
+        bool, typer.Option("--archives", help="Print the sizes of archives of cubins, by kernel and arch.")
+    ] = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Print the tables there are, or one kernel's entries."""
-    from aot_tune.cli.show import overview_lines, table_data, table_lines, tables_found
+    """Print a summary of the tables that are found, or one kernel's tables with all entries."""
+    from aot_tune.cli.show import (
+        archive_lines,
+        archives_found,
+        overview_lines,
+        table_data,
+        table_lines,
+        tables_found,
+    )
+    from aot_tune.errors import AotTuneError
     from aot_tune.values.arch import Arch
 
     target = Arch.parse(arch) if arch is not None else None
-    tables, unreadable = tables_found(kernel, target, module or ())
-    if as_json:
-        command.put(json_text([table_data(path, table) for path, table in tables]))
-    elif kernel is not None:
-        command.put(line for path, table in tables for line in table_lines(path, table))
-    elif tables:
-        command.put(overview_lines(tables))
+    unreadable: list[AotTuneError]
+    if archives:
+        sizes, unreadable = archives_found(kernel, target, module or (), folder)
+        command.put(json_text(sizes) if as_json else archive_lines(sizes))
+    else:
+        tables, unreadable = tables_found(kernel, target, module or (), folder)
+        if as_json:
+            command.put(json_text([table_data(path, table) for path, table in tables]))
+        elif kernel is not None:
+            command.put(line for path, table in tables for line in table_lines(path, table))
+        elif tables:
+            command.put(overview_lines(tables))
     for error in unreadable:
         command.say(f"aot-tune: {error}")
     command.leave(failed=bool(unreadable))
@@ -234,18 +265,34 @@ def show(
 @guarded
 def check(
     path: Annotated[
-        Path | None, typer.Argument(metavar="PATH", help="A table or folder; all by default.")
+        Path | None,
+        typer.Argument(
+            metavar="PATH", help="A table, an archive or a folder of them; by default all kernels' folders."
+        ),
     ] = None,
     module: Modules = None,
+    archives: Annotated[
+        bool,
+        typer.Option("--archives", help="Check the archives of cubins alone, and print those that fit too."),
+    ] = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Check tables against their declarations, as a pull request does; exit code 1 when anything is found."""
-    from aot_tune.cli.check import broken_findings
+    """Check tables and archives against the kernels' declarations, as a pull request does.
+
+    Exit code 1 when anything is found.
+    """
+    from aot_tune.cli.check import archive_lines, broken_findings
+    from aot_tune.cli.check import archives as archive_fits
     from aot_tune.cli.check import check as findings_of
-    from aot_tune.declare.discovery import survey
+    from aot_tune.declare.discovery import find_tunables, survey
     from aot_tune.values.text import counted
 
+    if archives:
+        fits = archive_fits(find_tunables(module or ()), path)
+        command.put(json_text(fits) if as_json else archive_lines(fits))
+        command.leave(failed=any(fit.faults for fit in fits))
+        return
     declared = survey(module or ())
     findings = [*broken_findings(declared.broken), *findings_of(declared.found, path)]
     command.put(json_text(findings) if as_json else (str(finding) for finding in findings))
@@ -255,14 +302,60 @@ def check(
 
 @app.command()
 @guarded
-def diff(
-    old: Annotated[Path, typer.Argument(metavar="OLD", help="A table, or a folder of tables.")],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="The same, later.")],
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 where they differ.")] = False,
+def check_archs(
+    arch: Annotated[
+        list[str] | None,
+        typer.Option("--arch", metavar="sm100", help="An arch; sm80 sm89 sm100 sm103 sm120 by default."),
+    ] = None,
+    kernel: Annotated[
+        list[str] | None, typer.Option("--kernel", help="A kernel; all kernels by default; may be repeated.")
+    ] = None,
+    module: Modules = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Number of compiling processes; one per core by default.")
+    ] = None,
+    most: Annotated[
+        int | None,
+        typer.Option(min=1, help="Compilations of each kernel on each arch, at most; all by default."),
+    ] = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Say what changed between two tables or folders of tables."""
+    """Compile every default and portfolio for archs whose GPU is not at hand; launch nothing.
+
+    Exit code 1 when a declaration is wrong or a config does not compile.
+    """
+    from aot_tune.cli.check_archs import ARCHS, lines
+    from aot_tune.cli.check_archs import check as compiled
+    from aot_tune.declare.discovery import find_tunables
+    from aot_tune.values.arch import Arch
+    from aot_tune.values.text import duration
+
+    started = time.monotonic()
+    kernels = selection.chosen_kernels(find_tunables(module or ()), kernel or ())
+    archs = tuple(dict.fromkeys(map(Arch.parse, arch or ()))) or ARCHS
+    with command.sigterm_stops():
+        checks = compiled(kernels, archs, command.say, jobs=jobs, most=most)
+    command.put(json_text(checks) if as_json else lines(checks))
+    command.say(f"{sum(one.asked for one in checks)} compilations, {duration(time.monotonic() - started)}")
+    wrong = [one.wrong for one in checks if one.wrong]
+    for text in wrong:
+        command.say(text)
+    command.leave(failed=bool(wrong))
+
+
+@app.command()
+@guarded
+def diff(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="A table, or a folder of tables.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The same kind of path, of a later state.")],
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit with code 1 when they differ.")
+    ] = False,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Print what changed between two tables or two folders of tables."""
     from aot_tune.cli.diff import diff_data, diff_lines, diff_paths
 
     diffs = diff_paths(old, new)
@@ -280,7 +373,7 @@ def doctor(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Say what GPU, compiler, tables and cache this process would use; or why a problem gets its config.
+    """Print which GPU, compiler, tables and cache this process would use, or why a problem gets its config.
 
     Exit code 1 when the declaration of the kernel is wrong.
     """

@@ -1,8 +1,11 @@
-"""What a pull request's tables must satisfy, as a list of findings. Needs the declarations, and no GPU."""
+"""`aot-tune check`: what a pull request's tables and archives must satisfy, as findings and as lines.
+
+It needs the kernels' declarations and no GPU.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,21 +19,25 @@ from aot_tune.tables.fit import entry_complaints, portfolio_complaints
 from aot_tune.tables.table import Table
 from aot_tune.tuner.archives import check as check_archives
 from aot_tune.values.arch import Arch
+from aot_tune.values.text import counted
 
 if TYPE_CHECKING:
     from aot_tune.declare.declaration import Declaration
     from aot_tune.declare.discovery import Broken, Found
 
+ROOT_README = "README.md"
+"""The one file beside the archs' folders that is not a table: it explains the tables to a person."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that is wrong."""
+    """One fault of a table, an archive or a folder of them."""
 
     path: str
-    """The file or folder."""
+    """The file or folder that is at fault."""
 
     entry: str
-    """The bucket, ``M=64 N=4096``, or another place in the file; empty for the whole."""
+    """The bucket, ``M=64 N=4096``, or another place in the file; empty when the whole file is at fault."""
 
     what: str
     """What is wrong."""
@@ -47,24 +54,19 @@ def check(found: Mapping[str, Found], path: Path | None = None) -> list[Finding]
 
     Args:
         found: The declared kernels by name.
-        path: A table, an archive, an arch's folder or a folder of those; None for what lies in the
-            folders of every kernel in `found`.
+        path: A table, an archive, an arch's folder or a folder of those; None for the folders that the
+            kernels in `found` have their tables in.
 
     Raises:
-        UsageError: `path` does not exist, or nothing that could be checked lies there.
+        UsageError: `path` does not exist, or it holds nothing that could be checked.
     """
     folders = _package_folders(found.values())
     if path is None:
         return [
             finding for folder, kernels in folders.items() for finding in _root(folder, kernels, own=True)
         ]
-    if not path.exists():
-        raise UsageError(
-            f"{path} does not exist; give a table, a folder of tables, or nothing for all kernels' own"
-        )
-    here = path.resolve()
-    path = path if path.name not in ("", "..") else here  # whose name says which arch it is of
-    home = next((folder for folder in folders if folder.resolve() in (here, *here.parents)), None)
+    path = _existing(path)
+    home = _home(path, folders)
     own = home is not None
     kernels = folders[home] if home is not None else found
     if not own and path.is_dir() and not _holds_any(path):
@@ -78,12 +80,71 @@ def check(found: Mapping[str, Found], path: Path | None = None) -> list[Finding]
     return list(_root(path, kernels, own=own))
 
 
+def archives(found: Mapping[str, Found], path: Path | None = None) -> list[check_archives.Fit]:
+    """Check archives of cubins against the sources and tables, as `make wheel` does before it packs them.
+
+    Args:
+        found: The declared kernels by name.
+        path: An archive, an arch's folder or a folder of those; None for the folders that the kernels in
+            `found` have their tables in.
+
+    Returns:
+        One result for each archive and for each stray file that a wheel would pack as one.
+
+    Raises:
+        UsageError: `path` does not exist.
+    """
+    folders = _package_folders(found.values())
+    if path is None:
+        return [fit for folder, kernels in folders.items() for fit in check_archives.check(folder, kernels)]
+    path = _existing(path).absolute()
+    home = _home(path, folders)
+    kernels = folders[home] if home is not None else found
+    if not path.is_dir():
+        return [check_archives.fit(path, path.parent.parent, kernels)]
+    root = path.parent if _arch_called(path.name) is not None else path
+    return [fit for fit in check_archives.check(root, kernels) if path in fit.path.parents]
+
+
+def archive_lines(fits: Sequence[check_archives.Fit]) -> list[str]:
+    """The results of `archives` for a person: one line for each archive that fits, more for another."""
+    return [line for fit in fits for line in _fit_lines(fit)] or ["no archives of cubins: tables alone"]
+
+
+def _fit_lines(fit: check_archives.Fit) -> Iterator[str]:
+    if fit.faults:
+        yield f"{fit.path} does not fit the tables and sources here:"
+        yield from (f"  {fault}" for fault in fit.faults)
+        again = f"aot-tune compile --arch {fit.path.parent.name}"
+        yield f"  build it again ({again}), or remove it: rm {fit.path}"
+    else:
+        lacks = f"; none of {' '.join(fit.missing)}" if fit.missing else ""
+        yield f"{fit.path} fits: {fit.bytes / 1000:,.0f} KB, {counted(len(fit.kernels), 'kernel')}{lacks}"
+
+
 def broken_findings(broken: Iterable[Broken]) -> list[Finding]:
-    """Installed kernels that could not be checked."""
+    """The entry points of installed packages whose kernels could not be imported, so not checked either."""
     return [Finding(path=one.point, entry="", what=one.what, fix=one.fix) for one in broken]
 
 
+def _existing(path: Path) -> Path:
+    """A path that exists, by a name that says which arch it is of: neither ``.`` nor ``..``."""
+    if not path.exists():
+        raise UsageError(
+            f"{path} does not exist; give a table, a folder of tables, or leave the path away to check "
+            "the tables of all kernels"
+        )
+    return path if path.name not in ("", "..") else path.resolve()
+
+
+def _home(path: Path, folders: Iterable[Path]) -> Path | None:
+    """The package's folder of tables that a path is in; None when it is in no package's."""
+    here = path.resolve()
+    return next((folder for folder in folders if folder.resolve() in (here, *here.parents)), None)
+
+
 def _package_folders(found: Iterable[Found]) -> dict[Path, dict[str, Found]]:
+    """Kernels by name, grouped by the folder that their tables are in."""
     folders: dict[Path, dict[str, Found]] = {}
     for one in found:
         folders.setdefault(store.package_folder(one.tunable), {})[one.tunable.name] = one
@@ -91,15 +152,16 @@ def _package_folders(found: Iterable[Found]) -> dict[Path, dict[str, Found]]:
 
 
 def _root(folder: Path, kernels: Mapping[str, Found], *, own: bool) -> Iterator[Finding]:
-    """All of a folder of arch folders."""
+    """Check a folder of archs' folders and everything in it."""
     archs = []
     for child in sorted(folder.iterdir()) if folder.is_dir() else ():
         if child.is_dir() and _arch_called(child.name) is not None:
             archs.append(child)
         elif child.is_dir():
-            yield _finding(child, "no GPU arch is called that", "rename it as sm90 is written, or remove it")
-        else:
-            yield _finding(child, "an unknown file", "tables lie in <arch>/<kernel>.json; remove it")
+            step = "rename it to an arch's name, such as sm90, or remove it"
+            yield _finding(child, "no GPU arch has this name", step)
+        elif child.name != ROOT_README or not child.is_file():
+            yield _finding(child, "an unknown file", "a table's file is <arch>/<kernel>.json; remove it")
     if not archs:
         names = " ".join(kernels)
         step = f"tune them: aot-tune tune {names}{_module_options(kernels)}"
@@ -111,7 +173,7 @@ def _root(folder: Path, kernels: Mapping[str, Found], *, own: bool) -> Iterator[
 
 
 def _arch_folder(folder: Path, kernels: Mapping[str, Found], *, own: bool) -> Iterator[Finding]:
-    """All of one arch's folder. Where an archive lies alone no table is missing: it holds the defaults."""
+    """Check one arch's folder. An archive alone needs no tables beside it: it holds the defaults' cubins."""
     children = sorted(folder.iterdir())
     for child in children:
         if child.name == FILE_NAME:
@@ -139,7 +201,7 @@ def _declaration_findings(path: Path, kernel: Declaration, arch: Arch) -> Iterat
 
 
 def _archive(path: Path, kernels: Mapping[str, Found]) -> Iterator[Finding]:
-    """One archive of cubins: what a wheel with it is refused for."""
+    """Check one archive of cubins, as `make wheel` does before it packs the archive."""
     fit = check_archives.fit(path, path.parent.parent, kernels)
     undeclared = [name for name in fit.kernels if name not in kernels]
     again = f"compile it again (aot-tune compile --arch {path.parent.name}{_module_options(kernels)})"
@@ -151,7 +213,7 @@ def _archive(path: Path, kernels: Mapping[str, Found]) -> Iterator[Finding]:
 
 
 def _table(path: Path, kernels: Mapping[str, Found], *, own: bool, place: bool = True) -> Iterator[Finding]:
-    """One file; `place` says whether its name and folder must agree with its content."""
+    """Check one table's file; `place` says whether its name and folder must agree with its content."""
     try:
         data = files.read_bytes(path)
         table = reader.parse(data)
@@ -185,7 +247,7 @@ def _bytes_findings(path: Path, table: Table, data: bytes) -> Iterator[Finding]:
 
 
 def _table_complaints(table: Table, tunable: Declaration, *, own: bool) -> Iterator[tuple[str, str, str]]:
-    """(place, what, what to do) for all that holds against one table."""
+    """Every fault of one table: its place in the file, what is wrong, and what to do about it."""
     again = _tune(tunable, str(table.arch))
     if list(table.axes.items()) != list(tunable.axes.items()):
         declared = " ".join(f"{name}:{axis.kind}" for name, axis in tunable.axes.items())
@@ -194,7 +256,7 @@ def _table_complaints(table: Table, tunable: Declaration, *, own: bool) -> Itera
     if table.source_hash != (fresh := hashing.source_hash(tunable)):
         yield (
             "source_hash",
-            f"the kernel's code has changed: it is {table.source_hash}, the code's {fresh}",
+            f"the kernel's code has changed: the table has {table.source_hash}, the code has {fresh}",
             again,
         )
     for problem in checks.declaration_problems(tunable, table.arch):
@@ -210,12 +272,13 @@ def _table_complaints(table: Table, tunable: Declaration, *, own: bool) -> Itera
 
 
 def _holds_any(folder: Path) -> bool:
-    """Whether a table or an archive lies where those of an arch, or of a folder of archs, are looked for."""
+    """Whether an arch's folder, or a folder of those, holds a table or an archive."""
     place = "" if _arch_called(folder.name) is not None else "*/"
     return any(any(folder.glob(place + name)) for name in ("*.json", FILE_NAME))
 
 
 def _arch_called(name: str) -> Arch | None:
+    """The arch whose folder has this name; None when no arch is written like that."""
     try:
         arch = Arch.parse(name)
     except ArchError:
@@ -228,7 +291,10 @@ def _finding(path: Path, what: str, fix: str) -> Finding:
 
 
 def _undeclared(path: Path, name: str, kernels: Mapping[str, Found]) -> Finding:
-    """A kernel that other modules of the package may declare: what was measured of it is not to be lost."""
+    """Report a kernel that is not declared here.
+
+    Another module of the package may declare it, and then its measurements must not be lost.
+    """
     modules = " and ".join(dict.fromkeys(one.module for one in kernels.values()))
     step = "if another module declares it, name that too (--module), else remove it"
     return _finding(path, f"no kernel of {modules} is called {name}", f"there is {' '.join(kernels)}; {step}")

@@ -1,27 +1,22 @@
-"""`make check-archs`: the kernels through the compiler for archs that are not here. Runs no kernel.
+"""`aot-tune check-archs`: compile kernels for archs whose GPU is not at hand. It launches no kernel.
 
-Compiled is, for every bucket of the declared problems, the default and the portfolio's configs. An arch
-without a table has no portfolio yet. There the model's `LIKELY` best of each bucket stand for it, ranked by
-their tiles alone as nothing is compiled. Where the model ranks nothing, `MOST_UNRANKED` candidates do, evenly
-spread over the space.
+For every bucket of the declared problems it compiles the default and the portfolio's configs. An arch without
+a table has no portfolio yet. For such an arch it compiles the `LIKELY` configs of each bucket that the model
+ranks best. The model ranks them by their tiles alone, because nothing is compiled yet. Where the model ranks
+nothing, it compiles `MOST_UNRANKED` candidates that are evenly spread over the space.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aot_tune.cli import command
 from aot_tune.declare.checks import declaration_problems
 from aot_tune.declare.declaration import Declaration
-from aot_tune.declare.discovery import OWN_KERNELS, Found, find_tunables
-from aot_tune.declare.selection import chosen_kernels
-from aot_tune.errors import AotTuneError
+from aot_tune.declare.discovery import Found
 from aot_tune.tables import store
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, CompileResult
 from aot_tune.tuner.compile.pool import CompilePool
@@ -32,51 +27,55 @@ from aot_tune.tuner.plan.sizes import spread
 from aot_tune.tuner.sweep.run import CUBINS
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
-from aot_tune.values.text import aligned, duration
+from aot_tune.values.text import aligned
 
 ARCHS = tuple(map(Arch.parse, ("sm80", "sm89", "sm100", "sm103", "sm120")))
-"""The archs that kernels are shipped for and nothing is measured on."""
+"""The archs that kernels are shipped for although no GPU of theirs has measured them: the default choice."""
 
 LIKELY = 3
-"""On 54 matmul problems of an H200 the best of the model's three was within 1 % of the best (geometric mean).
+"""Configs of each bucket that stand for a portfolio when the model can rank them.
+
+On 54 matmul problems of an H200 the fastest of the model's best three was within 1 % of the fastest of all
+(geometric mean).
 """
 
 MOST_UNRANKED = 8
-"""As many as a portfolio holds."""
+"""Configs of each bucket, at most, when the model ranks nothing: the size of a portfolio."""
 
 _SAY_SECONDS = 30.0
+"""Seconds between two lines of progress, at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What the compiler said of one kernel on one arch."""
+    """How the compilations of one kernel for one arch ended."""
 
     kernel: str
-    """Its name."""
+    """The kernel's name."""
 
     arch: Arch
-    """The target."""
+    """The arch that was compiled for."""
 
     portfolio: bool
-    """Whether the arch has a table, whose portfolio was compiled."""
+    """Whether the arch has a table, so that its portfolio was compiled."""
 
     asked: int
-    """Compilations, each once."""
+    """Different compilations that were asked for."""
 
     compiled: int
-    """Of them, those that gave a cubin."""
+    """Compilations that gave a cubin."""
 
     spilling: int
-    """Of these, those that spill registers in the inner loop; anywhere, where none is found."""
+    """Cubins that spill registers in the inner loop, or anywhere when no inner loop is found."""
 
     too_large: int
-    """Of these, those of which no multiprocessor holds a block."""
+    """Cubins of which a multiprocessor cannot hold even one block."""
 
     refused: str
-    """Why `legal` refuses every config there; empty where the kernel is for the arch."""
+    """Why `legal` refuses every config on the arch; empty when it allows one."""
 
     wrong: str
-    """The declaration's first mistake there, else the first config that does not compile; empty if none."""
+    """The declaration's first mistake, else the first config that does not compile; empty if none."""
 
 
 def check(
@@ -88,22 +87,23 @@ def check(
     most: int | None = None,
     folder: Path = CUBINS,
 ) -> tuple[Checked, ...]:
-    """Compile what the kernels would run on some archs.
+    """Compile what the kernels would run on the given archs.
 
     Args:
         kernels: The kernels.
-        archs: Targets.
-        say: Told of progress, a line at a time.
-        jobs: Compiling processes; one a core by default.
-        most: Compilations of each kernel on each arch at most, evenly spread; all by default.
-        folder: Where cubins are kept for the next run.
+        archs: The archs to compile for.
+        say: Called with each line of progress.
+        jobs: Number of compiling processes; None for one per core.
+        most: Compilations of each kernel on each arch, at most, evenly spread; None for all.
+        folder: Folder that keeps the cubins for the next run.
 
     Returns:
-        Arch after arch, kernel after kernel.
+        One result for each kernel on each arch, ordered by arch and then by kernel.
 
     Raises:
-        TuneError: Nothing can be compiled here.
-        TableError: A table cannot be read.
+        TuneError: Nothing can be compiled on this machine.
+        TableError: A table is not valid.
+        StoreError: A table cannot be read.
     """
     wanted = [_wanted(found, arch, most) for arch in archs for found in kernels]
     results: dict[str, CompileResult] = {}
@@ -122,14 +122,14 @@ def check(
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """What is to be compiled of one kernel on one arch."""
+    """The compilations of one kernel for one arch, before they are made."""
 
     kernel: Kernel
     portfolio: bool
     refused: str
     mistake: str
     jobs: tuple[tuple[CompileJob, str], ...]
-    """Each once, with the first config and problem that ask for it."""
+    """Different compilations, each with the first config and problem that need it."""
 
 
 def _wanted(found: Found, arch: Arch, most: int | None) -> _Wanted:
@@ -155,7 +155,7 @@ def _wanted(found: Found, arch: Arch, most: int | None) -> _Wanted:
 
 
 def _refused(tunable: Declaration, arch: Arch) -> str:
-    """Why nothing of a space is allowed on an arch; empty where something is, or where there is nothing."""
+    """Why `legal` refuses the whole space on an arch; empty when it allows a config or the space is empty."""
     first = tunable.buckets[0]
     if any(tunable.candidates(arch, bucket) for bucket in tunable.buckets) or not tunable.space(arch, first):
         return ""
@@ -163,6 +163,7 @@ def _refused(tunable: Declaration, arch: Arch) -> str:
 
 
 def _chosen(kernel: Kernel, each: ProblemPlan, portfolio: Sequence[Config] | None) -> Sequence[Config]:
+    """The configs to compile for one bucket besides the default."""
     if portfolio is not None:
         return [config for config in portfolio if config in each.jobs]
     predicted = predictions(kernel, each, each.candidates, {})
@@ -198,11 +199,8 @@ def _failure(job: CompileJob, asked_by: str, failure: CompileFailure) -> str:
     return f"{job.name} on {job.arch} does not compile with {asked_by}: {said}"
 
 
-# The command ------------------------------------------------------------------------------------
-
-
 def lines(checks: Sequence[Checked]) -> list[str]:
-    """A line for each kernel on each arch."""
+    """The results for a person, one line for each kernel on each arch."""
     rows = []
     for one in checks:
         counts = (
@@ -213,34 +211,3 @@ def lines(checks: Sequence[Checked]) -> list[str]:
         which = "its portfolio" if one.portfolio else "its likely configs"
         rows.append((str(one.arch), one.kernel, *counts, f"refused: {one.refused}" if one.refused else which))
     return aligned(rows)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, check, print; 1 where anything is wrong."""
-    parser = argparse.ArgumentParser(prog="make check-archs ARGS=", description=__doc__)
-    parser.add_argument("--arch", action="append", metavar="sm100", help="may be repeated; all by default")
-    parser.add_argument("--kernel", action="append", help="may be repeated; all by default")
-    parser.add_argument(
-        "--module", action="append", metavar="lib.kernels", help="by default the shipped ones"
-    )
-    parser.add_argument("--jobs", type=int, help="compiling processes; one a core by default")
-    parser.add_argument("--most", type=int, help="compilations of each kernel on each arch, evenly spread")
-    options = parser.parse_args(arguments)
-    started = time.monotonic()
-    try:
-        kernels = chosen_kernels(find_tunables(options.module or [OWN_KERNELS]), options.kernel or ())
-        archs = [Arch.parse(name) for name in options.arch] if options.arch else ARCHS
-        checks = check(kernels, archs, command.say, jobs=options.jobs, most=options.most)
-    except AotTuneError as error:
-        command.say(f"check-archs: {error}")
-        return command.EXIT_FAILED
-    command.put(lines(checks))
-    command.say(f"{sum(one.asked for one in checks)} compilations, {duration(time.monotonic() - started)}")
-    wrong = [one.wrong for one in checks if one.wrong]
-    for text in wrong:
-        command.say(text)
-    return command.EXIT_FAILED if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

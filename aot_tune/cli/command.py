@@ -1,4 +1,4 @@
-"""What the verbs of the command line share: their options, errors as exit codes, output, signals."""
+"""What the verbs of the command line share: options, exit codes for errors, output and signals."""
 
 from __future__ import annotations
 
@@ -18,13 +18,20 @@ from aot_tune.errors import AotTuneError, EntryPointWarning, TableWarning, Usage
 P = ParamSpec("P")
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
-EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143
-"""128 + the signal's number, as shells report it."""
+"""Exit codes of a verb that failed or found a problem, and of one that was called in a wrong way."""
 
-Kernels = Annotated[list[str] | None, typer.Argument(metavar="KERNEL", help="Kernels; all by default.")]
-Kernel = Annotated[str | None, typer.Argument(metavar="KERNEL", help="A kernel's declared name.")]
+EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143
+"""Exit codes after SIGINT and SIGTERM: 128 + the signal's number, as shells report it."""
+
+Kernels = Annotated[
+    list[str] | None, typer.Argument(metavar="KERNEL", help="Names of kernels; all kernels by default.")
+]
+Kernel = Annotated[str | None, typer.Argument(metavar="KERNEL", help="The name of a kernel.")]
 ArchName = Annotated[
-    str | None, typer.Option("--arch", metavar="sm90", help="By default this machine's GPU's, else sm100.")
+    str | None,
+    typer.Option(
+        "--arch", metavar="sm90", help="The arch; by default that of this machine's GPU, else sm100."
+    ),
 ]
 Modules = Annotated[
     list[str] | None,
@@ -33,27 +40,30 @@ Modules = Annotated[
 Problems = Annotated[
     list[str] | None,
     typer.Option(
-        "--problem", metavar="M=300,...", help="A problem in full, or part of declared ones; may be repeated."
+        "--problem",
+        metavar="M=300,...",
+        help="A whole problem, or part of declared problems; may be repeated.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, for scripts.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout, for scripts.")]
 Verbose = Annotated[
-    bool, typer.Option("-v", "--verbose", help="Tell each choice and its reason; show an error's traceback.")
+    bool,
+    typer.Option("-v", "--verbose", help="Print each choice with its reason, and the traceback of an error."),
 ]
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM: stops as Ctrl-C does."""
+    """The process received SIGTERM; it stops as it does after Ctrl-C."""
 
 
 def guarded(verb: Callable[P, None]) -> Callable[P, None]:
-    """A verb whose errors become one message on stderr and an exit code; `-v` shows the traceback too."""
+    """Turn a verb's errors into one message on stderr and an exit code; `-v` prints the traceback too."""
 
     @functools.wraps(verb)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             with warnings.catch_warnings():
-                # Said once more at import of the kernels; the verbs tell of tables themselves.
+                # Importing the kernels would repeat these warnings; the verbs report tables themselves.
                 warnings.simplefilter("ignore", TableWarning)
                 warnings.simplefilter("always", EntryPointWarning)
                 warnings.showwarning = _shown(warnings.showwarning)
@@ -70,7 +80,7 @@ def guarded(verb: Callable[P, None]) -> Callable[P, None]:
 
 
 def _shown(others: Callable[..., None]) -> Callable[..., None]:
-    """Show our own warnings as errors are shown, without Python's file and line."""
+    """Print our own warnings as errors are printed, without Python's file and line."""
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, EntryPointWarning):
@@ -82,25 +92,25 @@ def _shown(others: Callable[..., None]) -> Callable[..., None]:
 
 
 def put(lines: str | Iterable[str]) -> None:
-    """Data, to stdout."""
+    """Print data to stdout, one line for each text."""
     for line in [lines] if isinstance(lines, str) else lines:
         typer.echo(line)
 
 
 def say(text: str) -> None:
-    """What is no data, to stderr."""
+    """Print progress, remarks and errors to stderr."""
     typer.echo(text, err=True)
 
 
 def leave(*, failed: bool) -> None:
-    """End the verb with exit code 1 where it failed."""
+    """End the verb with exit code 1 if it failed."""
     if failed:
         raise typer.Exit(EXIT_FAILED)
 
 
 @contextmanager
 def sigterm_stops() -> Iterator[None]:
-    """SIGTERM stops as Ctrl-C does, by an exception that lets the verb save and end its children."""
+    """Raise `Terminated` on SIGTERM, so that the verb saves its work and ends its children."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         raise Terminated

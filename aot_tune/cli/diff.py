@@ -1,4 +1,4 @@
-"""What changed between two tables or two folders of them, as data. Knows no kernel and no GPU."""
+"""`aot-tune diff`: what changed between two tables or two folders of tables. Needs no kernel and no GPU."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from aot_tune.values.problem import Problem
 from aot_tune.values.text import aligned, counted
 
 Kind = Literal["added", "removed", "config", "figures"]
-"""How an entry changed: it is new, it is gone, another config won, or only its figures differ."""
+"""How an entry changed: it was added, it was removed, another config won, or only its figures differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EntryChange:
-    """One bucket that is not as it was."""
+    """One bucket whose entry changed."""
 
     bucket: Problem
     """The bucket."""
 
     kind: Kind
-    """How it changed."""
+    """How the entry changed."""
 
     old: Entry | None
     """The entry before; None when it was added."""
@@ -37,31 +37,31 @@ class EntryChange:
 
     @property
     def speedup(self) -> float | None:
-        """Time before / time after; None when one of them is missing."""
+        """The winner's time before / its time after; None when one of the entries is missing."""
         return None if self.old is None or self.new is None else self.old.mean_us / self.new.mean_us
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableDiff:
-    """One kernel's changes on one arch."""
+    """The changes of one kernel's table for one arch."""
 
     kernel: str
-    """Its name."""
+    """The kernel's name."""
 
     arch: Arch
-    """The arch."""
+    """The arch that the tables are for."""
 
     old: Table | None
-    """The table before; None when it is new."""
+    """The table before; None when the table was added."""
 
     new: Table | None
-    """The table after; None when it is gone."""
+    """The table after; None when the table was removed."""
 
     changes: tuple[EntryChange, ...]
-    """Entries that changed, in the table's order."""
+    """The entries that changed, in the table's order."""
 
     remarks: tuple[str, ...]
-    """What changed outside the entries: source, device, compiler, portfolio, axes."""
+    """What changed outside the entries: source, device, compiler, portfolio or axes; one line each."""
 
     @property
     def empty(self) -> bool:
@@ -70,7 +70,7 @@ class TableDiff:
 
     @property
     def speedups(self) -> tuple[float, ...]:
-        """Time before / time after of each entry that both tables hold."""
+        """The winner's time before / its time after, for each entry that both tables have."""
         before = {entry.bucket: entry for entry in self.old.entries} if self.old else {}
         after = self.new.entries if self.new else ()
         return tuple(
@@ -79,7 +79,7 @@ class TableDiff:
 
 
 def diff_tables(old: Table | None, new: Table | None) -> TableDiff:
-    """What `new` changes of `old`; either may be missing, not both. Both are of one kernel and arch."""
+    """What `new` changes in `old`. Both are of one kernel and arch; one of them may be missing."""
     either = new or old
     assert either is not None
     before = {entry.bucket: entry for entry in old.entries} if old else {}
@@ -107,12 +107,12 @@ def diff_tables(old: Table | None, new: Table | None) -> TableDiff:
 def diff_paths(old: Path, new: Path) -> tuple[TableDiff, ...]:
     """The differences between two tables, or between all tables of two folders, by arch and kernel.
 
-    A folder is one arch's or one of those.
+    A folder is one arch's folder, or the folder that holds those.
 
     Raises:
-        UsageError: The two are not of a kind, one is missing, they are tables of different kernels, or
-            neither folder holds a table.
-        TableError: A file is no table.
+        UsageError: One path is missing, one is a file and the other a folder, the tables are of different
+            kernels or archs, or neither folder has a table.
+        TableError: A file is not a table.
         StoreError: A file cannot be read.
     """
     for path in (old, new):
@@ -134,7 +134,7 @@ def diff_paths(old: Path, new: Path) -> tuple[TableDiff, ...]:
 
 
 def diff_lines(diffs: Sequence[TableDiff]) -> list[str]:
-    """The differences for a person: changed tables with their entries, then one line that sums up."""
+    """The differences for a person: each changed table with its entries, then one line that sums up."""
     if all(diff.empty for diff in diffs):
         return [f"no differences in {counted(len(diffs), 'table')}"]
     lines = [line for diff in diffs if not diff.empty for line in _table_lines(diff)]
@@ -147,7 +147,7 @@ def diff_lines(diffs: Sequence[TableDiff]) -> list[str]:
 
 
 def diff_data(diffs: Iterable[TableDiff]) -> list[dict[str, object]]:
-    """The differences for a script: by table, each changed entry with times and configs before and after."""
+    """The differences for a script: for each table its changed entries, with times and configs of both."""
     return [
         {
             "kernel": diff.kernel,
@@ -179,7 +179,7 @@ def _change_data(change: EntryChange) -> dict[str, object]:
 
 
 def _listed(old: Path, new: Path) -> tuple[list[Path], list[Path]]:
-    """The tables of two archs' folders or of two folders of those."""
+    """The tables' files in two archs' folders, or in two folders of archs' folders."""
     roots = store.listed(old), store.listed(new)
     if not any(roots):
         roots = store.listed_in(old), store.listed_in(new)
@@ -187,7 +187,9 @@ def _listed(old: Path, new: Path) -> tuple[list[Path], list[Path]]:
             raise UsageError(f"no tables in {old} and {new}; give two archs' folders or two folders of those")
     for root, listed, other in zip((old, new), roots, (new, old), strict=True):
         if not listed and store.listed_in(root):
-            raise UsageError(f"{root} is one arch's folder and {other} is one of those; give two of a kind")
+            raise UsageError(
+                f"{root} is one arch's folder and {other} holds archs' folders; give two of a kind"
+            )
     return roots
 
 
@@ -242,11 +244,7 @@ def _table_lines(diff: TableDiff) -> list[str]:
         same = len(configs) == 2 and configs[0] == configs[1]
         times = [f"{entry.mean_us:.2f}" for entry in (change.old, change.new) if entry is not None]
         evidence = dict.fromkeys(entry.evidence for entry in (change.old, change.new) if entry is not None)
-        gains = [
-            f"{entry.default_us / entry.mean_us:.2f}x"
-            for entry in (change.old, change.new)
-            if entry is not None
-        ]
+        gains = [f"{entry.gain:.2f}x" for entry in (change.old, change.new) if entry is not None]
         rows.append((
             f"  {_SIGNS[change.kind]} {change.bucket}",
             f"{' -> '.join(times)} us" + (f", {' -> '.join(evidence)}" if len(evidence) > 1 else ""),
@@ -258,7 +256,7 @@ def _table_lines(diff: TableDiff) -> list[str]:
 
 
 _SIGNS: Mapping[Kind, str] = {"added": "+", "removed": "-", "config": "!", "figures": "~"}
-"""The mark an entry's line begins with."""
+"""The mark that an entry's line begins with."""
 
 _WORDS: Mapping[Kind, str] = {
     "added": "added",
@@ -266,3 +264,4 @@ _WORDS: Mapping[Kind, str] = {
     "config": "with another config",
     "figures": "with other figures only",
 }
+"""The words that the summary counts the changes with."""

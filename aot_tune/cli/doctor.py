@@ -1,4 +1,4 @@
-"""What this process would use, as data: GPU, driver, cuda-tile, compiler, tables, cache. Changes nothing."""
+"""`aot-tune doctor`: which GPU, driver, compiler, tables and cache this process would use. Reads only."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ from aot_tune.values.text import aligned, counted
 
 @dataclass(frozen=True, kw_only=True)
 class Variable:
-    """One environment variable."""
+    """One environment variable that aot_tune reads."""
 
     name: str
-    """Its name."""
+    """The variable's name."""
 
     value: str | None
-    """What it holds; None where it is unset."""
+    """The variable's value; None when it is unset."""
 
     meaning: str
-    """What it does, one line."""
+    """What the variable does, in one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableState:
-    """One place where a kernel's table is looked for."""
+    """One file in which a kernel's table is looked for."""
 
     kernel: str
-    """The kernel."""
+    """The kernel's name."""
 
     path: Path
-    """The file."""
+    """The table's file; it need not exist."""
 
     state: str
-    """What is there, or what is wrong with it."""
+    """What the file holds, or what is wrong with it."""
 
     usable: bool
-    """Whether a launch would read entries from it."""
+    """Whether a launch would use entries of this table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,62 +61,62 @@ class CacheState:
     """The user's cache of live searches."""
 
     folder: Path | None
-    """Where it lies; None where this process has none."""
+    """The cache's folder; None when there is no place for a cache."""
 
     state: str
-    """Whether it is there, how much it holds, and why it would not be used."""
+    """How many winners it remembers, or why it is not used or not there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """Everything `aot-tune doctor` says of a process."""
+    """Everything that `aot-tune doctor` reports about this process."""
 
     aot_tune: str
-    """This release."""
+    """The version of aot_tune."""
 
     python: str
-    """The interpreter's version."""
+    """The version of the Python interpreter."""
 
     torch: str | None
-    """torch's version; None when it is not installed."""
+    """The version of torch; None when torch is not installed."""
 
     cuda_tile: str | None
-    """cuda-tile's version; None when it is not installed."""
+    """The version of cuda-tile; None when cuda-tile is not installed."""
 
     compiler: str | None
-    """The version of cuTile's compiler; None when none is installed."""
+    """The version of cuTile's compiler, tileiras; None when no compiler is installed."""
 
     driver: str | None
-    """The GPU driver's version; None where NVML does not tell."""
+    """The version of the GPU driver; None when NVML does not answer."""
 
     gpus: tuple[Gpu, ...] | None
-    """The GPUs this process may use; None where NVML does not tell."""
+    """The GPUs that this process may use; None when NVML does not answer."""
 
     arch: Arch
-    """The arch that the tables below are of."""
+    """The arch that the tables below are for."""
 
     ranked: bool
-    """Whether it is one of several ranks: it never searches, and reads no cache."""
+    """Whether the process is one of several ranks: such a process never searches and reads no cache."""
 
     tables: tuple[TableState, ...]
-    """Where each kernel's table is looked for, in the order of the search."""
+    """The files in which each kernel's table is looked for, in that order."""
 
     cache: CacheState
-    """The user's cache."""
+    """The user's cache of live searches."""
 
     variables: tuple[Variable, ...]
     """Every environment variable that aot_tune reads."""
 
     remarks: tuple[str, ...]
-    """What is wrong or unusual, with what to do; empty when all is well."""
+    """What is wrong or unusual, each with what to do about it; empty when all is well."""
 
 
 def diagnose(arch: Arch, modules: Sequence[str] = ()) -> Diagnosis:
-    """Look at the machine, the installation and the tables for one arch. Reads much and writes nothing.
+    """Look at the machine, the installation and the tables for one arch. Writes nothing.
 
     Raises:
-        UsageError: A module that is named cannot be imported or declares nothing.
-        DeclarationError: A declaration of a module that is named contradicts itself.
+        UsageError: A named module cannot be imported or declares no kernel.
+        DeclarationError: A declaration of a named module contradicts itself.
     """
     remarks = list(_installation_remarks())
     tables: list[TableState] = []
@@ -128,7 +128,7 @@ def diagnose(arch: Arch, modules: Sequence[str] = ()) -> Diagnosis:
     except AotTuneError as error:
         if modules:
             raise
-        # Without the installed kernels the rest is still worth telling.
+        # The rest of the diagnosis is worth printing even if the installed kernels cannot be imported.
         remarks.append(str(error))
     return Diagnosis(
         aot_tune=__version__,
@@ -148,7 +148,7 @@ def diagnose(arch: Arch, modules: Sequence[str] = ()) -> Diagnosis:
 
 
 def variables() -> tuple[Variable, ...]:
-    """Every environment variable that aot_tune reads, with what it holds now."""
+    """Every environment variable that aot_tune reads, with its present value."""
     return tuple(
         Variable(name=name, value=os.environ.get(name), meaning=meaning)
         for name, meaning in environment.DESCRIPTIONS.items()
@@ -171,8 +171,8 @@ def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
             f"tileiras {diagnosis.compiler}" if diagnosis.compiler else "none: only prebuilt cubins launch",
         ),
         ("driver", diagnosis.driver or "none found"),
-        ("GPUs", ", ".join(gpus) or ("NVML does not tell" if diagnosis.gpus is None else "none")),
-        ("arch", f"{diagnosis.arch}" + ("" if gpus else ", for want of a GPU")),
+        ("GPUs", ", ".join(gpus) or ("NVML does not answer" if diagnosis.gpus is None else "none")),
+        ("arch", f"{diagnosis.arch}" + ("" if gpus else " (no GPU is visible)")),
         ("rank", "yes: shipped tables only, no search" if diagnosis.ranked else "no"),
         ("cache", f"{diagnosis.cache.folder or 'none'}: {diagnosis.cache.state}"),
     ]
@@ -183,7 +183,7 @@ def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
     ]
     return [
         *aligned(facts),
-        f"tables for {diagnosis.arch}, in the order they are looked for:",
+        f"tables for {diagnosis.arch}, in the order in which they are looked for:",
         *aligned(tables),
         "environment:",
         *aligned(settings),
@@ -201,7 +201,7 @@ def _installed(distribution: str) -> str | None:
 def _is_rank() -> bool:
     try:
         return is_rank()
-    except AotTuneError:  # which is a remark
+    except AotTuneError:  # `_installation_remarks` reports it
         return False
 
 
@@ -247,9 +247,11 @@ def _table_state(path: Path, tunable: Declaration, arch: Arch) -> tuple[str, boo
 def _cache_state() -> CacheState:
     folder = cache.folder_here()
     if folder is None:
-        return CacheState(folder=None, state=f"no place for one; name a folder in {environment.CACHE_DIR}")
+        return CacheState(
+            folder=None, state=f"there is no place for it; name a folder in {environment.CACHE_DIR}"
+        )
     if reason := cache.UserCache(folder).refusal():
-        return CacheState(folder=folder, state=f"left out: {reason}")
+        return CacheState(folder=folder, state=f"not used: {reason}")
     if not folder.exists():
         return CacheState(folder=folder, state="not there yet; a live search makes it")
     winners = sum(1 for _ in (folder / f"v{cache.SCHEMA}").glob("*/*/*.json"))

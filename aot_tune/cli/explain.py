@@ -1,4 +1,7 @@
-"""Why a problem gets its config, as data: the ladder's answer and the times it compared. Launches nothing."""
+"""`aot-tune doctor KERNEL`: why a problem gets its config, and the times that were compared.
+
+It climbs the ladder of `serve.choose.resolve` as a launch would, and launches nothing.
+"""
 
 from __future__ import annotations
 
@@ -25,71 +28,73 @@ from aot_tune.values.text import aligned, counted
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """What the rule inside the bucket expects of one config."""
+    """The time that the rule inside a bucket expects of one config."""
 
     config: Config
     """The config."""
 
     us: float
-    """Expected time, microseconds."""
+    """The expected time, microseconds."""
 
     point: Mapping[str, int]
-    """The measured size that it was told from."""
+    """The measured size that the time was derived from."""
 
     scale: float
-    """Waves at the problem over waves at that point."""
+    """Waves of blocks at the problem / waves at that size."""
 
     refusal: str | None
-    """Why it may not run for this problem; None when it may."""
+    """Why the config may not run for this problem; None when it may."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What a launch of one problem would run, and why."""
+    """Which config a launch of one problem would run, and why."""
 
     kernel: str
-    """The kernel."""
+    """The kernel's name."""
 
     arch: Arch
-    """The arch asked for."""
+    """The arch that was asked for."""
 
     problem: Problem
-    """The problem."""
+    """The problem that was asked for."""
 
     bucket: Problem
-    """The bucket it belongs to."""
+    """The bucket that the problem belongs to."""
 
     config: Config
-    """The config a launch would take."""
+    """The config that a launch would run."""
 
     default: Config
     """The declaration's default, for comparison."""
 
     source: Source
-    """The step of the ladder that told it."""
+    """The step of the ladder that gave the config."""
 
     reason: str
-    """Why, for people."""
+    """Why that step gave it, as a sentence."""
 
     compared: tuple[Compared, ...]
-    """The times that were compared, fastest first; empty where no table had any."""
+    """The times that were compared, fastest first; empty when no table had any."""
 
     remarks: tuple[str, ...]
-    """Warnings of the tables, what a launch would do beyond this, and the command that tunes a miss."""
+    """Warnings about the tables, what a launch would do besides, and the command that tunes a miss."""
 
     mistakes: tuple[str, ...]
-    """What is wrong with the declaration for this problem; a launch or a sweep may stop at it."""
+    """What is wrong with the declaration for this problem; a launch or a sweep may fail because of it."""
 
 
 def explain(tunable: Declaration, arch: Arch, problem: Problem) -> Explanation:
     """Climb the ladder for one problem as a launch on `arch` would, without searching.
 
     Raises:
-        LaunchError: Nothing may run: the default itself is not legal.
+        LaunchError: No config may run, because even the default is not legal.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        index = loader.load(tunable, arch)  # anew, since what is loaded already has given its warnings
+        index = loader.load(
+            tunable, arch
+        )  # load again: tables that are loaded already do not warn a second time
         choice = dispatcher_of(tunable).choice(arch, problem)
     return Explanation(
         kernel=tunable.name,
@@ -110,13 +115,13 @@ def explain(tunable: Declaration, arch: Arch, problem: Problem) -> Explanation:
     )
 
 
-def overview_lines(told: Sequence[Explanation]) -> list[str]:
-    """Many problems of a kernel, one line each, and what all their remarks come to."""
+def overview_lines(answers: Sequence[Explanation]) -> list[str]:
+    """One line for each problem of a kernel, then how many have remarks, and the declaration's mistakes."""
     heads = ("problem", "step", "config")
-    rows = [(str(one.problem), one.source, str(one.config)) for one in told]
-    missed = [one for one in told if one.remarks]
-    again = f"{counted(len(missed), 'problem')} with remarks; name one with --problem to see why"
-    wrong = [one for one in told if one.mistakes]
+    rows = [(str(one.problem), one.source, str(one.config)) for one in answers]
+    missed = [one for one in answers if one.remarks]
+    again = f"{counted(len(missed), 'problem')} with remarks; name one with --problem to read them"
+    wrong = [one for one in answers if one.mistakes]
     return [
         *aligned([heads, *rows]),
         *([again] if missed else []),
@@ -128,26 +133,29 @@ def overview_lines(told: Sequence[Explanation]) -> list[str]:
     ]
 
 
-def explanation_lines(told: Explanation) -> list[str]:
+def explanation_lines(answer: Explanation) -> list[str]:
     """The explanation for a person."""
     rows = [
         (
-            "  *" if one.config == told.config else "   ",
+            "  *" if one.config == answer.config else "   ",
             f"{one.us:.2f} us",
             " ".join(f"{name}={size}" for name, size in one.point.items()) or "-",
             f"x{one.scale:.2f} waves",
-            f"{one.config}" + (" (default)" if one.config == told.default else ""),
+            f"{one.config}" + (" (default)" if one.config == answer.default else ""),
             f"refused: {one.refusal}" if one.refusal else "",
         )
-        for one in told.compared
+        for one in answer.compared
     ]
+    heading = (
+        "  expected times of the portfolio and the default, each with the measured size it is derived from:"
+    )
     return [
-        f"{told.kernel} {told.problem} on {told.arch}: {told.config}",
-        f"  {told.source}: {told.reason}",
-        *(["  expected of the portfolio and the default, and the point each is told from:"] if rows else []),
+        f"{answer.kernel} {answer.problem} on {answer.arch}: {answer.config}",
+        f"  {answer.source}: {answer.reason}",
+        *([heading] if rows else []),
         *aligned(rows),
-        *(f"  remark: {remark}" for remark in told.remarks),
-        *(f"  the declaration is wrong: {text}" for text in told.mistakes),
+        *(f"  remark: {remark}" for remark in answer.remarks),
+        *(f"  the declaration is wrong: {text}" for text in answer.mistakes),
     ]
 
 
@@ -177,7 +185,9 @@ def _remarks(tunable: Declaration, arch: Arch, problem: Problem, choice: Choice)
         return [message]
     if not choice.missed:
         return []
-    remarks = [f"nothing was tuned for it or near it; tune it: {tune_command(tunable, arch, problem)}"]
+    remarks = [
+        f"no bucket at or near this problem was tuned; tune it: {tune_command(tunable, arch, problem)}"
+    ]
     if not (is_rank() or environment.search_disabled() or environment.search_seconds() == 0):
-        remarks.append("a launch may search live first, and remember the winner in the user's cache")
+        remarks.append("a launch may search live first and remember the winner in the user's cache")
     return remarks

@@ -1,4 +1,4 @@
-"""Any of the project's values as plain JSON data, for `--json`. Pure; a table has a text of its own."""
+"""Turn the project's values into JSON, for `--json`. Pure. `tables.reader` makes a table's text itself."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from aot_tune.values.bucket import Exact, Pow2
 from aot_tune.values.config import Config
 
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
-"""What JSON can hold."""
+"""Data that JSON can hold."""
 
 
 def plain(value: object) -> Plain:
-    """A value as JSON data: dataclasses by field, a config by its halves, archs and paths by their text.
+    """A value as JSON data: a dataclass by its fields, a config by its two parts, archs and paths as text.
 
     Raises:
-        TypeError: A value that has no such form, which is a mistake of the caller.
+        TypeError: The value has no such form, which is a mistake of the caller.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value

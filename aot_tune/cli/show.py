@@ -1,14 +1,17 @@
-"""Find tables without importing their kernels (nor torch), and say them as lines for a person."""
+"""`aot-tune show`: find tables and archives without importing their kernels (nor torch), and print them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from aot_tune import environment
+from aot_tune.cubins.archive import FILE_NAME, Archive
 from aot_tune.declare.discovery import OWN_KERNELS, Broken, broken_point, find_tunables, module_names, warn_of
-from aot_tune.errors import AotTuneError, StoreError, TableError, UsageError
+from aot_tune.errors import AotTuneError, ArchiveError, StoreError, TableError, UsageError
 from aot_tune.tables import store, writer
 from aot_tune.tables.table import Entry, Table, geometric_mean
 from aot_tune.values.arch import Arch
@@ -17,39 +20,36 @@ from aot_tune.values.text import aligned, counted
 
 
 def tables_found(
-    kernel: str | None, arch: Arch | None, modules: Sequence[str] = ()
+    kernel: str | None, arch: Arch | None, modules: Sequence[str] = (), only: Path | None = None
 ) -> tuple[list[tuple[Path, Table]], list[AotTuneError]]:
-    """The tables of the installed packages, or of those of `modules`; AOT_TUNE_TABLES first.
+    """Find the tables in AOT_TUNE_TABLES, then those of the installed packages or of `modules`.
 
-    Kernels are imported only where nothing is found otherwise: a declaration may name a folder of its own.
+    Kernels are imported only when no table is found without: a declaration may name a folder of its own.
 
     Args:
-        kernel: Only this kernel's.
-        arch: Only this arch's.
+        kernel: Find this kernel's tables only.
+        arch: Find this arch's tables only.
         modules: Modules that declare kernels.
+        only: Search this folder only.
 
     Returns:
-        The tables, and what is wrong with each file that is none.
+        The tables, and one error for each file that is not a table.
 
     Raises:
-        UsageError: There is no such table; the message lists what there is.
+        UsageError: There is no such table; the message lists those there are.
         StoreError: A folder cannot be read.
     """
-    installed, broken = _package_folders(modules)
-    folders = [*environment.table_folders(), *installed]
-    paths = [path for folder in dict.fromkeys(folders) for path in store.listed(folder)]
-    chosen = _chosen(paths, kernel, arch)
-    if chosen:
-        warn_of(broken)
-    else:  # which warns of them itself
-        own = [store.package_folder(found.tunable) for found in find_tunables(modules).values()]
-        paths = [path for folder in dict.fromkeys((*folders, *own)) for path in store.listed(folder)]
+    if only is not None:
+        paths = store.listed(only)
         chosen = _chosen(paths, kernel, arch)
+    else:
+        chosen, paths = _installed_tables(kernel, arch, modules)
     if not chosen:
         wanted = (f"of {kernel} " if kernel else "") + (f"for {arch} " if arch else "")
+        where = "there" if only is None else f"in {only}"
         there = " ".join(f"{path.parent.name}/{path.stem}" for path in paths)
         step = f"make one with aot-tune tune, or name a folder of tables in {environment.TABLES}"
-        raise UsageError(f"no table {wanted}is there; {f'there is {there}' if there else step}")
+        raise UsageError(f"no table {wanted}is {where}; {f'there is {there}' if there else step}")
     tables: list[tuple[Path, Table]] = []
     unreadable: list[AotTuneError] = []
     for path in chosen:
@@ -60,8 +60,28 @@ def tables_found(
     return tables, unreadable
 
 
+def _installed_tables(
+    kernel: str | None, arch: Arch | None, modules: Sequence[str]
+) -> tuple[list[Path], list[Path]]:
+    """The chosen tables' files, and those of all tables that were found."""
+    installed, broken = _package_folders(modules)
+    folders = [*environment.table_folders(), *installed]
+    paths = [path for folder in dict.fromkeys(folders) for path in store.listed(folder)]
+    chosen = _chosen(paths, kernel, arch)
+    if chosen:
+        warn_of(broken)
+    else:  # find_tunables warns of the broken entry points itself
+        own = [store.package_folder(found.tunable) for found in find_tunables(modules).values()]
+        paths = [path for folder in dict.fromkeys((*folders, *own)) for path in store.listed(folder)]
+        chosen = _chosen(paths, kernel, arch)
+    return chosen, paths
+
+
 def _package_folders(modules: Sequence[str]) -> tuple[list[Path], list[Broken]]:
-    """The folders of tables of the named modules' packages, or of the installed ones that are there."""
+    """The folders of tables of the named modules' packages, or of all installed packages that can be found.
+
+    The second list has the entry points whose package cannot be found.
+    """
     folders, broken = [], []
     for module in module_names(modules):
         try:
@@ -82,7 +102,7 @@ def _chosen(paths: Sequence[Path], kernel: str | None, arch: Arch | None) -> lis
 
 
 def overview_lines(tables: Sequence[tuple[Path, Table]]) -> list[str]:
-    """One line a table: what it holds and what it gains."""
+    """One line for each table: how many entries it has and what they gain over the default."""
     heads = (
         "arch",
         "kernel",
@@ -99,8 +119,8 @@ def overview_lines(tables: Sequence[tuple[Path, Table]]) -> list[str]:
             str(table.arch),
             table.kernel,
             str(len(table.entries)),
-            f"{geometric_mean(map(_gain, table.entries)):.2f}x",
-            f"{max(map(_gain, table.entries), default=1.0):.2f}x",
+            f"{geometric_mean(entry.gain for entry in table.entries):.2f}x",
+            f"{max((entry.gain for entry in table.entries), default=1.0):.2f}x",
             f"{max((entry.regret for entry in table.entries), default=0.0):.1%}",
             "+".join(sorted({entry.evidence for entry in table.entries})) or "none",
             table.built_with.device_name,
@@ -112,7 +132,7 @@ def overview_lines(tables: Sequence[tuple[Path, Table]]) -> list[str]:
 
 
 def table_lines(path: Path, table: Table) -> list[str]:
-    """A whole table: what it was built with, its portfolio by letter, its entries."""
+    """A whole table: what it was built with, its portfolio as P0, P1 and so on, and its entries."""
     built = table.built_with
     versions = f"cuda-tile {built.cuda_tile}, tileiras {built.tileiras}"
     versions += f", driver {built.driver}" if built.driver else ""
@@ -128,7 +148,7 @@ def table_lines(path: Path, table: Table) -> list[str]:
 
 
 def table_data(path: Path, table: Table) -> dict[str, object]:
-    """A table for a script: the document itself, and where it lies."""
+    """A table for a script: its document, and the path of its file."""
     return {"path": path, **json.loads(writer.dump(table))}
 
 
@@ -139,7 +159,7 @@ def _entry_row(entry: Entry, names: dict[Config, str]) -> tuple[str, ...]:
         f"{entry.mean_us:.2f}",
         f"{entry.error_margin_us:.2f}",
         f"{entry.default_us:.2f}",
-        f"{_gain(entry):.2f}x",
+        f"{entry.gain:.2f}x",
         f"{entry.regret:.1%}",
         entry.evidence,
         inside or "-",
@@ -147,6 +167,117 @@ def _entry_row(entry: Entry, names: dict[Config, str]) -> tuple[str, ...]:
     )
 
 
-def _gain(entry: Entry) -> float:
-    """The default's time over the winner's."""
-    return entry.default_us / entry.mean_us
+# Archives of cubins -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSizes:
+    """What one kernel's cubins take in an archive."""
+
+    cubins: int
+    """Different cubins."""
+
+    stored_bytes: int
+    """Bytes that they take in the file."""
+
+    bytes: int
+    """Bytes that they take unpacked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchiveSizes:
+    """What one archive takes."""
+
+    path: Path
+    """The archive's file."""
+
+    arch: Arch
+    """The arch that its cubins are for."""
+
+    bytes: int
+    """The file's size, bytes."""
+
+    kernels: Mapping[str, KernelSizes]
+    """Each kernel's part, by the kernel's name."""
+
+
+def archives_found(
+    kernel: str | None, arch: Arch | None, modules: Sequence[str] = (), only: Path | None = None
+) -> tuple[list[ArchiveSizes], list[AotTuneError]]:
+    """Find the archives of cubins in the folders of tables, without importing kernels.
+
+    Args:
+        kernel: Read this kernel's part only.
+        arch: Find this arch's archives only.
+        modules: Modules that declare kernels; without them, those of all installed packages.
+        only: Search this folder only, such as one that `aot-tune compile --out` was given.
+
+    Returns:
+        The archives, by folder and arch, and one error for each file that is damaged or is not an archive.
+
+    Raises:
+        UsageError: There is no such archive, or none of them has cubins of `kernel`.
+        StoreError: A named module's package has no folder.
+    """
+    if only is not None:
+        folders = [only]
+    else:
+        installed, broken = _package_folders(modules)
+        warn_of(broken)
+        folders = list(dict.fromkeys((*environment.table_folders(), *installed)))
+    found: list[ArchiveSizes] = []
+    unreadable: list[AotTuneError] = []
+    held: set[str] = set()
+    for folder in folders:
+        here = []
+        for path in folder.glob(f"{arch or '*'}/{FILE_NAME}"):
+            try:
+                archive = Archive(path)
+                here.append(_sizes(archive, kernel))
+            except ArchiveError as error:
+                unreadable.append(error)
+            else:
+                held.update(archive.kernels)
+        found += sorted(here, key=lambda one: (one.arch, one.path))
+    if not found and not unreadable:
+        wanted = f" for {arch}" if arch else ""
+        options = (f" --arch {arch}" if arch else "") + (f" --out {only}" if only else "")
+        places = " ".join(map(str, folders))
+        raise UsageError(f"no archive of cubins{wanted} is in {places}; make one: aot-tune compile{options}")
+    if kernel is not None and kernel not in held and not unreadable:
+        there = " ".join(sorted(held)) or "none of any kernel"
+        raise UsageError(f"no archive has cubins of {kernel}; there is {there}")
+    return found, unreadable
+
+
+def _sizes(archive: Archive, kernel: str | None) -> ArchiveSizes:
+    kernels = {}
+    for name in archive.kernels:
+        if kernel in (None, name) and (section := archive.section(name)) is not None:
+            cubins, stored, unpacked = section.sizes()
+            kernels[name] = KernelSizes(cubins=cubins, stored_bytes=stored, bytes=unpacked)
+    return ArchiveSizes(
+        path=archive.path, arch=archive.arch, bytes=archive.path.stat().st_size, kernels=kernels
+    )
+
+
+def archive_lines(archives: Sequence[ArchiveSizes]) -> list[str]:
+    """What archives take, KB of 1000 bytes in the file: a row for each kernel and a column for each arch.
+
+    Each folder has a table of its own, and the table's last row has the sizes of the whole files.
+    """
+    lines = []
+    for folder, group in groupby(archives, key=lambda one: one.path.parent.parent):
+        columns = list(group)
+        names = sorted({name for one in columns for name in one.kernels})
+        rows = [
+            ("KB", *(str(one.arch) for one in columns)),
+            *((name, *(_kilobytes(one.kernels.get(name)) for one in columns)) for name in names),
+            ("the file", *(f"{one.bytes / 1000:,.0f}" for one in columns)),
+        ]
+        lines += [f"archives of cubins in {folder}:", *aligned(rows)]
+    return lines
+
+
+def _kilobytes(sizes: KernelSizes | None) -> str:
+    return "-" if sizes is None else f"{sizes.stored_bytes / 1000:,.0f}"

@@ -81,6 +81,11 @@ class Entry:
     points: tuple[Point, ...]
     """The sizes measured inside the bucket, ascending; the edge is the last."""
 
+    @property
+    def gain(self) -> float:
+        """The default's mean time / the winner's: 1.5 where the winner takes two thirds of the time."""
+        return self.default_us / self.mean_us
+
 
 @dataclass(frozen=True, kw_only=True)
 class Table:

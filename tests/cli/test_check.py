@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from aot_tune.cli.check import check
+from aot_tune.cli.app import app
+from aot_tune.cli.check import archive_lines, archives, check
 from aot_tune.cubins.pack import pack
+from aot_tune.declare import discovery
 from aot_tune.declare.fingerprint import hashing
 from aot_tune.errors import UsageError
 from aot_tune.serve.choose import loader
@@ -18,9 +24,11 @@ from aot_tune.tables.table import Table
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from tests.support.sample_archive import packed, put
-from tests.support.samples import DEFAULT, SPACE, scale, scale_in, scale_table, with_entry, write
+from tests.support.samples import DEFAULT, SM90, SPACE, scale, scale_in, scale_table, with_entry, write
 
 SM100 = Arch.parse("sm100")
+
+ROOT = Path(__file__).parents[2]
 
 
 def _told(folder: Path, path: Path | None = None) -> list[str]:
@@ -138,10 +146,44 @@ def test_unknown_files_archs_and_kernels_are_found(tmp_path: Path) -> None:
     told = _told(tmp_path)
     assert [line.split(": ")[1] for line in told] == [
         "an unknown file",
-        "no GPU arch is called that",
+        "no GPU arch has this name",
         "no kernel of tests.support.samples is called that",
         "an unknown file",
     ]
+
+
+def test_a_readme_may_be_in_the_root_of_the_tables(tmp_path: Path) -> None:
+    path = write(tmp_path, scale_table())
+    (tmp_path / "README.md").write_text("What the tables are.")
+    assert _told(tmp_path) == []
+    assert _told(tmp_path, tmp_path) == []
+    (path.parent / "README.md").write_text("No table.")
+    assert [line.split(": ")[:2] for line in _told(tmp_path)] == [
+        [str(path.parent / "README.md"), "an unknown file"]
+    ]
+
+
+@pytest.mark.parametrize("name", ["readme.md", "README", "README.txt", "README.md.orig", "NOTES.md"])
+def test_a_readme_of_another_name_is_an_unknown_file(tmp_path: Path, name: str) -> None:
+    write(tmp_path, scale_table())
+    (tmp_path / name).write_text("What the tables are.")
+    (line,) = _told(tmp_path)
+    assert line.startswith(f"{tmp_path / name}: an unknown file: ")
+
+
+def test_a_readme_that_is_not_a_file_is_found(tmp_path: Path) -> None:
+    write(tmp_path, scale_table())
+    (tmp_path / "README.md").symlink_to(tmp_path / "nowhere")
+    (line,) = _told(tmp_path)
+    assert ": an unknown file: " in line
+
+
+def test_a_readme_alone_is_no_table(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("What the tables are.")
+    (line,) = _told(tmp_path)
+    assert "holds no tables for scale" in line
+    with pytest.raises(UsageError, match="no tables in"):
+        check(scale_in(tmp_path / "own"), tmp_path)
 
 
 def test_a_table_in_the_wrong_place_is_found(tmp_path: Path) -> None:
@@ -300,3 +342,81 @@ def test_a_table_or_cubins_of_another_module_s_kernel_are_not_told_to_be_removed
     ]
     assert _told(tmp_path, other) == [f"{other}: no kernel of tests.support.samples is called other: {step}"]
     assert _told(tmp_path, path) == []
+
+
+# check --archives ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The sample's table and an archive that fits it."""
+    write(tmp_path, scale_table())
+    put(tmp_path, packed())
+    return tmp_path
+
+
+def test_an_archive_that_fits_is_one_line_with_its_size(folder: Path) -> None:
+    (fit,) = archives(scale_in(folder))
+    assert archive_lines([fit]) == [f"{fit.path} fits: {fit.bytes / 1000:,.0f} KB, 1 kernel"]
+    fit.path.write_bytes(pack(SM90, []))
+    (line,) = archive_lines(archives(scale_in(folder)))
+    assert line.endswith("0 kernels; none of scale")
+
+
+def test_an_archive_that_does_not_fit_is_printed_with_what_to_do(folder: Path) -> None:
+    path = put(folder, packed(source_hash="0" * 16, files={"tests.support.samples": "0" * 64}))
+    head, fault, step = archive_lines(archives(scale_in(folder)))
+    assert head == f"{path} does not fit the tables and sources here:"
+    assert fault.startswith("  scale: the file of tests.support.samples is not as it was compiled")
+    assert step == f"  build it again (aot-tune compile --arch sm90), or remove it: rm {path}"
+
+
+def test_archives_are_checked_below_the_path_that_is_given(folder: Path) -> None:
+    path = folder / "sm90" / "cubins.aot"
+    shutil.copytree(folder / "sm90", folder / "sm100")
+    found = scale_in(folder)
+    for place in (path, path.parent):
+        assert [(fit.path, fit.faults) for fit in archives(found, place)] == [(path, ())]
+    assert [bool(fit.faults) for fit in archives(found, folder)] == [True, False]
+    assert archives(found, folder) == archives(found)
+    assert [fit.faults for fit in archives(scale_in(folder / "own"), path)] == [()]
+    with pytest.raises(UsageError, match="does not exist"):
+        archives(found, folder / "nowhere")
+
+
+def test_check_archives_fails_where_one_does_not_fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = discovery.Survey(found=scale_in(folder), broken=())
+    monkeypatch.setattr(discovery, "survey", lambda modules=(): declared)
+
+    def run(*words: str) -> tuple[int, str]:
+        result = CliRunner().invoke(app, ["check", "--archives", *words])
+        return result.exit_code, result.stdout
+
+    code, text = run()
+    assert (code, "fits: " in text) == (0, True)
+    put(folder, packed("gone"))
+    code, text = run()
+    assert (code, "no such kernel is declared" in text) == (1, True)
+    code, text = run("--json")
+    (fit,) = json.loads(text)
+    assert (code, fit["kernels"], fit["faults"]) == (1, ["gone"], ["gone: no such kernel is declared"])
+    (folder / "sm90" / "cubins.aot").unlink()
+    assert run() == (0, "no archives of cubins: tables alone\n")
+    assert run("--json") == (0, "[]\n")
+
+
+@pytest.mark.parametrize("arch", ["", "sm90"])
+def test_make_wheel_checks_archives_before_it_packs_them(arch: str) -> None:
+    done = subprocess.run(
+        ["make", "-n", "wheel", "VENV=", f"ARCH={arch}"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    steps = [line for line in done.stdout.splitlines() if line.strip()]
+    checked = next(
+        at
+        for at, line in enumerate(steps)
+        if "-m aot_tune check --archives --module aot_tune.kernels" in line
+    )
+    packed_at = next(at for at, line in enumerate(steps) if "pip wheel" in line)
+    compiled_at = next((at for at, line in enumerate(steps) if "aot_tune compile" in line), -1)
+    assert compiled_at < checked < packed_at
+    assert (compiled_at >= 0) == bool(arch)

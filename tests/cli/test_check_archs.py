@@ -1,14 +1,19 @@
-"""`make check-archs` with the real compiler on a small kernel, and what it says when something is wrong."""
+"""`aot-tune check-archs` with the real compiler on a small kernel, and what it prints about faults."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
 from aot_tune.cli import check_archs
-from aot_tune.cli.check_archs import Checked, check, lines, main
+from aot_tune.cli.app import app
+from aot_tune.cli.check_archs import ARCHS, Checked, check, lines
 from aot_tune.declare.discovery import Found
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
@@ -89,15 +94,58 @@ def answers(*wrong: str) -> tuple[Checked, ...]:
     )
 
 
-def test_a_line_a_kernel_and_exit_code_1_where_anything_is_wrong(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def _run(*words: str) -> Result:
+    return CliRunner().invoke(app, ["check-archs", *words])
+
+
+def test_each_kernel_is_a_line_and_a_failure_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines(answers("")) == ["sm80  scale  8 of 9 compile  2 spill  1 do not fit  its likely configs"]
     monkeypatch.setattr(check_archs, "check", lambda *_, **__: answers("", "scale on sm80 does not compile"))
-    assert main(["--kernel", "rope"]) == 1
-    told = capsys.readouterr()
-    assert told.out.count("8 of 9 compile") == 2
-    assert told.err.endswith("scale on sm80 does not compile\n")
+    result = _run("--kernel", "rope")
+    assert result.exit_code == 1
+    assert result.stdout.count("8 of 9 compile") == 2
+    assert result.stderr.startswith("18 compilations, ")
+    assert result.stderr.endswith("scale on sm80 does not compile\n")
+    assert [one["wrong"] for one in json.loads(_run("--json").stdout)] == [
+        "",
+        "scale on sm80 does not compile",
+    ]
     monkeypatch.setattr(check_archs, "check", lambda *_, **__: answers(""))
-    assert main(["--arch", "sm100"]) == 0
-    assert main(["--arch", "sm9000"]) == 1
+    assert _run("--arch", "sm100").exit_code == 0
+
+
+def test_every_option_of_check_archs_reaches_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def instead(
+        kernels: Sequence[Found], archs: Sequence[Arch], say: object, *, jobs: int, most: int
+    ) -> tuple[Checked, ...]:
+        asked.append(([one.tunable.name for one in kernels], [*archs], jobs, most))
+        return answers("")
+
+    monkeypatch.setattr(check_archs, "check", instead)
+    words = "--arch sm80 --arch 12.0 --kernel rope --kernel softmax --jobs 2 --most 3"
+    assert _run(*words.split(), "--module", "aot_tune.kernels").exit_code == 0
+    assert _run("--module", MODULE).exit_code == 0
+    assert asked == [
+        (["rope", "softmax"], [SM80, SM120], 2, 3),
+        (["scale"], [*ARCHS], None, None),
+    ]
+
+
+@pytest.mark.parametrize("words", [("--arch", "sm9000"), ("--kernel", "scala"), ("--most", "0")])
+def test_a_wrong_word_to_check_archs_is_exit_code_2(words: tuple[str, ...]) -> None:
+    result = _run(*words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Traceback" not in result.stderr
+
+
+def test_make_check_archs_passes_its_arguments_on() -> None:
+    done = subprocess.run(
+        ["make", "-n", "check-archs", "VENV=", "ARGS=--arch sm100"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip().endswith(" -m aot_tune check-archs --arch sm100")

@@ -1,18 +1,23 @@
-"""Tables are found without importing kernels, and shown."""
+"""Tables and archives are found without importing kernels, and shown."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
 from aot_tune.cli import show
+from aot_tune.cli.app import app
 from aot_tune.cli.show import overview_lines, table_data, table_lines, tables_found
+from aot_tune.cubins.origin_walk import origin_of
+from aot_tune.cubins.pack import KernelCubins, pack
 from aot_tune.errors import UsageError
 from aot_tune.values.arch import Arch
-from tests.support.samples import SM90, scale_in, scale_table, write
+from tests.support.samples import SM90, scale, scale_in, scale_table, write
 
 SM100 = Arch.parse("sm100")
 
@@ -76,6 +81,16 @@ def test_a_module_in_the_current_folder_is_found_by_name_and_by_path(
         assert [found for found, _ in tables_found("scale", None, [module])[0]] == [path]
 
 
+def test_a_named_folder_is_the_only_one_that_is_searched(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = tmp_path_factory.mktemp("other")
+    path = write(other, scale_table())
+    assert [found for found, _ in tables_found(None, None, only=other)[0]] == [path]
+    with pytest.raises(UsageError, match=f"no table of rope is in {other}; there is sm90/scale"):
+        tables_found("rope", None, only=other)
+
+
 def test_the_overview_gives_gains_and_the_worst_regret() -> None:
     heads, line = overview_lines([(Path("sm90/scale.json"), scale_table())])
     assert heads.split()[:3] == ["arch", "kernel", "entries"]
@@ -101,11 +116,13 @@ def test_json_is_the_document_and_its_place() -> None:
 
 def test_show_and_diff_import_neither_torch_nor_cuda_tile(tmp_path: Path) -> None:
     write(tmp_path, scale_table())
+    put(tmp_path, "sm90", scale=1)
     script = (
         "import sys\n"
         "from pathlib import Path\n"
         "from aot_tune.cli.diff import diff_paths\n"
-        "from aot_tune.cli.show import tables_found\n"
+        "from aot_tune.cli.show import archives_found, tables_found\n"
+        f"assert archives_found(None, None)[0]\n"
         f"assert tables_found('scale', None)[0]\n"
         f"assert diff_paths(Path({str(tmp_path)!r}), Path({str(tmp_path)!r}))\n"
         "print([name for name in ('torch', 'cuda.tile') if name in sys.modules])\n"
@@ -115,3 +132,88 @@ def test_show_and_diff_import_neither_torch_nor_cuda_tile(tmp_path: Path) -> Non
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+# Archives of cubins -------------------------------------------------------------------------------
+
+
+def put(folder: Path, arch: str, **codes: int) -> int:
+    """Write an archive with one cubin of the given bytes for each kernel; return the file's size."""
+    kernels = [
+        KernelCubins(kernel=name, symbol="s", origin=origin_of(scale, ""), cubins={((), "a"): bytes(size)})
+        for name, size in codes.items()
+    ]
+    path = folder / arch / "cubins.aot"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(pack(Arch.parse(arch), kernels))
+    return path.stat().st_size
+
+
+def _archives(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, ["show", "--archives", *map(str, words)])
+
+
+def _rows(result: Result) -> list[list[str]]:
+    return [line.split() for line in result.stdout.splitlines()]
+
+
+def test_archive_sizes_are_printed_by_kernel_and_arch(tmp_path: Path) -> None:
+    first = put(tmp_path, "sm100", matmul=20_000, rope=3_000)
+    second = put(tmp_path, "sm90", matmul=1_500_000)
+    result = _archives("--folder", tmp_path)
+    assert result.exit_code == 0
+    assert _rows(result) == [
+        ["archives", "of", "cubins", "in", f"{tmp_path}:"],
+        ["KB", "sm90", "sm100"],
+        ["matmul", "1,500", "20"],
+        ["rope", "-", "3"],
+        ["the", "file", f"{second / 1000:,.0f}", f"{first / 1000:,.0f}"],
+    ]
+
+
+def test_archives_are_chosen_by_kernel_and_arch(tmp_path: Path) -> None:
+    size = put(tmp_path, "sm100", matmul=20_000, rope=3_000)
+    put(tmp_path, "sm90", matmul=1_500_000)
+    result = _archives("rope", "--arch", "sm100", "--folder", tmp_path)
+    assert _rows(result)[1:] == [["KB", "sm100"], ["rope", "3"], ["the", "file", f"{size / 1000:,.0f}"]]
+    (one,) = json.loads(_archives("rope", "--arch", "sm100", "--folder", tmp_path, "--json").stdout)
+    assert (one["path"], one["arch"], one["bytes"]) == (str(tmp_path / "sm100" / "cubins.aot"), "sm100", size)
+    assert one["kernels"].keys() == {"rope"}
+    assert (one["kernels"]["rope"]["cubins"], one["kernels"]["rope"]["bytes"]) == (1, 3_000)
+    result = _archives("softmax", "--folder", tmp_path)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "no archive has cubins of softmax; there is matmul rope" in result.stderr
+
+
+def test_each_folder_of_archives_has_a_table_of_its_own(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = tmp_path_factory.mktemp("named")
+    monkeypatch.setenv("AOT_TUNE_TABLES", str(named))
+    put(folder, "sm90", rope=3_000)
+    put(named, "sm90", rope=5_000)
+    heads = [line for line in _archives().stdout.splitlines() if line.startswith(("archives", "rope"))]
+    assert [line.split() for line in heads] == [
+        ["archives", "of", "cubins", "in", f"{named}:"],
+        ["rope", "5"],
+        ["archives", "of", "cubins", "in", f"{folder}:"],
+        ["rope", "3"],
+    ]
+
+
+def test_a_folder_without_archives_is_exit_code_2_with_the_command(tmp_path: Path) -> None:
+    result = _archives("--folder", tmp_path)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.endswith(f"make one: aot-tune compile --out {tmp_path}\n")
+    result = _archives("--folder", tmp_path, "--arch", "sm90")
+    assert result.stderr.endswith(f"make one: aot-tune compile --arch sm90 --out {tmp_path}\n")
+
+
+def test_one_damaged_archive_fails_and_the_others_are_printed(tmp_path: Path) -> None:
+    put(tmp_path, "sm90", matmul=1)
+    put(tmp_path, "sm100", matmul=20_000)
+    (tmp_path / "sm90" / "cubins.aot").write_bytes(b"nothing")
+    result = _archives("--folder", tmp_path)
+    assert result.exit_code == 1
+    assert ["matmul", "20"] in _rows(result)
+    assert result.stderr.startswith(f"aot-tune: {tmp_path}/sm90/cubins.aot")

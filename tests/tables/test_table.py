@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from aot_tune.tables.table import entry_order
 from aot_tune.values.bucket import Exact, Pow2
 from aot_tune.values.problem import Problem
@@ -14,6 +16,12 @@ def test_an_entry_is_found_by_its_bucket_and_by_no_other():
         assert TABLE.entry(Problem(dict(reversed(list(entry.bucket.items()))))) is entry
     assert TABLE.entry(TABLE.entries[0].bucket.replaced(M=1)) is None
     assert TABLE.entry(Problem({"M": 64})) is None
+
+
+def test_the_gain_of_an_entry_is_the_defaults_time_over_the_winners():
+    [entry, *_] = TABLE.entries
+    assert dataclasses.replace(entry, default_us=30.0, mean_us=20.0).gain == 1.5
+    assert dataclasses.replace(entry, default_us=8.0, mean_us=8.0).gain == 1.0
 
 
 def test_entries_are_ordered_by_classes_then_exact_sizes_then_bucketed_ones_as_numbers():
