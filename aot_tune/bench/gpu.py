@@ -34,10 +34,10 @@ _SAMPLES = 21
 
 
 @contextmanager
-def this_gpu() -> Iterator[Gpu]:
+def this_gpu() -> Iterator[BenchGpu]:
     """The GPU, with a feed over the folder of cubins that sweeps share."""
     with CompileFeed(partial(CompilePool, os.cpu_count() or 1, folder=sweep.CUBINS)) as feed:
-        yield Gpu(feed)
+        yield BenchGpu(feed)
 
 
 def shipped() -> dict[str, Found]:
@@ -59,7 +59,7 @@ class Timed:
     """What the compiler and the model said of them."""
 
 
-class Gpu:
+class BenchGpu:
     """The current device, and a place to compile for it.
 
     Args:

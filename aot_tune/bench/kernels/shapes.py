@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from aot_tune.bench.gpu import Gpu
+from aot_tune.bench.gpu import BenchGpu
 from aot_tune.bench.kernels.contest import ROUNDS, WARM_UPS, Call, Round, contest
 from aot_tune.bench.kernels.standard import Rival, Standard
 from aot_tune.bench.kernels.standing import COPY, DEFAULT, FLOOR, NOISE, READ, TUNED, Shape
@@ -33,7 +33,7 @@ keep it, not in that in which the shape before left it. Right after seconds of p
 class KernelBench:
     """One kernel on this process's GPU."""
 
-    gpu: Gpu
+    gpu: BenchGpu
     """Compiles all that is launched, ahead and in parallel."""
 
     kernel: Kernel
