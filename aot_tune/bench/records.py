@@ -20,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.discovery import OWN_KERNELS, find_tunables
 from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.errors import AotTuneError, UsageError
@@ -135,35 +136,26 @@ def made_with(words: Sequence[str]) -> MadeWith:
 
 
 @cache
-def present(kernel: str, arch: str) -> Stamp | None:
-    """The present state of a shipped kernel; None where no kernel has this name."""
-    found = find_tunables([OWN_KERNELS]).get(kernel)
-    if found is None:
-        return None
-    path = store.table_path(store.package_folder(found.tunable), Arch.parse(arch), kernel)
-    portfolio = store.read_table(path).portfolio if path.exists() else ()
-    text = "\n".join(map(str, portfolio))
-    digest = hashlib.sha256(text.encode()).hexdigest()[:12] if portfolio else ""
-    return Stamp(source_hash=source_hash(found.tunable), portfolio=digest)
+def present(arch: str) -> Mapping[str, Stamp]:
+    """The present state of every shipped kernel. Imports the kernels at the first call."""
+    return {
+        name: Stamp(source_hash=source_hash(found.tunable), portfolio=_portfolio(found.tunable, arch))
+        for name, found in find_tunables([OWN_KERNELS]).items()
+    }
 
 
-def stamps(kernels: Sequence[str], arch: str) -> dict[str, Stamp]:
-    """The present state of several shipped kernels.
-
-    Raises:
-        UsageError: No shipped kernel has one of the names.
-    """
-    states = {kernel: present(kernel, arch) for kernel in kernels}
-    unknown = [kernel for kernel, state in states.items() if state is None]
-    if unknown:
-        raise UsageError(f"only shipped kernels can be recorded, and {' '.join(unknown)} is not one")
-    return {kernel: state for kernel, state in states.items() if state is not None}
+def _portfolio(tunable: Declaration, arch: str) -> str:
+    path = store.table_path(store.package_folder(tunable), Arch.parse(arch), tunable.name)
+    if not path.exists():
+        return ""
+    text = "\n".join(map(str, store.read_table(path).portfolio))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def out_of_date(record: Record) -> bool:
     """Whether a kernel's source or portfolio has changed since the record was made."""
-    arch = record.made_with.arch
-    return any(present(kernel, arch) != stamp for kernel, stamp in record.kernels.items())
+    now = present(record.made_with.arch)
+    return any(now.get(kernel) != stamp for kernel, stamp in record.kernels.items())
 
 
 # Files ------------------------------------------------------------------------------------------
@@ -197,7 +189,9 @@ def read(folder: Path, section: str) -> dict[str, dict[str, Record]]:
         try:
             records = {name: _record(value) for name, value in json.loads(path.read_bytes()).items()}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise AotTuneError(f"{path} is not a file of bench results: {error!r}; record it again") from error
+            raise AotTuneError(
+                f"{path} is not a file of bench results: {error!r}; record it again"
+            ) from error
         for name, record in records.items():
             found.setdefault(record.made_with.device, {})[name] = record
     return found
@@ -212,7 +206,7 @@ def _record(value: Mapping[str, Any]) -> Record:
 
 
 def dump(value: object) -> str:
-    """JSON that a person can review: numbers are rounded, and each element of a list has a line of its own."""
+    """JSON that a person can review: numbers are rounded, and each object in a list has its own line."""
     return _lines(_rounded(value), "") + "\n"
 
 

@@ -1,7 +1,7 @@
-"""Time the choice of a config for shapes that were not seen before, and the memory that it leaves. Needs no GPU.
+"""Time the choice of a config for shapes not seen before, and the memory that it leaves. Needs no GPU.
 
-The process has a user's cache that holds winners of live searches, as a serving process has. No look-up starts
-a search: a search takes milliseconds, happens once for each bucket, and is timed by the section `serving`.
+The process has a user's cache that holds winners of live searches, as a serving process has. No look-up
+starts a search: a search takes milliseconds, happens once for each bucket, and is timed by `serving`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def run(request: Request) -> Iterator[Part]:
     here = [gpu.arch for gpu in visible_gpus() or () if gpu.arch is not None]
     arch = next((a for a in (*here, *KNOWN_ARCHS) if dispatcher_of(matmul_tunable).load(a).tables), None)
     if arch is None:
-        raise UsageError("there is no table of matmul, so there is nothing to look up; run aot-tune tune first")
+        raise UsageError(
+            "there is no table of matmul, so there is nothing to look up; run aot-tune tune first"
+        )
     random_ = random.Random(0)
 
     def size(most: int) -> int:
@@ -62,9 +64,7 @@ def run(request: Request) -> Iterator[Part]:
     with _cache_folder():
         for tunable in (matmul_tunable, rms_norm_tunable):
             figures = _timed(tunable, arch, draws[tunable.name], random_, request.look_ups)
-            yield Part(
-                name=tunable.name, kernels=(tunable.name,), figures={"arch": str(arch), **figures}
-            )
+            yield Part(name=tunable.name, kernels=(tunable.name,), figures={"arch": str(arch), **figures})
 
 
 def _timed(
@@ -131,7 +131,7 @@ def _remembered(
     index: Index,
     draw: Callable[[], dict[str, Any]],
 ) -> list[Problem]:
-    """Draw problems whose buckets no table has, put a winner of each bucket into the cache, return the problems."""
+    """Draw problems whose buckets no table has, and put a winner of each bucket into the cache."""
     cache = UserCache(Path(os.environ[environment.CACHE_DIR]))
     found: dict[Problem, Problem] = {}
     while len(found) < _FOUND:

@@ -65,7 +65,10 @@ class _Bench:
         """Every scenario's name and figures, each as soon as it is measured."""
         disk = self._folder / "cutile"
         yield "archive", {"kb": round(self._size_kb, 1), "kernels": len(KERNELS)}
-        yield "first launch: aot_tune with cubins, no compiler", self._several("first_launches", prebuilt=True)
+        yield (
+            "first launch: aot_tune with cubins, no compiler",
+            self._several("first_launches", prebuilt=True),
+        )
         yield "first launch: config known, compiled on the spot", self._several("bare_first")
         self._child("bare_first", cutile_cache=disk)  # fills cuTile's disk cache
         warm = self._child("bare_first", cutile_cache=disk)

@@ -25,7 +25,7 @@ _PROBLEMS = (("bfloat16", 64, 6144, 4096), ("bfloat16", 1024, 4096, 4096), ("bfl
 
 
 def run(request: Request) -> Iterator[Part]:
-    """Measure seconds of both ways. The serial way is a user's: hints by `hints_fn`, compiled during the search."""
+    """Measure seconds of both ways. The serial way is a user's: it compiles during the search."""
     yield Part(name="sweep", kernels=("matmul",), figures=_both_ways())
 
 
