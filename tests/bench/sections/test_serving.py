@@ -1,4 +1,4 @@
-"""The serving bench without a GPU: what is told of several processes."""
+"""The serving bench without a GPU: how it sums up several processes."""
 
 from __future__ import annotations
 
@@ -17,21 +17,25 @@ TOLD = [
 def several(told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Any:
     bench = serving._Bench.__new__(serving._Bench)
     answers = iter(told)
-    monkeypatch.setattr(serving, "_REPEATS", len(told))
+    bench._repeats = len(told)
     monkeypatch.setattr(bench, "_child", lambda scenario, **_: next(answers))
     return bench._several("first_launches")
 
 
-def test_of_several_processes_the_median_and_the_least_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert several(TOLD[:3], monkeypatch) == {"ms": 5.0, "ms, the least": 4.0, "source": "own"}
-    assert several(TOLD, monkeypatch) == {"ms": 8.0, "ms, the least": 4.0, "source": "far"}
+def test_of_several_processes_the_median_and_the_least_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert several(TOLD[:3], monkeypatch) == {
+        "ms": 5.0, "ms, the least": 4.0, "source": "own", "processes": 3,
+    }  # fmt: skip
+    assert several(TOLD, monkeypatch) == {
+        "ms": 8.0, "ms, the least": 4.0, "source": "far", "processes": 4,
+    }  # fmt: skip
 
 
-def test_a_process_that_failed_is_told_and_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_failed_is_reported_and_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert several([*TOLD, {"failed": "no GPU"}, *TOLD], monkeypatch) == {"failed": "no GPU"}
 
 
-def test_a_process_that_fails_tells_its_last_words(tmp_path: Path) -> None:
+def test_a_process_that_fails_reports_its_last_line(tmp_path: Path) -> None:
     bench = serving._Bench.__new__(serving._Bench)
     bench._folder, bench._archives, bench._caches = tmp_path, tmp_path / "archives", 0
     assert "failed" in bench._child("no_such_scenario")
