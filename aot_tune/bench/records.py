@@ -6,6 +6,7 @@ later reader can tell whether it is out of date. Prints nothing and measures not
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
@@ -169,12 +170,19 @@ def folder_name(device: str) -> str:
 def add(folder: Path, section: str, name: str, record: Record) -> Path:
     """Put a record into its section's file, in place of an earlier one of the same name; return the path.
 
-    The file is replaced in one step, so that a run that is cut off keeps all records before.
+    The file is replaced in one step, so that a run that is cut off keeps all records before. Processes that
+    add to the same folder at once, each on a GPU of its own, wait for each other.
     """
     path = folder / folder_name(record.made_with.device) / f"{section}.json"
-    records: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
-    records[name] = asdict(record)
-    store.write_atomic(path, dump(records).encode())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    held = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        records: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
+        records[name] = asdict(record)
+        store.write_atomic(path, dump(records).encode())
+    finally:
+        os.close(held)
     return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +42,14 @@ def test_a_record_replaces_its_namesake_and_leaves_the_others(tmp_path: Path) ->
         records.add(tmp_path, "kernels", name, record(us=us))
     found = records.read(tmp_path, "kernels")["NVIDIA H200"]
     assert {name: one.figures["us"] for name, one in found.items()} == {"rope": 3.0, "softmax": 2.0}
+
+
+def test_processes_that_record_at_once_lose_nothing_of_each_other(tmp_path: Path) -> None:
+    names = [f"kernel{number}" for number in range(24)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: records.add(tmp_path, "kernels", name, record(us=1.0)), names))
+    assert set(records.read(tmp_path, "kernels")["NVIDIA H200"]) == set(names)
+    assert [path.name for path in (tmp_path / "nvidia-h200").iterdir()] == ["kernels.json"]
 
 
 @pytest.mark.parametrize("field", ["source_hash", "portfolio"])

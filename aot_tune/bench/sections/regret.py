@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 import time
@@ -13,6 +12,7 @@ import torch
 
 from aot_tune.bench.gpu import BenchGpu, Timed, shipped, this_gpu
 from aot_tune.bench.sections.part import Part, Request
+from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.discovery import Found
 from aot_tune.errors import UsageError
 from aot_tune.serve.launch.dispatch import dispatcher_of
@@ -22,10 +22,11 @@ from aot_tune.tuner.sweep.report import geometric_mean
 from aot_tune.values.bucket import Pow2
 from aot_tune.values.problem import Problem
 
-_LARGEST = 8192
-"""The largest size that is drawn for a Pow2 axis."""
-
 _SEED = 20
+"""Seed of the draw of problems."""
+
+_FACTOR = 16
+"""The factor of sizes that signatures distinguish: every second problem has sizes that are its multiples."""
 
 
 def run(request: Request) -> Iterator[Part]:
@@ -63,21 +64,34 @@ def _measured(gpu: BenchGpu, kernel: Kernel, plans: Sequence[ProblemPlan]) -> di
 
 
 def problems(found: Found, sizes: int) -> list[Problem]:
-    """Draw declared shapes at sizes of the Pow2 axes that no sweep measures, log-uniform up to `_LARGEST`.
+    """Draw problems inside the declared buckets, at sizes that no sweep measures.
 
-    The same number gives the same problems. Every second size is not divisible by 16.
+    The same number gives the same problems. In every second one all sizes are divisible by 16 where their
+    buckets have such sizes, in the others none is.
     """
-    tunable, choose = found.tunable, random.Random(_SEED)
+    tunable, random_ = found.tunable, random.Random(_SEED)
     swept = {size for bucket in tunable.buckets for size in (bucket, *sizes_inside(tunable.axes, bucket))}
-    axes = [name for name, axis in tunable.axes.items() if isinstance(axis, Pow2)]
     chosen: list[Problem] = []
     while len(chosen) < sizes:
-        size = round(2 ** choose.uniform(4, math.log2(_LARGEST)))
-        size = size // 16 * 16 if len(chosen) % 2 else size + (size % 16 == 0)
-        problem = choose.choice(tunable.buckets).replaced(**dict.fromkeys(axes, size))
+        bucket, whole = random_.choice(tunable.buckets), len(chosen) % 2 == 1
+        drawn = {name: _size_inside(bucket.size(name), random_, whole=whole) for name in _pow2_axes(tunable)}
+        problem = bucket.replaced(**drawn)
         if problem not in swept and problem not in chosen:
             chosen.append(problem)
     return chosen
+
+
+def _size_inside(edge: int, random_: random.Random, *, whole: bool) -> int:
+    """Draw a size of the bucket that ends at `edge`, a multiple of 16 or not, where it has such sizes."""
+    least = edge // 2 + 1
+    if whole and edge >= _FACTOR:
+        return _FACTOR * random_.randint(-(-least // _FACTOR), edge // _FACTOR)
+    size = random_.randint(least, edge)
+    return size - 1 if size % _FACTOR == 0 else size
+
+
+def _pow2_axes(tunable: Declaration) -> list[str]:
+    return [name for name, axis in tunable.axes.items() if isinstance(axis, Pow2)]
 
 
 def of_resolver(
@@ -131,5 +145,5 @@ def summary(regrets: Iterable[float]) -> dict[str, float]:
 
 
 def _ragged(kernel: Kernel, problem: Problem) -> bool:
-    axes = kernel.tunable.axes
-    return any(problem.size(name) % 16 for name, axis in axes.items() if isinstance(axis, Pow2))
+    """Whether the largest of the sizes that were drawn is not divisible by 16."""
+    return max(problem.size(name) for name in _pow2_axes(kernel.tunable)) % _FACTOR != 0
