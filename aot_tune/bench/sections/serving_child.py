@@ -131,7 +131,7 @@ def _runtime() -> Any:
 
 
 def first_launches() -> dict[str, Any]:
-    """Time `Tunable.launch` from cubins without a compiler, in ms. The first kernel pays what a process pays once."""
+    """Time `Tunable.launch` from cubins in ms, without a compiler; a process pays some costs only once."""
     _without_compiler()
     calls = [(tunable, _args(tunable)) for tunable in _LAUNCHED]
     return {f"{tunable.name}_ms": _ms(partial(tunable.launch, *args)) for tunable, args in calls}
