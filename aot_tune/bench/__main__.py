@@ -79,7 +79,9 @@ def _sections(words: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     least = Request()
-    parser = argparse.ArgumentParser(prog="aot-tune bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="aot-tune bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("sections", nargs="*", help=f"some of {' '.join(SECTIONS)}; all by default")
     parser.add_argument("--kernels", action="store_true", help="time the kernels; options: --kernels -h")
     parser.add_argument("--report", action="store_true", help="print the tables; options: --report -h")

@@ -39,6 +39,9 @@ MOST_SHAPES = 12
 _WIDTH = 110
 """Characters that a line of a file may have before an object is split over several lines."""
 
+_PLACES = ("--results", "--out")
+"""Options whose values are paths of the machine, which no record keeps."""
+
 _DIGITS = 5
 """Significant digits of a recorded number that is not an integer."""
 
@@ -75,7 +78,7 @@ class MadeWith:
     """The day of the run in UTC, such as ``2026-01-31``."""
 
     command: str
-    """The command that made it, without the folder it wrote to."""
+    """The command that made it, without the places it wrote to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +113,7 @@ def made_with(words: Sequence[str]) -> MadeWith:
     """Describe this machine and its versions.
 
     Args:
-        words: Arguments of ``aot-tune bench``. The value of ``--results`` is left out of the command.
+        words: Arguments of ``aot-tune bench``. Options that name a place on the machine are left out.
 
     Raises:
         UsageError: This machine has no GPU that cuTile compiles for.
@@ -118,10 +121,12 @@ def made_with(words: Sequence[str]) -> MadeWith:
     gpu = next((gpu for gpu in visible_gpus() or () if gpu.arch is not None), None)
     if gpu is None:
         raise UsageError("--record needs a GPU that cuTile compiles for: results are filed by its name")
-    kept = list(words)
-    while "--results" in kept:
-        place = kept.index("--results")
-        del kept[place : place + 2]
+    kept, left = [], iter(words)
+    for word in left:
+        if word in _PLACES:
+            next(left, None)
+        elif word.partition("=")[0] not in _PLACES:
+            kept.append(word)
     return MadeWith(
         device=gpu.name,
         arch=str(gpu.arch),

@@ -44,7 +44,11 @@ _MARKED = re.compile(r"(<!-- report: (?P<name>[\w-]+) -->\n)(?P<text>.*?)(<!-- r
 
 def main(words: Sequence[str]) -> int:
     """Print the blocks, or write them into the README files; return the exit status."""
-    parser = argparse.ArgumentParser(prog="aot-tune bench --report", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="aot-tune bench --report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("readmes", nargs="*", type=Path, help="for --write; by default this checkout's own")
     parser.add_argument("--write", action="store_true", help="replace the blocks in README files")
     parser.add_argument(

@@ -107,7 +107,11 @@ def _check_recordable(options: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="aot-tune bench --kernels", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="aot-tune bench --kernels",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--kernel", action="append", help="may be repeated; all by default")
     parser.add_argument("--module", action="append", help="by default the shipped kernels")
     parser.add_argument(
