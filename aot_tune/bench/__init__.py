@@ -1,1 +1,1 @@
-"""`make bench`: what aot_tune promises, side by side in one run on this machine's GPU."""
+"""Measure what the project states about speed, on this machine's GPU. README.md describes each section."""

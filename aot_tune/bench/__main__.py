@@ -1,7 +1,9 @@
-"""`python -m aot_tune.bench`: run the benches, print them, write them as JSON.
+"""Run the bench: print what is measured, write it as JSON, record it, or print the recorded results.
 
-All but `lookups` need a GPU with tuned tables. Each section runs in a process of its own: a sweep takes
-another process's context on its GPU for a disturbance, and waits.
+Sections: all but `lookups` need a GPU with tuned tables. Each runs in a process of its own, because a sweep
+waits while another process has a context on its GPU.
+
+With --kernels: time the kernels beside other implementations. With --report: print the recorded results.
 """
 
 from __future__ import annotations
@@ -12,70 +14,140 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from aot_tune.bench import records
+from aot_tune.bench.sections.part import Part, Request
+from aot_tune.errors import AotTuneError
 from aot_tune.nvidia.nvml import visible_gpus
 
 SECTIONS = ("imports", "lookups", "launch", "compile", "sweep", "regret", "again", "serving")
-"""Each a module of this package with ``run() -> JSON values``."""
+"""Modules of `aot_tune.bench.sections`. Each has ``run(request) -> Iterator[Part]``."""
 
 _WITHOUT_A_GPU = {"lookups"}
+"""The sections that run on a machine without a GPU."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, run, print; with --kernels that is another's to do."""
+    """Run what the words ask for; return the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if "--kernels" in words:
-        from aot_tune.bench.kernels import run as kernels
+    try:
+        if "--kernels" in words:
+            from aot_tune.bench.kernels import run as kernels
 
-        words.remove("--kernels")
-        return kernels.main(words)
-    parser = argparse.ArgumentParser(prog="python -m aot_tune.bench", description=__doc__)
-    parser.add_argument("sections", nargs="*", help=f"which to run, of {' '.join(SECTIONS)}; default: all")
-    parser.add_argument(
-        "--kernels", action="store_true", help="the kernels beside others; more: --kernels -h"
-    )
-    parser.add_argument("--out", type=Path, default=Path("build/bench.json"), help="where the JSON goes")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
+            words.remove("--kernels")
+            return kernels.main(words)
+        if "--report" in words:
+            from aot_tune.bench import report
+
+            words.remove("--report")
+            return report.main(words)
+        return _sections(words)
+    except AotTuneError as error:
+        print(f"aot-tune bench: {error}", file=sys.stderr)
+        return 1
+
+
+def _sections(words: Sequence[str]) -> int:
+    parser = _parser()
     options = parser.parse_args(words)
     if options.child:
-        return _child(options.child, options.out)
+        return _child(options)
     unknown = set(options.sections) - set(SECTIONS)
     if unknown:
         parser.error(f"no section is called {' '.join(unknown)}; there is {' '.join(SECTIONS)}")
     wanted = options.sections or list(SECTIONS)
     if not visible_gpus() and not _WITHOUT_A_GPU.issuperset(wanted):
-        print("aot_tune.bench: no GPU here; run it on a GPU host", file=sys.stderr)
+        print("aot-tune bench: no GPU here; run it on a GPU host", file=sys.stderr)
         return 1
-    results = {name: _section(name) for name in SECTIONS if name in wanted}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_bytes(orjson.dumps(results, option=orjson.OPT_INDENT_2))
+    made_with = records.made_with(words) if options.record else None
+    if made_with is not None:
+        records.present(made_with.arch)  # imports the kernels now, and not while a section measures
+    passed = [word for word in words if word not in options.sections]
+    results: dict[str, Any] = {}
+    for name in (name for name in SECTIONS if name in wanted):
+        results[name] = _section(name, passed, made_with, options.results)
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_bytes(orjson.dumps(results, option=orjson.OPT_INDENT_2))
     print(f"\nwritten to {options.out}")
-    return 1 if any("failed" in result for result in results.values()) else 0
+    return 1 if any(_failed(result) for result in results.values()) else 0
 
 
-def _section(name: str) -> Any:
+def _parser() -> argparse.ArgumentParser:
+    least = Request()
+    parser = argparse.ArgumentParser(
+        prog="aot-tune bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("sections", nargs="*", help=f"some of {' '.join(SECTIONS)}; all by default")
+    parser.add_argument("--kernels", action="store_true", help="time the kernels; options: --kernels -h")
+    parser.add_argument("--report", action="store_true", help="print the tables; options: --report -h")
+    parser.add_argument("--record", action="store_true", help="record the results, by the device's name")
+    parser.add_argument(
+        "--results", type=Path, default=records.RESULTS, help="folder of recorded results; the package's own"
+    )
+    parser.add_argument("--out", type=Path, default=Path("build/bench.json"), help="file of this run's JSON")
+    parser.add_argument(
+        "--kernel", action="append", default=[], help="regret: a kernel, may be repeated; all by default"
+    )
+    parser.add_argument("--sizes", type=int, default=least.sizes, help="regret: sizes of each kernel")
+    parser.add_argument("--look-ups", type=int, default=least.look_ups, help="lookups: of each kernel")
+    parser.add_argument(
+        "--repeats", type=int, default=least.repeats, help="serving: processes of each quick scenario"
+    )
+    parser.add_argument(
+        "--limit-s", type=float, default=least.limit_s, help="regret: seconds after which no kernel begins"
+    )
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    return parser
+
+
+# The parent -------------------------------------------------------------------------------------
+
+
+def _section(
+    name: str, words: Sequence[str], made_with: records.MadeWith | None, results: Path
+) -> dict[str, Any]:
+    """Run a section in a process of its own; record each part as soon as it is there."""
     started = time.perf_counter()
     print(f"\n== {name}", flush=True)
+    figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "result.json")
-        command = [sys.executable, "-m", "aot_tune.bench", "--child", name, "--out", str(out)]
-        code = subprocess.run(command, check=False).returncode
-        # One bench that fails must not lose the others' figures.
-        result = orjson.loads(out.read_bytes()) if out.exists() else {"failed": f"exit code {code}"}
-    _show(result, "")
+        command = [sys.executable, "-m", "aot_tune.bench", *words, "--child", name, "--out", folder]
+        process = subprocess.Popen(command)
+        for part in _parts(Path(folder), process):
+            figures[part.name] = part.figures
+            _show({part.name: part.figures}, "")
+            if made_with is not None and "failed" not in part.figures:
+                now = records.present(made_with.arch)
+                states = {kernel: now[kernel] for kernel in part.kernels}
+                record = records.Record(made_with=made_with, kernels=states, figures=part.figures)
+                records.add(results, name, part.name, record)
+        # One section that fails must not lose the others' figures.
+        if process.returncode:
+            figures["failed"] = f"exit code {process.returncode}"
+            print(f"failed: {figures['failed']}")
     print(f"   ({time.perf_counter() - started:.0f} s)", flush=True)
-    return result
+    return figures
 
 
-def _child(name: str, out: Path) -> int:
-    result = importlib.import_module(f"aot_tune.bench.sections.{name}").run()
-    out.write_bytes(orjson.dumps(result))
-    return 0
+def _parts(folder: Path, process: subprocess.Popen[bytes]) -> Iterator[Part]:
+    """The parts that a child writes, each once it is complete, until the child has ended."""
+    number, running = 0, True
+    while running:
+        running = process.poll() is None
+        while (path := folder / f"{number}.json").exists():
+            yield Part(**orjson.loads(path.read_bytes()))
+            number += 1
+        if running:
+            time.sleep(0.2)
+
+
+def _failed(figures: dict[str, Any]) -> bool:
+    return "failed" in figures or any("failed" in each for each in figures.values())
 
 
 def _show(value: Any, indent: str) -> None:
@@ -89,6 +161,29 @@ def _show(value: Any, indent: str) -> None:
             _show(each, indent + "   ")
         else:
             print(f"{indent}{key:45s} {each}")
+
+
+# The child --------------------------------------------------------------------------------------
+
+
+def _child(options: argparse.Namespace) -> int:
+    """Run one section; write each part into a file of its own, complete once it has its name."""
+    request = Request(
+        kernels=tuple(options.kernel),
+        sizes=options.sizes,
+        look_ups=options.look_ups,
+        repeats=options.repeats,
+        limit_s=options.limit_s,
+    )
+    section = importlib.import_module(f"aot_tune.bench.sections.{options.child}")
+    for number, part in enumerate(section.run(request)):
+        path = options.out / f"{number}.json"
+        partial = path.with_suffix(".part")
+        partial.write_bytes(
+            orjson.dumps({"name": part.name, "figures": part.figures, "kernels": part.kernels})
+        )
+        partial.replace(path)
+    return 0
 
 
 if __name__ == "__main__":

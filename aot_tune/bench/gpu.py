@@ -1,4 +1,4 @@
-"""Timing on this machine's GPU for the benches: every config of a problem at once, cubins prebuilt."""
+"""Time configs on this machine's GPU for the benches. Cubins are compiled in parallel before."""
 
 from __future__ import annotations
 
@@ -31,39 +31,40 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 
 _SAMPLES = 21
+"""Calls that `flushed_us` takes the median of."""
 
 
 @contextmanager
-def this_gpu() -> Iterator[Gpu]:
-    """The GPU, with a feed over the folder of cubins that sweeps share."""
+def this_gpu() -> Iterator[BenchGpu]:
+    """The GPU, with a compile feed over the folder of cubins that sweeps use too."""
     with CompileFeed(partial(CompilePool, os.cpu_count() or 1, folder=sweep.CUBINS)) as feed:
-        yield Gpu(feed)
+        yield BenchGpu(feed)
 
 
 def shipped() -> dict[str, Found]:
-    """The shipped kernels."""
+    """The shipped kernels by name."""
     return find_tunables(["aot_tune.kernels"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """All candidates of one problem, timed in one run."""
+    """The times of all candidates of one problem, from one run."""
 
     problem: Problem
     """The problem."""
 
     us: dict[Config, float]
-    """Mean microseconds of each config that ran."""
+    """Config to its mean time in microseconds, for each config that ran."""
 
     listed: Shortlist
-    """What the compiler and the model said of them."""
+    """The candidates that the compiler took, in the model's order, and those it refused."""
 
 
-class Gpu:
-    """The current device, and a place to compile for it.
+class BenchGpu:
+    """The current device, with a feed that compiles for it.
 
     Args:
-        feed: Compiles.
+        feed: Compiles the cubins that are launched.
     """
 
     def __init__(self, feed: CompileFeed) -> None:
@@ -85,13 +86,13 @@ class Gpu:
         return planned.kernel, planned.problems
 
     def plan_configs(self, kernel: Kernel, problem: Problem, configs: Sequence[Config]) -> ProblemPlan:
-        """Plan some configs of a problem and its default, and start compiling them."""
+        """Plan some configs of a problem beside its default, and start compiling them."""
         each = plan_only(kernel, problem, configs)
         self._feed.submit(each.jobs.values())
         return each
 
     def cubins(self, each: ProblemPlan) -> dict[Config, Path]:
-        """The cubins of all that a plan names and the compiler takes, once they are there."""
+        """Wait for a plan's compilations; return the cubin of each config that compiled."""
         results = self._feed.wait({job.key for job in each.jobs.values()}, lambda: None)
         return {
             config: result.path
@@ -102,20 +103,20 @@ class Gpu:
     def launcher(
         self, kernel: Kernel, problem: Problem, config: Config, cubin: Path, args: Sequence[Any]
     ) -> Callable[[], object]:
-        """What launches a config on the current stream, everything else done before."""
+        """A function that launches a config on the current stream and does nothing else."""
         ready, grid = self._kernel(kernel.tunable, cubin, config), kernel.grid(problem, config)
         arguments = tuple(kernel.tunable.args_fn(config, *args))
         return lambda: ct.launch(torch.cuda.current_stream().cuda_stream, grid, ready, arguments)
 
     def exhaustive(self, kernel: Kernel, each: ProblemPlan) -> Timed:
-        """Time every candidate that compiles, fits and does not spill."""
+        """Time every candidate that compiles, fits the device and does not spill registers."""
         keys = {job.key for job in each.jobs.values()}
         compiled = self._feed.wait(keys, lambda: None)
         listed = shortlist(kernel, each, compiled, exhaustive=True)
         return Timed(problem=each.problem, us=self.times(kernel, each, listed.configs), listed=listed)
 
     def times(self, kernel: Kernel, each: ProblemPlan, configs: Sequence[Config]) -> dict[Config, float]:
-        """Time some configs of one problem together, each run with nothing of its own in L2 before."""
+        """Time some configs of one problem. Before each run L2 is filled with other data."""
         results = self._feed.wait({each.jobs[config].key for config in configs}, lambda: None)
         paths = {
             config: result.path
@@ -141,7 +142,7 @@ class Gpu:
         return {one.config: one.mean_us for one in found.successes}
 
     def flushed_us(self, call: Callable[[], object]) -> float:
-        """Median microseconds of a call on the GPU, with nothing of its own in L2 before each."""
+        """Median GPU time of a call in microseconds. Before each call L2 is filled with other data."""
         for _ in range(3):
             call()
         return statistics.median(self._round([call] * _SAMPLES))

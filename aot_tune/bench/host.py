@@ -1,4 +1,4 @@
-"""What the host pays: microseconds of a launch, memory of this process. Knows no kernel."""
+"""Measure the host: time of a launch, and memory of this process. Knows no kernel."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 import torch
 
 _LAUNCHES = 500
-"""Fewer than the driver queues, so that the host never waits for the GPU."""
+"""Launches in one measurement: fewer than the driver queues, so that the host never waits for the GPU."""
 
 
 def launch_us(call: Callable[[], object]) -> float:
-    """Host microseconds of a call that launches a kernel: the mean of many, one after another."""
+    """Mean host time in microseconds of a call that launches a kernel, over calls one after another."""
     call()
     torch.cuda.synchronize()
     started = time.perf_counter()
@@ -25,6 +25,6 @@ def launch_us(call: Callable[[], object]) -> float:
 
 
 def resident_mb() -> float:
-    """Memory of this process that lies in RAM, MB."""
+    """Resident memory of this process in MiB."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20

@@ -1,1 +1,1 @@
-"""Every kernel beside what else a user would pick."""
+"""Time the kernels beside other implementations, or check their results."""

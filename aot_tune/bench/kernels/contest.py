@@ -1,8 +1,8 @@
 """Time several ways to do the same thing against each other. Knows no kernel.
 
-Every round times each of them once, one after another, in changing orders, so that what the clocks do hits
-all alike (`aot_tune.tuner.measure.rounds.in_turn`). The median of the rounds counts.
-`aot_tune.tuner.measure.worker.clock` says how a round is timed on a GPU.
+Every round times each of them once, in an order that changes from round to round, so that changes of the
+clocks affect all of them alike (`aot_tune.tuner.measure.rounds.in_turn`). The median of the rounds counts.
+`aot_tune.tuner.measure.worker.clock` describes how a round is timed on a GPU.
 """
 
 from __future__ import annotations
@@ -19,23 +19,28 @@ from aot_tune.tuner.measure.rounds import in_turn
 Call = Callable[[], object]
 
 Round = Callable[[Sequence[Call]], Sequence[float]]
-"""Times each call once, in their order: microseconds."""
+"""A function that runs each call once, in order, and returns their times in microseconds."""
 
 WARM_UPS = 3
+"""Runs of each call before any is timed."""
+
 ROUNDS = 31
+"""Most rounds of a contest."""
+
 LEAST_ROUNDS = 5
+"""Fewest rounds of a contest, however long its calls take."""
 
 BUDGET_US = 400_000.0
-"""What the rounds of one contest may take, beside flushing; long calls need no median of many."""
+"""Microseconds that the calls of one contest may take together: long calls need fewer rounds."""
 
 
 def contest(calls: Mapping[str, Call], timed: Round, *, rounds: int = ROUNDS) -> dict[str, float]:
     """Median microseconds of each call, timed in alternating rounds.
 
     Args:
-        calls: Name to what is timed; each has run before.
+        calls: Name to the call; each has run before.
         timed: Times one round.
-        rounds: The most rounds; fewer where they would take longer than `BUDGET_US`.
+        rounds: Most rounds; there are fewer where they would take longer than `BUDGET_US`.
     """
     names = list(calls)
     taken: dict[str, list[float]] = {name: [] for name in names}
@@ -52,15 +57,15 @@ def contest(calls: Mapping[str, Call], timed: Round, *, rounds: int = ROUNDS) ->
 
 
 def ceilings(timed: Round, dtypes: Iterable[str]) -> dict[str, float]:
-    """What this GPU reaches here and now: the bandwidth of a copy, and the rate of dense products.
+    """Measure what this GPU reaches now: the bandwidth of a copy, and the rate of dense products.
 
     Args:
         timed: Times one round.
-        dtypes: Operands of the products.
+        dtypes: Dtypes of the products' operands.
 
     Returns:
-        ``copy``: bytes read or written a second, copying 1 GiB. For each dtype operations a second of an
-        8192 x 8192 x 8192 product by cuBLAS.
+        Under ``copy`` the bytes read and written per second while copying 1 GiB. Under each dtype the
+        operations per second of an 8192 x 8192 x 8192 product by cuBLAS.
     """
     source = torch.ones(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
@@ -74,10 +79,11 @@ def ceilings(timed: Round, dtypes: Iterable[str]) -> dict[str, float]:
 
 
 _SIDE = 8192
+"""Rows and columns of the matrices of `ceilings`."""
 
 
 def _product(dtype: torch.dtype) -> Call:
-    """A square product by cuBLAS: float32 as torch is set, fp8 scaled by one number."""
+    """A square product by cuBLAS; float32 in the precision that torch is set to, fp8 with one scale."""
     a, b = (torch.randn((_SIDE, _SIDE), device="cuda").mul_(0.02).to(dtype) for _ in range(2))
     if dtype.itemsize == 1:
         one = torch.ones((), device="cuda")

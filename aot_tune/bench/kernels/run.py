@@ -1,9 +1,9 @@
-"""`aot-tune bench --kernels`: the shipped kernels beside what a user would pick instead, and their rooflines.
+"""`aot-tune bench --kernels`: time the shipped kernels beside other implementations and their rooflines.
 
-Each kernel runs in a process of its own, on declared shapes evenly spread over all of them, or on all. On
-each shape the tuned config meets its default, its rivals and what only moves as many bytes, in alternating
-rounds (`aot_tune.bench.kernels.contest` says how they are timed). The ceilings are taken in the same process.
-Kernels timed earlier stay in the file.
+Each kernel runs in a process of its own, on declared shapes that are evenly spread, or on all of them. On
+each shape the tuned config, its default, the rivals and a copy of as many bytes are timed in alternating
+rounds (`aot_tune.bench.kernels.contest` describes how). The ceilings are measured in the same process. The
+file keeps the figures of kernels that were timed earlier.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import orjson
 
+from aot_tune.bench import records
 from aot_tune.bench.kernels.rivals import attention, memory, products
 from aot_tune.bench.kernels.standard import Standard
 from aot_tune.bench.kernels.standing import NEVER_SLOWER, Shape, Verdict, lines, verdict
@@ -30,30 +31,40 @@ from aot_tune.errors import AotTuneError, UsageError
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.tuner.plan.sizes import spread
+from aot_tune.values.problem import Problem
 from aot_tune.values.text import duration
 
 SHAPES = 24
-"""Declared shapes of each kernel timed unless all are asked for: torch.compile takes seconds for each."""
+"""Declared shapes of each kernel that are timed by default: torch.compile takes seconds for each."""
 
 OUT = Path("build/bench-kernels.json")
-"""Where the figures are kept."""
+"""The file of figures, unless --out names another."""
 
 STANDARDS: Mapping[str, Standard] = {
     **memory.STANDARDS,
     **products.STANDARDS,
     **attention.STANDARDS,
 }
-"""By the kernel's name; a kernel that is not among them is measured beside its default alone."""
+"""Kernel name to its standard. A kernel that is not among them is timed beside its default alone."""
+
+SECTION = "kernels"
+"""The name of the file of recorded results."""
+
+_UNSET = -1
+"""Stands for a --shapes that was not given."""
 
 _NO_RIVALS = Standard(rivals={}, demands=())
 
 _GRACE_S = 120.0
-"""What a kernel's process has beyond its share of the time, for the shape it is at."""
+"""Seconds that a kernel's process has beyond its share of the time, to finish its last shape."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, time or verify, print, write; 1 where a kernel failed or a demand is missed."""
-    options = _parser().parse_args(arguments)
+    """Time or verify kernels and write the figures; return 1 where a kernel failed or missed a demand."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(words)
+    if options.shapes == _UNSET:
+        options.shapes = records.MOST_SHAPES if options.record else SHAPES
     try:
         kernels = chosen_kernels(find_tunables(options.module or [OWN_KERNELS]), options.kernel or ())
         if options.problem:
@@ -64,34 +75,63 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.child:
             options.out.write_bytes(orjson.dumps(_timed(kernels[0], options)))
             return 0
+        if options.record:
+            _check_recordable(options)
         if not visible_gpus():
-            print("aot_tune.bench: no GPU here; run it on a GPU host", file=sys.stderr)
+            print("aot-tune bench: no GPU here; run it on a GPU host", file=sys.stderr)
             return 1
         if options.verify:
             from aot_tune.bench.kernels import verify
 
             return verify.run(kernels, limit_s=options.limit_s)
-        return _all_timed(kernels, options)
+        made_with = records.made_with(["--kernels", *words]) if options.record else None
+        return _all_timed(kernels, options, made_with)
     except AotTuneError as error:
-        print(f"aot_tune.bench: {error}", file=sys.stderr)
+        print(f"aot-tune bench: {error}", file=sys.stderr)
         return 1
 
 
+def _check_recordable(options: argparse.Namespace) -> None:
+    """Refuse to record what the report would present as more than it is.
+
+    Raises:
+        UsageError: An option and --record exclude each other.
+    """
+    if options.shapes is None or options.shapes > records.MOST_SHAPES:
+        raise UsageError(f"a record holds at most {records.MOST_SHAPES} shapes of a kernel; give --shapes")
+    excluded = {"--problem": options.problem, "--module": options.module, "--verify": options.verify}
+    given = [option for option, value in excluded.items() if value]
+    given += [] if options.rivals else ["--no-rivals"]
+    if given:
+        raise UsageError(f"--record needs whole results of shipped kernels; leave {' '.join(given)} out")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="aot-tune bench --kernels", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="aot-tune bench --kernels",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--kernel", action="append", help="may be repeated; all by default")
     parser.add_argument("--module", action="append", help="by default the shipped kernels")
     parser.add_argument(
         "--problem", action="append", default=[], metavar="M=300,...",
         help="a problem in full, or part of declared ones; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--shapes", type=int, default=SHAPES, help=f"declared shapes of each; {SHAPES}")
+    parser.add_argument(
+        "--shapes", type=int, default=_UNSET,
+        help=f"declared shapes of each kernel, {SHAPES} by default, {records.MOST_SHAPES} with --record",
+    )  # fmt: skip
     parser.add_argument("--all", dest="shapes", action="store_const", const=None, help="every declared shape")
     parser.add_argument(
         "--no-rivals", dest="rivals", action="store_false", help="without other implementations: quick"
     )
     parser.add_argument("--limit-s", type=float, default=math.inf, help="seconds for all kernels together")
-    parser.add_argument("--out", type=Path, default=OUT, help=f"where the JSON goes; {OUT}")
+    parser.add_argument("--out", type=Path, default=OUT, help=f"file of the figures; {OUT}")
+    parser.add_argument("--record", action="store_true", help="record the results, by the device's name")
+    parser.add_argument(
+        "--results", type=Path, default=records.RESULTS, help="folder of recorded results; the package's own"
+    )
     parser.add_argument("--verify", action="store_true", help="check the results of every portfolio instead")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     return parser
@@ -100,8 +140,10 @@ def _parser() -> argparse.ArgumentParser:
 # The parent -------------------------------------------------------------------------------------
 
 
-def _all_timed(kernels: Sequence[Found], options: argparse.Namespace) -> int:
-    records = orjson.loads(options.out.read_bytes()) if options.out.exists() else {}
+def _all_timed(
+    kernels: Sequence[Found], options: argparse.Namespace, made_with: records.MadeWith | None
+) -> int:
+    kept = orjson.loads(options.out.read_bytes()) if options.out.exists() else {}
     ends, missed = time.monotonic() + options.limit_s, False
     for place, found in enumerate(kernels):
         name = found.tunable.name
@@ -111,18 +153,34 @@ def _all_timed(kernels: Sequence[Found], options: argparse.Namespace) -> int:
             print(f"\n{name}: failed: {record['failed']}", flush=True)
             missed = True
             continue
-        verdicts, told = standing_of(name, record)
-        print("\n".join(["", *told]), flush=True)
+        verdicts, summary = standing_of(name, record)
+        print("\n".join(["", *summary]), flush=True)
         missed = missed or any(verdict.held is False for verdict in verdicts)
-        records[name] = {**record, "standing": told}
+        kept[name] = {**record, "standing": summary}
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_bytes(orjson.dumps(records, option=orjson.OPT_INDENT_2))
+        options.out.write_bytes(orjson.dumps(kept, option=orjson.OPT_INDENT_2))
+        if made_with is not None and record["shapes"]:
+            states = {name: records.present(made_with.arch)[name]}
+            each = records.Record(made_with=made_with, kernels=states, figures=_figures(record))
+            records.add(options.results, SECTION, name, each)
     print(f"\nfigures: {options.out}")
     return 1 if missed else 0
 
 
+def _figures(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recorded result keeps of a kernel's record: its provenance stands beside it."""
+    shapes = [{**shape, "failed": _reasons(shape["failed"])} for shape in record["shapes"]]
+    kept = {name: record[name] for name in ("declared", "seconds", "ceilings", "rivals")}
+    return {**kept, "shapes": shapes}
+
+
+def _reasons(failed: Mapping[str, str]) -> dict[str, str]:
+    """Reasons in short, without the paths of the machine that some errors name."""
+    return {name: why[:100] if "/" not in why else why.partition(":")[0] for name, why in failed.items()}
+
+
 def _in_a_process(found: Found, options: argparse.Namespace, share_s: float) -> dict[str, Any]:
-    """One kernel's record; what fails there costs no other kernel its figures."""
+    """Return one kernel's record. Its failure costs no other kernel its figures."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "record.json")
         command = [
@@ -144,7 +202,7 @@ def _in_a_process(found: Found, options: argparse.Namespace, share_s: float) -> 
 
 
 def _means(text: str, found: Found) -> bool:
-    """Whether --problem means problems of this kernel."""
+    """Whether a --problem names problems of this kernel."""
     try:
         return bool(problems_by_kernel([found], [text]))
     except UsageError:
@@ -152,7 +210,7 @@ def _means(text: str, found: Found) -> bool:
 
 
 def standing_of(kernel: str, record: Mapping[str, Any]) -> tuple[list[Verdict], list[str]]:
-    """What a kernel's record amounts to: its demands, and lines for people."""
+    """Judge a kernel's record: the verdict on each demand, and lines for people."""
     standard = STANDARDS.get(kernel, _NO_RIVALS)
     shapes = [Shape(**shape) for shape in record["shapes"]]
     verdicts = [verdict(demand, shapes) for demand in (NEVER_SLOWER, *standard.demands)]
@@ -193,7 +251,10 @@ def _timed(found: Found, options: argparse.Namespace) -> dict[str, Any]:
         rounds, kernel = EventRound(), Kernel(found, gpu.arch, gpu.device)
         rates = ceilings(rounds, {dtype for one in problems if (dtype := standard.matrix_dtype_of(one))})
         bench = KernelBench(gpu=gpu, kernel=kernel, standard=standard, rounds=rounds, ceilings=rates)
-        shapes = [asdict(shape) for shape in bench.shapes(problems, started + options.limit_s)]
+        # Every second shape first: where the time ends early, those that were timed are evenly spread.
+        order = [*problems[::2], *problems[1::2]]
+        timed = {Problem(each.problem): each for each in bench.shapes(order, started + options.limit_s)}
+        shapes = [asdict(timed[problem]) for problem in problems if problem in timed]
         return {
             "device": gpu.device.name,
             "cuda_tile": cutile.version(),

@@ -1,4 +1,4 @@
-"""The declared shapes of one kernel on this machine's GPU, each beside its rivals. Prints nothing."""
+"""Time the declared shapes of one kernel on this machine's GPU beside its rivals. Prints nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from aot_tune.bench.gpu import Gpu
+from aot_tune.bench.gpu import BenchGpu
 from aot_tune.bench.kernels.contest import ROUNDS, WARM_UPS, Call, Round, contest
 from aot_tune.bench.kernels.standard import Rival, Standard
 from aot_tune.bench.kernels.standing import COPY, DEFAULT, FLOOR, NOISE, READ, TUNED, Shape
@@ -21,35 +21,36 @@ from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
 MORE_ROUNDS = 3 * ROUNDS
-"""Of a shape that looks slower than its default: a power cap moves single medians by more than noise."""
+"""Rounds of a second contest where the tuned config looks slower than its default: under a power cap a single
+median moves by more than noise."""
 
 SETTLE_S = 0.05
-"""For so long a shape's contenders take turns before any counts: then the GPU is in the state in which they
-keep it, not in that in which the shape before left it. Right after seconds of products at full power one of
-256 x 5120 x 2048 took 18.7 us, and cuBLAS 14.2; after 20 ms 15.8 and 13.1 (one H200, one process)."""
+"""Seconds for which a shape's contenders take turns before a round counts. The shape before leaves the GPU in
+another state: right after seconds of products at full power a product of 256 x 5120 x 2048 took 18.7 us and
+cuBLAS 14.2 us, and after 20 ms 15.8 us and 13.1 us (one H200, one process)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelBench:
     """One kernel on this process's GPU."""
 
-    gpu: Gpu
-    """Compiles all that is launched, ahead and in parallel."""
+    gpu: BenchGpu
+    """Compiles the cubins in parallel, and launches them."""
 
     kernel: Kernel
-    """The kernel there."""
+    """The kernel on that GPU."""
 
     standard: Standard
-    """What it is measured against."""
+    """The rivals, the work and the demands."""
 
     rounds: Round
-    """Times one round."""
+    """Times one round of calls."""
 
     ceilings: Mapping[str, float]
-    """What `aot_tune.bench.kernels.contest.ceilings` found."""
+    """Rates that `aot_tune.bench.kernels.contest.ceilings` measured."""
 
     def shapes(self, problems: Sequence[Problem], until: float) -> Iterator[Shape]:
-        """Time problem after problem; start none after `until`, as `time.monotonic` counts."""
+        """Time one problem after another; start none after `until` on the clock of `time.monotonic`."""
         choose = dispatcher_of(self.kernel.tunable).choice
         chosen = {problem: choose(self.gpu.arch, problem).config for problem in problems}
         plans = [self.gpu.plan_configs(self.kernel, problem, [tuned]) for problem, tuned in chosen.items()]
@@ -61,7 +62,7 @@ class KernelBench:
             torch.cuda.empty_cache()
 
     def _floors(self, chosen: Mapping[Problem, Config]) -> dict[Problem, Rival]:
-        """Problem to what launches the floor there, where one is declared."""
+        """Problem to a function that launches the standard's floor there; empty where it has no floor."""
         if self.standard.floor is None:
             return {}
         floor = Kernel(self.standard.floor, self.kernel.arch, self.kernel.device)
@@ -86,7 +87,7 @@ class KernelBench:
             contenders[COPY] = partial(_copy, int(moved) // 2)
         if self.standard.reads:
             contenders[READ] = partial(_sum, int(moved))
-        torch._dynamo.reset()  # of one function it compiles eight shapes and no more
+        torch._dynamo.reset()  # it compiles at most eight shapes of one function
         contenders.update({name: partial(rival, *args) for name, rival in self.standard.rivals.items()})
         failed: dict[str, str] = {}
         us = timed(contenders, self.rounds, failed)
@@ -111,7 +112,7 @@ class KernelBench:
 
 
 _EVEN = 4096
-"""Bytes. Copies of sizes that are not a multiple of it take 3 us longer (H200): they are no measure."""
+"""Copies are of a multiple of this many bytes: others take 3 us longer (H200) and would flatter kernels."""
 
 
 def _copy(size: int) -> Call:
@@ -127,7 +128,7 @@ def _sum(size: int) -> Call:
 def timed(
     contenders: Mapping[str, Callable[[], Call]], rounds: Round, failed: dict[str, str]
 ) -> dict[str, float]:
-    """Warm up, settle and time what can be made; the others go to `failed`, each with its reason."""
+    """Warm up, let the GPU settle, and time the contenders; note in `failed` why a contender cannot run."""
     calls: dict[str, Call] = {}
     for name, make in contenders.items():
         try:
@@ -136,7 +137,7 @@ def timed(
                 call()
             torch.cuda.synchronize()
             calls[name] = call
-        except Exception as error:  # a rival's, which may raise anything
+        except Exception as error:  # a rival may raise anything
             failed[name] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     until = time.monotonic() + SETTLE_S
     while calls and time.monotonic() < until:

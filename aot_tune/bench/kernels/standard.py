@@ -1,4 +1,4 @@
-"""What a kernel is measured against, declared: other implementations, the work it must do, the demands."""
+"""Declare what a kernel is measured against: other implementations, the work it must do, the demands."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from aot_tune.declare.discovery import Found
 from aot_tune.values.problem import Problem
 
 Rival = Callable[..., Call]
-"""Takes the launch arguments and returns what is timed; raises where it cannot do that shape, saying why."""
+"""A function of the launch arguments that returns the call to time; it raises where it cannot do a shape."""
 
 COMPILED = "torch.compile"
+"""The name of the rival that torch.compile makes."""
 
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,
@@ -28,11 +29,11 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
-"""torch's, by the names that kernels take."""
+"""Activations of torch by the names that kernels take."""
 
 
 def _moved(tunable: Declaration, args: Sequence[Any]) -> float:
-    """Bytes of all tensors: what is read once, what is written once, what is changed in place twice."""
+    """Bytes of all tensors, each counted once, or twice where it is changed in place."""
     named = zip(tunable.parameters, args, strict=True)
     tensors = {name: arg for name, arg in named if isinstance(arg, torch.Tensor)}
     return float(sum((1 + (name in tunable.inplace)) * tensor.nbytes for name, tensor in tensors.items()))
@@ -40,33 +41,33 @@ def _moved(tunable: Declaration, args: Sequence[Any]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Standard:
-    """One kernel's."""
+    """What one kernel is measured against."""
 
     rivals: Mapping[str, Rival]
-    """Name to another implementation of the same."""
+    """Name to another implementation of the same operation."""
 
     demands: Sequence[Demand]
-    """What the kernel must reach, beside never being slower than its default."""
+    """What the kernel must reach, besides never being slower than its default."""
 
     flops: Callable[..., float] | None = None
-    """(problem, *launch arguments) -> operations on the matrix units; None where memory alone bounds."""
+    """(problem, *launch arguments) -> operations on the matrix units; None where memory alone bounds it."""
 
     moved: Callable[..., float] | None = None
-    """(problem, *launch arguments) -> bytes to read and write; None for every tensor once."""
+    """(problem, *launch arguments) -> bytes to read and write; None where `_moved` counts them."""
 
     matrix_dtype: str | None = None
-    """Operands of the dense product whose rate is the ceiling of `flops`; None for the problem's dtype."""
+    """Dtype of the dense product whose rate is the ceiling of `flops`; None for the problem's dtype."""
 
     reads: bool = False
-    """Whether a sum of as many bytes is timed beside it: for a kernel that reads far more than it writes."""
+    """Whether a sum over as many bytes is timed too: for a kernel that reads far more than it writes."""
 
     floor: Found | None = None
-    """A declaration that takes the same arguments and configs and only reads what the kernel reads: timed in
-    the tuned config, it says how much of the kernel's time its way of reading takes."""
+    """A declaration that takes the same arguments and configs and only reads what the kernel reads. Its time
+    in the tuned config is the part of the kernel's time that reading takes."""
 
     @property
     def copies(self) -> bool:
-        """Whether a copy of as many bytes is timed beside it."""
+        """Whether a copy of as many bytes is timed too."""
         return any(COPY in demand.over for demand in self.demands)
 
     def matrix_dtype_of(self, problem: Problem) -> str | None:
@@ -74,13 +75,13 @@ class Standard:
         return None if self.flops is None else self.matrix_dtype or str(problem["dtype"])
 
     def work(self, tunable: Declaration, problem: Problem, args: Sequence[Any]) -> tuple[float, float]:
-        """Bytes and flops of a problem."""
+        """Bytes to move and operations on the matrix units of a problem."""
         moved = _moved(tunable, args) if self.moved is None else self.moved(problem, *args)
         return moved, 0.0 if self.flops is None else self.flops(problem, *args)
 
 
 def compiled(eager: Callable[..., object]) -> Rival:
-    """A rival: a function of the launch arguments through torch.compile, anew for every shape."""
+    """A rival: a function of the launch arguments, compiled by torch.compile anew for every shape."""
     return lambda *args: partial(torch.compile(eager, dynamic=False), *args)
 
 
@@ -93,4 +94,4 @@ MEMORY_BOUND = (
     ),
     Demand(text="at least as fast as torch.compile in the geometric mean", over=(COMPILED,), mean=1.0),
 )
-"""Of every kernel that memory bounds."""
+"""The demands on every kernel that memory bounds."""

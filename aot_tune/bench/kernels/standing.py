@@ -1,4 +1,4 @@
-"""What the times of a kernel amount to: ratios, shares of the roofline, demands held or missed. Pure."""
+"""Judge the times of a kernel: ratios, shares of the roofline, demands held or missed. Pure."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from aot_tune.tables.table import geometric_mean
 from aot_tune.values.problem import Problem, Value, problem_option
 
 TUNED, DEFAULT, COPY, READ, FLOOR = "tuned", "default", "copy", "torch.sum", "reading alone"
-"""Contenders beside the rivals: the tables' config, the declared default, a copy that moves as many bytes, a
-sum that reads as many, and the tuned config's own reading."""
+"""Names of the contenders that are not rivals: the tables' config, the declared default, a copy that moves as
+many bytes as the kernel, a sum that reads as many, and the reading of the tuned config alone."""
 
 NOISE = 0.03
-"""Two medians of one and the same thing differ by this fraction now and then: a tie is no loss."""
+"""Fraction by which two medians of the same call differ now and then: a smaller loss counts as a tie."""
 
 LARGE_BYTES = 64 << 20
-"""From here on a shape is long enough for the roofline to be what bounds it."""
+"""Bytes from which a shape runs long enough to be bounded by its roofline."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """One declared shape, timed."""
+    """The times of one declared shape."""
 
     problem: Mapping[str, Value]
-    """Its sizes and dtypes."""
+    """The problem's sizes and dtypes."""
 
     config: str
-    """The tuned config."""
+    """The tuned config as text."""
 
     bytes: float
-    """What it must read and write."""
+    """Bytes that the kernel must read and write."""
 
     flops: float
-    """Operations that it must do on the matrix units."""
+    """Operations that the kernel must do on the matrix units."""
 
     roofline_us: float
-    """What these take at the ceilings of the run, the longer of the two."""
+    """Microseconds that moving the bytes or doing the operations takes at the ceilings: the longer one."""
 
     us: Mapping[str, float]
-    """Contender to its median, microseconds. A default that is the tuned config has the same time."""
+    """Contender to its median time in microseconds. A default that is the tuned config has the same time."""
 
     failed: Mapping[str, str] = field(default_factory=dict)
-    """Contender to why it has no time."""
+    """Contender to the reason why it has no time."""
 
     def __str__(self) -> str:
         return problem_option(Problem(self.problem))
@@ -58,19 +58,19 @@ class Demand:
     """What a kernel must reach against other contenders."""
 
     text: str
-    """In words."""
+    """The demand in words."""
 
     over: tuple[str, ...]
-    """The contenders; of several the fastest on each shape counts."""
+    """The contenders. Of several the fastest on each shape counts."""
 
     mean: float | None = None
-    """Least geometric mean of their time over the tuned one's."""
+    """Least geometric mean of their time divided by the tuned config's time."""
 
     worst: float | None = None
-    """Least of it on any shape."""
+    """Least value of this ratio on any shape."""
 
     where: Callable[[Shape], bool] = lambda shape: True
-    """The shapes it is asked of."""
+    """Selects the shapes that the demand concerns."""
 
 
 NEVER_SLOWER = Demand(text="never slower than its default beyond noise", over=(DEFAULT,), worst=1 - NOISE)
@@ -82,7 +82,7 @@ class Verdict:
 
     demand: str
     held: bool | None
-    """None where no shape was timed that tells."""
+    """Whether the demand is met; None where no shape that it concerns was timed."""
 
     mean: float | None = None
     worst: float | None = None
@@ -97,7 +97,7 @@ class Verdict:
 
 
 def verdict(demand: Demand, shapes: Sequence[Shape]) -> Verdict:
-    """Hold some timed shapes against a demand."""
+    """Judge some timed shapes by a demand."""
     ratios = {str(shape): ratio for shape, ratio in _ratios(shapes, demand.over) if demand.where(shape)}
     if not ratios:
         return Verdict(demand=demand.text, held=None)
@@ -116,20 +116,20 @@ def _ratios(shapes: Sequence[Shape], over: Sequence[str]) -> Iterator[tuple[Shap
 
 
 def lines(shapes: Sequence[Shape], rivals: Sequence[str]) -> list[str]:
-    """A kernel's figures for people: over each contender, of its roofline, and what has no time.
+    """A kernel's figures for people: ratios to each contender, shares of the roofline, and failures.
 
     Args:
-        shapes: Those timed.
+        shapes: The shapes that were timed.
         rivals: The contenders that are other implementations.
     """
-    told = []
+    found = []
     against = {"its default": (DEFAULT,), **({"the best of them": tuple(rivals)} if len(rivals) > 1 else {})}
     against.update({name: (name,) for name in (*rivals, COPY, READ, FLOOR)})
     for name, over in against.items():
         ratios = {str(shape): ratio for shape, ratio in _ratios(shapes, over)}
         if ratios:
             worst = min(ratios, key=lambda at: ratios[at])
-            told.append(
+            found.append(
                 f"   over {name:24s} {geometric_mean(ratios.values()):6.3f}x   "
                 f"worst {ratios[worst]:.3f}x at {worst}"
             )
@@ -140,16 +140,16 @@ def lines(shapes: Sequence[Shape], rivals: Sequence[str]) -> list[str]:
     }
     if shares:
         worst = min(shares, key=lambda at: shares[at])
-        told.append(
+        found.append(
             f"   of its roofline, from 64 MiB  {100 * geometric_mean(shares.values()):5.1f} %   "
             f"worst {100 * shares[worst]:.1f} % at {worst}"
         )
-    told += [f"   no time of {name}: {why}" for name, why in _failures(shapes).items()]
-    return told
+    found += [f"   no time of {name}: {why}" for name, why in _failures(shapes).items()]
+    return found
 
 
 def _failures(shapes: Sequence[Shape]) -> dict[str, str]:
-    """Contender to the first reason why it has no time, and on how many shapes."""
+    """Contender to the first reason why it has no time, with the number of shapes without one."""
     first: dict[str, str] = {}
     count: dict[str, int] = {}
     for shape in shapes:

@@ -1,9 +1,8 @@
-"""`aot-tune bench --kernels --verify`: every config of every portfolio on every declared shape, on two seeds.
+"""`aot-tune bench --kernels --verify`: check every config of every portfolio on every declared shape.
 
-Results are compared with the kernel's reference in a process that can crash or hang without harm, on the
-seeds that a sweep checks its winners with. A shape where all is right is written down, so that the same
-command goes on where a time limit or a kill stopped it; that counts for the same source, portfolio,
-versions and GPU.
+Results are compared with the kernel's reference on two seeds, those of a sweep's own check, in a process that
+may crash or hang without harm. Each shape without a wrong result is noted in a file, so that the same command
+continues after a time limit or a kill. A note counts for the same source, portfolio, versions and GPU.
 """
 
 from __future__ import annotations
@@ -35,46 +34,47 @@ from aot_tune.values.config import Config
 from aot_tune.values.text import counted
 
 CHECKED = Path("build/verified.jsonl")
-"""A line a shape where all was right."""
+"""The file of notes: one line for each shape without a wrong result."""
 
 _SEEDS = (2, ODD_SEED)
-"""One even and one odd, which poison differently; the second with odd sizes where no axis names them."""
+"""An even and an odd seed, which poison outputs differently. The odd one also gives other sizes that no axis
+names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What is known of one kernel."""
+    """The result of checking one kernel."""
 
     kernel: str
-    """Its name."""
+    """The kernel's name."""
 
     declared: int
-    """Declared shapes."""
+    """Number of declared shapes."""
 
     shapes: int
-    """Of them, those checked."""
+    """Number of declared shapes that were checked."""
 
     results: int
-    """Results compared: configs times seeds, over those shapes."""
+    """Number of results compared: configs times seeds, summed over the checked shapes."""
 
     wrong: tuple[str, ...]
-    """Every config that is wrong, or fails in another way, and where."""
+    """Each config that is wrong or fails in another way, with its problem."""
 
     def __str__(self) -> str:
-        told = "; ".join(self.wrong) if self.wrong else "none wrong"
+        text = "; ".join(self.wrong) if self.wrong else "none wrong"
         return (
             f"{self.kernel}: {self.shapes} of {counted(self.declared, 'declared shape')}, "
-            f"{counted(self.results, 'result')}: {told}"
+            f"{counted(self.results, 'result')}: {text}"
         )
 
     @property
     def held(self) -> bool:
-        """Whether all is checked and right."""
+        """Whether all shapes are checked and no result is wrong."""
         return not self.wrong and self.shapes == self.declared
 
 
 def run(kernels: Sequence[Found], *, limit_s: float, checked: Path = CHECKED) -> int:
-    """Check the kernels one after another, and print what is known; 0 where all is right and complete."""
+    """Check the kernels one after another and print each result; return 0 where all of them hold."""
     gpu = next(gpu for gpu in visible_gpus() or () if gpu.arch is not None)
     ends, proofs = time.monotonic() + limit_s, []
     with CompileFeed(partial(CompilePool, os.cpu_count() or 1, folder=sweep.CUBINS)) as feed:
@@ -121,39 +121,39 @@ def _verified(found: Found, gpu: Gpu, feed: CompileFeed, ends: float, checked: P
 
 
 def _wrong(session: MeasureSession, feed: CompileFeed, each: ProblemPlan) -> list[str]:
-    """What fails on one problem, compilations included."""
+    """The failures on one problem, in words; those of compilations are among them."""
     results = feed.wait({job.key for job in each.jobs.values()}, lambda: None)
     cubins: dict[Config, Path] = {}
-    told = []
+    texts = []
     for config, job in each.jobs.items():
         result = results[job.key]
         if isinstance(result, Compiled):
             cubins[config] = result.path
         else:
-            told.append(f"{config} on {each.problem} does not compile: {result.message[:200]}")
+            texts.append(f"{config} on {each.problem} does not compile: {result.message[:200]}")
     failures = session.recheck(each.problem, cubins, _SEEDS) if cubins else []
-    return told + [f"{one.config} on {each.problem}: {one.stage}: {one.message[:200]}" for one in failures]
+    return texts + [f"{one.config} on {each.problem}: {one.stage}: {one.message[:200]}" for one in failures]
 
 
 def _conditions(kernel: Kernel, gpu: Gpu, portfolio: Sequence[Config]) -> str:
-    """A digest of all that a check holds for."""
+    """A digest of the source, portfolio, versions and GPU that a note counts for."""
     versions = [cutile.version(), cutile.compiler_version() or "", gpu.name]
     parts = [kernel.tunable.name, source_hash(kernel.tunable), *versions, *map(str, portfolio)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _right_before(checked: Path, under: str) -> set[str]:
-    """The problems where an earlier run found all right under the same conditions."""
+    """The problems that an earlier run under the same conditions found without a wrong result."""
     right: set[str] = set()
     for line in checked.read_bytes().splitlines() if checked.exists() else ():
         with suppress(orjson.JSONDecodeError):  # the end of a run that was killed
-            told = orjson.loads(line)
-            if told["under"] == under:
-                right.add(told["problem"])
+            note = orjson.loads(line)
+            if note["under"] == under:
+                right.add(note["problem"])
     return right
 
 
-def _note(checked: Path, told: Mapping[str, object]) -> None:
+def _note(checked: Path, note: Mapping[str, object]) -> None:
     checked.parent.mkdir(parents=True, exist_ok=True)
     with checked.open("ab") as file:
-        file.write(orjson.dumps(told) + b"\n")
+        file.write(orjson.dumps(note) + b"\n")

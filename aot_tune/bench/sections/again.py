@@ -1,13 +1,15 @@
-"""Some problems of unchanged kernels swept again over a copy of their tables, and what changes."""
+"""Sweep some problems of unchanged kernels again, over a copy of their tables, and report what changes."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from aot_tune.bench.gpu import shipped
+from aot_tune.bench.sections.part import Part, Request
 from aot_tune.declare.discovery import Found
 from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.tables import store
@@ -19,14 +21,15 @@ from aot_tune.tuner.sweep.report import SweepRequest
 from aot_tune.values.arch import Arch
 
 PROBLEMS = 20
-"""Of each kernel, evenly spread."""
+"""Problems of each kernel, evenly spread."""
 
 
-def run() -> dict[str, Any]:
+def run(request: Request) -> Iterator[Part]:
     """Count and name the entries that changed, kernel by kernel."""
     arch = next(gpu.arch for gpu in visible_gpus() or () if gpu.arch is not None)
     with tempfile.TemporaryDirectory() as folder:
-        return {name: _again(arch, found, Path(folder)) for name, found in shipped().items()}
+        for name, found in shipped().items():
+            yield Part(name=name, kernels=(name,), figures=_again(arch, found, Path(folder)))
 
 
 def _again(arch: Arch, found: Found, folder: Path) -> dict[str, Any]:
@@ -64,12 +67,12 @@ def _again(arch: Arch, found: Found, folder: Path) -> dict[str, Any]:
 def _change(before: Entry, entry: Entry) -> dict[str, Any]:
     return {
         "bucket": str(entry.bucket),
-        "from": _told(before),
-        "to": _told(entry),
+        "from": _entry_text(before),
+        "to": _entry_text(entry),
         "config changed": before.config != entry.config,
     }
 
 
-def _told(entry: Entry) -> str:
+def _entry_text(entry: Entry) -> str:
     gain = entry.default_us / entry.mean_us
     return f"{entry.config}: {entry.mean_us} us, {gain:.3f}x the default"

@@ -1,15 +1,16 @@
-"""Compiling in parallel beside compiling one after another: the same jobs, both from cold."""
+"""Compare compiling in parallel with compiling one job after another: the same jobs, both from cold."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from aot_tune.bench.gpu import shipped
+from aot_tune.bench.sections.part import Part, Request
 from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.tuner.compile.job import CompileJob
 from aot_tune.tuner.compile.pool import CompilePool
@@ -17,11 +18,15 @@ from aot_tune.tuner.plan.candidates import plan
 from aot_tune.tuner.plan.sizes import spread
 
 _JOBS = 48
-"""Enough for a ratio, and no more than half a minute of waiting."""
+"""Compilations. They are enough for a ratio, and take at most half a minute."""
 
 
-def run() -> dict[str, Any]:
-    """Seconds for matmul compilations by one process after another and by one a core."""
+def run(request: Request) -> Iterator[Part]:
+    """Measure seconds of matmul compilations by one process, and by one process for each core."""
+    yield Part(name="compile", kernels=("matmul",), figures=_measured())
+
+
+def _measured() -> dict[str, Any]:
     found = shipped()["matmul"]
     arch = next(gpu.arch for gpu in visible_gpus() or () if gpu.arch is not None)
     jobs = spread(plan(found, arch, spread(found.tunable.buckets, 6)).jobs, _JOBS)
@@ -38,7 +43,7 @@ def run() -> dict[str, Any]:
 
 def _seconds(jobs: Sequence[CompileJob], workers: int) -> float:
     with tempfile.TemporaryDirectory() as folder, CompilePool(workers, folder=Path(folder)) as pool:
-        # The children's start is part of neither: a sweep starts them once, for thousands of compilations.
+        # The start of the children is left out: a sweep starts them once, for thousands of compilations.
         started = 0.0
         for job in jobs:
             pool.submit(job)

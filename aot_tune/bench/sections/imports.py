@@ -1,10 +1,13 @@
-"""What importing costs: the best of several fresh interpreters, so that the file cache is warm."""
+"""Time imports: the fastest of several fresh interpreters, so that the file cache is warm."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+
+from aot_tune.bench.sections.part import Part, Request
 
 _RUNS = 4
 _STEPS = {
@@ -30,8 +33,12 @@ def _milliseconds(statement: str) -> float:
     return (time.perf_counter() - started) * 1e3
 
 
-def run() -> dict[str, float | bool]:
-    """Milliseconds of each import, what each adds, and whether a child forked after them can use the GPU."""
+def run(request: Request) -> Iterator[Part]:
+    """Measure milliseconds of each import, and try whether a child forked after them can use the GPU."""
+    yield Part(name="imports", figures=_measured())
+
+
+def _measured() -> dict[str, float | bool]:
     fastest = {name: min(_milliseconds(code) for _ in range(_RUNS)) for name, code in _STEPS.items()}
     rows: dict[str, float | bool] = {f"{name}_ms": round(ms, 1) for name, ms in fastest.items()}
     rows["import aot_tune adds_ms"] = round(fastest["aot_tune"] - fastest["interpreter"], 1)

@@ -1,28 +1,29 @@
-"""What a launch costs on the host: a bare `ct.launch`, `Tunable.launch`, and the hand-written pattern."""
+"""Host microseconds of a launch: a bare `ct.launch`, `Tunable.launch`, and the pattern written by hand."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cuda.tile as ct
 import torch
 
-from aot_tune.bench.gpu import Gpu, this_gpu
+from aot_tune.bench.gpu import BenchGpu, this_gpu
 from aot_tune.bench.host import launch_us
+from aot_tune.bench.sections.part import Part, Request
 from aot_tune.kernels.norms.rms_norm import rms_norm_tunable as tunable
 
 _ROUNDS = 41
 
 
-def run() -> dict[str, float]:
-    """Median host microseconds of each way to launch one tuned rms_norm, the rounds interleaved."""
+def run(request: Request) -> Iterator[Part]:
+    """Measure each way to launch one tuned rms_norm in interleaved rounds: median host microseconds."""
     with this_gpu() as gpu:
-        return _measured(gpu)
+        yield Part(name="launch", kernels=(tunable.name,), figures=_measured(gpu))
 
 
-def _measured(gpu: Gpu) -> dict[str, float]:
+def _measured(gpu: BenchGpu) -> dict[str, float]:
     x = torch.randn(64, 4096, device=gpu.torch_device, dtype=torch.bfloat16)
     weight, out = torch.ones(4096, device=gpu.torch_device, dtype=torch.bfloat16), torch.empty_like(x)
     problem = tunable.problem_of(x, weight, out, 1e-6)
@@ -34,14 +35,13 @@ def _measured(gpu: Gpu) -> dict[str, float]:
     tuned_once: dict[Any, Any] = {}
 
     def by_hand() -> None:
-        # What cuTile users write: tune on the first call of a shape, keep the kernel by shape and device.
+        # cuTile's users write this: tune on the first call of a shape, then reuse the kernel of the shape.
         key = (x.shape, weight.shape, x.dtype, str(x.device))
         if key not in tuned_once:
             tuned_once[key] = (config, kernel)
         chosen, ready = tuned_once[key]
-        torch.cuda.get_device_properties(
-            x.device
-        )  # the grid of a persistent kernel asks for its multiprocessors
+        # The grid of a persistent kernel needs the number of multiprocessors.
+        torch.cuda.get_device_properties(x.device)
         ct.launch(torch.cuda.current_stream(), grid, ready, tunable.args_fn(chosen, x, weight, out, 1e-6))
 
     ways: dict[str, Callable[[], object]] = {

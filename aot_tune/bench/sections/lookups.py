@@ -1,7 +1,7 @@
-"""What choosing a config costs for shapes not seen before, and what it leaves in memory. Needs no GPU.
+"""Time the choice of a config for shapes not seen before, and the memory that it leaves. Needs no GPU.
 
-As a process chooses that serves alone: with a cache that holds what live searches found. Nothing is searched:
-that takes milliseconds, once a bucket, and is timed by `serving`.
+The process has a user's cache that holds winners of live searches, as a serving process has. No look-up
+starts a search: a search takes milliseconds, happens once for each bucket, and is timed by `serving`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import Any
 
 from aot_tune import environment
 from aot_tune.bench.host import resident_mb
+from aot_tune.bench.sections.part import Part, Request
 from aot_tune.declare.declaration import Declaration
+from aot_tune.errors import UsageError
 from aot_tune.kernels import matmul_tunable, rms_norm_tunable
 from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.serve.choose.index import Index
@@ -31,22 +33,25 @@ from aot_tune.values.arch import KNOWN_ARCHS, Arch
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 
-_LOOK_UPS = 500_000
-"""Of each kernel."""
-
 _FOUND = 200
 """Buckets of each kernel whose winner the cache holds."""
 
 _OFTEN = 50
-"""One look-up of so many is of such a bucket, the others of one that is drawn."""
+"""Every 50th look-up is of a bucket whose winner the cache holds; the others are of random problems."""
 
 
-def run() -> dict[str, Any]:
-    """Microseconds of choosing a config for random problems, and how memory grows meanwhile, on one core."""
+def run(request: Request) -> Iterator[Part]:
+    """Measure microseconds of a choice for random problems on one core, and the growth of memory meanwhile.
+
+    Raises:
+        UsageError: No table of matmul exists.
+    """
     here = [gpu.arch for gpu in visible_gpus() or () if gpu.arch is not None]
     arch = next((a for a in (*here, *KNOWN_ARCHS) if dispatcher_of(matmul_tunable).load(a).tables), None)
     if arch is None:
-        return {"failed": "no table of matmul is there; tune it first"}
+        raise UsageError(
+            "there is no table of matmul, so there is nothing to look up; run aot-tune tune first"
+        )
     random_ = random.Random(0)
 
     def size(most: int) -> int:
@@ -56,15 +61,18 @@ def run() -> dict[str, Any]:
         "matmul": lambda: {"dtype": "bfloat16", "M": size(16384), "N": size(32768), "K": size(32768)},
         "rms_norm": lambda: {"dtype": "bfloat16", "rows": size(16384), "cols": size(32768)},
     }
-    told: dict[str, Any] = {"arch": str(arch)}
     with _cache_folder():
         for tunable in (matmul_tunable, rms_norm_tunable):
-            told[tunable.name] = _timed(tunable, arch, draws[tunable.name], random_)
-    return told
+            figures = _timed(tunable, arch, draws[tunable.name], random_, request.look_ups)
+            yield Part(name=tunable.name, kernels=(tunable.name,), figures={"arch": str(arch), **figures})
 
 
 def _timed(
-    tunable: Declaration, arch: Arch, draw: Callable[[], dict[str, Any]], random_: random.Random
+    tunable: Declaration,
+    arch: Arch,
+    draw: Callable[[], dict[str, Any]],
+    random_: random.Random,
+    look_ups: int,
 ) -> dict[str, Any]:
     dispatcher, clock = dispatcher_of(tunable), time.perf_counter_ns
     index, legality = dispatcher.load(arch), Legality(tunable, arch)
@@ -81,28 +89,28 @@ def _timed(
     for _ in range(5000):
         chosen(problem=Problem(draw()))
     before = resident_mb()
-    histogram = [0] * 20001  # tenths of a microsecond; the last for all above 2 ms
+    histogram = [0] * 20001  # each bin is 0.1 us wide; the last one counts all above 2 ms
     cached = 0
-    for number in range(_LOOK_UPS):
+    for number in range(look_ups):
         problem = random_.choice(found) if number % _OFTEN == 0 else Problem(draw())
         started = clock()
         choice = chosen(problem=problem)
         histogram[min((clock() - started) // 100, 20000)] += 1
         cached += choice.source == "cached"
     return {
-        "look-ups": _LOOK_UPS,
+        "look-ups": look_ups,
         "from the cache": cached,
         "median_us": _quantile(histogram, 0.5),
         "99.9 %_us": _quantile(histogram, 0.999),
         "99.99 %_us": _quantile(histogram, 0.9999),
-        "under 200 us": round(sum(histogram[:2000]) / _LOOK_UPS, 6),
+        "under 200 us": round(sum(histogram[:2000]) / look_ups, 6),
         "grown_mb": round(resident_mb() - before, 2),
     }  # fmt: skip
 
 
 @contextmanager
 def _cache_folder() -> Iterator[None]:
-    """A cache of our own, and not the user's."""
+    """Use a temporary cache in place of the user's."""
     before = os.environ.get(environment.CACHE_DIR)
     with tempfile.TemporaryDirectory() as folder:
         os.environ[environment.CACHE_DIR] = str(Path(folder).resolve())
@@ -123,7 +131,7 @@ def _remembered(
     index: Index,
     draw: Callable[[], dict[str, Any]],
 ) -> list[Problem]:
-    """Problems of whose buckets no table has an entry and the cache has a winner, put there."""
+    """Draw problems whose buckets no table has, and put a winner of each bucket into the cache."""
     cache = UserCache(Path(os.environ[environment.CACHE_DIR]))
     found: dict[Problem, Problem] = {}
     while len(found) < _FOUND:

@@ -1,6 +1,6 @@
-"""What the first request costs in fresh processes, against tuning, compiling and Triton's autotuner.
+"""Time the first request of fresh processes, beside tuning, compiling and Triton's autotuner.
 
-Choosing a config is timed apart, by `bench.lookups`: beside other processes it would be timed with them.
+The section `lookups` times the choice of a config: here other processes would disturb it.
 """
 
 from __future__ import annotations
@@ -11,70 +11,86 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from aot_tune import environment
+from aot_tune.bench.sections.part import Part, Request
 from aot_tune.nvidia.nvml import visible_gpus
 
-_REPEATS = 5
-"""Fresh processes of each quick scenario. On a host that others use too, some are a third slower than the
-rest: the median and the least are told."""
+KERNELS = ("rms_norm", "matmul", "rope")
+"""The kernels that the scenarios launch."""
 
 _PRIMED = 3
-"""Processes that prime first, each of half a minute."""
+"""Most processes that prime first. Each takes half a minute."""
 
 _LIMIT_S = 400.0
+"""Seconds after which a process is taken for one that hangs."""
 
 
-def run() -> dict[str, Any]:
-    """Milliseconds of first launches, of misses and of loading; microseconds of launches."""
+def run(request: Request) -> Iterator[Part]:
+    """Measure milliseconds of first launches, of misses and of loading, and microseconds of launches.
+
+    On a host that others use too, some processes are a third slower than the rest. So a scenario runs in
+    several processes, and the median and the minimum are reported.
+    """
     with tempfile.TemporaryDirectory() as temporary:
-        return _Bench(Path(temporary)).all()
+        for name, figures in _Bench(Path(temporary), request.repeats).all():
+            yield Part(name=name, kernels=KERNELS, figures=figures)
 
 
 class _Bench:
-    """One run; everything it makes lies in `folder`."""
+    """One run.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: Everything that the run makes is below it.
+        repeats: Fresh processes of each quick scenario.
+    """
+
+    def __init__(self, folder: Path, repeats: int) -> None:
         self._folder = folder
         self._archives = folder / "archives"
         self._caches = 0
+        self._repeats = repeats
         arch = next(str(gpu.arch) for gpu in visible_gpus() or () if gpu.arch is not None)
-        command = [sys.executable, "-m", "aot_tune", "compile", "--arch", arch, "--out", str(self._archives)]
+        command = [
+            *(sys.executable, "-m", "aot_tune", "compile", "--arch", arch, "--out", str(self._archives)),
+            *(word for kernel in KERNELS for word in ("--kernel", kernel)),
+        ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=_LIMIT_S)
         self._size_kb = (self._archives / arch / "cubins.aot").stat().st_size / 1024
 
-    def all(self) -> dict[str, Any]:
-        """Every scenario's figures."""
+    def all(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Every scenario's name and figures, each as soon as it is measured."""
         disk = self._folder / "cutile"
-        first = {
-            "tuned on the first call": self._child("tune_first", cutile_cache=None),
-            "config known, compiled on the spot": self._several("bare_first", cutile_cache=None),
-            # The first of these fills it.
-            "config known, cuTile's disk cache warm": [
-                self._child("bare_first", cutile_cache=disk) for _ in range(2)
-            ][-1],
-            "aot_tune with cubins, no compiler": self._several("first_launches", prebuilt=True),
-        }
-        return {
-            "archive_kb": round(self._size_kb, 1),
-            "first launch, waited for": {**first, **self._triton()},
-            "after prime": [self._child("after_prime", prebuilt=True) for _ in range(_PRIMED)],
-            "launch, with cubins": self._several("launches", prebuilt=True),
-            "launch, without cubins": self._several("launches"),
-            "a miss, searched live over cubins": self._several("misses", prebuilt=True),
-            "loading all tables, and the archive's index and sections": self._several(
-                "loading", prebuilt=True
-            ),
-        }
+        yield "archive", {"kb": round(self._size_kb, 1), "kernels": len(KERNELS)}
+        yield (
+            "first launch: aot_tune with cubins, no compiler",
+            self._several("first_launches", prebuilt=True),
+        )
+        yield "first launch: config known, compiled on the spot", self._several("bare_first")
+        self._child("bare_first", cutile_cache=disk)  # fills cuTile's disk cache
+        warm = self._child("bare_first", cutile_cache=disk)
+        yield "first launch: config known, cuTile's disk cache warm", warm
+        yield "first launch: tuned on the first call", self._child("tune_first")
+        for name, figures in self._triton().items():
+            yield f"first launch: {name}", figures
+        yield "launch, with cubins", self._several("launches", prebuilt=True)
+        yield "launch, without cubins", self._several("launches")
+        yield "a miss, searched live over cubins", self._several("misses", prebuilt=True)
+        yield "loading", self._several("loading", prebuilt=True)
+        primed = [self._child("after_prime", prebuilt=True) for _ in range(min(_PRIMED, self._repeats))]
+        failed = next((one for one in primed if "failed" in one), None)
+        yield "after prime", failed or {"processes": primed}
 
     def _several(self, scenario: str, *, prebuilt: bool = False, cutile_cache: Path | None = None) -> Any:
-        """By figure, the middle and the least of several processes'; what is no figure is the last one's."""
-        told = [self._child(scenario, prebuilt=prebuilt, cutile_cache=cutile_cache) for _ in range(_REPEATS)]
-        failed = next((one for one in told if "failed" in one), None)
-        return failed or _middle_and_least(told)
+        """Median and minimum over processes for each number; other values from the last process."""
+        answers = [
+            self._child(scenario, prebuilt=prebuilt, cutile_cache=cutile_cache) for _ in range(self._repeats)
+        ]
+        failed = next((one for one in answers if "failed" in one), None)
+        return failed or {**_median_and_minimum(answers), "processes": len(answers)}
 
     def _child(
         self,
@@ -85,7 +101,7 @@ class _Bench:
         cutile_cache: Path | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> Any:
-        """What a fresh process prints, with a user's cache of its own."""
+        """Run a scenario in a fresh process with a user's cache of its own, and return what it prints."""
         self._caches += 1
         named = {name: value for name, value in os.environ.items() if name not in environment.DESCRIPTIONS}
         named |= {
@@ -100,20 +116,20 @@ class _Bench:
         )  # fmt: skip
         if done.returncode:
             last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-            told = {"failed": last[0]}
+            answer = {"failed": last[0]}
         else:
-            told = json.loads(done.stdout.splitlines()[-1])
-        # Told at once, so that a run that is cut off has told all it measured.
-        print(f"   {scenario}{' with cubins' if prebuilt else ''}: {json.dumps(told)}", flush=True)
-        return told
+            answer = json.loads(done.stdout.splitlines()[-1])
+        # Printed at once, so that a run that is cut off has printed all it measured.
+        print(f"   {scenario}{' with cubins' if prebuilt else ''}: {json.dumps(answer)}", flush=True)
+        return answer
 
     def _triton(self) -> dict[str, Any]:
         if importlib.util.find_spec("triton") is None:
-            return {"Triton": "not installed"}
+            return {}
 
         def launch(folder: str, **variables: str) -> Any:
-            told = {"TRITON_CACHE_DIR": str(self._folder / folder), **variables}
-            return self._child("rms_norm", module="aot_tune.bench.sections.triton_child", variables=told)
+            variables = {"TRITON_CACHE_DIR": str(self._folder / folder), **variables}
+            return self._child("rms_norm", module="aot_tune.bench.sections.triton_child", variables=variables)
 
         caching = {"TRITON_CACHE_AUTOTUNING": "1"}
         return {
@@ -123,12 +139,12 @@ class _Bench:
         }
 
 
-def _middle_and_least(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of each figure that several processes told, the median and the least; of all else the last one's."""
+def _median_and_minimum(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Median and minimum of each number that several processes printed; other values from the last one."""
     found: dict[str, Any] = {}
-    for name, value in told[-1].items():
+    for name, value in answers[-1].items():
         if isinstance(value, float):
-            values = sorted(one[name] for one in told)
+            values = sorted(one[name] for one in answers)
             found |= {name: values[len(values) // 2], f"{name}, the least": values[0]}
         else:
             found[name] = value

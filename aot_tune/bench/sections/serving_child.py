@@ -1,4 +1,4 @@
-"""One scenario of `bench.serving` in a fresh process: `python -m ... SCENARIO` prints one line of JSON."""
+"""Run one scenario of the section `serving` in a fresh process: prints one line of JSON."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _PROBLEMS = {
     "matmul": {"dtype": "bfloat16", "M": 64, "N": 6144, "K": 4096},
 }
 _MISSES = ((64, 512, 256), (256, 640, 512), (1024, 256, 1024))
-"""M, N, K far from all that was tuned, each under 1 ms."""
+"""M, N, K far from all tuned problems; each product takes less than 1 ms."""
 
 _CPU_CACHES = 1 << 27
-"""Numbers of 4 bytes, 512 MB: more than any CPU's caches hold."""
+"""Number of 4-byte values that evicts the CPU's caches: 512 MB, more than any CPU's caches hold."""
 
 _PASSES = 4
-"""Launches of each shape after `prime`: the first, and three to compare it with."""
+"""Launches of each shape after `prime`: the first one, and three to compare it with."""
 
 
 class _NoCompiler(importlib.abc.MetaPathFinder):
@@ -61,8 +61,8 @@ def _arch() -> Arch:
 
 
 def _args(tunable: Tunable) -> tuple[Any, ...]:
-    told = _PROBLEMS.get(tunable.name)
-    return tunable.make_args(Problem(told) if told else tunable.typical_problems[6], "cuda:0", 1)
+    problem = _PROBLEMS.get(tunable.name)
+    return tunable.make_args(Problem(problem) if problem else tunable.typical_problems[6], "cuda:0", 1)
 
 
 def _ms(call: Callable[[], object]) -> float:
@@ -78,10 +78,10 @@ def _ms(call: Callable[[], object]) -> float:
 
 
 def tune_first() -> dict[str, Any]:
-    """Search the whole space on the first call, as cuTile's users do."""
+    """Time a search of the whole space on the first call, as cuTile's users do it: milliseconds."""
     from cuda.tile.tune import exhaustive_search
 
-    told: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for tunable in (rms_norm_tunable, matmul_tunable):
         args = _args(tunable)
         problem, device = tunable.problem_of(*args), dispatcher_of(tunable).machine(0, _runtime()).device
@@ -92,9 +92,9 @@ def tune_first() -> dict[str, Any]:
             partial(_grid_of, tunable, device, problem), tunable.kernel, partial(_args_of, tunable, args),
             lambda config: dict(config.hints), quiet=True,
         )  # fmt: skip
-        told[f"{tunable.name}_ms"] = _ms(search)
-        told[f"{tunable.name}_configs"] = len(configs)
-    return told
+        figures[f"{tunable.name}_ms"] = _ms(search)
+        figures[f"{tunable.name}_configs"] = len(configs)
+    return figures
 
 
 def _grid_of(tunable: Tunable, device: Device, problem: Problem, config: Config) -> tuple[int, ...]:
@@ -106,12 +106,12 @@ def _args_of(tunable: Tunable, args: tuple[Any, ...], config: Config) -> tuple[A
 
 
 def bare_first() -> dict[str, Any]:
-    """`ct.launch` of the tuned config, which cuTile compiles or finds in its disk cache."""
-    told: dict[str, Any] = {}
+    """Time `ct.launch` of the tuned config in ms; cuTile compiles it or finds it in its disk cache."""
+    figures: dict[str, Any] = {}
     for tunable in (rms_norm_tunable, matmul_tunable):
         call = _bare(tunable, tunable.kernel.replace_hints)
-        told[f"{tunable.name}_ms"] = _ms(call)
-    return told
+        figures[f"{tunable.name}_ms"] = _ms(call)
+    return figures
 
 
 def _bare(tunable: Tunable, kernel_of: Callable[..., Any]) -> Callable[[], None]:
@@ -131,24 +131,24 @@ def _runtime() -> Any:
 
 
 def first_launches() -> dict[str, Any]:
-    """`Tunable.launch` from cubins, with no compiler; the first kernel bears what a process does once."""
+    """Time `Tunable.launch` from cubins in ms, without a compiler; a process pays some costs only once."""
     _without_compiler()
     calls = [(tunable, _args(tunable)) for tunable in _LAUNCHED]
     return {f"{tunable.name}_ms": _ms(partial(tunable.launch, *args)) for tunable, args in calls}
 
 
 def after_prime() -> dict[str, Any]:
-    """Microseconds of the first launches of declared shapes, and of later launches of the same shapes.
+    """Compare the first launches of declared shapes after `prime` with later launches of the same shapes.
 
-    Between two of them one of a shape met before, so that whatever else the host does meets all alike; each
-    with tensors that no launch has seen, and after the CPU's caches held other things, as when a request
-    arrives. Of half of the shapes all is timed, of the others what the host does before it calls cuTile. The
-    shapes met before tell how much faster or slower the first pass was for all, which is taken out: a first
-    launch stands beside others of its pass, and what sets the shapes apart is not in it.
+    New shapes alternate with shapes that were launched before, so that other work of the host affects both
+    alike. Each launch has tensors that no launch has used, and the CPU's caches hold other data, as when a
+    request arrives. For half of the new shapes the whole launch is timed, for the others only the host's part
+    before it calls cuTile. The shapes launched before show how much faster or slower the first pass was for
+    all shapes; the ratio of first to later launches is divided by that pace. Times are microseconds.
     """
     _without_compiler()
     done = aot_tune.prime(*_LAUNCHED)
-    told: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "signatures loaded": done.loaded, "compiled": done.compiled, "plans": done.plans,
         "prime_seconds": round(done.seconds, 3),
     }  # fmt: skip
@@ -160,7 +160,7 @@ def after_prime() -> dict[str, Any]:
         taken = [_launch_us(tunable, _in_turn(new[::2], met), 5 + again) for again in range(_PASSES)]
         with _without_cutile(tunable):
             own = [_launch_us(tunable, _in_turn(new[1::2], met), 5 + again) for again in range(_PASSES)]
-        told[tunable.name] = {}
+        figures[tunable.name] = {}
         for what, passes, column in (
             ("waited for", taken, 1),
             ("the host's part", taken, 0),
@@ -169,16 +169,16 @@ def after_prime() -> dict[str, Any]:
             fresh, known = ([[t[column] for t in each[half::2]] for each in passes] for half in (0, 1))
             first, later = _first_and_later(fresh)
             pace = truediv(*_first_and_later(known))
-            told[tunable.name] |= {
+            figures[tunable.name] |= {
                 f"{what}: first_us": round(first, 2), f"{what}: later_us": round(later, 2),
                 f"{what}: of shapes met before": round(pace, 3),
                 f"{what}: first / later": round(first / later / pace, 3),
             }  # fmt: skip
-    return told
+    return figures
 
 
 def _first_and_later(passes: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Medians over shapes, of the first pass and of each shape's median in the later ones."""
+    """Median over shapes of the first pass, and of each shape's median in the later passes."""
     later = [statistics.median(each) for each in zip(*passes[1:], strict=True)]
     return statistics.median(passes[0]), statistics.median(later)
 
@@ -189,7 +189,7 @@ def _in_turn(new: list[Problem], met: list[Problem]) -> list[Problem]:
 
 @contextmanager
 def _without_cutile(tunable: Tunable) -> Iterator[None]:
-    """Let launches end where they would call cuTile."""
+    """Make launches return where they would call cuTile."""
     names = tunable.launch.__globals__
     launch, names["ct_launch"] = names["ct_launch"], lambda *_: None
     try:
@@ -199,7 +199,7 @@ def _without_cutile(tunable: Tunable) -> Iterator[None]:
 
 
 def _launch_us(tunable: Tunable, problems: list[Problem], seed: int) -> list[tuple[float, float]]:
-    """Microseconds of one launch of each problem: the host's part, and until the GPU is done."""
+    """Microseconds of one launch of each problem: the host's part, and the time until the GPU is done."""
     calls = [tunable.make_args(problem, "cuda:0", seed) for problem in problems]
     torch.cuda.synchronize()
     torch.zeros(_CPU_CACHES).add_(1)
@@ -214,9 +214,9 @@ def _launch_us(tunable: Tunable, problems: list[Problem], seed: int) -> list[tup
 
 
 def launches() -> dict[str, Any]:
-    """Host microseconds of a launch above a bare `ct.launch` of the same kernel.
+    """Measure host microseconds of a launch beyond a bare `ct.launch` of the same kernel.
 
-    With grad off, as servers run, no tensor is asked whether it requires a gradient.
+    With grad off, as servers run, a launch does not look at whether tensors require a gradient.
     """
     x, weight, out, eps = _args(rms_norm_tunable)
     bare = _bare(rms_norm_tunable, lambda **hints: dispatcher_of(rms_norm_tunable).kernels.of(hints))
@@ -233,32 +233,32 @@ def launches() -> dict[str, Any]:
         for name, (call, grad) in ways.items():
             with torch.set_grad_enabled(grad):
                 rounds[name].append(launch_us(call))
-    told = {name: round(statistics.median(times), 3) for name, times in rounds.items()}
-    above = {name.replace("launch", "above"): us for name, us in told.items() if "launch" in name}
-    return {**told, **{name: round(us - told["bare_us"], 3) for name, us in above.items()}}
+    figures = {name: round(statistics.median(times), 3) for name, times in rounds.items()}
+    above = {name.replace("launch", "above"): us for name, us in figures.items() if "launch" in name}
+    return {**figures, **{name: round(us - figures["bare_us"], 3) for name, us in above.items()}}
 
 
 # Misses and loading -----------------------------------------------------------------------------------------
 
 
 def misses() -> dict[str, Any]:
-    """Milliseconds of a matmul that nothing was tuned for: searched, launched, waited for."""
+    """Time a matmul that nothing was tuned for, from its search to the end of its launch: milliseconds."""
     _without_compiler()
     matmul_tunable.launch(*_args(matmul_tunable))
-    told: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for m, n, k in _MISSES:
         problem = Problem({"dtype": "bfloat16", "M": m, "N": n, "K": k})
         args = matmul_tunable.make_args(problem, "cuda:0", 1)
-        told[f"{m} x {n} x {k} ms"] = _ms(partial(matmul_tunable.launch, *args))
+        figures[f"{m} x {n} x {k} ms"] = _ms(partial(matmul_tunable.launch, *args))
         plans = dispatcher_of(matmul_tunable)._plans
-        told[f"{m} x {n} x {k}"] = next(p.choice.source for key, p in plans.items() if key[1] == problem)
-    return told
+        figures[f"{m} x {n} x {k}"] = next(p.choice.source for key, p in plans.items() if key[1] == problem)
+    return figures
 
 
 def loading() -> dict[str, Any]:
-    """Milliseconds and resident MB of all shipped tables, and then of the archive's index and sections.
+    """Measure milliseconds and MiB of loading all shipped tables, then the archive's index and sections.
 
-    With the tables come the kernels of their configs, and whether the sections are of this source.
+    Loading tables includes the hinted kernels of their configs.
     """
     archs = loader.archs_to_load(rms_norm_tunable)
     shipped = [found.tunable for found in find_tunables([OWN_KERNELS]).values()]

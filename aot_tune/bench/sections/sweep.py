@@ -1,14 +1,15 @@
-"""A whole sweep beside plain serial `exhaustive_search` over the same candidates, both from cold."""
+"""Compare a whole sweep with serial `exhaustive_search` over the same candidates, both from cold."""
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from aot_tune.bench.gpu import shipped
+from aot_tune.bench.sections.part import Part, Request
 from aot_tune.declare.discovery import Found
 from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.tables import store
@@ -23,11 +24,13 @@ _PROBLEMS = (("bfloat16", 64, 6144, 4096), ("bfloat16", 1024, 4096, 4096), ("bfl
 """Matmul problems swept both ways: (dtype, M, N, K)."""
 
 
-def run() -> dict[str, Any]:
-    """Seconds of both ways. The serial one is what a user writes: hints by `hints_fn`, compiled on the way.
+def run(request: Request) -> Iterator[Part]:
+    """Measure seconds of both ways. The serial way is a user's: it compiles during the search."""
+    yield Part(name="sweep", kernels=("matmul",), figures=_both_ways())
 
-    The sweep comes first, while this process has no context on the GPU.
-    """
+
+def _both_ways() -> dict[str, Any]:
+    """Sweep first, while this process has no context on the GPU, then search serially."""
     found = shipped()["matmul"]
     arch = next(gpu.arch for gpu in visible_gpus() or () if gpu.arch is not None)
     names = list(found.tunable.buckets[0])

@@ -1,4 +1,4 @@
-"""The first launch of an autotuned Triton kernel in a fresh process, for `bench.serving`: prints JSON."""
+"""Time the first launch of an autotuned Triton kernel in a fresh process, for `serving`: prints JSON."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def _rms_norm(  # type: ignore[no-untyped-def,unused-ignore]
 
 
 def main() -> None:
-    """Launch twice; milliseconds of each, waited for."""
+    """Launch twice and print the milliseconds of each launch, waited for."""
     x = torch.randn(_ROWS, _COLS, device="cuda", dtype=torch.bfloat16)
     weight, out = torch.ones(_COLS, device="cuda", dtype=torch.bfloat16), torch.empty_like(x)
     torch.cuda.synchronize()
-    told: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for name in ("rms_norm_ms", "again_ms"):
         started = time.perf_counter()
         _rms_norm[(_ROWS,)](x, weight, out, _ROWS, _COLS, 1e-6)
         torch.cuda.synchronize()
-        told[name] = round((time.perf_counter() - started) * 1e3, 3)
+        figures[name] = round((time.perf_counter() - started) * 1e3, 3)
     wanted = torch.nn.functional.rms_norm(x.float(), (_COLS,), weight.float(), 1e-6)
-    told["right"] = bool(((out.float() - wanted).abs() < 0.05).all())
-    print(json.dumps(told))
+    figures["right"] = bool(((out.float() - wanted).abs() < 0.05).all())
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +10,12 @@ from typing import Any
 import orjson
 import pytest
 
+from aot_tune.bench import records
 from aot_tune.bench.__main__ import main as benches
 from aot_tune.bench.kernels import run as kernels
 from aot_tune.bench.kernels.standing import Shape
 from aot_tune.nvidia.nvml import Gpu
+from tests.support.bench_records import MADE
 from tests.support.samples import SM90
 
 IN_A_PROCESS = kernels._in_a_process
@@ -151,6 +153,79 @@ def test_without_a_gpu_nothing_is_measured(
     monkeypatch.setattr(kernels, "visible_gpus", lambda: ())
     assert kernels.main(["--kernel", "rope"]) == 1
     assert "no GPU here" in capsys.readouterr().err
+
+
+def test_a_recorded_kernel_has_its_provenance_beside_its_shapes(
+    ran: list[tuple[str, float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = record()
+    made["shapes"][0]["failed"] = {"SDPA": "OSError: /usr/lib/a is not there", "cuDNN": "Error: no window"}
+    monkeypatch.setattr(kernels, "_in_a_process", lambda *_: made)
+    monkeypatch.setattr(records, "made_with", lambda words: replace(MADE, command=" ".join(words)))
+    out, results = str(tmp_path / "bench.json"), tmp_path / "results"
+    words = ["--kernel", "rope", "--shapes", "4", "--record", "--out", out, "--results", str(results)]
+    assert kernels.main(words) == 0
+    found = records.read(results, "kernels")["NVIDIA H200"]["rope"]
+    assert found.made_with.command.startswith("--kernels --kernel rope --shapes 4 --record")
+    assert found.kernels == {"rope": records.present("sm90")["rope"]}
+    assert "standing" not in found.figures
+    [shape] = found.figures["shapes"]
+    assert shape["us"] == made["shapes"][0]["us"]
+    assert shape["failed"] == {"SDPA": "OSError", "cuDNN": "Error: no window"}
+
+
+def test_a_kernel_that_fails_is_not_recorded_and_loses_no_other(
+    ran: list[tuple[str, float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(found: Any, options: Any, share_s: float) -> dict[str, Any]:
+        return {"failed": "exit code -11"} if found.tunable.name == "rope" else record()
+
+    monkeypatch.setattr(kernels, "_in_a_process", answer)
+    monkeypatch.setattr(records, "made_with", lambda words: MADE)
+    out, results = str(tmp_path / "bench.json"), tmp_path / "results"
+    words = ["--kernel", "rms_norm", "--kernel", "rope", "--kernel", "softmax", "--record"]
+    assert kernels.main([*words, "--out", out, "--results", str(results)]) == 1
+    assert set(records.read(results, "kernels")["NVIDIA H200"]) == {"rms_norm", "softmax"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--shapes", "13"], "at most 12 shapes"),
+        (["--all"], "at most 12 shapes"),
+        (["--no-rivals"], "leave --no-rivals out"),
+        (["--problem", "tokens=64"], "leave --problem out"),
+        (["--verify"], "leave --verify out"),
+        (["--module", "aot_tune.kernels"], "leave --module out"),
+    ],
+)
+def test_part_of_a_result_is_not_recorded(
+    ran: list[tuple[str, float]], words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert kernels.main(["--kernel", "rope", "--record", *words]) == 1
+    assert said in capsys.readouterr().err
+    assert ran == []
+
+
+@pytest.mark.parametrize(("words", "shapes"), [([], "24"), (["--record"], "12")])
+def test_a_record_has_fewer_shapes_by_default(
+    words: list[str],
+    shapes: str,
+    ran: list[tuple[str, float]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commands: list[list[str]] = []
+
+    def finished(command: list[str], **_: Any) -> Any:
+        commands.append(command)
+        return SimpleNamespace(returncode=3)
+
+    monkeypatch.setattr(kernels, "_in_a_process", IN_A_PROCESS)
+    monkeypatch.setattr(kernels.subprocess, "run", finished)
+    monkeypatch.setattr(records, "made_with", lambda words: MADE)
+    kernels.main(["--kernel", "rope", *words, "--out", str(tmp_path / "a"), "--results", str(tmp_path)])
+    assert commands[0][commands[0].index("--shapes") + 1] == shapes
 
 
 def test_the_benches_command_leads_here(capsys: pytest.CaptureFixture[str]) -> None:

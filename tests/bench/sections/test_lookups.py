@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-
 from aot_tune.bench.sections import lookups
+from aot_tune.bench.sections.part import Request
 
 
-def test_it_times_as_many_look_ups_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookups, "_LOOK_UPS", 300)
-    told = lookups.run()
-    assert told["arch"] == "sm90"
+def test_it_times_as_many_look_ups_as_it_is_asked_for() -> None:
+    parts = {part.name: part for part in lookups.run(Request(look_ups=300))}
     for name in ("matmul", "rms_norm"):
-        figures = told[name]
+        figures = parts[name].figures
+        assert parts[name].kernels == (name,)
+        assert figures["arch"] == "sm90"
         assert figures["look-ups"] == 300
         assert 1 < figures["median_us"] <= figures["99.9 %_us"]
         assert 0 <= figures["under 200 us"] <= 1

@@ -1,4 +1,4 @@
-"""The serving bench without a GPU: what is told of several processes."""
+"""The serving bench without a GPU: how it sums up several processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
+from aot_tune.bench import records, report
+from aot_tune.bench.records import Record
 from aot_tune.bench.sections import serving
+from aot_tune.bench.sections.part import Request
+from aot_tune.nvidia.nvml import Gpu
+from tests.support.bench_records import MADE
+from tests.support.samples import SM90
 
 TOLD = [
     {"ms": ms, "source": source} for ms, source in ((5.0, "own"), (8.0, "own"), (4.0, "own"), (9.0, "far"))
@@ -17,21 +23,84 @@ TOLD = [
 def several(told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Any:
     bench = serving._Bench.__new__(serving._Bench)
     answers = iter(told)
-    monkeypatch.setattr(serving, "_REPEATS", len(told))
+    bench._repeats = len(told)
     monkeypatch.setattr(bench, "_child", lambda scenario, **_: next(answers))
     return bench._several("first_launches")
 
 
-def test_of_several_processes_the_median_and_the_least_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert several(TOLD[:3], monkeypatch) == {"ms": 5.0, "ms, the least": 4.0, "source": "own"}
-    assert several(TOLD, monkeypatch) == {"ms": 8.0, "ms, the least": 4.0, "source": "far"}
+def test_of_several_processes_the_median_and_the_least_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert several(TOLD[:3], monkeypatch) == {
+        "ms": 5.0, "ms, the least": 4.0, "source": "own", "processes": 3,
+    }  # fmt: skip
+    assert several(TOLD, monkeypatch) == {
+        "ms": 8.0, "ms, the least": 4.0, "source": "far", "processes": 4,
+    }  # fmt: skip
 
 
-def test_a_process_that_failed_is_told_and_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_failed_is_reported_and_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert several([*TOLD, {"failed": "no GPU"}, *TOLD], monkeypatch) == {"failed": "no GPU"}
 
 
-def test_a_process_that_fails_tells_its_last_words(tmp_path: Path) -> None:
+def test_a_process_that_fails_reports_its_last_line(tmp_path: Path) -> None:
     bench = serving._Bench.__new__(serving._Bench)
     bench._folder, bench._archives, bench._caches = tmp_path, tmp_path / "archives", 0
     assert "failed" in bench._child("no_such_scenario")
+
+
+MS = {"rms_norm_ms": 5.0, "matmul_ms": 1.5}
+
+FIGURES: dict[str, dict[str, Any]] = {
+    "tune_first": {**MS, "rms_norm_configs": 8},
+    "bare_first": MS,
+    "first_launches": {**MS, "rope_ms": 1.2},
+    "rms_norm": {"rms_norm_ms": 4503.0, "again_ms": 0.1, "right": True},
+    "launches": {"bare_us": 5.0, "launch_us": 6.0, "above_us": 1.0, "grad off: above_us": 0.75},
+    "misses": {"64 x 512 x 256 ms": 37.0, "64 x 512 x 256": "searched"},
+    "loading": {
+        "tables": 16, "sections": 3, "tables_ms": 87.0, "tables_mb": 5.0,
+        "archive_ms": 10.0, "archive_mb": 1.5,
+    },
+    "after_prime": {
+        "prime_seconds": 4.5, "signatures loaded": 349, "plans": 302,
+        **{kernel: {"waited for: first / later": 1.25} for kernel in serving.KERNELS},
+    },
+}  # fmt: skip
+
+
+def test_every_scenario_is_a_row_of_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[list[str]] = []
+
+    def compile_(command: list[str], **_: Any) -> None:
+        compiled.append(command)
+        archive = Path(command[command.index("--out") + 1], "sm90", "cubins.aot")
+        archive.parent.mkdir(parents=True)
+        archive.write_bytes(bytes(2 << 20))
+
+    ran: list[str] = []
+
+    def child(self: Any, scenario: str, **_: Any) -> dict[str, Any]:
+        ran.append(scenario)
+        return FIGURES[scenario]
+
+    gpu = Gpu(index=0, name="NVIDIA H200", arch=SM90, uuid="GPU-0")
+    monkeypatch.setattr(serving, "visible_gpus", lambda: (gpu,))
+    monkeypatch.setattr(serving.subprocess, "run", compile_)
+    monkeypatch.setattr(serving._Bench, "_child", child)
+    monkeypatch.setattr(serving.importlib.util, "find_spec", lambda name: object())
+    parts = list(serving.run(Request(repeats=2)))
+    assert [word for word in compiled[0] if word in serving.KERNELS] == list(serving.KERNELS)
+    assert ran.count("first_launches") == ran.count("misses") == ran.count("after_prime") == 2
+    now = records.present("sm90")
+    for part in parts:
+        stamps = {kernel: now[kernel] for kernel in part.kernels}
+        record = Record(made_with=MADE, kernels=stamps, figures=part.figures)
+        records.add(tmp_path, "serving", part.name, record)
+    text = report.block("serving", tmp_path)
+    for part in parts:
+        assert f"| {part.name.removeprefix('first launch: ')}" in text, part.name
+    assert "| aot_tune with cubins, no compiler | 5.0 ms | 1.5 ms | 1.2 ms | 2 |" in text
+    assert "| Triton, compile cache warm | 4503 ms | | | 1 |" in text
+    assert "| launch, with cubins, grad off | 0.75 us above a bare `ct.launch` of 5.00 us |" in text
+    assert "| a miss, searched live over cubins | 37.0 ms |" in text
+    assert "| archive | 2.0 MiB for 3 kernels |" in text
+    assert "highest 1.25" in text

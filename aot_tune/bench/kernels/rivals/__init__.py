@@ -1,1 +1,1 @@
-"""What a kernel is timed beside."""
+"""Other implementations that the kernels are timed beside, by family."""

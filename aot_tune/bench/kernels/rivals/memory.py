@@ -1,4 +1,4 @@
-"""The kernels that memory bounds, and what torch.compile makes of the same.
+"""Rivals of the kernels that memory bounds: torch.compile, and torch's own kernels.
 
 The functions take a kernel's launch arguments, compute in float32 and write where the kernel writes.
 """
@@ -73,7 +73,7 @@ def _rope(q: _T, k: _T, cos: _T, sin: _T, interleaved: bool) -> None:
 
 
 def _rope_moved(problem: Problem, q: _T, k: _T, cos: _T, sin: _T, interleaved: bool) -> float:
-    """What is rotated of each head is read and written, beside the angles."""
+    """Bytes of the rotated part of each head, read and written, and of the angles."""
     rotated = (q.nbytes + k.nbytes) * problem.size("rotary_dim") // problem.size("head_dim")
     return float(2 * rotated + cos.nbytes + sin.nbytes)
 
@@ -115,4 +115,4 @@ STANDARDS = {
     ),
     "rope": Standard(rivals={COMPILED: compiled(_rope)}, demands=MEMORY_BOUND, moved=_rope_moved),
 }
-"""By the kernel's name."""
+"""Kernel name to its standard."""

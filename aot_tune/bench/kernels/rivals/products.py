@@ -1,4 +1,4 @@
-"""The kernels that multiply matrices, and what torch has of its own for each.
+"""Rivals of the kernels that multiply matrices: torch's own products.
 
 The functions take a kernel's launch arguments.
 """
@@ -68,7 +68,7 @@ def _grouped_flops(problem: Problem, *_: Any) -> float:
 
 
 def _grouped_moved(problem: Problem, a: _T, b: _T, offsets: _T, out: _T) -> float:
-    """The matrices of experts that have rows, once."""
+    """Bytes of the rows, of the outputs, and of the weights of experts that have rows."""
     used = int((offsets.diff(prepend=offsets.new_zeros(1)) > 0).sum())
     return float(a.nbytes + used * b[0].nbytes + out.nbytes)
 
@@ -127,4 +127,4 @@ STANDARDS = {
     ),
     "gate_up_swiglu": Standard(rivals={COMPILED: compiled(_gate_up)}, demands=(), flops=_gate_up_flops),
 }
-"""By the kernel's name."""
+"""Kernel name to its standard."""

@@ -1,0 +1,252 @@
+"""Read and write recorded results: ``results/<device>/<section>.json``, each record with its provenance.
+
+A record says what it was made with and which source and portfolio of each kernel it measured, so that a
+later reader can tell whether it is out of date. Prints nothing and measures nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from aot_tune.declare.declaration import Declaration
+from aot_tune.declare.discovery import OWN_KERNELS, find_tunables
+from aot_tune.declare.fingerprint.hashing import source_hash
+from aot_tune.errors import AotTuneError, UsageError
+from aot_tune.nvidia import cutile
+from aot_tune.nvidia.nvml import driver_version, visible_gpus
+from aot_tune.tables import files, store
+from aot_tune.values.arch import Arch
+
+RESULTS = Path(__file__).with_name("results")
+"""The folder of the committed results."""
+
+MOST_SHAPES = 12
+"""Most shapes of a kernel that a record holds."""
+
+_WIDTH = 110
+"""Characters that a line of a file may have before an object is split over several lines."""
+
+_PLACES = ("--results", "--out")
+"""Options whose values are paths of the machine, which no record keeps."""
+
+_DIGITS = 5
+"""Significant digits of a recorded number that is not an integer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeWith:
+    """The machine, the versions and the command that a record was made with."""
+
+    device: str
+    """Product name of the GPU."""
+
+    arch: str
+    """Its architecture, such as ``sm90``."""
+
+    driver: str
+    """Version of the GPU driver."""
+
+    cuda_tile: str
+    """Version of cuda-tile."""
+
+    tileiras: str
+    """Version of cuTile's compiler."""
+
+    torch: str
+    """Version of PyTorch."""
+
+    python: str
+    """Version of Python."""
+
+    cores: int
+    """CPU cores that the operating system reports."""
+
+    date: str
+    """The day of the run in UTC, such as ``2026-01-31``."""
+
+    command: str
+    """The command that made it, without the places it wrote to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stamp:
+    """The state of a kernel that a record measured."""
+
+    source_hash: str
+    """Hash of the declaration's source, 16 hexadecimal digits."""
+
+    portfolio: str
+    """Hash of the portfolio of the kernel's table, 12 hexadecimal digits; empty where there is no table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One kernel's results, or those of one part of a section."""
+
+    made_with: MadeWith
+    """The machine, the versions and the command."""
+
+    kernels: Mapping[str, Stamp]
+    """Kernel name to the state that was measured, for each kernel that the figures depend on."""
+
+    figures: Mapping[str, Any]
+    """What was measured. The keys are the section's own."""
+
+
+# Provenance -------------------------------------------------------------------------------------
+
+
+def made_with(words: Sequence[str]) -> MadeWith:
+    """Describe this machine and its versions.
+
+    Args:
+        words: Arguments of ``aot-tune bench``. Options that name a place on the machine are left out.
+
+    Raises:
+        UsageError: This machine has no GPU that cuTile compiles for.
+    """
+    gpu = next((gpu for gpu in visible_gpus() or () if gpu.arch is not None), None)
+    if gpu is None:
+        raise UsageError("--record needs a GPU that cuTile compiles for: results are filed by its name")
+    kept, left = [], iter(words)
+    for word in left:
+        if word in _PLACES:
+            next(left, None)
+        elif word.partition("=")[0] not in _PLACES:
+            kept.append(word)
+    return MadeWith(
+        device=gpu.name,
+        arch=str(gpu.arch),
+        driver=driver_version() or "unknown",
+        cuda_tile=cutile.version(),
+        tileiras=cutile.compiler_version() or "unknown",
+        torch=metadata.version("torch"),
+        python=platform.python_version(),
+        cores=os.cpu_count() or 1,
+        date=datetime.now(timezone.utc).date().isoformat(),
+        command=" ".join(["aot-tune bench", *kept]),
+    )
+
+
+@cache
+def present(arch: str) -> Mapping[str, Stamp]:
+    """The present state of every shipped kernel. Imports the kernels at the first call."""
+    return {
+        name: Stamp(source_hash=source_hash(found.tunable), portfolio=_portfolio(found.tunable, arch))
+        for name, found in find_tunables([OWN_KERNELS]).items()
+    }
+
+
+def _portfolio(tunable: Declaration, arch: str) -> str:
+    path = store.table_path(store.package_folder(tunable), Arch.parse(arch), tunable.name)
+    if not path.exists():
+        return ""
+    text = "\n".join(map(str, store.read_table(path).portfolio))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def out_of_date(record: Record) -> bool:
+    """Whether a kernel's source or portfolio has changed since the record was made."""
+    now = present(record.made_with.arch)
+    return any(now.get(kernel) != stamp for kernel, stamp in record.kernels.items())
+
+
+# Files ------------------------------------------------------------------------------------------
+
+
+def folder_name(device: str) -> str:
+    """The name of a device's folder: ``NVIDIA H200`` becomes ``nvidia-h200``."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+
+
+def add(folder: Path, section: str, name: str, record: Record) -> Path:
+    """Put a record into its section's file, in place of an earlier one of the same name; return the path.
+
+    The file is replaced in one step, so that a run that is cut off keeps all records before. Processes that
+    add to the same folder at once, each on a GPU of its own, wait for each other.
+    """
+    path = folder / folder_name(record.made_with.device) / f"{section}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    held = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        records: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
+        records[name] = asdict(record)
+        files.write_atomic(path, dump(records).encode())
+    finally:
+        os.close(held)
+    return path
+
+
+def read(folder: Path, section: str) -> dict[str, dict[str, Record]]:
+    """All records of a section: device to the record's name to the record. Devices are sorted.
+
+    Raises:
+        AotTuneError: A file is not one that `add` wrote; the message names it.
+    """
+    found: dict[str, dict[str, Record]] = {}
+    for path in sorted(folder.glob(f"*/{section}.json")):
+        try:
+            records = {name: _record(value) for name, value in json.loads(path.read_bytes()).items()}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise AotTuneError(
+                f"{path} is not a file of bench results: {error!r}; record it again"
+            ) from error
+        for name, record in records.items():
+            found.setdefault(record.made_with.device, {})[name] = record
+    return found
+
+
+def _record(value: Mapping[str, Any]) -> Record:
+    return Record(
+        made_with=MadeWith(**value["made_with"]),
+        kernels={name: Stamp(**stamp) for name, stamp in value["kernels"].items()},
+        figures=value["figures"],
+    )
+
+
+def dump(value: object) -> str:
+    """JSON that a person can review: numbers are rounded, and each object in a list has its own line."""
+    return _lines(_rounded(value), "") + "\n"
+
+
+def _rounded(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(key): _rounded(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(each) for each in value]
+    if isinstance(value, float):
+        if value == 0 or not math.isfinite(value):
+            return value
+        digits = _DIGITS - 1 - math.floor(math.log10(abs(value)))
+        shorter = round(value, digits)
+        return int(shorter) if shorter == int(shorter) and abs(shorter) >= 10**_DIGITS else shorter
+    return value
+
+
+def _lines(value: object, indent: str, *, within: int = _WIDTH) -> str:
+    flat = json.dumps(value)
+    inside = indent + "  "
+    if isinstance(value, list) and any(isinstance(each, dict) for each in value):
+        return "[\n" + ",\n".join(inside + json.dumps(each) for each in value) + f"\n{indent}]"
+    if isinstance(value, dict) and value and (len(flat) > within or indent == "" or _nested(value)):
+        rows = (f"{inside}{json.dumps(key)}: {_lines(each, inside)}" for key, each in value.items())
+        return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
+    return flat
+
+
+def _nested(value: Mapping[str, object]) -> bool:
+    return any(isinstance(each, dict | list) and each for each in value.values())

@@ -1,0 +1,386 @@
+"""`aot-tune bench --report`: the recorded results and the gains of the committed tables, in Markdown.
+
+``--report`` prints all blocks. ``--report --write`` replaces what stands between these two lines in README
+files, for each name in `BLOCKS`::
+
+    <!-- report: NAME -->
+    <!-- report: end -->
+
+A row is marked as out of date where the source or the portfolio of a kernel that it depends on has changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aot_tune.bench import records
+from aot_tune.bench.kernels.standing import COPY, LARGE_BYTES, Shape
+from aot_tune.bench.records import Record
+from aot_tune.declare.discovery import OWN_KERNELS
+from aot_tune.errors import UsageError
+from aot_tune.tables import store
+from aot_tune.tables.table import Table, geometric_mean
+
+RUNS: Mapping[str, str] = {
+    "kernels": "aot-tune bench --kernels --record",
+    "serving": "aot-tune bench serving --record",
+    "launch": "aot-tune bench launch --record",
+    "lookups": "aot-tune bench lookups --record",
+    "regret": "aot-tune bench regret --record",
+}
+"""Section to the command that records it on a GPU host."""
+
+_OUT_OF_DATE = " (out of date)"
+"""Stands behind the name of a row whose kernels have changed since it was measured."""
+
+_MARKED = re.compile(r"(<!-- report: (?P<name>[\w-]+) -->\n)(?P<text>.*?)(<!-- report: end -->)", re.S)
+
+
+def main(words: Sequence[str]) -> int:
+    """Print the blocks, or write them into the README files; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="aot-tune bench --report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("readmes", nargs="*", type=Path, help="for --write; by default this checkout's own")
+    parser.add_argument("--write", action="store_true", help="replace the blocks in README files")
+    parser.add_argument(
+        "--results", type=Path, default=records.RESULTS, help="folder of recorded results; the package's own"
+    )
+    options = parser.parse_args(words)
+    if not options.write:
+        for name in BLOCKS:
+            print(f"## {name}\n\n{block(name, options.results)}")
+        return 0
+    for path in options.readmes or readmes():
+        before = path.read_text(encoding="utf-8")
+        after = filled(before, options.results, where=str(path))
+        if after != before:
+            path.write_text(after, encoding="utf-8")
+        print(f"{path}: {'written' if after != before else 'up to date'}")
+    return 0
+
+
+def readmes() -> list[Path]:
+    """The README files of this checkout that hold blocks."""
+    package = Path(__file__).parents[1]
+    top = package.parent / "README.md"
+    checkout = (package.parent / "pyproject.toml").is_file()
+    return [
+        path
+        for path in ([top] if checkout else []) + [Path(__file__).with_name("README.md")]
+        if path.exists()
+    ]
+
+
+def filled(text: str, folder: Path = records.RESULTS, *, where: str = "the text") -> str:
+    """A text with its blocks replaced by the present ones.
+
+    Args:
+        text: Markdown.
+        folder: The recorded results.
+        where: What to call the text in an error.
+
+    Raises:
+        UsageError: A marker names no block, or has no end.
+    """
+    opened = len(re.findall(r"^<!-- report: (?!end -->)", text, re.M))
+    found = list(_MARKED.finditer(text))
+    if opened != len(found) or any("<!-- report:" in one["text"] for one in found):
+        raise UsageError(f"{where}: each <!-- report: NAME --> needs its own <!-- report: end -->")
+    unknown = [one["name"] for one in found if one["name"] not in BLOCKS]
+    if unknown:
+        raise UsageError(f"{where}: no block is called {' '.join(unknown)}; there is {' '.join(BLOCKS)}")
+    return _MARKED.sub(lambda one: one[1] + block(one["name"], folder) + one[4], text)
+
+
+def block(name: str, folder: Path = records.RESULTS) -> str:
+    """The Markdown of one block, which ends in a line break."""
+    return "\n".join(BLOCKS[name](folder)) + "\n"
+
+
+# Kernels ----------------------------------------------------------------------------------------
+
+
+def _summary(folder: Path) -> Iterator[str]:
+    """One row a kernel, at most 20 lines: the gain of the tables, and the fastest rival."""
+    tables = _tables()
+    device = _device_of(tables)
+    recorded = records.read(folder, "kernels").get(device, {})
+    rows = []
+    for kernel in _order(tables, recorded):
+        record = recorded.get(kernel)
+        rivals = record.figures["rivals"] if record else []
+        rows.append(
+            [
+                _named(kernel, record),
+                *_gains(tables.get(kernel)),
+                _fastest_of(rivals),
+                *_over(record, rivals),
+            ]
+        )
+    yield from _table(
+        ["kernel", "tuned over default", "best", "fastest rival", "tuned over rival", "worst"], rows
+    )
+    yield ""
+    if recorded:
+        yield f"Measured on {device}. Geometric means over shapes; above 1 the tuned kernel is faster."
+    else:
+        yield _not_measured("kernels", f"The rivals on {device}: not")
+
+
+def _kernels(folder: Path) -> Iterator[str]:
+    """Two tables: what tuning gives, and each rival, with the bandwidth of a copy where it applies."""
+    tables = _tables()
+    yield from _table(
+        ["kernel", "declared shapes", "tuned over default", "best", "portfolio"],
+        [
+            [f"`{kernel}`", str(len(table.entries)), *_gains(table), str(len(table.portfolio))]
+            for kernel, table in sorted(tables.items())
+        ],
+    )
+    yield ""
+    yield f"From the committed tables, which were swept on {_device_of(tables)}."
+    all_records = records.read(folder, "kernels")
+    if not all_records:
+        yield ""
+        yield _not_measured("kernels", "Other implementations: not")
+    for device, recorded in all_records.items():
+        yield ""
+        rows = [row for kernel in _order({}, recorded) for row in _rival_rows(kernel, recorded[kernel])]
+        heads = ["kernel", "shapes", "rival", "tuned over rival", "worst", "worst at"]
+        yield from _table([*heads, "of a copy's bandwidth", "worst"], rows)
+        yield ""
+        yield from _made_with(device, recorded)
+
+
+def _rival_rows(kernel: str, record: Record) -> Iterator[list[str]]:
+    rivals = record.figures["rivals"]
+    shapes = _shapes(record)
+    name = _named(kernel, record)
+    large = [shape for shape in shapes if shape.bytes >= LARGE_BYTES]
+    copy = _ratios(large, [COPY])
+    of_copy = [_figure(geometric_mean(copy.values())), _figure(min(copy.values()))] if copy else ["", ""]
+    for rival in rivals or [""]:
+        ratios = _ratios(shapes, [rival])
+        worst = min(ratios, key=lambda at: ratios[at]) if ratios else ""
+        row = [name, str(len(ratios) if rival else len(shapes)), rival, *_mean_and_worst(ratios)]
+        yield [*row, f"`{worst}`" if worst else "", *of_copy]
+        name, of_copy = "", ["", ""]
+
+
+def _gains(table: Table | None) -> list[str]:
+    """The geometric mean and the largest of the default's time over the tuned one's in a table."""
+    if table is None or not table.entries:
+        return ["", ""]
+    gains = [entry.default_us / entry.mean_us for entry in table.entries]
+    return [f"{geometric_mean(gains):.2f}x", f"{max(gains):.2f}x"]
+
+
+def _over(record: Record | None, rivals: Sequence[str]) -> list[str]:
+    return _mean_and_worst(_ratios(_shapes(record), rivals)) if record else ["", ""]
+
+
+def _mean_and_worst(ratios: Mapping[str, float]) -> list[str]:
+    if not ratios:
+        return ["", ""]
+    return [_figure(geometric_mean(ratios.values())), _figure(min(ratios.values()))]
+
+
+def _ratios(shapes: Sequence[Shape], over: Sequence[str]) -> dict[str, float]:
+    """Shape to the time of the fastest of some contenders over the tuned one's."""
+    return {str(shape): ratio for shape in shapes if (ratio := shape.ahead(over)) is not None}
+
+
+def _shapes(record: Record) -> list[Shape]:
+    return [Shape(**shape) for shape in record.figures["shapes"]]
+
+
+def _fastest_of(rivals: Sequence[str]) -> str:
+    return " or ".join(rivals)
+
+
+def _tables() -> dict[str, Table]:
+    """Kernel to its committed table of measured entries, for the arch that has most of them."""
+    by_arch: dict[str, dict[str, Table]] = {}
+    for path in store.listed(store.folder_of_package(OWN_KERNELS)):
+        table = store.read_table(path)
+        if all(entry.evidence == "measured" for entry in table.entries):
+            by_arch.setdefault(str(table.arch), {})[table.kernel] = table
+    return max(by_arch.values(), key=len, default={})
+
+
+def _device_of(tables: Mapping[str, Table]) -> str:
+    devices = sorted({table.built_with.device_name for table in tables.values()})
+    return " and ".join(devices) or "no GPU"
+
+
+def _order(tables: Mapping[str, Table], recorded: Mapping[str, Record]) -> list[str]:
+    return sorted({*tables, *recorded})
+
+
+# Serving, launch, look-ups, regret --------------------------------------------------------------
+
+
+def _serving(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
+    first, other = [], []
+    for name, record in recorded.items():
+        figures, title = record.figures, _marked(name, record)
+        if name.startswith("first launch: "):
+            row = [_marked(name.removeprefix("first launch: "), record)]
+            row += [_ms(figures, kernel) for kernel in ("rms_norm", "matmul", "rope")]
+            first.append([*row, str(figures.get("processes", 1))])
+        elif name.startswith("launch, "):
+            for what, key in (("", ""), (", grad off", "grad off: ")):
+                text = f"{_us(figures, f'{key}above_us')} above a bare `ct.launch` of"
+                other.append([f"{title}{what}", f"{text} {_us(figures, 'bare_us')}"])
+        elif name == "after prime":
+            other += _after_prime(title, figures["processes"])
+        elif name == "a miss, searched live over cubins":
+            times = [f"{value:.1f} ms" for key, value in figures.items() if key.endswith(" ms")]
+            other.append([title, ", ".join(times)])
+        elif name == "loading":
+            text = f"{figures['tables']} tables {figures['tables_ms']:.1f} ms, {figures['tables_mb']:.1f} MB"
+            more = f"{figures['sections']} sections of an archive {figures['archive_ms']:.1f} ms"
+            other.append([title, f"{text}; {more}, {figures['archive_mb']:.1f} MB"])
+        elif name == "archive":
+            other.append([title, f"{figures['kb'] / 1024:.1f} MiB for {figures['kernels']} kernels"])
+    if first:
+        yield from _table(["first launch, waited for", "rms_norm", "matmul", "rope", "processes"], first)
+        yield ""
+    if other:
+        yield from _table(["serving", "measured"], other)
+
+
+def _after_prime(title: str, processes: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+    seconds = statistics.median(one["prime_seconds"] for one in processes)
+    loaded, plans = processes[-1]["signatures loaded"], processes[-1]["plans"]
+    yield [f"{title}: `prime`", f"{seconds:.1f} s for {loaded} signatures and {plans} problems"]
+    for kernel in ("rms_norm", "matmul", "rope"):
+        ratios = [one[kernel]["waited for: first / later"] for one in processes]
+        text = f"{statistics.median(ratios):.2f}, highest {max(ratios):.2f}"
+        yield [f"{title}: first launch over later ones, `{kernel}`", text]
+
+
+def _launch(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
+    record = recorded["launch"]
+    ways = ["bare ct.launch", "Tunable.launch", "Tunable.launch, grad off", "tune-once pattern by hand"]
+    heads = ["host time of a launch", _marked("median", record)]
+    yield from _table(heads, [[way, _us(record.figures, way)] for way in ways if way in record.figures])
+
+
+def _lookups(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
+    heads = ["kernel", "look-ups", "median", "99.9 %", "99.99 %", "under 200 us", "memory added"]
+    rows = [
+        [
+            _named(kernel, record),
+            f"{record.figures['look-ups']:,}",
+            *(f"{record.figures[f'{part}_us']:.0f} us" for part in ("median", "99.9 %", "99.99 %")),
+            f"{record.figures['under 200 us']:.2%}",
+            f"{record.figures['grown_mb']:.1f} MB",
+        ]
+        for kernel, record in recorded.items()
+    ]
+    yield from _table(heads, rows)
+
+
+def _regret(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
+    heads = ["kernel", "sizes", "config taken", "95 %", "worst", "default", "95 %", "worst"]
+    heads += ["model's first", "best of its first 3", "of its first 5"]
+    rows = []
+    for kernel in sorted(recorded):
+        figures = recorded[kernel].figures
+        row = [_named(kernel, recorded[kernel]), str(figures["problems"])]
+        for what in ("resolver", "default"):
+            keys = ("geometric mean %", "95th percentile %", "worst %")
+            row += [f"{figures[what][key]:.1f} %" for key in keys]
+        model = figures.get("model", {})
+        tops = (model.get(f"best of top {top}") for top in (1, 3, 5))
+        row += [f"{top['geometric mean %']:.1f} %" if top else "" for top in tops]
+        rows.append(row)
+    yield from _table(heads, rows)
+
+
+def _by_device(
+    section: str, lines: Callable[[str, Mapping[str, Record]], Iterator[str]]
+) -> Callable[[Path], Iterator[str]]:
+    """A block that has the lines of each device, or one line where a section was not measured."""
+
+    def made(folder: Path) -> Iterator[str]:
+        recorded = records.read(folder, section)
+        if not recorded:
+            yield _not_measured(section)
+        for place, (device, each) in enumerate(recorded.items()):
+            if place:
+                yield ""
+            yield from lines(device, each)
+            yield ""
+            yield from _made_with(device, each)
+
+    return made
+
+
+# Markdown ---------------------------------------------------------------------------------------
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    for row in (heads, ["---"] * len(heads), *rows):
+        yield f"| {' | '.join(row)} |".replace("|  |", "| |").replace("|  |", "| |")
+
+
+def _not_measured(section: str, begin: str = "Not") -> str:
+    return f"{begin} measured yet; run: `{RUNS[section]}`"
+
+
+def _made_with(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
+    """One line for each set of versions and day; where there are several, with the rows it concerns."""
+    groups: dict[str, list[str]] = {}
+    for name, record in recorded.items():
+        made = record.made_with
+        versions = f"driver {made.driver}, cuda-tile {made.cuda_tile}, tileiras {made.tileiras}"
+        line = f"{device}, {versions}, torch {made.torch}, {made.cores} CPU cores, {made.date}"
+        groups.setdefault(line, []).append(name)
+    for place, (line, names) in enumerate(groups.items()):
+        if place:
+            yield ""
+        yield f"{line}{': ' + ', '.join(names) if len(groups) > 1 else ''}."
+
+
+def _named(kernel: str, record: Record | None) -> str:
+    return _marked(f"`{kernel}`", record)
+
+
+def _marked(name: str, record: Record | None) -> str:
+    return f"{name}{_OUT_OF_DATE}" if record is not None and records.out_of_date(record) else name
+
+
+def _figure(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def _ms(figures: Mapping[str, Any], kernel: str) -> str:
+    value = figures.get(f"{kernel}_ms")
+    if value is None:
+        return ""
+    return f"{value:.1f} ms" if value < 100 else f"{value:.0f} ms"
+
+
+def _us(figures: Mapping[str, Any], name: str) -> str:
+    return f"{figures[name]:.2f} us"
+
+
+BLOCKS: Mapping[str, Callable[[Path], Iterator[str]]] = {
+    "summary": _summary,
+    "kernels": _kernels,
+    "serving": _by_device("serving", _serving),
+    "launch": _by_device("launch", _launch),
+    "lookups": _by_device("lookups", _lookups),
+    "regret": _by_device("regret", _regret),
+}
+"""Name to what makes the lines of a block from a folder of results."""

@@ -1,0 +1,42 @@
+"""What a section of the bench is asked for, and what it yields. Values only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """How thoroughly a section measures. Each section reads the fields that concern it."""
+
+    kernels: tuple[str, ...] = ()
+    """`regret`: the kernels to measure; all shipped kernels where it is empty."""
+
+    sizes: int = 44
+    """`regret`: sizes of each kernel."""
+
+    look_ups: int = 500_000
+    """`lookups`: look-ups of each kernel."""
+
+    repeats: int = 5
+    """`serving`: fresh processes of each quick scenario."""
+
+    limit_s: float = math.inf
+    """`regret`: seconds after which no further kernel begins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """The figures of a section, or of a part of it that stands alone."""
+
+    name: str
+    """The part's name, unique within its section."""
+
+    figures: Mapping[str, Any]
+    """JSON values."""
+
+    kernels: tuple[str, ...] = ()
+    """The shipped kernels whose source or tables the figures depend on."""

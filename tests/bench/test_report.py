@@ -1,0 +1,221 @@
+"""The report: tables of recorded results, and README files that agree with them. Figures are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aot_tune.bench import records, report
+from aot_tune.bench.__main__ import main
+from aot_tune.bench.kernels.standing import Shape
+from aot_tune.bench.records import Record
+from aot_tune.errors import UsageError
+from tests.support.bench_records import MADE
+
+ROOT = Path(__file__).parents[2]
+
+
+def shape(rows: int, size: float, **us: float) -> dict[str, Any]:
+    return asdict(
+        Shape(problem={"rows": rows}, config="occupancy=2", bytes=size, flops=0.0, roofline_us=9.0, us=us)
+    )
+
+
+def softmax() -> dict[str, Any]:
+    """A small shape and a large one, beside two rivals and a copy."""
+    return {
+        "declared": 64,
+        "rivals": ["torch.compile", "torch.softmax"],
+        "shapes": [
+            shape(1, 1e6, tuned=10.0, default=12.0, **{"torch.compile": 20.0, "torch.softmax": 12.5}),
+            shape(2, 1e9, tuned=10.0, default=10.0, copy=9.5, **{"torch.compile": 8.0}),
+        ],
+    }
+
+
+def keep(folder: Path, section: str, name: str, figures: Mapping[str, Any], **kernels: str) -> None:
+    """Record figures of shipped kernels as they are now; a hash given by name stands for an older source."""
+    now = records.present("sm90")
+    stamps = {
+        kernel: replace(now[kernel], **({"source_hash": old} if old else {}))
+        for kernel, old in kernels.items()
+    }
+    records.add(folder, section, name, Record(made_with=MADE, kernels=stamps, figures=figures))
+
+
+def row(text: str, begin: str) -> str:
+    found = [line for line in text.splitlines() if line.startswith(begin)]
+    assert len(found) == 1, (begin, text)
+    return found[0]
+
+
+# Kernels ----------------------------------------------------------------------------------------
+
+
+def test_a_kernels_row_has_its_tables_gain_and_its_fastest_rival(tmp_path: Path) -> None:
+    keep(tmp_path, "kernels", "softmax", softmax(), softmax="")
+    text = report.block("summary", tmp_path)
+    # The fastest rival takes 1.25 and 0.8 of the tuned config's time.
+    assert row(text, "| `softmax`") == (
+        "| `softmax` | 1.04x | 1.30x | torch.compile or torch.softmax | 1.00 | 0.80 |"
+    )
+    assert row(text, "| `rope`").endswith("| | | |")
+    assert "Measured on NVIDIA H200." in text
+
+
+def test_the_summary_has_a_row_a_kernel_and_at_most_20_lines(tmp_path: Path) -> None:
+    for folder in (tmp_path, records.RESULTS):
+        lines = report.block("summary", folder).splitlines()
+        assert len(lines) <= 20
+        assert sum(line.startswith("| `") for line in lines) == 16
+
+
+def test_each_rival_has_a_row_and_a_copy_counts_from_64_mib_on(tmp_path: Path) -> None:
+    keep(tmp_path, "kernels", "softmax", softmax(), softmax="")
+    text = report.block("kernels", tmp_path)
+    assert "| `softmax` | 64 | 1.04x | 1.30x | 11 |" in text
+    assert row(text, "| `softmax` | 2 |") == (
+        "| `softmax` | 2 | torch.compile | 1.26 | 0.80 | `rows=2` | 0.95 | 0.95 |"
+    )
+    assert row(text, "| | 1 |") == "| | 1 | torch.softmax | 1.25 | 1.25 | `rows=1` | | |"
+    assert "NVIDIA H200, driver 580.1, cuda-tile 1.7.0, tileiras 13.4.92, torch 2.11.0" in text
+
+
+def test_the_gain_is_the_committed_tables_own(tmp_path: Path) -> None:
+    """The row that a hand once copied wrong: 1.07498 is 1.07x and not 1.08x."""
+    assert row(report.block("kernels", tmp_path), "| `linear`") == "| `linear` | 104 | 1.07x | 1.60x | 11 |"
+
+
+def test_a_row_of_another_source_is_marked_as_out_of_date(tmp_path: Path) -> None:
+    keep(tmp_path, "kernels", "softmax", softmax(), softmax="0" * 16)
+    keep(tmp_path, "lookups", "matmul", look_ups(), matmul="0" * 16)
+    for name in ("summary", "kernels"):
+        assert "| `softmax` (out of date) |" in report.block(name, tmp_path)
+    assert "| `matmul` (out of date) |" in report.block("lookups", tmp_path)
+
+
+def test_records_of_several_days_say_which_rows_are_whose(tmp_path: Path) -> None:
+    keep(tmp_path, "kernels", "softmax", softmax(), softmax="")
+    later = replace(MADE, date="2026-02-01")
+    stamps = {"rope": records.present("sm90")["rope"]}
+    records.add(tmp_path, "kernels", "rope", Record(made_with=later, kernels=stamps, figures=softmax()))
+    text = report.block("kernels", tmp_path)
+    assert "2026-01-31: softmax." in text
+    assert "2026-02-01: rope." in text
+
+
+# Other sections ---------------------------------------------------------------------------------
+
+
+def look_ups() -> dict[str, Any]:
+    times = {"median_us": 51.2, "99.9 %_us": 150.6, "99.99 %_us": 300.0}
+    return {"look-ups": 500000, **times, "under 200 us": 0.9995, "grown_mb": 2.55}
+
+
+@pytest.mark.parametrize("name", [name for name in report.BLOCKS if name != "summary"])
+def test_what_was_not_measured_says_so_and_names_the_command(name: str, tmp_path: Path) -> None:
+    text = report.block(name, tmp_path)
+    assert text.count("ot measured yet; run: `aot-tune bench") == 1
+    assert f"`{report.RUNS[name]}`" in text
+
+
+def test_look_ups_launches_and_regret_have_their_figures(tmp_path: Path) -> None:
+    keep(tmp_path, "lookups", "matmul", look_ups(), matmul="")
+    line = row(report.block("lookups", tmp_path), "| `matmul`")
+    assert line == "| `matmul` | 500,000 | 51 us | 151 us | 300 us | 99.95% | 2.5 MB |"
+    keep(tmp_path, "launch", "launch", {"bare ct.launch": 3.91, "Tunable.launch": 4.59}, rms_norm="")
+    text = report.block("launch", tmp_path)
+    assert "| bare ct.launch | 3.91 us |" in text
+    assert "| Tunable.launch | 4.59 us |" in text
+    regrets = {"geometric mean %": 1.04, "95th percentile %": 2.0, "worst %": 3.0}
+    figures = {"problems": 8, "resolver": regrets, "default": {**regrets, "worst %": 36.4}}
+    keep(tmp_path, "regret", "rope", figures, rope="")
+    top = {f"best of top {number}": regrets for number in (1, 3, 5)}
+    keep(tmp_path, "regret", "softmax", {**figures, "model": top}, softmax="")
+    text = report.block("regret", tmp_path)
+    assert row(text, "| `rope`").startswith("| `rope` | 8 | 1.0 % | 2.0 % | 3.0 % | 1.0 % | 2.0 % | 36.4 % |")
+    assert row(text, "| `softmax`").endswith("| 36.4 % | 1.0 % | 1.0 % | 1.0 % |")
+
+
+def test_serving_has_first_launches_and_what_follows(tmp_path: Path) -> None:
+    three = dict.fromkeys(("rms_norm", "matmul", "rope"), "")
+    first = {"rms_norm_ms": 5.02, "matmul_ms": 1.4, "rope_ms": 1.2, "processes": 5}
+    process = {
+        "prime_seconds": 4.4, "signatures loaded": 349, "plans": 302,
+        **{kernel: {"waited for: first / later": 1.02} for kernel in three},
+    }  # fmt: skip
+    parts: dict[str, dict[str, Any]] = {
+        "archive": {"kb": 2048.0, "kernels": 3},
+        "first launch: with cubins": first,
+        "first launch: searched": {"rms_norm_ms": 1818.2, "matmul_ms": 11406.0},
+        "launch, with cubins": {
+            "bare_us": 5.1, "above_us": 0.97, "grad off: above_us": 0.8, "launch_us": 6.07,
+        },
+        "a miss, searched live over cubins": {"64 x 512 ms": 37.0, "64 x 512 ms, the least": 30.0},
+        "loading": {
+            "tables": 16, "sections": 3, "tables_ms": 87.0, "tables_mb": 5.0,
+            "archive_ms": 10.0, "archive_mb": 1.6,
+        },
+        "after prime": {"processes": [process, process]},
+    }  # fmt: skip
+    for name, figures in parts.items():
+        keep(tmp_path, "serving", name, figures, **three)
+    text = report.block("serving", tmp_path)
+    assert "| with cubins | 5.0 ms | 1.4 ms | 1.2 ms | 5 |" in text
+    assert "| searched | 1818 ms | 11406 ms | | 1 |" in text
+    assert "| launch, with cubins, grad off | 0.80 us above a bare `ct.launch` of 5.10 us |" in text
+    assert "| a miss, searched live over cubins | 37.0 ms |" in text
+    assert "4.4 s for 349 signatures and 302 problems" in text
+    assert "| after prime: first launch over later ones, `rope` | 1.02, highest 1.02 |" in text
+
+
+# README files -----------------------------------------------------------------------------------
+
+
+def test_the_readme_files_hold_what_the_committed_results_give() -> None:
+    """`aot-tune bench --report --write` mends it."""
+    held = []
+    for path in (ROOT / "README.md", ROOT / "aot_tune" / "bench" / "README.md"):
+        text = path.read_text(encoding="utf-8")
+        assert report.filled(text, where=str(path)) == text, path
+        held += [(path.parent.name, name) for name in report.BLOCKS if f"<!-- report: {name} -->" in text]
+    assert {name for folder, name in held if folder == "bench"} == set(report.BLOCKS) - {"summary"}
+
+
+def test_writing_replaces_a_block_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme = tmp_path / "README.md"
+    before = "# Title\n\n<!-- report: launch -->\nold\n<!-- report: end -->\n\nafter\n"
+    readme.write_text(before)
+    words = ["--report", "--write", str(readme), "--results", str(tmp_path)]
+    assert main(words) == 0
+    assert readme.read_text() == before.replace(
+        "old", "Not measured yet; run: `aot-tune bench launch --record`"
+    )
+    assert "written" in capsys.readouterr().out
+    assert main(words) == 0
+    assert "up to date" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("<!-- report: lunch -->\n<!-- report: end -->\n", "no block is called lunch"),
+        ("<!-- report: launch -->\n", "needs its own"),
+        ("<!-- report: launch -->\n<!-- report: serving -->\n<!-- report: end -->\n", "needs its own"),
+    ],
+)
+def test_a_marker_without_a_block_or_an_end_is_refused(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        report.filled(text)
+
+
+def test_the_report_prints_every_block(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--report", "--results", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert [line[3:] for line in printed.splitlines() if line.startswith("## ")] == list(report.BLOCKS)

@@ -1,0 +1,99 @@
+"""Running sections: each part is printed, kept and recorded as soon as it is there. Stand-ins measure."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+
+from aot_tune.bench import __main__ as bench
+from aot_tune.bench import records
+from aot_tune.bench.sections.part import Part, Request
+from aot_tune.nvidia.nvml import Gpu
+from tests.support.bench_records import MADE
+from tests.support.samples import SM90
+
+CHILD = """
+import sys, time
+from types import SimpleNamespace
+from aot_tune.bench import __main__ as bench
+from aot_tune.bench.sections.part import Part
+
+def run(request):
+    yield Part(name="rope", kernels=("rope",), figures={"sizes": request.sizes})
+    yield Part(name="softmax", kernels=("softmax",), figures={"failed": "out of memory"})
+    yield Part(name="rms_norm", kernels=("rms_norm",), figures={"sizes": request.sizes})
+    if request.repeats == 1:
+        raise SystemExit(7)
+
+bench.importlib = SimpleNamespace(import_module=lambda name: SimpleNamespace(run=run))
+sys.exit(bench.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that is named and never used, and children that run the section above."""
+    start = bench.subprocess.Popen
+
+    def popen(command: list[str]) -> object:
+        assert command[:3] == [sys.executable, "-m", "aot_tune.bench"]
+        return start([sys.executable, "-c", CHILD, *command[3:]])
+
+    monkeypatch.setattr(bench.subprocess, "Popen", popen)
+    gpu = Gpu(index=0, name="NVIDIA H200", arch=SM90, uuid="GPU-0")
+    monkeypatch.setattr(bench, "visible_gpus", lambda: (gpu,))
+    monkeypatch.setattr(records, "made_with", lambda words: MADE)
+
+
+def run(folder: Path, *words: str) -> int:
+    return bench.main([*words, "--out", str(folder / "bench.json"), "--results", str(folder / "results")])
+
+
+def test_parts_are_recorded_by_the_device_but_for_those_that_failed(tmp_path: Path) -> None:
+    assert run(tmp_path, "regret", "--sizes", "8", "--record") == 1
+    found = records.read(tmp_path / "results", "regret")["NVIDIA H200"]
+    assert {name: one.figures for name, one in found.items()} == {
+        "rope": {"sizes": 8}, "rms_norm": {"sizes": 8},
+    }  # fmt: skip
+    assert found["rope"].kernels == {"rope": records.present("sm90")["rope"]}
+    kept = orjson.loads((tmp_path / "bench.json").read_bytes())
+    assert kept["regret"]["softmax"] == {"failed": "out of memory"}
+
+
+def test_without_record_no_results_are_written(tmp_path: Path) -> None:
+    run(tmp_path, "regret")
+    assert not (tmp_path / "results").exists()
+    assert orjson.loads((tmp_path / "bench.json").read_bytes())["regret"]["rope"] == {
+        "sizes": Request().sizes
+    }
+
+
+def test_a_section_that_dies_keeps_the_parts_before(tmp_path: Path) -> None:
+    assert run(tmp_path, "launch", "serving", "--repeats", "1", "--record") == 1
+    for section in ("launch", "serving"):
+        assert set(records.read(tmp_path / "results", section)["NVIDIA H200"]) == {"rope", "rms_norm"}
+    kept = orjson.loads((tmp_path / "bench.json").read_bytes())
+    assert kept["launch"]["failed"] == "exit code 7"
+
+
+def test_a_part_is_yielded_before_its_section_ends(tmp_path: Path) -> None:
+    """A run that is cut off has recorded what it measured."""
+
+    class Running:
+        def poll(self) -> None:
+            return None
+
+    (tmp_path / "0.json").write_bytes(
+        orjson.dumps({"name": "rope", "figures": {"us": 1}, "kernels": ["rope"]})
+    )
+    first = next(bench._parts(tmp_path, Running()))  # type: ignore[arg-type]
+    assert first == Part(name="rope", figures={"us": 1}, kernels=["rope"])  # type: ignore[arg-type]
+
+
+def test_an_unknown_section_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run(tmp_path, "lunch")
+    assert "no section is called lunch; there is imports lookups" in capsys.readouterr().err
