@@ -16,6 +16,8 @@ from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 from tests.support.agree import problem
 
+pytestmark = pytest.mark.process
+
 ARCHS = ("sm80", "sm90", "sm100", "sm120")
 SAMPLED = 5
 """Configs of the matmul's space compiled beside its defaults; each takes about half a second."""

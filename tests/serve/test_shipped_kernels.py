@@ -35,10 +35,13 @@ from aot_tune.values.problem import Problem
 from tests.support.driver import Driver
 from tests.support.samples import SM90
 
+pytestmark = pytest.mark.long
+
 FOUND = find_tunables([OWN_KERNELS])
 SHIPPED = tuple(found.tunable for found in FOUND.values())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("tunable", SHIPPED, ids=lambda tunable: tunable.name)
 def test_a_shipped_kernel_is_launched_from_the_memo_without_asking_its_declaration(
     tunable: Tunable, driver: Driver

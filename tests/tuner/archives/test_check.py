@@ -109,6 +109,7 @@ def test_the_command_fails_where_one_does_not_fit(
     assert capsys.readouterr().out == "no archives of cubins: tables alone\n"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("arch", ["", "sm90"])
 def test_make_wheel_asks_before_it_packs(arch: str) -> None:
     done = subprocess.run(

@@ -25,6 +25,8 @@ from aot_tune.values.problem import Problem
 from tests.support.other_compilers import MARK, marked
 from tests.support.samples import MODULE, scale
 
+pytestmark = pytest.mark.process
+
 SM90 = Arch.parse("sm90")
 PROBLEM = Problem({"dtype": "bfloat16", "M": 64, "N": 1024})
 
