@@ -20,7 +20,7 @@ TUNE = $(if $(ARCH),--arch $(ARCH)) $(foreach kernel,$(KERNEL),--kernel $(kernel
        $(if $(LIMIT),--limit $(LIMIT)) $(if $(REQUIRE),--require $(REQUIRE))
 
 .DEFAULT_GOAL := help
-.PHONY: help tune cubins test test-gpu check check-archs bench lint fmt wheel clean venv
+.PHONY: help tune cubins test test-fast test-slow test-gpu check check-archs bench lint fmt wheel clean venv
 
 help: ## print this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -28,14 +28,22 @@ help: ## print this
 	@echo '  PYTHON=$(PYTHON)  makes the environment VENV=$(VENV); VENV= (empty) uses PYTHON as it is'
 	@echo '  ARGS=...  is passed on, e.g. make test ARGS="-k bucket"'
 
-tune: venv ## tune for ARCH (default: this GPU, else sm100); KERNEL= PROBLEM= LIMIT= REQUIRE=measured
+tune: venv ## tune for ARCH (default: this GPU, else sm100, and a first look without one); KERNEL= PROBLEM= LIMIT= REQUIRE=measured
 	$(RUN) -m aot_tune tune $(strip $(TUNE) $(ARGS))
 
 cubins: venv ## compile what the tables need for ARCH="sm90 sm100" into tuned_configs/<arch>/cubins.aot; KERNEL=
 	$(RUN) -m aot_tune compile $(strip $(foreach arch,$(ARCH),--arch $(arch)) $(foreach kernel,$(KERNEL),--kernel $(kernel)) $(ARGS))
 
-test: venv ## run the tests that need no GPU
+test: venv ## run the tests that need no GPU, but for test-slow's; under ten minutes on two cores
 	$(RUN) -m pytest -n auto --dist worksteal $(ARGS)
+
+test-fast: venv ## run those that start no process, no compiler and no emulator; under a minute on two cores
+	$(RUN) -m pytest --fast -n auto --dist worksteal $(ARGS)
+
+# pytest's exit code 5: it found nothing to run.
+test-slow: venv ## run the long proofs, which `make test` leaves out
+	@$(RUN) -m pytest -m 'slow and not gpu' -n auto --dist worksteal $(ARGS); code=$$?; \
+	if [ $$code -eq 5 ]; then echo 'test-slow: no test of these is marked slow: nothing to prove'; else exit $$code; fi
 
 test-gpu: venv ## run the tests that need a GPU
 	$(RUN) -m pytest -m gpu $(ARGS)

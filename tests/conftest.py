@@ -1,11 +1,14 @@
-"""Refuse a run of GPU tests where there is no GPU. Knows nothing of the package under test."""
+"""Choose the tests of a run: refuse GPU tests where there is no GPU, and hold `--fast` to its marks."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support import fast
 
 # Workers share the cores: with as many threads each as there are cores, which wait for each other, small
 # tensors take four times as long.
@@ -16,10 +19,51 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 settings.register_profile("aot_tune", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("aot_tune")
 
+_TRIED = pytest.StashKey[list[str]]()
+"""What a fast test tried to start."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--fast`."""
+    words = f"leave out tests marked {', '.join(fast.LEFT_OUT)}, and prove the marks"
+    parser.addoption("--fast", action="store_true", help=words)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Watch what the tests start, where they are to be fast."""
+    if config.option.fast:
+        fast.install()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Watch one test with all its fixtures, those of its module too."""
+    if not item.config.option.fast:
+        return (yield)
+    with fast.watched() as tried:
+        item.stash[_TRIED] = tried
+        return (yield)
+
+
+@pytest.fixture(autouse=True)
+def _starts_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a fast test that started something and hid it."""
+    yield
+    tried = request.node.stash.get(_TRIED, [])
+    if tried:
+        pytest.fail(tried[0])
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs two GPUs where there is one; the tuner's first, whose process has no context."""
+    """Leave out what is not fast, and what needs two GPUs where there is one.
+
+    The tuner's tests come first, whose process has no context.
+    """
     items.sort(key=lambda item: "tuner" not in item.path.parts)
+    if config.option.fast:
+        marked = [item for item in items if any(map(item.get_closest_marker, fast.LEFT_OUT))]
+        config.hook.pytest_deselected(items=marked)
+        items[:] = [item for item in items if item not in marked]
     pairs = [item for item in items if item.get_closest_marker("gpu2")]
     if pairs and not config.option.collectonly and _gpus() < 2:
         config.hook.pytest_deselected(items=pairs)

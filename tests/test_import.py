@@ -41,10 +41,12 @@ def _child(script: str):
     return json.loads(done.stdout)
 
 
+@pytest.mark.process
 def test_importing_aot_tune_takes_under_15_ms_over_the_bare_interpreter():
     assert min(_child(TIMED)["ms"] for _ in range(7)) < 15
 
 
+@pytest.mark.process
 def test_importing_aot_tune_imports_nothing_heavy():
     modules = {name.partition(".")[0] for name in _child(TIMED)["modules"]}
     assert (
@@ -52,6 +54,7 @@ def test_importing_aot_tune_imports_nothing_heavy():
     )
 
 
+@pytest.mark.process
 def test_every_public_name_is_there_without_torch_and_cuda_tile():
     modules = set(_child(TOUCHED))
     assert "aot_tune.tunable" in modules

@@ -158,6 +158,7 @@ scale.launch(x, torch.empty_like(x), 0.5)
 """
 
 
+@pytest.mark.process
 def test_the_own_package_is_tuned_and_its_launch_takes_the_tuned_config_and_grid(own: Child) -> None:
     table = reader.parse((own.folder / "build/tuned_configs/sm100/scale.json").read_bytes())
     (entry,) = (one for one in table.entries if one.bucket.rows == 1024)
@@ -177,6 +178,7 @@ def test_the_own_package_is_tuned_and_its_launch_takes_the_tuned_config_and_grid
     assert own.command(miss.partition("tune it: ")[2] + " --limit 1").returncode == 0
 
 
+@pytest.mark.process
 def test_the_autograd_example_runs_forward_and_backward(own: Child) -> None:
     code = example("autograd") + "\nmore = [list(x.grad.shape), str(x.grad.dtype)]"
     answer, _ = own.launch(code, "sm100")
@@ -184,6 +186,7 @@ def test_the_autograd_example_runs_forward_and_backward(own: Child) -> None:
     assert answer["more"] == [[PROBLEM_ROWS, PROBLEM_COLS], "torch.bfloat16"]
 
 
+@pytest.mark.process
 def test_a_launch_refuses_what_the_autograd_section_says_it_refuses(own: Child) -> None:
     code = LAUNCH.replace("x = torch.randn(", "x = torch.randn(requires_grad=True, size=(").replace(
         f"{PROBLEM_COLS}, device", f"{PROBLEM_COLS}), device"
@@ -195,6 +198,7 @@ def test_a_launch_refuses_what_the_autograd_section_says_it_refuses(own: Child) 
     assert "x requires grad while grad is enabled" in answer["more"][1]
 
 
+@pytest.mark.process
 def test_the_commands_that_use_predictions_show_them(own: Child) -> None:
     exported, show, doctor = commands(f"```console\n{example('use predictions')}```\n")
     own.command(exported)
@@ -208,12 +212,14 @@ def test_the_commands_that_use_predictions_show_them(own: Child) -> None:
     assert "own: bucket dtype=bfloat16 rows=1024 cols=4096 of build/tuned_configs" in told.stdout
 
 
+@pytest.mark.process
 def test_without_the_exported_folder_nothing_predicted_is_found(own: Child) -> None:
     done = own.command("aot-tune show scale --module mylib.kernels")
     assert done.returncode == 2
     assert "no table of scale is there" in done.stderr
 
 
+@pytest.mark.process
 def test_the_first_launch_runs_in_at_most_six_lines(tmp_path: Path) -> None:
     code = example("first launch")
     assert len(code.splitlines()) <= 6

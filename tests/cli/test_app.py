@@ -133,6 +133,7 @@ def test_a_failure_is_one_message_without_a_traceback_unless_asked(
     assert "Traceback" in _run("tune", "-v").stderr
 
 
+@pytest.mark.process
 def test_without_typer_it_says_what_to_install() -> None:
     script = "import sys; sys.modules['typer'] = None; from aot_tune.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -387,6 +388,7 @@ def _process(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.process
 def test_check_runs_as_a_module_with_no_gpu_and_no_driver() -> None:
     done = _process("check", "--module", "tests.support.samples")
     assert done.returncode == 1
@@ -394,6 +396,7 @@ def test_check_runs_as_a_module_with_no_gpu_and_no_driver() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.process
 def test_doctor_runs_as_a_module_with_no_gpu_and_no_driver(tmp_path: Path) -> None:
     done = _process(
         "doctor", "--module", "tests.support.samples", "--json", AOT_TUNE_CACHE_DIR=str(tmp_path / "none")
@@ -405,6 +408,7 @@ def test_doctor_runs_as_a_module_with_no_gpu_and_no_driver(tmp_path: Path) -> No
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.process
 def test_another_package_s_broken_entry_point_is_one_warning_on_stderr(tmp_path: Path) -> None:
     installed(tmp_path, None)
     kernel = ["doctor", "rms_norm", "--arch", "sm90"]
@@ -425,12 +429,14 @@ def test_another_package_s_broken_entry_point_is_one_warning_on_stderr(tmp_path:
     assert "of Third-Lib 1.0 is left out" in done.stderr
 
 
+@pytest.mark.process
 def test_doctor_of_a_module_that_is_not_there_fails_as_the_other_verbs_do() -> None:
     done = _process("doctor", "--module", "nolib")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("aot-tune: no module is called 'nolib'")
 
 
+@pytest.mark.process
 def test_the_command_line_itself_imports_neither_torch_nor_cuda_tile() -> None:
     script = "import sys, aot_tune.cli.app; print([n for n in ('torch', 'cuda.tile') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -31,6 +31,7 @@ def found(tmp_path: Path) -> Found:
     return scale_in(tmp_path / "tables")["scale"]
 
 
+@pytest.mark.process
 def test_the_likely_configs_compile_where_an_arch_has_no_table(found: Found, tmp_path: Path) -> None:
     old, new = check([found], (SM80, SM120), quiet, jobs=2, most=4, folder=tmp_path)
     assert (old.arch, new.arch) == (SM80, SM120)
@@ -38,6 +39,7 @@ def test_the_likely_configs_compile_where_an_arch_has_no_table(found: Found, tmp
         assert (one.asked, one.compiled, one.too_large, one.portfolio, one.wrong) == (4, 4, 0, False, "")
 
 
+@pytest.mark.process
 def test_the_portfolio_and_the_default_compile_where_it_has_one(found: Found, tmp_path: Path) -> None:
     write(tmp_path / "tables", scale_table())
     [one] = check([found], (SM90,), quiet, jobs=2, folder=tmp_path)
@@ -46,6 +48,7 @@ def test_the_portfolio_and_the_default_compile_where_it_has_one(found: Found, tm
     assert (one.asked, one.compiled, one.wrong) == (6, 6, "")
 
 
+@pytest.mark.process
 def test_a_config_that_does_not_compile_is_named_and_the_others_are_counted(
     found: Found, tmp_path: Path
 ) -> None:

@@ -114,6 +114,7 @@ def test_json_is_the_document_and_its_place() -> None:
     assert list(data)[1:3] == ["schema", "kernel"]
 
 
+@pytest.mark.process
 def test_show_and_diff_import_neither_torch_nor_cuda_tile(tmp_path: Path) -> None:
     write(tmp_path, scale_table())
     put(tmp_path, "sm90", scale=1)

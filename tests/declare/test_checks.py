@@ -207,7 +207,7 @@ MISTAKES = {
     "a grid that raises": ({"grid_fn": lambda c, d, p: (c["tile_k"],)}, "grid_fn .* raised KeyError"),
     "work with a wrong keyword": (
         {"work": lambda c, p: Work(loads_bytes=1)},
-        r"work .* raised TypeError: .*'loads_bytes' \(.*test_checks.py, line \d+\)",
+        r"work .* raised TypeError: .*'loads_bytes'(\. Did you mean .*\?)? \(.*test_checks.py, line \d+\)",
     ),
     "work as a dict": (
         {"work": lambda c, p: {"steps": 1}},

@@ -166,6 +166,7 @@ def test_a_kernel_that_a_module_lacks_is_refused_with_those_it_has() -> None:
     assert load(samples.MODULE, "scale") is samples.scale
 
 
+@pytest.mark.process
 def test_importing_discovery_imports_neither_torch_nor_cutile() -> None:
     script = (
         "import sys, aot_tune.declare.discovery; sys.exit(bool({'torch', 'cuda.tile'} & set(sys.modules)))"

@@ -111,6 +111,7 @@ def test_the_schema_names_exactly_what_is_changed(call: Call) -> None:
     assert changed == {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_opcheck_finds_nothing_wrong(call: Call) -> None:
     utils = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
@@ -300,6 +301,7 @@ def test_an_eager_call_goes_to_the_host_function_and_not_through_the_dispatcher(
     assert not [name for name in seen if name.startswith("aot_tune")]
 
 
+@pytest.mark.process
 def test_importing_the_operators_imports_no_tracing_compiler() -> None:
     script = "import sys, aot_tune.kernels.ops; print('torch._dynamo' in sys.modules, 'sympy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -111,6 +111,7 @@ def test_the_layouts_of_a_problem_share_one_cubin() -> None:
 # The verdicts -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ONE_OF_EACH, ids=lambda case: f"{case.kernel}, {case.name}")
 def test_a_case_is_right_where_the_reference_is_written_and_wrong_where_nothing_is(case: Case) -> None:
     assert verdict(case, "cpu", right) == "right"
@@ -151,6 +152,7 @@ WAITING = ("attention_decode", "cross_entropy", "softmax")
 """Kernels whose blocks wait for each other: as many must run at once as their hints say."""
 
 
+@pytest.mark.process
 def test_a_weakest_cubin_of_every_kernel_compiles_and_as_many_run_at_once_as_wait() -> None:
     each = {}
     for kernel in SIZES:

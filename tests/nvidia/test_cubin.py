@@ -48,6 +48,7 @@ def scale(tile_m: int, m: int = 64, **hints: int) -> bytes:
     return cutile.compile_cubin(samples.scale.kernel, hints, signature, Arch.parse("sm80"))
 
 
+@pytest.mark.process
 def test_resources_are_those_the_vendors_tool_tells() -> None:
     held = cubin.resources(matmul("sm90", 128, 128, 64))
     assert 64 <= held.registers <= 255
@@ -58,6 +59,7 @@ def test_resources_are_those_the_vendors_tool_tells() -> None:
     assert 128 <= held.threads <= 1024
 
 
+@pytest.mark.process
 def test_a_tile_too_large_for_the_registers_shows_its_spills() -> None:
     data = matmul("sm90", 256, 256, 64)
     assert cubin.resources(data).stack_bytes > 1000
@@ -66,12 +68,14 @@ def test_a_tile_too_large_for_the_registers_shows_its_spills() -> None:
     assert loop.local_accesses > 100
 
 
+@pytest.mark.process
 def test_hints_that_do_nothing_give_the_same_code() -> None:
     # sm_80 has no clusters of blocks.
     one, two = scale(16, num_ctas=1), scale(16, num_ctas=2)
     assert cubin.code_digest(one) == cubin.code_digest(two)
 
 
+@pytest.mark.process
 def test_another_symbol_does_not_make_other_code() -> None:
     """Sizes divisible by 16 and others are two signatures, and for this kernel the same instructions."""
     one, two = matmul_of_size(4096), matmul_of_size(4097)
@@ -99,6 +103,7 @@ def matmul_of_size(m: int) -> bytes:
     return cutile.compile_cubin(matmul_tunable.kernel, config.hints, signature, Arch.parse("sm90"))
 
 
+@pytest.mark.process
 def test_other_tiles_clusters_or_archs_are_other_code() -> None:
     digests = [
         cubin.code_digest(data)
@@ -113,6 +118,7 @@ def test_other_tiles_clusters_or_archs_are_other_code() -> None:
     assert len(set(digests)) == len(digests)
 
 
+@pytest.mark.process
 def test_any_changed_instruction_changes_the_digest() -> None:
     data = scale(16)
     at = data.index(cubin.machine_code(data))
@@ -120,6 +126,7 @@ def test_any_changed_instruction_changes_the_digest() -> None:
     assert cubin.code_digest(changed) != cubin.code_digest(data)
 
 
+@pytest.mark.process
 def test_the_inner_loop_of_a_matmul_is_found_on_every_generation() -> None:
     loops = {
         arch: inner_loop(cubin.machine_code(matmul(arch, 64, 128, 64)))
@@ -134,6 +141,7 @@ def test_the_inner_loop_of_a_matmul_is_found_on_every_generation() -> None:
     assert loops["sm80"].tensor_ops in (64, 128)
 
 
+@pytest.mark.process
 def test_a_pipelined_loop_is_told_from_one_that_waits() -> None:
     good = inner_loop(cubin.machine_code(matmul("sm90", 128, 128, 64)))
     assert good is not None
@@ -144,12 +152,14 @@ def test_a_pipelined_loop_is_told_from_one_that_waits() -> None:
     assert not spilled.pipelined
 
 
+@pytest.mark.process
 def test_code_without_tensor_operations_has_no_loop() -> None:
     assert inner_loop(cubin.machine_code(scale(16))) is None
     assert inner_loop(b"") is None
     assert inner_loop(bytes(range(256)) * 64) is None
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("data", [b"", b"not a cubin", b"\x7fELF\x02" + b"\xff" * 100])
 def test_what_is_no_cubin_is_an_error(data: bytes) -> None:
     with pytest.raises(TuneError):
@@ -158,6 +168,7 @@ def test_what_is_no_cubin_is_an_error(data: bytes) -> None:
         cubin.code_digest(data)
 
 
+@pytest.mark.process
 def test_a_cubin_cut_short_is_an_error_wherever_it_is_cut() -> None:
     data = scale(16)
     for end in range(0, len(data), 997):
@@ -167,6 +178,7 @@ def test_a_cubin_cut_short_is_an_error_wherever_it_is_cut() -> None:
             cubin.code_digest(data[:end])
 
 
+@pytest.mark.process
 def test_a_missing_cuobjdump_is_named_with_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     cubin.find_tool.cache_clear()
     monkeypatch.setattr(shutil, "which", lambda *args, **kwargs: None)

@@ -99,6 +99,7 @@ def test_constant_parameters_are_named_in_order() -> None:
     assert cutile.constant_parameters(_copy) == ("width",)
 
 
+@pytest.mark.process
 def test_a_kernel_the_compiler_refuses_says_so_in_the_compilers_words() -> None:
     array = torch.empty((32, 32), dtype=torch.float16, device="meta")
     signature = cutile.signature_of(_copy, (array, array, 3, 1.5, 33))  # a tile size must be a power of two
@@ -124,6 +125,7 @@ print(hashlib.sha256(cubin).hexdigest())
 """
 
 
+@pytest.mark.process
 def test_equal_code_gives_equal_bytes_from_any_directory_and_line(tmp_path: Path) -> None:
     digests = set()
     for place, blank_lines in (("here", 0), ("there", 7)):
@@ -138,6 +140,7 @@ def test_equal_code_gives_equal_bytes_from_any_directory_and_line(tmp_path: Path
     assert len(digests) == 1
 
 
+@pytest.mark.process
 def test_a_prebuilt_cubin_is_launched_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     array = torch.empty((32, 32), dtype=torch.float16, device="meta")
     arguments = (_Array(array), _Array(array), 3, 1.5, 32)
@@ -160,6 +163,7 @@ def test_a_prebuilt_cubin_is_launched_without_compiling(monkeypatch: pytest.Monk
     assert kernel.replace_hints() is kernel
 
 
+@pytest.mark.process
 def test_a_signature_without_a_cubin_is_compiled_by_cutile() -> None:
     array = torch.empty((48, 32), dtype=torch.float16, device="meta")
     kernel = cutile.with_hints(_copy, {}, lambda signature, arch: None)
@@ -168,6 +172,7 @@ def test_a_signature_without_a_cubin_is_compiled_by_cutile() -> None:
     assert len(driver.DRIVER.launches) == before + 1
 
 
+@pytest.mark.process
 def test_an_untested_release_takes_the_public_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutile, "version", lambda: "9.9.0")
     array = torch.empty((32, 32), dtype=torch.float16, device="meta")
@@ -229,6 +234,7 @@ print(torch.cuda.is_initialized())
 """
 
 
+@pytest.mark.process
 def test_what_cutile_imports_with_a_launch_is_imported_before_and_need_not_be_there(tmp_path: Path) -> None:
     (tmp_path / "found.py").write_text(_FINDER)
     told = subprocess.run(

@@ -136,6 +136,7 @@ def test_every_release_that_is_said_to_be_tested_is_tested_here() -> None:
     assert tested == set(cutile.TESTED_VERSIONS)
 
 
+@pytest.mark.process
 @RELEASES
 @pytest.mark.parametrize("case", EXACT)
 def test_an_array_of_a_compiled_class_is_launched_with_the_cubin_of_its_signature(
@@ -151,6 +152,7 @@ def test_an_array_of_a_compiled_class_is_launched_with_the_cubin_of_its_signatur
     assert did["symbols"] == ["_scale_kernel"]
 
 
+@pytest.mark.process
 @RELEASES
 @pytest.mark.parametrize("case", OTHERWISE)
 def test_any_other_array_is_launched_with_the_weakest_cubin(release: str, case: str, folder: Path) -> None:
@@ -164,6 +166,7 @@ def test_any_other_array_is_launched_with_the_weakest_cubin(release: str, case: 
     assert len(did["passed"]) == 3
 
 
+@pytest.mark.process
 @RELEASES
 @pytest.mark.parametrize("case", EXACT | OTHERWISE)
 def test_a_launch_passes_address_sizes_and_strides_whatever_the_signature_assumes(
@@ -175,6 +178,7 @@ def test_a_launch_passes_address_sizes_and_strides_whatever_the_signature_assume
     assert ran(release, folder)[case]["passed"] == [first + second] * 3
 
 
+@pytest.mark.process
 def test_every_cubin_declares_the_same_parameters(folder: Path) -> None:
     keys = section(folder).keys
     declared = {_parameters(section(folder).cubin(*key) or b"") for key in keys}
@@ -184,6 +188,7 @@ def test_every_cubin_declares_the_same_parameters(folder: Path) -> None:
     }
 
 
+@pytest.mark.process
 def test_both_releases_ask_for_the_same_signatures(folder: Path) -> None:
     installed = ran("installed", folder)
     for version in OTHERS:

@@ -102,6 +102,7 @@ def test_the_gpus_are_asked_for_once_in_the_background(nvml, monkeypatch):
     assert nvml.calls == ["init", "shutdown"]
 
 
+@pytest.mark.process
 def test_a_fork_waits_for_the_answer_so_that_no_child_inherits_nvmls_locks(nvml, monkeypatch):
     import os
     import time

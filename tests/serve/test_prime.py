@@ -56,6 +56,7 @@ def refuse(what: str) -> Callable[..., Any]:
     return lambda *args, **options: pytest.fail(what)
 
 
+@pytest.mark.process
 def test_after_it_no_launch_of_a_size_in_a_declared_bucket_loads_compiles_or_reads(
     tuned: Tunable, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +74,7 @@ def test_after_it_no_launch_of_a_size_in_a_declared_bucket_loads_compiles_or_rea
     assert len(driver.compiled) == loaded
 
 
+@pytest.mark.process
 def test_the_first_launch_of_a_declared_problem_finds_its_plan_ready(
     tuned: Tunable, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +87,7 @@ def test_the_first_launch_of_a_declared_problem_finds_its_plan_ready(
         assert driver.launches[-1].grid[0] == -(-rows // int(config["tile_m"]))
 
 
+@pytest.mark.process
 def test_the_smallest_problem_of_each_signature_is_launched(tuned: Tunable, driver: Driver) -> None:
     done = aot_tune.prime(tuned)
     symbols = [launch.symbol for launch in driver.launches]
@@ -98,6 +101,7 @@ def test_the_smallest_problem_of_each_signature_is_launched(tuned: Tunable, driv
     assert driver.synchronized == [0]
 
 
+@pytest.mark.process
 def test_what_this_gpu_is_too_small_for_is_not_primed(tuned: Tunable, driver: Driver) -> None:
     def fits(config: Any, device: Any, problem: Problem) -> bool | str:
         return config != AT_256 and (config != AT_64 or problem.size("M") > 20 or "too few rows")
@@ -111,6 +115,7 @@ def test_what_this_gpu_is_too_small_for_is_not_primed(tuned: Tunable, driver: Dr
     assert len(driver.compiled) == loaded
 
 
+@pytest.mark.process
 def test_exactly_the_problems_that_are_named_are_primed(tuned: Tunable, driver: Driver) -> None:
     done = aot_tune.prime(
         tuned, problems={"scale": [{"dtype": "bfloat16", "M": range(60, 63), "N": [1024, 2048]}]}
@@ -123,6 +128,7 @@ def test_exactly_the_problems_that_are_named_are_primed(tuned: Tunable, driver: 
     assert len(driver.compiled) == before
 
 
+@pytest.mark.process
 def test_a_miss_afterwards_takes_the_nearest_entry_and_is_not_searched(
     tuned: Tunable, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +140,7 @@ def test_a_miss_afterwards_takes_the_nearest_entry_and_is_not_searched(
     assert plan.choice.source == "far"
 
 
+@pytest.mark.process
 def test_b9_after_it_hit_nearest_and_miss_launch_during_capture(
     tuned: Tunable, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +156,7 @@ def test_b9_after_it_hit_nearest_and_miss_launch_during_capture(
     assert driver.synchronized == []
 
 
+@pytest.mark.process
 def test_b9_what_was_not_primed_is_refused_during_capture_and_the_error_names_prime(
     tuned: Tunable, driver: Driver
 ) -> None:
@@ -169,6 +177,7 @@ def test_it_is_refused_during_capture(tuned: Tunable, driver: Driver) -> None:
     assert not rank.is_primed()
 
 
+@pytest.mark.process
 def test_progress_is_told_of_each_signature(tuned: Tunable) -> None:
     told: list[Progress] = []
     done = aot_tune.prime(tuned, progress=told.append)
@@ -207,6 +216,7 @@ def test_a_gpu_that_is_not_there_is_refused(tuned: Tunable) -> None:
         aot_tune.prime(tuned, device="cpu")
 
 
+@pytest.mark.process
 def test_a_rank_primes_what_it_will_launch(
     tuned: Tunable, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,12 +228,14 @@ def test_a_rank_primes_what_it_will_launch(
     assert len(driver.compiled) == loaded
 
 
+@pytest.mark.process
 def test_a_kernel_without_a_table_is_primed_with_its_default(driver: Driver, tmp_path: Path) -> None:
     tunable = dataclasses.replace(scale, tables=tmp_path, make_args=_on_meta)
     assert aot_tune.prime(tunable).loaded == 3
     assert dispatcher_of(tunable).choice(SM90, tunable.buckets[0]).config == DEFAULT
 
 
+@pytest.mark.process
 def test_naming_it_imports_neither_torch_nor_cutile_before_it_is_used() -> None:
     code = "import sys, aot_tune; assert 'prime' in dir(aot_tune); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

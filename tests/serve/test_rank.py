@@ -56,6 +56,7 @@ def test_a_half_imported_torch_distributed_is_no_rank(monkeypatch: pytest.Monkey
     assert is_rank() is False
 
 
+@pytest.mark.process
 def test_asking_does_not_import_torch() -> None:
     code = "import sys; from aot_tune.serve.rank import is_rank; is_rank(); print('torch' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

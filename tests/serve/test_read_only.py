@@ -119,6 +119,7 @@ def may_become_another() -> bool:
     return os.getuid() == 0 and all(p.stat().st_mode & stat.S_IXOTH for p in (ROOT, *ROOT.parents))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("who", ["user", "stranger"])
 def test_b4_serving_writes_nothing_and_makes_no_folder(folder: Path, who: str) -> None:
     """B4: read-only, no HOME, no /tmp; as a stranger with a uid that no file knows."""

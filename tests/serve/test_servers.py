@@ -22,6 +22,8 @@ from aot_tune.values.arch import Arch
 from tests.support.driver import Driver, FakeTensor
 from tests.support.samples import DEFAULT, SM90, scale, scale_table, write
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 SM100 = Arch.parse("sm100")
 AT_64, AT_256 = scale_table().portfolio

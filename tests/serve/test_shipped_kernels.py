@@ -26,7 +26,10 @@ from aot_tune.values.problem import Problem
 from tests.support.driver import Driver
 from tests.support.shipped import SHIPPED, with_cubins
 
+pytestmark = pytest.mark.long
 
+
+@pytest.mark.process
 @pytest.mark.parametrize("tunable", SHIPPED, ids=lambda tunable: tunable.name)
 def test_a_shipped_kernel_is_launched_from_the_memo_without_asking_its_declaration(
     tunable: Tunable, driver: Driver

@@ -277,6 +277,7 @@ while True:
 """
 
 
+@pytest.mark.process
 def test_a15_a_kill_at_any_step_leaves_the_old_or_the_new_file_whole(tmp_path):
     """The child is killed before its n-th line in the module, for every n until it comes through."""
     lines = [line.split() for line in _child(KILLER, tmp_path).stdout.splitlines()]
@@ -347,6 +348,7 @@ def test_a_linked_folder_is_written_through(tmp_path):
     assert (tmp_path / "real" / "matmul.json").read_bytes() == DATA
 
 
+@pytest.mark.process
 def test_a10_a_full_disk_leaves_the_old_file_and_no_other(tmp_path):
     """A limit on the size of a file stands in for the disk's."""
     path = tmp_path / "matmul.json"
@@ -392,6 +394,7 @@ assert [path.name for path in store.listed(folder)] == ["locked.json"]
 """
 
 
+@pytest.mark.process
 def test_a_read_only_folder_or_file_is_refused_and_stays_as_it_was():
     with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to other users
         folder = Path(name)

@@ -104,6 +104,7 @@ def test_b2_a_lone_surrogate_in_a_str_is_refused():
         loads('{"a": "\ud800"}')
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "build",
     [

@@ -29,6 +29,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "tuned_configs" / "sm90" / "scale.json"
 
 
+@pytest.mark.process
 def test_another_process_keeps_a_second_out_until_it_ends_and_no_file_is_left(path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLDER, path], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None

@@ -41,6 +41,7 @@ def test_a_process_that_failed_is_reported_and_not_left_out(monkeypatch: pytest.
     assert several([*TOLD, {"failed": "no GPU"}, *TOLD], monkeypatch) == {"failed": "no GPU"}
 
 
+@pytest.mark.process
 def test_a_process_that_fails_reports_its_last_line(tmp_path: Path) -> None:
     bench = serving._Bench.__new__(serving._Bench)
     bench._folder, bench._archives, bench._caches = tmp_path, tmp_path / "archives", 0

@@ -414,16 +414,19 @@ def elsewhere(tmp_path):
     return run
 
 
+@pytest.mark.process
 def test_the_hash_is_the_same_in_every_process(elsewhere):
     seen = {elsewhere(sys.executable, PYTHONHASHSEED=seed) for seed in ("0", "1", "77", "random")}
     assert len(seen) == 1
     assert seen.pop().endswith(" ()\n")
 
 
+@pytest.mark.process
 def test_the_hash_is_the_same_with_and_without_optimisation(elsewhere):
     assert elsewhere(sys.executable) == elsewhere(sys.executable, PYTHONOPTIMIZE="2")
 
 
+@pytest.mark.process
 def test_the_hash_is_the_same_in_every_python(elsewhere):
     interpreters = _interpreters()
     if len(interpreters) < 2:

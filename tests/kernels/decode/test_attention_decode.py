@@ -303,6 +303,7 @@ def run(
     assert not bool(args[7].any()), "what the splits left is not zero again"
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(
     ("one", "candidate"),
@@ -335,6 +336,7 @@ def test_the_kernel_agrees_with_the_reference(
     assert_agrees(attention_decode_tunable, args, wanted)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize(
     ("splits", "balanced", "gather"),
     [
@@ -360,6 +362,7 @@ def test_every_key_counts_once_at_any_length_window_and_number_of_splits(
     torch.testing.assert_close(args[5].double(), wanted["out"].value, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("number", [-1, -(2**31), 2**31 - 1, 10**6, None], ids=str)
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize(
@@ -388,6 +391,7 @@ def test_numbers_beside_the_pages_of_a_sequence_may_be_anything_also_those_of_an
     torch.testing.assert_close(args[5].double(), wanted["out"].value, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("number", [-1, 2**31 - 1, None], ids=str)
 @pytest.mark.parametrize("width", [5, 6, 7])
 def test_short_windows_of_large_pages_read_their_own_pages_and_never_beyond_the_table(
@@ -409,6 +413,7 @@ def test_short_windows_of_large_pages_read_their_own_pages_and_never_beyond_the_
     run(args, config(1, gather=True), monkeypatch)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize(("splits", "balanced"), [(1, False), (4, False), (4, True)])
 def test_an_empty_sequence_gives_zeros_and_a_log_sum_of_minus_infinity(
     splits: int, balanced: bool, monkeypatch: pytest.MonkeyPatch
@@ -422,6 +427,7 @@ def test_an_empty_sequence_gives_zeros_and_a_log_sum_of_minus_infinity(
     assert bool(lse[1].isfinite().all())
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("gather", [False, True])
 @pytest.mark.parametrize("length", [-1, -64, -200, -(2**30), 200 + 16])
 def test_a_length_that_no_sequence_has_reads_nothing_beside_the_table_and_changes_no_other_sequence(
@@ -437,6 +443,7 @@ def test_a_length_that_no_sequence_has_reads_nothing_beside_the_table_and_change
             torch.testing.assert_close(args[5][seq].double(), wanted.value[seq], rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize(("heads", "splits"), [(8, 1), (1, 8), (4, 2)])
 @pytest.mark.parametrize("batch", [17, 40, 64])
 def test_sequences_in_any_order_of_length_are_each_attended_once(
@@ -455,6 +462,7 @@ def test_sequences_in_any_order_of_length_are_each_attended_once(
     assert bool((args[5][~kept] == 0).all())
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("one", "candidate"),
@@ -480,6 +488,7 @@ def test_parts_are_combined_in_whatever_order_they_arrive(
         args[5].fill_(torch.nan)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("balanced", [False, True])
 @pytest.mark.parametrize("splits", [2, 8, 16, 32, 64])
 def test_parts_of_one_tile_many_and_none_are_combined(
@@ -493,6 +502,7 @@ def test_parts_of_one_tile_many_and_none_are_combined(
     assert bool((args[6][0] == -torch.inf).all())
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize(
     ("splits", "parts"), [(32, (8, 9)), (32, (16, 17)), (64, (16, 17)), (64, (32, 33)), (64, (64, 1))]
 )
@@ -505,6 +515,7 @@ def test_no_part_is_left_out_where_more_are_combined_in_another_way(
     assert_agrees(attention_decode_tunable, args, wanted)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("splits", [8, 32])
 def test_what_is_nan_in_one_sequence_is_so_in_no_other(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     args = made(shape(3, 900, 4, 1), [700, 900, 500])
@@ -530,6 +541,7 @@ def test_slices_are_a_result_and_each_thread_that_waits_has_words_of_its_own(
     assert loaded_together >= threads
 
 
+@pytest.mark.emulated
 def test_more_blocks_than_a_sequence_has_may_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     args = made(shape(2, 500, 4, 2))
     wanted = expected(attention_decode_tunable, args)
@@ -537,6 +549,7 @@ def test_more_blocks_than_a_sequence_has_may_run_at_the_same_time(monkeypatch: p
     assert_agrees(attention_decode_tunable, args, wanted)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("value", [0.0, -0.0, torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("length", [1, 100, 300])
 def test_parts_that_are_zero_or_not_finite_are_waited_for_and_combined(
@@ -560,6 +573,7 @@ def test_parts_that_are_zero_or_not_finite_are_waited_for_and_combined(
     assert bool(args[6][0].isnan().all())
 
 
+@pytest.mark.emulated
 def test_a_block_asks_for_its_row_of_the_scratch_before_it_asks_for_keys(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -583,6 +597,7 @@ def test_a_block_asks_for_its_row_of_the_scratch_before_it_asks_for_keys(
         assert order[-1] == "leave"
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize(("heads", "words"), [(16, 2048), (32, 0)])
 def test_a_row_is_asked_for_whole_or_where_it_is_long_not_at_all(
     heads: int, words: int, monkeypatch: pytest.MonkeyPatch
@@ -700,6 +715,7 @@ def test_the_tolerances_tell_a_missing_or_mistaken_tile_from_a_rounding() -> Non
 # The compiler -----------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["sm80", "sm90", "sm100", "sm120"])
 @pytest.mark.parametrize("page_size", [16, 64])
 def test_it_compiles_without_spilling(name: str, page_size: int) -> None:
@@ -709,6 +725,7 @@ def test_it_compiles_without_spilling(name: str, page_size: int) -> None:
     assert compiled(attention_decode_tunable, arch, one, default).stack_bytes == 0
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("name", "heads", "head_dim"), [("sm120", 32, 128), ("sm90", 64, 64)])
 def test_many_queries_of_a_key_compile_without_spilling(name: str, heads: int, head_dim: int) -> None:
     arch, one = Arch.parse(name), shape(8, 8192, heads, 1, head_dim=head_dim)
@@ -717,6 +734,7 @@ def test_many_queries_of_a_key_compile_without_spilling(name: str, heads: int, h
     assert compiled(attention_decode_tunable, arch, one, default).stack_bytes == 0
 
 
+@pytest.mark.process
 def test_splits_take_nothing_from_the_loads_ahead_of_a_block_that_is_alone() -> None:
     one = shape(8, 8192, 64, 8, head_dim=64)
     split, whole = (
@@ -727,6 +745,7 @@ def test_splits_take_nothing_from_the_loads_ahead_of_a_block_that_is_alone() -> 
     assert split.shared_bytes // stage == whole.shared_bytes // stage >= 3
 
 
+@pytest.mark.process
 def test_narrow_keys_are_loaded_as_far_ahead_as_shared_memory_lets_two_blocks() -> None:
     found = compiled(
         attention_decode_tunable, SM90, shape(64, 2048, 64, 8, head_dim=64), config(1, gather=True)
@@ -734,6 +753,7 @@ def test_narrow_keys_are_loaded_as_far_ahead_as_shared_memory_lets_two_blocks() 
     assert found.shared_bytes // (2 * 64 * 64 * 2) == 6  # keys and values, bfloat16
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("one", "candidate"),
     [

@@ -28,6 +28,7 @@ def tiles_of(length: int) -> int:
     return max(-(-length // TILE), 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(60))
 def test_the_parts_of_every_sequence_and_head_lie_in_blocks_that_follow_each_other(
     seed: int, monkeypatch: pytest.MonkeyPatch

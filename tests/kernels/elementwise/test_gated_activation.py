@@ -116,6 +116,7 @@ def test_what_is_compiled_for_a_bucket_serves_all_of_its_sizes(cols: int, tile: 
         assert {signature(rows) for rows in range(edge // 2 + 1, edge + 1)} <= found
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(
@@ -146,6 +147,7 @@ def x_of_every_third_row(rows: int, cols: int) -> torch.Tensor:
     return torch.randn(3 * rows, 2 * cols)[::3]
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("make", [x_in_a_wider_tensor, x_of_columns, x_of_every_third_row])
 @pytest.mark.parametrize(("rows", "cols", "even"), [(8, 512, True), (7, 512, False), (8, 300, False)])
 def test_strides_and_ragged_tiles_go_together(
@@ -293,6 +295,7 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
 ARCHS = ["sm80", "sm90", "sm100", "sm120"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ARCHS)
 @pytest.mark.parametrize(
     ("activation", "dtype"), [("silu", "bfloat16"), ("gelu", "float32"), ("gelu_tanh", "float16")]
@@ -304,6 +307,7 @@ def test_the_default_compiles_and_spills_nothing(rows: int, activation: str, dty
     assert compiled(gated_activation_tunable, arch, one, default).stack_bytes == 0
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ARCHS)
 @pytest.mark.parametrize(("rows", "cols"), [(1, 14336), (4095, 14336), (4096, 2624)])
 def test_the_space_compiles_and_spills_nothing(rows: int, cols: int, name: str) -> None:
@@ -312,6 +316,7 @@ def test_the_space_compiles_and_spills_nothing(rows: int, cols: int, name: str) 
         assert compiled(gated_activation_tunable, arch, one, candidate).stack_bytes == 0
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("rows", "cols"), [(1, 1), (7, 100), (33, 1000), (70000, 14336)])
 def test_odd_sizes_compile(rows: int, cols: int) -> None:
     arch, one = SM90, shape(rows, cols, "float16")

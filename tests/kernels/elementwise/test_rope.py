@@ -68,6 +68,7 @@ def test_tiles_are_refused_that_a_block_cannot_hold() -> None:
     assert rope_tunable.refusal(config(1), SM90, shape(1, 64, 8, 8192)) is None
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("tile_heads", [1, 4, 64])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -206,6 +207,7 @@ def test_any_number_of_pairs_is_rotated(launched: list[tuple[Any, ...]]) -> None
 # Through the real compiler ----------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["sm80", "sm90", "sm100", "sm120"])
 @pytest.mark.parametrize(
     ("rotary_dim", "interleaved"), [(128, True), (64, True), (64, False), (96, False), (24, True)]

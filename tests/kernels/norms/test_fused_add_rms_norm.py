@@ -79,6 +79,7 @@ def test_long_rows_have_a_block_each_and_short_ones_share() -> None:
         assert grid == (blocks,)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("warps", [4, 8])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(
@@ -231,6 +232,7 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
 # Through the real compiler ----------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["sm80", "sm90", "sm100", "sm120"])
 @pytest.mark.parametrize("cols", [2880, 7168, 8192])
 def test_the_default_compiles_and_spills_nothing(cols: int, name: str) -> None:
@@ -239,12 +241,14 @@ def test_the_default_compiles_and_spills_nothing(cols: int, name: str) -> None:
     assert compiled(fused_add_rms_norm_tunable, arch, one, default).stack_bytes == 0
 
 
+@pytest.mark.process
 def test_the_space_compiles_and_spills_nothing_on_sm90() -> None:
     one = shape(4096, 5120)
     for candidate in fused_add_rms_norm_tunable.candidates(SM90, one):
         assert compiled(fused_add_rms_norm_tunable, SM90, one, candidate).stack_bytes == 0, candidate
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("rows", "cols", "dtype"), [(1, 5, "float16"), (7, 100, "float32"), (3, 32768, "float32")]
 )

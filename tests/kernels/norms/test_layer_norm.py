@@ -81,6 +81,7 @@ def test_a_row_is_held_without_empty_lanes_where_parts_divide_it() -> None:
     assert widths(1) == {1}
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
@@ -117,6 +118,7 @@ def test_no_load_of_a_row_is_checked_for_the_sake_of_the_last_block() -> None:
     assert constants(3) == [4, 256, 4, 0, 4]  # fewer than a block has
 
 
+@pytest.mark.emulated
 def test_a_mean_far_above_the_deviation_costs_no_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     one = shape(4, 1000, "float32")
     x, *rest = layer_norm_tunable.make_args(one, CPU, 3)
@@ -156,6 +158,7 @@ def test_arguments_without_storage_pose_the_problem_that_made_them() -> None:
 # What it compiles to ----------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ARCHS)
 def test_the_default_compiles_and_does_not_spill(name: str) -> None:
     arch = Arch.parse(name)
@@ -168,6 +171,7 @@ def test_the_default_compiles_and_does_not_spill(name: str) -> None:
 SPILLABLE = [shape(4096, 6144), shape(4096, 1152), shape(1000, 4544), shape(4096, 14336)]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("one", SPILLABLE, ids=str)
 def test_what_is_legal_on_sm90_does_not_spill(one: Problem) -> None:
     candidates = layer_norm_tunable.candidates(SM90, one)
@@ -175,6 +179,7 @@ def test_what_is_legal_on_sm90_does_not_spill(one: Problem) -> None:
         assert compiled(layer_norm_tunable, SM90, one, each).stack_bytes == 0, each
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("cols", [4240, 9216, 13312])
 def test_many_blocks_a_multiprocessor_do_not_spill(cols: int, dtype: str) -> None:

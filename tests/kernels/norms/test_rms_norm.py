@@ -86,6 +86,7 @@ def test_long_rows_have_a_block_each_and_short_ones_share() -> None:
     assert rms_norm_tunable.tiles(config(), shape(100, 128)) == 13
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize(("warps", "each"), [(4, 8), (8, 8), (8, 16)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(

@@ -107,6 +107,7 @@ def test_every_tile_of_every_head_is_a_block() -> None:
 # The arithmetic ---------------------------------------------------------------------------------
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("mask", ["causal", "full", "causal_0", "causal_5", "causal_40", "full_33"])
 @pytest.mark.parametrize("tokens", [1, 15, 32, 77])
 def test_the_kernel_agrees_with_the_reference(
@@ -127,6 +128,7 @@ def lengths(q_len: int, kv_len: int, mask: str) -> tuple[Any, ...]:
     return q[:, :q_len], k[:, :kv_len], v[:, :kv_len], out[:, :q_len], lse[..., :q_len], *how
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("mask", ["causal", "full", "causal_7", "full_20"])
 @pytest.mark.parametrize(("q_len", "kv_len"), [(1, 70), (20, 70), (64, 65), (33, 128)])
 def test_queries_end_where_the_keys_end(
@@ -138,6 +140,7 @@ def test_queries_end_where_the_keys_end(
     assert_agrees(attention_tunable, args, wanted)
 
 
+@pytest.mark.emulated
 def test_a_query_that_sees_no_key_gets_0_and_a_log_sum_exp_of_minus_infinity(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -151,6 +154,7 @@ def test_a_query_that_sees_no_key_gets_0_and_a_log_sum_exp_of_minus_infinity(
     torch.testing.assert_close(lse.double(), wanted["lse"].value, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.emulated
 def test_large_scores_and_a_nan_are_neither_lost_nor_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     args = attention_tunable.make_args(shape(40), CPU, 3)
     args[0].mul_(1000)
@@ -271,6 +275,7 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
 # The compiler -----------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "head_dim"), [("sm80", 128), ("sm90", 64), ("sm90", 128), ("sm100", 128), ("sm120", 128)]
 )
@@ -281,6 +286,7 @@ def test_the_default_compiles_without_spilling(name: str, head_dim: int) -> None
     )
 
 
+@pytest.mark.process
 def test_a_sample_of_the_space_compiles_without_spilling_on_sm90() -> None:
     one = shape(4096, heads=32, kv_heads=8, head_dim=128, mask="causal_4095")
     # 128 x 64 by four warps, not in the sample, spills for windows (8 to 112 bytes were seen), else not.
@@ -288,6 +294,7 @@ def test_a_sample_of_the_space_compiles_without_spilling_on_sm90() -> None:
         assert compiled(attention_tunable, SM90, one, candidate).stack_bytes == 0, candidate
 
 
+@pytest.mark.process
 def test_sizes_that_are_not_aligned_compile() -> None:
     one = shape(97, batch=3, heads=5, kv_heads=5, head_dim=64, mask="full", dtype="float16")
     compiled(attention_tunable, SM90, one, attention_tunable.default_config(SM90, one))

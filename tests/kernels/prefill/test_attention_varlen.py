@@ -86,6 +86,7 @@ def test_the_sequences_of_a_sweep_are_of_many_lengths_in_no_order() -> None:
 # The arithmetic ---------------------------------------------------------------------------------
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("mask", ["causal", "full", "causal_9", "full_40"])
 @pytest.mark.parametrize(("tokens", "batch"), [(1, 1), (1, 3), (40, 4), (65, 2)])
 def test_the_kernel_agrees_with_the_reference(
@@ -98,6 +99,7 @@ def test_the_kernel_agrees_with_the_reference(
     assert_agrees(attention_varlen_tunable, args, wanted)
 
 
+@pytest.mark.emulated
 def test_blocks_that_one_dimension_of_a_grid_does_not_hold_are_in_two(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -110,6 +112,7 @@ def test_blocks_that_one_dimension_of_a_grid_does_not_hold_are_in_two(
     assert_agrees(attention_varlen_tunable, args, wanted)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("mask", ["causal", "full", "causal_9"])
 def test_ragged_sequences_agree_and_touch_nothing_beside_themselves(
     mask: str, monkeypatch: pytest.MonkeyPatch
@@ -139,6 +142,7 @@ def run_inside(args: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     emulator.run(partly, args, SMALL, monkeypatch)  # type: ignore[arg-type]
 
 
+@pytest.mark.emulated
 def test_a_sequence_without_keys_and_queries_before_all_keys_get_0(monkeypatch: pytest.MonkeyPatch) -> None:
     args = packed([4, 20, 6], [7, 12, 0])
     emulator.run(attention_varlen_tunable, args, SMALL, monkeypatch)
@@ -150,6 +154,7 @@ def test_a_sequence_without_keys_and_queries_before_all_keys_get_0(monkeypatch: 
         assert bool(lse[:, rows].isfinite().all())
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize(
     ("starts_q", "starts_k"),
     [
@@ -168,6 +173,7 @@ def test_starts_that_leave_the_tensors_read_and_write_nothing_outside(
     run_inside((q, k, v, out, lse, *starts, 30, scale, causal, window), monkeypatch)
 
 
+@pytest.mark.emulated
 def test_one_sequence_is_what_attention_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     args = attention_varlen_tunable.make_args(shape(50, 1), CPU, 2)
     emulator.run(attention_varlen_tunable, args, SMALL, monkeypatch)
@@ -263,6 +269,7 @@ def stack_bytes(arch: Arch, one: Problem, candidate: Config) -> int:
     return resources(cubin).stack_bytes
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["sm80", "sm90", "sm100", "sm120"])
 def test_the_default_compiles_without_spilling(name: str) -> None:
     arch = Arch.parse(name)
@@ -273,6 +280,7 @@ def test_the_default_compiles_without_spilling(name: str) -> None:
     assert found <= (64 if name == "sm80" else 0)  # sm80 spills some sizes and places, not the sums
 
 
+@pytest.mark.process
 def test_a_windowed_config_of_its_space_compiles_without_spilling_on_sm90() -> None:
     one = problem(
         dtype="bfloat16", mask="causal_127", batch=16, tokens=1024, heads=64, kv_heads=8, head_dim=64

@@ -89,6 +89,7 @@ def test_the_work_of_all_tiles_is_the_work_of_both_products() -> None:
 # The kernel -------------------------------------------------------------------------------------
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(
     ("tokens", "n", "k"), [(1, 1, 1), (16, 16, 32), (17, 33, 65), (5, 100, 31), (150, 20, 40), (33, 15, 64)]
@@ -104,6 +105,7 @@ def test_the_kernel_agrees_with_the_reference(
     assert_agrees(gate_up_swiglu_tunable, args, wanted)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("sms", [1, 7, 200])
 def test_every_tile_is_computed_once_on_any_number_of_multiprocessors(
     sms: int, monkeypatch: pytest.MonkeyPatch
@@ -223,6 +225,7 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
 # The compiler -----------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["sm80", "sm90", "sm120"])
 def test_the_defaults_compile_without_spilling(name: str) -> None:
     arch = Arch.parse(name)
@@ -231,6 +234,7 @@ def test_the_defaults_compile_without_spilling(name: str) -> None:
         assert stack_bytes(arch, shape(tokens), config) == 0, config
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "config", [config_of(16, 64, 128, 1, 2), config_of(64, 128, 64, 1, 1), config_of(128, 128, 64, 2, 1)]
 )
@@ -239,6 +243,7 @@ def test_configs_across_the_space_compile_without_spilling(config: Config) -> No
     assert stack_bytes(SM90, shape(4096, 25600, 5120), config) == 0
 
 
+@pytest.mark.process
 def test_sizes_that_are_not_aligned_compile() -> None:
     stack_bytes(SM90, shape(33, 97, 65, "float16"), SMALL)
 

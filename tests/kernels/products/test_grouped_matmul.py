@@ -121,6 +121,7 @@ def test_tiles_and_work_are_those_of_an_even_spread() -> None:
 # The kernel -------------------------------------------------------------------------------------
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("config", [SMALL, WALKED], ids=["search", "walk"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(
@@ -137,6 +138,7 @@ def test_the_kernel_agrees_with_the_reference(
     assert_agrees(grouped_matmul_tunable, args, wanted)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("config", [SMALL, WALKED], ids=["search", "walk"])
 @pytest.mark.parametrize("sms", [1, 5, 200])
 @pytest.mark.parametrize(
@@ -151,6 +153,7 @@ def test_every_row_is_computed_once_however_uneven_the_experts(
     assert_agrees(grouped_matmul_tunable, args, wanted)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("config", [SMALL, WALKED], ids=["search", "walk"])
 @pytest.mark.parametrize("ends", [(3, 20, 20), (0, 0, 0)])
 def test_rows_that_no_offset_covers_are_left_alone(
@@ -168,6 +171,7 @@ def test_rows_that_no_offset_covers_are_left_alone(
     assert bool((wide[:, 40:] == 7).all())
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("config", [SMALL, WALKED], ids=["search", "walk"])
 @pytest.mark.parametrize("ends", [(30, 10, 25), (-5, 10, 30), (10, 60, 45)])
 def test_wrong_offsets_stay_inside_of_the_arrays(
@@ -289,12 +293,14 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
 # The compiler -----------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["sm80", "sm100", "sm120"])
 def test_the_default_of_few_rows_compiles(name: str) -> None:
     arch, one = Arch.parse(name), shape(8, 8, 4096, 14336)
     stack_bytes(arch, one, grouped_matmul_tunable.default_config(arch, one))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "config", [tile(16, 64, 128), tile(128, 128, 64), tile(128, 128, 64, search=False)], ids=str
 )
@@ -304,6 +310,7 @@ def test_configs_across_the_space_compile_without_spilling(config: Config) -> No
     assert stack_bytes(SM90, one, config) == 0
 
 
+@pytest.mark.process
 def test_sizes_that_are_not_aligned_compile() -> None:
     stack_bytes(SM90, shape(33, 5, 97, 65, "float16"), SMALL)
 

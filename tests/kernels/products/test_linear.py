@@ -115,6 +115,7 @@ FORMS = [{}, {"swapped": 1}, {"more_n": 8}, {"peeled": 0}, {"peeled": 0, "swappe
 """The ways to compute a tile."""
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize(
@@ -131,6 +132,7 @@ def test_the_kernel_agrees_with_the_reference(
     assert_agrees(linear_tunable, args, wanted)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(
     "tile", [{"tile_m": 64, "tile_n": 64}, {"tile_m": 16, "tile_n": 256, "swapped": 1}], ids=str
@@ -153,6 +155,7 @@ def test_parts_of_a_sum_are_added_up_by_whoever_comes_later(
         assert not bool(args[4].any()), "what parts left is not zero again"
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("activation", activations.NAMES)
 @pytest.mark.parametrize("seed", [0, 1])
@@ -180,6 +183,7 @@ def test_bias_and_activation_come_after_the_sum(
             assert_agrees(linear_tunable, args, wanted)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("sms", [1, 7, 200])
 def test_every_tile_is_computed_once_on_any_number_of_multiprocessors(
     sms: int, monkeypatch: pytest.MonkeyPatch
@@ -335,12 +339,14 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
 # The compiler -----------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("name", "m"), [("sm80", 4096), ("sm90", 8), ("sm90", 4096), ("sm100", 4096)])
 def test_the_defaults_compile_without_spilling(name: str, m: int) -> None:
     arch = Arch.parse(name)
     assert stack_bytes(arch, shape(m), linear_tunable.default_config(arch, shape(m))) == 0
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "candidate",
     [
@@ -356,6 +362,7 @@ def test_configs_across_the_space_compile_without_spilling(candidate: Config) ->
     assert stack_bytes(SM90, shape(4096, activation="gelu"), candidate) == 0
 
 
+@pytest.mark.process
 def test_float32_and_sizes_that_are_not_aligned_compile() -> None:
     default = linear_tunable.default_config(SM90, shape(4096, dtype="float32"))
     assert stack_bytes(SM90, shape(4096, dtype="float32"), default) == 0

@@ -253,6 +253,7 @@ FORMS = [{}, {"swapped": 1}, {"more_n": 32}, {"more_n": 8}, {"peeled": 0}, {"pee
 """The ways to compute a tile."""
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(
@@ -270,6 +271,7 @@ def test_the_kernel_agrees_with_the_reference(
     assert_agrees(matmul_tunable, args, wanted)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize(
     ("form", "across"), [({}, 6), ({"swapped": 1}, 6), ({"more_n": 8}, 4), ({"peeled": 0}, 6)], ids=str
 )
@@ -286,6 +288,7 @@ def test_every_tile_is_computed_once_on_any_number_of_multiprocessors(
         assert_agrees(matmul_tunable, args, wanted)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("group", [1, 3, 16])
 def test_every_tile_is_computed_once_however_many_rows_are_taken_together(
     group: int, monkeypatch: pytest.MonkeyPatch
@@ -305,6 +308,7 @@ def test_tiles_go_down_a_group_of_rows_before_they_go_along(monkeypatch: pytest.
     assert places == [*first, (48, 0), (64, 0), (48, 1), (64, 1)]
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize(
     ("m", "n", "tile"),
     [
@@ -335,6 +339,7 @@ def test_parts_of_a_sum_are_added_up_by_whoever_comes_later(
         assert not bool(args[3].any()), "what parts left is not zero again"
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_sums_that_are_not_finite_are_seen_and_taken_away_again(
     value: float, monkeypatch: pytest.MonkeyPatch
@@ -363,6 +368,7 @@ def test_arguments_without_storage_pose_the_problem_that_made_them() -> None:
         assert matmul_tunable.problem_of(*matmul_tunable.make_args(one, torch.device("meta"), 0)) == one
 
 
+@pytest.mark.process
 def test_what_is_not_peeled_pipelines() -> None:
     one = shape(4096)
     unpeeled = [c for c in matmul_tunable.candidates(SM90, one) if not c["peeled"]]

@@ -235,6 +235,7 @@ def test_a_gpu_that_may_not_hold_a_rows_blocks_is_refused() -> None:
 # The arithmetic ---------------------------------------------------------------------------------
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("gradient", [True, False])
 @pytest.mark.parametrize(("rows", "cols"), [(1, 1), (3, 5), (17, 100), (5, 2048), (3, 5000), (2, 9001)])
@@ -249,6 +250,7 @@ def test_the_kernel_agrees_with_the_reference(
     assert_agrees(cross_entropy_tunable, args, wanted)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(
     ("cols", "width", "members"),
@@ -277,6 +279,7 @@ def test_blocks_that_share_rows_agree_with_the_reference(
         assert_agrees(cross_entropy_tunable, args, wanted)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("cols", "width", "members"), [(5000, 128, 8), (3141, 64, 14)])
 def test_blocks_that_share_rows_agree_on_the_loss_alone(
@@ -291,6 +294,7 @@ def test_blocks_that_share_rows_agree_on_the_loss_alone(
         assert_agrees(cross_entropy_tunable, args, wanted)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_logits_far_below_zero_are_no_less_than_what_nobody_left(
     dtype: str, monkeypatch: pytest.MonkeyPatch
@@ -302,6 +306,7 @@ def test_logits_far_below_zero_are_no_less_than_what_nobody_left(
     assert_agrees(cross_entropy_tunable, args, wanted)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_target_at_the_border_of_a_part_is_found_by_whoever_holds_it(
     dtype: str, monkeypatch: pytest.MonkeyPatch
@@ -314,6 +319,7 @@ def test_a_target_at_the_border_of_a_part_is_found_by_whoever_holds_it(
     assert_agrees(cross_entropy_tunable, args, wanted)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("seed", range(8))
 def test_what_blocks_tell_each_other_may_be_seen_late_and_in_any_order(
     seed: int, monkeypatch: pytest.MonkeyPatch
@@ -325,6 +331,7 @@ def test_what_blocks_tell_each_other_may_be_seen_late_and_in_any_order(
     assert_agrees(cross_entropy_tunable, args, wanted)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize(
     ("dtype", "offset"),
     [
@@ -353,6 +360,7 @@ def test_logits_far_from_zero_give_what_they_would_near_it(
     assert_agrees(cross_entropy_tunable, args, wanted)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("value", [0.0, -0.0, 1e-30, 80.0])
 def test_a_part_of_zeros_or_far_below_the_others_is_counted(
@@ -384,6 +392,7 @@ def test_the_reference_is_torchs_loss_and_its_gradient(scale: float | None) -> N
         torch.testing.assert_close(wanted["logits"].value, slopes)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("chosen", [ALONE, SHARED])
 def test_a_target_that_is_no_column_gives_nan_and_no_other_row_changes(
     chosen: Config, monkeypatch: pytest.MonkeyPatch
@@ -401,6 +410,7 @@ def test_a_target_that_is_no_column_gives_nan_and_no_other_row_changes(
     assert not slots.any()
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("chosen", [ALONE, SHARED])
 def test_a_row_of_infinities_or_nan_comes_out_as_torchs_does(
@@ -450,6 +460,7 @@ def test_arguments_without_storage_pose_the_problem_that_made_them() -> None:
 # What it compiles to ----------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ARCHS)
 def test_the_default_compiles_and_does_not_spill(name: str) -> None:
     arch = Arch.parse(name)
@@ -466,6 +477,7 @@ def test_the_default_compiles_and_does_not_spill(name: str) -> None:
         assert compiled(cross_entropy_tunable, arch, one, default).stack_bytes == 0, one
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "one",
     [
@@ -492,6 +504,7 @@ def test_a_cluster_reads_a_row_only_where_rows_are_few_and_read_once() -> None:
     assert most(shape(1, 128256, gradient=True)) == 1
 
 
+@pytest.mark.process
 def test_an_odd_vocabulary_compiles() -> None:
     one = shape(7, 50257, "float16")
     compiled(cross_entropy_tunable, SM90, one, cross_entropy_tunable.default_config(SM90, one))

@@ -144,6 +144,7 @@ def test_blocks_that_would_wait_for_ones_that_cannot_run_are_refused() -> None:
         softmax_tunable.grid_fn(config(1024, 16), few, shape(3, 32000))
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(
     ("rows", "cols"), [(1, 1), (3, 5), (17, 100), (384, 8), (9, 128), (3, 1500), (2, 4096), (13, 9000)]
@@ -160,6 +161,7 @@ def test_the_kernel_agrees_with_the_reference_in_every_form(
         assert_agrees(softmax_tunable, args, wanted)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(
     ("rows", "cols", "width", "members"),
@@ -184,6 +186,7 @@ def test_rows_that_blocks_share_agree_with_the_reference(
         assert_agrees(softmax_tunable, args, wanted)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("seed", range(8))
 def test_what_blocks_tell_each_other_may_be_seen_late_and_in_any_order(
     seed: int, monkeypatch: pytest.MonkeyPatch
@@ -196,6 +199,7 @@ def test_what_blocks_tell_each_other_may_be_seen_late_and_in_any_order(
     assert_agrees(softmax_tunable, args, wanted)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("cols", [7, 5000])
 def test_infinities_nan_and_the_lowest_numbers_come_out_as_torchs_do(
     cols: int, monkeypatch: pytest.MonkeyPatch
@@ -244,6 +248,7 @@ def test_arguments_without_storage_pose_the_problem_that_made_them() -> None:
 # What it compiles to ----------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ARCHS)
 def test_the_default_compiles_and_does_not_spill(name: str) -> None:
     arch = Arch.parse(name)
@@ -253,6 +258,7 @@ def test_the_default_compiles_and_does_not_spill(name: str) -> None:
         assert compiled(softmax_tunable, arch, one, default).stack_bytes == 0, one
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("one", [shape(1024, 128256, "float32"), shape(1000, 32000)], ids=str)
 def test_what_is_legal_on_sm90_does_not_spill(one: Problem) -> None:
     candidates = softmax_tunable.candidates(SM90, one)

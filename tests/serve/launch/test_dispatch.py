@@ -6,7 +6,7 @@ import dataclasses
 import sqlite3
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,7 @@ def counted(tunable: Tunable, **changes: Any) -> tuple[Tunable, list[str]]:
 # What is launched ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("rows", "winner"), [(1, DEFAULT), (64, AT_64), (256, AT_256)])
 def test_a_tuned_problem_launches_its_entry_s_config(
     tuned: Tunable, launched: Launched, rows: int, winner: Config
@@ -87,6 +88,7 @@ def test_a_tuned_problem_launches_its_entry_s_config(
     assert launched() == [blocks(rows, 1024, winner)]
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore::aot_tune.errors.TableWarning")  # its grid is other source
 @pytest.mark.parametrize("says", ["grid_fn", "fits", "fits, without a word"])
 def test_a_config_that_this_gpu_is_too_small_for_is_passed_over_and_so_is_such_a_default(
@@ -120,6 +122,7 @@ def test_a_config_that_this_gpu_is_too_small_for_is_passed_over_and_so_is_such_a
         small.launch(*tensors(64), config=AT_64)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("by", ["legal", "search_space"])
 def test_a_winner_that_the_declaration_no_longer_allows_is_warned_of_once(
     by: str, tuned: Tunable, launched: Launched
@@ -142,6 +145,7 @@ def test_a_winner_that_the_declaration_no_longer_allows_is_warned_of_once(
         changed.launch(*tensors(256))
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore::aot_tune.errors.TableWarning")  # what counts the calls is other source
 def test_the_second_launch_of_a_shape_calls_nothing_of_the_declaration(
     tuned: Tunable, launched: Launched
@@ -157,6 +161,7 @@ def test_the_second_launch_of_a_shape_calls_nothing_of_the_declaration(
     assert grids[0] == grids[1]
 
 
+@pytest.mark.process
 def test_a_given_config_is_launched_and_not_remembered(tuned: Tunable, launched: Launched) -> None:
     tuned.launch(*tensors(64), config=OTHER)
     tuned.launch(*tensors(64))
@@ -175,6 +180,7 @@ def test_a_given_config_with_other_constants_is_refused_by_name(tuned: Tunable) 
         tuned.launch(*tensors(64), config=Config(constants={"tile_k": 64}))
 
 
+@pytest.mark.process
 def test_more_arguments_than_it_takes_are_refused(tuned: Tunable, launched: Launched) -> None:
     message = r"launch takes source, target, and config= .* pass an aot_tune\.Config, not 64"
     for _ in range(2):
@@ -188,6 +194,7 @@ def test_more_arguments_than_it_takes_are_refused(tuned: Tunable, launched: Laun
     assert launched() == [blocks(64, 1024, AT_64)] * 2
 
 
+@pytest.mark.process
 def test_the_default_is_launched_where_the_environment_asks_for_it(
     tuned: Tunable, launched: Launched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,12 +209,14 @@ def test_a_size_of_zero_is_not_launched(tuned: Tunable, launched: Launched) -> N
     assert launched() == []
 
 
+@pytest.mark.process
 def test_arguments_may_be_given_by_name(tuned: Tunable, launched: Launched) -> None:
     source, target = tensors(64)
     tuned.launch(target=target, source=source)
     assert launched() == [blocks(64, 1024, AT_64)]
 
 
+@pytest.mark.process
 @pytest.mark.filterwarnings("ignore::aot_tune.errors.TableWarning")
 def test_a_launch_function_taken_before_the_first_call_is_the_fast_one_afterwards(
     tuned: Tunable, launched: Launched
@@ -271,6 +280,7 @@ def _quiet() -> Any:
         yield
 
 
+@pytest.mark.process
 def test_a_scalar_that_is_only_passed_on_is_not_in_the_key(driver: Driver, launched: Launched) -> None:
     tunable, asked = shift(driver)
     for by in (1.0, 2.0, 3.0):
@@ -280,6 +290,7 @@ def test_a_scalar_that_is_only_passed_on_is_not_in_the_key(driver: Driver, launc
     assert len(launched()) == 3
 
 
+@pytest.mark.process
 def test_b13_a_scalar_that_the_problem_reads_is_in_the_key(driver: Driver) -> None:
     """B13: a key too coarse would launch by=1.0 with the plan of by=-1.0."""
     tunable, asked = shift(
@@ -292,6 +303,7 @@ def test_b13_a_scalar_that_the_problem_reads_is_in_the_key(driver: Driver) -> No
     assert [problem["up"] for problem in asked] == [True, False]
 
 
+@pytest.mark.process
 def test_b13_strides_are_in_the_key_of_a_problem_that_asks_for_the_layout(driver: Driver) -> None:
     """B13: strides and layout."""
     tunable, asked = shift(
@@ -304,6 +316,7 @@ def test_b13_strides_are_in_the_key_of_a_problem_that_asks_for_the_layout(driver
     assert [problem["dense"] for problem in asked] == [True, False]
 
 
+@pytest.mark.process
 def test_b13_strides_that_nothing_reads_share_a_plan_and_cutile_tells_them_apart(driver: Driver) -> None:
     """B13: the alignment class is in cuTile's own key, so two strides are two compilations of one plan."""
     tunable, asked = shift(driver)
@@ -313,6 +326,7 @@ def test_b13_strides_that_nothing_reads_share_a_plan_and_cutile_tells_them_apart
     assert len(set(driver.compiled)) == 2
 
 
+@pytest.mark.process
 def test_b13_what_a_later_path_reads_grows_the_key_and_keeps_old_plans_out(driver: Driver) -> None:
     """B13: the second argument's size is read only for large first ones; both branches stay right."""
 
@@ -326,6 +340,7 @@ def test_b13_what_a_later_path_reads_grows_the_key_and_keeps_old_plans_out(drive
     assert [(p["N"], p["other"]) for p in asked] == [(64, "0"), (256, "64"), (256, "128")]
 
 
+@pytest.mark.process
 def test_b13_a_problem_that_cannot_be_followed_is_asked_at_each_launch(
     driver: Driver, launched: Launched
 ) -> None:
@@ -344,6 +359,7 @@ def test_b13_a_problem_that_cannot_be_followed_is_asked_at_each_launch(
     assert len(launched()) == 2
 
 
+@pytest.mark.process
 def test_constants_that_args_fn_reads_from_shapes_follow_the_shape(driver: Driver) -> None:
     @ct.kernel
     def kernel(source, target, by, tile_n: ct.Constant[int]):  # type: ignore[no-untyped-def]
@@ -364,6 +380,7 @@ def test_constants_that_args_fn_reads_from_shapes_follow_the_shape(driver: Drive
     assert [args[2] for args in seen] == [64, 128]
 
 
+@pytest.mark.process
 def test_a_scalar_that_args_fn_computes_with_is_computed_at_each_launch(driver: Driver) -> None:
     tunable, _ = shift(
         driver, args_fn=lambda config, source, target, by: (source, target, by * 2, config["tile_n"])
@@ -376,6 +393,7 @@ def test_a_scalar_that_args_fn_computes_with_is_computed_at_each_launch(driver: 
     assert [args[2] for args in seen] == [4.0, 6.0]
 
 
+@pytest.mark.process
 def test_an_argument_may_be_a_tensor_in_one_call_and_none_in_the_next(
     driver: Driver, launched: Launched
 ) -> None:
@@ -398,6 +416,7 @@ class Wrapped(torch.Tensor):
     pass
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize(
     ("spoil", "message"),
@@ -426,6 +445,7 @@ def test_an_argument_that_cannot_be_launched_is_named(
     assert launched() == []
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("warm", [False, True])
 def test_a_tensor_that_requires_grad_is_refused_while_grad_is_enabled(
     tuned: Tunable, launched: Launched, driver: Driver, warm: bool
@@ -442,6 +462,7 @@ def test_a_tensor_that_requires_grad_is_refused_while_grad_is_enabled(
     assert len(launched()) == 1
 
 
+@pytest.mark.process
 def test_a_parameter_is_launched_like_a_tensor(tuned: Tunable, launched: Launched) -> None:
     source, target = tensors(64)
     tuned.launch(torch.nn.Parameter(source), target)
@@ -491,6 +512,7 @@ def test_a_variable_that_means_nothing_is_told_at_the_first_launch(
 # Devices and threads ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_tensors_of_a_device_that_is_not_current_enter_it_on_the_default_stream(
     tuned: Tunable, driver: Driver
 ) -> None:
@@ -501,6 +523,7 @@ def test_tensors_of_a_device_that_is_not_current_enter_it_on_the_default_stream(
     assert [one.device for one in driver.launches] == [1, 0] * 3
 
 
+@pytest.mark.process
 def test_a_stream_of_the_other_device_needs_no_entering(tuned: Tunable, driver: Driver) -> None:
     driver.devices = 2
     driver.runtime.streams[1] = stream_on(1)
@@ -510,6 +533,7 @@ def test_a_stream_of_the_other_device_needs_no_entering(tuned: Tunable, driver: 
     assert driver.runtime.entries == []
 
 
+@pytest.mark.process
 def test_tensors_of_two_devices_are_refused_also_after_a_good_launch(tuned: Tunable, driver: Driver) -> None:
     driver.devices = 2
     one, other = (FakeTensor((64, 1024), torch.float32, device) for device in (0, 1))
@@ -518,6 +542,7 @@ def test_tensors_of_two_devices_are_refused_also_after_a_good_launch(tuned: Tuna
         tuned.launch(one, other)
 
 
+@pytest.mark.process
 def test_many_threads_launch_and_resolve_at_once(tuned: Tunable, driver: Driver) -> None:
     failures: list[BaseException] = []
     start = threading.Barrier(8)
@@ -543,6 +568,7 @@ def test_many_threads_launch_and_resolve_at_once(tuned: Tunable, driver: Driver)
 # Misses ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_a_miss_is_warned_of_once_with_the_command_that_tunes_it(tuned: Tunable) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -558,6 +584,7 @@ def test_a_miss_is_warned_of_once_with_the_command_that_tunes_it(tuned: Tunable)
     assert caught[0].filename == __file__
 
 
+@pytest.mark.process
 def test_b12_thousands_of_new_shapes_keep_the_memos_and_the_warnings_bounded(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -576,6 +603,7 @@ def test_b12_thousands_of_new_shapes_keep_the_memos_and_the_warnings_bounded(
     assert "further ones are printed only with AOT_TUNE_LOG=1" in str(caught[-1].message)
 
 
+@pytest.mark.process
 def test_each_choice_and_its_reason_is_printed_where_asked(
     tuned: Tunable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -592,6 +620,7 @@ def test_each_choice_and_its_reason_is_printed_where_asked(
 # Capture: B9 -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_b9_a_miss_during_capture_takes_the_nearest_loaded_config_without_searching(
     tuned: Tunable, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -605,6 +634,7 @@ def test_b9_a_miss_during_capture_takes_the_nearest_loaded_config_without_search
     assert len(driver.compiled) == 1
 
 
+@pytest.mark.process
 def test_b9_what_would_be_compiled_during_capture_is_refused_before_the_stream_is_touched(
     tuned: Tunable, driver: Driver
 ) -> None:
@@ -623,6 +653,7 @@ def test_b9_what_would_be_compiled_during_capture_is_refused_before_the_stream_i
 # Tables ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_the_tables_of_another_arch_are_never_read(
     driver: Driver, launched: Launched, tmp_path: Path
 ) -> None:
@@ -636,6 +667,7 @@ def test_the_tables_of_another_arch_are_never_read(
     assert launched() == [blocks(256, 1024, DEFAULT)]
 
 
+@pytest.mark.process
 def test_a_table_of_other_source_is_used_with_one_warning(
     driver: Driver, launched: Launched, tmp_path: Path
 ) -> None:
@@ -650,6 +682,7 @@ def test_a_table_of_other_source_is_used_with_one_warning(
     assert launched() == [blocks(64, 1024, AT_64), blocks(256, 1024, AT_256)]
 
 
+@pytest.mark.process
 def test_without_nvml_the_tables_are_read_at_the_first_launch(
     driver: Driver, launched: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -660,6 +693,7 @@ def test_without_nvml_the_tables_are_read_at_the_first_launch(
     assert launched() == [blocks(256, 1024, AT_256)]
 
 
+@pytest.mark.process
 def test_the_kernels_of_a_table_are_made_at_construction_and_no_other_ever(
     tuned: Tunable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -688,6 +722,22 @@ def test_a_problem_without_an_axis_is_refused_by_its_name(driver: Driver) -> Non
     full.clear()
     with pytest.raises(LaunchError, match="problem\\(\\) gives None for the axis N"):
         tunable.launch(vector(64), vector(64), 1.0)
+
+
+@pytest.fixture
+def _closed_at_the_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close the databases that cuTile leaves open where it cannot use them: Python 3.13 warns of each."""
+    opened: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def remembered(*args: Any, **options: Any) -> sqlite3.Connection:
+        opened.append(connect(*args, **options))
+        return opened[-1]
+
+    monkeypatch.setattr("sqlite3.connect", remembered)
+    yield
+    for database in opened:
+        database.close()
 
 
 def _a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -721,6 +771,8 @@ def _read_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.process
+@pytest.mark.usefixtures("_closed_at_the_end")
 @pytest.mark.parametrize(
     "breaks",
     [_a_file, _below_a_file, _garbage, _a_folder_for_a_database, _read_only],

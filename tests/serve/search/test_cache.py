@@ -96,6 +96,7 @@ def test_b4_looking_up_writes_nothing_and_makes_no_folder(folder: Path) -> None:
     assert [(path, path.stat().st_mtime_ns) for path in everything(folder)] == before
 
 
+@pytest.mark.process
 def test_b4_a_process_without_home_or_user_has_no_cache_and_looks_up_all_the_same() -> None:
     """B4: no HOME, a uid that no file knows, no folder made in the working directory."""
     code = (
@@ -164,6 +165,7 @@ def holder(folder: Path) -> subprocess.Popen[str]:
     process.stdout.close()
 
 
+@pytest.mark.process
 def test_b7_a_stopped_holder_is_waited_for_with_a_bound_and_keeps_its_lock(
     folder: Path, holder: subprocess.Popen[str]
 ) -> None:
@@ -177,6 +179,7 @@ def test_b7_a_stopped_holder_is_waited_for_with_a_bound_and_keeps_its_lock(
     holder.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.process
 def test_b7_the_lock_of_a_killed_holder_is_free(folder: Path, holder: subprocess.Popen[str]) -> None:
     """B7: killed."""
     holder.kill()
@@ -185,6 +188,7 @@ def test_b7_the_lock_of_a_killed_holder_is_free(folder: Path, holder: subprocess
         assert state == "held"
 
 
+@pytest.mark.process
 def test_b7_another_entry_is_not_held_up(folder: Path, holder: subprocess.Popen[str]) -> None:
     """B7: one lock an entry."""
     with UserCache(folder).locked(dataclasses.replace(KEY, kernel="other"), 0.5) as state:
@@ -197,6 +201,7 @@ def _write_many(folder: Path, occupancy: int) -> None:
         UserCache(folder).write(KEY, config, 12.5)
 
 
+@pytest.mark.process
 def test_b8_writers_without_any_lock_leave_whole_entries(folder: Path) -> None:
     """B8: the lock lies; each reader sees one writer's entry or the other's, and never parts."""
     context = multiprocessing.get_context("spawn")

@@ -26,10 +26,12 @@ def script(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
+@pytest.mark.process
 def test_an_answer_is_what_the_child_prints() -> None:
     assert child.run(script("import sys; sys.stdout.write(sys.stdin.read().upper())"), b"abc", 20) == b"ABC"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "code", ["import os; os.abort()", "raise SystemExit(1)", "import os; os.kill(os.getpid(), 9)"]
 )
@@ -38,6 +40,7 @@ def test_b11_a_child_that_fails_is_no_answer(code: str) -> None:
     assert child.run(script(code), b"", 20) is None
 
 
+@pytest.mark.process
 def test_b11_a_child_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> None:
     """B11: times out."""
     started = time.monotonic()

@@ -74,6 +74,7 @@ def grid_of(driver: Driver) -> tuple[int, ...]:
     return driver.launches[-1].grid
 
 
+@pytest.mark.process
 def test_a_miss_is_searched_once_over_the_portfolio_and_the_default_and_remembered(
     tuned: Tunable, driver: Driver, searched: list[list[Config]]
 ) -> None:
@@ -85,6 +86,7 @@ def test_a_miss_is_searched_once_over_the_portfolio_and_the_default_and_remember
     assert str(entry).startswith(f"{folder_here()}/v1/sm90/scale/")
 
 
+@pytest.mark.process
 def test_another_process_finds_the_winner_without_searching(
     tuned: Tunable, driver: Driver, searched: list[list[Config]]
 ) -> None:
@@ -107,6 +109,7 @@ def test_what_the_kernel_mutates_is_cloned_and_the_rest_is_not(tuned: Tunable) -
     assert both[0] is both[1]
 
 
+@pytest.mark.process
 def test_the_caller_s_tensors_never_reach_the_search(tuned: Tunable, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = tensors(4096)
     given: list[Any] = []
@@ -124,6 +127,7 @@ def test_the_caller_s_tensors_never_reach_the_search(tuned: Tunable, monkeypatch
 # When it is not made ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -145,6 +149,7 @@ def test_the_nearest_is_taken_where_a_search_is_forbidden_or_does_not_fit(
     assert not (folder_here() or Path()).exists()
 
 
+@pytest.mark.process
 def test_configs_that_are_compiled_already_make_a_search_fit(
     tuned: Tunable, driver: Driver, searched: list[list[Config]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +166,7 @@ def test_an_estimate_grows_with_what_is_run() -> None:
     assert timing_estimate_s([1e6] * 2) > 15.0  # a kernel that runs a second
 
 
+@pytest.mark.process
 def test_of_many_prebuilt_configs_the_most_promising_are_timed_in_less_than_a_tenth_of_a_second(
     driver: Driver, tmp_path: Path, searched: list[list[Config]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +191,7 @@ def test_of_many_prebuilt_configs_the_most_promising_are_timed_in_less_than_a_te
     assert portfolio[-1] in configs
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("where", ["capturing", "captures_elsewhere"])
 def test_b9_nothing_is_searched_while_any_thread_captures(
     where: str, tuned: Tunable, driver: Driver, searched: list[list[Config]]
@@ -214,6 +221,7 @@ class _Awaited:
         self.held = False
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("lock", ["thread's", "file's"])
 def test_b9_nothing_is_searched_where_a_capture_began_while_a_lock_was_waited_for(
     lock: str, tuned: Tunable, driver: Driver, searched: list[list[Config]], monkeypatch: pytest.MonkeyPatch
@@ -248,6 +256,7 @@ def test_b9_nothing_is_searched_where_a_capture_began_while_a_lock_was_waited_fo
     assert grid_of(driver) == (-(-3000 // 32), 16, 1)
 
 
+@pytest.mark.process
 def test_b9_another_process_searches_whatever_is_captured_meanwhile(
     driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +271,7 @@ def test_b9_another_process_searches_whatever_is_captured_meanwhile(
     assert dispatcher_of(unknown)._plans.popitem()[1].choice.source == "searched"
 
 
+@pytest.mark.process
 def test_b10_a_rank_does_not_read_the_user_s_cache(
     tuned: Tunable, driver: Driver, searched: list[list[Config]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +287,7 @@ def test_b10_a_rank_does_not_read_the_user_s_cache(
     assert chosen == [(64, 16, 1)] * 2
 
 
+@pytest.mark.process
 def test_b10_a_process_that_becomes_a_rank_forgets_what_it_chose_for_itself(
     tuned: Tunable, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +302,7 @@ def test_b10_a_process_that_becomes_a_rank_forgets_what_it_chose_for_itself(
 # When it fails ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("out of memory"), ValueError("No valid config found")]
 )
@@ -312,6 +324,7 @@ def test_b11_a_search_that_fails_falls_back_and_is_not_made_again(
     assert not list((folder_here() or Path()).rglob("*.json"))
 
 
+@pytest.mark.process
 def test_b11_after_a_search_in_vain_another_process_s_winner_serves_the_next_shape(
     tuned: Tunable, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +348,7 @@ def test_b11_after_a_search_in_vain_another_process_s_winner_serves_the_next_sha
     assert grid_of(driver) == (64, 16, 1)
 
 
+@pytest.mark.process
 def test_b11_a_search_that_uses_up_its_time_falls_back(
     tuned: Tunable, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,6 +359,7 @@ def test_b11_a_search_that_uses_up_its_time_falls_back(
     assert grid_of(driver) == (64, 16, 1)
 
 
+@pytest.mark.process
 def test_b11_only_verified_configs_are_searched_in_process(
     driver: Driver, searched: list[list[Config]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,6 +386,7 @@ def test_b11_only_verified_configs_are_searched_in_process(
     assert not any(ILLEGAL.constants == config.constants for configs in in_child for config in configs)
 
 
+@pytest.mark.process
 def test_b11_without_time_for_a_child_the_default_is_taken(
     driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,6 +396,7 @@ def test_b11_without_time_for_a_child_the_default_is_taken(
     assert grid_of(driver) == (4, 16, 1)
 
 
+@pytest.mark.process
 def test_b12_a_process_makes_a_bounded_number_of_searches(
     tuned: Tunable, searched: list[list[Config]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,6 +407,7 @@ def test_b12_a_process_makes_a_bounded_number_of_searches(
     assert len(searched) == 2
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("seconds", ["1000", "0.001"])
 def test_b12_thousands_of_new_shapes_leave_nothing_in_memory(
     tuned: Tunable, driver: Driver, monkeypatch: pytest.MonkeyPatch, seconds: str
@@ -477,6 +495,7 @@ def _search_cold(tunable: Tunable, folder: Path, number: int) -> None:
     (folder / f"found.{number}").write_text(str(found))
 
 
+@pytest.mark.process
 def test_b6_of_eight_processes_that_start_cold_one_searches_and_all_have_its_winner(
     tuned: Tunable, tmp_path: Path
 ) -> None:
@@ -495,6 +514,7 @@ def test_b6_of_eight_processes_that_start_cold_one_searches_and_all_have_its_win
     assert len(list(tmp_path.glob("found.*"))) == 8
 
 
+@pytest.mark.process
 def test_b5_without_a_cache_the_winner_serves_this_process(
     tuned: Tunable,
     driver: Driver,

@@ -26,6 +26,8 @@ from aot_tune.values.config import Config
 from tests.support.sample_archive import packed, put
 from tests.support.samples import DEFAULT, MODULE, SM90, entry, scale, scale_table, write
 
+pytestmark = pytest.mark.process
+
 SM100 = Arch.parse("sm100")
 WIDER = Config(constants={"tile_m": 32, "tile_n": 64}, hints=DEFAULT.hints)
 

@@ -243,6 +243,7 @@ def tune(seed: int, incumbent: Table | None = None, **values: object) -> Table:
     return choose_entries(dataclasses.replace(first, finals=second), portfolio, incumbent=incumbent)
 
 
+@pytest.mark.long
 def test_a_re_tune_differs_only_where_a_time_left_the_tie_band() -> None:
     same = changed = 0
     for seed in range(0, 100, 4):

@@ -20,6 +20,8 @@ from aot_tune.tuner.compile.pool import CompilePool
 from tests.support.compile_jobs import job
 from tests.support.other_compilers import MARK, marked, other
 
+pytestmark = pytest.mark.process
+
 
 def all_results(pool: CompilePool, within_s: float = 120.0) -> dict[str, CompileResult]:
     until = time.monotonic() + within_s

@@ -28,6 +28,8 @@ from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 from tests.support.scripted_backend import Does, Script, config, events
 
+pytestmark = pytest.mark.process
+
 QUICK = Limits(start_s=5, canary_s=5, open_s=5, config_s=0.6, patience_s=0.0)
 ONE, TWO, THREE = (Problem({"M": m}) for m in (16, 32, 64))
 

@@ -196,7 +196,7 @@ def test_a_text_for_a_constant_is_an_error_that_names_the_kernels_parameter() ->
     [
         (
             lambda config: Work(loads_bytes=1),
-            r"raised TypeError: .*'loads_bytes' \(.*test_candidates.py, line \d+\)",
+            r"raised TypeError: .*'loads_bytes'(\. Did you mean .*\?)? \(.*test_candidates.py, line \d+\)",
         ),
         (lambda config: {"steps": 1}, r"returned \{'steps': 1\}; return Work for all configs"),
         (lambda config: Work(flops=-1), "raised DeclarationError: Work has flops=-1; write"),

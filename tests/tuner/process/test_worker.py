@@ -21,6 +21,8 @@ from aot_tune.tuner.process.worker import (
     WorkerTimeout,
 )
 
+pytestmark = pytest.mark.process
+
 HERE = __name__
 
 

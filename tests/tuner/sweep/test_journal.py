@@ -74,6 +74,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.dictionaries(st.text(min_size=1), json_values, max_size=4), max_size=5))
 def test_what_was_appended_comes_back_equal(items: list[dict[str, Any]]) -> None:
@@ -217,6 +218,7 @@ def damages(draw: st.DrawFn) -> tuple[list[tuple[int, int, bytes]], int]:
     return [(start, start + length, text) for start, length, text in cuts], draw(st.integers(0, 7))
 
 
+@pytest.mark.long
 @example(([(301, 301, b"}")], 0))  # a line's last byte, put in again before what became of it
 @settings(max_examples=300, deadline=None)
 @given(damages())
@@ -266,6 +268,7 @@ def _child(path: Path, code: str = _CHILD) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.process
 def test_a_killed_writer_loses_no_acknowledged_record_and_repeats_none(path: Path) -> None:
     acknowledged = -1
     for attempt in range(6):
@@ -321,6 +324,7 @@ def _small_disk(folder: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.process
 def test_a_full_disk_stops_at_once_keeps_what_was_acknowledged_and_goes_on_after_room_is_made(
     tmp_path: Path,
 ) -> None:
@@ -390,6 +394,7 @@ def test_a_place_where_nothing_can_be_written_is_an_error_that_names_it(tmp_path
 # A12: two tuners --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_a_second_opener_is_refused_with_the_holder_s_pid(path: Path) -> None:
     with Journal.open(path, IDENTITY) as journal:
         journal.append({"n": 0})
@@ -402,6 +407,7 @@ def test_a_second_opener_is_refused_with_the_holder_s_pid(path: Path) -> None:
     assert read(path)[0] == [{"n": 0}, {"n": 1}]
 
 
+@pytest.mark.process
 def test_another_process_that_holds_it_is_named(path: Path) -> None:
     child = _child(path)
     try:

@@ -187,6 +187,7 @@ def request(out: Path, *problems: Problem, **values: object) -> SweepRequest:
     return SweepRequest(**fields)  # type: ignore[arg-type]
 
 
+@pytest.mark.process
 def test_a_kernel_is_compiled_for_real_and_its_table_written(tmp_path: Path, feed: CompileFeed) -> None:
     asked, progress = request(tmp_path), Silent()
     report = predict_kernel(asked, asked.kernels[0], feed, progress)
@@ -205,6 +206,7 @@ def test_a_kernel_is_compiled_for_real_and_its_table_written(tmp_path: Path, fee
     assert path.read_bytes() == before
 
 
+@pytest.mark.process
 def test_a_partial_selection_keeps_the_entries_predicted_before(tmp_path: Path, feed: CompileFeed) -> None:
     first, second = samples.scale.buckets[:2]
     for one in (first, second):
@@ -214,6 +216,7 @@ def test_a_partial_selection_keeps_the_entries_predicted_before(tmp_path: Path, 
     assert [entry.bucket for entry in table.entries] == [first, second]
 
 
+@pytest.mark.process
 def test_a_whole_prediction_counts_and_names_the_entries_that_it_removes(
     tmp_path: Path, feed: CompileFeed
 ) -> None:
@@ -226,6 +229,7 @@ def test_a_whole_prediction_counts_and_names_the_entries_that_it_removes(
     assert said.startswith(f"{undeclared}: its entry is removed")
 
 
+@pytest.mark.process
 def test_two_selections_predicted_at_once_lose_no_entry(tmp_path: Path, feed: CompileFeed) -> None:
     first, second = samples.scale.buckets[:2]
 
@@ -243,6 +247,7 @@ def test_two_selections_predicted_at_once_lose_no_entry(tmp_path: Path, feed: Co
     assert report.changed == 1
 
 
+@pytest.mark.process
 def test_a_prediction_of_other_code_that_came_meanwhile_stays(tmp_path: Path, feed: CompileFeed) -> None:
     asked = request(tmp_path)
     predict_kernel(asked, asked.kernels[0], feed, Silent())
@@ -268,6 +273,7 @@ def test_a_measured_table_is_never_replaced(tmp_path: Path, feed: CompileFeed) -
     assert path.read_bytes() == before
 
 
+@pytest.mark.process
 def test_a_prediction_of_another_arch_is_never_replaced(tmp_path: Path, feed: CompileFeed) -> None:
     asked = request(tmp_path)
     predict_kernel(asked, asked.kernels[0], feed, Silent())
@@ -282,6 +288,7 @@ def test_a_prediction_of_another_arch_is_never_replaced(tmp_path: Path, feed: Co
     assert not hasattr(progress, "begun"), "it began to compile"
 
 
+@pytest.mark.process
 def test_a_packages_own_folder_is_refused(tmp_path: Path, feed: CompileFeed) -> None:
     tunable = dataclasses.replace(samples.scale, tables=tmp_path)
     asked = request(tmp_path)
@@ -290,6 +297,7 @@ def test_a_packages_own_folder_is_refused(tmp_path: Path, feed: CompileFeed) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.process
 def test_a_damaged_predicted_table_below_build_is_written_anew(
     tmp_path: Path, feed: CompileFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,6 +346,7 @@ def first_look(out: Path) -> SweepRequest:
     return SweepRequest(kernels=(WIDE,), arch=SM100, out=out, first_look=True)
 
 
+@pytest.mark.process
 def test_a_first_look_takes_fixed_counts_and_always_the_default(
     tmp_path: Path, feed: CompileFeed, plans: list[Plan]
 ) -> None:
@@ -354,6 +363,7 @@ def test_a_first_look_takes_fixed_counts_and_always_the_default(
     ]
 
 
+@pytest.mark.process
 def test_a_first_look_writes_the_same_bytes_again_and_elsewhere(tmp_path: Path, feed: CompileFeed) -> None:
     written = []
     for folder in ("here", "here", "elsewhere"):
@@ -362,6 +372,7 @@ def test_a_first_look_writes_the_same_bytes_again_and_elsewhere(tmp_path: Path, 
     assert written[0] == written[1] == written[2]
 
 
+@pytest.mark.process
 def test_everything_is_all_buckets_and_candidates_and_a_first_look_leaves_it(
     tmp_path: Path, feed: CompileFeed, plans: list[Plan]
 ) -> None:
@@ -385,6 +396,7 @@ def test_everything_is_all_buckets_and_candidates_and_a_first_look_leaves_it(
     assert said == f"{path} predicts 23 buckets already, more than a first look would: it stays"
 
 
+@pytest.mark.process
 def test_a_first_look_replaces_a_larger_table_of_other_code(tmp_path: Path, feed: CompileFeed) -> None:
     everything = dataclasses.replace(first_look(tmp_path), first_look=False)
     predict_kernel(everything, WIDE, feed, Silent())

@@ -62,6 +62,7 @@ def problem(**sizes: Any) -> Problem:
     return Problem({**usual, **sizes})
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize(
     ("one", "sizes", "kind"),
     [
@@ -87,6 +88,7 @@ def test_it_asks_for_what_attention_decode_asks_for(one: Config, sizes: dict[str
     assert bool((lse > 0).any(dim=1).all()), "nothing of what is loaded is stored: it need not be loaded"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("one", "sizes"),
     [

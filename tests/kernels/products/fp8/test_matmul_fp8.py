@@ -161,6 +161,7 @@ def of_two_tiles(tunable: Tunable, m: int, tile_m: int, n: int) -> int:
     return emulator.of_two_tiles(m, tile_m, n) if tunable is matmul_fp8_tunable else 0
 
 
+@pytest.mark.emulated
 @BOTH
 @pytest.mark.parametrize("tile_m", [16, 64], ids=["transposed", "upright"])
 @pytest.mark.parametrize(
@@ -180,6 +181,7 @@ def test_the_kernel_agrees_with_the_reference(
         assert_agrees(tunable, args, wanted)
 
 
+@pytest.mark.emulated
 @BOTH
 @pytest.mark.parametrize("group", [1, 3, 8])
 def test_every_tile_is_computed_once_in_any_group_and_on_any_number_of_multiprocessors(
@@ -379,6 +381,7 @@ def compiled_with(tunable: Tunable, arch: str, candidate: Config, args: tuple[An
     )
 
 
+@pytest.mark.process
 @BOTH
 @pytest.mark.parametrize(("arch", "m"), [("sm90", 1), ("sm90", 4096), ("sm100", 4096), ("sm120", 1)])
 def test_the_defaults_compile_without_spilling(tunable: Tunable, arch: str, m: int) -> None:
@@ -386,12 +389,14 @@ def test_the_defaults_compile_without_spilling(tunable: Tunable, arch: str, m: i
     assert compiled(tunable, arch, one, tunable.default_config(Arch.parse(arch), one)).stack_bytes == 0
 
 
+@pytest.mark.process
 @BOTH
 def test_the_widest_tiles_compile_without_spilling_on_sm90(tunable: Tunable) -> None:
     widest = max(tunable.candidates(SM90, shape(4096)), key=lambda c: (int(c["tile_m"]), int(c["tile_n"])))
     assert compiled(tunable, "sm90", shape(4096), widest).stack_bytes == 0
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("warps", [4, 8])
 def test_block_scales_along_k_compile_without_spilling(warps: int) -> None:
     hints = {"occupancy": 2} if warps == 4 else {"num_worker_warps": 8}
@@ -401,12 +406,14 @@ def test_block_scales_along_k_compile_without_spilling(warps: int) -> None:
     assert compiled_with(matmul_fp8_block_tunable, "sm90", candidate, along_k).stack_bytes == 0
 
 
+@pytest.mark.process
 @BOTH
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (33, 97, 65)])
 def test_sizes_that_are_not_aligned_compile(tunable: Tunable, m: int, n: int, k: int) -> None:
     compiled(tunable, "sm90", shape(m, n, k, "float16"), tunable.default_config(SM90, shape(m)))
 
 
+@pytest.mark.process
 @BOTH
 def test_before_sm90_the_compiler_refuses_fp8_as_the_declaration_does(tunable: Tunable) -> None:
     with pytest.raises(CutileError, match="float8_e4m3fn is not supported on sm_89"):
