@@ -78,8 +78,9 @@ def test_an_illegal_access_is_blamed_on_its_config_alone_and_strikes_after_two_p
         assert isinstance(bad, Failure)
         assert bad.stage == "fault"
         print(bad.message)
-    struck = session.struck(broken.config(broken.FAULTS))
-    assert struck is not None
+    (struck,) = session.measure(HUGE, modes(broken.FAULTS))
+    assert isinstance(struck, Failure)
+    assert struck.message.startswith("struck: it faulted on ")
 
 
 def test_a_kernel_that_never_ends_is_killed_and_the_sweep_goes_on(start: Start) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from aot_tune.cubins.size_classes import posed
-from aot_tune.cubins.size_classes import representatives as representatives
+from aot_tune.cubins.size_classes import posed, representatives
 from aot_tune.nvidia import cutile
 from aot_tune.tables.table import Table
 from aot_tune.tuner.plan.candidates import Kernel

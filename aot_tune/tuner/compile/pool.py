@@ -12,11 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aot_tune.errors import StoreError, TuneError
-from aot_tune.tuner.compile.job import Compiled as Compiled
-from aot_tune.tuner.compile.job import CompileFailure as CompileFailure
-from aot_tune.tuner.compile.job import CompileJob as CompileJob
-from aot_tune.tuner.compile.job import CompileResult as CompileResult
-from aot_tune.tuner.compile.job import cached
+from aot_tune.tuner.compile.job import CompileFailure, CompileJob, CompileResult, cached
 from aot_tune.tuner.process.worker import START_SECONDS, Kind, RemoteError, Worker, WorkerDied, ending
 
 COMPILE_SECONDS = 120.0

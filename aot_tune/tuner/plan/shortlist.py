@@ -42,7 +42,6 @@ def shortlist(
     compiled: Mapping[str, CompileResult],
     *,
     exhaustive: bool = False,
-    also: Sequence[Config] = (),
 ) -> Shortlist:
     """Choose what to measure on a problem.
 
@@ -50,21 +49,20 @@ def shortlist(
        stays when it is the default or the incumbent, or when nothing else is left.
     2. Of configs that launch the same machine code the same way one is measured: the default, the incumbent,
        else the simplest.
-    3. The model's best are kept, beside the default, the incumbent and what `also` names.
+    3. The default, the incumbent and the model's best are kept.
 
     Args:
         kernel: The kernel on its arch and device.
         plan: The problem and its candidates.
         compiled: Job key to result, for all the problem's jobs.
         exhaustive: Keep all that steps 1 and 2 leave.
-        also: Configs to keep whatever their rank, such as a portfolio's.
     """
     failures, left = _judged(kernel, plan, compiled)
     twins = _twins(kernel, plan, left, compiled)
     single = [config for config in left if config not in twins]
     predicted = predictions(kernel, plan, single, compiled)
     ranked = sorted(single, key=lambda config: predicted[config]) if predicted else single
-    first = [twins.get(config, config) for config in (plan.default, plan.incumbent, *also) if config in left]
+    first = [twins.get(config, config) for config in (plan.default, plan.incumbent) if config in left]
     if exhaustive:
         best: Sequence[Config] = ranked
     elif predicted:
@@ -146,20 +144,18 @@ def _too_large(result: Compiled) -> str:
 def _twins(
     kernel: Kernel, plan: ProblemPlan, configs: Sequence[Config], compiled: Mapping[str, CompileResult]
 ) -> dict[Config, Config]:
-    """Each config that another stands for, and that other."""
+    """Map each config that launches the same as another to that other, which is measured for both."""
     groups: dict[Hashable, list[Config]] = {}
     for config in configs:
         result = compiled[plan.jobs[config].key]
         assert isinstance(result, Compiled)
         groups.setdefault((result.code, kernel.launch_key(plan.problem, config)), []).append(config)
     rank = _simplicity(plan)
-    return {
-        config: leader
-        for group in groups.values()
-        for leader in [min(group, key=rank)]
-        for config in group
-        if config is not leader
-    }
+    twins: dict[Config, Config] = {}
+    for group in groups.values():
+        leader = min(group, key=rank)
+        twins.update({config: leader for config in group if config is not leader})
+    return twins
 
 
 def _simplicity(plan: ProblemPlan) -> Callable[[Config], tuple[object, ...]]:

@@ -383,7 +383,7 @@ def test_a_place_where_nothing_can_be_written_is_an_error_that_names_it(tmp_path
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
     for name in ("folder", "fifo"):
-        with pytest.raises(TuneError, match=rf"{name}: is no plain file.*--journal"):
+        with pytest.raises(TuneError, match=rf"{name}: is not a plain file.*--journal"):
             Journal.open(tmp_path / name, IDENTITY)
 
 
