@@ -131,7 +131,7 @@ def test_the_device_is_the_childs(start: Start) -> None:
     ("fault", "launch"),
     [("poison", 1), ("poison", 2), ("poison", 6), ("quiet poison", 10), ("crash", 1)],  # ten launches each
 )
-def test_a_config_that_faults_is_retried_alone_then_recorded_and_no_other_is_blamed(
+def test_a_faulting_config_is_retried_then_recorded_and_no_other_is_blamed(
     start: Start, folder: Path, fault: str, launch: int
 ) -> None:
     bad = Does(fault=fault, at_launch=launch)
@@ -200,7 +200,7 @@ def test_faults_remembered_from_a_journal_strike_too(start: Start, folder: Path)
 
 
 @pytest.mark.parametrize("launch", [1, 6])
-def test_a_hang_at_the_first_or_a_later_launch_is_killed_and_the_sweep_goes_on(
+def test_a_hang_at_any_launch_is_killed_and_the_sweep_goes_on(
     start: Start, folder: Path, launch: int
 ) -> None:
     session = start({"a": Does(), "bad": Does(fault="hang", at_launch=launch), "b": Does()})
@@ -211,7 +211,7 @@ def test_a_hang_at_the_first_or_a_later_launch_is_killed_and_the_sweep_goes_on(
     assert events(folder).count("verify bad") == 2
 
 
-def test_a_gpu_that_does_not_come_back_stops_the_sweep_with_all_results_kept(start: Start) -> None:
+def test_a_lost_gpu_stops_the_sweep_with_its_outcomes_kept(start: Start) -> None:
     session = start({"a": Does(), "bad": Does(fault="hang")}, bad_canaries=range(1, 1000))
     with pytest.raises(
         GpuLostError, match=r"3 fresh workers in a row.*device unavailable.*nvidia-smi"
@@ -239,7 +239,7 @@ def test_no_child_is_left_after_a_hang_and_close(start: Start) -> None:
 # A4: slow starts --------------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_is_slow_to_start_is_tried_again_and_no_config_blamed(
+def test_a_slow_start_is_tried_again_and_no_config_is_blamed(
     start: Start, folder: Path
 ) -> None:
     limits = Limits(start_s=2.0, canary_s=5, open_s=5, config_s=0.6)
@@ -272,7 +272,7 @@ def test_a_winner_is_checked_again_in_a_fresh_process_on_other_seeds(start: Star
     assert events(folder).count("start") == 2
 
 
-def test_rechecks_in_a_row_share_a_fresh_process_and_measuring_ends_its_freshness(
+def test_rechecks_in_a_row_share_a_process_that_has_measured_nothing(
     start: Start, folder: Path
 ) -> None:
     session = start({"a": Does()})
@@ -306,14 +306,14 @@ def test_out_of_memory_is_retried_in_a_fresh_worker(start: Start, folder: Path) 
     assert events(folder).count("start") == 2
 
 
-def test_out_of_memory_on_an_empty_gpu_is_recorded_as_memory_and_never_strikes(start: Start) -> None:
+def test_out_of_memory_on_an_empty_gpu_is_recorded_and_never_strikes(start: Start) -> None:
     session = start({"a": Does(fault="oom"), "b": Does()})
     for problem in (ONE, TWO, THREE):
         # A config that faulted on two problems would be refused on the third, at stage "fault".
         assert by_name(session.measure(problem, of("a", "b"))) == {"a": "memory", "b": "ok"}
 
 
-def test_a_problem_that_does_not_fit_beside_the_last_one_is_opened_in_a_fresh_worker(
+def test_a_problem_that_needs_the_last_ones_memory_gets_a_fresh_worker(
     start: Start, folder: Path
 ) -> None:
     session = start({"a": Does()}, short_opens=[1])
@@ -374,7 +374,7 @@ def test_samples_taken_while_throttled_are_taken_again(start: Start, folder: Pat
     assert session.conditions[0].disturbed == {}
 
 
-def test_a_disturbance_that_does_not_end_is_waited_for_once_and_then_recorded(start: Start) -> None:
+def test_a_lasting_disturbance_is_waited_for_once_and_then_recorded(start: Start) -> None:
     limits = Limits(start_s=5, canary_s=5, open_s=5, config_s=2, patience_s=1.0)
     other = "another process on the GPU: 4711"
     session = start({"a": Does(), "b": Does()}, limits, disturbances=[other] * 100)
