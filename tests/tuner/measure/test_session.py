@@ -239,9 +239,7 @@ def test_no_child_is_left_after_a_hang_and_close(start: Start) -> None:
 # A4: slow starts --------------------------------------------------------------------------------------------
 
 
-def test_a_slow_start_is_tried_again_and_no_config_is_blamed(
-    start: Start, folder: Path
-) -> None:
+def test_a_slow_start_is_tried_again_and_no_config_is_blamed(start: Start, folder: Path) -> None:
     limits = Limits(start_s=2.0, canary_s=5, open_s=5, config_s=0.6)
     session = start({"a": Does()}, limits, slow_starts=2)
     assert by_name(session.measure(ONE, of("a"))) == {"a": "ok"}
@@ -272,9 +270,7 @@ def test_a_winner_is_checked_again_in_a_fresh_process_on_other_seeds(start: Star
     assert events(folder).count("start") == 2
 
 
-def test_rechecks_in_a_row_share_a_process_that_has_measured_nothing(
-    start: Start, folder: Path
-) -> None:
+def test_rechecks_in_a_row_share_a_process_that_has_measured_nothing(start: Start, folder: Path) -> None:
     session = start({"a": Does()})
     session.measure(ONE, of("a"))
     assert session.recheck(ONE, of("a")) == []
@@ -313,9 +309,7 @@ def test_out_of_memory_on_an_empty_gpu_is_recorded_and_never_strikes(start: Star
         assert by_name(session.measure(problem, of("a", "b"))) == {"a": "memory", "b": "ok"}
 
 
-def test_a_problem_that_needs_the_last_ones_memory_gets_a_fresh_worker(
-    start: Start, folder: Path
-) -> None:
+def test_a_problem_that_needs_the_last_ones_memory_gets_a_fresh_worker(start: Start, folder: Path) -> None:
     session = start({"a": Does()}, short_opens=[1])
     session.measure(ONE, of("a"))
     assert by_name(session.measure(TWO, of("a"))) == {"a": "ok"}
