@@ -127,8 +127,7 @@ def _sweep(request: SweepRequest) -> SweepReport:
     """Sweep with progress on stderr; stopped by a signal, say how to go on."""
     from aot_tune.nvidia.cutile import compiler_version
     from aot_tune.tuner.sweep import run as sweep
-    from aot_tune.tuner.sweep.progress import progress_on
-    from aot_tune.tuner.sweep.progress_text import prediction_notice
+    from aot_tune.tuner.sweep.progress import prediction_notice, progress_on
 
     with closing(progress_on(sys.stderr)) as progress, command.sigterm_stops():
         if request.predicts:

@@ -114,6 +114,14 @@ def machine_code(cubin: bytes) -> bytes:
     )
 
 
+def has_symbol(cubin: bytes, symbol: str) -> bool:
+    """Whether a cubin holds a kernel of exactly this name.
+
+    A name in an ELF file ends in a NUL byte, so that a longer name with the same beginning is not found.
+    """
+    return symbol.encode() + b"\0" in cubin
+
+
 # The ELF. Of its attributes cuobjdump prints name and value; their numbers were found by matching these
 # to the bytes.
 

@@ -1,4 +1,4 @@
-"""What became of a candidate: a measurement or a failure, both as data. Pure."""
+"""The outcome of a candidate, a measurement or a failure, both as data. Pure."""
 
 from __future__ import annotations
 
@@ -8,31 +8,37 @@ from typing import Literal
 from aot_tune.values.config import Config
 
 Stage = Literal["legal", "compile", "resources", "launch", "verify", "timeout", "fault", "memory", "timing"]
-"""Where a candidate failed: refused by a rule, by the compiler, for what the compiler reports (spills, shared
-memory), raised at launch, computed a wrong result, hung, poisoned the GPU's context, ran out of memory, gave
-no usable time."""
+"""The stage at which a candidate failed, in this order: a rule refuses it (``legal``); the compiler refuses
+it; it spills or needs more shared memory than there is (``resources``); the launch raises; its result is
+wrong (``verify``); it hangs (``timeout``); it poisons the GPU's context or crashes the worker (``fault``);
+the GPU's memory is full; no usable time comes out (``timing``)."""
+
+STRIKES: frozenset[Stage] = frozenset({"fault", "timeout"})
+"""Stages that count towards striking a config, which is then not run again for its kernel. Each of them costs
+two workers and, for a hang, two time limits, on every problem anew. ``memory`` is not one of them: it depends
+on the problem's size and not on the config alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """A candidate's time."""
+    """The time of a candidate."""
 
     config: Config
     """The candidate."""
 
     mean_us: float
-    """Mean over samples, or the median of such means over rounds, microseconds."""
+    """Mean over the samples, or the median of the means of several rounds, microseconds."""
 
     error_margin_us: float
     """Half of the 95 % confidence interval, microseconds."""
 
     num_samples: int
-    """Samples behind it, over all rounds."""
+    """Number of samples, over all rounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a candidate has no time."""
+    """The reason why a candidate has no time."""
 
     config: Config
     """The candidate."""
@@ -41,7 +47,7 @@ class Failure:
     """Where it failed."""
 
     message: str
-    """What the compiler, the driver or the check said."""
+    """The message of the compiler, the driver or the check."""
 
 
 Outcome = Measurement | Failure

@@ -1,4 +1,4 @@
-"""Whether a table may replace the one that is there, and replacing it in one step, one writer at a time."""
+"""Decide whether a table may replace the present one, and replace it in one step, one writer at a time."""
 
 from __future__ import annotations
 
@@ -20,28 +20,30 @@ from aot_tune.tables.table import Table
 from aot_tune.values.bucket import Axes
 
 PATIENCE_S = 60.0
-"""How long to wait for another writer. Reading and replacing a table takes milliseconds, at worst seconds."""
+"""Longest wait for another writer, seconds. Reading and replacing a table takes milliseconds, at worst
+seconds."""
 
 _POLL_S = 0.05
+"""Seconds between two attempts to take the lock."""
 
 
 def refusals(new: Table, old: Table | None, tunable: Declaration) -> list[str]:
-    """Why a table must not be published; empty when it may.
+    """The reasons why a table must not be published; empty when it may be.
 
-    1. it has no entries
-    2. it is not of this kernel, this arch or these axes, or the kernel's code has changed since it was swept
-    3. it lacks an entry that the old one has, of a shape that is still declared
-    4. it puts predictions beside measurements, or in their place
-    5. an entry is slower than its default, or has a config that is illegal, outside the search space, or
-       neither in the portfolio nor the default; the portfolio has a config that no entry may run
+    1. It has no entries.
+    2. It is not of this kernel, this arch or these axes, or the kernel's code has changed since it was swept.
+    3. It lacks an entry of the old table whose shape is still declared.
+    4. It mixes predictions with measurements, or replaces measurements by predictions.
+    5. An entry is slower than its default, or has a config that is illegal, outside the search space, or
+       neither in the portfolio nor the default; or the portfolio has a config that no entry may run.
 
     Args:
         new: The table to be published.
-        old: The one that is there, if any.
+        old: The present table, if any.
         tunable: The kernel's declaration.
     """
     if not new.entries:
-        return ["it has no entries: the default has no time in any bucket; the failures told above say why"]
+        return ["it has no entries: the default has no time in any bucket; the failures above say why"]
     if new.kernel != tunable.name:
         return [f"it is the table of {new.kernel}, not of {tunable.name}"]
     if dict(new.axes) != dict(tunable.axes):
@@ -54,10 +56,10 @@ def refusals(new: Table, old: Table | None, tunable: Declaration) -> list[str]:
 
 
 def check_place(path: Path, table: Table) -> None:
-    """Refuse, before any work is done, to replace another kernel's table, or one of another arch.
+    """Refuse, before any work is done, to replace the table of another kernel or arch.
 
     Raises:
-        TuneError: It lies in the wrong place.
+        TuneError: The table's file is in the wrong place.
     """
     if (right := store.right_place(path, table)) is not None:
         raise TuneError(
@@ -68,14 +70,14 @@ def check_place(path: Path, table: Table) -> None:
 def publish(path: Path, table: Table) -> bool:
     """Replace a table's file by a complete new one; a crash leaves the old bytes or the new ones.
 
-    Ask `refusals` first. A file that already holds these bytes is not touched.
+    Call `refusals` first. A file that already holds these bytes is not touched.
 
     Returns:
         Whether the file changed.
 
     Raises:
-        TableError: The table would not come back from its text; nothing was written.
-        StoreError: The file can not be written; it is as it was.
+        TableError: Reading the table's text would not give the same table; nothing was written.
+        StoreError: The file cannot be written; it is as it was.
     """
     data = writer.dump(table)
     if path.is_file() and files.read_bytes(path) == data:
@@ -86,16 +88,16 @@ def publish(path: Path, table: Table) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """What became of a table."""
+    """The result of an attempt to publish a table."""
 
     table: Table
-    """The table."""
+    """The table that was decided."""
 
     old: Table | None
-    """The one that was there, beside which it was decided."""
+    """The present table from which it was decided, if any."""
 
     refusals: tuple[str, ...]
-    """Why it was not published; empty when it was."""
+    """The reasons why it was not published; empty when it was."""
 
 
 def publish_beside(
@@ -105,19 +107,20 @@ def publish_beside(
     read: Callable[[Path], Table | None],
     decide: Callable[[Table | None], tuple[Table, list[str]]],
 ) -> Published:
-    """Decide upon a table and publish it, over the very table that it was decided beside.
+    """Decide a table from the present one, and replace exactly that one.
 
-    What is there is read again under the folder's lock. Where another tune has replaced it, the table is
-    decided again, beside the one that is there now, so that neither tune's entries are lost.
+    The present table is read again under the folder's lock. If another tune has replaced it meanwhile, the
+    new table is decided again from the one that is there now, so that neither tune's entries are lost.
 
     Args:
         path: The table's file.
-        old: What was there when the sweep began.
-        read: What is there now.
-        decide: What is there -> the new table, and why it must not be published.
+        old: The table that was there when the sweep began.
+        read: Reads the table that is there now.
+        decide: Takes the present table; returns the new table and the reasons why it must not be published.
 
     Raises:
-        TuneError: What is there now does not go with what was measured, or the folder cannot be locked.
+        TuneError: The table that is there now does not go with the new results, or the folder cannot be
+            locked.
         TableError, StoreError: As `publish`.
     """
     there = old
@@ -136,7 +139,7 @@ def publish_beside(
 
 def _against_code(new: Table, tunable: Declaration) -> Iterator[str]:
     if obstacles := unhashable(tunable):
-        yield f"the kernel's code can not be hashed, so a table never fits it: {obstacles[0]}"
+        yield f"the kernel's code cannot be hashed, so a table never fits it: {obstacles[0]}"
     elif new.source_hash != (fresh := source_hash(tunable)):
         yield f"the kernel's code has changed since it was swept: the table's {new.source_hash}, now {fresh}"
 
@@ -145,13 +148,13 @@ def _against_old(new: Table, old: Table | None, tunable: Declaration) -> Iterato
     predicted = [entry.bucket for entry in new.entries if entry.evidence == "predicted"]
     measured = [entry.bucket for entry in new.entries if entry.evidence == "measured"]
     if predicted and measured:
-        yield f"it puts {len(predicted)} predictions beside measurements, first {predicted[0]}"
+        yield f"it mixes {len(predicted)} predictions with measurements, first {predicted[0]}"
     if old is None:
         return
     if old.arch != new.arch:
         yield f"it is for {new.arch}, and would replace a table for {old.arch}"
     if predicted and any(entry.evidence == "measured" for entry in old.entries):
-        yield f"it puts predictions in the place of measurements, first {predicted[0]}"
+        yield f"it replaces measurements by predictions, first {predicted[0]}"
     declared, present = set(tunable.buckets), {entry.bucket for entry in new.entries}
     lost = [entry.bucket for entry in old.entries if entry.bucket in declared and entry.bucket not in present]
     if lost:
@@ -171,13 +174,13 @@ def _axes(axes: Axes) -> str:
 
 
 def changed_entries(old: Table | None, new: Table) -> int:
-    """How many entries were added, removed, or are otherwise than before."""
+    """The number of entries that were added, removed or changed."""
     before = {entry.bucket: entry for entry in old.entries} if old is not None else {}
     return sum(before.pop(entry.bucket, None) != entry for entry in new.entries) + len(before)
 
 
 def removed_entries(old: Table | None, new: Table) -> tuple[str, ...]:
-    """The entries that went, a line each: `refusals` lets only those go that no declared problem asks for."""
+    """A line for each removed entry; `refusals` allows that only where no declared problem asks for it."""
     return tuple(
         f"{entry.bucket}: its entry is removed: no declared problem asks for it; to keep it, add it to "
         "`typical` and tune it again"
@@ -191,17 +194,18 @@ def removed_entries(old: Table | None, new: Table) -> tuple[str, ...]:
 
 @contextmanager
 def locked(path: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
-    """Hold a table's folder while what is there is read and replaced; make the folder where it is missing.
+    """Lock a table's folder while the table is read and replaced; make the folder where it is missing.
 
-    The system frees the lock when its holder ends, however that ends. A file system that cannot lock a folder
-    (NFS) is used without: two writers then meet only within those milliseconds.
+    The system frees the lock when its holder ends, for whatever reason. A file system that cannot lock a
+    folder (NFS) is used without a lock: two writers then collide only if both replace the table within the
+    same milliseconds.
 
     Args:
-        path: The table.
-        patience_s: Seconds to wait for another writer.
+        path: The table's file.
+        patience_s: Longest wait for another writer, seconds.
 
     Raises:
-        TuneError: Another process does not let go of it; or the folder can not be made or opened.
+        TuneError: Another process does not release the lock, or the folder cannot be made or opened.
     """
     folder = path.parent
     try:
@@ -216,7 +220,7 @@ def locked(path: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
         _wait(descriptor, folder, patience_s)
         yield
     finally:
-        os.close(descriptor)  # and with it the lock goes
+        os.close(descriptor)  # this releases the lock
 
 
 def _wait(descriptor: int, folder: Path, patience_s: float) -> None:
@@ -233,5 +237,5 @@ def _wait(descriptor: int, folder: Path, patience_s: float) -> None:
 def _taken(descriptor: int) -> bool:
     try:
         return lock_descriptor(descriptor, blocking=False)
-    except OSError:  # no locks of folders here
+    except OSError:  # this file system cannot lock folders
         return True

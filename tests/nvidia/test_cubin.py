@@ -83,6 +83,20 @@ def test_another_symbol_does_not_make_other_code() -> None:
     assert cubin.code_digest(one) == cubin.code_digest(two)
 
 
+def test_a_cubin_has_the_symbol_that_it_was_compiled_with_and_no_other() -> None:
+    args = samples.scale.args_fn(
+        samples.DEFAULT,
+        *samples.scale.make_args(Problem({"M": 64, "N": 4096, "dtype": "bfloat16"}), "meta", 0),
+    )
+    signature = cutile.signature_of(samples.scale.kernel, args)
+    data = cutile.compile_cubin(
+        samples.scale.kernel, samples.DEFAULT.hints, signature, Arch.parse("sm90"), symbol="scaled"
+    )
+    assert cubin.has_symbol(data, "scaled")
+    assert not cubin.has_symbol(data, "scale")  # a beginning of the name
+    assert not cubin.has_symbol(data, signature)
+
+
 @functools.cache
 def matmul_of_size(m: int) -> bytes:
     config = Config(

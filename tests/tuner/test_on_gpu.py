@@ -67,7 +67,7 @@ def compiled(config: Config, problem: Problem, folder: Path) -> Path:
     return path
 
 
-def test_an_illegal_access_is_blamed_on_its_config_alone_and_strikes_after_two_problems(start: Start) -> None:
+def test_an_illegal_access_is_blamed_on_its_config_which_is_struck(start: Start) -> None:
     session = start(broken.add_one)
     right_again = broken.config(broken.RIGHT, occupancy=2)
     configs = {**modes(broken.RIGHT, broken.FAULTS), right_again: None}
@@ -78,8 +78,9 @@ def test_an_illegal_access_is_blamed_on_its_config_alone_and_strikes_after_two_p
         assert isinstance(bad, Failure)
         assert bad.stage == "fault"
         print(bad.message)
-    struck = session.struck(broken.config(broken.FAULTS))
-    assert struck is not None
+    (struck,) = session.measure(HUGE, modes(broken.FAULTS))
+    assert isinstance(struck, Failure)
+    assert struck.message.startswith("struck: it faulted on ")
 
 
 def test_a_kernel_that_never_ends_is_killed_and_the_sweep_goes_on(start: Start) -> None:
@@ -117,7 +118,7 @@ def test_an_undeclared_mutation_is_a_hard_error_that_names_the_argument(start: S
         start(broken.undeclared).measure(SMALL, modes(broken.RIGHT))
 
 
-def test_an_in_place_kernel_gets_fresh_inputs_for_each_check_and_each_trial(start: Start) -> None:
+def test_an_in_place_kernel_gets_fresh_inputs_for_each_trial(start: Start) -> None:
     session = start(broken.in_place)
     (outcome,) = session.measure(SMALL, modes(broken.RIGHT))
     assert isinstance(outcome, Measurement)

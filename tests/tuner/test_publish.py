@@ -55,15 +55,15 @@ WORSE: dict[str, tuple[Callable[[Table], Table], str]] = {
         lambda t: samples.with_entry(t, 1, config=samples.SPACE[-3]),
         "neither in the portfolio nor the default",
     ),
-    "predictions beside measurements": (
+    "predictions with measurements": (
         lambda t: samples.with_entry(t, 0, evidence="predicted"),
-        "predictions beside measurements",
+        "predictions with measurements",
     ),
-    "predictions in the place of measurements": (
+    "measurements by predictions": (
         lambda t: dataclasses.replace(
             t, entries=tuple(dataclasses.replace(e, evidence="predicted") for e in t.entries)
         ),
-        "predictions in the place of measurements",
+        "measurements by predictions",
     ),
     "another source": (lambda t: dataclasses.replace(t, source_hash="0" * 16), "code has changed"),
     "another kernel": (lambda t: dataclasses.replace(t, kernel="other"), "the table of other, not of scale"),
@@ -119,7 +119,7 @@ def test_code_that_can_not_be_hashed_is_refused_with_what_stands_in_the_way(
 ) -> None:
     monkeypatch.setattr("aot_tune.tuner.publish.unhashable", lambda tunable: ("a lock: threading.Lock",))
     (reason,) = refusals(samples.scale_table(), None, SCALE)
-    assert "can not be hashed" in reason
+    assert "cannot be hashed" in reason
     assert "a lock" in reason
 
 

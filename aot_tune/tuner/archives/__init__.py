@@ -1,1 +1,1 @@
-"""Archives of cubins: what to compile for the tables, building it, checking it."""
+"""Archives of prebuilt cubins: which signatures they need, building them, checking them."""

@@ -1,4 +1,4 @@
-"""`aot-tune compile`: all cubins that serving a kernel's tables can ask for, an archive an arch. No GPU."""
+"""`aot-tune compile`: compile the cubins that serving a kernel's tables can ask for; write the archives."""
 
 from __future__ import annotations
 
@@ -30,16 +30,22 @@ from aot_tune.tuner.plan.candidates import Kernel
 from aot_tune.values.arch import Arch
 
 COMPILE_SECONDS = 600.0
-"""The compiler's limit for one cubin. What assumes nothing takes long, 45 s of an idle core for a kernel of
-two products (tileiras 13.4). A sweep leaves out what takes so long; an archive needs it."""
+"""The compiler's limit for one cubin, seconds. The weakest variant (no alignment, no strides assumed)
+compiles
+slowly: 45 s of an idle core for a kernel with two products (tileiras 13.4). A sweep can drop a config that
+    compiles
+so slowly; an archive needs its cubin."""
 
 _POLL_SECONDS = 1.0
+"""Longest wait for results between two looks at the clock, seconds."""
+
 _SAY_SECONDS = 10.0
+"""Least seconds between two lines of progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """What one kernel needs on one arch."""
+    """The jobs of one kernel on one arch, and the folder of its archive."""
 
     kernel: Kernel
     folder: Path
@@ -47,18 +53,19 @@ class _Wanted:
 
 
 def build(request: CubinRequest, say: Callable[[str], None]) -> tuple[ArchiveReport, ...]:
-    """Compile what is not there yet and write the archives, each whole or not at all.
+    """Compile the missing cubins and write the archives, each whole or not at all.
 
     Args:
         request: What to compile.
-        say: Told of progress, a line at a time.
+        say: Receives progress, a line at a time.
 
     Returns:
-        One report an archive, by arch and then by folder.
+        One report for each archive, by arch and then by folder.
 
     Raises:
         TuneError: Nothing can be compiled here.
-        TableError: A table that serves a kernel cannot be read or used: its archive would lack what it uses.
+        TableError: A kernel's table cannot be read or used, so that its archive would lack cubins that it
+            needs.
         StoreError: A folder cannot be written.
     """
     wanted = [_wanted(request, found, arch) for arch in request.archs for found in request.kernels]
@@ -80,10 +87,11 @@ def _wanted(request: CubinRequest, found: Found, arch: Arch) -> _Wanted:
 
 
 def table_of(folder: Path, arch: Arch, tunable: Declaration) -> Table | None:
-    """A kernel's table in a folder, None where there is none.
+    """A kernel's table in a folder; None where there is none.
 
     Raises:
-        TableError: It cannot be read, or its configs are not this kernel's: no serving process would use it.
+        TableError: The table cannot be read, or its configs are not this kernel's, so that serving would not
+            use it.
     """
     path = store.table_path(folder, arch, tunable.name)
     if not os.path.lexists(path):
@@ -196,7 +204,7 @@ def _read(path: Path) -> bytes:
 def _kept(
     path: Path, arch: Arch, replaced: set[str], request: CubinRequest, say: Callable[[str], None]
 ) -> list[KernelCubins]:
-    """The kernels of the archive that is there which this run does not compile and that are not gone."""
+    """The kernels of the present archive that this run does not compile and that are still declared."""
     if not os.path.lexists(path):
         return []
     try:
@@ -225,9 +233,10 @@ def _kept(
 
 
 def _of_other_modules(section: Section, modules: Sequence[str]) -> bool:
-    """Whether a kernel that `modules` do not declare can be one that they never did.
+    """Whether a kernel that `modules` do not declare may be another module's, and not one that they removed.
 
-    Whoever removes a declaration changes its file. A module that only lends it a function is as it was.
+    Removing a declaration changes its file. A module that only contributes a function to the kernel is
+    unchanged.
     """
     named = tuple(modules)
     return bool(named) and all(

@@ -1,4 +1,4 @@
-"""What `aot-tune compile` is asked for and what it reports, as values and as text. Compiles nothing."""
+"""The request and the report of `aot-tune compile`, as values and as text. Compiles nothing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from aot_tune.declare.discovery import Found
 from aot_tune.values.arch import Arch
 
 CUBINS = Path("build") / "archive-cubins"
-"""Where compiled cubins are kept for the next run. Apart from a sweep's: these name their kernel otherwise
-inside."""
+"""The folder where compiled cubins are kept for the next run. It is not a sweep's, because the kernel has
+another name in these cubins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,22 +19,23 @@ class CubinRequest:
     """One `aot-tune compile`."""
 
     kernels: tuple[Found, ...]
-    """The kernels, each with the module a child process imports to find it again."""
+    """The kernels, each with the module that a child process imports to find it again."""
 
     archs: tuple[Arch, ...]
-    """Targets."""
+    """The targets."""
 
     only_these: bool = False
     """Whether kernels were named, so that an archive's other kernels are kept."""
 
     modules: tuple[str, ...] = ()
-    """Modules that were named, so that an archive's kernels of others are kept; none for all there are."""
+    """The modules that were named, so that an archive's kernels of other modules are kept; empty for all
+    modules."""
 
     out: Path | None = None
     """Folder to write ``<arch>/cubins.aot`` to; None for each package's folder of tables."""
 
     jobs: int | None = None
-    """Compiling processes; None for one a core."""
+    """Number of compiling processes; None for one per core."""
 
     cubins: Path = CUBINS
     """Folder of cubins to reuse and add to."""
@@ -42,52 +43,52 @@ class CubinRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelReport:
-    """What an archive holds of one kernel."""
+    """The content of an archive for one kernel."""
 
     kernel: str
-    """Its name."""
+    """The kernel's name."""
 
     signatures: int
-    """(hints, signature) pairs that have a cubin."""
+    """Number of (hints, signature) pairs that have a cubin."""
 
     cubins: int
-    """Different cubins among them."""
+    """Number of different cubins among them."""
 
     compiled: int
-    """Cubins compiled by this run; the others were there."""
+    """Number of cubins that this run compiled; an earlier run compiled the others."""
 
     stored_bytes: int
-    """What its cubins take in the file."""
+    """Size of the kernel's cubins in the file, bytes."""
 
     bytes: int
-    """What they take unpacked."""
+    """Size of the kernel's cubins unpacked, bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveReport:
-    """One archive."""
+    """The result for one archive."""
 
     path: Path
-    """The file."""
+    """The archive's file."""
 
     arch: Arch
-    """Its arch."""
+    """The archive's arch."""
 
     bytes: int
-    """Its size."""
+    """Size of the file, bytes."""
 
     changed: bool
-    """Whether its bytes are others than before."""
+    """Whether the file's bytes changed."""
 
     kernels: tuple[KernelReport, ...]
-    """What it holds, by name."""
+    """The archive's kernels, by name."""
 
     failures: tuple[str, ...]
-    """What was not compiled, and why; one line each."""
+    """The compilations that failed, and why, one line each."""
 
 
 def report_lines(report: ArchiveReport) -> Iterator[str]:
-    """A report as text, a line a kernel, sizes in KB of 1000 bytes."""
+    """A report as text, one line for each kernel, sizes in KB of 1000 bytes."""
     state = "written" if report.changed else "unchanged"
     yield f"{report.path}  {report.bytes / 1000:,.0f} KB  {state}"
     for one in report.kernels:

@@ -1,4 +1,4 @@
-"""Which signatures a kernel meets: sizes that stand for all of a bucket, and their signatures. Pure."""
+"""Find the signatures that a kernel meets, through sizes that represent all of a bucket. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from aot_tune.cubins.size_classes import posed
-from aot_tune.cubins.size_classes import representatives as representatives
+from aot_tune.cubins.size_classes import posed, representatives
 from aot_tune.nvidia import cutile
 from aot_tune.tables.table import Table
 from aot_tune.tuner.plan.candidates import Kernel
@@ -19,31 +18,32 @@ from aot_tune.values.problem import Problem
 
 @dataclass(frozen=True, order=True)
 class Compilation:
-    """What one cubin is compiled for."""
+    """The hints and the signature of one cubin."""
 
     hints: tuple[tuple[str, int], ...]
     """Compiler hints in their canonical order."""
 
     signature: str
-    """What the compiler assumes of the arguments, constants included."""
+    """The compiler's assumptions about the arguments, constants included."""
 
 
 def compilations(kernel: Kernel, tables: Sequence[Table]) -> tuple[Compilation, ...]:
     """Every (hints, signature) that serving these tables can ask for, sorted, each once.
 
-    Of each bucket of the tables and of the typical problems: the default and every config of a table's
-    portfolio and entries, where they are legal; for every class of sizes in the bucket, and for a size of 1
-    on each Pow2 axis, which is a class of its own. A size beyond all buckets has one of these classes too,
-    unless constants follow from it. Sizes that no axis names, as the pages of a cache, are those that
-    `make_args` gives for seed 0 and for `ODD_SEED`. Beside them the default's weakest signatures: one a dtype
-    and set of constants.
+    The buckets are those of the tables and of the typical problems. In each of them the configs are the
+    default and every config of a table's portfolio and entries, where they are legal. Each config has a
+    signature for every class of sizes in the bucket, and for a size of 1 on each Pow2 axis, which is a class
+    of its own. A size beyond all buckets has one of these classes too, unless constants follow from it. Sizes
+    that no axis names, such as the number of pages of a cache, are those that `make_args` returns for seed 0
+    and for `ODD_SEED`. In addition there are the default's weakest signatures, one for each dtype and set of
+    constants.
 
     Args:
         kernel: The declaration on an arch.
-        tables: Its tables there; none leaves the defaults.
+        tables: The kernel's tables for the arch; without one the defaults alone count.
 
     Raises:
-        DeclarationError: The declaration cannot be asked; it says what raised.
+        DeclarationError: A function of the declaration raises; the message says which.
     """
     configs = tuple(dict.fromkeys(_configs(tables)))
     found: set[Compilation] = set()
@@ -90,10 +90,10 @@ def _buckets(kernel: Kernel, tables: Iterable[Table]) -> tuple[Problem, ...]:
 
 
 def _may_be_asked(kernel: Kernel, problem: Problem) -> bool:
-    """Whether a kernel has a problem that is not declared: one size may have to divide another."""
+    """Whether a kernel can have an undeclared problem; one of its sizes may have to divide another."""
     try:
         default = kernel.tunable.default_config(kernel.arch, problem)
         kernel.kernel_args(problem, default)
         return _may_run(kernel, default, problem)
-    except Exception:  # the author's code, asked for what the author did not promise
+    except Exception:  # the author's code, called with sizes that the author did not declare
         return False

@@ -1,1 +1,1 @@
-"""From times to a table: portfolio, winners, ties with the incumbent."""
+"""Turning times into a table: the portfolio, the winners, ties with the incumbent."""

@@ -1,6 +1,6 @@
-"""From times to a table: the portfolio, edges, points and ties. Pure: no file, no GPU, no clock.
+"""Turn times into a table: the portfolio, edges, points and ties. Pure: no file, no GPU, no clock.
 
-Two tunes of an unchanged kernel differ by noise alone, and shall give the same bytes. So an incumbent wins
+Two tunes of an unchanged kernel differ by noise alone and must give the same bytes. So an incumbent wins
 ties, an entry that keeps its config keeps its line, and a portfolio stays while it serves as well as a new
 one would.
 """
@@ -29,8 +29,8 @@ from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
 TIE_OF_MEANS = 0.005
-"""Portfolios whose mean regrets differ by less are the same. A mean over a sweep has less noise than a time:
-in 50 re-tunes of the recorded sweep, with its own noise, it moved by at most 0.3 %."""
+"""Portfolios whose mean regrets differ by less than this tie. A mean over a sweep has less noise than a time:
+in 50 repeated tunes of the recorded sweep, with its own noise, it changed by at most 0.3 %."""
 
 
 def settle_portfolio(
@@ -38,15 +38,16 @@ def settle_portfolio(
 ) -> tuple[Config, ...]:
     """The portfolio to measure in the second pass and to publish.
 
-    1. The incumbent's, in its order, while all its configs are still candidates and it serves as well: its
-       worst regret is beyond what a portfolio may leave by no more than the tie band, and its mean regret
-       beyond a new portfolio's by no more than `TIE_OF_MEANS`. A time that ties with the best is no regret.
-    2. Where entries that were not swept are kept, the incumbent's with configs added at its end: points are
-       columns over the portfolio, and the kept entries' columns stay what they are.
-    3. Else a new one.
+    1. The incumbent's portfolio, in its order, while all of its configs are still candidates and it serves as
+       well as a new one: its worst regret exceeds what a portfolio may leave by no more than the tie band,
+       and its mean regret exceeds a new portfolio's by no more than `TIE_OF_MEANS`. A time that ties with the
+       best counts as no regret.
+    2. Where entries that were not swept are kept, the incumbent's portfolio with configs added at its end:
+       the kept entries' points have one column for each of its configs, which stay as they are.
+    3. Otherwise a new portfolio.
 
     Args:
-        sweep: With its first pass.
+        sweep: The kernel's times, the first pass at least.
         incumbent: The table to be replaced, if any.
         keep: Buckets whose entries stay although they are not swept: all of the incumbent's for a partial
             sweep, none for a whole one.
@@ -104,20 +105,20 @@ def choose_entries(
 ) -> Table:
     """Choose each edge's winner and make the table.
 
-    At an edge the fastest of the portfolio and the default wins, never one slower than the default. If the
-    incumbent ties with it, the incumbent stays; else, within half of the tie band (`PREFERENCE`), the default
-    is taken, then the one that ties at most edges, then the fastest.
+    At an edge the fastest of the portfolio and the default wins, never a config slower than the default. If
+    the incumbent ties with it, the incumbent stays. Otherwise, within half of the tie band (`PREFERENCE`),
+    the default is taken, then the config that ties at most edges, then the fastest.
 
     Where source, device, compiler and portfolio are as before, an entry whose config stays and whose new mean
     ties with the old one, or whose gain over the default does, keeps its line, points included. When every
-    entry does, the incumbent itself is returned. `built_with` is the newest sweep's as soon as one entry
-    changed.
+    entry does, the incumbent itself is returned. As soon as one entry changes, `built_with` is that of the
+    newest sweep.
 
     Args:
-        sweep: With both passes.
-        portfolio: What `settle_portfolio` gave.
+        sweep: The kernel's times, both passes.
+        portfolio: The result of `settle_portfolio`.
         incumbent: The table to be replaced.
-        keep: As `settle_portfolio` takes it.
+        keep: As for `settle_portfolio`.
 
     Raises:
         TuneError: A default computes a wrong result, or a partial sweep's kept entries were made under other
@@ -180,7 +181,7 @@ def _swept_entries(
 def _tied(
     sweep: Sweep, portfolio: Sequence[Config], times: Mapping[Config, Measurement], default: Config
 ) -> list[Config]:
-    """The fastest of the portfolio and the default, which comes first, and what ties with it."""
+    """The fastest of the portfolio and the default, first, and the configs that tie with it."""
     limit = times[default].mean_us / (1 + sweep.least_gain)
     faster = [config for config in portfolio if config in times and times[config].mean_us <= limit]
     options = sorted(dict.fromkeys([default, *faster]), key=lambda config: times[config].mean_us)
@@ -195,10 +196,10 @@ def _line_stays(
     default: Config,
     points: Sequence[Point],
 ) -> bool:
-    """Whether an entry stays as it is: its config ties with the fastest, its time and its sizes are the same.
+    """Whether an entry stays as it is: its config ties with the fastest, and its times and sizes still hold.
 
-    It may now be slower than the default by as much as a tie: that is noise, and its line tells the run it
-    won.
+    Its config may now be slower than the default within a tie. That is noise, and the line shows the run that
+    it won.
     """
     time = times.get(old.config)
     return (
@@ -228,7 +229,7 @@ def _winner(
 def _points(
     sweep: Sweep, portfolio: Sequence[Config], problems: Mapping[Problem, Mapping[Config, Measurement]]
 ) -> tuple[Point, ...]:
-    """A bucket's points, ascending; a size at which nothing ran is none."""
+    """A bucket's points in ascending order, without sizes at which no config has a time."""
     names = [name for name, axis in sweep.axes.items() if isinstance(axis, Pow2)]
     points = []
     for problem in sorted(problems, key=lambda problem: [problem.size(name) for name in names]):
@@ -285,18 +286,23 @@ def leave_one_out_regret(
 ) -> float:
     """The worst t / t_best - 1 that the rule leaves at an entry's points, each left out in turn.
 
-    The best is the best of the portfolio and the default. A bucket of one point leaves nothing to be told: 0.
+    The best is the best of the portfolio and the default. For a bucket of one point it is 0.
     """
     worst = 0.0
     columns = (*portfolio, default)
     for left_out in points:
         rule = BucketRule(
-            axes=axes, bucket=bucket, points=[p for p in points if p is not left_out], portfolio=portfolio,
-            tiles=tiles, sm_count=sm_count, least_gain=least_gain,
-        )  # fmt: skip
+            axes=axes,
+            bucket=bucket,
+            points=[point for point in points if point is not left_out],
+            portfolio=portfolio,
+            tiles=tiles,
+            sm_count=sm_count,
+            least_gain=least_gain,
+        )
         times = {config: us for config, us in zip(columns, left_out.us, strict=True) if us is not None}
-        told = rule.estimates(bucket.replaced(**left_out.size), default)
-        chosen = next((estimate.config for estimate in told if estimate.config in times), None)
+        estimates = rule.estimates(bucket.replaced(**left_out.size), default)
+        chosen = next((estimate.config for estimate in estimates if estimate.config in times), None)
         if chosen is not None:
             worst = max(worst, times[chosen] / min(times.values()) - 1)
     return worst

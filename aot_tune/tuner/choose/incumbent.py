@@ -1,4 +1,4 @@
-"""What of the table to be replaced stays: whole lines, and entries that a partial sweep left out. Pure."""
+"""Decide which parts of the present table stay: whole lines, and entries that were not swept. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ def comparable(sweep: Sweep, incumbent: Table | None, keep: Collection[Problem])
     """The incumbent, or None where it is a table of another arch or of other axes.
 
     Raises:
-        TuneError: Entries that were not swept can not stand beside new ones: they were made under other
-        conditions,
-            or their portfolio holds a config that is wrong.
+        TuneError: Entries that were not swept would stay, but they were made under other conditions than the
+            new ones, or their portfolio holds a config that is wrong.
     """
     if incumbent is None or incumbent.arch != sweep.arch or dict(incumbent.axes) != dict(sweep.axes):
         return None
@@ -27,7 +26,7 @@ def comparable(sweep: Sweep, incumbent: Table | None, keep: Collection[Problem])
     changed = differences(sweep, incumbent) if carried else []
     if carried and changed:
         raise TuneError(
-            f"{sweep.kernel}: {len(carried)} entries of the table were not swept, and can not stand beside "
+            f"{sweep.kernel}: {len(carried)} entries of the table were not swept, and cannot stand beside "
             f"new ones: {'; '.join(changed)}; tune the whole kernel, or into another folder"
         )
     broken = [config for config in incumbent.portfolio if config in sweep.wrong]
@@ -42,16 +41,17 @@ def comparable(sweep: Sweep, incumbent: Table | None, keep: Collection[Problem])
 def check_joinable(
     sweep: Sweep, now: Table | None, old: Table | None, swept: Collection[Problem] = ()
 ) -> None:
-    """Refuse to go beside or over a table that another tune has put in the old one's place meanwhile.
+    """Refuse a table that another tune has written meanwhile and that does not go with this sweep.
 
     Args:
-        sweep: What was measured.
+        sweep: The new results.
         now: The table that is there now.
-        old: The one that was there when the sweep began.
-        swept: For a whole sweep its buckets: what is neither there nor in `old` would go unseen.
+        old: The table that was there when the sweep began.
+        swept: The buckets of a whole sweep, which would remove an entry that is neither among them nor in
+            `old`. Empty for a partial sweep.
 
     Raises:
-        TuneError: It was made under other conditions, or has entries that would be lost.
+        TuneError: The table was made under other conditions, or has entries that would be lost.
     """
     if now is None:
         return
@@ -75,7 +75,7 @@ def check_joinable(
 
 
 def differences(sweep: Sweep, incumbent: Table) -> list[str]:
-    """What of source, device, compiler and evidence is not as it was. The driver may change."""
+    """The differences in source, device, compiler and evidence, a line each. The driver may change."""
     old, new = incumbent.built_with, sweep.built_with
     evidence = sorted({entry.evidence for entry in incumbent.entries} or {sweep.evidence})
     pairs: list[tuple[str, object, object]] = [
@@ -96,7 +96,7 @@ def carried_entries(sweep: Sweep, incumbent: Table, keep: Collection[Problem]) -
 
 
 def widened(entry: Entry, old: Sequence[Config], new: Sequence[Config]) -> Entry:
-    """A carried entry under a portfolio that grew at its end: it was not measured with the configs added."""
+    """A carried entry under a portfolio that grew at its end: its points lack times of the added configs."""
     added = (None,) * (len(new) - len(old))
     if not added:
         return entry
@@ -109,16 +109,16 @@ def widened(entry: Entry, old: Sequence[Config], new: Sequence[Config]) -> Entry
 def keeps_figures(
     entry: Entry, times: Mapping[Config, Measurement], default: Config, portfolio: Sequence[Config]
 ) -> bool:
-    """Whether an entry's figures still hold: its config's time is as it was, or its gain over the default is.
+    """Whether an entry's times still hold: its new time, or its gain over the default, ties with the old.
 
-    Under a power cap, or on another card of the model, all times of a problem move together; the gain stays.
-    The default's own gain is none, always: it is what it gains over the best other.
+    Under a power cap, or on another card of the same model, all times of a problem move together and the gain
+    stays. For an entry of the default itself the gain over the best other config counts.
 
     Args:
-        entry: The table's.
-        times: Now, at its edge; its config's and the default's are among them.
-        default: The default there.
-        portfolio: The table's.
+        entry: The present table's entry.
+        times: The new times at its edge, those of its config and the default among them.
+        default: The default at its edge.
+        portfolio: The present table's portfolio.
     """
     time = times[entry.config]
     old = Measurement(

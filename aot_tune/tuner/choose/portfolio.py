@@ -1,4 +1,4 @@
-"""The few configs that serve all problems of a kernel. Pure: times in, configs out."""
+"""Choose the few configs that serve all problems of a kernel. Pure: times in, configs out."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
 MOST = 8
-"""A portfolio's size: what a live search can afford, and what few cubins a wheel can carry."""
+"""Most configs of a portfolio: a live search has time for as many, and a wheel has room for their cubins."""
 
 MOST_WHEN_WORSE = 16
-"""Its size where `MOST` configs leave a problem further than `WORST` from its best."""
+"""Most configs of a portfolio where `MOST` configs leave a regret above `WORST` at a problem."""
 
 WORST = 0.03
 """A regret, t / t_best - 1, above which a portfolio may grow beyond `MOST`."""
 
 
 def estimates_inside(times_at_edges: Times, axes: Axes, tiles: Tiles | None, sm_count: int) -> Times:
-    """What the configs would take at the points inside the buckets, told from the edges by their waves.
+    """Estimate the configs' times at the points inside the buckets from those at the edges, by their waves.
 
-    A config that wins nowhere at an edge may win inside: on the recorded sweep a portfolio chosen at the
-    edges alone leaves 2.4 % there in the geometric mean and 14 % at worst, with these estimates 0.7 % and
-    7 %. They choose what to measure, and are never published.
+    A config that wins at no edge may win inside a bucket: on the recorded sweep a portfolio chosen at the
+    edges alone leaves a regret of 2.4 % there in the geometric mean and 14 % at worst, and with these
+    estimates 0.7 % and 7 %. The estimates choose what to measure and are never published.
 
     Returns:
-        Problem inside a bucket -> config -> estimate, of no samples; empty for a kernel that declares no
-        tiles.
+        Problem inside a bucket to config to estimate, with no samples; empty for a kernel that declares no
+        `tiles`.
     """
     if tiles is None:
         return {}
@@ -63,23 +63,27 @@ def choose_portfolio(
     start: Sequence[Config] = (),
     least_gain: float = 0.0,
 ) -> tuple[Config, ...]:
-    """Choose configs that serve all problems beside the defaults, the most useful first.
+    """Choose configs that serve all problems in addition to the defaults, the most useful first.
 
-    1. Up to `most` times the config that shortens most, in the sum of the logarithms over all problems, of
-       those that shorten one by more than the tie band; none is taken for less, so that cubins are few.
-    2. Where that leaves a measured problem further than `worst` from its best, beyond a tie, up to
-       `most_when_worse`: the config that shortens such problems most; when none does any more, the one that
-       shortens any most. The latter not beside a `start`: problems that are not here may need the room.
+    1. Up to `most` times, take the config that shortens the times most, in the sum of their logarithms over
+       all problems. Only configs that shorten a time by more than the tie band are taken, so that there are
+       few cubins.
+    2. If a measured problem's regret is still above `worst` and more than a tie, go on up to
+       `most_when_worse`
+       configs: take the config that shortens such problems most and, when there is none, the one that
+           shortens any
+       problem most. With a `start` the latter is not taken, because problems that are not swept may need the
+       room.
 
     Args:
-        times_at_edges: Measured times. Problems where the default has none do not count.
+        times_at_edges: Measured times. Problems where the default has no time do not count.
         defaults: Problem to the default there.
-        most: Size of the first step.
-        worst: A regret as a fraction.
-        most_when_worse: Size of the second step.
+        most: Most configs after the first step.
+        worst: A regret, as a fraction.
+        most_when_worse: Most configs after the second step.
         estimates: Times inside the buckets (`estimates_inside`), which only the first step reads.
-        start: Configs that are in it whatever they are worth.
-        least_gain: How much faster than the default a config must be to count, as a fraction.
+        start: Configs that are taken whatever they are worth.
+        least_gain: The least gain over the default with which a config counts, as a fraction.
     """
     measured = _rows(times_at_edges, defaults, least_gain)
     every = [*measured, *_rows(estimates or {}, defaults, least_gain)]
@@ -100,7 +104,7 @@ def choose_portfolio(
 def regrets(
     times: Times, defaults: Mapping[Problem, Config], portfolio: Iterable[Config], *, least_gain: float = 0.0
 ) -> list[float]:
-    """What a portfolio and the default leave at each problem, t / t_best - 1 of all configs that count."""
+    """The regret of a portfolio and the default at each problem, against all configs that count."""
     portfolio = list(portfolio)
     return [row.regret(portfolio) for row in _rows(times, defaults, least_gain)]
 
@@ -108,34 +112,34 @@ def regrets(
 def clear_regrets(
     times: Times, defaults: Mapping[Problem, Config], portfolio: Iterable[Config], *, least_gain: float = 0.0
 ) -> list[float]:
-    """As `regrets`, with 0 where the portfolio's time ties with the best: what is left beyond the noise."""
+    """As `regrets`, but 0 where the portfolio's time ties with the best: the regret beyond the noise."""
     portfolio = list(portfolio)
     return [row.clear_regret(portfolio) for row in _rows(times, defaults, least_gain)]
 
 
 def crowded_out(sweep: Sweep, portfolio: Sequence[Config], *, whole: bool) -> tuple[str, ...]:
-    """The swept edges that a full portfolio leaves further than `WORST` behind their best, a line each.
+    """A line for each swept edge at which a full portfolio leaves a regret above `WORST`.
 
     Args:
-        sweep: With its first pass.
-        portfolio: What is to be published.
-        whole: Whether all of the kernel was swept; else entries that were not may hold its places.
+        sweep: The kernel's times, the first pass at least.
+        portfolio: The portfolio to be published.
+        whole: Whether the whole kernel was swept; else entries that were not swept may need its places.
     """
     if len(portfolio) < MOST_WHEN_WORSE:
         return ()
     advice = "" if whole else "; tune the whole kernel, which chooses its configs anew"
-    told = []
+    lines = []
     for problem, times in sweep.edge_times().items():
         defaults = {problem: sweep.default(problem)}
         lags = clear_regrets({problem: times}, defaults, portfolio, least_gain=sweep.least_gain)
         best = min(times, key=lambda config: times[config].mean_us)
-        told += [
+        lines += [
             f"{problem}: {lag:.0%} slower than with {best}, which found no place among the portfolio's "
             f"{len(portfolio)}{advice}"
             for lag in lags
             if lag > WORST
         ]
-    return tuple(told)
+    return tuple(lines)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,25 +147,25 @@ class _Row:
     """One problem's times."""
 
     default: Measurement
-    """The default's."""
+    """The default's time."""
 
     others: Mapping[Config, Measurement]
-    """Those of the configs that count."""
+    """The times of the configs that count."""
 
     best: Measurement
-    """The shortest of all."""
+    """The shortest of these times."""
 
     def served(self, chosen: Iterable[Config]) -> Measurement:
-        """The time it takes with these configs and the default."""
+        """The shortest time of these configs and the default."""
         times = [self.others[config] for config in chosen if config in self.others]
         return min([self.default, *times], key=_mean_us)
 
     def regret(self, chosen: Iterable[Config]) -> float:
-        """What these configs and the default leave."""
+        """The regret of these configs and the default."""
         return self.served(chosen).mean_us / self.best.mean_us - 1
 
     def clear_regret(self, chosen: Iterable[Config]) -> float:
-        """As `regret`, with 0 for a tie."""
+        """As `regret`, but 0 for a tie."""
         return 0.0 if is_tie(self.served(chosen), self.best) else self.regret(chosen)
 
 
@@ -183,7 +187,7 @@ def _mean_us(time: Measurement) -> float:
 
 
 def _most_useful(rows: Sequence[_Row], chosen: Sequence[Config]) -> Config | None:
-    """The config that shortens these problems most in all and one of them by more than the tie band."""
+    """The config that shortens these problems most in all, and one of them by more than the tie band."""
     saved: dict[Config, float] = {}
     helps: set[Config] = set()
     for row in rows:

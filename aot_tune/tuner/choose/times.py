@@ -1,4 +1,4 @@
-"""The times a table is chosen from, and when two of them are the same. Pure: values and no policy."""
+"""The times from which a table is chosen, and the rule when two of them tie. Pure: values and no policy."""
 
 from __future__ import annotations
 
@@ -16,31 +16,33 @@ from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
 Times = Mapping[Problem, Mapping[Config, Measurement]]
-"""What is known of each config at each problem. A config that failed or was not tried is not there."""
+"""Problem to config to its time. A config that failed or was not tried has none."""
 
 TIE = 0.02
-"""Times closer than this fraction are the same: repeated runs of one kernel differ by as much."""
+"""Times within this fraction of each other tie: repeated runs of one kernel differ by as much."""
 
 
 PREFERENCE = 0.5
-"""The part of the tie band within which a slower config is preferred to a faster for another reason. Half,
-so that the noise of the next tune, which keeps an incumbent within the whole band, does not undo it."""
+"""The part of the tie band within which a slower config may be preferred to a faster one for another reason.
+It is half, so that the noise of the next tune, which keeps an incumbent within the whole band, does not undo
+the choice."""
 
 
 FINALS_BAND = 0.05
-"""Who comes within this fraction of the fastest is timed again: two and a half times the tie band."""
+"""Configs within this fraction of the fastest are timed again; it is two and a half times the tie band."""
 
 MOST_FINALISTS = 8
-"""Timed again at most, the default and the incumbent beside them: beyond, more are tied than can matter."""
+"""Most configs that are timed again, in addition to the default and the incumbent. If more come near, they
+are tied anyway."""
 
 
 def is_tie(one: Measurement, other: Measurement, *, part: float = 1.0) -> bool:
-    """Whether two times are the same: within `TIE` of each other, or with overlapping 95 % intervals.
+    """Whether two times tie: they are within `TIE` of each other, or their 95 % intervals overlap.
 
     Args:
         one: A time.
-        other: Another.
-        part: How much of that band counts, as a fraction.
+        other: Another time.
+        part: The fraction of that band that counts.
     """
     apart = abs(one.mean_us - other.mean_us)
     near = TIE * min(one.mean_us, other.mean_us)
@@ -48,14 +50,14 @@ def is_tie(one: Measurement, other: Measurement, *, part: float = 1.0) -> bool:
 
 
 def scaled(measurement: Measurement, by: float) -> Measurement:
-    """A time as it would be at other clocks."""
+    """A time multiplied by a factor, as it would be at other clocks."""
     return dataclasses.replace(
         measurement, mean_us=measurement.mean_us * by, error_margin_us=measurement.error_margin_us * by
     )
 
 
 def finalists(times: Mapping[Config, Measurement], keep: Sequence[Config]) -> list[Config]:
-    """Who is timed again: what comes near the fastest, and `keep` where it was timed."""
+    """The configs to time again: those near the fastest, and those of `keep` that were timed."""
     if not times:
         return []
     fastest = min(one.mean_us for one in times.values())
@@ -67,10 +69,10 @@ def finalists(times: Mapping[Config, Measurement], keep: Sequence[Config]) -> li
 def as_of_first_run(
     times: Mapping[Config, Measurement], finals: Mapping[Config, Measurement]
 ) -> dict[Config, Measurement]:
-    """The finals' times as they would have been in the run before, to compare with those not in the finals.
+    """Scale the finals' times to the clocks of the first run, to compare them with the other configs' times.
 
-    Under its power cap a GPU runs at other clocks from second to second; the finalists' median tells by how
-    much.
+    Under its power cap a GPU's clocks change from second to second. The median change of the finalists' times
+    is the factor.
     """
     if not finals:
         return {}
@@ -80,51 +82,52 @@ def as_of_first_run(
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What is known of one kernel on one arch when its table is chosen."""
+    """All times and facts of one kernel on one arch from which its table is chosen."""
 
     kernel: str
     """The kernel's declared name."""
 
     arch: Arch
-    """The arch it was swept on."""
+    """The arch that was swept."""
 
     source_hash: str
     """Hash of the kernel's code, 16 hex digits."""
 
     built_with: BuiltWith
-    """What the figures were taken with."""
+    """The device, compiler and driver of the times."""
 
     axes: Axes
     """The declaration's axes."""
 
     tiles: Tiles | None
-    """The declaration's count of tiles."""
+    """The declaration's `tiles`; None where it has none."""
 
     defaults: Mapping[Problem, Config]
-    """The default at every edge; inside a bucket too where it is another one there."""
+    """The default at every edge, and at sizes inside a bucket where it differs from the edge's."""
 
     candidates: Times
-    """First pass: every candidate at the edges."""
+    """The first pass: every candidate at the edges."""
 
     finals: Times = field(default_factory=dict)
-    """Second pass: the portfolio and the default, at edges and inside buckets. Supersedes the first pass."""
+    """The second pass: the portfolio and the default, at edges and inside buckets. It supersedes the first
+    pass."""
 
     runoffs: Times = field(default_factory=dict)
-    """At edges, the default and who came near the fastest in the second pass, timed again, interleaved. The
-    winner is one of them, and the entry's figures are these."""
+    """The default and the configs near the fastest of the second pass, timed again at the edges, interleaved.
+    The winner is one of them, and the entry's times are these."""
 
     wrong: frozenset[Config] = frozenset()
     """Configs that computed a wrong result anywhere: they win nowhere."""
 
     evidence: Evidence = "measured"
-    """Whether the times are measured or a model's."""
+    """Whether the times are measured or predicted by the model."""
 
     least_gain: float = 0.0
-    """How much faster than the default a config must be, as a fraction; `rule.PREDICTED_GAIN` for a model's
-    times."""
+    """The least gain over the default with which a config may replace it, as a fraction;
+    `rule.PREDICTED_GAIN` for predicted times."""
 
     def edge_times(self) -> Times:
-        """The first pass without wrong configs, at edges where the default has a time."""
+        """The times of the first pass without wrong configs, at edges where the default has a time."""
         return {
             problem: right
             for problem, times in self.candidates.items()
@@ -132,16 +135,16 @@ class Sweep:
         }
 
     def times(self) -> Times:
-        """Both passes without wrong configs, told as of the second where there are both.
+        """The times of both passes without wrong configs; the first is scaled to the clocks of the second.
 
-        A GPU under its power cap runs at other clocks from minute to minute: times of two runs compare only
-        by what both have, the default.
+        Under its power cap a GPU's clocks change from minute to minute. Times of two runs can be compared
+        only through a config that both have, the default.
         """
         problems = dict.fromkeys((*self.candidates, *self.finals))
         return {problem: self._right(self._as_of_the_second(problem)) for problem in problems}
 
     def race(self, edge: Problem, times: Times) -> Mapping[Config, Measurement]:
-        """The times that decide at an edge, all of one run: the runoff's, else those of the second pass."""
+        """The times that decide at an edge, all of one run: the run-off's, else those of the second pass."""
         runoff = self._right(self.runoffs.get(edge, {}))
         return runoff if self.default(edge) in runoff else times[edge]
 
@@ -160,7 +163,7 @@ class Sweep:
         return self.defaults.get(problem) or self.defaults[bucket_of(self.axes, problem)]
 
     def edges(self, times: Times) -> list[Problem]:
-        """The edges that can have an entry: those where the default has a time."""
+        """The edges that can have an entry, because the default has a time there."""
         return [p for p in times if bucket_of(self.axes, p) == p and self.default(p) in times[p]]
 
     def _right(self, times: Mapping[Config, Measurement]) -> dict[Config, Measurement]:
@@ -168,7 +171,7 @@ class Sweep:
 
 
 def unserved(sweep: Sweep) -> tuple[str, ...]:
-    """The swept edges that get no entry, a line each: the default has no time there to be compared with."""
+    """A line for each swept edge that gets no entry, because its default has no time to compare with."""
     times = sweep.times()
     served = set(sweep.edges(times))
     return tuple(

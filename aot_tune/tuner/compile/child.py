@@ -1,4 +1,4 @@
-"""What a compiling child process does: one job at a time, with a compiler and no GPU. Knows no pool."""
+"""The compiling child process: one job at a time, with a compiler and no GPU. Knows no pool."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Compiler:
 
     Args:
         report: Sends a progress message to the pool.
-        folder: Where cubins are kept.
+        folder: The folder where cubins are kept.
         timeout_s: The compiler's limit for one job, seconds.
     """
 
@@ -26,16 +26,16 @@ class Compiler:
         cubin.find_tool()
 
     def compile(self, job: CompileJob) -> None:
-        """Compile one job and keep the cubin beside what it says of itself.
+        """Compile one job and keep the cubin with its resources and inner loop.
 
         Raises:
-            CutileError: The compiler refused it, crashed or ran too long.
-            TuneError: The cubin is none that can be read.
-            StoreError: It cannot be written.
-            UsageError: The kernel is not where the job says.
+            CutileError: The compiler refused the kernel, crashed or ran too long.
+            TuneError: The cubin cannot be read.
+            StoreError: The cubin cannot be written.
+            UsageError: The module that the job names does not declare the kernel.
         """
         kernel = load(job.module, job.name).kernel
-        self._report("compiling")  # importing is over: from here on slowness is the job's
+        self._report("compiling")  # the import is over: from here on the job is to blame for slowness
         begun = time.monotonic()
         data = cutile.compile_cubin(
             kernel, job.hints, job.signature, job.arch, timeout_s=self._timeout_s, symbol=job.symbol

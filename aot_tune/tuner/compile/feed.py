@@ -1,4 +1,4 @@
-"""Compiling beside measuring: a thread owns the compile pool, so that no child waits for the GPU."""
+"""Compile while measuring: a thread owns the compile pool, so that no child waits for the GPU."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ _POLL_SECONDS = 0.1
 
 
 class CompileFeed:
-    """Results of compile jobs by key, as they come.
+    """Takes compile jobs from the measuring thread and hands their results back by key.
 
     Args:
-        pool: Made in the thread that uses it, and closed there.
+        pool: Makes the pool; it is called, and the pool closed, in the feed's own thread.
+
+    Attributes:
+        last_result_s: Monotonic seconds at which the last result came.
     """
 
     def __init__(self, pool: Callable[[], CompilePool]) -> None:
@@ -44,7 +47,7 @@ class CompileFeed:
         self._thread.join()
 
     def submit(self, jobs: Iterable[CompileJob]) -> None:
-        """Queue jobs; those asked for before are not done again."""
+        """Queue jobs; a job that was submitted before is not done again."""
         with self._changed:
             for job in jobs:
                 if job.key not in self._keys:
@@ -53,20 +56,20 @@ class CompileFeed:
             self._changed.notify_all()
 
     def counts(self) -> tuple[int, int, int]:
-        """Jobs done, jobs asked for, failures among the done."""
+        """The numbers of jobs done, of jobs submitted, and of failures among those done."""
         with self._changed:
             failed = sum(isinstance(result, CompileFailure) for result in self._results.values())
             return len(self._results), len(self._keys), failed
 
     def wait(self, keys: Iterable[str], progress: Callable[[], None]) -> Mapping[str, CompileResult]:
-        """The results of these jobs, once all of them are there.
+        """Wait for the results of these jobs.
 
         Args:
-            keys: Of jobs that were submitted.
+            keys: The keys of jobs that were submitted.
             progress: Called now and then while waiting.
 
         Raises:
-            Exception: What stopped the pool.
+            Exception: The error that stopped the pool.
         """
         wanted = set(keys)
         while True:

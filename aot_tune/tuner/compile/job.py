@@ -1,4 +1,4 @@
-"""A compilation as a value: what is asked for, what came of it, and where it is kept. Runs no compiler."""
+"""A compilation as values, its job and its result, and the folder that keeps results. Runs no compiler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CompileJob:
     """One kernel for one signature, set of hints and arch."""
 
     key: str
-    """Digest of all that the cubin depends on; its file's name."""
+    """Digest of everything that the cubin depends on; also the name of its file."""
 
     module: str
     """The module that declares the kernel."""
@@ -29,66 +29,66 @@ class CompileJob:
     """The kernel's declared name."""
 
     signature: str
-    """What the compiler assumes of the arguments, constants included: `cutile.signature_of`."""
+    """The compiler's assumptions about the arguments, constants included (`cutile.signature_of`)."""
 
     hints: Mapping[str, int]
     """Compiler hints."""
 
     arch: Arch
-    """Target."""
+    """The target."""
 
     symbol: str | None = None
-    """What the kernel is called in its cubin; the signature itself where none is given."""
+    """The kernel's name in its cubin; the signature itself when None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """A job that gave a cubin."""
+    """The result of a job that produced a cubin."""
 
     key: str
-    """The job's."""
+    """The job's key."""
 
     path: Path
-    """The cubin."""
+    """The cubin's file."""
 
     code: str
-    """Digest of its machine code: equal where two cubins do the same."""
+    """Digest of the machine code; two cubins that do the same have the same digest."""
 
     resources: Resources
-    """What one block holds."""
+    """The resources that one block holds."""
 
     loop: Loop | None
-    """Its inner tensor loop, where it has one."""
+    """The inner tensor loop; None where the code has none."""
 
     seconds: float
-    """What compiling took when it was done."""
+    """Duration of the compilation when it ran, seconds."""
 
     cached: bool
-    """Whether an earlier run did it."""
+    """Whether an earlier run compiled it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileFailure:
-    """A job that gave none."""
+    """The result of a job that produced no cubin."""
 
     key: str
-    """The job's."""
+    """The job's key."""
 
     message: str
-    """What the compiler said, or what became of it."""
+    """The compiler's message, or how the compiler ended."""
 
     seconds: float
-    """How long it ran."""
+    """Duration of the compilation, seconds."""
 
 
 CompileResult = Compiled | CompileFailure
 
 _PLACE = re.compile(r'^\s*"([^"]+)", lines? (\d+)', re.MULTILINE)
-"""How the compiler tells where in the kernel it stopped; of several, the last is the innermost."""
+"""The place in the kernel that a compiler's message names; the last of several is the innermost."""
 
 
 def compiles_nowhere(results: Iterable[CompileResult]) -> str | None:
-    """Why no job gave a cubin, in one line with the place in the kernel; None where one did."""
+    """Why no job produced a cubin, in one line with the place in the kernel; None where one did."""
     failures = []
     for result in results:
         if isinstance(result, Compiled):
@@ -103,19 +103,19 @@ def compiles_nowhere(results: Iterable[CompileResult]) -> str | None:
 
 
 def cached(folder: Path, key: str) -> Compiled | None:
-    """What an earlier run compiled under this key; None when nothing, or a damaged file, is there."""
+    """The result that an earlier run kept under this key; None where it is missing or damaged."""
     path, note = folder / f"{key}.cubin", folder / f"{key}.json"
     try:
-        told = json.loads(note.read_bytes())
-        if hashlib.sha256(path.read_bytes()).hexdigest() != told["sha256"]:
+        facts = json.loads(note.read_bytes())
+        if hashlib.sha256(path.read_bytes()).hexdigest() != facts["sha256"]:
             return None
         return Compiled(
             key=key,
             path=path,
-            code=str(told["code"]),
-            resources=Resources(**told["resources"]),
-            loop=None if told["loop"] is None else Loop(**told["loop"]),
-            seconds=float(told["seconds"]),
+            code=str(facts["code"]),
+            resources=Resources(**facts["resources"]),
+            loop=None if facts["loop"] is None else Loop(**facts["loop"]),
+            seconds=float(facts["seconds"]),
             cached=True,
         )
     except (OSError, ValueError, KeyError, TypeError):
@@ -123,7 +123,7 @@ def cached(folder: Path, key: str) -> Compiled | None:
 
 
 def keep(folder: Path, result: Compiled, cubin: bytes) -> None:
-    """Put a cubin and what is known of it where `cached` finds them. The note comes last: it vouches.
+    """Write a cubin and its note where `cached` finds them. The note comes last: it vouches for the cubin.
 
     Raises:
         StoreError: The folder cannot be written.
@@ -135,6 +135,6 @@ def keep(folder: Path, result: Compiled, cubin: bytes) -> None:
         "resources": asdict(result.resources),
         "loop": None if result.loop is None else asdict(result.loop),
     }
-    # Nothing here is synchronised: a cubin that a power failure empties is compiled again.
+    # Neither file is synchronised: a cubin that a power failure empties is compiled again.
     files.write_atomic(result.path, cubin, durable=False)
     files.write_atomic(folder / f"{result.key}.json", json.dumps(note).encode(), durable=False)

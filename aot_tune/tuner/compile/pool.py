@@ -12,58 +12,56 @@ from pathlib import Path
 from typing import Any
 
 from aot_tune.errors import StoreError, TuneError
-from aot_tune.tuner.compile.job import Compiled as Compiled
-from aot_tune.tuner.compile.job import CompileFailure as CompileFailure
-from aot_tune.tuner.compile.job import CompileJob as CompileJob
-from aot_tune.tuner.compile.job import CompileResult as CompileResult
-from aot_tune.tuner.compile.job import cached
+from aot_tune.tuner.compile.job import CompileFailure, CompileJob, CompileResult, cached
 from aot_tune.tuner.process.worker import START_SECONDS, Kind, RemoteError, Worker, WorkerDied, ending
 
 COMPILE_SECONDS = 120.0
-"""A compiler's time limit. The slowest seen, 256x256 tiles that spill, took 6 s on 16 cores (H200 host)."""
+"""A compiler's time limit, seconds. The slowest seen, 256x256 tiles that spill, took 6 s on 16 cores (H200
+host)."""
 
 _GRACE_SECONDS = 15.0
-"""What a child has beyond the compiler's limit: it times the compiler itself, and tracing takes up to 1 s."""
+"""Seconds of a child beyond the compiler's limit: it times the compiler itself, and tracing takes up to 1
+s."""
 
 _MOST_STARTS = 3
-"""Times in a row a child may fail to start before the pool gives up: it is the machine then."""
+"""Failed starts in a row after which the pool gives up, because the machine is at fault then."""
 
 _FATAL = frozenset({"UsageError", "DeclarationError", "StoreError"})
-"""Errors of a child that no other job would escape."""
+"""Errors of a child that every other job would meet as well."""
 
 
 @dataclass
 class _Seat:
-    """A child process and what it is doing."""
+    """A child process and its job."""
 
     worker: Worker
     """The child."""
 
     job: CompileJob | None = None
-    """What it compiles."""
+    """The job that it compiles; None while it is idle."""
 
     since: float = 0.0
-    """When it began, monotonic seconds."""
+    """Start of the job, monotonic seconds."""
 
     limit: float = 0.0
-    """When it must have spoken, monotonic seconds."""
+    """Time by which the child must have sent a message, monotonic seconds."""
 
     compiling: bool = False
-    """Whether it has imported the kernel and begun; before that, slowness is not the job's fault."""
+    """Whether the child has imported the kernel and begun. Before that, slowness is not the job's fault."""
 
 
 class CompilePool:
-    """Up to `workers` children that compile. Not for several threads.
+    """Up to `workers` children that compile. For use by one thread.
 
-    A compiler that crashes, hangs or is killed is that job's failure; its process group is then killed whole
-    and a fresh child takes its place.
+    A compiler that crashes, hangs or is killed is a failure of its job. The child's whole process group is
+    then killed and a fresh child takes its place.
 
     Args:
-        workers: Children at most; they start when there is work.
+        workers: Most children; they start when there is work.
         timeout_s: The compiler's limit for one job, seconds.
-        folder: Where cubins are kept as ``<key>.cubin``, with what is known of each beside it; later runs
+        folder: The folder that keeps each cubin as ``<key>.cubin`` with a note ``<key>.json``; later runs
             reuse them.
-        target: What runs in a child; tests put a faulty compiler there.
+        target: ``package.module:Class`` of the compiler in a child; tests name a faulty one.
     """
 
     def __init__(
@@ -89,7 +87,7 @@ class CompilePool:
 
     @property
     def unfinished(self) -> int:
-        """Jobs submitted whose results `poll` has not returned."""
+        """Number of submitted jobs whose results `poll` has not returned."""
         return len(self._waiting) + len(self._results) + sum(seat.job is not None for seat in self._seats)
 
     def submit(self, job: CompileJob) -> None:
@@ -105,7 +103,7 @@ class CompilePool:
             self._results.append(earlier)
 
     def poll(self, timeout_s: float = 0.0) -> list[CompileResult]:
-        """All results since the last call; waits up to `timeout_s` for the first.
+        """Return all results since the last call; wait up to `timeout_s` for the first.
 
         Raises:
             TuneError: No job can be compiled here: children do not start, or the folder cannot be written.
@@ -120,7 +118,7 @@ class CompilePool:
                 return results
 
     def close(self) -> None:
-        """End all children and what they started, at once. What was compiled is kept."""
+        """End all children and the processes that they started. Finished cubins are kept."""
         self._waiting.clear()
         for seat in self._seats:
             seat.worker.kill()
@@ -135,7 +133,7 @@ class CompilePool:
     # Seats --------------------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
-        """Give waiting jobs to idle children, and start children while there are more jobs than they."""
+        """Give waiting jobs to idle children, and start children while more jobs wait than children start."""
         for seat in self._seats:
             if self._waiting and seat.job is None and seat.worker.ready:
                 self._begin(seat, self._waiting.popleft())
@@ -152,11 +150,11 @@ class CompilePool:
     def _begin(self, seat: _Seat, job: CompileJob) -> None:
         seat.job, seat.compiling, seat.since = job, False, time.monotonic()
         seat.limit = seat.since + START_SECONDS
-        with suppress(WorkerDied):  # it died while idle: the next look at it tells, and blames no job
+        with suppress(WorkerDied):  # it died while idle: `_hear` notices it, and blames no job
             seat.worker.send("compile", {"job": job})
 
     def _listen(self, timeout_s: float) -> None:
-        """Take in what the children say, and deal with those that are dead or late."""
+        """Receive the children's messages, and deal with children that are dead or late."""
         if not self._seats:
             return
         soonest = min((seat.limit for seat in self._seats if self._owes(seat)), default=float("inf"))
@@ -175,7 +173,7 @@ class CompilePool:
 
     def _hear(self, seat: _Seat) -> None:
         try:
-            # All there is: what was read together with the first message no selector tells of again.
+            # Until none is left: a selector does not report messages that were read together with the first.
             while seat in self._seats and (message := seat.worker.receive(0.0)) is not None:
                 self._take_in(seat, *message)
         except WorkerDied as death:
@@ -205,7 +203,7 @@ class CompilePool:
             self._drop(seat)
 
     def _end(self, seat: _Seat, message: str) -> None:
-        """A child that died or is late: its job's fault only once it was compiling."""
+        """Deal with a child that died or is late; its job is to blame only if it was compiling."""
         self._drop(seat)
         if seat.job is not None and seat.compiling:
             self._results.append(self._failure(seat, message))
@@ -230,7 +228,7 @@ _SIGNALLED = re.compile(r"Return code -(\d+)\s*")
 
 
 def in_words(message: str) -> str:
-    """A compiler's message with the signal that ended it by name: cuTile says ``Return code -11``."""
+    """A compiler's message with the signal's name where cuTile says ``Return code -11``."""
 
     def named(found: re.Match[str]) -> str:
         return f"the compiler {ending(-int(found[1]))}. "

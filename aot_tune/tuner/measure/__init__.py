@@ -1,1 +1,1 @@
-"""Measuring on a GPU, from the parent's side: who is asked, who is blamed, what is retried."""
+"""Measuring on a GPU from the parent's side: which config runs, which is blamed, what is tried again."""

@@ -1,4 +1,4 @@
-"""One tuner at a time on one GPU of a host: a lock whose refusal names the holder. Asks no GPU anything."""
+"""Lock a GPU of this host for one tuner at a time; a refusal names the holder. Touches no GPU."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from aot_tune.errors import TuneError
 
 
 class GpuLock:
-    """Holds a GPU from construction to `release`. The system frees it when this process ends.
+    """Locks a GPU from construction to `release`. The system frees the lock when this process ends.
 
     Args:
         gpu: The GPU's UUID, or another text that names it on this host.
-        purpose: What it is held for; the refused tuner is told.
-        folder: Where lock files lie; the same for all users of a host.
+        purpose: The purpose of the lock, which the refused tuner's error repeats.
+        folder: The folder of lock files, the same for all users of a host.
 
     Raises:
-        TuneError: Another process holds it; or no lock file can be made.
+        TuneError: Another process holds the lock, or no lock file can be made.
     """
 
     def __init__(self, gpu: str, purpose: str, folder: Path | None = None) -> None:
         place = folder or Path(tempfile.gettempdir())
         path = place / f"aot-tune-{re.sub(r'[^A-Za-z0-9-]', '_', gpu)}.lock"
-        # The lock file itself stays empty; a reader could not tell a live holder's line from a dead one's.
+        # The holder is noted in a second file: in the lock file a dead holder's line would look like a live
+        # one's.
         self._note = path.with_suffix(".holder")
         # Readable and writable by all: the next tuner may be another user's.
         self._lock = FileLock(path, mode=0o666, thread_local=False, fallback_to_soft=False)
@@ -54,7 +55,7 @@ class GpuLock:
             return "another tuner"
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the GPU for others."""
         if self._lock.is_locked:
             with suppress(OSError):
                 self._note.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
-"""Several rounds of timing one config made into one figure, and whether finalists are told apart. Pure.
+"""Combine several rounds of timing into one time, and decide when finalists need no further round. Pure.
 
-``exhaustive_search`` gives a plain mean of its samples, which one interrupted launch can move. So a finalist
-is timed in rounds, each a search of its own, interleaved with the other finalists', and counts with the
-median of its rounds' means. A round whose mean lies further than `OUTLIER` from that median is left out and
-another one is run in its place.
+``exhaustive_search`` returns the plain mean of its samples, which one interrupted launch can move. So a
+finalist is timed in rounds. Each round is a search of its own, interleaved with those of the other finalists,
+and the median of the rounds' means counts. A round whose mean is further than `OUTLIER` from that median is
+left out, and another one is run in its place.
 """
 
 from __future__ import annotations
@@ -18,38 +18,42 @@ from aot_tune.tuner.outcome import Measurement
 from aot_tune.values.config import Config
 
 LEAST_ROUNDS = 3
-"""Clean rounds each finalist has before an order is believed; a median of fewer is a mean."""
+"""Least clean rounds of each finalist. The median of fewer would be a mean."""
 
 MOST_ROUNDS = 9
-"""Rounds after which finalists that are still inside the noise are left as tied."""
+"""Most rounds. Finalists that are still inside the noise then are left as tied."""
 
 OUTLIER = 0.10
-"""A round further than this fraction from the median of the rounds is an outlier. Clocks that move within
-their normal range change a time by 2-5 %; an interrupted launch among five samples changes the mean by far
+"""A round whose mean is further than this fraction from the median of the rounds is an outlier. Clocks within
+their normal range change a time by 2 to 5 %; an interrupted launch among five samples changes the mean by far
 more."""
 
 RESOLUTION_US = 0.5
-"""What GPU timing events resolve: a smaller difference from the median is never an outlier."""
+"""Resolution of GPU timing events, microseconds. A smaller difference from the median is never an outlier."""
 
 TIED = 0.01
-"""Once the noise is below this fraction, half of the tie band, more rounds cannot make two tied configs
-differ."""
+"""Noise below this fraction of the fastest time ends the finals: it is half of the tie band, and further
+rounds cannot separate two tied configs."""
 
-_DEVIATIONS, _OF_MEDIAN = 1.4826, 1.2533
-"""Of a normal distribution: deviation over median distance; a median's deviation over a mean's."""
+_DEVIATION_PER_MEDIAN_DISTANCE = 1.4826
+"""The standard deviation of a normal distribution divided by the median distance from its median."""
+
+_MEDIAN_ERROR_PER_MEAN_ERROR = 1.2533
+"""The standard error of a median divided by that of a mean, for normally distributed samples."""
 
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31)
-"""Student's t, 97.5 %, for 2, 3, ... 9 rounds."""
+"""The 97.5 % quantile of Student's t distribution for 2, 3, ... 9 samples."""
 
 
 _T = TypeVar("_T")
 
 
 def in_turn(contenders: Sequence[_T], number: int) -> list[_T]:
-    """The order of the `number`-th round, from 0: another one every two rounds, the second of them backwards.
+    """The order of round `number`, from 0: a new order every two rounds, the second of them backwards.
 
-    Backwards, so that what drifts meets all alike. Others, so that none always follows the same one, which
-    leaves it the clocks that its power allowed: on an H200 that moved products by 5 %. The same each time.
+    Backwards, so that a drift affects all alike. New orders, so that no contender always follows the same
+    one: the one before determines by its power the clocks that the next finds, which changed products by 5 %
+    on an H200. The orders are the same in each run.
     """
     order = list(contenders)
     if number > 1:
@@ -58,7 +62,7 @@ def in_turn(contenders: Sequence[_T], number: int) -> list[_T]:
 
 
 def usable(measurement: Measurement) -> bool:
-    """Whether a time can be one: finite and above zero. An event timer that never ran gives others."""
+    """Whether a time is finite and above zero. Events that were never recorded give other values."""
     return (
         math.isfinite(measurement.mean_us)
         and measurement.mean_us > 0
@@ -69,18 +73,21 @@ def usable(measurement: Measurement) -> bool:
 
 
 def from_samples(config: Config, us: Sequence[float]) -> Measurement:
-    """Samples taken in turn with others': their median, and half of its 95 % interval.
+    """Combine samples that were taken in turn: their median, and half of its 95 % interval.
 
-    Told from the median of their distances to it: a launch that was interrupted moves neither.
+    The interval is derived from the median of the samples' distances to their median, so that an interrupted
+    launch changes neither.
     """
     middle = statistics.median(us)
-    deviation = _DEVIATIONS * statistics.median(abs(one - middle) for one in us)
-    margin = _student(len(us)) * _OF_MEDIAN * deviation / math.sqrt(len(us)) if len(us) > 1 else 0.0
+    deviation = _DEVIATION_PER_MEDIAN_DISTANCE * statistics.median(abs(one - middle) for one in us)
+    margin = 0.0
+    if len(us) > 1:
+        margin = _student(len(us)) * _MEDIAN_ERROR_PER_MEAN_ERROR * deviation / math.sqrt(len(us))
     return Measurement(config=config, mean_us=middle, error_margin_us=margin, num_samples=len(us))
 
 
 def clean(rounds: Sequence[Measurement]) -> list[Measurement]:
-    """The rounds that are no outliers."""
+    """The rounds that are not outliers."""
     middle = statistics.median(one.mean_us for one in rounds)
     reach = max(OUTLIER * middle, RESOLUTION_US)
     return [one for one in rounds if abs(one.mean_us - middle) <= reach]
@@ -89,7 +96,7 @@ def clean(rounds: Sequence[Measurement]) -> list[Measurement]:
 def combined(config: Config, rounds: Sequence[Measurement]) -> Measurement:
     """The median of the clean rounds' means, with the wider of two 95 % intervals.
 
-    One interval is that of the rounds' means among each other, the other what each round tells of itself.
+    One interval follows from the spread of the rounds' means, the other from the intervals of the rounds.
     """
     kept = clean(rounds) or list(rounds)
     means = [one.mean_us for one in kept]
@@ -110,7 +117,7 @@ def _student(count: int) -> float:
 
 
 def settled(rounds: Sequence[Sequence[Measurement]]) -> bool:
-    """Whether each finalist has enough clean rounds, and is told apart from the fastest or tied with it.
+    """Whether each finalist has enough clean rounds, and is clearly slower than the fastest or tied with it.
 
     Args:
         rounds: Each finalist's rounds so far.

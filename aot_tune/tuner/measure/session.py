@@ -1,14 +1,19 @@
 """Measure one kernel's configs on one GPU from a process that holds no CUDA context, and survive them.
 
-What happens to a config that hangs, crashes the worker or poisons the GPU's context:
+When a config hangs, crashes the worker or poisons the GPU's context:
 
-1. The worker said which config it was running: that is blamed, no other. Its process group is killed.
-2. A fresh worker must pass a canary. `Limits.recoveries` in a row that do not are a `GpuLostError`.
-3. The config runs again, first in the fresh worker. If it passes, that is forgiven, once on each problem.
-4. Else it is recorded (stage ``timeout`` or ``fault``), the worker replaced once more, and the others go on.
-5. A config that was recorded on two problems is struck: it is not run again for this kernel.
+1. The worker has reported which config it was running. That config is blamed and no other. The worker's
+   process group is killed.
+2. A fresh worker must pass a canary. After `Limits.recoveries` workers in a row that do not, the sweep stops
+   with a `GpuLostError`.
+3. The config runs again, as the first in the fresh worker. If it passes, the fault is forgiven, once on each
+   problem.
+4. Otherwise it is recorded (stage ``timeout`` or ``fault``), the worker is replaced once more, and the sweep
+   goes on with the other configs.
+5. A config that was recorded on `FAULTS_TO_STRIKE` problems is struck: it is not run again for this kernel.
 
-Running out of memory is retried in a fresh worker too, recorded as ``memory``, and never strikes.
+A config that runs out of memory is also tried again in a fresh worker. It is recorded as ``memory`` and is
+never struck for it.
 """
 
 from __future__ import annotations
@@ -34,14 +39,14 @@ GPU_BACKEND = "aot_tune.tuner.measure.worker.gpu:GpuBackend"
 
 
 class MeasureSession:
-    """Holds one GPU and a worker on it. Not for several threads.
+    """Holds one GPU and a worker on it. For use by one thread.
 
     Args:
         found: The kernel.
-        gpu_index: As torch counts: ``cuda:<index>``.
+        gpu_index: The GPU's index as torch counts, ``cuda:<index>``.
         limits: Time limits.
-        on_event: Told in one line what a person may want to know: a worker replaced, a config struck.
-        backend: What runs in the worker; the tests script another.
+        on_event: Receives one line for a person when a worker is replaced or a config is struck.
+        backend: ``package.module:Class`` of the backend in the worker; tests name a scripted one.
         arguments: The backend's keyword arguments; those of `GPU_BACKEND` when None.
 
     Raises:
@@ -68,9 +73,9 @@ class MeasureSession:
         self._supervisor = Supervisor(init, self._limits, on_event)
         self._strikes = Strikes(on_event)
         self.conditions: list[Conditions] = []
-        """Of each request that came to its end, in order."""
+        """The conditions of each request that was answered, in order."""
         self.verify_s = 0.0
-        """Seconds of all requests so far that were spent verifying."""
+        """Time that all requests so far spent verifying, seconds."""
 
     def __enter__(self) -> MeasureSession:
         return self
@@ -81,64 +86,55 @@ class MeasureSession:
         self.close()
 
     def close(self) -> None:
-        """Kill the worker and let others have the GPU."""
+        """Kill the worker and release the GPU."""
         self._supervisor.close()
         self._lock.release()
 
     # What is measured on ------------------------------------------------------------------------------------
 
     def identity(self) -> dict[str, str]:
-        """What makes figures incomparable when it changes: GPU, UUID, driver, cuda-tile, tileiras, timing."""
+        """The conditions without which times cannot be compared: GPU, driver, compiler, way of timing."""
         compiler = cutile.compiler_version() or ""
         return {**self._gpu, "cuda_tile": cutile.version(), "tileiras": compiler, "timing": TIMING}
 
     def device(self) -> Device:
-        """The GPU as grids see it; starts the worker."""
+        """The GPU as grids are computed for it; starts the worker."""
         device: Device = self._supervisor.ask("device")
         return device
 
     # Measuring ----------------------------------------------------------------------------------------------
 
-    def measure(
-        self, problem: Problem, configs: Cubins, on_outcome: Callable[[Outcome], None] = lambda outcome: None
-    ) -> list[Outcome]:
+    def measure(self, problem: Problem, configs: Cubins) -> list[Outcome]:
         """Verify and time each config once.
 
         Args:
             problem: The problem.
             configs: The candidates.
-            on_outcome: Told each outcome as it comes; when it returns, the outcome counts as acknowledged.
 
         Returns:
             One outcome for each config, in their order.
 
         Raises:
-            GpuLostError: The GPU does not come back; its `outcomes` are those reported before.
-            DeclarationError: The kernel changes an argument that the declaration does not name, say.
+            GpuLostError: The GPU does not come back; its `outcomes` are those that came before.
+            DeclarationError: The declaration is wrong, for example because the kernel changes an argument
+                that it does not name.
         """
-        return list(self._run("measure", problem, configs, SEEDS, on_outcome).values())
+        return list(self._run("measure", problem, configs, SEEDS).values())
 
-    def finals(
-        self,
-        problem: Problem,
-        configs: Cubins,
-        rounds: int = MOST_ROUNDS,
-        on_outcome: Callable[[Outcome], None] = lambda outcome: None,
-    ) -> list[Outcome]:
+    def finals(self, problem: Problem, configs: Cubins) -> list[Outcome]:
         """Time verified configs again, interleaved in rounds, until their order is outside the noise or tied.
 
         Args:
             problem: The problem.
             configs: The finalists; they were measured before, and are not verified again.
-            rounds: The most rounds; `aot_tune.tuner.measure.rounds` says when fewer do.
-            on_outcome: Told each finalist's outcome, once.
 
         Returns:
-            For each finalist its median over the rounds, or the failure that it met this time.
+            For each finalist its median over the rounds, or its failure in one of them. There are at most
+            `MOST_ROUNDS` rounds; `aot_tune.tuner.measure.rounds.settled` says when fewer suffice.
         """
         failures: dict[Config, Outcome] = {}
         taken: dict[Config, list[Measurement]] = {config: [] for config in configs}
-        for number in range(rounds):
+        for number in range(MOST_ROUNDS):
             left = [config for config in configs if config not in failures]
             order = {config: configs[config] for config in in_turn(left, number)}
             for config, outcome in self._run("time", problem, order, SEEDS).items():
@@ -149,20 +145,17 @@ class MeasureSession:
             survivors = [taken[config] for config in configs if config not in failures]
             if not survivors or settled(survivors):
                 break
-        results = [failures.get(config) or combined(config, taken[config]) for config in configs]
-        for result in results:
-            on_outcome(result)
-        return results
+        return [failures.get(config) or combined(config, taken[config]) for config in configs]
 
     def recheck(
         self, problem: Problem, configs: Cubins, seeds: tuple[int, int] = RECHECK_SEEDS
     ) -> list[Failure]:
         """Verify winners again, on other seeds, in a process that has timed nothing.
 
-        Rechecks that follow one another share that process: do them together, starting one takes seconds.
+        Rechecks that follow one another share that process. Do them together, because a start takes seconds.
 
         Returns:
-            Those that are wrong, or fail in another way.
+            A failure for each config that is wrong or fails in another way.
         """
         if not self._supervisor.unused:
             self._supervisor.replace("winners are checked again in a fresh process")
@@ -170,25 +163,16 @@ class MeasureSession:
         return [outcome for outcome in outcomes.values() if isinstance(outcome, Failure)]
 
     def remember_fault(self, problem: Problem, config: Config, message: str) -> None:
-        """Count a config's fault or time-out that a journal knows of."""
+        """Count a config's fault or time-out that an earlier run recorded in the journal."""
         self._strikes.count(problem, config, message)
-
-    def struck(self, config: Config) -> Failure | None:
-        """Why a config is not run any more for this kernel, or None."""
-        return self._strikes.struck(config)
 
     # Running ------------------------------------------------------------------------------------------------
 
     def _run(
-        self,
-        method: str,
-        problem: Problem,
-        configs: Cubins,
-        seeds: tuple[int, ...],
-        on_outcome: Callable[[Outcome], None] = lambda outcome: None,
+        self, method: str, problem: Problem, configs: Cubins, seeds: tuple[int, ...]
     ) -> dict[Config, Any]:
-        """Run trials to their ends, whatever happens on the way; outcomes in the order of `configs`."""
-        run = TrialRun(method, problem, configs, self._strikes, on_outcome)
+        """Run trials until each has an outcome, whatever happens; return them in the order of `configs`."""
+        run = TrialRun(method, problem, configs, self._strikes)
         try:
             while run.pending:
                 run.attempt(self._supervisor, seeds, self._limits)

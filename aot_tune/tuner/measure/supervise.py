@@ -1,6 +1,6 @@
 """Keep a measuring worker alive: start it, prove the GPU with a canary, open a problem, replace it.
 
-Runs in the tuner's own process, which never creates a CUDA context. Knows no trial.
+Runs in the tuner's own process, which never creates a CUDA context. Does not know what a trial is.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from aot_tune.tuner.process.worker import START_SECONDS, RemoteError, Worker, Wo
 from aot_tune.values.problem import Problem
 
 _WRONG_FROM_THE_START = {"DeclarationError": DeclarationError, "UsageError": UsageError}
-"""Errors in the child that a fresh child would meet as well: raised here as what they are."""
+"""Errors of the child that a fresh child would meet as well. They are raised here under their own type."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How long to wait, and how often to try again."""
+    """Time limits of a worker, and the number of attempts to replace it."""
 
     start_s: float = START_SECONDS
-    """For a worker to start, seconds."""
+    """Longest start of a worker, seconds."""
 
     canary_s: float = 30.0
-    """For the canary, seconds."""
+    """Longest run of the canary, seconds."""
 
     open_s: float = 120.0
-    """For a problem's arguments and references, seconds."""
+    """Longest time for making a problem's arguments and references, seconds."""
 
     config_s: float = 30.0
-    """For one config to be verified and timed once, seconds. A search measures for 5 s at most; the rest is
-    for a compilation, where no cubin was given."""
+    """Longest silence while one config is verified and timed, seconds. A search measures for 5 s at most; the
+    rest is for a compilation where no cubin was given."""
 
     recoveries: int = 3
-    """Replacements of a worker in a row that may fail before the sweep stops."""
+    """Number of workers in a row that may fail before they run a trial; then the sweep stops."""
 
     patience_s: float = 60.0
-    """To wait for throttling or another process to end, in the life of one worker, seconds."""
+    """Longest wait for throttling or another process to end, in the whole life of one worker, seconds."""
 
 
 class GpuLostError(TuneError):
-    """The GPU does not come back: several fresh workers in a row could not use it.
+    """The GPU is lost: several fresh workers in a row could not use it.
 
     Attributes:
-        outcomes: What was measured before in the request under way; each was reported as well.
+        outcomes: What the request under way had measured before.
     """
 
     def __init__(self, message: str, outcomes: Sequence[Outcome] = ()) -> None:
@@ -59,12 +59,12 @@ class OutOfMemory(Exception):
 
 
 class Supervisor:
-    """Hands out a worker whose GPU works.
+    """Provides a worker whose GPU works.
 
     Args:
-        init: What `aot_tune.tuner.measure.worker.runner.Bench` is built with.
+        init: The keyword arguments of `aot_tune.tuner.measure.worker.runner.Bench`.
         limits: Time limits.
-        on_event: Told in one line when a worker is replaced, and why.
+        on_event: Receives one line with the reason when a worker is replaced.
     """
 
     def __init__(self, init: Mapping[str, object], limits: Limits, on_event: Callable[[str], None]) -> None:
@@ -78,12 +78,12 @@ class Supervisor:
         """Whether the current worker has run no trial yet."""
 
     def ready(self, problem: Problem | None = None, seeds: Sequence[int] = ()) -> Worker:
-        """A worker that passed the canary when it started, with the problem open in it.
+        """Return a worker that passed the canary when it started, with the problem open in it.
 
         Raises:
-            GpuLostError: `Limits.recoveries` workers in a row did not get there.
+            GpuLostError: `Limits.recoveries` workers in a row failed before that.
             OutOfMemory: The problem does not fit into a fresh worker either.
-            DeclarationError: The declaration's functions raise or contradict it.
+            DeclarationError: A function of the declaration raises or contradicts the declaration.
         """
         while True:
             try:
@@ -118,24 +118,24 @@ class Supervisor:
             worker = self._started()
 
     def ask(self, method: str) -> Any:
-        """An answer of a ready worker that runs no trial."""
+        """Send a request that runs no trial to a ready worker, and return its answer."""
         return self.ready().request(method, {}, self._limits.canary_s)
 
     def worked(self) -> None:
-        """A trial came to an end: the failures so far are not in a row with the next."""
+        """Note that a trial ran: earlier failures to start do not count any more."""
         self._failures.clear()
 
     def replace(self, reason: str) -> None:
-        """Kill the worker; the next `ready` starts another."""
+        """Kill the worker; the next call of `ready` starts another."""
         if self._worker is not None:
             self._on_event(f"worker replaced: {reason}")
         self.close()
 
     def discard(self, reason: str) -> None:
-        """`replace` a worker that broke with no trial to blame.
+        """`replace` a worker that broke while no trial was running.
 
         Raises:
-            GpuLostError: That was the last of `Limits.recoveries` in a row.
+            GpuLostError: It was the last of `Limits.recoveries` in a row.
         """
         self.replace(reason)
         self._failures.append(reason)

@@ -1,6 +1,6 @@
-"""Several trials on one problem, run to their ends through hangs and crashes, the right one blamed.
+"""Run several trials on one problem until each has an outcome, and blame the right one for a hang or a crash.
 
-Runs in the tuner's own process. The rules are written in `aot_tune.tuner.measure.session`.
+Runs in the tuner's own process. The docstring of `aot_tune.tuner.measure.session` states the rules.
 """
 
 from __future__ import annotations
@@ -13,36 +13,37 @@ from aot_tune.errors import DeclarationError
 from aot_tune.tuner.measure.supervise import Limits, Supervisor
 from aot_tune.tuner.measure.worker.backend import Done, Poisoned, Running, Trial
 from aot_tune.tuner.measure.worker.gpu_state import GpuState
-from aot_tune.tuner.outcome import Failure, Outcome, Stage
+from aot_tune.tuner.outcome import STRIKES, Failure, Outcome, Stage
 from aot_tune.tuner.process.worker import RemoteError, WorkerDied, WorkerTimeout
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
 FAULTS_TO_STRIKE = 2
-"""Problems on which a config is recorded as hanging or faulting before it is struck."""
+"""Number of problems with a failure of `STRIKES` after which a config is struck."""
 
 Cubins = Mapping[Config, "Path | None"]
-"""Configs to run, each with its cubin compiled for the problem; None lets cuTile compile in the worker."""
+"""The configs to run, each with its cubin for the problem; with None cuTile compiles in the worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What one request was measured under, for the journal."""
+    """The conditions of one request, for the journal."""
 
     problem: Problem
     """The problem."""
 
     before: GpuState
-    """Clocks and reasons at its start."""
+    """The GPU's state at the start of the request."""
 
     after: GpuState
-    """And at its end."""
+    """The GPU's state at its end."""
 
     disturbed: Mapping[Config, str]
-    """Configs whose samples stayed spoilt for longer than was waited, and by what."""
+    """The configs whose samples are spoilt because a disturbance outlasted the patience, and that
+    disturbance."""
 
     def as_record(self) -> dict[str, object]:
-        """Plain values, for a journal."""
+        """The conditions as plain values for a journal."""
         return {
             "before": self.before.as_record(),
             "after": self.after.as_record(),
@@ -51,10 +52,10 @@ class Conditions:
 
 
 class Strikes:
-    """The faults of one kernel's configs, by problem.
+    """Counts the faults of one kernel's configs by problem.
 
     Args:
-        on_event: Told in one line when a config is struck.
+        on_event: Receives one line when a config is struck.
     """
 
     def __init__(self, on_event: Callable[[str], None]) -> None:
@@ -63,7 +64,7 @@ class Strikes:
         self._pardoned: set[tuple[Problem, Config]] = set()
 
     def pardon(self, problem: Problem, config: Config) -> bool:
-        """Whether a config may try again: once on each problem, or a flaky one would go on."""
+        """Whether a config may run again after a fault: once on each problem, else a flaky one never ends."""
         first = (problem, config) not in self._pardoned
         self._pardoned.add((problem, config))
         return first
@@ -77,7 +78,7 @@ class Strikes:
             self._on_event(f"struck, faulted on {FAULTS_TO_STRIKE} problems: {config}")
 
     def struck(self, config: Config) -> Failure | None:
-        """Why a config is not run any more, or None."""
+        """The failure of a struck config, which is not run any more; None for any other."""
         faults = self._faults.get(config, {})
         if len(faults) < FAULTS_TO_STRIKE:
             return None
@@ -86,14 +87,13 @@ class Strikes:
 
 
 class TrialRun:
-    """Several trials on one problem: what is left to do, and who is to blame for what.
+    """Several trials on one problem: which have an outcome, which are left, and which one is running.
 
     Args:
         method: ``measure``, ``time`` or ``check`` of `aot_tune.tuner.measure.worker.runner.Bench`.
         problem: The problem.
         cubins: The trials, in the order to run them.
         strikes: The kernel's faults so far; struck configs are not run.
-        on_outcome: Told each outcome as it comes.
     """
 
     def __init__(
@@ -102,18 +102,19 @@ class TrialRun:
         problem: Problem,
         cubins: Cubins,
         strikes: Strikes,
-        on_outcome: Callable[[Outcome], None],
     ) -> None:
-        self._method, self._problem, self._cubins = method, problem, cubins
-        self._strikes, self._on_outcome = strikes, on_outcome
+        self._method = method
+        self._problem = problem
+        self._cubins = cubins
+        self._strikes = strikes
         self.outcomes: dict[Config, Outcome | None] = {}
-        """Of the trials that came to their end; None where one was only checked, and is right."""
+        """The outcomes so far; None for a config that was only verified, and is right."""
         self.pending: list[Config] = []
-        """Trials that have not, in the order to run them."""
+        """The configs without an outcome, in the order to run them."""
         self.conditions: list[Conditions] = []
-        """What was measured under, for each worker that came to its end."""
+        """The conditions of each request that a worker answered."""
         self.verify_s = 0.0
-        """Seconds spent verifying."""
+        """Time spent verifying, seconds."""
         self._running: Config | None = None
         self._disturbed: dict[Config, str] = {}
         for config in cubins:
@@ -124,7 +125,7 @@ class TrialRun:
                 self.finish(config, struck)
 
     def attempt(self, supervisor: Supervisor, seeds: tuple[int, ...], limits: Limits) -> None:
-        """Run all that is pending in one worker, until the end or until it breaks."""
+        """Run all pending configs in one worker, until the last or until the worker breaks."""
         worker = supervisor.ready(self._problem, seeds)
         trials = [Trial(config=config, cubin=self._cubins[config]) for config in self.pending]
         self._running = None
@@ -142,7 +143,7 @@ class TrialRun:
         except _Interrupted as error:
             self._broke(supervisor, error.stage, error.message)
         except BaseException:
-            supervisor.close()  # what it has yet to say must not be taken for the answer to another request
+            supervisor.close()  # its later messages must not be taken for the answer to another request
             raise
         else:
             supervisor.worked()
@@ -169,7 +170,7 @@ class TrialRun:
         self.finish(config, outcome)
 
     def _broke(self, supervisor: Supervisor, stage: Stage, message: str) -> None:
-        """The worker is of no more use. Blame the config it was running; it has one more try."""
+        """Replace a broken worker and blame the config that it was running, which has one more try."""
         config = self._running
         if config is None:
             supervisor.discard(message)
@@ -181,20 +182,18 @@ class TrialRun:
             self.pending.insert(0, config)
             return
         self.finish(config, Failure(config=config, stage=stage, message=message))
-        if stage in ("fault", "timeout"):
+        if stage in STRIKES:
             self._strikes.count(self._problem, config, message)
 
     def finish(self, config: Config, outcome: Outcome | None) -> None:
-        """A trial's end: nothing asks for it again."""
+        """Record a config's outcome; it is not run again here."""
         self.outcomes[config] = outcome
         if config in self.pending:
             self.pending.remove(config)
-        if outcome is not None:
-            self._on_outcome(outcome)
 
 
 class _Interrupted(Exception):
-    """The rest of a request is not waited for: its worker must be replaced."""
+    """Ends a request before its answer, because the worker must be replaced."""
 
     def __init__(self, stage: Stage, message: str) -> None:
         super().__init__(message)

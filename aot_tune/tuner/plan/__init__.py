@@ -1,1 +1,1 @@
-"""What is compiled and measured: candidates, the model's shortlist."""
+"""Planning a sweep: the candidates of each problem, the model that ranks them, the shortlist to measure."""

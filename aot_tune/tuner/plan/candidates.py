@@ -1,4 +1,4 @@
-"""What to compile and measure: problems x search space for one arch, each compilation once. Runs neither."""
+"""Plan a sweep: each problem's candidates on one arch, each compilation once. Compiles and runs nothing."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ from aot_tune.values.problem import Problem
 from aot_tune.values.text import described
 
 _SEED = 0
-"""make_args on device "meta" draws nothing: any seed gives the same shapes."""
+"""The seed of `make_args` on device "meta", where nothing is drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProblemPlan:
-    """One problem and what may run it."""
+    """One problem and the configs that may run it."""
 
     problem: Problem
     """The problem."""
 
     default: Config
-    """Its default; the first candidate."""
+    """The problem's default; the first candidate."""
 
     incumbent: Config | None
-    """What the present table gives it, where that may still run; the second candidate."""
+    """The config of the present table's entry, where it may still run; the second candidate."""
 
     candidates: tuple[Config, ...]
-    """All configs that `legal` and the device's limits admit, without repetitions."""
+    """All configs that `legal` and the device's limits admit, each once."""
 
     refused: tuple[Failure, ...]
-    """The others, and why."""
+    """The other configs of the search space, and why they are refused."""
 
     jobs: Mapping[Config, CompileJob]
-    """The compilation that each candidate needs; many share one."""
+    """The compilation that each candidate needs; many candidates share one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,22 +60,22 @@ class Plan:
     """The kernel on its arch and device."""
 
     problems: tuple[ProblemPlan, ...]
-    """One a problem, in the order asked for."""
+    """One plan for each problem, in the order of the request."""
 
     @property
     def jobs(self) -> tuple[CompileJob, ...]:
-        """Every compilation once, those of the first problem first."""
+        """Every compilation once, beginning with those of the first problem."""
         each = {job.key: job for problem in self.problems for job in problem.jobs.values()}
         return tuple(each.values())
 
 
 class Kernel:
-    """A declaration on one arch and device, asked for what a config needs there. Keeps what is dear to ask.
+    """A declaration on one arch and device. Answers what a config needs there, and caches expensive answers.
 
     Args:
         found: The declaration and its module.
-        arch: Target.
-        device: The GPU whose limits and counts hold; the arch's reference device where none is named.
+        arch: The target.
+        device: The GPU whose limits and counts hold; the arch's reference device when None.
 
     Raises:
         TuneError: There is no compiler here.
@@ -117,7 +117,7 @@ class Kernel:
         )
 
     def launch_key(self, problem: Problem, config: Config) -> Hashable:
-        """What a launch is made of beside its machine code: the grid, and arguments that are no constants."""
+        """A launch without its machine code: the grid, and the arguments that are not constants."""
         constants = set(self.tunable.constant_names)
         names = inspect.signature(cutile.python_function(self.tunable.kernel)).parameters
         passed = zip(names, self.kernel_args(problem, config), strict=True)
@@ -127,10 +127,10 @@ class Kernel:
         )
 
     def launched(self, problem: Problem, config: Config) -> Launched:
-        """What the model needs to know; of a kernel without `work` the memory it moves, and no more."""
+        """The facts that the model needs; for a kernel without `work` only the memory that it moves."""
         tunable = self.tunable
         named = zip(tunable.parameters, self.launch_args(problem), strict=False)
-        # What blocks tell each other stays in L2, and is far less than there is room for.
+        # Tensors through which blocks communicate (`reset`) stay in the L2 cache and are far smaller than it.
         tensors = {
             id(arg): arg for name, arg in named if hasattr(arg, "element_size") and name not in tunable.reset
         }
@@ -147,11 +147,11 @@ class Kernel:
         )
 
     def grid(self, problem: Problem, config: Config) -> tuple[int, ...]:
-        """The grid on this device."""
+        """The grid of a launch on this device."""
         return self.tunable.grid(config, self.device, problem)
 
     def refusal(self, problem: Problem, config: Config) -> str | None:
-        """Why a config may not run a problem on this device: the declaration's word, or its grid's."""
+        """The reason why a config may not run a problem on this device, by the declaration or by the grid."""
         reason = self.tunable.refusal(config, self.arch, problem) or self.device.refusal(
             config.hints.get("occupancy", 1)
         )
@@ -163,10 +163,10 @@ class Kernel:
         return reason
 
     def kernel_args(self, problem: Problem, config: Config, seed: int = _SEED) -> tuple[Any, ...]:
-        """The kernel's arguments, shapes and strides alone.
+        """The kernel's arguments as tensors without storage.
 
         Raises:
-            DeclarationError: args_fn raises.
+            DeclarationError: `args_fn` raises.
         """
         try:
             return tuple(self.tunable.args_fn(config, *self.launch_args(problem, seed)))
@@ -179,7 +179,7 @@ class Kernel:
             ) from error
 
     def _asked(self, name: str, problem: Problem, config: Config) -> Any:
-        """What `work` or `tiles` says of a config; before a sweep the default alone was looked at."""
+        """Call `work` or `tiles` and check the answer: until now only the default's was checked."""
         asked = getattr(self.tunable, name)
         where = f"{self.tunable.name}: {name} for {config} on {problem}"
         try:
@@ -194,10 +194,10 @@ class Kernel:
         return answer
 
     def launch_args(self, problem: Problem, seed: int = _SEED) -> tuple[Any, ...]:
-        """What `make_args` gives on device "meta".
+        """The launch arguments that `make_args` returns on device "meta".
 
         Raises:
-            DeclarationError: It raises.
+            DeclarationError: `make_args` raises.
         """
         if (problem, seed) not in self._args:
             try:
@@ -218,25 +218,25 @@ def plan(
     incumbent: Table | None = None,
     device: Device | None = None,
 ) -> Plan:
-    """Say what each problem may run and what must be compiled for it.
+    """Plan which configs may run each problem, and what must be compiled for them.
 
     Args:
         found: The kernel and its module.
-        arch: Target.
-        problems: Problems, at their buckets' edges as a rule.
-        incumbent: The present table, whose choices are candidates too.
-        device: The GPU to tune for; the arch's reference device where none is named.
+        arch: The target.
+        problems: The problems, as a rule at their buckets' edges.
+        incumbent: The present table, whose entries' configs are candidates too.
+        device: The GPU to tune for; the arch's reference device when None.
 
     Raises:
         TuneError: There is no compiler here, or no config of a problem may run.
-        DeclarationError: The declaration cannot be asked; it says what raised.
+        DeclarationError: A function of the declaration raises; the message says which.
     """
     kernel = Kernel(found, arch, device)
     return Plan(kernel=kernel, problems=tuple(_planned(kernel, problem, incumbent) for problem in problems))
 
 
 def plan_only(kernel: Kernel, problem: Problem, configs: Sequence[Config]) -> ProblemPlan:
-    """Say which of some configs, and the default, may run a problem, and what must be compiled for them."""
+    """Plan one problem with its default and some configs, of which those that may not run are left out."""
     tunable, arch = kernel.tunable, kernel.arch
     default, space = tunable.default_config(arch, problem), set(tunable.space(arch, problem))
     wanted = dict.fromkeys([default, *(config for config in configs if config in space)])
@@ -283,7 +283,7 @@ def _planned(kernel: Kernel, problem: Problem, table: Table | None) -> ProblemPl
 
 
 def _described(value: Any) -> Hashable:
-    """A runtime argument by all that a launch reads of it."""
+    """All facts of a runtime argument that a launch reads, as one value."""
     if hasattr(value, "stride") and hasattr(value, "dtype"):
         return (tuple(value.shape), tuple(value.stride()), value.dtype)
     return (type(value).__name__, repr(value))

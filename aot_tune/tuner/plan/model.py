@@ -1,17 +1,17 @@
-"""Predict a candidate's time from what the declaration and the cubin say. Pure: runs and measures nothing.
+"""Predict a candidate's time from the declaration and the cubin. Pure: runs and measures nothing.
 
-One model for every kernel and arch. The time is what the busiest multiprocessor takes for the tiles it runs
-one after another: their number, by waves and by the residency that registers and shared memory really allow,
-times the steps of the inner loop, times the slowest of
+There is one model for every kernel and arch. It predicts the time that the busiest multiprocessor takes for
+the tiles it runs one after another. That is their number (by waves, and by the residency that registers and
+shared memory allow), times the steps of the inner loop, times the slowest of
 
 - the tensor unit, shared by all resident blocks;
 - one block's serial chain: its own tensor time, the waits of a loop that is not pipelined, a cluster's cost;
 - shared-memory traffic of the tensor unit, and the issue of the loop's other instructions;
 - loads: bytes at the second-level cache's rate, or their latency over the pipeline's depth;
 
-plus an epilogue a tile; never below the time that the memory takes for all arguments once. Figures of cost
-are cycles of one multiprocessor, found on an exhaustive sweep of an H200 and rounded: the form matters, they
-hardly do.
+plus an epilogue for each tile. It is never below the time in which the memory moves all arguments once. The
+costs below are cycles of one multiprocessor. They were fitted to an exhaustive sweep of an H200 and rounded:
+the model's form matters, their exact values hardly do.
 """
 
 from __future__ import annotations
@@ -28,34 +28,35 @@ LAUNCH_US = 10.0
 """From the launch to the first useful byte, the L2 cache flushed before, microseconds."""
 
 WAIT_CYCLES = 50.0
-"""One wait until the tensor unit has drained; a loop that is not pipelined has at least one a step."""
+"""One wait until the tensor unit has drained; a loop that is not pipelined waits at least once in each
+step."""
 
 PIPELINED_WAIT_CYCLES = 10.0
-"""What is left of it where the next step's matrix operations are already queued."""
+"""The rest of such a wait where the next step's matrix operations are already queued."""
 
 STEP_CYCLES = 40.0
 """Barriers and addresses of a step, on its serial chain."""
 
 CLUSTER_CYCLES = 250.0
-"""What a step's barrier costs more across the blocks of a cluster."""
+"""Additional cost of a step's barrier across the blocks of a cluster."""
 
 ISSUE_CYCLES = 5.5
 """Issue of one instruction of the loop for the warps of one block."""
 
 SELECT_CYCLES = 4.0
-"""One more pass over an accumulator register at each step."""
+"""One further pass over an accumulator register in each step."""
 
 SPILL_CYCLES = 8.0
 """One load or store of a spilled register, on the serial chain."""
 
 LOAD_LATENCY_CYCLES = 2800.0
-"""From asking for a stage to having it, under load."""
+"""Latency of a load from its issue to its data, under load."""
 
 L2_BYTES_PER_CYCLE = 64.0
-"""What one multiprocessor gets from the second-level cache."""
+"""Rate at which one multiprocessor reads from the second-level cache."""
 
 SHARED_BYTES_PER_CYCLE = 80.0
-"""What the tensor unit gets from shared memory, bank conflicts included; 128 without them."""
+"""Rate at which the tensor unit reads shared memory, bank conflicts included; it is 128 without them."""
 
 ROWS_PER_READ = 64.0
 """Rows of the result that one reading of the second operand from shared memory serves, 2 bytes an element."""
@@ -75,26 +76,26 @@ BLOCK_OVERHEAD_BYTES = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Launched:
-    """How a config meets a problem: all that the model needs of the declaration."""
+    """A launch of a config on a problem: all facts of the declaration that the model needs."""
 
     work: Work
-    """What one tile costs."""
+    """The cost of one tile."""
 
     tiles: int
-    """Tiles of the problem."""
+    """Number of tiles of the problem."""
 
     blocks: int
-    """Clusters in the grid; fewer than tiles where the kernel is persistent."""
+    """Number of clusters in the grid; fewer than tiles where the kernel is persistent."""
 
     ctas: int
-    """Blocks that share a tile as a cluster."""
+    """Number of blocks that share a tile as a cluster."""
 
     memory_bytes: float
     """Bytes of all tensors, each counted once."""
 
 
 def residency(device: Device, resources: Resources) -> int:
-    """Blocks that one multiprocessor holds at a time; 0 where not even one fits."""
+    """Number of blocks that one multiprocessor holds at a time; 0 where not even one fits."""
     if resources.shared_bytes > device.shared_memory_per_block:
         return 0
     threads = max(resources.threads, 1)
@@ -107,14 +108,16 @@ def residency(device: Device, resources: Resources) -> int:
 
 
 _FEW = 100
-"""One spilled register's load or store in so many instructions costs little."""
+"""A loop with at most one load or store of a spilled register in this many instructions does not count as
+spilling."""
 
 
 def spills(resources: Resources, loop: Loop | None) -> bool:
-    """Whether registers are spilled where it costs: in the inner loop, or anywhere where no loop is known.
+    """Whether spilled registers cost time: those of the inner loop, or any where no loop is known.
 
-    A few bytes of stack outside of the loop cost little: on an H200 such configs won 2 of 27 matmul problems;
-    as do a few in a long loop: of attention_decode's first code one with 6 in 1025 instructions won 15 of 68.
+    A few bytes of stack outside of the loop cost little: on an H200 such configs won 2 of 27 matmul problems.
+    The same holds for a few accesses in a long loop: of attention_decode's first code, a config with 6 of
+    them in 1025 instructions won 15 of 68 problems.
     """
     if loop is None:
         return resources.stack_bytes > 0
@@ -127,9 +130,9 @@ def predict_us(launched: Launched, device: Device, resources: Resources | None, 
     Args:
         launched: The config on its problem.
         device: The GPU.
-        resources: What the cubin holds; None before it is compiled, when one block a multiprocessor is
-            assumed that fills its shared memory.
-        loop: The cubin's inner loop; None takes a plain one that waits once a step.
+        resources: The cubin's resources. Before it is compiled they are None, and one block on each
+            multiprocessor is assumed, which fills its shared memory.
+        loop: The cubin's inner loop; None assumes a plain one that waits once in each step.
     """
     groups = max(device.sm_count // launched.ctas, 1)
     blocks = max(min(launched.blocks, launched.tiles), 1)
@@ -151,7 +154,7 @@ def predict_us(launched: Launched, device: Device, resources: Resources | None, 
 def _step_cycles(
     launched: Launched, device: Device, resident: int, per_sm: float, shared: int, loop: Loop | None
 ) -> float:
-    """One step of all resident blocks: the slowest of what they share and what each waits for."""
+    """Cycles of one step of all resident blocks: the slowest of what they share and what each waits for."""
     flops, loaded = launched.work.flops / launched.ctas, launched.work.load_bytes / launched.ctas
     tensor = flops / _flops_per_cycle(device)
     chain = tensor + STEP_CYCLES + (CLUSTER_CYCLES if launched.ctas > 1 else 0.0)

@@ -1,4 +1,4 @@
-"""Which sizes are measured: those inside a bucket beside its edge, an even spread where not all are. Pure."""
+"""Choose the sizes to measure inside a bucket, and evenly spread items of a sequence. Pure."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from aot_tune.values.problem import Problem
 Item = TypeVar("Item")
 
 _INSIDE = ((5, 11), (6, 0), (7, 11))
-"""Points inside a bucket: eighths of the edge, and what is taken off where those are a multiple of 16.
+"""The points inside a bucket: eighths of the edge, and the number subtracted where those are a multiple of
+16.
 
-One point with a partly filled last tile in each half of the bucket, because a tile of a quarter of the edge
-takes one more row of tiles above 3/4 of it: on the recorded sweep (tests/data), points in one half alone
-leave up to 12 % in the other, one in each half leaves none. Between them 3/4 itself: its last tile is full
-for most tile sizes, as only the edge's is otherwise, and it is a size people use (96, 192, 384, 768). 11 off
-leaves no multiple of 16, and no tile size full.
+Each half of the bucket has one point with a partly filled last tile, because a tile of a quarter of the edge
+needs one more row of tiles above 3/4 of the edge: on the recorded sweep (tests/data) points in one half alone
+leave a regret of up to 12 % in the other, and one in each half leaves none. Between them is 3/4 itself. Its
+last tile is full for most tile sizes, as otherwise only the edge's is, and people use it (96, 192, 384, 768).
+Subtracting 11 leaves no multiple of 16 and no full last tile.
 """
 
 
 def sizes_inside(axes: Axes, bucket: Problem) -> list[Problem]:
     """The problems inside a bucket that a sweep measures beside its edge, ascending.
 
-    Three where the bucket is wide enough, else all there are: none for an edge of 1 or 2, 3 for 4, and 5, 6,
-    7 for 8. With several Pow2 axes all of them shrink together, so that the count stays three.
+    There are three where the bucket is wide enough, and otherwise all of its sizes: none for an edge of 1 or
+    2, the size 3 for an edge of 4, and 5, 6, 7 for an edge of 8. Several Pow2 axes shrink together, so that
+    there are three.
     """
     edges = {name: bucket.size(name) for name, axis in axes.items() if isinstance(axis, Pow2)}
     found: dict[Problem, None] = {}

@@ -1,1 +1,1 @@
-"""A child process that answers calls, reports progress and can be killed."""
+"""A child process that answers requests, reports progress and can be killed."""

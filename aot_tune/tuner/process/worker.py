@@ -1,10 +1,11 @@
 """A child process that answers requests, and that can be killed and replaced. Knows no kernel and no GPU.
 
-The child is a fresh interpreter (never a fork: a forked child of a process with threads or CUDA is a trap)
-with the parent's ``sys.path``, in a session and process group of its own, so that killing it takes the
-compiler it started along. A *guard*, a second tiny process, holds one end of a pipe whose other end only the
-parent has: when the parent dies, of whatever, the guard kills the group. PR_SET_PDEATHSIG would not do: it
-fires when the *thread* that started the child ends, and it leaves the child's own children running.
+The child is a fresh interpreter with the parent's ``sys.path``. It is never a fork, because a fork of a
+process with threads or CUDA may deadlock. It has a session and process group of its own, so that killing the
+group also ends a compiler that it started. A *guard*, a second small process, holds one end of a pipe whose
+other end only the parent has: when the parent dies for whatever reason, the guard kills the group.
+PR_SET_PDEATHSIG does not serve: it fires when the *thread* that started the child ends, and it leaves the
+child's own children running.
 """
 
 from __future__ import annotations
@@ -25,32 +26,33 @@ from aot_tune.errors import TuneError
 from aot_tune.tuner.process.worker_main import HEADER, send
 
 START_SECONDS = 120.0
-"""How long a child may take to start; importing torch and creating a CUDA context took 3-8 s on a busy
+"""Longest start of a child, seconds. Importing torch and creating a CUDA context took 3 to 8 s on a busy
 host."""
 
 _REAP_SECONDS = 10.0
-"""How long a killed child may take to disappear; the driver first tears down its context."""
+"""Longest wait for a killed child to disappear, seconds; the driver first tears down its context."""
 
 _TAIL_BYTES = 4000
-"""How much of what a child last wrote to stderr an error repeats."""
+"""Bytes of the end of a child's stderr that an error repeats."""
 
 Kind = Literal["ready", "progress", "reply", "error"]
 Report = Callable[[object], None]
-"""What a target calls to send a progress message."""
+"""The function that a target calls to send a progress message."""
 
 _START = (
     "import sys; pipes = sys.argv[1:4]; sys.path[:] = sys.argv[4:]; "
     "from aot_tune.tuner.process.worker_main import main; main(*map(int, pipes))"
 )
-"""What the child runs. Not ``-m``: the folder it puts on ``sys.path`` first could hide a module."""
+"""The child's program. It is not started with ``-m``, which puts a folder first on ``sys.path`` that could
+hide a module."""
 
 
 class WorkerDied(TuneError):
     """A child ended on its own.
 
     Attributes:
-        code: Its exit code, or minus the signal that killed it; None when it could not be told.
-        said: The end of what it wrote to stderr.
+        code: Its exit code, or minus the signal that killed it; None when it is unknown.
+        said: The end of its output to stderr.
     """
 
     def __init__(self, code: int | None, said: str) -> None:
@@ -59,10 +61,10 @@ class WorkerDied(TuneError):
 
 
 class WorkerTimeout(TuneError):
-    """A child was silent for too long. It still runs: kill it.
+    """A child was silent for too long. It still runs and must be killed.
 
     Attributes:
-        seconds: How long it was silent.
+        seconds: The length of the silence, seconds.
     """
 
     def __init__(self, what: str, seconds: float) -> None:
@@ -71,7 +73,7 @@ class WorkerTimeout(TuneError):
 
 
 class WorkerSlowStart(WorkerTimeout):
-    """A child did not become ready in time: nothing that it was to do is to blame."""
+    """A child did not become ready in time. The request that it was started for is not to blame."""
 
 
 class RemoteError(TuneError):
@@ -104,11 +106,10 @@ class Worker:
     """One child process and the object that lives in it.
 
     Args:
-        target: ``package.module:Class``; the child builds ``Class(report, **init)`` and requests call its
-        methods.
-            ``report(message)`` sends a progress message, any picklable value.
+        target: ``package.module:Class``. The child builds ``Class(report, **init)`` and requests call its
+            methods. ``report(message)`` sends a progress message, any picklable value.
         init: Keyword arguments of the class; picklable.
-        environment: Variables to set in the child beside the parent's own.
+        environment: Variables to set in the child in addition to the parent's.
     """
 
     def __init__(
@@ -145,19 +146,19 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The child's process id, its group's as well."""
+        """The child's process id, which is also that of its group."""
         return self._process.pid
 
     def fileno(self) -> int:
-        """What ``select`` waits on for the next message."""
+        """The descriptor on which ``select`` waits for the next message."""
         return self._from_child
 
     def running(self) -> bool:
-        """Whether the child has not ended."""
+        """Whether the child runs."""
         return self._process.poll() is None
 
     def said(self) -> str:
-        """The end of what the child wrote to stdout and stderr."""
+        """The end of the child's output to stdout and stderr."""
         if self._stderr.closed:
             return self._last_said
         size = os.fstat(self._stderr.fileno()).st_size
@@ -170,8 +171,8 @@ class Worker:
         """Wait until the child has built its target.
 
         Raises:
-            WorkerSlowStart: It did not in time.
-            WorkerDied: It ended.
+            WorkerSlowStart: The child was not ready in time.
+            WorkerDied: The child ended.
             RemoteError: The target's constructor raised.
         """
         limit = time.monotonic() + timeout_s
@@ -189,17 +190,18 @@ class Worker:
         timeout_s: float,
         on_progress: Callable[[Any], None] | None = None,
     ) -> Any:
-        """Call ``target.method(**payload)`` in the child and wait for what it returns.
+        """Call ``target.method(**payload)`` in the child and wait for the returned value.
 
         Args:
             method: A method of the target.
             payload: Its keyword arguments; picklable.
-            timeout_s: The longest silence: each progress message starts it anew. A start is not counted.
+            timeout_s: The longest silence, seconds; each progress message restarts it. A start does not
+                count.
             on_progress: Called with each progress message.
 
         Raises:
             WorkerTimeout: The child was silent for longer; it still runs.
-            WorkerDied: It ended before it answered.
+            WorkerDied: The child ended before it answered.
             RemoteError: The method raised.
         """
         self.wait_ready()
@@ -217,14 +219,14 @@ class Worker:
                 on_progress(value)
 
     def send(self, method: str, payload: Mapping[str, object]) -> None:
-        """Ask without waiting; `receive` brings the answer."""
+        """Send a request without waiting; `receive` returns the answer."""
         self._write((method, dict(payload)))
 
     def receive(self, timeout_s: float) -> tuple[Kind, Any] | None:
         """The next message, or None when none came in time.
 
         Raises:
-            WorkerDied: The child ended and all it had sent was received.
+            WorkerDied: The child ended, and all of its messages were received.
         """
         limit = time.monotonic() + timeout_s
         while True:
@@ -264,8 +266,9 @@ class Worker:
     # Ending -------------------------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """End the child and all it started, at once. May be called again, and on a child that is gone."""
-        with suppress(ProcessLookupError, PermissionError):  # what a dead child started may still run
+        """End the child and all processes that it started. May be called again, and after its end."""
+        # Also where the child is dead: processes that it started may still run.
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):  # a child stuck in the driver cannot be waited for
             self._process.wait(_REAP_SECONDS)

@@ -1,4 +1,4 @@
-"""The half of a `Worker` in the child process: build the target, answer requests, fork the guard."""
+"""The child's half of a `Worker`: build the target, answer requests, fork the guard."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from importlib import import_module
 from typing import Any, BinaryIO
 
 HEADER = 8
-"""Bytes of a message's length, before its pickle."""
+"""Size of a message's length field, which precedes its pickle, bytes."""
 
 
 def send(pipe: BinaryIO, message: object) -> None:
-    """Write one message, whole."""
+    """Write one whole message."""
     data = pickle.dumps(message)
     pipe.write(len(data).to_bytes(HEADER, "little") + data)
     pipe.flush()
@@ -33,7 +33,8 @@ def main(requests_from: int, replies_to: int, lifeline: int) -> None:
     _guard(lifeline, (requests_from, replies_to))
     os.close(lifeline)
     for descriptor in (requests_from, replies_to):
-        os.set_inheritable(descriptor, False)  # else a compiler that outlives this process hides its end
+        # A compiler that inherited them and outlived this process would keep the pipes open.
+        os.set_inheritable(descriptor, False)
     requests, replies = os.fdopen(requests_from, "rb"), os.fdopen(replies_to, "wb")
     try:
         name, init = _next(requests)
@@ -43,7 +44,7 @@ def main(requests_from: int, replies_to: int, lifeline: int) -> None:
         send(replies, ("ready", None))
         _serve(served, requests, replies)
     except (EOFError, BrokenPipeError):
-        pass  # the parent has gone, or wants no more
+        pass  # the parent has ended or closed the pipes
     except Exception as error:
         traceback.print_exc()
         send(replies, ("error", _described(error)))
@@ -68,7 +69,7 @@ def _described(error: Exception) -> tuple[str, str, str]:
 
 
 def _guard(lifeline: int, others: tuple[int, ...]) -> None:
-    """Fork the guard: it waits until the parent's end of `lifeline` closes, then kills this group."""
+    """Fork the guard, which waits until the parent's end of `lifeline` closes and then kills this group."""
     group = os.getpid()
     if os.fork():
         return

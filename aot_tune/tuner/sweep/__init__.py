@@ -1,1 +1,1 @@
-"""A whole sweep: kernel by kernel, journal, progress, report; or a prediction without a GPU."""
+"""A whole sweep, kernel by kernel, with its journal, progress and report; or a prediction without a GPU."""

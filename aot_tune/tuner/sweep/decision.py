@@ -1,4 +1,4 @@
-"""From what was measured to a portfolio and a table, beside the table that is there. Reads no file."""
+"""Turn a kernel's measured times and its present table into a portfolio and a new table. Reads no file."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from aot_tune.values.problem import Problem
 
 
 class Decision:
-    """What a kernel's sweep decides.
+    """Chooses the portfolio and the table of one kernel's sweep.
 
     Args:
         planned: The kernel's problems.
-        identity: What they are measured with.
+        identity: The conditions under which they are measured.
         old: The present table.
         whole: Whether all declared problems are swept; else the present table's other entries stay.
 
     Raises:
-        TuneError: Entries that would stay can not stand beside new ones; nothing was measured yet.
+        TuneError: Entries that would stay were made under other conditions than the new ones; nothing was
+            measured yet.
     """
 
     def __init__(self, planned: Plan, identity: Mapping[str, str], old: Table | None, *, whole: bool) -> None:
         self.tunable, device = planned.kernel.tunable, planned.kernel.device
         self.old = old
-        """The table that is decided beside."""
+        """The present table, whose entries win ties and may stay."""
         self._whole = whole
         self._joined: tuple[Config, ...] | None = None
         self._empty = Sweep(
@@ -50,10 +51,10 @@ class Decision:
             defaults={each.problem: each.default for each in planned.problems},
             candidates={},
         )
-        comparable(self._empty, old, self._keep)  # refuses before anything is measured
+        comparable(self._empty, old, self._keep)  # raises before anything is measured
 
     def sweep(self, swept: Swept) -> Sweep:
-        """What was measured, as the choice takes it."""
+        """The measured times in the form that the choice takes."""
         return replace(
             self._empty,
             candidates=swept.candidates,
@@ -63,7 +64,7 @@ class Decision:
         )
 
     def portfolio(self, swept: Swept) -> tuple[Config, ...]:
-        """The configs to time everywhere."""
+        """The configs to time at every edge and every point inside a bucket."""
         return settle_portfolio(self.sweep(swept), self.old, keep=self._keep)
 
     def table(self, swept: Swept) -> Table:
@@ -72,22 +73,24 @@ class Decision:
         Raises:
             TuneError: As `choose_entries`.
         """
-        sweep, portfolio = self.sweep(swept), swept.portfolio
+        sweep = self.sweep(swept)
+        portfolio = swept.portfolio
         if self._joined is not None:
-            # Another tune's configs were not timed everywhere here: they win none of this sweep's edges.
-            portfolio, theirs = self._joined, set(self._joined) - self._timed(swept)
+            # The configs of another tune were not timed everywhere here: they win none of this sweep's edges.
+            portfolio = self._joined
+            theirs = set(self._joined) - self._timed(swept)
             sweep = replace(sweep, candidates=_without(sweep.candidates, theirs))
         return choose_entries(sweep, portfolio, incumbent=self.old, keep=self._keep)
 
     def join(self, now: Table | None, swept: Swept) -> None:
-        """Decide beside the table that another tune has put there since the sweep began.
+        """Take into account the table that another tune has written since the sweep began.
 
-        A whole sweep's portfolio stays. A partial one's gives way: the other entries' points are columns over
-        theirs, so those of its configs that this sweep's edges need are added at its end, as if it had
-        been there from the first.
+        The portfolio of a whole sweep stays. That of a partial sweep gives way: the other entries' points
+        have one column for each config of the other tune's portfolio. So that portfolio is kept, and the
+        configs that this sweep's edges need are added at its end, as if it had been there from the start.
 
         Raises:
-            TuneError: The two do not fit.
+            TuneError: The two tables do not go together (`check_joinable`).
         """
         check_joinable(self._empty, now, self.old, tuple(self._empty.defaults) if self._whole else ())
         self.old = now

@@ -1,8 +1,8 @@
-"""A sweep's journal: every record is on disk before it is acknowledged. Knows nothing of what records mean.
+"""A sweep's journal: every record is on disk before it is acknowledged. Does not interpret its records.
 
-One record a line: ``crc32 length identity {json}``. The length and the checksum let intact records be found
-again between any damage; the identity, a digest of the conditions, says whom a record belongs to even when
-the first line, which spells the conditions out, is lost.
+Each line holds one record: ``crc32 length identity {json}``. The length and the checksum let the reader find
+intact records between any damage. The identity is a digest of the conditions of the sweep. It says which
+sweep a record belongs to even when the first line, which spells the conditions out, is lost.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ _IDENTITY_KEY = "made_with"
 
 
 class Journal:
-    """An open journal, held by this process alone. Make one with `Journal.open`.
+    """An open journal, locked by this process. Make one with `Journal.open`.
 
     Attributes:
-        damage: What was wrong with the file and where the damaged bytes are, one line; None when whole.
+        damage: One line that describes the damage of the file and names the file that holds the damaged
+            bytes; None for an intact file.
     """
 
     def __init__(self, path: Path, lock: FileLock, identity: Mapping[str, str]) -> None:
@@ -48,15 +49,16 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, identity: Mapping[str, str]) -> Journal:
-        """Open a journal to go on with it, or start one.
+        """Open a journal to resume it, or start one.
 
         Args:
-            path: The file; its folder is made where it is missing.
-            identity: The conditions its records hold under: driver, compiler, source, GPU. Name to text.
+            path: The file; a missing folder is made.
+            identity: The conditions of its records, name to text: driver, compiler, source, GPU.
 
         Raises:
-            JournalMismatchError: It was made under other conditions; names what differs.
-            TuneError: Another process holds it (names its pid), or it cannot be read or written.
+            JournalMismatchError: It was made under other conditions; the message names those that differ.
+            TuneError: Another process has locked it (the message names its pid), or it cannot be read or
+                written.
         """
         path = Path(path)
         try:
@@ -64,7 +66,7 @@ class Journal:
             lock = _locked(path)
         except OSError as error:
             raise TuneError(
-                f"{path}: cannot open the journal: {_words(error)}; name another folder with --journal"
+                f"{path}: cannot open the journal: {_reason(error)}; name another folder with --journal"
             ) from error
         journal = cls(path, lock, identity)
         try:
@@ -72,7 +74,7 @@ class Journal:
         except OSError as error:
             journal.close()
             raise TuneError(
-                f"{path}: cannot open the journal: {_words(error)}; "
+                f"{path}: cannot open the journal: {_reason(error)}; "
                 "make room or name another folder with --journal"
             ) from error
         except BaseException:
@@ -82,18 +84,19 @@ class Journal:
 
     @property
     def records(self) -> list[Record]:
-        """The records that were there when it was opened, in their order."""
+        """The records that the file held when it was opened, in their order."""
         return list(self._records)
 
     def append(self, record: Record) -> None:
-        """Put one record on disk. When this returns, no crash loses it.
+        """Write one record to disk. When this returns, no crash loses it.
 
         Args:
-            record: Of plain JSON values that come back equal; NaN and infinities are none.
+            record: Plain JSON values that come back equal. NaN and infinities are refused.
 
         Raises:
-            ValueError: The record would not come back as it is.
-            TuneError: It could not be written; the journal takes no more, and keeps all it acknowledged.
+            ValueError: The record would not come back equal.
+            TuneError: It could not be written. The journal accepts no further record, and keeps all earlier
+                ones.
         """
         if _IDENTITY_KEY in record:
             raise ValueError(
@@ -102,7 +105,7 @@ class Journal:
         self._write(_line(record, self._digest))
 
     def close(self) -> None:
-        """Let go of the file. Safe to call twice."""
+        """Close and unlock the file. May be called twice."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -115,10 +118,10 @@ class Journal:
         self.close()
 
     def _start(self, identity: Mapping[str, str]) -> None:
-        """Read what is there, check whose it is, set damage aside, and be ready to append."""
+        """Read the file, check its identity, set damaged bytes aside, and open it for appending."""
         if self._path.exists() and not self._path.is_file():
             raise TuneError(
-                f"{self._path}: is no plain file; move it away or name another folder with --journal"
+                f"{self._path}: is not a plain file; move it away or name another folder with --journal"
             )
         data = self._path.read_bytes() if self._path.exists() else b""
         found = _scan(data)
@@ -126,7 +129,7 @@ class Journal:
         self._records = [record for _, record in found.records if _IDENTITY_KEY not in record]
         header = _line({_IDENTITY_KEY: dict(identity)}, self._digest)
         clean = header + b"".join(_line(record, self._digest) for record in self._records)
-        # An empty file is a crash between creating it and its first line: nothing was lost.
+        # An empty file is left by a crash between its creation and its first line: nothing was lost.
         if data and data != clean:
             self.damage = self._set_aside(found.damaged)
         if data != clean:
@@ -157,7 +160,7 @@ class Journal:
             os.fsync(self._descriptor)
         except OSError as error:
             self._failed = (
-                f"{self._path}: cannot save a measurement: {_words(error)}; all that was reported is kept, "
+                f"{self._path}: cannot save a measurement: {_reason(error)}; all finished results are kept: "
                 "make room and run the same command again"
             )
             self._stop()
@@ -165,9 +168,9 @@ class Journal:
         self._saved += len(line)
 
     def _stop(self) -> None:
-        """Take back a half-written line and write no more: after a failed fsync, who knows what is saved."""
+        """Remove a half-written line and accept no more: after a failed fsync the disk's state is unknown."""
         assert self._descriptor is not None
-        with contextlib.suppress(OSError):  # else the next opening sets the torn line aside
+        with contextlib.suppress(OSError):  # where this fails, the next opening sets the torn line aside
             os.ftruncate(self._descriptor, self._saved)
         os.close(self._descriptor)
         self._descriptor = None
@@ -177,14 +180,14 @@ class Journal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Found:
-    """What a journal's bytes hold."""
+class _Scanned:
+    """The content of a journal's bytes."""
 
     records: tuple[tuple[str, Record], ...]
-    """Intact records in their order, each with the digest of its conditions."""
+    """The intact records in their order, each with the digest of its conditions."""
 
     damaged: tuple[bytes, ...]
-    """The bytes between them, in their order; line ends that are in place are no damage."""
+    """The bytes between them, in their order. A line end after a record is not damage."""
 
 
 def _line(record: Record, digest: str) -> bytes:
@@ -195,7 +198,7 @@ def _line(record: Record, digest: str) -> bytes:
     return b"%08x %d %b\n" % (zlib.crc32(body), len(body), body)
 
 
-def _scan(data: bytes) -> _Found:
+def _scan(data: bytes) -> _Scanned:
     """Find every intact record, wherever the damage is."""
     records: list[tuple[str, Record]] = []
     damaged: list[bytes] = []
@@ -212,7 +215,7 @@ def _scan(data: bytes) -> _Found:
         done = at = end + 1 if data[end : end + 1] == b"\n" else end
     if done < len(data):
         damaged.append(data[done:])
-    return _Found(records=tuple(records), damaged=tuple(damaged))
+    return _Scanned(records=tuple(records), damaged=tuple(damaged))
 
 
 def _digest(identity: Mapping[str, str]) -> str:
@@ -226,7 +229,7 @@ def _check_identity(
     if not foreign:
         return
     spelled = next((record[_IDENTITY_KEY] for record in foreign if _IDENTITY_KEY in record), None)
-    differences = "its first line, which told them, is damaged"
+    differences = "its first line, which named them, is damaged"
     if spelled is not None:
         differences = "; ".join(
             f"{name} was {spelled.get(name, 'not set')}, is {identity.get(name, 'not set')}"
@@ -234,7 +237,7 @@ def _check_identity(
             if spelled.get(name) != identity.get(name)
         )
     raise JournalMismatchError(
-        f"{path}: this sweep was begun under other conditions: {differences}; its times can not be mixed "
+        f"{path}: this sweep was begun under other conditions: {differences}; its times cannot be mixed "
         "with new ones: move the file away to start over, or restore the conditions to go on"
     )
 
@@ -243,7 +246,7 @@ def _check_identity(
 
 
 def _locked(path: Path) -> FileLock:
-    """The lock beside the journal; its file holds the pid of who has it."""
+    """Lock the journal; the lock's file holds the pid of its holder."""
     lock_path = path.with_name(path.name + ".lock")
 
     def sign(descriptor: int) -> None:
@@ -262,5 +265,6 @@ def _locked(path: Path) -> FileLock:
     return lock
 
 
-def _words(error: OSError) -> str:
+def _reason(error: OSError) -> str:
+    """The system's reason without the file's name, which the messages here begin with."""
     return error.strerror or str(error)

@@ -1,12 +1,12 @@
 """Measure one kernel on one GPU: candidates at edges, a portfolio, the portfolio everywhere. Writes no table.
 
-1. *Candidates*: at each bucket's edge the shortlist is verified and timed once; what comes near the fastest
-   is timed again, interleaved (the finals).
+1. *Candidates*: at each bucket's edge the configs of the shortlist are verified and timed once; those near
+   the fastest are timed again, interleaved (the finals).
 2. *Portfolio*: a few configs are chosen over all edges.
 3. *Portfolio times*: at each edge and at each point inside its bucket the portfolio and the default are
-   verified and timed, at the edges with finals of their own.
+   verified and timed; at the edges those near the fastest are timed again, interleaved (the run-off).
 
-Compiling goes on meanwhile; what the journal holds already is not measured again. Winners are checked once
+Compilations go on meanwhile. A result that the journal holds is not measured again. Winners are verified once
 more in a fresh process when the table is known (`KernelSweep.recheck`).
 """
 
@@ -22,12 +22,12 @@ from aot_tune.tuner.choose.times import as_of_first_run, finalists
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled, CompileResult, compiles_nowhere
 from aot_tune.tuner.measure.trials import Conditions
-from aot_tune.tuner.outcome import Failure, Measurement, Outcome
+from aot_tune.tuner.outcome import STRIKES, Failure, Measurement, Outcome
 from aot_tune.tuner.plan.candidates import Plan, ProblemPlan, plan_only
 from aot_tune.tuner.plan.shortlist import shortlist
 from aot_tune.tuner.plan.sizes import sizes_inside
-from aot_tune.tuner.sweep.pages import Book, Page, Step
-from aot_tune.tuner.sweep.progress import Progress
+from aot_tune.tuner.sweep.progress import CompileReporter, Progress
+from aot_tune.tuner.sweep.results import Step, StepResult, SweepResults
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
@@ -36,13 +36,13 @@ Cubins = Mapping[Config, "Path | None"]
 
 
 class Measurer(Protocol):
-    """What a sweep asks of a measuring session (`aot_tune.tuner.measure.session.MeasureSession`)."""
+    """The part of `aot_tune.tuner.measure.session.MeasureSession` that a sweep needs."""
 
     conditions: list[Conditions]
-    """What each request so far was measured under."""
+    """The conditions of each request so far."""
 
     verify_s: float
-    """Seconds spent verifying so far."""
+    """Time spent verifying so far, seconds."""
 
     def measure(self, problem: Problem, configs: Cubins) -> list[Outcome]:
         """Verify and time each config once."""
@@ -51,15 +51,15 @@ class Measurer(Protocol):
         """Time verified configs again, interleaved."""
 
     def recheck(self, problem: Problem, configs: Cubins) -> list[Failure]:
-        """Verify winners again in a fresh process; those that are wrong."""
+        """Verify winners again in a fresh process; return a failure for each that is wrong."""
 
     def remember_fault(self, problem: Problem, config: Config, message: str) -> None:
-        """Count a fault that the journal knows of."""
+        """Count a fault that an earlier run recorded in the journal."""
 
 
 @dataclass(kw_only=True)
 class Swept:
-    """All that was measured of one kernel."""
+    """All times that were measured of one kernel."""
 
     candidates: Times = field(default_factory=dict)
     """At each edge, every candidate's time; a finalist's from the finals."""
@@ -71,31 +71,32 @@ class Swept:
     """At each edge and each point inside, the times of the portfolio and the default, taken together."""
 
     runoffs: Times = field(default_factory=dict)
-    """At each edge, the default and what came near the fastest of them, timed again, interleaved."""
+    """At each edge, the times of the default and of the configs near the fastest, timed again,
+    interleaved."""
 
     wrong: set[Config] = field(default_factory=set)
     """Configs that computed a wrong result anywhere: they win nowhere."""
 
     failures: int = 0
-    """Candidates that failed on a problem, for whatever reason but a rule's."""
+    """Number of candidates that failed on a problem. Those that a rule refuses do not count."""
 
     measure_s: float = 0.0
-    """Seconds spent timing."""
+    """Time spent timing, seconds."""
 
     verify_s: float = 0.0
-    """Seconds spent verifying."""
+    """Time spent verifying, seconds."""
 
 
 class KernelSweep:
-    """One kernel's measurements.
+    """Measures one kernel.
 
     Args:
         planned: The kernel's problems and their candidates.
-        feed: Compiles; the plan's jobs are submitted here.
-        session: Measures.
-        book: What is measured already, and where new measurements go.
-        progress: Told what happens.
-        portfolio: What was measured at the edges -> the portfolio.
+        feed: Compiles the plan's jobs, which are submitted to it here.
+        session: Measures on the GPU.
+        results: Holds the results of an earlier run and takes the new ones.
+        progress: Receives each event of the sweep.
+        portfolio: Chooses the portfolio from the times at the edges.
         exhaustive: Measure every candidate.
     """
 
@@ -104,27 +105,33 @@ class KernelSweep:
         planned: Plan,
         feed: CompileFeed,
         session: Measurer,
-        book: Book,
+        results: SweepResults,
         progress: Progress,
         *,
         portfolio: Callable[[Swept], tuple[Config, ...]],
         exhaustive: bool = False,
     ) -> None:
-        self._plan, self._feed, self._session, self._book = planned, feed, session, book
-        self._progress, self._portfolio, self._exhaustive = progress, portfolio, exhaustive
+        self._plan = planned
+        self._feed = feed
+        self._session = session
+        self._results = results
+        self._progress = progress
+        self._portfolio = portfolio
+        self._exhaustive = exhaustive
         self._swept = Swept()
         self._plans: dict[Problem, ProblemPlan] = {}
         self._compiled: dict[str, CompileResult] = {}
-        self._told: set[tuple[Config, str]] = set()
-        self._steps, self._done = 0, 0
-        self._earlier = feed.counts()  # of the kernels before
-        self._last_counts = (0, 0, 0)
+        self._reported: set[tuple[Config, str]] = set()
+        self._steps = 0
+        self._begun = 0
+        self._compilations = CompileReporter(feed.counts, progress)
 
     def run(self) -> Swept:
         """Do all three steps.
 
         Raises:
-            TuneError: The GPU is lost, the disk is full, nothing can be compiled; what was measured is kept.
+            TuneError: The GPU is lost, the disk is full, or nothing can be compiled; finished results are
+                kept.
         """
         swept, kernel = self._swept, self._plan.kernel
         inside = {
@@ -133,26 +140,27 @@ class KernelSweep:
         self._steps = 2 * len(inside) + sum(map(len, inside.values()))
         self._feed.submit(self._plan.jobs)
         for each in self._plan.problems:
-            self._step(each, lambda each=each: self._candidates(each))  # type: ignore[misc]
+            self._report_step(each.problem)
+            self._measure_candidates(each)
         swept.portfolio = self._portfolio(swept)
         everywhere = [problem for edge, sizes in inside.items() for problem in (*sizes, edge)]
         portfolio = [config for config in swept.portfolio if config not in swept.wrong]
         self._plans = {problem: plan_only(kernel, problem, portfolio) for problem in everywhere}
         self._feed.submit(job for each in self._plans.values() for job in each.jobs.values())
         for problem, each in self._plans.items():
-            finals = problem in inside
-            self._step(each, lambda each=each, finals=finals: self._everywhere(each, finals))  # type: ignore[misc]
+            self._report_step(problem)
+            self._measure_portfolio(each, finals=problem in inside)
         return swept
 
     def recheck(self, winners: Mapping[Problem, Config]) -> frozenset[Config]:
         """Verify winners once more in a fresh process.
 
         Returns:
-            Those that are wrong; they have joined `Swept.wrong`.
+            The winners that are wrong; they are added to `Swept.wrong`.
         """
         failed: set[Config] = set()
         for problem, config in winners.items():
-            if self._book.read("recheck", problem, [config]) is not None:
+            if self._results.read("recheck", problem, [config]) is not None:
                 continue
             cubins = self._cubins(self._plans[problem], [config])
             started = monotonic()
@@ -161,40 +169,39 @@ class KernelSweep:
             for failure in failures:
                 outcome = failure
                 failed.add(failure.config)
-                self._tell(problem, failure)
+                self._report_failure(problem, failure)
             spent = monotonic() - started
             self._swept.verify_s += spent
-            self._book.write("recheck", problem, Page(outcomes=(outcome,), verify_s=spent))
+            self._results.write("recheck", problem, StepResult(outcomes=(outcome,), verify_s=spent))
         self._swept.wrong |= failed
         return frozenset(failed)
 
     def broken(self) -> str | None:
-        """Why nothing of this kernel could be compiled; None where something was."""
+        """The reason why no compilation of this kernel succeeded; None where one did."""
         return compiles_nowhere(self._compiled.values())
 
     # The steps ----------------------------------------------------------------------------------------------
 
-    def _step(self, each: ProblemPlan, do: Callable[[], None]) -> None:
-        self._progress.measuring(each.problem, self._done, self._steps)
-        do()
-        self._done += 1
+    def _report_step(self, problem: Problem) -> None:
+        self._progress.measuring(problem, self._begun, self._steps)
+        self._begun += 1
 
-    def _candidates(self, each: ProblemPlan) -> None:
+    def _measure_candidates(self, each: ProblemPlan) -> None:
         listed = shortlist(
             self._plan.kernel, each, self._wait(each, each.candidates), exhaustive=self._exhaustive
         )
         for failure in listed.failures:
-            self._tell(each.problem, failure)
+            self._report_failure(each.problem, failure)
         keep = [each.default, *([each.incumbent] if each.incumbent else [])]
         times, finals = self._timed("candidates", each, listed.configs, keep=keep)
         times.update(as_of_first_run(times, finals))
-        # What launches the same code the same way takes the same time: measured once, it counts for both.
+        # Configs that launch the same code the same way take the same time: one measurement counts for both.
         for twin, leader in listed.twins.items():
             if leader in times:
                 times[twin] = replace(times[leader], config=twin)
         self._swept.candidates[each.problem] = times
 
-    def _everywhere(self, each: ProblemPlan, finals: bool) -> None:
+    def _measure_portfolio(self, each: ProblemPlan, *, finals: bool) -> None:
         members = [config for config in each.candidates if config not in self._swept.wrong]
         times, runoff = self._timed("portfolio", each, members, keep=[each.default], finals=finals)
         self._swept.portfolio_times[each.problem] = times
@@ -212,48 +219,49 @@ class KernelSweep:
         keep: Sequence[Config],
         finals: bool = True,
     ) -> tuple[dict[Config, Measurement], dict[Config, Measurement]]:
-        """Verify and time configs; then those near the fastest again, interleaved. Two runs, kept apart."""
-        times = self._page(step, each, configs, self._session.measure).measurements()
+        """Verify and time configs, then time those near the fastest again, interleaved; return both runs."""
+        times = self._result(step, each, configs, self._session.measure).measurements()
         best = finalists(times, keep)
         if not finals or not best:
             return times, {}
         final: Step = "candidate finals" if step == "candidates" else "portfolio finals"
-        return times, self._page(final, each, best, self._session.finals).measurements()
+        return times, self._result(final, each, best, self._session.finals).measurements()
 
-    def _page(
+    def _result(
         self, step: Step, each: ProblemPlan, configs: Sequence[Config], measure: Callable[..., list[Outcome]]
-    ) -> Page:
-        page = self._book.read(step, each.problem, configs)
-        if page is None:
+    ) -> StepResult:
+        """Return the result that the journal holds, or measure now and write it there."""
+        result = self._results.read(step, each.problem, configs)
+        if result is None:
             cubins = self._cubins(each, configs)
             started, verified, requests = monotonic(), self._session.verify_s, len(self._session.conditions)
             outcomes = measure(each.problem, cubins)
             verify_s = self._session.verify_s - verified
-            page = Page(
+            result = StepResult(
                 outcomes=tuple(outcomes),
                 measure_s=monotonic() - started - verify_s,
                 verify_s=verify_s,
                 conditions=tuple(one.as_record() for one in self._session.conditions[requests:]),
             )
-            self._book.write(step, each.problem, page)
+            self._results.write(step, each.problem, result)
         else:
-            for failure in page.failures():
-                if failure.stage in ("fault", "timeout"):
+            for failure in result.failures():
+                if failure.stage in STRIKES:
                     self._session.remember_fault(each.problem, failure.config, failure.message)
-        for failure in page.failures():
-            self._tell(each.problem, failure)
+        for failure in result.failures():
+            self._report_failure(each.problem, failure)
             if failure.stage == "verify":
                 self._swept.wrong.add(failure.config)
-        self._swept.measure_s += page.measure_s
-        self._swept.verify_s += page.verify_s
-        return page
+        self._swept.measure_s += result.measure_s
+        self._swept.verify_s += result.verify_s
+        return result
 
     def _wait(self, each: ProblemPlan, configs: Iterable[Config]) -> Mapping[str, CompileResult]:
         keys = {each.jobs[config].key for config in configs}
         missing = keys - self._compiled.keys()
         if missing:
-            self._compiled.update(self._feed.wait(missing, self._tell_compiled))
-            self._tell_compiled()
+            self._compiled.update(self._feed.wait(missing, self._compilations.report))
+            self._compilations.report()
         return {key: self._compiled[key] for key in keys}
 
     def _cubins(self, each: ProblemPlan, configs: Sequence[Config]) -> dict[Config, Path | None]:
@@ -264,19 +272,11 @@ class KernelSweep:
             found[config] = result.path if isinstance(result, Compiled) else None
         return found
 
-    def _tell_compiled(self) -> None:
-        done, total, failed = (
-            now - then for now, then in zip(self._feed.counts(), self._earlier, strict=True)
-        )
-        if (done, total, failed) != self._last_counts:
-            self._last_counts = done, total, failed
-            self._progress.compiled(done, total, failed)
-
-    def _tell(self, problem: Problem, failure: Failure) -> None:
-        """Report a failure once a config and stage; a config refused everywhere would fill the screen."""
+    def _report_failure(self, problem: Problem, failure: Failure) -> None:
+        """Report each config once per stage: a config that fails on every problem would fill the screen."""
         self._swept.failures += 1
-        if (failure.config, failure.stage) not in self._told:
-            self._told.add((failure.config, failure.stage))
+        if (failure.config, failure.stage) not in self._reported:
+            self._reported.add((failure.config, failure.stage))
             self._progress.failure(
                 self._plan.kernel.tunable.name, problem, failure.config, failure.stage, failure.message
             )

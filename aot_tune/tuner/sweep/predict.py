@@ -1,7 +1,8 @@
-"""`tune` for an arch without a GPU here: compile for real, rank by the model, mark all `predicted`.
+"""`tune` without a GPU of the arch: compile for real, rank by the model, mark every entry `predicted`.
 
-Touches no GPU and no measured table. A predicted entry keeps the default unless the model promises 10 % more
-(`rule.PREDICTED_GAIN`); a kernel whose space no model ranks keeps its defaults, and the compiler proves them.
+Touches no GPU and no measured table. A predicted entry keeps the default unless the model promises a gain of
+10 % or more (`rule.PREDICTED_GAIN`). A kernel whose search space the model cannot rank keeps its defaults,
+which are compiled to prove that they compile.
 
 A first look predicts a fixed part: a few buckets of each kernel with a few candidates each, evenly spread.
 """
@@ -31,22 +32,22 @@ from aot_tune.tuner.plan.candidates import Plan, ProblemPlan, plan
 from aot_tune.tuner.plan.model import predict_us
 from aot_tune.tuner.plan.shortlist import Shortlist, is_ranked, shortlist
 from aot_tune.tuner.plan.sizes import sizes_inside, spread
-from aot_tune.tuner.sweep.progress import Progress
+from aot_tune.tuner.sweep.progress import CompileReporter, Progress
 from aot_tune.tuner.sweep.report import FIRST_LOOK_CANDIDATES, PREDICTED_FOLDER, KernelReport, SweepRequest
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 
 TABLES = PREDICTED_FOLDER
-"""Where predicted tables go unless a request names another folder."""
+"""The folder of predicted tables, unless a request names another."""
 
 
 @dataclass(kw_only=True)
 class Predicted:
-    """What the compiler and the model say of one kernel."""
+    """The results of the compiler and the model for one kernel."""
 
     sweep: Sweep
-    """The model's times at edges as a sweep's, of every candidate that is left."""
+    """The model's time at each edge of every candidate that is left, in the form of a measured sweep."""
 
     failures: dict[Problem, tuple[Failure, ...]] = field(default_factory=dict)
     """Candidates that do not compile, spill or do not fit."""
@@ -61,18 +62,18 @@ def predict_kernel(
         request: What to predict.
         found: The kernel.
         feed: Compiles.
-        progress: Told what happens.
+        progress: Receives each event.
 
     Raises:
-        TuneError: The folder is one of measured tables, or nothing can be compiled here.
-        DeclarationError: The declaration cannot be asked.
+        TuneError: The folder holds measured tables, or nothing can be compiled here.
+        DeclarationError: A function of the declaration raises.
     """
     started = monotonic()
     path = store.table_path(_folder(request, found), request.arch, found.tunable.name)
     old = _earlier(path)
     device = Device.reference(request.arch)
     planned = plan(found, request.arch, request.buckets(found), device=device)
-    planned = first_look_plan(planned) if request.first_look else _told_apart(planned)
+    planned = first_look_plan(planned) if request.first_look else _without_unranked(planned)
     if request.first_look and old is not None and _predicts_more(old, planned):
         progress.note(
             f"{path} predicts {len(old.entries)} buckets already, more than a first look would: it stays"
@@ -98,7 +99,7 @@ def predict_kernel(
         if there != old:
             check_joinable(predicted.sweep, there, old)
         kept = None if whole or there is None or differences(predicted.sweep, there) else there
-        # As a reader will see it, floats rounded: an unchanged prediction is then equal to the one before.
+        # As a reader will see it, with rounded floats: an unchanged prediction then equals the one before.
         table = reader.parse(writer.dump(predicted_table(planned, compiled, predicted.sweep, kept)))
         return table, publish.refusals(table, None, found.tunable)
 
@@ -122,30 +123,31 @@ def predict_kernel(
     )
 
 
-def _told_apart(planned: Plan) -> Plan:
-    """A plan without what a prediction cannot choose: where no model ranks a space, its default is left."""
+def _without_unranked(planned: Plan) -> Plan:
+    """Keep the default alone of each problem whose candidates the model cannot rank."""
 
-    def left(each: ProblemPlan) -> ProblemPlan:
-        if is_ranked(planned.kernel, each):
-            return each
-        return replace(each, candidates=(each.default,), jobs={each.default: each.jobs[each.default]})
+    def kept(each: ProblemPlan) -> ProblemPlan:
+        return each if is_ranked(planned.kernel, each) else _with_candidates(each, (each.default,))
 
-    return replace(planned, problems=tuple(map(left, planned.problems)))
+    return replace(planned, problems=tuple(map(kept, planned.problems)))
 
 
 def first_look_plan(planned: Plan) -> Plan:
-    """A plan of what a first look predicts: each bucket's default, and others evenly spread."""
+    """Keep what a first look predicts: each bucket's default, and other candidates evenly spread."""
 
-    def few(each: ProblemPlan) -> ProblemPlan:
+    def kept(each: ProblemPlan) -> ProblemPlan:
         others = [config for config in each.candidates if config != each.default]
-        chosen = (each.default, *spread(others, FIRST_LOOK_CANDIDATES - 1))
-        return replace(each, candidates=chosen, jobs={config: each.jobs[config] for config in chosen})
+        return _with_candidates(each, (each.default, *spread(others, FIRST_LOOK_CANDIDATES - 1)))
 
-    return replace(planned, problems=tuple(map(few, _told_apart(planned).problems)))
+    return replace(planned, problems=tuple(map(kept, _without_unranked(planned).problems)))
+
+
+def _with_candidates(each: ProblemPlan, candidates: tuple[Config, ...]) -> ProblemPlan:
+    return replace(each, candidates=candidates, jobs={config: each.jobs[config] for config in candidates})
 
 
 def _predicts_more(table: Table, planned: Plan) -> bool:
-    """Whether a table of the same code and compiler has all buckets of a plan and others beside them."""
+    """Whether a table of the same code and compiler has all buckets of a plan and further ones."""
     present = {entry.bucket for entry in table.entries}
     return present > {each.problem for each in planned.problems} and not differences(
         _sweep(planned, {}), table
@@ -153,23 +155,23 @@ def _predicts_more(table: Table, planned: Plan) -> bool:
 
 
 def predict(planned: Plan, compiled: Mapping[str, CompileResult], progress: Progress) -> Predicted:
-    """The model's times at every edge, of all candidates that compile, fit and do not spill.
+    """Predict the time at every edge of all candidates that compile, fit and do not spill.
 
     Args:
         planned: The kernel's problems.
         compiled: Job key to result, for all of the plan's jobs.
-        progress: Told of failures, each once.
+        progress: Receives each failure once.
     """
     kernel = planned.kernel
     times: dict[Problem, dict[Config, Measurement]] = {}
     failures: dict[Problem, tuple[Failure, ...]] = {}
-    told: set[tuple[Config, str]] = set()
+    reported: set[tuple[Config, str]] = set()
     for each in planned.problems:
         listed = shortlist(kernel, each, compiled, exhaustive=True)
         failures[each.problem] = listed.failures
         for failure in listed.failures:
-            if (failure.config, failure.message) not in told:
-                told.add((failure.config, failure.message))
+            if (failure.config, failure.message) not in reported:
+                reported.add((failure.config, failure.message))
                 progress.failure(
                     kernel.tunable.name, each.problem, failure.config, failure.stage, failure.message
                 )
@@ -178,7 +180,7 @@ def predict(planned: Plan, compiled: Mapping[str, CompileResult], progress: Prog
 
 
 def _sweep(planned: Plan, times: Mapping[Problem, Mapping[Config, Measurement]]) -> Sweep:
-    """The model's times as those of a sweep, with what they were made from."""
+    """The model's times in the form of a measured sweep, with the kernel, device and compiler behind them."""
     kernel, tunable, device = planned.kernel, planned.kernel.tunable, planned.kernel.device
     return Sweep(
         kernel=tunable.name,
@@ -203,12 +205,12 @@ def _sweep(planned: Plan, times: Mapping[Problem, Mapping[Config, Measurement]])
 def predicted_table(
     planned: Plan, compiled: Mapping[str, CompileResult], sweep: Sweep, kept: Table | None = None
 ) -> Table:
-    """The table that the model's times make, points inside the buckets included.
+    """Choose the table from the model's times, points inside the buckets included.
 
     Args:
         planned: The kernel's problems.
         compiled: Job key to result.
-        sweep: What `predict` gave.
+        sweep: The result of `predict`.
         kept: A predicted table whose other entries stay, for a partial selection.
     """
     keep = tuple(entry.bucket for entry in kept.entries) if kept is not None else ()
@@ -225,7 +227,7 @@ def predicted_table(
 
 
 def _unpublished(planned: Plan, failures: int, compile_s: float, refusal: str) -> KernelReport:
-    """The row of a kernel of which there is nothing to predict."""
+    """The report of a kernel none of whose compilations succeeded."""
     return KernelReport(
         kernel=planned.kernel.tunable.name,
         evidence="predicted",
@@ -242,7 +244,7 @@ def _unpublished(planned: Plan, failures: int, compile_s: float, refusal: str) -
 
 
 def _left_alone(planned: Plan, path: Path, table: Table) -> KernelReport:
-    """The row of a kernel whose table a first look would only make smaller."""
+    """The report of a kernel whose table holds more than a first look would write."""
     return KernelReport(
         kernel=planned.kernel.tunable.name,
         evidence="predicted",
@@ -258,25 +260,18 @@ def _left_alone(planned: Plan, path: Path, table: Table) -> KernelReport:
 
 
 def _compiled(planned: Plan, feed: CompileFeed, progress: Progress) -> Mapping[str, CompileResult]:
-    """Compile all that a plan needs, and say how far it is."""
-    before, told = feed.counts(), (0, 0, 0)
+    """Compile all of a plan's jobs, and report how far that is."""
+    compilations = CompileReporter(feed.counts, progress)
     feed.submit(planned.jobs)
-
-    def tell() -> None:
-        nonlocal told
-        done, total, failed = (now - then for now, then in zip(feed.counts(), before, strict=True))
-        if told != (told := (done, total, failed)):
-            progress.compiled(done, total, failed)
-
-    results = feed.wait([job.key for job in planned.jobs], tell)
-    tell()
+    results = feed.wait([job.key for job in planned.jobs], compilations.report)
+    compilations.report()
     return results
 
 
 def _edge_times(
     planned: Plan, each: ProblemPlan, listed: Shortlist, compiled: Mapping[str, CompileResult]
 ) -> dict[Config, Measurement]:
-    """The model's time of each candidate that is left; where no model ranks them, the default's alone."""
+    """The model's time of each candidate left; of the default alone where the model cannot rank them."""
     if listed.predicted_us:
         return {config: _as_time(config, us) for config, us in listed.predicted_us.items()}
     if each.default not in listed.configs:
@@ -293,8 +288,8 @@ def _times(
 ) -> dict[Config, Measurement]:
     """The model's times at a size of a bucket, from the cubins compiled for its edge.
 
-    A size that is not divisible by 16 is compiled apart from the edge, to the same machine code: so it was
-    for all 96 configs of a matmul on sm_90.
+    A launch at a size that 16 does not divide has a cubin of its own. Its machine code was the same as the
+    edge's for all 96 configs of a matmul on sm_90.
     """
     kernel = planned.kernel
     times = {}
@@ -311,25 +306,25 @@ def _as_time(config: Config, us: float) -> Measurement:
 
 
 def _folder(request: SweepRequest, found: Found) -> Path:
-    """The folder to write to, which is never a package's own."""
+    """The folder to write to, which is never a package's own folder of tables."""
     folder = request.out or TABLES
     own = store.package_folder(found.tunable)
     if folder.resolve() == own.resolve():
         raise TuneError(
             f"{folder} holds the measured tables of {found.tunable.package}, and without a GPU of "
-            f"{request.arch} this predicts; name another folder with --out, or leave it away for {TABLES}"
+            f"{request.arch} this predicts; name another folder with --out, or leave --out away for {TABLES}"
         )
     return folder
 
 
 def _earlier(path: Path) -> Table | None:
-    """The predicted table of an earlier run.
+    """The predicted table of an earlier run; None where there is none.
 
-    Below build/ a file that is no table is a build product like any other. Elsewhere, or where a later
-    release wrote it, nobody knows what it holds: it stays.
+    A file below build/ that cannot be read as a table is a build product and is replaced. One that lies
+    elsewhere, or that a later release wrote, may hold anything and stays.
 
     Raises:
-        TuneError: It holds measurements, or nobody knows what, or is of another kernel or arch.
+        TuneError: The file holds measurements, cannot be read, or is the table of another kernel or arch.
     """
     if not path.exists():
         return None

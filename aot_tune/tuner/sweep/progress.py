@@ -1,4 +1,4 @@
-"""How far a sweep is, for a person: live bars on a terminal, plain lines elsewhere. Measures nothing."""
+"""Show a person how far a sweep is: live bars on a terminal, plain lines elsewhere. Measures nothing."""
 
 from __future__ import annotations
 
@@ -8,22 +8,32 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from aot_tune.tuner.outcome import Stage
-from aot_tune.tuner.sweep.progress_text import closing_table, failure_line, started_line
-from aot_tune.tuner.sweep.report import KernelReport
+from aot_tune.tuner.sweep.report import (
+    FIRST_LOOK_CANDIDATES,
+    PREDICTED_FOLDER,
+    KernelReport,
+    SweepRequest,
+)
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
+from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
-from aot_tune.values.text import duration
+from aot_tune.values.text import aligned, counted, duration
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
 LINE_EVERY_S = 10.0
-"""Plain lines come at most this often: a sweep of minutes stays one screen of a CI log."""
+"""Least seconds between two plain lines of the same kind, so that a sweep of minutes stays one screen of a
+log."""
+
+MESSAGE_CHARACTERS = 160
+"""Most characters shown of the first line of a failure's message. A compiler's message may run over pages;
+the journal keeps all of it."""
 
 
 class Progress(Protocol):
-    """What a sweep tells while it runs. Calls come from one thread, kernel after kernel."""
+    """Receives the events of a sweep. Calls come from one thread, kernel after kernel."""
 
     def started(self, *, kernel: str, arch: Arch, problems: int, jobs: int, device: str) -> None:
         """A kernel begins.
@@ -31,9 +41,9 @@ class Progress(Protocol):
         Args:
             kernel: Its name.
             arch: The arch tuned for.
-            problems: Buckets to sweep.
-            jobs: Compilations to do, duplicates and cached ones left out.
-            device: The GPU's name, or what is predicted for.
+            problems: Number of buckets to sweep.
+            jobs: Number of compilations, each counted once.
+            device: The GPU's name, or that of the reference device that is predicted for.
         """
 
     def compiled(self, done: int, total: int, failures: int) -> None:
@@ -48,13 +58,13 @@ class Progress(Protocol):
         """A candidate failed; `problem` is None where it fails for all."""
 
     def note(self, text: str) -> None:
-        """One sentence that a person should see."""
+        """Show one sentence that a person should see."""
 
     def finished(self, rows: Sequence[KernelReport]) -> None:
-        """The sweep is over: the closing table."""
+        """The sweep is over: show the closing table."""
 
     def close(self) -> None:
-        """Leave the terminal as it was; after it nothing is shown. May be called twice."""
+        """Leave the terminal as it was; afterwards nothing is shown. May be called twice."""
 
 
 def progress_on(stream: TextIO) -> Progress:
@@ -66,7 +76,7 @@ class PlainProgress(Progress):
     """Plain lines, for logs and pipes.
 
     Args:
-        stream: Where the lines go; stderr by default.
+        stream: Receives the lines; stderr by default.
         clock: Monotonic seconds.
         every_s: Least seconds between two lines of the same kind.
     """
@@ -86,21 +96,21 @@ class PlainProgress(Progress):
         self._last = {"compiled": -every_s, "measured": -every_s}
 
     def started(self, *, kernel: str, arch: Arch, problems: int, jobs: int, device: str) -> None:
-        """One line; the lines that follow are the kernel's."""
+        """Write one line; those that follow belong to this kernel."""
         self._kernel = kernel
         self._estimate = Estimate(self._clock)
         self._last = dict.fromkeys(self._last, self._clock())
         self.note(started_line(kernel, arch, problems, jobs, device))
 
     def compiled(self, done: int, total: int, failures: int) -> None:
-        """A line now and then, and one when all are done."""
+        """Write a line now and then, and one when all are done."""
         self._estimate.compiled(done, total)
         if self._due("compiled", last=done == total):
             failed = f", {failures} failed" if failures else ""
             self.note(f"{self._kernel}: compiled {done}/{total}{failed}{self._left()}")
 
     def measuring(self, problem: Problem, done: int, total: int) -> None:
-        """A line now and then, and one when all are done."""
+        """Write a line now and then, and one when all are done."""
         self._estimate.measured(done, total)
         if self._due("measured", last=done == total):
             self.note(f"{self._kernel}: measured {done}/{total}, at {problem}{self._left()}")
@@ -108,20 +118,20 @@ class PlainProgress(Progress):
     def failure(
         self, kernel: str, problem: Problem | None, config: Config, stage: Stage, message: str
     ) -> None:
-        """One line, at once."""
+        """Write one line, at once."""
         self.note(failure_line(kernel, problem, config, stage, message))
 
     def note(self, text: str) -> None:
-        """One line, at once."""
+        """Write one line, at once."""
         self._stream.write(text + "\n")
-        self._stream.flush()  # a pipe is block-buffered: a line must be seen when it is said
+        self._stream.flush()  # a pipe is block-buffered, and the line must be seen now
 
     def finished(self, rows: Sequence[KernelReport]) -> None:
-        """The closing table."""
+        """Write the closing table."""
         self.note("\n".join(closing_table(rows)))
 
     def close(self) -> None:
-        """Nothing to restore."""
+        """Do nothing: there is nothing to restore."""
 
     def _due(self, kind: str, *, last: bool) -> bool:
         now = self._clock()
@@ -165,7 +175,7 @@ class LiveProgress(Progress):
         self._measuring: TaskID | None = None
 
     def started(self, *, kernel: str, arch: Arch, problems: int, jobs: int, device: str) -> None:
-        """One line that stays, and fresh bars."""
+        """Write one line that stays, and show fresh bars."""
         for task in self._bars.task_ids:
             self._bars.remove_task(task)
         self._estimate = Estimate(self._clock)
@@ -182,7 +192,7 @@ class LiveProgress(Progress):
             self._bars.update(self._compiling, completed=done, total=total, detail=failed)
 
     def measuring(self, problem: Problem, done: int, total: int) -> None:
-        """Move the measuring bar; beside it what is measured, and how long still."""
+        """Move the measuring bar; beside it are the problem and the time left."""
         self._estimate.measured(done, total)
         if self._measuring is not None:
             left = self._estimate.left_s()
@@ -192,25 +202,25 @@ class LiveProgress(Progress):
     def failure(
         self, kernel: str, problem: Problem | None, config: Config, stage: Stage, message: str
     ) -> None:
-        """One line above the bars."""
+        """Write one line above the bars."""
         self.note(failure_line(kernel, problem, config, stage, message))
 
     def note(self, text: str) -> None:
-        """One line above the bars."""
+        """Write one line above the bars."""
         self._console.print(text, markup=False)
 
     def finished(self, rows: Sequence[KernelReport]) -> None:
-        """The closing table in place of the bars."""
+        """Write the closing table in place of the bars."""
         self.close()
         self.note("\n".join(closing_table(rows)))
 
     def close(self) -> None:
-        """Take the bars away."""
+        """Remove the bars."""
         self._bars.stop()
 
 
 class Estimate:
-    """How long still. Compiling and measuring overlap, so the longer of the two counts.
+    """Estimates the time left. Compiling and measuring overlap, so the longer of the two counts.
 
     Args:
         clock: Monotonic seconds.
@@ -222,22 +232,117 @@ class Estimate:
         self._lefts: dict[str, tuple[float, float]] = {}
 
     def compiled(self, done: int, total: int) -> None:
-        """Take note of compilations done."""
+        """Note that `done` of `total` compilations have ended."""
         self._seen("compile", done, total)
 
     def measured(self, done: int, total: int) -> None:
-        """Take note of problems measured."""
+        """Note that `done` of `total` steps are complete."""
         self._seen("measure", done, total)
 
     def left_s(self) -> float:
-        """Seconds left; 0 where nothing can be said yet or nothing is left."""
+        """Seconds left; 0 while no estimate is possible, and when nothing is left."""
         now = self._clock()
         return max([0.0, *(left - (now - at) for at, left in self._lefts.values())])
 
     def _seen(self, kind: str, done: int, total: int) -> None:
         now = self._clock()
-        # What a journal answered at once says nothing of the rest: rates count from the first call.
+        # Rates count from the first call on: what a journal or a cache answered at once does not show them.
         began, already = self._firsts.setdefault(kind, (now, done))
         fresh = done - already
         if fresh > 0:
             self._lefts[kind] = (now, (now - began) / fresh * (total - done))
+
+
+class CompileReporter:
+    """Reports one kernel's compilations to a `Progress` whenever their counts have changed.
+
+    Args:
+        counts: Returns the numbers of jobs done, submitted and failed, of all kernels so far
+            (`aot_tune.tuner.compile.feed.CompileFeed.counts`).
+        progress: Receives the counts of this kernel alone.
+    """
+
+    def __init__(self, counts: Callable[[], tuple[int, int, int]], progress: Progress) -> None:
+        self._counts = counts
+        self._progress = progress
+        self._earlier = counts()  # of the kernels before this one
+        self._last = (0, 0, 0)
+
+    def report(self) -> None:
+        """Report the counts unless they are those of the last report."""
+        done, total, failed = (
+            now - before for now, before in zip(self._counts(), self._earlier, strict=True)
+        )
+        if (done, total, failed) != self._last:
+            self._last = (done, total, failed)
+            self._progress.compiled(done, total, failed)
+
+
+# The lines ------------------------------------------------------------------------------------------------
+
+
+def prediction_notice(request: SweepRequest, compiler: str | None) -> list[str]:
+    """The first lines of a sweep that only predicts: how it predicts, where it writes, what it leaves out.
+
+    Args:
+        request: The request.
+        compiler: The version of cuTile's compiler; None when there is none.
+    """
+    folder = request.out or PREDICTED_FOLDER
+    lines = [
+        f"no {request.arch} GPU here: this predicts, and measures nothing. Each candidate is compiled by "
+        f"tileiras {compiler or '(not installed)'};",
+        "what fails, spills or does not fit is dropped, and a performance model ranks the rest for "
+        f"{Device.reference(request.arch).name}.",
+        f"Writes {folder / str(request.arch)}/, marked predicted; measured tables stay as they are. "
+        f"To use them: AOT_TUNE_TABLES={folder}",
+    ]
+    return lines + (_left_out(request) if request.first_look else [])
+
+
+def _left_out(request: SweepRequest) -> list[str]:
+    """Lines that say what a first look leaves out, and the commands that predict everything."""
+    declared = sum(len(found.tunable.buckets) for found in request.kernels)
+    chosen = sum(len(request.buckets(found)) for found in request.kernels)
+    installed, checkout = request.commands_for_everything()
+    return [
+        f"This is a first look at {counted(len(request.kernels), 'kernel')}: it predicts {chosen} of "
+        f"{counted(declared, 'bucket')} with at most {FIRST_LOOK_CANDIDATES} candidates each, evenly spread,",
+        f"and leaves out {counted(declared - chosen, 'bucket')} and all further candidates.",
+        f"To predict everything: {installed}",
+        f"or, in a checkout: {checkout}",
+    ]
+
+
+def started_line(kernel: str, arch: Arch, problems: int, jobs: int, device: str) -> str:
+    """The line a kernel begins with."""
+    return f"{kernel} {arch} on {device}: {counted(problems, 'problem')}, {counted(jobs, 'compilation')}"
+
+
+def failure_line(kernel: str, problem: Problem | None, config: Config, stage: Stage, message: str) -> str:
+    """One candidate's failure on one line."""
+    where = f" {problem}" if problem is not None else ""
+    first = next((line.strip() for line in message.splitlines() if line.strip()), "")
+    if len(first) > MESSAGE_CHARACTERS:
+        first = first[: MESSAGE_CHARACTERS - 1] + "…"
+    return f"{kernel}{where}: {stage}: {config}: {first}"
+
+
+def closing_table(rows: Sequence[KernelReport]) -> list[str]:
+    """The table at the end of a sweep, aligned; below it the reasons why tables were not published."""
+    heads = ("kernel", "problems", "speed-up", "failures", "compile s", "measure s", "verify s", "table")
+    cells = [
+        (
+            row.kernel,
+            str(row.problems),
+            f"{row.speedup:.2f}x" + (" predicted" if row.evidence == "predicted" else ""),
+            str(row.failures),
+            f"{row.compile_s:.1f}",
+            f"{row.measure_s:.1f}",
+            f"{row.verify_s:.1f}",
+            "not published" if row.path is None else f"{row.path} ({counted(row.changed, 'change')})",
+        )
+        for row in rows
+    ]
+    reasons = [f"{row.kernel}: not published: {reason}" for row in rows for reason in row.refusals]
+    return aligned([heads, *cells]) + reasons

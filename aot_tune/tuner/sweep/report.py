@@ -1,4 +1,4 @@
-"""What a sweep is asked for and what it reports, as values. Knows neither GPU, compiler nor terminal."""
+"""The request for a sweep and its report, as values. Knows neither GPU, compiler nor terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aot_tune.declare.discovery import Found
 
 PREDICTED_FOLDER = Path("build") / "tuned_configs"
-"""Where predicted tables are written unless --out names another folder: never among the measured ones."""
+"""The folder of predicted tables unless --out names another; it is never a folder of measured tables."""
 
 FIRST_LOOK_BUCKETS = 12
 """Most buckets of each kernel in a first look. It is a number and no time limit, so that every machine writes
@@ -33,16 +33,17 @@ class SweepRequest:
     """One `aot-tune tune`: what to sweep, how thoroughly, and where its results go."""
 
     kernels: tuple[Found, ...]
-    """The kernels, each with the module a child process imports to find it again."""
+    """The kernels, each with the module that a child process imports to find it again."""
 
     arch: Arch
     """The arch to tune for."""
 
     modules: tuple[str, ...] = ()
-    """Modules named by --module, for the command that resumes."""
+    """Modules named by --module; `command` repeats them."""
 
     problems: Mapping[str, tuple[Problem, ...]] = field(default_factory=dict)
-    """Kernel name -> the problems chosen by --problem; a kernel not in it sweeps all its typical ones."""
+    """Kernel name to the problems chosen by --problem; a kernel without one sweeps all its typical
+    problems."""
 
     limit: int | None = None
     """Most buckets of each kernel; None for all."""
@@ -51,35 +52,37 @@ class SweepRequest:
     """Whether to predict a fixed part of each kernel's buckets and candidates, evenly spread, and not all."""
 
     exhaustive: bool = False
-    """Measure every candidate and not only the model's best few."""
+    """Whether to measure every candidate and not only the model's best few."""
 
     require_measured: bool = False
-    """Whether a missing GPU is an error, which the command line has seen to; otherwise the sweep predicts."""
+    """Whether a missing GPU is an error and not a reason to predict. The command line raises it; `command`
+    repeats the option."""
 
     out: Path | None = None
-    """Folder of tables to write to; None for each package's own, or build/tuned_configs when predicting."""
+    """Folder of tables to write to; None for each package's own folder, or `PREDICTED_FOLDER` when
+    predicting."""
 
     jobs: int | None = None
-    """Compiling processes; None for one a core."""
+    """Number of compiling processes; None for one per core."""
 
     gpu: int | None = None
-    """Index of the GPU to measure on, as torch counts them, of `arch`; None to predict without one."""
+    """Index, as torch counts, of the GPU of `arch` to measure on; None to predict without a GPU."""
 
     journal: Path | None = None
-    """The folder of journals; None for their usual place below build/."""
+    """Folder of journals; None for `aot_tune.tuner.sweep.run.JOURNALS`."""
 
     cubins: Path | None = None
-    """Folder of cubins to reuse and add to; None for its usual place below build/."""
+    """Folder of cubins to reuse and add to; None for `aot_tune.tuner.sweep.run.CUBINS`."""
 
     fresh: bool = False
     """Whether to set an existing journal aside and start over."""
 
     verbose: bool = False
-    """Whether to tell each bucket's choice and its figures."""
+    """Whether to show each bucket's winner and its figures."""
 
     @property
     def predicts(self) -> bool:
-        """Whether it predicts for want of a GPU."""
+        """Whether the sweep predicts, because no GPU is named."""
         return self.gpu is None
 
     def buckets(self, found: Found) -> tuple[Problem, ...]:
@@ -93,16 +96,16 @@ class SweepRequest:
         return spread(tuple(dict.fromkeys(map(tunable.bucket_of, chosen))), self.limit)
 
     def command(self) -> str:
-        """The shell command that asks for the same sweep again; without --fresh, which would not resume."""
+        """The shell command for the same sweep, without --fresh, so that it resumes."""
         return shlex.join(["aot-tune", "tune", *self._words()])
 
     def commands_for_everything(self) -> tuple[str, str]:
-        """The shell commands that predict what a first look leaves out: installed, and in a checkout."""
+        """The shell commands that predict everything: where the package is installed, and in a checkout."""
         words = [*self._words(), "--full"]
         return shlex.join(["aot-tune", "tune", *words]), f"make tune ARGS={shlex.quote(shlex.join(words))}"
 
     def _words(self) -> list[str]:
-        # A first look is of all kernels: naming them would ask for everything of each.
+        # A first look takes all kernels. A command that names a kernel predicts all of its buckets.
         names = () if self.first_look else (found.tunable.name for found in self.kernels)
         words = [*names, "--arch", str(self.arch)]
         for module in self.modules:
@@ -120,66 +123,66 @@ class SweepRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelReport:
-    """What became of one kernel: a row of the closing table."""
+    """The result for one kernel: a row of the closing table."""
 
     kernel: str
-    """Its name."""
+    """The kernel's name."""
 
     evidence: Evidence
-    """Whether its figures are measured or a model's."""
+    """Whether the times are measured or predicted by the model."""
 
     problems: int
-    """Buckets swept."""
+    """Number of buckets swept."""
 
     speedup: float
-    """Geometric mean over the buckets of the default's time / the winner's."""
+    """Geometric mean over the buckets of the default's time divided by the winner's."""
 
     failures: int
-    """Candidates that failed anywhere: compiler, resources, launch, wrong result, time limit."""
+    """Number of candidates that failed on a problem, at any stage but ``legal``."""
 
     compile_s: float
-    """Seconds until the last compilation ended; measuring overlaps them."""
+    """Time until the last compilation ended, seconds; measuring overlaps it."""
 
     measure_s: float
-    """Seconds the GPU spent on timing."""
+    """Time spent on timing on the GPU, seconds."""
 
     verify_s: float
-    """Seconds spent comparing with the reference."""
+    """Time spent on comparing with the reference, seconds."""
 
     path: Path | None
-    """The table written; None when it was not published."""
+    """The table's file; None when it was not published."""
 
     changed: int = 0
-    """Entries added, removed, or otherwise than in the table that was there before."""
+    """Number of entries that were added, removed or changed."""
 
     resumed: int = 0
-    """Measurements taken over from the journal of an earlier run."""
+    """Number of outcomes taken from the journal of an earlier run."""
 
     device_name: str = ""
-    """The GPU it was measured on, or the reference device it was predicted for."""
+    """The name of the GPU, or of the reference device that was predicted for."""
 
     refusals: tuple[str, ...] = ()
-    """Why the table was not published, one sentence each; empty when it was."""
+    """The reasons why the table was not published, one sentence each; empty when it was."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepReport:
-    """What a sweep did."""
+    """The result of a sweep."""
 
     arch: Arch
-    """The arch it tuned for."""
+    """The arch tuned for."""
 
     device_name: str
-    """The GPU it measured on, or the reference device it predicted for."""
+    """The name of the GPU, or of the reference device that was predicted for."""
 
     rows: tuple[KernelReport, ...]
-    """One a kernel, in the order asked for."""
+    """One report for each kernel, in the order of the request."""
 
     seconds: float
-    """How long the whole took, seconds."""
+    """Duration of the whole sweep, seconds."""
 
     resumed: int = 0
-    """Measurements taken over from the journal of an earlier run."""
+    """Number of outcomes taken from the journals of an earlier run."""
 
     @property
     def published(self) -> bool:

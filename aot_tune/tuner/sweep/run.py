@@ -27,26 +27,27 @@ from aot_tune.tuner.sweep import predict
 from aot_tune.tuner.sweep.decision import Decision
 from aot_tune.tuner.sweep.journal import Journal
 from aot_tune.tuner.sweep.kernel import KernelSweep, Swept
-from aot_tune.tuner.sweep.pages import Book
 from aot_tune.tuner.sweep.progress import Progress
 from aot_tune.tuner.sweep.report import KernelReport, SweepReport, SweepRequest
+from aot_tune.tuner.sweep.results import SweepResults
 
 CUBINS = Path("build/cubins")
-"""Where cubins are kept between runs, for all archs: their names tell them apart."""
+"""The folder where cubins are kept between runs, for all archs: each name is a digest that contains the
+arch."""
 
 JOURNALS = Path("build/journal")
-"""Where journals lie, ``<arch>/<kernel>.jsonl`` below it for whole sweeps."""
+"""The folder of journals. That of a whole sweep is ``<arch>/<kernel>.jsonl`` below it."""
 
 
 def run(request: SweepRequest, progress: Progress) -> SweepReport:
     """Sweep the kernels asked for and publish their tables.
 
     Args:
-        request: What to sweep; with no GPU in it, it predicts.
-        progress: Told what happens.
+        request: What to sweep; a request without a GPU predicts.
+        progress: Receives each event.
 
     Raises:
-        TuneError: It cannot start, go on or be saved; what was reported as measured is in the journal.
+        TuneError: The sweep cannot start, go on or be saved; all finished results are in the journal.
         DeclarationError: A declaration is wrong; nothing was measured of that kernel.
     """
     started = monotonic()
@@ -63,9 +64,10 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
     rows: list[KernelReport] = []
     with CompileFeed(pool) as feed:
         for found in request.kernels:
-            rows.append(tune(request, found, feed, progress))
+            row = tune(request, found, feed, progress)
+            rows.append(row)
             if request.verbose:
-                _tell_choices(rows[-1], progress)
+                _note_choices(row, progress)
     report = SweepReport(
         arch=request.arch,
         device_name=rows[0].device_name if rows else "",
@@ -77,8 +79,8 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
     return report
 
 
-def _tell_choices(row: KernelReport, progress: Progress) -> None:
-    """Each entry of a table just written, and why it is what it is."""
+def _note_choices(row: KernelReport, progress: Progress) -> None:
+    """Show each entry of a table just written, and its gain over the default."""
     if row.path is None:
         return
     for entry in store.read_table(row.path).entries:
@@ -94,7 +96,7 @@ def _tell_choices(row: KernelReport, progress: Progress) -> None:
 
 
 def _check(found: Found, request: SweepRequest) -> None:
-    """All that can be known to be wrong before anything is compiled."""
+    """Refuse, before anything is compiled, a wrong declaration and a table that could not be replaced."""
     problems = declaration_problems(found.tunable, request.arch)
     if problems:
         raise DeclarationError("\n".join(problems))
@@ -106,7 +108,7 @@ def _check(found: Found, request: SweepRequest) -> None:
 
 
 def table_folder(request: SweepRequest, found: Found) -> Path:
-    """The folder of tables that a request writes a kernel's to."""
+    """The folder of tables to which a request writes a kernel's table."""
     if request.out is not None:
         return request.out
     return predict.TABLES if request.predicts else store.package_folder(found.tunable)
@@ -116,7 +118,7 @@ def present_table(path: Path) -> Table | None:
     """The table to be replaced; None where there is none.
 
     Raises:
-        TuneError: There is one that cannot be read, or is of another kernel or arch.
+        TuneError: The table that is there cannot be read, or is the table of another kernel or arch.
     """
     if not path.exists():
         return None
@@ -153,29 +155,36 @@ def _measure_kernel(
         decision = Decision(planned, identity, old, whole=whole)
         journal_path = _journal_path(request, found)
         with Journal.open(journal_path, identity) as journal:
-            book = Book(journal)
-            for line in _opened(journal, book, journal_path):
+            results = SweepResults(journal)
+            for line in _opened(journal, results, journal_path):
                 progress.note(line)
             kernel_sweep = KernelSweep(
-                planned, feed, session, book, progress,
-                portfolio=decision.portfolio, exhaustive=request.exhaustive,
-            )  # fmt: skip
+                planned,
+                feed,
+                session,
+                results,
+                progress,
+                portfolio=decision.portfolio,
+                exhaustive=request.exhaustive,
+            )
             swept = kernel_sweep.run()
 
             def beside(there: Table | None) -> tuple[Table, list[str]]:
                 if there != decision.old:
                     decision.join(there, swept)
-                table, broken = _rechecked_table(kernel_sweep, decision, swept), kernel_sweep.broken()
+                table = _rechecked_table(kernel_sweep, decision, swept)
+                broken = kernel_sweep.broken()
                 return table, [broken] if broken else publish.refusals(table, there, found.tunable)
 
             published = publish.publish_beside(path, old, read=present_table, decide=beside)
-            table, chosen = published.table, decision.sweep(swept)
-            for line in (*unserved(chosen), *crowded_out(chosen, table.portfolio, whole=whole)):
+            table = published.table
+            times = decision.sweep(swept)
+            for line in (*unserved(times), *crowded_out(times, table.portfolio, whole=whole)):
                 progress.note(line)
         if not published.refusals:
             for line in publish.removed_entries(published.old, table):
                 progress.note(line)
-            # What was measured is in the table now; the next sweep measures anew.
+            # The table holds the results now; the next sweep measures anew.
             journal_path.replace(journal_path.with_suffix(".done"))
     return KernelReport(
         kernel=found.tunable.name,
@@ -188,16 +197,17 @@ def _measure_kernel(
         verify_s=swept.verify_s,
         path=None if published.refusals else path,
         changed=publish.changed_entries(published.old, table),
-        resumed=book.resumed,
+        resumed=results.resumed,
         device_name=device.name,
         refusals=published.refusals,
     )
 
 
 def _journal_path(request: SweepRequest, found: Found) -> Path:
-    """Where a kernel's journal lies; an earlier one is set aside for a fresh start.
+    """The path of a kernel's journal; with ``--fresh`` an earlier journal there is set aside.
 
-    A selection has a journal of its own: when it is published, that of an unfinished whole sweep stays.
+    A partial selection has a journal of its own, so that publishing it leaves that of an unfinished whole
+    sweep.
     """
     name = found.tunable.name
     if not _whole(request, found):
@@ -209,16 +219,16 @@ def _journal_path(request: SweepRequest, found: Found) -> Path:
     return path
 
 
-def _opened(journal: Journal, book: Book, path: Path) -> Iterator[str]:
-    """What a person should know of a journal that was just opened."""
+def _opened(journal: Journal, results: SweepResults, path: Path) -> Iterator[str]:
+    """Lines that a person should see about a journal that was just opened."""
     if journal.damage:
         yield journal.damage
-    if book.resumed:
-        yield f"{book.resumed} measurements of an earlier run are taken over from {path}"
+    if results.resumed:
+        yield f"{results.resumed} measurements of an earlier run are taken over from {path}"
 
 
 def _rechecked_table(kernel_sweep: KernelSweep, decision: Decision, swept: Swept) -> Table:
-    """The table whose every winner was right in a fresh process too."""
+    """Choose a table, verify its winners in a fresh process, and repeat until all of them are right."""
     while True:
         table = decision.table(swept)
         winners = {

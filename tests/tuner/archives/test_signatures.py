@@ -11,14 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aot_tune.cubins.size_classes import ODD_SEED
+from aot_tune.cubins.size_classes import ODD_SEED, representatives
 from aot_tune.declare.discovery import OWN_KERNELS, Found, find_tunables
 from aot_tune.inputs import has_odd_sizes
 from aot_tune.kernels import attention_decode_tunable, attention_varlen_tunable
 from aot_tune.nvidia import cutile
 from aot_tune.tables.table import Table
 from aot_tune.tunable import Tunable
-from aot_tune.tuner.archives.signatures import Compilation, compilations, representatives
+from aot_tune.tuner.archives.signatures import Compilation, compilations
 from aot_tune.tuner.measure.worker.backend import RECHECK_SEEDS, SEEDS
 from aot_tune.tuner.plan.candidates import Kernel
 from aot_tune.values.arch import Arch

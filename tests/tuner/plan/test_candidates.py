@@ -363,12 +363,12 @@ def test_the_model_keeps_its_best_few_beside_the_default() -> None:
     assert set(exhaustive.configs) == set(each.candidates)
 
 
-def test_configs_asked_for_by_name_are_kept_whatever_their_rank() -> None:
+def test_the_incumbent_is_measured_whatever_its_rank() -> None:
     planned, each = of_many()
     results = compiled(planned)
     worst = list(shortlist(planned.kernel, each, results).predicted_us)[-1]
     assert worst not in shortlist(planned.kernel, each, results).configs
-    assert worst in shortlist(planned.kernel, each, results, also=[worst]).configs
+    assert worst in shortlist(planned.kernel, dataclasses.replace(each, incumbent=worst), results).configs
 
 
 def test_at_most_thirty_are_measured_where_no_model_ranks_them() -> None:

@@ -325,7 +325,7 @@ def _small_disk(folder: Path) -> Iterator[Path]:
 
 
 @pytest.mark.process
-def test_a_full_disk_stops_at_once_keeps_what_was_acknowledged_and_goes_on_after_room_is_made(
+def test_a_full_disk_stops_at_once_and_room_lets_the_journal_go_on(
     tmp_path: Path,
 ) -> None:
     with _small_disk(tmp_path / "disk") as disk:
@@ -387,7 +387,7 @@ def test_a_place_where_nothing_can_be_written_is_an_error_that_names_it(tmp_path
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
     for name in ("folder", "fifo"):
-        with pytest.raises(TuneError, match=rf"{name}: is no plain file.*--journal"):
+        with pytest.raises(TuneError, match=rf"{name}: is not a plain file.*--journal"):
             Journal.open(tmp_path / name, IDENTITY)
 
 
@@ -430,7 +430,7 @@ def test_an_opening_that_fails_lets_go_of_the_lock(path: Path) -> None:
 # A14: changed conditions ------------------------------------------------------------------------------------
 
 
-def test_a_journal_of_other_conditions_is_refused_with_what_differs_and_left_as_it_was(path: Path) -> None:
+def test_a_journal_of_other_conditions_is_refused_with_what_differs(path: Path) -> None:
     before = write(path, records(2))
     other = {"driver": "590.1", "tileiras": "13.4.92", "gpu": "NVIDIA H200"}
     with pytest.raises(JournalMismatchError) as caught:
@@ -443,7 +443,7 @@ def test_a_journal_of_other_conditions_is_refused_with_what_differs_and_left_as_
     assert path.read_bytes() == before
 
 
-def test_records_whose_first_line_is_lost_are_not_taken_for_those_of_other_conditions(path: Path) -> None:
+def test_records_of_other_conditions_are_known_without_the_first_line(path: Path) -> None:
     lines = write(path, records(2)).splitlines(keepends=True)
     path.write_bytes(b"rubbish" + b"".join(lines[1:]))
     with pytest.raises(JournalMismatchError, match="first line"):

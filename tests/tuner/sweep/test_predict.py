@@ -401,7 +401,7 @@ def test_a_first_look_replaces_a_larger_table_of_other_code(tmp_path: Path, feed
     everything = dataclasses.replace(first_look(tmp_path), first_look=False)
     predict_kernel(everything, WIDE, feed, Silent())
     path = tmp_path / "sm100" / "scale.json"
-    path.write_bytes(reader.dump(dataclasses.replace(store.read_table(path), source_hash="0" * 16)))
+    path.write_bytes(writer.dump(dataclasses.replace(store.read_table(path), source_hash="0" * 16)))
     predict_kernel(first_look(tmp_path), WIDE, feed, Silent())
     assert len(store.read_table(path).entries) == 12
 

@@ -1,1 +1,1 @@
-"""What runs in the measuring process: it alone holds a CUDA context and can be killed."""
+"""The measuring process. It alone holds a CUDA context, and it can be killed."""

@@ -1,4 +1,4 @@
-"""What a worker asks of the machine it measures on, and the messages it sends. Knows no GPU library."""
+"""The protocol of a worker's backend, and the messages that a worker sends. Knows no GPU library."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 
 SEEDS = (0, 1)
-"""The seeds of a sweep's arguments; the first one's are timed."""
+"""The seeds of a sweep's arguments. Verifying uses all of them, timing the first."""
 
 RECHECK_SEEDS = (2, 3)
 """The seeds of a winner's second check, in a fresh process."""
 
 TIMING = "L2 read"
-"""How samples are taken. Another name makes a journal of the old way one that cannot be resumed."""
+"""The name of the way in which samples are taken: the L2 cache is filled by reading. It is one of a journal's
+conditions, so that a journal of times taken in another way is not resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +32,13 @@ class Trial:
     """The candidate."""
 
     cubin: Path | None = None
-    """Its cubin, compiled beforehand for this problem; None, or another's, lets cuTile compile."""
+    """Its cubin, compiled beforehand for this problem. Without one, or with another problem's, cuTile
+    compiles."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """Progress: from here on, this config is to blame."""
+    """Progress: a config starts, and is to blame for what happens from here on."""
 
     config: Config
     """The candidate that starts."""
@@ -44,27 +46,27 @@ class Running:
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """Progress: a config's outcome, the context still alive."""
+    """Progress: a config has an outcome, and the context is alive."""
 
     outcome: Outcome | None
-    """A measurement or a failure; None where the config was only checked, and is right."""
+    """A measurement or a failure; None where the config was only verified, and is right."""
 
     disturbance: str | None = None
-    """What spoilt the samples and went on for longer than was waited; None when they are clean."""
+    """The disturbance that spoilt the samples and outlasted the patience; None when they are clean."""
 
     verify_s: float = 0.0
-    """Seconds of it spent verifying."""
+    """Time spent verifying, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Poisoned:
-    """Progress: a config left a dead context; nothing more comes from this process."""
+    """Progress: a config left a dead context; this process sends nothing more."""
 
     config: Config
-    """The candidate that did it."""
+    """The candidate that ran."""
 
     message: str
-    """What the driver said."""
+    """The driver's message."""
 
 
 class Backend(Protocol):
@@ -74,34 +76,34 @@ class Backend(Protocol):
     """
 
     def device(self) -> Device:
-        """What grids are computed for."""
+        """The GPU as grids are computed for it."""
 
     def state(self) -> GpuState:
-        """Clocks and their reasons, now."""
+        """The present clocks, and the reasons why they are not higher."""
 
     def disturbance(self) -> str | None:
-        """What spoils samples taken now: throttling, or another process computing on the GPU."""
+        """Throttling or another process on the GPU, which spoils samples taken now; None without either."""
 
     def canary(self) -> None:
-        """Run something known to be good; raises unless the answer is right."""
+        """Run a computation whose result is known; raise unless it is right."""
 
     def open(self, problem: Problem, seeds: Sequence[int]) -> None:
         """Close what is open, then make this problem's arguments and references, one set for each seed."""
 
     def verify(self, trial: Trial) -> str | None:
-        """Launch once per seed on poisoned outputs and compare. What is wrong, or None."""
+        """Launch once per seed on poisoned outputs and compare; return what is wrong, or None."""
 
     def time(self, trial: Trial) -> Measurement:
-        """Time it on the first seed's arguments, fresh ones for each launch where the kernel changes them."""
+        """Time a config on the first seed's arguments, restoring before each launch those that it changes."""
 
     def busy(self, seconds: float) -> None:
-        """Let the GPU multiply large matrices for so long, as a server's does."""
+        """Let the GPU multiply large matrices for that many seconds, as a server's GPU does."""
 
     def sample(self, trial: Trial) -> float:
-        """Microseconds of one launch of what was timed before, on the same arguments."""
+        """Time one launch of a config that was timed before, on the same arguments; return microseconds."""
 
     def healthy(self) -> bool:
         """Whether the GPU's context is alive."""
 
     def stage(self, error: Exception) -> Stage:
-        """Where a config failed that raised this."""
+        """The stage at which a config failed that raised this error."""

@@ -1,11 +1,11 @@
-"""The real backend: one kernel on one GPU, by torch and cuda.tile. Runs in a worker alone.
+"""The real backend: one kernel on one GPU, through torch and cuda.tile. Only a measuring worker imports it.
 
-Timing is `cuda.tile.tune.exhaustive_search` on one config at a time, so that a fault is that config's: three
-warm-ups (after at least `WARM_LAUNCHES` launches, the checked ones among them), five samples or more,
-`MOST_SAMPLES` at most, until their 95 % interval is within 1 % or 0.5 us. It takes a plain mean;
-`aot_tune.tuner.measure.rounds` says how outliers are handled. Before each sample the L2 cache is filled as
-`aot_tune.tuner.measure.worker.clock` does, which also times what is timed in turn with others
-(`aot_tune.tuner.measure.worker.runner`).
+Times come from `cuda.tile.tune.exhaustive_search` on one config at a time, so that a fault belongs to that
+config. It launches three warm-ups (after at least `WARM_LAUNCHES` earlier launches, those of the verification
+included) and takes five samples or more, `MOST_SAMPLES` at most, until their 95 % interval is within 1 % or
+0.5 us. It returns a plain mean; `aot_tune.tuner.measure.rounds` handles outliers. Before each sample the L2
+cache is filled by `aot_tune.tuner.measure.worker.clock`, which is also the clock of configs that are timed in
+turn (`aot_tune.tuner.measure.worker.runner`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from cuda.tile import launch as ct_launch
 from aot_tune.declare.discovery import load
 from aot_tune.errors import TuneError
 from aot_tune.nvidia import cutile
+from aot_tune.nvidia.cubin import has_symbol
 from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.tuner.measure.worker.backend import Trial
 from aot_tune.tuner.measure.worker.clock import EventRound
@@ -33,15 +34,16 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 
 MOST_SAMPLES = 25
-"""Samples of one search. Under its power cap a GPU never settles within 1 %: without a limit one config of a
-large matmul took 1655 samples, heated the GPU, and the next one was timed 20 % too slow (H200). Finals have
-rounds instead."""
+"""Most samples of one search. Under its power cap a GPU never settles within 1 %: without a limit one config
+of a large matmul took 1655 samples and heated the GPU, so that the next one was timed 20 % too slow (H200).
+Finals take several rounds instead."""
 
 WARM_LAUNCHES = 2
-"""Launches of a config on a problem before its first search; with the search's own three, five warm-ups."""
+"""Least launches of a config on a problem before its first search; with the search's own three, five
+warm-ups."""
 
 _BUSY_SIDE = 4096
-"""Of the square matrices that keep the GPU busy: 0.2 ms each on an H200."""
+"""Rows and columns of the square matrices whose products keep the GPU busy, 0.2 ms each on an H200."""
 
 
 class GpuBackend:
@@ -62,33 +64,34 @@ class GpuBackend:
         torch.cuda.set_device(self._torch_device)
         torch.zeros(1, device=self._torch_device)  # creates the context
         torch.cuda.synchronize()
-        # In a container NVML tells ids of another namespace: what appeared with our context is ours.
+        # In a container NVML reports ids of another namespace: the id that appeared with our context is ours.
         after = self._monitor.processes()
         self._ours = frozenset() if before is None or after is None else after - before
-        # The int, not torch's object, which cuTile would ask at each launch.
+        # The integer, because cuTile would read it from torch's object at each launch.
         self._stream = torch.cuda.current_stream(self._torch_device).cuda_stream
         self._tunable = load(module, name)
         self._device = Device.of(torch.cuda.get_device_properties(self._torch_device))
-        self._round = EventRound()  # now, so that memory falls short in no config's turn
+        self._round = EventRound()  # now, so that no config is blamed when memory is too small for its buffer
         self._factors = torch.randn((2, _BUSY_SIDE, _BUSY_SIDE), device=self._torch_device).bfloat16()
         self._product = torch.empty_like(self._factors[0])
         self._problem: Problem | None = None
         self._cases: list[Case] = []
         self._run_since_open: set[Config] = set()
-        # Never emptied: cuTile unloads a collected kernel's module, which a launch under way may still need.
+        # Never emptied: cuTile unloads the module of a collected kernel, which a launch under way may still
+        # need.
         self._kernels: dict[tuple[Any, ...], Any] = {}
         self._launches: Counter[Config] = Counter()
 
     def device(self) -> Device:
-        """What grids are computed for."""
+        """The GPU as grids are computed for it."""
         return self._device
 
     def state(self) -> GpuState:
-        """Clocks and their reasons, now."""
+        """The present clocks, and the reasons why they are not higher."""
         return self._monitor.read()
 
     def disturbance(self) -> str | None:
-        """What spoils samples taken now."""
+        """Throttling or another process on the GPU, which spoils samples taken now; None without either."""
         held_back = self._monitor.throttled()
         if held_back:
             return f"throttled: {held_back}"
@@ -96,7 +99,7 @@ class GpuBackend:
         return f"another process on the GPU: {', '.join(map(str, sorted(others)))}" if others else None
 
     def canary(self) -> None:
-        """Compute something known with torch: a declared kernel might be what breaks the GPU."""
+        """Compute a known sum with torch, because a declared kernel might itself break the GPU."""
         numbers = torch.arange(1 << 20, device=self._torch_device, dtype=torch.float64)
         total = float((numbers * 2 + 1).sum())
         if total != float(1 << 40):  # the sum of the first n odd numbers is n squared
@@ -111,9 +114,10 @@ class GpuBackend:
         self._launches.clear()
 
     def verify(self, trial: Trial) -> str | None:
-        """Launch once per seed on poisoned outputs and compare.
+        """Launch once per seed on poisoned outputs and compare; return what is wrong, or None.
 
-        A wrong result is believed only on arguments that no other config could have written to out of bounds.
+        Another config may have written out of bounds into the arguments. So where one ran on them, a wrong
+        result is checked again on new arguments.
         """
         wrong = self._wrong(trial)
         if wrong and self._run_since_open - {trial.config} and self._problem is not None:
@@ -133,7 +137,7 @@ class GpuBackend:
         return None
 
     def time(self, trial: Trial) -> Measurement:
-        """Time it on the first seed's arguments, renewed before each launch, outside of what is timed."""
+        """Time a config on the first seed's arguments, which are renewed before each launch and not timed."""
         from cuda.tile.tune import exhaustive_search
 
         case = self._cases[0]
@@ -144,8 +148,8 @@ class GpuBackend:
         arguments = self._arguments(trial.config, case)
 
         def renewed(_: Config) -> tuple[Any, ...]:
-            case.renew()  # on the stream that the launch follows on
-            self._round.flush()  # cuTile's own way writes: a kernel would wait while that goes to memory
+            case.renew()  # on the stream of the launch, so that the launch comes after it
+            self._round.flush()  # reads; cuTile's flush writes, and a kernel waits while that goes to memory
             return arguments
 
         self._run_since_open.add(trial.config)
@@ -160,7 +164,7 @@ class GpuBackend:
         )
 
     def busy(self, seconds: float) -> None:
-        """Let the GPU multiply large matrices for so long; what is called next follows at once."""
+        """Let the GPU multiply large matrices for that many seconds; it is idle when this returns."""
         until = time.monotonic() + seconds
         while True:
             torch.mm(*self._factors, out=self._product)
@@ -169,7 +173,7 @@ class GpuBackend:
                 return
 
     def sample(self, trial: Trial) -> float:
-        """Time one launch on the first seed's arguments, renewed before."""
+        """Time one launch on the first seed's arguments, which are renewed before it; return microseconds."""
         case, kernel = self._cases[0], self._kernel(trial)
         arguments, grid = self._arguments(trial.config, case), self._grid(trial.config)
         self._run_since_open.add(trial.config)
@@ -178,15 +182,15 @@ class GpuBackend:
         return us
 
     def healthy(self) -> bool:
-        """Whether the GPU's context is alive: after a fault, every call fails."""
+        """Whether the GPU's context is alive; after a fault every call fails."""
         try:
             torch.cuda.synchronize()
-        except Exception:  # torch and the driver raise several types, all of them the answer
+        except Exception:  # torch and the driver raise several types; each means a dead context
             return False
         return True
 
     def stage(self, error: Exception) -> Stage:
-        """Where a config failed that raised this."""
+        """The stage at which a config failed that raised this error."""
         from cuda.tile import TileError
 
         if not self.healthy():
@@ -210,7 +214,7 @@ class GpuBackend:
 
     def _kernel(self, trial: Trial) -> Any:
         hints = trial.config.hints
-        # One cubin is one set of constants; without one, cuTile's own cache tells constants apart.
+        # One cubin has one set of constants. Without a cubin, cuTile's own cache distinguishes constants.
         key = (tuple(hints.items()), trial.cubin)
         if key not in self._kernels:
             cubin = trial.cubin
@@ -221,10 +225,10 @@ class GpuBackend:
 
 
 def _cubin_of(path: Path, symbol: str) -> cutile.Cubin | None:
-    """The cubin at `path`, if it is there and holds this very symbol; else None, and cuTile compiles."""
+    """The cubin at `path`; None, so that cuTile compiles, where it is missing or lacks this symbol."""
     try:
         cubin = path.read_bytes()
     except OSError:
         return None
-    # A name in an ELF file ends in NUL, and one compiled for other alignments has another name.
-    return cutile.Cubin(cubin, symbol) if symbol.encode() + b"\0" in cubin else None
+    # A cubin that was compiled for other alignments holds another name.
+    return cutile.Cubin(cubin, symbol) if has_symbol(cubin, symbol) else None

@@ -1,4 +1,4 @@
-"""What NVML says of one GPU: clocks, why they are held back, who else computes on it. Creates no context."""
+"""Read one GPU's clocks, their limits and its processes through NVML. Creates no CUDA context."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ REASONS = {
     0x080: "power brake",
     0x100: "display clocks",
 }
-"""NVML's clock event reasons, ``nvmlClocksEventReason*``."""
+"""Names of NVML's clock event reasons (``nvmlClocksEventReason*``) by their bits."""
 
 THROTTLED = ("hardware slowdown", "thermal (software)", "thermal (hardware)", "power brake")
-"""The reasons that spoil a sample. The software power cap is none: a large matmul reaches it whenever it
-runs, in a server as here, and measuring again would meet it again. It is recorded."""
+"""The reasons that spoil a sample. The software power cap is not one of them: a large matmul reaches it
+whenever it runs, in a server as in a sweep, and would reach it again. It is recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuState:
-    """One reading. None wherever NVML cannot tell."""
+    """One reading. A field is None where NVML gives no answer."""
 
     sm_clock_mhz: int | None = None
     """Clock of the multiprocessors, MHz."""
@@ -40,13 +40,13 @@ class GpuState:
     """Temperature, degrees Celsius."""
 
     reasons: tuple[str, ...] | None = None
-    """Why the clocks are not higher, of `REASONS`."""
+    """The reasons why the clocks are not higher, from `REASONS`."""
 
     clocks_locked: bool | None = None
-    """Whether application clocks are set. A range set by ``nvidia-smi -lgc`` is not among what NVML tells."""
+    """Whether application clocks are set. NVML does not report a range set by ``nvidia-smi -lgc``."""
 
     def as_record(self) -> dict[str, object]:
-        """Plain values, for a journal."""
+        """The reading as plain values for a journal."""
         return {
             "sm_clock_mhz": self.sm_clock_mhz,
             "memory_clock_mhz": self.memory_clock_mhz,
@@ -57,10 +57,10 @@ class GpuState:
 
 
 class GpuMonitor:
-    """Reads one GPU's state. NVML stays initialised as long as this process: a start costs 10 ms and more.
+    """Reads one GPU's state. NVML stays initialised until the process ends: a start costs 10 ms and more.
 
     Args:
-        uuid: NVML's identifier, ``GPU-…``; where NVML knows none such, each answer is None.
+        uuid: NVML's identifier, ``GPU-…``. With one that NVML does not know, each answer is None.
     """
 
     def __init__(self, uuid: str) -> None:
@@ -69,7 +69,7 @@ class GpuMonitor:
         self._nvml = None if self._handle is None else nvml
 
     def read(self) -> GpuState:
-        """The state now."""
+        """Read the present state."""
         nvml, handle = self._nvml, self._handle
         if nvml is None:
             return GpuState()
@@ -86,12 +86,15 @@ class GpuMonitor:
         )
 
     def throttled(self) -> str | None:
-        """Why samples taken now are spoilt, or None."""
+        """The reasons of `THROTTLED` that hold now, separated by commas; None without any."""
         held_back = [reason for reason in named(self._mask() or 0) if reason in THROTTLED]
         return ", ".join(held_back) or None
 
     def processes(self) -> frozenset[int] | None:
-        """Process ids that compute on it, ours included. A container may show none, or foreign ids."""
+        """Ids of the processes that compute on the GPU, ours included.
+
+        In a container NVML may report none, or ids of another namespace.
+        """
         nvml, handle = self._nvml, self._handle
         if nvml is None:
             return None
@@ -99,7 +102,7 @@ class GpuMonitor:
         return None if running is None else frozenset(int(process.pid) for process in running)
 
     def driver(self) -> str:
-        """The driver's version; empty where NVML cannot tell."""
+        """The driver's version; empty where NVML gives no answer."""
         if self._nvml is None:
             return ""
         version = _ask(self._nvml.nvmlSystemGetDriverVersion)
@@ -110,13 +113,13 @@ class GpuMonitor:
         if nvml is None:
             return None
         mask: int | None = _ask(lambda: int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)))
-        if mask is None:  # drivers before 535 know the older name alone
+        if mask is None:  # drivers before 535 have the older name alone
             mask = _ask(lambda: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)))
         return mask
 
 
 def named(mask: int) -> tuple[str, ...]:
-    """NVML's bit mask of reasons as names."""
+    """The names of the reasons in NVML's bit mask."""
     return tuple(name for bit, name in REASONS.items() if mask & bit)
 
 
@@ -129,7 +132,7 @@ def _locked(mask: int | None, wanted: int | None, normal: int | None) -> bool | 
 
 
 def identity(gpu_index: int) -> dict[str, str]:
-    """What figures taken on this GPU depend on beside the kernel: its name and UUID, and the driver.
+    """The GPU's name and UUID and the driver, on which its times depend besides the kernel.
 
     Args:
         gpu_index: As torch counts: ``cuda:<index>``.
@@ -142,7 +145,7 @@ def identity(gpu_index: int) -> dict[str, str]:
 
 
 def _ask(question: Callable[[], Any]) -> Any:
-    """The answer, or None: containers, MIG slices and consumer boards leave many questions unanswered."""
+    """NVML's answer, or None: in containers, on MIG slices and consumer boards many questions have none."""
     try:
         return question()
     except Exception:

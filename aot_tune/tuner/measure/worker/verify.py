@@ -1,4 +1,4 @@
-"""The launch arguments of a trial: made, restored before each launch, compared after it. Launches nothing."""
+"""Make launch arguments, restore them before each launch, compare them after it. Launches nothing."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ from aot_tune.values.text import described
 
 @dataclass
 class Case:
-    """One seed's launch arguments, what they must become, and how they were."""
+    """The launch arguments of one seed, their values before a launch and those expected after it."""
 
     tunable: Declaration
-    """The declaration."""
+    """The kernel's declaration."""
 
     seed: int
-    """What they were made of; it selects the poison."""
+    """The seed of the arguments; it also selects the poison."""
 
     args: tuple[Any, ...]
-    """The launch arguments, always these objects: strides and alignment are part of a kernel's signature."""
+    """The launch arguments. They are always the same objects, because strides and alignment are part of a
+    kernel's signature."""
 
     expected: Mapping[str, Close]
-    """By mutated argument."""
+    """The expected value of each mutated argument, by name."""
 
     saved: Mapping[str, torch.Tensor]
-    """Copies of the tensors that are read: restored from (in place), or compared with (not declared as
-    mutated)."""
+    """Copies of the tensors that the kernel reads, by name. Those of in-place arguments restore them; the
+    others show whether the kernel changed an argument that is not declared as mutated."""
 
     @classmethod
     def make(cls, tunable: Declaration, problem: Problem, device: torch.device, seed: int) -> Case:
         """Make the arguments and compute their reference.
 
         Raises:
-            DeclarationError: `make_args` or `reference` raises or returns something else than declared.
+            DeclarationError: `make_args` or `reference` raises, or does not return what the declaration says.
         """
         args = tuple(_called(tunable, "make_args", problem, device, seed))
         names = tunable.parameters
@@ -76,23 +77,23 @@ class Case:
         return tensor
 
     def renew(self) -> None:
-        """As a launch must find them: in-place arguments restored, reset ones zeroed. Before every trial."""
+        """Restore in-place arguments and zero reset ones, as every launch must find them."""
         for name in self.tunable.inplace:
             self.tensor(name).copy_(self.saved[name])
         for name in self.tunable.reset:
             self.tensor(name).zero_()
 
     def prepare(self) -> None:
-        """`renew`, and poison the outputs. Before a check."""
+        """`renew`, and poison the outputs, before a launch that is checked."""
         self.renew()
         for name in self.tunable.outputs:
             poison(self.tensor(name), self.seed)
 
     def check(self) -> str | None:
-        """What is wrong after a launch on prepared arguments; None when all is right.
+        """Compare after a launch on prepared arguments; return what is wrong, or None.
 
         Raises:
-            DeclarationError: An argument changed that the declaration does not name.
+            DeclarationError: The kernel changed an argument that the declaration does not name.
         """
         changed = self.changed([name for name in self.saved if name not in self.tunable.inplace])
         if changed:
@@ -110,7 +111,7 @@ class Case:
         return None
 
     def changed(self, names: Sequence[str]) -> str | None:
-        """The first of the named arguments whose bits are not those saved."""
+        """The first of the named arguments whose bits differ from the saved ones, or None."""
         for name in names:
             if not torch.equal(bits(self.tensor(name)), bits(self.saved[name])):
                 return name
@@ -118,7 +119,7 @@ class Case:
 
 
 def _called(tunable: Declaration, function: str, *arguments: Any) -> Any:
-    """Call a function of the declaration; only running out of memory passes as it is."""
+    """Call a function of the declaration; any error but running out of memory is a `DeclarationError`."""
     asked = getattr(tunable, function)
     try:
         return asked(*arguments)
