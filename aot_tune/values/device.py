@@ -31,7 +31,7 @@ class DeviceProperties(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """A GPU model: ``grid_fn`` reads ``sm_count``, ``legal`` and ``fits`` the limits, the tuner's model rates."""
+    """A GPU model: ``grid_fn`` reads ``sm_count``, ``legal`` and ``fits`` the limits, the tuner the rates."""
 
     arch: Arch
     """Its architecture."""
