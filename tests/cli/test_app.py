@@ -370,7 +370,7 @@ def test_doctor_of_a_wrong_declaration_tells_it_and_fails(
     monkeypatch.setattr(discovery, "survey", lambda modules=(): declared)
     told = _run("doctor", "scale", "--arch", "sm90", *words)
     assert told.exit_code == 1
-    assert "args_fn returned 2; return a tuple of what the kernel takes" in told.stdout
+    assert "args_fn returned 2 values; return a tuple of what the kernel takes" in told.stdout
 
 
 # Real processes -----------------------------------------------------------------------------------
