@@ -88,7 +88,7 @@ def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
         (["tune", "--problem", "K=3"], "it has dtype M N"),
         (["tune", "--problem", "M"], "name=value"),
         (["tune", "--require", "guessed"], "write measured"),
-        (["tune", "--gpu", "0"], "--gpu 0 is no sm100 GPU"),
+        (["tune", "--gpu", "0"], "--gpu 0 is not an sm100 GPU"),
         (["show", "--arch", "sm12345"], "sm90"),
         (["doctor", "--problem", "M=3"], "needs a kernel"),
         (["doctor", "scala"], "there is scale"),
@@ -428,7 +428,7 @@ def test_another_package_s_broken_entry_point_is_one_warning_on_stderr(tmp_path:
 def test_doctor_of_a_module_that_is_not_there_fails_as_the_other_verbs_do() -> None:
     done = _process("doctor", "--module", "nolib")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("aot-tune: no module is called 'nolib'")
+    assert done.stderr.startswith("aot-tune: there is no module 'nolib'")
 
 
 def test_the_command_line_itself_imports_neither_torch_nor_cuda_tile() -> None:
