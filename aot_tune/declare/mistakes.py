@@ -63,14 +63,13 @@ def problem_mistakes(tunable: Declaration, problem: Problem) -> Iterator[Mistake
 def config_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Iterator[Mistake]:
     """Mistakes in the search space, the default and what is computed from it, for one problem on one arch."""
     where = f"({arch}, {problem})"
-    asked: Any = tunable.search_space
+    called = "search_space"
     try:
-        space = asked(arch, problem)
-        asked = tunable.default
-        default = asked(arch, problem)
+        space: Any = tunable.search_space(arch, problem)
+        called = "default"
+        default: Any = tunable.default(arch, problem)
     except Exception as error:
-        name = "default" if asked is tunable.default else "search_space"
-        yield Mistake(name, f"{name}{where} raised {described(error, asked)}")
+        yield Mistake(called, f"{called}{where} raised {described(error, getattr(tunable, called))}")
         return
     if not_a_list := space_kind(space):
         yield Mistake("search_space", f"search_space{where} returned {not_a_list}")
