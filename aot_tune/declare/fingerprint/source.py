@@ -159,7 +159,7 @@ _BY_NAME = frozenset({"cuda", "torch", "numpy", "triton", "cupy", "jax"})
 
 
 def counts_by_name(module: str | None) -> bool:
-    """Whether a module is hashed by name alone: standard library, frameworks, aot_tune without its kernels."""
+    """Whether a module is hashed by name alone: standard library, frameworks, aot_tune except kernels."""
     top, _, rest = (module or "").partition(".")
     if top == "aot_tune":
         return rest.partition(".")[0] != "kernels"

@@ -71,8 +71,8 @@ def _is_docstring(statement: ast.AST) -> bool:
 def outer_names(definition: Definition) -> tuple[list[Name], list[ast.Import | ast.ImportFrom]]:
     """The names that a definition reads but does not bind, with the attributes read of them, and its imports.
 
-    Names in annotations count, in strings too. Both are in the order of the text, without
-    repeated names.
+    Names in annotations count, in strings too. Both are in the order of the text, without repeated
+    names.
     """
     reader = _Reader()
     reader.read(definition, frozenset())
