@@ -1,4 +1,4 @@
-"""Random tensors for ``make_args``: the same from the same seed, and shapes alone on device "meta"."""
+"""Make random tensors for ``make_args``: equal seeds give equal values, device "meta" gives shapes alone."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 
 def has_odd_sizes(seed: int) -> bool:
-    """Whether ``make_args`` of a seed should give sizes that no axis names their other class modulo 16.
+    """Whether ``make_args`` should put sizes that no axis names into their other class modulo 16.
 
-    The pages of a cache are such a size. Seeds from 4 on: those of a sweep are below, so that what it
-    compiled for one of them fits all.
+    The pages of a cache are such a size. It is true of seeds from 4 on; a sweep uses smaller seeds, so that a
+    cubin compiled for one of them fits all.
     """
     return seed >= 4
 
@@ -28,17 +28,17 @@ def randn(
     *,
     scale: float = 1.0,
 ) -> torch.Tensor:
-    """Normally distributed values, drawn in float32 where `dtype` has no generator of its own.
+    """Normally distributed values, drawn in float32 where torch cannot draw in `dtype`.
 
     Args:
-        shape: Sizes.
+        shape: The tensor's sizes.
         dtype: A torch dtype or its name, ``bfloat16``.
         device: A torch device; ``meta`` gives a tensor without storage.
         seed: Equal seeds give equal values on one device; give each argument a seed of its own.
         scale: Standard deviation.
     """
     device, dtype = torch.device(device), named_dtype(dtype)
-    if device.type == "meta":  # drawing nothing, torch.randn would import torch._dynamo for it: 1.2 s
+    if device.type == "meta":  # torch.randn would draw nothing and import torch._dynamo for it: 1.2 s
         return torch.empty(tuple(shape), dtype=dtype, device=device)
     direct = dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     values = torch.randn(
@@ -55,7 +55,7 @@ def randn(
 def randint(
     shape: Sequence[int], low: int, high: int, dtype: str | torch.dtype, device: str | torch.device, seed: int
 ) -> torch.Tensor:
-    """Integers from `low` up to but not `high`, evenly distributed; arguments as `randn`."""
+    """Evenly distributed integers from `low` up to but not `high`; the other arguments as in `randn`."""
     device = torch.device(device)
     return torch.randint(
         low, high, tuple(shape), dtype=named_dtype(dtype), device=device, generator=_generator(device, seed)
@@ -70,14 +70,14 @@ def uniform(
     device: str | torch.device,
     seed: int,
 ) -> torch.Tensor:
-    """Values evenly distributed between `low` and `high`, such as scales; arguments as `randn`."""
+    """Values evenly distributed between `low` and `high`; the other arguments as in `randn`."""
     device, dtype = torch.device(device), named_dtype(dtype)
     values = torch.empty(tuple(shape), dtype=dtype, device=device)
     return values if device.type == "meta" else values.uniform_(low, high, generator=_generator(device, seed))
 
 
 def empty(shape: Sequence[int], dtype: str | torch.dtype, device: str | torch.device) -> torch.Tensor:
-    """An output to be written; its content is arbitrary."""
+    """A tensor for an output; its content is arbitrary."""
     return torch.empty(tuple(shape), dtype=named_dtype(dtype), device=device)
 
 

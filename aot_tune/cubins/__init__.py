@@ -1,1 +1,1 @@
-"""Prebuilt machine code in one file an arch: its format, what it was compiled from, which sizes share it."""
+"""Prebuilt cubins, one file for each arch: the format, what they were compiled from, which sizes share it."""

@@ -1,17 +1,17 @@
-"""The archive of one arch's cubins: its format, and reading one cubin of it alone. Knows no kernel, no GPU.
+"""The archive of one arch's cubins: its format, and reading single cubins. Knows no kernel and no GPU.
 
-``<folder of tables>/<arch>/cubins.aot``, a build product:
+An archive is ``<folder of tables>/<arch>/cubins.aot``, a build product:
 
-    magic, schema, length and SHA-256 of the index     fixed, `HEADER`
-    index         JSON: the arch; of each kernel where its section lies
-    sections      zlib of JSON, one a kernel: what it was compiled from, and (hints, signature) -> block
-    blocks        zlib of one cubin each; all but a kernel's first with that first one as preset dictionary
+    header        magic, schema, length and SHA-256 of the index, of fixed size: `HEADER`
+    index         JSON: the arch, and the place of each kernel's section
+    sections      zlib of JSON, one for each kernel: its origin, and the block of each (hints, signature)
+    blocks        zlib of one cubin each; a kernel's first cubin is the preset dictionary of its others
 
-Each part is found by offset and length and has its SHA-256 beside them, so that a launch reads the index, one
-section and one block. Cubins of one kernel resemble each other: with the dictionary fifteen of a matmul take
-80 KB, alone 130. LZMA over all of them takes 28, but has to be unpacked whole (1.4 ms, where a block takes
-0.06). Equal cubins are stored once. Equal input gives equal bytes. Nothing in a file is imported, evaluated
-or unpickled.
+A place is an offset, a length and a SHA-256, so that a launch reads only the index, a section and a block.
+Cubins of one kernel resemble each other: fifteen of a matmul take 80 KB with the dictionary, 130 KB without.
+LZMA over all of them takes 28 KB, but has to be unpacked whole in 1.4 ms, where a block takes 0.06 ms. Equal
+cubins are stored once, and equal input gives equal bytes. Nothing in a file is imported, evaluated or
+unpickled.
 """
 
 from __future__ import annotations
@@ -31,63 +31,71 @@ from aot_tune.tables.files import open_regular
 from aot_tune.values.arch import Arch
 
 FILE_NAME = "cubins.aot"
+"""The name of an archive's file."""
 
 SCHEMA = 1
-"""The version of the format this release writes, and the only one it reads: an archive is built with its
-package."""
+"""The version of the format that this release writes, and the only one that it reads: an archive is built
+together with its package."""
 
 HEADER = struct.Struct("<16sII32s")
+"""The header: `MAGIC`, `SCHEMA`, the length of the index in bytes and its SHA-256."""
 MAGIC = b"aot_tune cubins\n"
+"""The first bytes of every archive."""
 _MOST_INDEX = 1 << 20
+"""The most bytes of an index, 1 MiB."""
 _MOST_SECTION = strict_json.MOST_BYTES
+"""The most bytes of a section."""
 _MOST_CUBIN = 1 << 26
-"""Bytes of one cubin, 64 MiB: the largest seen, a matmul that assumes nothing of its arrays, has 0.7."""
+"""The most bytes of a cubin, 64 MiB. The largest seen, a matmul that assumes nothing, has 0.7 MiB."""
 _MOST_FILE = 1 << 31
+"""The most bytes of an archive, 2 GiB."""
 WINDOW = 32768
-"""Bytes of a dictionary that deflate can refer to (RFC 1951)."""
+"""The bytes of a dictionary that deflate can refer to (RFC 1951)."""
 
 Hints = tuple[tuple[str, int], ...]
+"""Names and values of hints, in canonical order."""
 CubinKey = tuple[Hints, str]
-"""(hints in their canonical order, signature)."""
+"""The key of a cubin in its section: (hints, signature)."""
 
 
 class Place(NamedTuple):
-    """A part of the file."""
+    """The place of a part of the file, as the index or a section states it."""
 
     offset: int
+    """Bytes from the end of the index to the part."""
     stored: int
-    """Bytes in the file."""
+    """Bytes of the part in the file."""
     size: int
-    """Bytes unpacked."""
+    """Bytes of the part when unpacked."""
     sha256: str
-    """Of the unpacked bytes, in hexadecimal digits."""
+    """The SHA-256 of the unpacked bytes, in hexadecimal digits."""
 
 
 # Reading ----------------------------------------------------------------------------------------------------
 
 
 class Archive:
-    """An archive on disk. Opening it reads the index; sections and cubins are read when asked for.
+    """An archive on disk. The constructor reads the index; sections and cubins are read on demand.
 
     The file is opened for each read and not kept open, so that a server may close all its descriptors.
-    Whatever is wrong with the file is an `ArchiveError`; where it is replaced meanwhile, a hash differs.
+    Everything wrong with the file is an `ArchiveError`; if it is replaced between two reads, a hash differs.
 
     Args:
         path: The file.
 
     Raises:
-        ArchiveError: It is no archive of this schema, or damaged.
+        ArchiveError: The file is not an archive of this schema, or is damaged.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         magic, schema, length, digest = HEADER.unpack(_read(path, 0, HEADER.size))
         if magic != MAGIC:
-            raise ArchiveError(f"{path} is no archive of cubins")
+            raise ArchiveError(f"{path} is not an archive of cubins")
         if schema != SCHEMA:
-            raise ArchiveError(f"{path} has schema {schema}, and not {SCHEMA}; build it with this release")
+            raise ArchiveError(f"{path} has schema {schema}, expected {SCHEMA}; build it with this release")
         if length > _MOST_INDEX:
-            raise ArchiveError(f"{path}: an index of {length} bytes; one has at most {_MOST_INDEX}")
+            raise ArchiveError(f"{path}: the index has {length} bytes; at most {_MOST_INDEX} are read")
         index = _read(path, HEADER.size, length)
         if hashlib.sha256(index).digest() != digest:
             raise ArchiveError(f"{path}: the index is damaged")
@@ -99,16 +107,16 @@ class Archive:
         if type(document["kernels"]) is not dict:
             raise ArchiveError(f"{path}: the index: expected an object of kernels")
         self._body = HEADER.size + length
-        self._places = {name: _place(told, path, name) for name, told in document["kernels"].items()}
+        self._places = {name: _place(stated, path, name) for name, stated in document["kernels"].items()}
         self._sections: dict[str, Section] = {}
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """The kernels it has cubins of."""
+        """The names of the kernels whose cubins it has."""
         return tuple(self._places)
 
     def section(self, kernel: str) -> Section | None:
-        """What there is of a kernel, read once.
+        """A kernel's section, read once; None where there is none.
 
         Raises:
             ArchiveError: Its section is damaged.
@@ -119,16 +127,16 @@ class Archive:
         return self._sections.get(kernel)
 
     def unpacked(self, place: Place, what: str, *, most: int, dictionary: bytes = b"") -> bytes:
-        """A part's bytes, checked, in memory bounded by what the index says of its size."""
+        """Unpack a part and check its hash, in memory that the stated size bounds."""
         data = self.start(place, what, most=most, dictionary=dictionary, length=place.size + 1)
         if hashlib.sha256(data).hexdigest() != place.sha256:
-            raise ArchiveError(f"{self.path}: {what} is damaged: another SHA-256 than the index says")
+            raise ArchiveError(f"{self.path}: {what} is damaged: its SHA-256 is not the stated one")
         return data
 
     def start(
         self, place: Place, what: str, *, most: int, length: int = WINDOW, dictionary: bytes = b""
     ) -> bytes:
-        """The first `length` bytes of a part, unchecked: as a dictionary, what it unpacks is checked."""
+        """Unpack the first `length` bytes of a part, unchecked; what a dictionary unpacks is checked."""
         if place.size > most or place.stored > most:
             raise ArchiveError(f"{self.path}: {what} has {place.size} bytes; at most {most} are read")
         stored = _read(self.path, self._body + place.offset, place.stored)
@@ -140,29 +148,30 @@ class Archive:
 
 
 class Section:
-    """One kernel in an archive."""
+    """One kernel's section of an archive."""
 
     def __init__(self, archive: Archive, kernel: str, data: bytes) -> None:
         self._archive, self._kernel = archive, kernel
         what = f"the section of {kernel}"
         keys = ("symbol", "source_hash", "files", "values", "complete", "cuda_tile", "tileiras")
-        told = _parsed(data, archive.path, what, (*keys, "hints", "blocks", "cubins"))
+        stated = _parsed(data, archive.path, what, (*keys, "hints", "blocks", "cubins"))
         try:
-            self.symbol: str = _text(told["symbol"])
+            self.symbol: str = _text(stated["symbol"])
             self.origin = Origin(
-                source_hash=_text(told["source_hash"]),
-                files={_text(name): _text(digest) for name, digest in told["files"].items()},
-                values={_text(name): _text(value) for name, value in told["values"].items()},
-                complete=told["complete"] is True,
-                cuda_tile=_text(told["cuda_tile"]),
-                tileiras=_text(told["tileiras"]),
+                source_hash=_text(stated["source_hash"]),
+                files={_text(name): _text(digest) for name, digest in stated["files"].items()},
+                values={_text(name): _text(value) for name, value in stated["values"].items()},
+                complete=stated["complete"] is True,
+                cuda_tile=_text(stated["cuda_tile"]),
+                tileiras=_text(stated["tileiras"]),
             )
             hints = [
-                tuple((_text(name), _count(value)) for name, value in each.items()) for each in told["hints"]
+                tuple((_text(name), _count(value)) for name, value in each.items())
+                for each in stated["hints"]
             ]
-            self._blocks = [_place(block, archive.path, f"a block of {kernel}") for block in told["blocks"]]
+            self._blocks = [_place(block, archive.path, f"a block of {kernel}") for block in stated["blocks"]]
             self._at = {
-                (hints[_count(which)], _text(name)): _count(block) for which, name, block in told["cubins"]
+                (hints[_count(which)], _text(name)): _count(block) for which, name, block in stated["cubins"]
             }
             if any(block >= len(self._blocks) for block in self._at.values()):
                 raise ValueError("a cubin in a block that is not there")
@@ -171,18 +180,18 @@ class Section:
 
     @property
     def keys(self) -> tuple[CubinKey, ...]:
-        """What it has a cubin for."""
+        """The keys of its cubins."""
         return tuple(self._at)
 
     def has(self, hints: Hints, signature: str) -> bool:
-        """Whether there is a cubin for this; reads nothing."""
+        """Whether there is a cubin of these hints and this signature; reads nothing."""
         return (hints, signature) in self._at
 
     def cubin(self, hints: Hints, signature: str) -> bytes | None:
-        """The cubin for exactly this, checked by its SHA-256; None where there is none.
+        """Read the cubin of exactly these hints and this signature and check its SHA-256; None without one.
 
         Raises:
-            ArchiveError: It is damaged.
+            ArchiveError: The cubin is damaged.
         """
         block = self._at.get((hints, signature))
         if block is None:
@@ -196,7 +205,7 @@ class Section:
         return self._archive.start(self._blocks[0], f"cubin 0 of {self._kernel}", most=_MOST_CUBIN)
 
     def sizes(self) -> tuple[int, int, int]:
-        """Different cubins, their bytes in the file and unpacked."""
+        """The number of different cubins, their bytes in the file, and their bytes when unpacked."""
         stored = sum(block.stored for block in self._blocks)
         return len(self._blocks), stored, sum(block.size for block in self._blocks)
 
@@ -213,7 +222,7 @@ def _read(path: Path, offset: int, length: int) -> bytes:
     finally:
         os.close(descriptor)
     if len(data) != length:
-        raise ArchiveError(f"{path} ends at byte {offset + len(data)}, within a part of it: it is cut short")
+        raise ArchiveError(f"{path} is cut short: it ends at byte {offset + len(data)}, within a part of it")
     return data
 
 
@@ -226,15 +235,15 @@ def _parsed(data: bytes, path: Path, what: str, keys: tuple[str, ...]) -> Any:
     return document
 
 
-def _place(told: object, path: Path, what: str) -> Place:
+def _place(stated: object, path: Path, what: str) -> Place:
     if (
-        type(told) is not list
-        or [type(part) for part in told] != [int, int, int, str]
-        or min(told[:3]) < 0
-        or max(told[:3]) > _MOST_FILE
+        type(stated) is not list
+        or [type(part) for part in stated] != [int, int, int, str]
+        or min(stated[:3]) < 0
+        or max(stated[:3]) > _MOST_FILE
     ):
-        raise ArchiveError(f"{path}: {what}: expected offset, length, size and SHA-256, got {told!r:.80}")
-    return Place(*told)
+        raise ArchiveError(f"{path}: {what}: expected offset, length, size and SHA-256, got {stated!r:.80}")
+    return Place(*stated)
 
 
 def _text(value: object) -> str:

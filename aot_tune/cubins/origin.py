@@ -1,4 +1,4 @@
-"""What cubins were compiled from, and whether that is the code here. Runs nothing that a file names."""
+"""Compare what cubins were compiled from with the code that is here. Runs nothing that a file names."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What a kernel's cubins were compiled from and with. They serve only what is the same."""
+    """What a kernel's cubins were compiled from and with. They serve only where that is the same."""
 
     source_hash: str
-    """`aot_tune.declare.fingerprint.hashing.source_hash` of the declaration."""
+    """The declaration's `aot_tune.declare.fingerprint.hashing.source_hash`."""
 
     files: Mapping[str, str]
-    """Module -> SHA-256 of its file, for every module that holds code of the kernel."""
+    """The SHA-256 of the file of every module that contains code of the kernel, by module."""
 
     values: Mapping[str, str]
-    """``module:name`` -> what the global prints as, for every global value that this code reads."""
+    """The printed form of every global value that this code reads, by ``module:name``."""
 
     complete: bool
-    """Whether files and values are all that the code depends on, so that the hash need not be taken again."""
+    """Whether the code depends on these files and values alone, so that equal ones prove an equal hash."""
 
     cuda_tile: str
     """Version of cuda-tile."""
@@ -41,10 +41,10 @@ class Origin:
 
 
 def difference(tunable: Declaration, origin: Origin) -> str | None:
-    """What of the sources differs from those of an archive; None where the code is the same.
+    """Say what differs between the sources here and those of an archive; None where the code is the same.
 
-    Files and values are compared first, in less than a millisecond. Where one differs, or where they do not
-    tell all, the source hash decides (8 to 16 ms), which leaves comments and positions out.
+    Files and values are compared first, in less than a millisecond. Where one differs, or where they are not
+    complete, the source hash decides, which ignores comments and positions and takes 8 to 16 ms.
     """
     changed = _changed(origin)
     if changed is None and origin.complete:
@@ -78,7 +78,7 @@ def file_digest(module: str) -> str | None:
 
 
 def printed(value: object) -> str | None:
-    """A plain value, or a framework's such as a dtype, as text that tells it from others, else None."""
+    """The text of a plain value, or of a framework's such as a dtype; None where no text identifies it."""
     if type(value) in _PLAIN:
         return repr(value)
     if type(value) is tuple:

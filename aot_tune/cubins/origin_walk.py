@@ -1,7 +1,7 @@
-"""What a kernel's cubins depend on, as a serving process can compare it quickly. Compiles nothing.
+"""Find what a kernel's cubins depend on, in a form that a serving process compares quickly. Compiles nothing.
 
-`source_hash` says all, but taking it parses the sources: 8 to 16 ms, more than a whole first launch. So an
-archive names the files that hold the kernel's code, and the global values which that code reads.
+`source_hash` covers everything, but it parses the sources, which takes 8 to 16 ms: more than a whole first
+launch. So an archive names the files that contain the kernel's code, and the global values that it reads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aot_tune.nvidia import cutile
 
 
 def origin_of(tunable: Declaration, tileiras: str) -> Origin:
-    """What this process would compile a declaration's kernel from."""
+    """The origin of cubins that this process would compile of a declaration's kernel."""
     walk = _Walk()
     walk.function(cutile.python_function(tunable.kernel))
     digests = {module: file_digest(module) for module in walk.modules}
@@ -34,7 +34,7 @@ def origin_of(tunable: Declaration, tileiras: str) -> Origin:
 
 
 class _Walk:
-    """Follows a function's outer names to other functions and to values."""
+    """Follows the outer names of functions to other functions and to values, and collects what it meets."""
 
     def __init__(self) -> None:
         self.modules: set[str] = set()
@@ -43,7 +43,7 @@ class _Walk:
         self._seen: set[int] = set()
 
     def function(self, function: Any) -> None:
-        """Take in a function's module and all that its text names."""
+        """Add a function's module and everything that its text names."""
         function = inspect.unwrap(function)
         if id(function) in self._seen:
             return
@@ -54,7 +54,7 @@ class _Walk:
         self.modules.add(function.__module__)
         closed = closure_of(function)
         if closed or function.__defaults__ or function.__kwdefaults__:
-            self.complete = False  # values that no module's global holds
+            self.complete = False  # these values are not globals of a module
         try:
             trees = function_trees(function)
         except NoSourceError:
@@ -78,7 +78,7 @@ class _Walk:
         elif cutile.is_kernel_like(value):
             self.function(cutile.python_function(value))
         elif hasattr(value, "__qualname__") and counts_by_name(getattr(value, "__module__", None)):
-            return  # a framework's function or class, named in a file that is hashed
+            return  # a framework's function or class; the file that names it is hashed
         elif isinstance(value, types.FunctionType):
             self.function(value)
         elif (text := printed(value)) is not None:

@@ -1,4 +1,4 @@
-"""Write an archive of cubins in the format of `aot_tune.cubins.archive`. Knows no kernel and no compiler."""
+"""Write an archive of cubins in the format of `aot_tune.cubins.archive`. Uses no kernel and no compiler."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from aot_tune.values.arch import Arch
 
 @dataclass(frozen=True, kw_only=True)
 class KernelCubins:
-    """One kernel's cubins, in memory: what is packed."""
+    """One kernel's cubins in memory, to be packed."""
 
     kernel: str
-    """Its declared name."""
+    """The kernel's declared name."""
 
     symbol: str
-    """What it is called inside of every cubin."""
+    """The kernel's name in every cubin."""
 
     origin: Origin
-    """What they were compiled from."""
+    """What the cubins were compiled from."""
 
     cubins: Mapping[CubinKey, bytes]
-    """The cubins."""
+    """The cubins by hints and signature."""
 
     @classmethod
     def unpacked(cls, kernel: str, section: Section) -> KernelCubins:
-        """What an archive has of a kernel, to be packed again.
+        """Unpack all that an archive has of a kernel, to pack it again.
 
         Raises:
             ArchiveError: A cubin is damaged.
@@ -43,7 +43,7 @@ class KernelCubins:
 
 
 def pack(arch: Arch, kernels: Sequence[KernelCubins]) -> bytes:
-    """An archive's bytes; equal for equal input in any order."""
+    """Make an archive's bytes, which are equal for equal input in any order."""
     body = _Body()
     sections = {}
     for one in sorted(kernels, key=lambda kernel: kernel.kernel):
@@ -55,14 +55,14 @@ def pack(arch: Arch, kernels: Sequence[KernelCubins]) -> bytes:
 
 
 class _Body:
-    """Everything after the index, whose length depends on it: places are counted from its end."""
+    """The parts after the index. Their offsets count from its end, because its length depends on them."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
         self._length = 0
 
     def put(self, data: bytes, dictionary: bytes = b"", *, level: int = 9) -> list[Any]:
-        """Add a part; returns its place as the index writes it."""
+        """Add a part and return its place in the form of the index."""
         strategy = zlib.Z_DEFAULT_STRATEGY
         packer = zlib.compressobj(level, zlib.DEFLATED, zlib.MAX_WBITS, 9, strategy, dictionary)
         part = packer.compress(data) + packer.flush()
@@ -73,8 +73,8 @@ class _Body:
 
 
 def _section(one: KernelCubins, body: _Body) -> dict[str, Any]:
-    """Put a kernel's cubins; returns what its section says."""
-    # The middle by size resembles most. Order and choice depend on the bytes alone.
+    """Add a kernel's cubins and return its section."""
+    # The cubin of middle size resembles most others. The order and this choice depend on the bytes alone.
     distinct = sorted(set(one.cubins.values()), key=lambda cubin: (len(cubin), cubin))
     distinct.insert(0, distinct.pop(len(distinct) // 2))
     number = {cubin: place for place, cubin in enumerate(distinct)}
@@ -90,7 +90,7 @@ def _section(one: KernelCubins, body: _Body) -> dict[str, Any]:
         "tileiras": one.origin.tileiras,
         "hints": [dict(each) for each in hints],
         "blocks": [
-            # The first is unpacked for any other, so that a first launch waits for it: stored as it is.
+            # The first block is read for every other one, and a first launch waits for that: not compressed.
             body.put(cubin, distinct[0][:WINDOW]) if place else body.put(cubin, level=0)
             for place, cubin in enumerate(distinct)
         ],

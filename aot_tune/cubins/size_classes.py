@@ -1,6 +1,6 @@
-"""The sizes that stand for all of a bucket where a JIT signature is concerned. Pure.
+"""Choose the sizes of a bucket that have all the JIT signatures of its sizes. Pure.
 
-What is compiled ahead and what is primed are told from here, so that they are the same.
+What is compiled ahead and what is primed both use these sizes, so that they are the same.
 """
 
 from __future__ import annotations
@@ -14,28 +14,29 @@ from aot_tune.values.bucket import Pow2, edge
 from aot_tune.values.problem import Problem
 
 MODULUS = 16
-"""A size counts modulo this, and as a stride modulo 16 bytes, which is 16, 8, 4 or 2 elements."""
+"""Signatures distinguish sizes by whether 16 divides them; strides by 16 bytes: 16, 8, 4 or 2 elements."""
 
 ODD_SEED = 5
-"""A seed of which `aot_tune.inputs.has_odd_sizes` is true."""
+"""A seed for which `aot_tune.inputs.has_odd_sizes` is true."""
 
 _BELOW_EDGE = (0, 8, 4, 2, 1)
-"""Distances from an edge to sizes of every class. A size of 1 is its own edge."""
+"""Distances from an edge to sizes of every class. The size 1 is an edge itself."""
 
 
 def representatives(
     tunable: Declaration, bucket: Problem, args_of: Callable[[Problem], Sequence[Any]] | None = None
 ) -> tuple[Problem, ...]:
-    """Problems of one bucket, one for every class of sizes on its Pow2 axes; the edge first.
+    """Problems of one bucket, one for every class of sizes on its Pow2 axes; the edge is first.
 
-    A size of an argument may be a quotient of an axis, as the pages of a sequence are. It keeps its class on
-    all sizes next to the edge, so that sizes farther below are there too: ever twice as far, of which those
-    are kept whose arguments are laid out as at no size before.
+    An argument's size may be an axis divided by a number, like the pages of a sequence. Near the edge such a
+    size does not change its class. So the sizes 16, 32, 64 and so on below the edge are tried too, and those
+    are kept whose arguments have a layout that is new.
 
     Args:
         tunable: The declaration.
         bucket: The bucket.
-        args_of: A problem's arguments, shapes and strides alone; what `make_args` gives on device "meta".
+        args_of: A function from a problem to its arguments, of which only shapes and strides are read; by
+            default `make_args` on device "meta".
     """
     args_of = args_of or (lambda problem: tunable.make_args(problem, "meta", 0))
     pow2 = [name for name, axis in tunable.axes.items() if isinstance(axis, Pow2)]
@@ -47,9 +48,9 @@ def representatives(
 
 
 def smaller_of_class(size: int) -> Iterator[int]:
-    """Sizes below one that are of its class, ascending: the smallest first, then ever further apart."""
+    """Smaller sizes of a size's class, ascending from the smallest, each step twice as long as the last."""
     value = size % MODULUS or MODULUS
-    if value == 1:  # a size of 1 is a class of its own
+    if value == 1:  # the size 1 is a class of its own
         value += MODULUS
     step = MODULUS
     while value < size:
@@ -59,7 +60,7 @@ def smaller_of_class(size: int) -> Iterator[int]:
 
 
 def _sizes(at_edge: Problem, name: str, args_of: Callable[[Problem], Sequence[Any]]) -> tuple[int, ...]:
-    """Sizes of one axis, the others at their edges."""
+    """The sizes of one axis, with the other axes at their edges."""
     top = at_edge.size(name)
     near = [top - below for below in _BELOW_EDGE if edge(top - below) == top and top > below]
     far = [top - (1 << power) for power in range(_FARTHER, top.bit_length() - 2)]
@@ -75,11 +76,11 @@ def _sizes(at_edge: Problem, name: str, args_of: Callable[[Problem], Sequence[An
 
 
 _FARTHER = max(_BELOW_EDGE).bit_length()
-"""The power of two that the next distance from an edge is."""
+"""The exponent of the next distance from an edge, which is a power of two."""
 
 
 def _layout(args: Sequence[Any]) -> Hashable:
-    """Of each dimension what a signature tells of it."""
+    """The properties of each dimension that a signature contains."""
     return tuple(
         (
             tuple((size == 1, size % MODULUS == 0) for size in arg.shape),
@@ -91,10 +92,12 @@ def _layout(args: Sequence[Any]) -> Hashable:
 
 
 def posed(args_of: Callable[[int], tuple[Any, ...]]) -> dict[int, tuple[Any, ...]]:
-    """The arguments of seed 0, and of `ODD_SEED` where shapes differ: sizes that no axis names may.
+    """The arguments of one problem by seed: of seed 0, and of `ODD_SEED` where its shapes differ.
+
+    Shapes differ where they have sizes that no axis names.
 
     Args:
-        args_of: `make_args` of one problem, by the seed.
+        args_of: A function from a seed to the arguments that `make_args` makes of the problem.
     """
     given = {seed: args_of(seed) for seed in (0, ODD_SEED)}
     shapes = [[tuple(arg.shape) for arg in args if hasattr(arg, "shape")] for args in given.values()]

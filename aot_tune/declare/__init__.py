@@ -1,1 +1,1 @@
-"""What an author declares of a kernel, and what is checked of it. Knows no table and no launch."""
+"""A kernel's declaration: its class, its checks, discovery, the source hash. Knows no table or launch."""

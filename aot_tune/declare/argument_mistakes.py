@@ -1,4 +1,4 @@
-"""What is wrong with the arguments a declaration makes, asked for on device "meta". Imports torch, no GPU."""
+"""Find mistakes in the arguments that a declaration makes, on device "meta". Imports torch, needs no GPU."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from aot_tune.errors import CutileError, DeclarationError
 from aot_tune.nvidia import cutile, signature
 from aot_tune.values.arch import Arch
 from aot_tune.values.problem import Problem
-from aot_tune.values.text import described
+from aot_tune.values.text import counted, described
 
 if TYPE_CHECKING:
     from aot_tune.declare.declaration import Declaration
 
 
 def argument_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Iterator[Mistake]:
-    """What is wrong with the arguments made for a problem, and with what is made of them."""
+    """Mistakes in `make_args`, and in what `problem`, `args_fn` and `reference` make of its arguments."""
     try:
         args = tunable.make_args(problem, torch.device("meta"), 0)
     except Exception as error:
@@ -32,7 +32,8 @@ def argument_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Ite
         return
     if not isinstance(args, tuple) or len(args) != len(tunable.parameters):
         yield Mistake(
-            "make_args", f"make_args returned {_made(args)}; return a tuple of {names(tunable.parameters)}"
+            "make_args",
+            f"make_args returned {_size_in_words(args)}; return a tuple of {names(tunable.parameters)}",
         )
         return
     for name, arg in zip(tunable.parameters, args, strict=True):
@@ -43,32 +44,32 @@ def argument_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Ite
                 "make one, or take it out of outputs, inplace and reset",
             )
             return
-    yield from _posed_mistakes(tunable, problem, args)
+    yield from _problem_mistakes(tunable, problem, args)
     yield from _kernel_argument_mistakes(tunable, arch, problem, args)
     yield from _reference_mistakes(tunable, args)
 
 
-def _made(value: object) -> str:
-    return str(len(value)) if isinstance(value, tuple) else f"a {type(value).__name__}"
+def _size_in_words(value: object) -> str:
+    return counted(len(value), "value") if isinstance(value, tuple) else f"a {type(value).__name__}"
 
 
-def _posed_mistakes(tunable: Declaration, problem: Problem, args: tuple[Any, ...]) -> Iterator[Mistake]:
+def _problem_mistakes(tunable: Declaration, problem: Problem, args: tuple[Any, ...]) -> Iterator[Mistake]:
     try:
-        posed = tunable.problem_of(*args)
+        stated = tunable.problem_of(*args)
     except Exception as error:
         yield Mistake(
             "problem",
             f"problem() of the arguments made for {problem} raised {described(error, tunable.problem)}",
         )
         return
-    missing = [axis for axis in tunable.axes if axis not in posed]
+    missing = [axis for axis in tunable.axes if axis not in stated]
     if missing:
-        returns = f"of the arguments made for {problem} it returns {posed}"
+        returns = f"of the arguments made for {problem} it returns {stated}"
         yield Mistake(f"axis {missing[0]}", axis_missing(missing[0], returns))
-    elif posed != problem:
+    elif stated != problem:
         yield Mistake(
             "problem",
-            f"problem() of the arguments made for {problem} is {posed}; make_args or problem() must change",
+            f"problem() of the arguments made for {problem} is {stated}; make_args or problem() must change",
         )
 
 
@@ -88,7 +89,8 @@ def _kernel_argument_mistakes(
     if not isinstance(passed, tuple) or len(passed) != len(parameters):
         taken = names(name for name, _ in parameters)
         yield Mistake(
-            "args_fn", f"args_fn returned {_made(passed)}; return a tuple of what the kernel takes: {taken}"
+            "args_fn",
+            f"args_fn returned {_size_in_words(passed)}; return a tuple of what the kernel takes: {taken}",
         )
         return
     try:
@@ -97,21 +99,21 @@ def _kernel_argument_mistakes(
         yield Mistake("args_fn", f"args_fn for the default, {config}, and {problem}: {error}")
 
 
-_OF_THE_MACHINE = ("meta", "cuda", "nvidia", "driver", "triton")
-"""An error that speaks of these is raised for want of storage or of a GPU, not by the reference itself."""
+_MACHINE_WORDS = ("meta", "cuda", "nvidia", "driver", "triton")
+"""An error whose text has one of these words comes from a missing GPU or storage, not from a mistake."""
 
 
 def _reference_mistakes(tunable: Declaration, args: tuple[Any, ...]) -> Iterator[Mistake]:
-    """What can be told of the reference without computing; a sweep calls it on real tensors."""
+    """Mistakes in the reference that show without computing; a sweep calls it on real tensors."""
     try:
         found = tunable.reference(*args)
     except DeclarationError as error:
         yield Mistake("reference", f"reference raised {described(error, tunable.reference)}")
         return
     except (NotImplementedError, AssertionError, ImportError):
-        return  # no kernel for "meta", the author's own check of the device, or a library of a GPU's machine
+        return  # torch has no kernel for "meta", the author checks the device, or a GPU library is missing
     except Exception as error:
-        if not any(word in str(error).lower() for word in _OF_THE_MACHINE):
+        if not any(word in str(error).lower() for word in _MACHINE_WORDS):
             raised = described(error, tunable.reference)
             yield Mistake(
                 "reference",

@@ -1,7 +1,7 @@
-"""Refuse a declaration that contradicts itself and say what to write instead. Touches no GPU, reads no table.
+"""Refuse a declaration that contradicts itself, and say what to write. Touches no GPU, reads no table.
 
-`check_declaration` runs at every construction, so in every serving process: it looks at one problem and arch.
-`declaration_problems` looks at all of them, for the tuner and for `check`.
+`check_declaration` runs at every construction, and so in every serving process: it looks at one problem on
+one arch. `declaration_problems` looks at all problems on one arch, for the tuner and the command line.
 """
 
 from __future__ import annotations
@@ -34,23 +34,30 @@ if TYPE_CHECKING:
     from aot_tune.declare.declaration import Declaration
 
 _CALLABLES = (
-    "problem", "search_space", "default", "grid_fn", "args_fn", "make_args", "reference", "legal",
+    "problem",
+    "search_space",
+    "default",
+    "grid_fn",
+    "args_fn",
+    "make_args",
+    "reference",
+    "legal",
     "fits",
-)  # fmt: skip
+)
 _OPTIONAL_CALLABLES = ("tiles", "work")
 _MUTATED = ("outputs", "inplace", "reset")
 
 _FIRST_ARCHS = (Arch(9, 0), Arch(10, 0), Arch(12, 0))
-"""Asked first for a space to look at, as most kernels have one there."""
+"""The archs whose search spaces are tried first, because most kernels have one there."""
 
 # At construction ----------------------------------------------------------------------------------
 
 
 def check_declaration(tunable: Declaration) -> None:
-    """Refuse the mistakes that can be seen without torch, on the first typical problem.
+    """Refuse the mistakes that show on the first typical problem without torch.
 
     Raises:
-        DeclarationError: It names the kernel, the field, what was found and what to write.
+        DeclarationError: There is a mistake; names the kernel, the field, what was found and what to write.
     """
     check_name(tunable.name)
     _check_place(tunable)
@@ -94,7 +101,9 @@ def _check_axes(tunable: Declaration) -> None:
         if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
             _refuse(tunable, f"an axis is called {name!r:.80}; write a Python name such as 'M'")
         if hasattr(Problem, name):
-            _refuse(tunable, f"an axis is called {name!r}, which is a method of Problem; call it otherwise")
+            _refuse(
+                tunable, f"an axis is called {name!r}, which is a method of Problem; give it another name"
+            )
         if not isinstance(axis, Pow2 | Exact):
             _refuse(tunable, f"axes[{name!r}] is {axis!r:.80}; write Pow2() or Exact()")
 
@@ -162,11 +171,11 @@ def _first_problem(tunable: Declaration) -> Problem:
 
 
 def _check_returned(tunable: Declaration) -> None:
-    """Refuse a `problem` that lacks an axis, as far as its tensors need not be there to tell."""
+    """Refuse a `problem` that does not return an axis, where that shows without real tensors."""
     try:
         found = returned(tunable.problem, len(tunable.parameters))
     except NotFollowedError:
-        return  # it is told before a sweep, on tensors without storage
+        return  # `declaration_problems` finds it before a sweep, with tensors that have no storage
     if not isinstance(found, Mapping):
         _refuse(tunable, f"problem() returned a {type(found).__name__}; return a dict of sizes and dtypes")
     for axis in tunable.axes:
@@ -181,7 +190,7 @@ def _an_arch(tunable: Declaration, problem: Problem) -> Arch:
     for arch in dict.fromkeys((*_FIRST_ARCHS, *KNOWN_ARCHS)):
         try:
             space = tunable.search_space(arch, problem)
-        except Exception as error:  # the author's code may not know every arch; one that it knows is enough
+        except Exception as error:  # the author's code need not know every arch: one that it knows is enough
             raised = raised or error
             continue
         kind = space_kind(space)
@@ -191,8 +200,8 @@ def _an_arch(tunable: Declaration, problem: Problem) -> Arch:
     if not_a_list is not None:
         _refuse(tunable, f"search_space({problem}) returned {not_a_list}")
     if raised is not None:
-        told_of = described(raised, tunable.search_space)
-        raise DeclarationError(f"{tunable.name}: search_space({problem}) raised {told_of}") from raised
+        in_words = described(raised, tunable.search_space)
+        raise DeclarationError(f"{tunable.name}: search_space({problem}) raised {in_words}") from raised
     _refuse(tunable, f"search_space is empty for {problem} on every arch; return at least the default")
 
 
@@ -200,15 +209,15 @@ def _an_arch(tunable: Declaration, problem: Problem) -> Arch:
 
 
 def first_arch(tunable: Declaration) -> Arch:
-    """An arch to look at a declaration on where none is asked for: the first that it has a space for."""
+    """The arch to check a declaration on where none is named: the first that it has a search space for."""
     return _an_arch(tunable, _first_problem(tunable))
 
 
 def declaration_problems(tunable: Declaration, arch: Arch) -> list[str]:
-    """All that is wrong with a declaration on one arch, over every typical problem; empty when nothing is.
+    """List all mistakes of a declaration on one arch, over every typical problem.
 
     Imports torch and makes every problem's arguments without storage. A mistake that several problems share
-    is told once, for the first of them, with how many more there are.
+    is listed once, for the first of them, with the number of the others.
     """
     from aot_tune.declare.argument_mistakes import argument_mistakes
 
@@ -226,7 +235,7 @@ def declaration_problems(tunable: Declaration, arch: Arch) -> list[str]:
 
 
 def mistakes_on(tunable: Declaration, arch: Arch, problem: Problem) -> list[str]:
-    """All that is wrong with a declaration on one arch, for one problem. Imports torch."""
+    """List all mistakes of a declaration on one arch for one problem. Imports torch."""
     from aot_tune.declare.argument_mistakes import argument_mistakes
 
     without = _without_arguments(tunable, arch, problem)

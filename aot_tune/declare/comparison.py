@@ -1,8 +1,8 @@
-"""Whether an output is what a reference says: poison before, compare after. Launches nothing.
+"""Compare an output with its reference, and poison outputs before the launch. Launches nothing.
 
 Before a check the outputs hold a poison that no right result contains, another one for each seed: NaN bits,
-then a huge finite number. So a kernel that writes nothing, or only a part, cannot pass by what an earlier one
-left there.
+then a huge finite number. So a kernel that writes nothing, or only a part, cannot pass with what an earlier
+launch left there.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ import torch
 from aot_tune.declare.declaration import Close
 
 CHUNK = 1 << 24
-"""Elements compared at a time: a few 128 MiB temporaries, whatever the output's size."""
+"""Elements compared at a time, which bounds memory to a few temporaries of 128 MiB for any output."""
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _POISONS = {1: (0xFF, 0x7F), 2: (-1, 0x7F7F), 4: (-1, 0x7F7F7F7F), 8: (-1, 0x7F7F7F7F7F7F7F7F)}
-"""By bytes an element. All bits set is NaN in every float dtype and -1 in ints; 0x7F bytes are 3.4e38 in
-bfloat16 and float32, 1.4e306 in float64, NaN in float16 and fp8, 127 in int8."""
+"""The poisons of even and odd seeds, by the bytes of an element. All bits set are NaN in every float dtype
+and -1 in ints; bytes of 0x7F are 3.4e38 in bfloat16 and float32, 1.4e306 in float64, NaN in float16 and fp8,
+and 127 in int8."""
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers: NaNs of one pattern are equal, and any strides are kept."""
+    """View the same memory as integers, in which NaNs of one bit pattern are equal. Keeps all strides."""
     return tensor.view(_BITS[tensor.element_size()])
 
 
 def poison(tensor: torch.Tensor, seed: int) -> None:
-    """Overwrite a tensor with what no right result contains; odd seeds use another pattern than even ones."""
+    """Overwrite a tensor with values that no right result contains, others for odd seeds than for even."""
     if tensor.dtype == torch.bool:
         tensor.fill_(seed % 2 == 0)
         return
@@ -35,7 +36,7 @@ def poison(tensor: torch.Tensor, seed: int) -> None:
 
 
 def compare(name: str, output: torch.Tensor, expected: Close) -> str | None:
-    """What of an output is further off than allowed; None when it is right everywhere.
+    """Say which elements of an output are further off than allowed; None when all of them are right.
 
     A NaN or infinity in the output is never close to a finite value; an infinity equals the same infinity.
     """
@@ -57,7 +58,7 @@ def _off(part: torch.Tensor, right: torch.Tensor, expected: Close) -> torch.Tens
 
 
 def chunks(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """A tensor in slices of at most `CHUNK` elements along its first dimension."""
+    """Split a tensor along its first dimension into slices of at most `CHUNK` elements, or of one row."""
     if tensor.dim() == 0:
         return [tensor]
     rows = max(1, CHUNK // max(1, tensor[0].numel() if len(tensor) else 1))
@@ -65,7 +66,7 @@ def chunks(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _explained(name: str, output: torch.Tensor, expected: Close, count: int, wide: torch.dtype) -> str:
-    """The count, and the first element that is off."""
+    """A sentence with the count of wrong elements and the first of them."""
     first, offset = "", 0
     for part, right in zip(chunks(output), chunks(expected.value), strict=True):
         off = _off(part.to(wide), right.to(wide), expected)

@@ -1,7 +1,7 @@
-"""A kernel's declaration: what a build and a launch must know of it. Checks nothing and launches nothing.
+"""A kernel's declaration: all that a build and a launch need to know of it. Checks and launches nothing.
 
-Authors construct a `aot_tune.tunable.Tunable`, a declaration that checks itself and can be launched. All
-other code is written against the class of this module.
+Authors construct an `aot_tune.tunable.Tunable`, a declaration that checks itself and can be launched. All
+other code uses the class of this module. ``aot_tune/declare/README.md`` shows how to write one.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-"""What a kernel may be called: its name becomes a file's."""
+"""The form of a kernel's name, which is also the name of its table's file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Close:
-    """What an output must equal, and how closely: ``|output - value| <= atol + rtol * |value|``."""
+    """The value that an output must equal, and how closely: ``|output - value| <= atol + rtol * |value|``."""
 
     value: torch.Tensor
-    """The right result, in higher precision than the kernel's; any float dtype, the output's shape."""
+    """The right result, of any float dtype, more precise than the kernel's, and of the output's shape."""
 
     rtol: float
     """Relative tolerance."""
@@ -47,7 +47,7 @@ class Close:
 
     def __post_init__(self) -> None:
         for name, bound in (("rtol", self.rtol), ("atol", self.atol)):
-            # What is not finite may come of values that are not, and is refused where it is compared with.
+            # A bound may be computed from values that are not finite; `reference.closes_of` refuses it then.
             if not isinstance(bound, int | float) or isinstance(bound, bool) or bound < 0:
                 raise DeclarationError(f"Close has {name}={bound!r:.80}; write a finite number of 0 or more")
 
@@ -59,19 +59,19 @@ def is_amount(value: object) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one tile (block of work) costs, for the performance model."""
+    """The cost of one tile (block of work), for the performance model."""
 
     steps: int = 1
     """Iterations of the inner loop."""
 
     flops: float = 0.0
-    """Matrix-unit operations of one step (a multiply-add counts two); 0 for a kernel that uses none."""
+    """Matrix-unit operations of one step, where a multiply-add counts two; 0 without matrix products."""
 
     load_bytes: float = 0.0
     """Bytes loaded in one step."""
 
     store_bytes: float = 0.0
-    """Bytes written once at the end."""
+    """Bytes that the tile writes at its end."""
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
@@ -87,16 +87,16 @@ class Work:
 class Declaration:
     """A cuTile kernel with its search space, its rules and the shapes it meets in practice.
 
-    `problem`, `args_fn` and `reference` take the arguments of a launch, by position. Argument names in
-    `outputs`, `inplace` and `reset` are the parameter names of `problem`. Every config handed out has its
+    `problem`, `args_fn` and `reference` take the arguments of a launch, by position. The names in `outputs`,
+    `inplace` and `reset` are parameter names of `problem`. Every config that a method returns has its
     constants in the order of the kernel's parameters.
     """
 
     name: str
-    """Lower-case name, unique in the package; the table's file name."""
+    """The kernel's lower-case name, unique among all kernels; the table's file has it too."""
 
     package: str
-    """``__package__`` of the declaring module: its tables lie in ``<top-level package>/tuned_configs``."""
+    """``__package__`` of the declaring module; its tables are in ``<top-level package>/tuned_configs``."""
 
     kernel: Any
     """The ``@ct.kernel`` object, without the hints that are searched."""
@@ -105,7 +105,7 @@ class Declaration:
     """The sizes of a problem, each ``Pow2()`` or ``Exact()``."""
 
     problem: Callable[..., Mapping[str, object]]
-    """Launch arguments -> sizes and dtypes, the only things a plan depends on."""
+    """Launch arguments -> sizes and dtypes; the choice of a config depends on nothing else."""
 
     search_space: Callable[[Arch, Problem], Sequence[Config]]
     """(arch, problem) -> candidates. Pure: asks for the arch, never looks at the machine."""
@@ -123,40 +123,40 @@ class Declaration:
     """(problem, torch device, seed) -> realistic random launch arguments; must take device "meta" too."""
 
     reference: Callable[..., Mapping[str, Close] | Close]
-    """Launch arguments, before the kernel ran -> what each mutated one must equal; a lone `Close` for one."""
+    """Launch arguments before the kernel ran -> a `Close` for each mutated one; alone if there is but one."""
 
     typical: Sequence[Mapping[str, object]]
-    """The problems to sweep; a list or tuple as a value stands for each of its members (a product of all)."""
+    """The problems to sweep; a list or tuple as a value means each of its members (a product of all)."""
 
     legal: Callable[[Config, Arch, Problem], bool | str] = lambda config, arch, problem: True
-    """(config, arch, problem) -> whether it may run; a str says why not. The one statement of that."""
+    """(config, arch, problem) -> whether the config may run; a str says why not. No other code decides it."""
 
     fits: Callable[[Config, Device, Problem], bool | str] = lambda config, device, problem: True
-    """(config, device, problem) -> whether it may run on the very GPU, which may be smaller than its arch's
-    others; a str says why not. No part of the source hash, as `legal` is none."""
+    """(config, device, problem) -> whether the config may run on this very GPU, which may be smaller than
+    others of its arch; a str says why not. Like `legal` it is not part of the source hash."""
 
     outputs: Sequence[str] = ()
-    """Arguments the kernel writes whole; poisoned before a check."""
+    """Arguments that the kernel writes whole; they are poisoned before a check."""
 
     inplace: Sequence[str] = ()
-    """Arguments the kernel reads and changes; restored before every trial."""
+    """Arguments that the kernel reads and changes; they are restored before every trial."""
 
     reset: Sequence[str] = ()
-    """Arguments the kernel adds to, or needs at zero and leaves so; zeroed before every trial."""
+    """Arguments that the kernel adds to, or needs at zero and leaves at zero; zeroed before every trial."""
 
     tiles: Callable[[Config, Problem], int] | None = None
-    """(config, problem) -> blocks of work, for scaling between sizes."""
+    """(config, problem) -> the number of blocks of work, by which times are scaled between sizes."""
 
     work: Callable[[Config, Problem], Work] | None = None
-    """(config, problem) -> what one block of work costs, for the model; not for occupancy-only spaces."""
+    """(config, problem) -> the cost of one block of work, for the model; not for occupancy-only spaces."""
 
     tables: Path | None = None
-    """A folder of tables in place of the package's own."""
+    """The folder of the kernel's tables, where it is not the package's own."""
 
     distribution: str | None = None
     """The installed distribution that ships the kernel, where its name differs from the package's."""
 
-    # Asking the declaration ---------------------------------------------------------------------------------
+    # What follows from the fields ---------------------------------------------------------------------------
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
@@ -170,19 +170,19 @@ class Declaration:
 
     @property
     def mutated(self) -> tuple[str, ...]:
-        """All arguments the kernel writes: outputs, in place, reset."""
+        """The names of all arguments that the kernel writes: `outputs`, `inplace` and `reset`."""
         return (*self.outputs, *self.inplace, *self.reset)
 
     def problem_of(self, *args: Any) -> Problem:
-        """The problem these launch arguments pose."""
+        """The problem of these launch arguments."""
         return Problem(self.problem(*args))
 
     def bucket_of(self, problem: Problem) -> Problem:
-        """The bucket a problem belongs to."""
+        """The bucket that a problem belongs to."""
         return bucket_of(self.axes, problem)
 
     def space(self, arch: Arch, problem: Problem) -> tuple[Config, ...]:
-        """The search space, constants in the kernel's order, duplicates kept for the check to find."""
+        """The search space, constants in the kernel's order. Keeps duplicates, for the check to find them."""
         return tuple(
             config.with_constant_order(self.constant_names) for config in self.search_space(arch, problem)
         )
@@ -192,7 +192,7 @@ class Declaration:
         return self.default(arch, problem).with_constant_order(self.constant_names)
 
     def config_constants(self, arch: Arch) -> tuple[str, ...]:
-        """The constants that every config names, in the kernel's order; `args_fn` computes the others."""
+        """The constants that every config has, in the kernel's order; `args_fn` computes the others."""
         return tuple(self.default_config(arch, self.typical_problems[0]).constants)
 
     def refusal(self, config: Config, arch: Arch, problem: Problem) -> str | None:
@@ -203,10 +203,10 @@ class Declaration:
         return None if verdict else "legal() refuses it"
 
     def grid(self, config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
-        """What `grid_fn` gives.
+        """The grid that `grid_fn` returns.
 
         Raises:
-            LaunchError: The config cannot run on this very GPU, `fits` or `grid_fn` says.
+            LaunchError: The config cannot run on this very GPU, according to `fits` or `grid_fn`.
         """
         verdict = self.fits(config, device, problem)
         if verdict is not True:
@@ -215,7 +215,7 @@ class Declaration:
         return tuple(self.grid_fn(config, device, problem))
 
     def candidates(self, arch: Arch, problem: Problem) -> tuple[Config, ...]:
-        """The search space without what `legal` refuses."""
+        """The search space without the configs that `legal` refuses."""
         return tuple(c for c in self.space(arch, problem) if self.refusal(c, arch, problem) is None)
 
     @cached_property
@@ -230,7 +230,7 @@ class Declaration:
 
     @property
     def module_option(self) -> str:
-        """What a command to be copied must say of where the kernel is declared; empty for a shipped one."""
+        """The option --module that a printed command needs to find the kernel; empty for a shipped kernel."""
         if self.package.partition(".")[0] == "aot_tune":
             return ""
         return f" --module {getattr(self.problem, '__module__', None) or self.package}"
@@ -240,7 +240,7 @@ class Declaration:
 
 
 def expanded(typical: Iterable[Mapping[str, object]]) -> Iterable[Problem]:
-    """Problems as `Declaration.typical` states them: a list or tuple stands for each of its members."""
+    """Expand `Declaration.typical`: a list or tuple means each of its members, several all combinations."""
     for shape in typical:
         choices = [value if isinstance(value, list | tuple) else (value,) for value in shape.values()]
         for values in itertools.product(*choices):
@@ -248,7 +248,7 @@ def expanded(typical: Iterable[Mapping[str, object]]) -> Iterable[Problem]:
 
 
 def is_name(name: object) -> bool:
-    """Whether this is a plain lower-case name."""
+    """Whether a value is a plain lower-case name."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
@@ -256,7 +256,7 @@ def check_name(name: object) -> None:
     """Refuse a name that is not a plain file name: ``../x``, an absolute path, NUL, 300 characters.
 
     Raises:
-        DeclarationError: It is not such a name.
+        DeclarationError: The name is not a plain lower-case one.
     """
     if not is_name(name):
         raise DeclarationError(

@@ -15,10 +15,10 @@ from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import AotTuneError, DeclarationError, EntryPointWarning, UsageError
 
 GROUP = "aot_tune.tunables"
-"""Each entry point of this group names a module that declares kernels: ``mylib = "mylib.kernels"``."""
+"""The entry-point group whose members name modules that declare kernels: ``mylib = "mylib.kernels"``."""
 
 OWN_KERNELS = "aot_tune.kernels"
-"""The shipped kernels: found in a checkout too, where nothing installed declares an entry point."""
+"""The module of the shipped kernels. They need no entry point, so that a checkout works uninstalled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Found:
     """A declaration and where it was found."""
 
     module: str
-    """The module whose import makes it; another process finds it again by this and its name."""
+    """The module whose import makes it; another process finds it by this and the kernel's name."""
 
     tunable: Declaration
     """The declaration."""
@@ -34,16 +34,16 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Broken:
-    """An installed entry point whose kernels cannot be had."""
+    """An installed entry point whose kernels cannot be loaded."""
 
     point: str
-    """Which one: ``entry point mylib = mylib.kernels of mylib 1.0``."""
+    """Its description: ``entry point mylib = mylib.kernels of mylib 1.0``."""
 
     what: str
-    """Why."""
+    """The reason why it cannot be loaded."""
 
     fix: str
-    """What to do about it."""
+    """The advice what to do about it."""
 
     def __str__(self) -> str:
         return f"{self.point} is left out: {self.what}; {self.fix}"
@@ -51,31 +51,31 @@ class Broken:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """All declarations, and where some should have been."""
+    """All declarations, and the entry points that gave none."""
 
     found: dict[str, Found]
-    """Kernel name to declaration, in the order found."""
+    """The declarations by kernel name, in the order in which they were found."""
 
     broken: tuple[Broken, ...]
     """Entry points that were left out."""
 
 
 def find_tunables(modules: Sequence[str] = ()) -> dict[str, Found]:
-    """As `survey`, with a warning for each entry point that is left out."""
+    """The declarations that `survey` finds; warns of each entry point that is left out."""
     result = survey(modules)
     warn_of(result.broken)
     return result.found
 
 
 def survey(modules: Sequence[str] = ()) -> Survey:
-    """All declarations of the named modules; without names, those of every installed entry point.
+    """Find all declarations of the named modules; without names, those of every installed entry point.
 
-    The current folder is importable, as it is for ``python -m``. A module's globals are looked at, imported
-    ones too; the files of a package are not walked. Another package's broken entry point is left out: it
-    must not keep anybody from the other kernels.
+    The current folder is importable, as it is for ``python -m``. A module's globals are examined, imported
+    ones too; the files of a package are not walked. A broken entry point of another package is left out,
+    because it must not keep anybody from the other kernels.
 
     Args:
-        modules: Module names such as ``mylib.kernels``; or a path to one, ``mylib/kernels.py``.
+        modules: Module names such as ``mylib.kernels``, or paths such as ``mylib/kernels.py``.
 
     Raises:
         UsageError: A named module cannot be imported or declares nothing, or two declare the same name.
@@ -105,29 +105,32 @@ def survey(modules: Sequence[str] = ()) -> Survey:
 
 
 def broken_point(module: str, what: str) -> Broken:
-    """The entry point that names a module of which `what` is wrong."""
+    """Describe the entry point that names `module`, which cannot be loaded for the reason `what`."""
     point = next(one for one in metadata.entry_points(group=GROUP) if _module_of(one) == module)
-    told = f"entry point {point.name} = {point.value}"
+    described = f"entry point {point.name} = {point.value}"
     if point.dist is None:
-        return Broken(point=told, what=what, fix="repair its package or uninstall it")
+        return Broken(point=described, what=what, fix="repair its package or uninstall it")
     name = point.dist.metadata["Name"]
-    of_it = f"{told} of {name} {point.dist.version}"
-    return Broken(point=of_it, what=what, fix=f"repair {name} or uninstall it (pip uninstall {name})")
+    return Broken(
+        point=f"{described} of {name} {point.dist.version}",
+        what=what,
+        fix=f"repair {name} or uninstall it (pip uninstall {name})",
+    )
 
 
 def warn_of(broken: Iterable[Broken]) -> None:
-    """One warning for each."""
+    """Give one warning for each broken entry point."""
     for one in broken:
         warnings.warn(str(one), EntryPointWarning, stacklevel=3)
 
 
 def module_names(modules: Sequence[str] = ()) -> list[str]:
-    """The named modules as Python imports them; without names, those of every installed entry point.
+    """The import names of the named modules; without names, of those of every installed entry point.
 
-    The current folder is importable from then on. Imports none of them.
+    The current folder is importable from then on. None of the modules is imported.
 
     Raises:
-        UsageError: A path lies outside of the current folder.
+        UsageError: A path is outside the current folder.
     """
     _add_current_folder()
     return [_module_name(module) for module in modules] or installed_modules()
@@ -148,7 +151,7 @@ def load(module: str, name: str) -> Declaration:
 
 
 def installed_modules() -> list[str]:
-    """The modules of the entry points, the shipped kernels first."""
+    """The modules that the installed entry points name, after that of the shipped kernels."""
     named = map(_module_of, metadata.entry_points(group=GROUP))
     return list(dict.fromkeys([OWN_KERNELS, *sorted(named)]))
 
@@ -170,7 +173,7 @@ def _declared_in(module: str) -> list[Found]:
 def _tunables_in(module: str) -> Iterable[Found]:
     """The declarations among a module's globals, each once, in the order of their definition.
 
-    A module that holds a tuple ``TUNABLES`` of them states another order: those come first.
+    Those in a module's tuple ``TUNABLES`` come first, where it has one.
     """
     seen: set[int] = set()
     names = vars(_imported(module))
@@ -187,7 +190,7 @@ def _add_current_folder() -> None:
 
 
 class _ImportFailed(UsageError):
-    """A module cannot be imported; `what` leaves out the advice for whoever named it."""
+    """A module cannot be imported. `what` is the message without the advice for the person who named it."""
 
     def __init__(self, what: str, fix: str) -> None:
         super().__init__(f"{what}; {fix}")
@@ -204,11 +207,14 @@ def _imported(module: str) -> object:
         missing = error.name or ""
         if module == missing or module.startswith(missing + "."):
             raise _ImportFailed(
-                f"no module is called {module!r} here ({os.getcwd()}) or on the Python path",
+                f"there is no module {module!r} here ({os.getcwd()}) or on the Python path",
                 "write it as Python imports it, mylib.kernels",
             ) from error
         raise UsageError(f"module {module} needs {missing!r}, which is not installed") from error
-    except (Exception, SystemExit) as error:  # a script without a guard ends the process: with 0, in silence
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # a script without a guard would end the process silently, with 0
         place = "" if isinstance(error, SyntaxError) else _raised_at(error)
         raise _ImportFailed(
             f"module {module} cannot be imported: {type(error).__name__}: {error}{place}", "repair it"
@@ -216,18 +222,18 @@ def _imported(module: str) -> object:
 
 
 def _raised_at(error: BaseException) -> str:
-    """The file and line that raised, as a syntax error tells them; empty where it was the import itself."""
+    """The file and line that raised, in a syntax error's form; empty where the import itself failed."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return "" if last.filename.startswith("<") else f" ({last.filename}, line {last.lineno})"
 
 
 def _module_name(text: str) -> str:
-    """``mylib/kernels.py`` and ``mylib/kernels`` as ``mylib.kernels``; a module name as it is."""
+    """``mylib.kernels`` for ``mylib/kernels.py`` and ``mylib/kernels``; a module name stays as it is."""
     if not text.endswith(".py") and os.sep not in text:
         return text
     relative = os.path.relpath(text) if os.path.isabs(text) else os.path.normpath(text)
     if relative.startswith(os.pardir):
         raise UsageError(
-            f"{text} lies outside of the current folder; go to its package's folder, or name the module"
+            f"{text} is outside the current folder; go to its package's folder, or name the module"
         )
     return relative.removesuffix(".py").removesuffix(os.sep).replace(os.sep, ".")

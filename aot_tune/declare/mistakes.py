@@ -1,4 +1,4 @@
-"""What is wrong with a typical problem of a declaration, in words that say what to write. Touches no GPU."""
+"""Find mistakes in a declaration's typical problems, in words that say what to write. Touches no GPU."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from aot_tune.declare.declaration import Declaration
 
 _CLUSTERS_SINCE = Arch(10, 0)
-"""From here on two blocks can share a matrix product, so that num_ctas 2 is always worth a trial."""
+"""From this arch on two blocks can share a matrix product, so that num_ctas 2 is always worth a trial."""
 
 
 class Mistake(NamedTuple):
     """One thing that is wrong with a declaration for one problem."""
 
     about: str
-    """What of the declaration is wrong; problems share a mistake that is about the same."""
+    """The part of the declaration that is wrong; problems share a mistake that is about the same part."""
 
     text: str
-    """What is wrong, and what to write instead."""
+    """A sentence that says what is wrong, and what to write instead."""
 
 
 def of_problems(text: str, first: Problem, more: int) -> str:
-    """A mistake with the first problem that has it, where it names none itself, and how many more do."""
+    """A mistake with the first problem that has it, unless the text names it, and how many more have it."""
     where = "" if str(first) in text else f"for {first}"
     others = f"and for {counted(more, 'more problem')}" if more else ""
     place = " ".join(filter(None, (where, others)))
@@ -37,7 +37,7 @@ def of_problems(text: str, first: Problem, more: int) -> str:
 
 
 def problem_mistakes(tunable: Declaration, problem: Problem) -> Iterator[Mistake]:
-    """What is wrong with the sizes and classes of a typical problem."""
+    """Mistakes in the sizes and classes of a typical problem."""
     for name in tunable.axes:
         if name not in problem:
             yield Mistake(
@@ -55,21 +55,21 @@ def problem_mistakes(tunable: Declaration, problem: Problem) -> Iterator[Mistake
         if name not in tunable.axes and isinstance(value, int) and not isinstance(value, bool):
             yield Mistake(
                 f"size {name}",
-                f"the typical problem {problem} has the size {name}, no axis; add {name!r}: Exact() to axes",
+                f"the typical problem {problem} has the size {name}, which is not an axis; "
+                f"add {name!r}: Exact() to axes",
             )
 
 
 def config_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Iterator[Mistake]:
-    """What is wrong with the space, the default and what is computed of them, for one problem on one arch."""
+    """Mistakes in the search space, the default and what is computed from it, for one problem on one arch."""
     where = f"({arch}, {problem})"
-    asked: Any = tunable.search_space
+    called = "search_space"
     try:
-        space = asked(arch, problem)
-        asked = tunable.default
-        default = asked(arch, problem)
+        space: Any = tunable.search_space(arch, problem)
+        called = "default"
+        default: Any = tunable.default(arch, problem)
     except Exception as error:
-        name = "default" if asked is tunable.default else "search_space"
-        yield Mistake(name, f"{name}{where} raised {described(error, asked)}")
+        yield Mistake(called, f"{called}{where} raised {described(error, getattr(tunable, called))}")
         return
     if not_a_list := space_kind(space):
         yield Mistake("search_space", f"search_space{where} returned {not_a_list}")
@@ -85,7 +85,7 @@ def config_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Itera
                 f"search_space or default {where} returned {config!r:.80}; return Config(...) objects",
             )
             return
-        # A constant that no config names is args_fn's own to compute; one that the kernel lacks is a slip.
+        # args_fn may compute a constant that no config names; one that the kernel lacks is a mistake.
         if not config.constants.keys() <= known:
             yield Mistake(
                 "constants",
@@ -111,7 +111,7 @@ def config_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Itera
 
 
 def space_kind(space: object) -> str | None:
-    """What a search space is that is no list, and what to return; None for a list or a tuple."""
+    """The type of a search space that is not a list, and what to return instead; None for a list or tuple."""
     if isinstance(space, Sequence) and not isinstance(space, str):
         return None
     if isinstance(space, Set):
@@ -121,7 +121,7 @@ def space_kind(space: object) -> str | None:
 
 
 def _outside(default: Config, space: Iterable[Config]) -> str:
-    """What to do about a default outside of its space; one that reads as a member does differs in a type."""
+    """Advice for a default outside its search space; one that prints like a member differs in a type."""
     for config in space:
         pairs = [(name, value, default.constants[name]) for name, value in config.constants.items()]
         alike = all(there == here or str(there) == str(here) for _, there, here in pairs)
@@ -193,24 +193,24 @@ def _is_grid(value: object) -> bool:
 
 
 def names(texts: Iterable[str]) -> str:
-    """Names in a sentence."""
+    """Join names for a sentence; ``none`` where there are none."""
     return ", ".join(texts) or "none"
 
 
 def axis_missing(axis: str, found: str) -> str:
-    """What is wrong with a `problem` that does not return an axis."""
+    """A sentence about a `problem` that does not return an axis."""
     return f"problem() does not return the axis {axis}: {found}; add {axis!r} there, or remove it from axes"
 
 
 _CORE = ("tile_m", "tile_n", "tile_k")
-"""What the core dimensions of a matrix product's tiles are called."""
+"""The usual names of the three dimensions of a matrix product's tiles."""
 
 
 def space_mistakes(tunable: Declaration, arch: Arch, problems: Iterable[Problem]) -> Iterator[str]:
-    """What a full search must hold from sm100 on, over all problems together.
+    """Mistakes in a full search on sm100 or later, over all problems together.
 
-    A search over constants is full. There the best tile sizes are other than sm90's, and a matrix product's
-    best clusters too; a space that was written for sm90 would never find them.
+    A search over constants is full. On these archs the best tile sizes differ from those on sm90, and so do a
+    matrix product's best clusters; a search space that was written for sm90 would never find them.
     """
     if arch < _CLUSTERS_SINCE:
         return
@@ -225,7 +225,9 @@ def space_mistakes(tunable: Declaration, arch: Arch, problems: Iterable[Problem]
         clusters = {config.hints.get("num_ctas") for config in candidates}
         for count in (1, 2):
             if count not in clusters:
-                yield f"no candidate on {arch} has num_ctas {count}; since {_CLUSTERS_SINCE}, search 1 and 2"
+                yield (
+                    f"no candidate on {arch} has num_ctas {count}; from {_CLUSTERS_SINCE} on, search 1 and 2"
+                )
     for name, found in values.items():
-        if name.startswith("tile_") and len(found) == 1:  # none: args_fn computes it
+        if name.startswith("tile_") and len(found) == 1:  # where there is no value, args_fn computes it
             yield f"all candidates on {arch} have {name}={next(iter(found))}; search two values or more"

@@ -1,4 +1,4 @@
-"""What `reference` may return: the one statement of it, for a sweep and for what looks at it before."""
+"""Check what a declaration's `reference` returned, for a sweep and for the checks before one."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 def closes_of(tunable: Declaration, found: object, named: Mapping[str, Any]) -> Mapping[str, Close]:
-    """What each mutated argument must equal, as `reference` returned it.
+    """The `Close` of each mutated argument, by name.
 
     Args:
         tunable: The declaration.
-        found: What its `reference` returned.
+        found: The result of its `reference`.
         named: The launch arguments by name.
 
     Raises:
-        DeclarationError: It is not a `Close` of the argument's shape for each of them.
+        DeclarationError: `found` does not have a `Close` of the right shape for each mutated argument.
     """
     from aot_tune.declare.declaration import Close
 
@@ -33,10 +33,10 @@ def closes_of(tunable: Declaration, found: object, named: Mapping[str, Any]) -> 
             )
         found = {tunable.mutated[0]: found}
     if not isinstance(found, Mapping) or set(found) != set(tunable.mutated):
-        told = _listed(found) if isinstance(found, Mapping) else f"a {type(found).__name__}"
+        returned = _listed(found) if isinstance(found, Mapping) else f"a {type(found).__name__}"
         alone = "a Close, or " if len(tunable.mutated) == 1 else ""
         raise DeclarationError(
-            f"{tunable.name}: reference returns {told}; "
+            f"{tunable.name}: reference returns {returned}; "
             f"return {alone}a dict of a Close for each of {', '.join(tunable.mutated)}"
         )
     for name, close in found.items():

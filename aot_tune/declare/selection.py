@@ -1,4 +1,4 @@
-"""From a command line's words to archs, kernels and problems; an error names what exists. Prints nothing."""
+"""Resolve words of a command line to archs, kernels and problems; errors name what exists. Prints nothing."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from aot_tune.declare.discovery import Found
 
 FALLBACK_ARCH = Arch(10, 0)
-"""The arch meant where none is named and this machine has no GPU that cuTile compiles for."""
+"""The arch that is taken where none is named and this machine has no GPU that cuTile compiles for."""
 
 _MOST_LISTED = 12
-"""Values listed in a message before an ellipsis: it stays one line."""
+"""A message lists at most this many values and then an ellipsis, so that it stays one line."""
 
 
 def chosen_arch(name: str | None) -> Arch:
-    """The arch called `name`; without one this machine's first GPU's, else sm100.
+    """The arch called `name`; without a name that of this machine's first GPU, else `FALLBACK_ARCH`.
 
     Raises:
-        ArchError: No arch is called that.
+        ArchError: `name` is not an arch.
     """
     if name is not None:
         return Arch.parse(name)
@@ -37,16 +37,16 @@ def chosen_arch(name: str | None) -> Arch:
 
 
 def chosen_gpu(arch: Arch, index: int | None, *, required: bool) -> Gpu | None:
-    """The GPU to measure on: that at `index`, else the first of `arch`; None where a sweep can only predict.
+    """The GPU to measure on: the one at `index`, else the first of `arch`; None where a sweep must predict.
 
     Args:
-        arch: The arch tuned for.
-        index: A place among the GPUs this process may use.
+        arch: The arch to tune for.
+        index: A place among the GPUs that this process may use, or None.
         required: Whether a missing GPU is an error.
 
     Raises:
-        UsageError: `index` names no GPU of that arch.
-        TuneError: There is none and it is required.
+        UsageError: The GPU at `index` is missing or of another arch.
+        TuneError: There is no GPU of `arch`, and one is required.
     """
     gpus = visible_gpus() or ()
     here = ", ".join(
@@ -55,13 +55,13 @@ def chosen_gpu(arch: Arch, index: int | None, *, required: bool) -> Gpu | None:
     if index is not None:
         named = next((gpu for gpu in gpus if gpu.index == index), None)
         if named is None or named.arch != arch:
-            raise UsageError(f"--gpu {index} is no {arch} GPU; this process may use {here or 'none'}")
+            raise UsageError(f"--gpu {index} is not an {arch} GPU; this process may use {here or 'none'}")
         return named
     first = next((gpu for gpu in gpus if gpu.arch == arch), None)
     if first is None and required:
         raise TuneError(
             f"measuring is required and this process may use no {arch} GPU ({here or 'it has none'}); "
-            "run on such a machine, or predict by leaving --require away"
+            "run on such a machine, or leave --require out to predict"
         )
     return first
 
@@ -70,7 +70,7 @@ def chosen_kernels(found: Mapping[str, Found], names: Sequence[str]) -> tuple[Fo
     """The kernels called `names`, without repetitions; all of them where none is named.
 
     Raises:
-        UsageError: One does not exist, or there is none at all.
+        UsageError: A named kernel does not exist, or no kernel is declared at all.
     """
     if not found:
         raise UsageError(
@@ -89,19 +89,19 @@ def chosen_kernels(found: Mapping[str, Found], names: Sequence[str]) -> tuple[Fo
 
 
 def parse_problem(text: str) -> dict[str, Value]:
-    """Read ``M=300,N=4096,dtype=bfloat16``: digits are a size, true and false a flag, all else a class.
+    """Read ``M=300,N=4096,dtype=bfloat16``: digits are a size, true and false a flag, any other word a class.
 
     Flags may be written as Python prints them.
 
     Raises:
-        UsageError: Not of that form.
+        UsageError: The text does not have that form.
     """
     values: dict[str, Value] = {}
     for part in text.split(","):
         name, equals, value = (word.strip() for word in part.partition("="))
         if not (name and equals and value):
             raise UsageError(
-                f"--problem {text!r}: {part!r} is no name=value; write such as M=300,dtype=bfloat16"
+                f"--problem {text!r}: {part!r} is not name=value; write for example M=300,dtype=bfloat16"
             )
         if name in values:
             raise UsageError(f"--problem {text!r}: {name} is given twice")
@@ -113,25 +113,26 @@ def parse_problem(text: str) -> dict[str, Value]:
 
 
 def chosen_problems(tunable: Declaration, wanted: Mapping[str, Value]) -> tuple[Problem, ...]:
-    """The problems of one kernel that `wanted` means.
+    """The problems of one kernel that have the `wanted` values.
 
-    All of a problem's values mean that problem, declared or not; some of them mean the declared problems that
-    agree, a size on a Pow2 axis with those of its bucket.
+    If all values of a problem are given, that is the problem, declared or not. If some are given, these are
+    the declared problems with those values; a size on a Pow2 axis agrees with all sizes of its bucket.
 
     Raises:
-        UsageError: A name the kernel's problems do not have, a value of another kind, or nothing agrees.
+        UsageError: The kernel's problems have no such name or another type of value, or none agrees.
     """
     pattern = tunable.typical_problems[0]
     for name, value in wanted.items():
         if name not in pattern:
             raise UsageError(f"a problem of {tunable.name} has no {name}; it has {' '.join(pattern)}")
         if type(value) is not type(pattern[name]):
-            raise UsageError(f"{tunable.name}'s {name} is like {pattern[name]}, and not like {value}")
+            raise UsageError(f"{tunable.name}: {name}={value} is of another type than {name}={pattern[name]}")
         if name in tunable.axes and value == 0:
             raise UsageError(f"{tunable.name}: {name}=0 is never launched; give a size of 1 or more")
     if len(wanted) == len(pattern):
-        # An unknown dtype is a class like another: only the kernel can tell, by making such arguments.
-        _check_posable(tunable, problem := Problem({name: wanted[name] for name in pattern}))
+        # An unknown dtype looks like any class: only the kernel can refuse it, by making such arguments.
+        problem = Problem({name: wanted[name] for name in pattern})
+        _check_callable(tunable, problem)
         return (problem,)
     agreeing = tuple(problem for problem in tunable.typical_problems if _agrees(tunable, problem, wanted))
     if not agreeing:
@@ -140,14 +141,14 @@ def chosen_problems(tunable: Declaration, wanted: Mapping[str, Value]) -> tuple[
 
 
 def problems_by_kernel(kernels: Sequence[Found], texts: Sequence[str]) -> dict[str, tuple[Problem, ...]]:
-    """The problems that --problem means, by kernel; a kernel that none of them fits is left out.
+    """The problems that the options --problem mean, by kernel; a kernel that none of them fits is left out.
 
     Args:
-        kernels: The kernels chosen.
-        texts: Each as `parse_problem` reads it; empty for no choice.
+        kernels: The chosen kernels.
+        texts: The options' values, in the form of `parse_problem`; none where no problem was chosen.
 
     Raises:
-        UsageError: One of them fits none of the kernels.
+        UsageError: One of the texts fits none of the kernels.
     """
     chosen: dict[str, tuple[Problem, ...]] = {}
     for text in texts:
@@ -165,15 +166,15 @@ def problems_by_kernel(kernels: Sequence[Found], texts: Sequence[str]) -> dict[s
     return chosen
 
 
-def _check_posable(tunable: Declaration, problem: Problem) -> None:
+def _check_callable(tunable: Declaration, problem: Problem) -> None:
+    """Refuse a problem that no call of the kernel can have."""
     try:
-        posed = tunable.problem_of(*tunable.make_args(problem, "meta", 0))
-    except (
-        Exception
-    ) as error:  # the author's code on a person's input: whatever it raises, it cannot be posed
+        stated = tunable.problem_of(*tunable.make_args(problem, "meta", 0))
+    # This is the author's code on a person's input: whatever it raises, no call has this problem.
+    except Exception as error:
         raise UsageError(f"{tunable.name} cannot make arguments for {problem}: {described(error)}") from error
-    if posed != problem:
-        raise UsageError(f"{tunable.name}: no call poses {problem}; the nearest poses {posed}")
+    if stated != problem:
+        raise UsageError(f"{tunable.name}: no call has the problem {problem}; the nearest has {stated}")
 
 
 def _agrees(tunable: Declaration, problem: Problem, wanted: Mapping[str, Value]) -> bool:

@@ -1,64 +1,64 @@
-"""Run `problem` on stand-ins for tensors, to see what it returns. Needs no torch, and computes nothing."""
+"""Run `problem` on stand-ins for tensors to see which keys it returns. Needs no torch, computes nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-_ANSWERED = (
+OPERATORS = (
     "getitem", "call", "eq", "ne", "lt", "le", "gt", "ge", "add", "radd", "sub", "rsub", "mul", "rmul",
     "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod", "pow", "rpow", "neg", "pos", "abs",
     "and", "rand", "or", "ror", "xor", "rxor", "lshift", "rlshift", "rshift", "rrshift", "invert",
 )  # fmt: skip
-"""What Python may ask of a stand-in; the answer is another."""
+"""Special methods, without their underscores, whose result may be another stand-in."""
 
-_UNKNOWN = ("bool", "iter", "contains", "len", "int", "float", "index", "hash", "setitem")
-"""What would need a value: the function may go this way or that from there on, and is not followed."""
+VALUE_METHODS = ("bool", "iter", "contains", "len", "int", "float", "index", "hash", "setitem")
+"""Special methods, without their underscores, that need a real value: a function may branch on the result."""
 
-_MOST_ASKED = 100
-"""Answers of answers: ends a loop that walks from one to the next."""
+_MOST_ANSWERS = 100
+"""A stand-in may be derived from another at most this often in a row; it ends a loop that would not end."""
 
 
 class NotFollowedError(Exception):
-    """What the function returns depends on values, or on what a tensor alone can do."""
+    """The function's result depends on a tensor's values, or on what only a real tensor can do."""
 
 
 class _StandIn:
-    __slots__ = ("_asked",)
+    __slots__ = ("_answers",)
 
-    def __init__(self, asked: int = 0) -> None:
-        if asked > _MOST_ASKED:
+    def __init__(self, answers: int = 0) -> None:
+        if answers > _MOST_ANSWERS:
             raise NotFollowedError
-        self._asked = asked
+        self._answers = answers
 
     def __getattr__(self, name: str) -> _StandIn:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _StandIn(self._asked + 1)
+        return _StandIn(self._answers + 1)
 
 
 def _answer(self: _StandIn, *args: object, **named: object) -> _StandIn:
-    return _StandIn(self._asked + 1)
+    return _StandIn(self._answers + 1)
 
 
 def _refuse(self: _StandIn, *args: object) -> object:
     raise NotFollowedError
 
 
-for _name in _ANSWERED:
+for _name in OPERATORS:
     setattr(_StandIn, f"__{_name}__", _answer)
-for _name in _UNKNOWN:
+for _name in VALUE_METHODS:
     setattr(_StandIn, f"__{_name}__", _refuse)
 
 
 def returned(function: Callable[..., object], count: int) -> object:
-    """What a function returns for `count` tensors, whatever these are. A dict's keys are right, no value is.
+    """Call a function with `count` stand-ins. Of a dict that it returns only the keys are right, no values.
 
     Raises:
-        NotFollowedError: That cannot be told without the tensors.
+        NotFollowedError: The result cannot be known without real tensors.
     """
     try:
         result = function(*(_StandIn() for _ in range(count)))
-    except Exception as error:  # a stand-in is no tensor, and the author's code may mind
+    except Exception as error:  # a stand-in is not a tensor, and the author's code may depend on that
         raise NotFollowedError from error
     if isinstance(result, _StandIn):
         raise NotFollowedError

@@ -1,1 +1,1 @@
-"""All that knows NVIDIA's software: cuTile, signatures, cubins, machine code, NVML. Knows no kernel."""
+"""What depends on NVIDIA's software: cuTile, signatures, cubins, machine code, NVML. Knows no kernel."""

@@ -1,4 +1,4 @@
-"""What a cubin says of itself: resources by the vendor's tool, machine code from the ELF. Runs no kernel."""
+"""Read a cubin: its resources with the vendor's tool, its machine code from the ELF. Runs no kernel."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from aot_tune.errors import StoreError, TuneError
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What one block of a kernel holds while it runs."""
+    """The resources that a kernel occupies while it runs."""
 
     registers: int
-    """32-bit registers a thread."""
+    """32-bit registers of each thread."""
 
     stack_bytes: int
-    """Stack of a thread, bytes: registers that did not fit are spilled to it."""
+    """Stack of each thread, bytes; registers that do not fit are spilled to it."""
 
     shared_bytes: int
-    """Static shared memory of a block, bytes."""
+    """Static shared memory of each block, bytes."""
 
     threads: int
-    """Threads a block."""
+    """Threads of each block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +42,11 @@ class _Section:
 
 
 def resources(cubin: bytes) -> Resources:
-    """Read a cubin's resources: ``cuobjdump -res-usage``, and the block's threads from the ELF.
+    """Read a cubin's resources with ``cuobjdump -res-usage``, and the threads of a block from the ELF.
 
     Raises:
-        TuneError: The file is none that cuobjdump reads, or holds another number of kernels than one.
-        StoreError: There is no cuobjdump here.
+        TuneError: cuobjdump cannot read the file, or it does not contain exactly one kernel.
+        StoreError: cuobjdump is not installed.
     """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -58,7 +58,7 @@ def resources(cubin: bytes) -> Resources:
     if answer.returncode or len(usages) != 1:
         said = (answer.stderr or answer.stdout).strip()[-300:]
         raise TuneError(
-            f"cuobjdump reads {len(usages)} kernels in a cubin, expected one: {said or 'it says nothing'}"
+            f"cuobjdump found {len(usages)} kernels in a cubin, expected one: {said or 'it printed nothing'}"
         )
     registers, stack, shared = map(int, usages[0])
     return Resources(registers=registers, stack_bytes=stack, shared_bytes=shared, threads=_threads(cubin))
@@ -69,10 +69,10 @@ _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)")
 
 @cache
 def find_tool() -> str:
-    """Where cuobjdump is: in the pip package's folder, which is not on PATH, else on PATH.
+    """The path of cuobjdump: in the pip package's folder, which is not on PATH, or else on PATH.
 
     Raises:
-        StoreError: Nowhere.
+        StoreError: It is in neither place.
     """
     try:
         import nvidia
@@ -84,14 +84,16 @@ def find_tool() -> str:
         found = shutil.which("cuobjdump", path=folder)
         if found:
             return found
-    raise StoreError("no cuobjdump here, which reads a cubin's registers; pip install nvidia-cuda-cuobjdump")
+    raise StoreError(
+        "cuobjdump, which reads a cubin's registers, is not installed; pip install nvidia-cuda-cuobjdump"
+    )
 
 
 def code_digest(cubin: bytes) -> str:
-    """A digest that is equal where two cubins do the same, 16 hex digits.
+    """A digest of 16 hex digits that is equal for two cubins with the same code.
 
-    It covers instructions, constants, shared memory, and the shapes of block and cluster. Symbol names and
-    notes of the compiler are left out: they differ between hints that give the same code.
+    It covers the instructions, constants, shared memory, and the shapes of block and cluster. Symbol names
+    and the compiler's notes are left out, because they differ between hints that give the same code.
     """
     digest = hashlib.sha256()
     for section in sorted(_sections(cubin), key=lambda section: (_kind(section.name), section.size)):
@@ -106,7 +108,7 @@ def code_digest(cubin: bytes) -> str:
 
 
 def machine_code(cubin: bytes) -> bytes:
-    """The bytes of the one kernel's instructions."""
+    """The bytes of the instructions of the cubin's one kernel."""
     return b"".join(
         cubin[section.offset : section.offset + section.size]
         for section in _sections(cubin)
@@ -122,20 +124,20 @@ def has_symbol(cubin: bytes, symbol: str) -> bool:
     return symbol.encode() + b"\0" in cubin
 
 
-# The ELF. Of its attributes cuobjdump prints name and value; their numbers were found by matching these
-# to the bytes.
+# The ELF. cuobjdump prints the names and values of its attributes; their numbers were found by matching the
+# values to the bytes.
 
 _CODE_KINDS = frozenset({".text", ".nv.shared", ".nv.global", *(f".nv.constant{bank}" for bank in range(5))})
 _BLOCK_SHAPE = 0x10
-"""EIATTR_REQNTID: three counts of threads."""
+"""EIATTR_REQNTID: the threads of a block in each of three dimensions."""
 _CLUSTER_SHAPE = 0x3D
-"""EIATTR_CTA_PER_CLUSTER: three counts of blocks."""
+"""EIATTR_CTA_PER_CLUSTER: the blocks of a cluster in each of three dimensions."""
 _NO_BYTES = 8
-"""SHT_NOBITS: a section that takes memory but no bytes of the file."""
+"""SHT_NOBITS: the type of a section that takes memory but no bytes of the file."""
 
 
 def _kind(name: str) -> str:
-    """A section's name without the kernel's: ``.text.matmul`` is a ``.text``."""
+    """A section's name without the kernel's name: ``.text`` for ``.text.matmul``."""
     for kind in (".nv.shared.reserved", ".nv.info", ".nv.shared", ".text"):
         if name.startswith(kind):
             return kind
@@ -144,7 +146,7 @@ def _kind(name: str) -> str:
 
 def _sections(cubin: bytes) -> tuple[_Section, ...]:
     if cubin[:5] != b"\x7fELF\x02":
-        raise TuneError("a cubin that is no 64-bit ELF file; delete it to compile it again")
+        raise TuneError("a cubin is not a 64-bit ELF file; delete it to compile it again")
     try:
         table, size, count, names_at = struct.unpack_from("<40xQ10xHHH", cubin)
         headers = [struct.unpack_from("<IIQQQQ", cubin, table + place * size) for place in range(count)]
@@ -159,11 +161,11 @@ def _sections(cubin: bytes) -> tuple[_Section, ...]:
             for name, kind, _, _, offset, length in headers
         )
     except (struct.error, IndexError, ValueError, OverflowError) as error:
-        raise TuneError(f"a cubin that is cut short ({error}); delete it to compile it again") from error
+        raise TuneError(f"a cubin is cut short ({error}); delete it to compile it again") from error
 
 
 def _attributes(cubin: bytes) -> Iterator[tuple[int, bytes]]:
-    """(attribute, value) of the kernel's ``.nv.info``, where a value has bytes of its own."""
+    """The (attribute, value) pairs of the kernel's ``.nv.info`` whose values have bytes of their own."""
     for section in _sections(cubin):
         if not section.name.startswith(".nv.info."):
             continue
@@ -181,6 +183,6 @@ def _threads(cubin: bytes) -> int:
         struct.unpack("<III", value) for attribute, value in _attributes(cubin) if attribute == _BLOCK_SHAPE
     ]
     if len(shapes) != 1:
-        raise TuneError(f"a cubin that states its threads {len(shapes)} times, expected once")
+        raise TuneError(f"a cubin states its threads {len(shapes)} times, expected once; delete it")
     x, y, z = shapes[0]
     return int(x * y * z)

@@ -1,7 +1,10 @@
-"""The one module that knows cuTile's private names, guarded by version, each with a public way beside it.
+"""The one module that uses cuTile's private names: only on tested releases, each with a public way as well.
 
 Importing it imports neither cuda.tile nor torch; each function does, when it is called.
-What a *signature* is, says `aot_tune.nvidia.signature`.
+
+A *signature* is cuTile's own mangled symbol, such as ``matmul_kernel_Kt1_A2bf16_...``: a text that says all
+the compiler assumes of the arguments, so that a cubin can be compiled in one process and launched in another.
+`aot_tune.nvidia.signature` derives it from the arguments.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from contextlib import suppress
 from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from aot_tune.errors import CompilerMissingError, CutileError
 from aot_tune.nvidia import signature
@@ -25,24 +28,26 @@ from aot_tune.values.arch import Arch
 from aot_tune.values.config import HINTS
 
 TESTED_VERSIONS = ((1, 6), (1, 7))
-"""Releases of cuda-tile whose private names were checked; others take the public way."""
+"""The releases of cuda-tile whose private names were checked; on others the public way is taken."""
 
 TUNE_SINCE = (1, 7)
-"""The first release whose ``exhaustive_search`` can be told to leave the L2 cache alone."""
+"""The first release whose ``exhaustive_search`` takes ``flush_l2=False``, which leaves the L2 cache alone."""
+
+T = TypeVar("T")
 
 
 class Cubin(NamedTuple):
     """Compiled code that can be loaded."""
 
     code: bytes
-    """The file, an ELF."""
+    """The content of the ELF file."""
 
     symbol: str
-    """What the kernel is called inside."""
+    """The kernel's name in that file."""
 
 
 CubinSource = Callable[[str, Arch], "Cubin | None"]
-"""(signature, arch of the GPU) -> the cubin compiled for it, or None to let cuTile compile."""
+"""A function from (signature, arch of the GPU) to the cubin made for them, or None to let cuTile compile."""
 
 
 # What is installed ------------------------------------------------------------------------------------------
@@ -78,16 +83,16 @@ def compiler_version() -> str | None:
         path = _find_compiler_bin().path
         asked = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=True)
         answer = asked.stdout
-    except Exception:  # not installed, not executable, another layout: all mean there is none to use
+    except Exception:  # not installed, not executable, another layout: each means that none can be used
         return None
     numbers = re.findall(r"\bV?(\d+(?:\.\d+)+)", answer)
     return numbers[-1] if numbers else answer.strip() or None
 
 
 def may_have_compiler() -> bool:
-    """Whether a compiler seems to be installed, told without importing cuTile's compiling half (143 ms).
+    """Whether a compiler seems to be installed. Spares importing cuTile's compiling half, which takes 143 ms.
 
-    Looks where cuTile does: its pip package, PATH, CUDA_HOME and the toolkit's usual folder.
+    It looks where cuTile looks: its pip package, PATH, CUDA_HOME and the toolkit's usual folder.
     """
     try:
         metadata.version("nvidia-cuda-tileiras")
@@ -115,7 +120,7 @@ def python_function(kernel: Any) -> Any:
 
 
 def is_kernel_like(value: object) -> bool:
-    """Whether an object is a ``@ct.kernel``, told without importing cuda.tile."""
+    """Whether an object looks like a ``@ct.kernel``; unlike `is_kernel` it does not import cuda.tile."""
     return hasattr(value, "_annotated_function")
 
 
@@ -131,12 +136,12 @@ def constant_parameters(kernel: Any) -> tuple[str, ...]:
 
 
 def with_hints(kernel: Any, hints: Mapping[str, int], cubins: CubinSource | None = None) -> Any:
-    """A kernel with these hints and an empty JIT cache of its own (52-65 us); not for the launch path.
+    """Make a kernel with these hints and an empty JIT cache of its own. Takes 52 to 65 us.
 
     Args:
         kernel: A ``@ct.kernel``.
-        hints: As ``replace_hints`` takes them.
-        cubins: Asked before each compilation; ignored on a cuda-tile release that was not tested.
+        hints: The hints that ``replace_hints`` takes.
+        cubins: Called before each compilation; ignored on a cuda-tile release that was not tested.
     """
     hinted = kernel.replace_hints(**hints)
     if cubins is None or not private_names_known():
@@ -150,19 +155,23 @@ def _prebuilt_class() -> Any:
     from cuda.tile._cext import TileContext, get_compute_capability
     from cuda.tile.compilation import _name_mangling as names
 
-    for name in ("cuda.tile._load_libcuda", "ml_dtypes"):  # no driver here; not installed, or unfit
-        with suppress(Exception):
-            import_module(name)  # else a part of the first launch; neither makes a context
+    # cuTile would import these two during the first launch. Neither makes a CUDA context.
+    with suppress(ImportError, OSError, AttributeError):  # this machine has no driver
+        import_module("cuda.tile._load_libcuda")
+    with suppress(
+        Exception
+    ):  # not installed, or built for another numpy, which raises errors of several types
+        import_module("ml_dtypes")
 
     def symbol_of(signature: Any, name: str) -> str:
-        # As `with_mangled_symbol` has it, which then parses the result to check it: 0.7 ms of a launch's 2.
+        # `with_mangled_symbol` makes the same text, and parses it as a check: 0.7 ms of a launch's 2 ms.
         groups, _ = names._map_alias_groups(signature.parameters)
-        told = names._CollectedGlobals(dataclasses=set(), enums=set())
-        parts = (names._mangle_constraint(one, groups, told) for one in signature.parameters)
+        collected = names._CollectedGlobals(dataclasses=set(), enums=set())
+        parts = (names._mangle_constraint(one, groups, collected) for one in signature.parameters)
         return "_".join([f"{name}_K{signature.calling_convention.code}", *parts])
 
     class PrebuiltKernel(ct.kernel):
-        """A kernel whose cubins were compiled elsewhere; `_compile` is called for what is not yet loaded."""
+        """A kernel whose cubins were compiled elsewhere; cuTile calls `_compile` for code not yet loaded."""
 
         def __new__(cls, hinted: Any, cubins: CubinSource) -> Any:
             return super().__new__(cls, hinted._pyfunc)
@@ -177,7 +186,8 @@ def _prebuilt_class() -> Any:
             cubin = self._cubins(symbol, Arch(*(compute_capability or get_compute_capability())))
             if cubin is not None:
                 return cubin.code, cubin.symbol, None, () if release() >= (1, 7) else []
-            if not may_have_compiler():  # told without importing the compiling half
+            # Asked this way because the compiling half of cuTile is missing from a serving image.
+            if not may_have_compiler():
                 raise CompilerMissingError(
                     f"no cubin was shipped for {symbol}, and no compiler (tileiras) is here to make one; "
                     "ship it (aot-tune compile), or install the compiler: pip install 'aot-tune[tune]'"
@@ -188,12 +198,13 @@ def _prebuilt_class() -> Any:
                 of_disk_cache = isinstance(error, OSError) or type(error).__module__ == "sqlite3"
                 if context.config.cache_dir is None or not of_disk_cache:
                     raise
-                # Its folder cannot be made, or its database is broken; compiling needs neither.
+                # The disk cache's folder cannot be made, or its database is broken; compiling needs neither.
                 config = dataclasses.replace(context.config, cache_dir=None)
                 return super()._compile(signature, TileContext(config=config), compute_capability)
 
         def replace_hints(self, **hints: Any) -> Any:
-            # exhaustive_search calls this even without hints; a plain kernel would compile again.
+            # exhaustive_search calls this even without hints, and would get a plain kernel, which compiles
+            # again.
             return super().replace_hints(**hints) if hints else self
 
     return PrebuiltKernel
@@ -203,12 +214,12 @@ def _prebuilt_class() -> Any:
 
 
 def signature_of(kernel: Any, kernel_args: Sequence[Any]) -> str:
-    """The signature cuTile would compile for these kernel arguments, derived without a GPU or a driver.
+    """The signature that cuTile would compile for these kernel arguments, derived without a GPU or a driver.
 
-    Tensors may be on device "meta"; their storage is then taken to be aligned as an allocator aligns it.
+    Tensors may be on device "meta"; they are then taken to start at an address that an allocator would give.
 
     Raises:
-        CutileError: An argument of a kind that has no signature here.
+        CutileError: An argument is of a kind that has no signature.
     """
     return signature.signature_of(symbol_of(kernel), parameters(kernel), kernel_args)
 
@@ -219,7 +230,7 @@ def weakest_signature(kernel: Any, strong: str) -> str:
 
 
 def symbol_of(kernel: Any) -> str:
-    """The name of the function a kernel was made of: what a cubin of an archive calls the kernel inside."""
+    """The name of the function a kernel was made of: also the kernel's name in the cubins of an archive."""
     return str(python_function(kernel).__name__)
 
 
@@ -229,8 +240,56 @@ def parameters(kernel: Any) -> list[tuple[str, Any]]:
     return list(zip(annotated.pysig.parameters, annotated.parameter_annotations, strict=True))
 
 
+# Searching --------------------------------------------------------------------------------------------------
+
+
+def search(
+    configs: Sequence[T],
+    stream: int,
+    *,
+    kernel: Any,
+    grid_of: Callable[[T], tuple[int, ...]],
+    args_of: Callable[[T], tuple[Any, ...]],
+    hints_of: Callable[[T], dict[str, Any]] | None = None,
+    flush_l2: bool = True,
+) -> Any:
+    """Time configs with ``cuda.tile.tune.exhaustive_search``, which prints nothing here.
+
+    Args:
+        configs: The configs to time, one or more.
+        stream: The handle of the CUDA stream to launch on.
+        kernel: A ``@ct.kernel``, or a function from a config to one.
+        grid_of: A function from a config to its grid.
+        args_of: A function from a config to the kernel's arguments; called before every launch.
+        hints_of: A function from a config to compiler hints, where `kernel` does not have them already.
+        flush_l2: Whether cuTile writes to all of the L2 cache before each sample, as release 1.6 always does.
+
+    Returns:
+        cuTile's ``TuningResult``: ``best`` and ``successes`` with the mean in microseconds, and ``failures``.
+
+    Raises:
+        CutileError: `flush_l2` is False and the installed release cannot leave the cache alone.
+        ValueError: No config ran.
+    """
+    from cuda.tile.tune import exhaustive_search
+
+    options: dict[str, Any] = {} if hints_of is None else {"hints_fn": hints_of}
+    if not flush_l2:
+        if release() < TUNE_SINCE:
+            since = ".".join(map(str, TUNE_SINCE))
+            raise CutileError(
+                f"cuda-tile {version()} always writes to the L2 cache before it times a launch; "
+                f"install cuda-tile {since} or later: pip install 'cuda-tile>={since}'"
+            )
+        options["flush_l2"] = False
+    return exhaustive_search(configs, stream, grid_of, kernel, args_of, quiet=True, **options)
+
+
 def limit_samples(most: int) -> None:
-    """Let ``exhaustive_search`` take at most `most` samples of a config in this process, not up to 1000."""
+    """Let `search` take at most `most` samples of each config in this process, instead of up to 1000.
+
+    On a release that was not tested it changes nothing.
+    """
     if private_names_known():
         from cuda.tile.tune import _tune
 
@@ -251,19 +310,19 @@ def compile_cubin(
 ) -> bytes:
     """Compile one kernel for one signature, without a GPU.
 
-    On a tested release, source paths and line numbers are left out, so that equal code gives equal bytes from
-    any directory. Holds a process-wide lock inside cuTile: run it in several processes, not threads.
+    On a tested release, source paths and line numbers are left out, so that equal code gives equal bytes in
+    any directory. It holds a lock of cuTile that is process-wide: run it in several processes, not threads.
 
     Args:
         kernel: A ``@ct.kernel``.
-        hints: Compiler hints.
-        signature: As `signature_of` gives it.
-        arch: Target.
-        timeout_s: Limit for the compiler's run, seconds.
-        symbol: What the kernel is called inside; the signature itself where none is given.
+        hints: The compiler hints.
+        signature: A signature that `signature_of` returned.
+        arch: The arch to compile for.
+        timeout_s: The longest time that the compiler may run, seconds.
+        symbol: The kernel's name in the cubin; without one the signature is its name.
 
     Raises:
-        CutileError: The compiler refused it, crashed or ran too long; the message starts with its own words.
+        CutileError: The compiler refused it, crashed or ran too long; the message starts with cuTile's own.
     """
     from cuda.tile import TileError
     from cuda.tile.compilation import demangle_kernel_name, export_kernel
@@ -293,8 +352,14 @@ def _compile_anonymous(hinted: Any, signature: Any, arch: Arch, timeout_s: float
     with _compile._compiler_lock:
         _compile._get_bytecode = anonymous
         try:
-            code, options, context = arch.cutile_name, hinted._compiler_options, TileContext(config=config)
-            result = _compile.compile_tile(hinted._annotated_function, (signature,), code, options, context)
+            result = _compile.compile_tile(
+                hinted._annotated_function,
+                (signature,),
+                arch.cutile_name,
+                hinted._compiler_options,
+                TileContext(config=config),
+            )
         finally:
             _compile._get_bytecode = named
-    return bytes(result.cubin)
+    cubin: bytes = result.cubin
+    return cubin

@@ -1,6 +1,7 @@
-"""What NVML tells of this machine: its GPUs and its driver. Creates no CUDA context.
+"""Ask NVML about this machine's GPUs and driver, without creating a CUDA context.
 
-The only module that imports NVML's binding. Where NVML cannot tell (no driver, no library), answers are None.
+This is the only module that imports NVML's binding. Where NVML cannot answer, for want of a driver or of its
+library, the functions return None.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from aot_tune.values.arch import KNOWN_ARCHS, Arch
 
 
 def started() -> Any:
-    """NVML's binding, initialised, for the caller to shut down; None where it cannot be had."""
+    """Import and initialise NVML's binding, which the caller shuts down; None where that fails."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception:  # NVML's errors are many and of its own types; each means the same here
+    except Exception:  # NVML has many error types of its own; each means that it cannot be used
         return None
     return pynvml
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU of this machine, as NVML tells it."""
+    """One GPU of this machine, as NVML describes it."""
 
     index: int
     """Its place among the devices this process may use, as torch counts them (``cuda:<index>``)."""
@@ -39,17 +40,17 @@ class Gpu:
     """Its architecture; None where cuTile does not compile for it."""
 
     uuid: str
-    """NVML's identifier, ``GPU-…``."""
+    """NVML's identifier of the GPU, ``GPU-…``."""
 
 
 def visible_gpus() -> tuple[Gpu, ...] | None:
-    """The GPUs this process may use, without creating a CUDA context (58 ms, measured on an H200 host).
+    """List the GPUs that this process may use, without a CUDA context. It takes 58 ms on an H200 host.
 
-    Honours CUDA_VISIBLE_DEVICES by index and by UUID. NVML counts by PCI bus, and CUDA by speed unless
-    CUDA_DEVICE_ORDER=PCI_BUS_ID says otherwise: where a host has several kinds of GPU, an index may differ.
+    CUDA_VISIBLE_DEVICES is honoured, by index and by UUID. NVML counts GPUs by PCI bus, but CUDA counts them
+    by speed unless CUDA_DEVICE_ORDER=PCI_BUS_ID: on a host with several kinds of GPU an index may differ.
 
     Returns:
-        The GPUs in torch's order, or None where NVML cannot tell (no driver, no library).
+        The GPUs in torch's order; None where NVML cannot answer.
     """
     nvml = started()
     if nvml is None:
@@ -69,27 +70,27 @@ def visible_gpus() -> tuple[Gpu, ...] | None:
                 )
             )
         return tuple(gpus)
-    except Exception:  # a MIG slice or a container may forbid some of these questions
+    except Exception:  # a MIG slice or a container may forbid some of these queries
         return None
     finally:
         nvml.nvmlShutdown()
 
 
 def driver_version() -> str | None:
-    """The GPU driver's version, without a CUDA context; None where NVML cannot tell."""
+    """The GPU driver's version, without a CUDA context; None where NVML cannot answer."""
     nvml = started()
     if nvml is None:
         return None
     try:
         return _text(nvml.nvmlSystemGetDriverVersion())
-    except Exception:  # as above
+    except Exception:  # as in `visible_gpus`
         return None
     finally:
         nvml.nvmlShutdown()
 
 
 class _Question:
-    """NVML's answer, asked for in the background once."""
+    """The one query of `visible_gpus` that runs in the background, and its answer."""
 
     thread: threading.Thread | None = None
     gpus: tuple[Gpu, ...] | None = None
@@ -100,14 +101,14 @@ class _Question:
 
 
 def ask_for_gpus() -> None:
-    """Begin to ask NVML, which takes 58 ms on an H200 host, while imports go on."""
+    """Start `visible_gpus` in the background, because it takes 58 ms on an H200 host, while imports go on."""
     if _Question.thread is None:
         _Question.thread = threading.Thread(target=_Question.ask, name="aot_tune asks NVML", daemon=True)
         _Question.thread.start()
 
 
 def known_gpus() -> tuple[Gpu, ...] | None:
-    """`visible_gpus`, asked once in a process; waits for the answer."""
+    """The answer of `visible_gpus`, which runs once in a process; waits for it."""
     ask_for_gpus()
     if _Question.thread is not None:
         _Question.thread.join()
@@ -115,14 +116,14 @@ def known_gpus() -> tuple[Gpu, ...] | None:
 
 
 if hasattr(os, "register_at_fork"):
-    # A child forked in the middle of the question would inherit NVML's locks, and nobody to release them.
+    # A child forked in the middle of the query would inherit NVML's locks with no thread to release them.
     os.register_at_fork(before=lambda: _Question.thread.join() if _Question.thread else None)
 
 
 def _visible_places(variable: str | None, uuids: Sequence[str]) -> list[int]:
-    """Places in NVML's order that CUDA_VISIBLE_DEVICES admits, in its order.
+    """The places in NVML's order of the devices that CUDA_VISIBLE_DEVICES admits, in the variable's order.
 
-    As CUDA reads it, the list ends at the first token that names no device, and naming one twice admits none.
+    As in CUDA, the list ends at the first token that names no device, and naming a device twice hides all.
     """
     if variable is None:
         return list(range(len(uuids)))

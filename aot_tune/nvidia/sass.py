@@ -1,9 +1,9 @@
-"""The inner loop of a kernel's machine code: how it waits for the tensor unit, what it does besides. Pure.
+"""Find the inner loop of a kernel's machine code and count its instructions and waits. Pure.
 
-Instructions are counted in the machine code itself, as the vendor's disassembler refuses some sm_90 cubins.
-An instruction is 16 bytes since Volta, its operation the lowest nine bits; operations and a branch's offset
-were read off the disassembly of the cubins that it takes. Where code does not fit that picture there is no
-`Loop`, and the model does without.
+Instructions are counted in the machine code itself, because the vendor's disassembler refuses some sm_90
+cubins. Since Volta an instruction has 16 bytes, and its lowest nine bits are the operation; the codes of the
+operations and of a branch's offset were read off the disassembly of the cubins that it accepts. Where code
+does not have that form there is no `Loop`, and the model does without it.
 """
 
 from __future__ import annotations
@@ -16,44 +16,46 @@ _Word = tuple[int, int]
 """An instruction: its lower and upper 64 bits."""
 
 _BYTES = 16
+"""Bytes of an instruction."""
 _OPERATION = 0x1FF
-_BRANCH = 0x147
+"""The bits of an instruction that are its operation."""
+_BRANCH = 0x147  # BRA
 _SELECT = frozenset({0x007, 0x008})  # SEL, FSEL
 _LOCAL = frozenset({0x183, 0x187})  # LDL, STL
-_WARPGROUP = 0x1C5
+_WARPGROUP = 0x1C5  # WARPGROUP.ARRIVE, WARPGROUP.DEPBAR
 _TENSOR = frozenset({0x1F0, 0x1F3, 0x1EA, 0x03C, 0x07A})
-"""HGMMA and, of 8-bit floats, QGMMA of sm_90; UTCHMMA and UTCQMMA of sm_100 to sm_110; HMMA and QMMA of all
-others: what has been seen."""
+"""The matrix operations seen so far: HGMMA and, for 8-bit floats, QGMMA of sm_90; UTCHMMA and UTCQMMA of
+sm_100 to sm_110; HMMA and QMMA of all other archs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """One iteration of the smallest loop that holds tensor operations, as one warp executes it."""
+    """One iteration of the smallest loop that contains matrix operations, as one warp executes it."""
 
     instructions: int
-    """All of them."""
+    """The number of all instructions."""
 
     tensor_ops: int
-    """Matrix operations."""
+    """The number of matrix operations."""
 
     selects: int
-    """Selects: many of them re-select every accumulator at each step."""
+    """The number of selects; where it is large, the loop selects every accumulator again at each step."""
 
     local_accesses: int
-    """Loads and stores of spilled registers."""
+    """The number of loads and stores of spilled registers."""
 
     waits: int
-    """Times the warp waits until every matrix operation it started has ended."""
+    """How often the warp waits until every matrix operation that it started has ended."""
 
     pipelined: bool
     """Whether matrix operations of one iteration may still run in the next."""
 
 
 def inner_loop(code: bytes) -> Loop | None:
-    """Find the inner tensor loop; None where there is none, or the code is of another shape than known.
+    """Find the inner loop with matrix operations; None where there is none, or the code has an unknown form.
 
     Args:
-        code: The kernel's instructions, `aot_tune.nvidia.cubin.machine_code`.
+        code: The kernel's instructions, from `aot_tune.nvidia.cubin.machine_code`.
     """
     words = [struct.unpack_from("<QQ", code, at) for at in range(0, len(code) - _BYTES + 1, _BYTES)]
     operations = [low & _OPERATION for low, _ in words]
@@ -82,7 +84,7 @@ def inner_loop(code: bytes) -> Loop | None:
 
 
 def _backward_branches(words: Sequence[_Word], operations: Sequence[int]) -> list[tuple[int, int]]:
-    """(first, last) instruction of every loop, by the encoding under which all targets are sound."""
+    """The (first, last) instruction of each loop, by the encoding in which all branch targets are valid."""
     places = [place for place, operation in enumerate(operations) if operation == _BRANCH]
     for offset_of in (_offset_since_hopper, _offset_before_hopper):
         targets = {place: (place + 1) * _BYTES + offset_of(words[place]) for place in places}

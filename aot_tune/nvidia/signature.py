@@ -1,7 +1,7 @@
-"""The JIT signature of kernel arguments in plain Python, and its weakest form. Public names of cuTile only.
+"""Derive the JIT signature of kernel arguments, and its weakest form. Uses public names of cuTile only.
 
 A *signature* is cuTile's own mangled symbol, such as ``matmul_kernel_Kt1_A2bf16_...``: a text that says all
-the compiler assumes of the arguments. The rule is that of cuda-tile 1.6 and 1.7, which a test holds against
+the compiler assumes of the arguments. The rule is that of cuda-tile 1.6 and 1.7; a test compares it with
 cuTile's own on random arrays.
 """
 
@@ -15,16 +15,17 @@ from typing import Any, NamedTuple
 from aot_tune.errors import CutileError
 
 _ALIGNMENT = 16
-"""cuTile specialises on divisibility by this: bytes of addresses and strides, elements of shapes."""
+"""cuTile specialises on divisibility by 16: of addresses and strides in bytes, of shapes in elements."""
 
 _MOST_SPECIALISED_DIMENSIONS = 5
+"""cuTile does not specialise arrays of more dimensions than this."""
 
 _MOST_SIGNATURES = 4096
-"""Mangled symbols kept: mangling checks itself by parsing its result, 0.7 ms."""
+"""Mangled symbols that are kept, because making one takes 0.7 ms: cuTile checks it by parsing it."""
 
 
 class _Array(NamedTuple):
-    """An array by what its signature says; arrays that agree here share a compilation."""
+    """The properties of an array that its signature contains; arrays with equal ones share a compilation."""
 
     dtype: str
     index_dtype: str
@@ -37,13 +38,13 @@ class _Array(NamedTuple):
 
 
 class _Scalar(NamedTuple):
-    """A number known at launch."""
+    """A number that is passed at launch."""
 
     dtype: str
 
 
 class _Constant(NamedTuple):
-    """A number compiled in; kind and text tell 1, 1.0 and True apart, and the zeros."""
+    """A number that is compiled in; `kind` and `text` distinguish 1, 1.0 and True, and 0.0 from -0.0."""
 
     kind: str
     text: str
@@ -54,53 +55,53 @@ _Parameter = _Array | _Scalar | _Constant
 
 
 def signature_of(name: str, parameters: Sequence[tuple[str, Any]], kernel_args: Sequence[Any]) -> str:
-    """The signature cuTile would compile for these kernel arguments.
+    """The signature that cuTile would compile for these kernel arguments.
 
-    Tensors may be on device "meta"; their storage is then taken to be aligned as an allocator aligns it.
+    Tensors may be on device "meta"; they are then taken to start at an address that an allocator would give.
 
     Args:
-        name: The kernel function's.
+        name: The name of the kernel's function.
         parameters: The name and cuTile's annotation node of each parameter.
-        kernel_args: Tensors and numbers.
+        kernel_args: The tensors and numbers that the kernel takes.
 
     Raises:
-        CutileError: An argument of a kind that has no signature here, or too many or few of them.
+        CutileError: An argument is of a kind that has no signature, or their number is wrong.
     """
     if len(kernel_args) != len(parameters):
         names = ", ".join(parameter for parameter, _ in parameters)
         raise CutileError(
             f"{name} takes {len(parameters)} arguments ({names}), args_fn returned {len(kernel_args)}"
         )
-    # The smallest convention that fits: the second only where a static shape (a size of 1, say) is present.
+    # cuTile takes the first convention that suffices: the second only for static shapes or sizes of 1.
     static = any(_static_shape(node) for _, node in parameters)
     unit = any(1 in arg.shape for arg in kernel_args if _is_array(arg))
-    return _mangled(name, unit or static, _told(parameters, kernel_args, unit))
+    return _mangled(name, unit or static, _specialised(parameters, kernel_args, unit))
 
 
 def check_arguments(parameters: Sequence[tuple[str, Any]], kernel_args: Sequence[Any]) -> None:
-    """Refuse kernel arguments, one for each parameter, that have no signature: far quicker than to make it.
+    """Refuse kernel arguments, one for each parameter, that have no signature. Far quicker than making one.
 
     Raises:
-        CutileError: It names the parameter and what to pass.
+        CutileError: An argument is of a kind that has no signature; it names the parameter and what to pass.
     """
-    _told(parameters, kernel_args, unit=False)
+    _specialised(parameters, kernel_args, unit=False)
 
 
 def weakest(signature: str, parameters: Sequence[tuple[str, Any]]) -> str:
     """The signature of the same kernel and constants that assumes nothing of its arrays.
 
-    That is no alignment, no divisibility, no stride or size of 1, no elements that never share memory.
+    It assumes no alignment, no divisibility, no stride or size of 1, and not that elements never overlap.
     A kernel compiled for it may be launched in place of one compiled for `signature`. What is passed at a
     launch follows from the arguments and the kernel's annotations alone: for each array its address, then
     every size and every stride that no annotation makes static, stride 1 and size 1 among them, in either
     calling convention. cuTile's compiler declares the same parameters whatever a signature assumes of their
     values (`_compile._get_array_ty` drops assumed constants of dimensions that are not annotated), and the
-    launcher knows of a cubin only its symbol. Sizes and strides that an annotation makes static are kept,
-    since those are not passed. Index widths are kept too: they come from annotations, and 64-bit ones would
-    be passed in 64 bits.
+    launcher knows only a cubin's symbol. Sizes and strides that an annotation makes static are kept, because
+    those are not passed. Index widths are kept too: they come from annotations, and 64-bit ones would be
+    passed in 64 bits.
 
     Args:
-        signature: As `signature_of` gives it.
+        signature: A signature that `signature_of` returned.
         parameters: As for `signature_of`.
     """
     from cuda.tile.compilation import (
@@ -143,7 +144,7 @@ def weakest(signature: str, parameters: Sequence[tuple[str, Any]]) -> str:
 # The rule ---------------------------------------------------------------------------------------------------
 
 
-def _told(
+def _specialised(
     parameters: Sequence[tuple[str, Any]], kernel_args: Sequence[Any], unit: bool
 ) -> tuple[_Parameter, ...]:
     return tuple(
@@ -256,24 +257,24 @@ def _mangled(name: str, second_convention: bool, parameters: tuple[_Parameter, .
     return symbol
 
 
-def _constraint(told: _Parameter) -> Any:
+def _constraint(parameter: _Parameter) -> Any:
     import cuda.tile as ct
     from cuda.tile.compilation import ArrayConstraint, ConstantConstraint, ScalarConstraint
 
-    if isinstance(told, _Constant):
-        return ConstantConstraint(told.value)
-    if isinstance(told, _Scalar):
-        return ScalarConstraint(getattr(ct, told.dtype))
+    if isinstance(parameter, _Constant):
+        return ConstantConstraint(parameter.value)
+    if isinstance(parameter, _Scalar):
+        return ScalarConstraint(getattr(ct, parameter.dtype))
     return ArrayConstraint(
-        getattr(ct, told.dtype),
-        len(told.stride_constant),
-        index_dtype=getattr(ct, told.index_dtype),
-        stride_constant=told.stride_constant,
-        shape_constant=told.shape_constant,
+        getattr(ct, parameter.dtype),
+        len(parameter.stride_constant),
+        index_dtype=getattr(ct, parameter.index_dtype),
+        stride_constant=parameter.stride_constant,
+        shape_constant=parameter.shape_constant,
         stride_lower_bound_incl=0,
         alias_groups=(),
-        may_alias_internally=told.overlaps,
-        stride_divisible_by=told.stride_divisible,
-        shape_divisible_by=told.shape_divisible,
-        base_addr_divisible_by=told.alignment,
+        may_alias_internally=parameter.overlaps,
+        stride_divisible_by=parameter.stride_divisible,
+        shape_divisible_by=parameter.shape_divisible,
+        base_addr_divisible_by=parameter.alignment,
     )

@@ -1,4 +1,4 @@
-"""Read a regular file without blocking, replace one whole or not at all. Knows nothing of what they hold."""
+"""Read a regular file without blocking; replace a file whole or not at all. Never looks into its content."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from aot_tune.errors import StoreError, TableError
 from aot_tune.tables.strict_json import MOST_BYTES
 
 _LEFTOVER_SECONDS = 3600.0
-"""A temporary file this old belongs to a writer that was killed: writing takes milliseconds."""
+"""A temporary file older than this, in seconds, is a killed writer's: writing takes milliseconds."""
 
 
 def open_regular(path: Path) -> int:
-    """Open a regular file for reading, without ever waiting; the caller closes the descriptor.
+    """Open a regular file for reading without ever waiting; the caller closes the descriptor.
 
     Raises:
-        StoreError: There is no such regular file, or it cannot be read.
+        StoreError: The file does not exist, is not a regular file, or cannot be read.
     """
     try:
         # Without O_NONBLOCK, opening a FIFO waits for a writer. Regular files do not care.
@@ -38,10 +38,10 @@ def open_regular(path: Path) -> int:
 
 
 def read_bytes(path: Path) -> bytes:
-    """A regular file's content, at most `MOST_BYTES`; never blocks on a FIFO, a device or a directory.
+    """Read a regular file of at most `MOST_BYTES`; never blocks on a FIFO, a device or a directory.
 
     Raises:
-        StoreError: There is no such regular file, or it cannot be read.
+        StoreError: The file does not exist, is not a regular file, or cannot be read.
         TableError: It is too large.
     """
     descriptor = open_regular(path)
@@ -58,17 +58,17 @@ def read_bytes(path: Path) -> bytes:
 
 
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Replace a file by a complete one or leave it as it was, whenever the process is killed or power fails.
+    """Replace a file whole or not at all, even if the process is killed or power fails meanwhile.
 
-    Makes the folder where it is missing. An existing file keeps its mode, a new one has the process's usual.
+    A missing folder is made. An existing file keeps its mode; a new one gets the process's usual mode.
 
     Args:
         path: The file.
         data: Its new content.
-        durable: False for what can be made again: after a power failure the file may be empty.
+        durable: False for content that can be made again: after a power failure the file may be empty.
 
     Raises:
-        StoreError: It cannot be written, or is a link or no regular file; the old file is as it was.
+        StoreError: The file cannot be written, or is a link or not a regular file; it is left as it was.
     """
     temporary: Path | None = None
     try:
@@ -90,15 +90,15 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse, before any work is done, a folder in which no file could be made. Makes no folder itself.
+    """Refuse a folder in which no file could be made, before any work is done. It makes no folder itself.
 
     Raises:
-        StoreError: Neither it nor, where it is missing, the nearest folder above it can be written.
+        StoreError: The folder, or where it is missing the nearest one above it, cannot be written in.
     """
     existing = next((place for place in (folder, *folder.parents) if os.path.lexists(place)), Path("."))
     probe = existing / f".aot_tune.{os.getpid()}-{time.monotonic_ns()}.tmp"
     try:
-        # Tried, not asked: access() knows nothing of quotas, network file systems or a full disk.
+        # Writing is tried because access() knows nothing of quotas, network file systems or a full disk.
         _write_new(probe, b"", None)
     except (OSError, ValueError) as error:
         _cannot("write in", folder, error)
@@ -108,10 +108,10 @@ def check_writable(folder: Path) -> None:
 
 
 def check_replaceable(path: Path) -> None:
-    """Refuse, before any work is done, a file that `write_atomic` would not replace.
+    """Refuse a file that `write_atomic` would not replace, before any work is done.
 
     Raises:
-        StoreError: It is a link, no regular file or read-only.
+        StoreError: The file is a link, not a regular file, or read-only.
     """
     try:
         _mode_of(path)
@@ -120,7 +120,7 @@ def check_replaceable(path: Path) -> None:
 
 
 def _mode_of(path: Path) -> int | None:
-    """The mode an existing file has; None where there is none."""
+    """The mode of an existing file; None where there is no file."""
     try:
         status = os.lstat(path)
     except FileNotFoundError:
@@ -131,7 +131,7 @@ def _mode_of(path: Path) -> int | None:
     if not stat.S_ISREG(status.st_mode):
         raise StoreError(f"cannot write {path}: it is {_kind(status.st_mode)}; remove it")
     if not os.access(path, os.W_OK):
-        # The rename would succeed; whoever took the right to write away meant the content.
+        # The rename would succeed, but whoever made the file read-only wanted to keep its content.
         raise StoreError(f"cannot write {path}: it is read-only; allow writing or choose another folder")
     return stat.S_IMODE(status.st_mode)
 
@@ -161,7 +161,7 @@ def _remove_leftovers(path: Path) -> None:
     for name in os.listdir(path.parent):
         if name.startswith(f".{path.name}.") and name.endswith(".tmp"):
             leftover = path.with_name(name)
-            with contextlib.suppress(OSError):  # another writer may take it away first
+            with contextlib.suppress(OSError):  # another writer may remove it first
                 if time.time() - leftover.lstat().st_mtime > _LEFTOVER_SECONDS:
                     leftover.unlink()
 
@@ -174,7 +174,7 @@ def _kind(mode: int) -> str:
         stat.S_IFCHR: "a device",
         stat.S_IFBLK: "a device",
     }
-    return kinds.get(stat.S_IFMT(mode), "no regular file")
+    return kinds.get(stat.S_IFMT(mode), "a special file")
 
 
 def _cannot(verb: str, path: Path, error: Exception) -> NoReturn:

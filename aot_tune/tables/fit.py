@@ -1,6 +1,6 @@
-"""What one entry of a table must satisfy beside its kernel's declaration. Reads no file and needs no GPU.
+"""Check that a table fits its kernel's declaration. Reads no file and needs no GPU.
 
-What the document alone can tell (types, edges, columns) `aot_tune.tables.reader` refuses when it reads it.
+Mistakes that show without the declaration (types, edges, columns) are refused by `aot_tune.tables.reader`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from aot_tune.declare.declaration import Declaration
 
 Complaint = tuple[str, str]
-"""(what is wrong, what to do about it); an empty second half means: tune again."""
+"""A pair: what is wrong, and what to do about it, which is empty where the advice is to tune again."""
 
 
 def entry_complaints(table: Table, tunable: Declaration, entry: Entry, *, own: bool) -> Iterator[Complaint]:
-    """All that holds against one entry.
+    """List what is wrong with one entry.
 
     Args:
-        table: The table it stands in, of the declaration's axes.
+        table: The entry's table, which has the declaration's axes.
         tunable: The kernel's declaration.
         entry: The entry.
-        own: Whether the table lies in the package's own folder, where predictions are refused.
+        own: Whether the table is in the package's own folder, where predictions are refused.
     """
     if own and entry.evidence != "measured":
         yield (
@@ -37,7 +37,7 @@ def entry_complaints(table: Table, tunable: Declaration, entry: Entry, *, own: b
     unreachable = list(_key_complaints(tunable, entry.bucket))
     yield from unreachable
     if unreachable:
-        return  # the declaration's functions may be asked for problems of the kernel only
+        return  # the declaration's functions may only be called with problems of the kernel
     yield from _config_complaints(table, tunable, entry)
     if entry.mean_us > entry.default_us:
         yield f"slower than the default: {entry.mean_us} us against {entry.default_us}", ""
@@ -47,7 +47,7 @@ def entry_complaints(table: Table, tunable: Declaration, entry: Entry, *, own: b
 
 
 def portfolio_complaints(table: Table, tunable: Declaration) -> Iterator[Complaint]:
-    """All that holds against a table's portfolio."""
+    """List what is wrong with a table's portfolio."""
     constants = tunable.config_constants(table.arch)
     for config in table.portfolio:
         if tuple(config.constants) != constants:
@@ -58,27 +58,26 @@ def portfolio_complaints(table: Table, tunable: Declaration) -> Iterator[Complai
 
 
 def _key_complaints(tunable: Declaration, bucket: Problem) -> Iterator[Complaint]:
-    """Whether the runtime's own key function ever asks for this bucket."""
+    """List why no launch would ever look this bucket up."""
     pattern = tunable.typical_problems[0]
     if bucket.keys() != pattern.keys():
         yield f"its keys are {' '.join(bucket)}, the kernel's problems have {' '.join(pattern)}", ""
         return
     for name, value in bucket.items():
         if type(value) is not type(pattern[name]):
-            yield f"{name} is {value!r}, the kernel's is like {pattern[name]!r}", ""
+            yield f"{name} is {value!r}, which is of another type than the kernel's {pattern[name]!r}", ""
             return
     if tunable.bucket_of(bucket) != bucket:
         yield f"no size is looked up here: its bucket is {tunable.bucket_of(bucket)}", ""
         return
     try:
-        posed = tunable.problem_of(*tunable.make_args(bucket, "meta", 0))
-    except (
-        Exception
-    ) as error:  # the author's code on a bucket from a file: whatever it raises, no call poses it
+        stated = tunable.problem_of(*tunable.make_args(bucket, "meta", 0))
+    # This is the author's code on a bucket from a file: whatever it raises, no call has this problem.
+    except Exception as error:
         yield f"make_args cannot make it: {type(error).__name__}: {error}", ""
         return
-    if posed != bucket:
-        yield f"no call poses it: its own arguments pose {posed}", ""
+    if stated != bucket:
+        yield f"no call has this problem: the arguments made for it have {stated}", ""
 
 
 def _config_complaints(table: Table, tunable: Declaration, entry: Entry) -> Iterator[Complaint]:
@@ -99,7 +98,7 @@ def _config_complaints(table: Table, tunable: Declaration, entry: Entry) -> Iter
 
 
 def mismatch(tunable: Declaration, arch: Arch, table: Table) -> str | None:
-    """Why a well-formed table cannot serve this declaration here; None when it can."""
+    """Why a well-formed table cannot serve this declaration on this arch; None when it can."""
     if table.kernel != tunable.name:
         return f"it is the table of {table.kernel!r}, and not of {tunable.name!r}"
     if table.arch != arch:

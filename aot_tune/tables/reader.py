@@ -1,4 +1,4 @@
-"""Read a table's JSON text, strictly: every mistake is an error that names its place. Does no I/O."""
+"""Parse a table's JSON text strictly: every mistake is an error that names its place. Does no I/O."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from aot_tune.values.config import HINTS, Config
 from aot_tune.values.problem import Problem
 
 MOST_CONFIGS = 16
-"""A portfolio's configs: a live search runs them all."""
+"""The most configs of a portfolio; a live search runs all of them."""
 
 _HASH = re.compile(r"[0-9a-f]{16}")
 
@@ -54,14 +54,14 @@ _EVIDENCE = ("measured", "predicted")
 
 
 def parse(data: bytes | str) -> Table:
-    """Read a document.
+    """Parse a table.
 
     Args:
         data: UTF-8 text of at most 16 MiB.
 
     Raises:
         NewerSchemaError: A later release wrote it.
-        TableError: Anything else that is not a table, with a dotted path such as
+        TableError: The text is not a table for any other reason; the error has a dotted path such as
             ``entries[3].config.hints.num_ctas``.
     """
     document = loads(data)
@@ -143,13 +143,13 @@ def _axes(value: Json) -> Axes:
 
 
 class Configs:
-    """Reads configs. A table repeats few of them often, so that each is checked once."""
+    """Reads configs, and checks each different one once: a table repeats few of them often."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, Config] = {}
 
     def read(self, value: Json, path: str) -> Config:
-        """A config, or an error with the path of what is wrong in it."""
+        """Read a config; an error has the path of the wrong value in it."""
         text = orjson.dumps(value)
         config = self._known.get(text)
         if config is None:
@@ -180,16 +180,16 @@ def _config(value: Json, path: str) -> Config:
 
 
 def read_entries(value: Json, axes: Axes, configs: Configs, columns: int) -> tuple[Entry, ...]:
-    """A table's entries, sorted.
+    """Read a table's entries and sort them.
 
     Args:
-        value: The list.
+        value: The list of entries.
         axes: The table's axes.
         configs: The reader of configs, shared with the portfolio.
-        columns: Times of each point: the portfolio's and the default's.
+        columns: How many times each point has: one for each config of the portfolio and the default's.
 
     Raises:
-        TableError: Something is not as the schema says.
+        TableError: A value is not what the schema demands.
     """
     items = as_list(value, "entries")
     keys: tuple[str, ...] | None = None
@@ -214,7 +214,7 @@ def read_entries(value: Json, axes: Axes, configs: Configs, columns: int) -> tup
             evidence=cast(Evidence, evidence),
             points=_points(item["points"], f"{path}.points", axes, bucket, columns),
         )
-    # Reviewers may have merged lines by hand; the table's order does not depend on it.
+    # Sorted, because reviewers may have merged lines by hand.
     return tuple(sorted(entries.values(), key=lambda entry: entry_order(axes, entry.bucket)))
 
 
@@ -265,7 +265,9 @@ def _times(value: Json, path: str, columns: int) -> tuple[float | None, ...]:
         raise TableError(
             f"expected {columns} times, the portfolio's in order and the default's, got {len(times)}", path
         )
-    if _TIME_TYPES.issuperset(map(type, times)):  # as `dump` writes them; the loop below names what is not
+    if _TIME_TYPES.issuperset(
+        map(type, times)
+    ):  # the usual case, quickly; the loop below names the wrong time
         known = [time for time in times if time is not None]
         if not known or (min(known) > 0.0 and max(known) < math.inf):
             return tuple(times)

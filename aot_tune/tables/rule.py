@@ -1,9 +1,11 @@
-"""The rule inside a bucket: which config a size takes, computed from the times at the bucket's points. Pure.
+"""The rule inside a bucket: choose a size's config from the times at the bucket's points. Pure.
 
-Knows a kernel only by its count of tiles, and no file or GPU. Serving follows it; the tuner judges by it.
+It uses no file or GPU, and of a kernel only its count of tiles. Serving follows it; the tuner judges by it.
 
-The rule in one sentence: a config's time is that at the nearest point whose last tile is full, or not, as
-its own would be, times the waves it takes here over the waves it takes there; the fastest config is taken.
+The rule: a config's time at a size is estimated from one point of the bucket. That is the nearest point where
+the config's last tile is full, if it is full at this size, or partly filled, if it is so here; where there is
+none such, the nearest point. The time there is multiplied by the waves at this size and divided by the waves
+at the point. The config with the shortest estimate is taken. ``tuned_configs/README.md`` has an example.
 """
 
 from __future__ import annotations
@@ -20,33 +22,34 @@ from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
 Allowed = Callable[[Config], bool]
-"""Whether a config may run for the problem asked about."""
+"""A function that says whether a config may run for the problem in question."""
 
 PREDICTED_GAIN = 0.10
-"""A predicted entry leaves the default only for a predicted gain of this much. Measured on an H200: with it
-one of 54 problems ran over 2 % slower than the default; the model's own error is of this size."""
+"""A predicted entry leaves the default only for a config that is expected to be faster by this fraction.
+Measured on an H200: one of 54 problems then ran over 2 % slower than with the default. The model's own error
+is of this size."""
 
 Tiles = Callable[[Config, Problem], int]
-"""(config, problem) -> blocks of work, as a declaration gives it."""
+"""A declaration's function from (config, problem) to the number of tiles, blocks of work."""
 
 
 class Pick(NamedTuple):
-    """What the rule chose."""
+    """The rule's choice."""
 
     config: Config
     """The config to run."""
 
     why: Callable[[], str]
-    """Puts `reason` into words, which few picks are asked for."""
+    """A function that makes `reason`, which is read of few picks."""
 
     @property
     def reason(self) -> str:
-        """Why, for people: the point it was told from and the time expected there."""
+        """The reason in words: the point that the estimate is from, and the expected time."""
         return self.why()
 
 
 def rule_of(entry: Entry, table: Table, tiles: Tiles | None) -> BucketRule:
-    """The rule made ready for an entry of a table; keep it for the next size of the same bucket."""
+    """Prepare the rule for an entry of a table; keep it for the next size of the same bucket."""
     return BucketRule(
         axes=table.axes,
         bucket=entry.bucket,
@@ -67,23 +70,25 @@ def pick(
     allowed: Allowed,
     rule: BucketRule | None = None,
 ) -> Pick | None:
-    """The config for a problem of an entry's bucket.
+    """Choose the config for a problem of an entry's bucket.
 
-    1. at the edge itself, the entry's config
-    2. else the config that is expected to be fastest (module docstring); at a point its own times tell
-    3. where no point tells anything, the entry's config, then the default
+    1. At the edge itself it is the entry's config.
+    2. Otherwise it is the config with the shortest estimate (module docstring); at a point, the times there.
+    3. Where no point has a time, it is the entry's config, else the default.
+
+    Each step passes over configs that are not allowed.
 
     Args:
         entry: The bucket's entry.
-        table: The table it is of.
+        table: The entry's table.
         tiles: The declaration's count of tiles, or None.
-        default: The declaration's default for this problem; the points' last times are taken to be its.
-        problem: A problem of this bucket, or of another one that this entry shall serve.
-        allowed: Whether a config may run here: legal, in the search space. Asked only until one may.
-        rule: What `rule_of` gave for this entry, to save making it again.
+        default: The declaration's default for this problem; the points' last times are taken for its times.
+        problem: A problem of this bucket, or of another bucket that this entry shall serve.
+        allowed: Whether a config may run here: legal, in the search space. Called until one may.
+        rule: The result of `rule_of` for this entry, where the caller kept it.
 
     Returns:
-        The pick, or None when nothing is allowed, not even the default.
+        The pick, or None when no config is allowed, not even the default.
     """
     if problem == entry.bucket and allowed(entry.config):
         return Pick(entry.config, lambda: f"winner at the bucket's edge: {entry.mean_us:.1f} us")
@@ -92,21 +97,21 @@ def pick(
             return Pick(estimate.config, partial(_reason, estimate))
     for config, name in ((entry.config, "the bucket's winner"), (default, "the default")):
         if allowed(config):
-            return Pick(config, partial("{}: no point of the bucket tells a time".format, name))
+            return Pick(config, partial("{}: no point of the bucket has a time".format, name))
     return None
 
 
 def _reason(estimate: Estimate) -> str:
     sizes = " ".join(f"{name}={size}" for name, size in estimate.point.size.items())
     scaled = "" if estimate.scale == 1 else f", times {estimate.scale:.2f} for its waves"
-    return f"fastest expected, {estimate.us:.1f} us: told from the point {sizes}{scaled}"
+    return f"fastest expected, {estimate.us:.1f} us: estimated from the point {sizes}{scaled}"
 
 
-# What each config is expected to take ---------------------------------------------------------------------
+# Estimates ------------------------------------------------------------------------------------------------
 
 
 class Estimate(NamedTuple):
-    """What the rule expects of one config at one size. A tuple, because a pick makes one of each config."""
+    """The expected time of one config at one size. A tuple for speed: a pick makes one for each config."""
 
     us: float
     """Expected time, microseconds."""
@@ -115,7 +120,7 @@ class Estimate(NamedTuple):
     """The config."""
 
     point: Point
-    """The point it was told from."""
+    """The point that the estimate is from."""
 
     scale: float
     """Waves at the size over waves at the point; 1 where the kernel declares no tiles."""
@@ -127,63 +132,63 @@ def blocks_in_flight(config: Config, sm_count: int) -> int:
 
 
 def waves(tiles: int, config: Config, sm_count: int) -> int:
-    """How often the GPU's blocks in flight must be filled to run so many tiles."""
+    """How often the GPU must be filled with blocks to run this number of tiles, 1 at least."""
     return max(-(-tiles // blocks_in_flight(config, sm_count)), 1)
 
 
 class _Cell(NamedTuple):
-    """One config at one point."""
+    """The time of one config at one point, and what scaling it needs."""
 
     us: float
     waves: int
     full: list[bool]
-    """By Pow2 axis, whether its last tile is full: whether one more would take another tile."""
+    """For each Pow2 axis, whether the last tile is full: a size larger by one would take another tile."""
     point: Point
 
 
 class _Column(NamedTuple):
-    """One config at all points."""
+    """The times of one config at all points."""
 
     config: Config
     in_flight: int
     mixed: bool
-    """Whether its last tile is full at some points and not at others."""
+    """Whether the config's last tile is full at some points and partly filled at others."""
     cells: tuple[_Cell | None, ...]
 
 
 class _Ready(NamedTuple):
-    """A column at the points that tell of a size, nearest first."""
+    """A column's cells at the points that are used for a size, nearest first."""
 
     least_us: float
-    """No estimate from it is below this: one wave, of the cell whose waves are shortest."""
+    """A lower bound of the column's estimates: one wave of the cell whose waves are shortest."""
     place: int
     column: _Column
     cells: list[_Cell]
 
 
 _ROUNDED = 1 - 1e-12
-"""A bound must not lie above an estimate that was rounded otherwise."""
+"""The factor that keeps a lower bound below an estimate whose rounding differs."""
 
 
 class _Grown:
-    """A problem with one more on each Pow2 axis, made when first asked for: most columns need none."""
+    """A problem made larger by one on each Pow2 axis in turn, on demand: most columns do not need it."""
 
     def __init__(self, problem: Problem, names: Sequence[str]) -> None:
         self._problem, self._names = problem, names
 
     @cached_property
     def problems(self) -> list[Problem]:
-        """Where one more takes another tile, the last one was full."""
+        """One problem for each axis: where it has more tiles, the last tile was full."""
         return [self._problem.replaced(**{name: self._problem.size(name) + 1}) for name in self._names]
 
 
 class BucketRule:
-    """The rule made ready for one entry: keep it, and each pick costs one or two counts of tiles a config.
+    """The rule prepared for one entry; kept, it makes each pick cost one or two counts of tiles a config.
 
     Args:
         axes: The kernel's axes.
         bucket: The problem at the bucket's edge.
-        points: Measured sizes; ``us`` in the order of `portfolio`, the default's last.
+        points: The bucket's points; ``us`` is in the order of `portfolio`, with the default's time last.
         portfolio: The table's portfolio.
         tiles: The declaration's count of tiles, or None.
         sm_count: Multiprocessors of the GPU that the points were measured on.
@@ -212,20 +217,20 @@ class BucketRule:
         self._orders: dict[tuple[Config, tuple[int, ...]], list[_Ready]] = {}
 
     def estimates(self, problem: Problem, default: Config) -> list[Estimate]:
-        """What is expected of the portfolio and the default, fastest first; ties in the portfolio's order.
+        """Estimate the portfolio and the default, fastest first; equal estimates keep the portfolio's order.
 
-        A config without a time at any point is left out, and so is one without a time at exactly this size.
+        A config without a time at any point is left out. At a point, so is one without a time there.
         """
         return list(self.fastest_first(problem, default))
 
     def fastest_first(self, problem: Problem, default: Config) -> Iterator[Estimate]:
-        """`estimates`, one by one: a config is only looked at while it may be the next.
+        """Yield `estimates` one by one, computing only as many as the next one depends on.
 
-        Of the first one a third of the columns tell, since none is faster than one wave of it.
+        Usually a third of the columns decide the first: the others could not be faster even with one wave.
         """
         here = self._logs(problem)
-        # Nearest first by the sum of |log2|, ties to the larger point: points ascend.
-        order = sorted((sum(map(_apart, here, where)), -i) for i, where in enumerate(self._where))
+        # The nearest first by the sum of |log2|, of equally near ones the larger point: points ascend.
+        order = sorted((sum(map(_log_distance, here, where)), -i) for i, where in enumerate(self._where))
         places = tuple(-i for _, i in order)
         if places and self._problems[places[0]] == problem:
             places = places[:1]
@@ -246,7 +251,7 @@ class BucketRule:
             yield heappop(waiting)[2]
 
     def _estimate(self, ready: _Ready, problem: Problem, grown: _Grown) -> Estimate:
-        # From the nearest cell that is as full as the config's last tile is here, else from the nearest.
+        # From the nearest cell whose last tile is full on the same axes as here, else from the nearest.
         column, tiles = ready.column, self._tiles
         nearest, config = ready.cells[0], column.config
         if tiles is None:
@@ -262,7 +267,7 @@ class BucketRule:
         return Estimate(nearest.us * scale, config, nearest.point, scale)
 
     def _ordered(self, default: Config, places: tuple[int, ...]) -> list[_Ready]:
-        """Each config with what it took at these points, in their order: made once for each order."""
+        """Each config with its cells at these points, in their order; made once for each order."""
         key = (default, places)
         ordered = self._orders.get(key)
         if ordered is None:
@@ -278,7 +283,7 @@ class BucketRule:
         return ordered
 
     def _columns_with(self, default: Config) -> tuple[_Column, ...]:
-        """What the points tell of each config, once for each default."""
+        """Each config's column, the default's included; made once for each default."""
         columns = self._columns.get(default)
         if columns is None:
             columns = self._of_portfolio
@@ -289,7 +294,7 @@ class BucketRule:
 
     @cached_property
     def _of_portfolio(self) -> tuple[_Column, ...]:
-        configs = dict.fromkeys(self._portfolio)  # a config that is there twice counts where it is first
+        configs = dict.fromkeys(self._portfolio)  # of a repeated config the first column counts
         return tuple(self._column(config, self._portfolio.index(config)) for config in configs)
 
     def _column(self, config: Config, place: int) -> _Column:
@@ -322,5 +327,5 @@ class BucketRule:
         return tuple(math.log2(max(problem.size(name), 1)) for name in self._names)
 
 
-def _apart(one: float, other: float) -> float:
+def _log_distance(one: float, other: float) -> float:
     return abs(one - other)

@@ -1,4 +1,4 @@
-"""Where tables lie, ``<folder>/<arch>/<kernel>.json``, and reading one. Knows no GPU."""
+"""Find tables at ``<folder>/<arch>/<kernel>.json`` and read one. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from aot_tune.tables.table import Table
 from aot_tune.values.arch import Arch
 
 FOLDER_NAME = "tuned_configs"
-"""The folder of tables in a package, and beside it in a checkout."""
+"""The name of the folder of tables: in a package, or next to the package in a checkout."""
 
 
 # Where ------------------------------------------------------------------------------
 
 
 def package_folder(tunable: Declaration) -> Path:
-    """The folder of a declaration's tables; it need not exist.
+    """The folder of a declaration's tables, which need not exist.
 
-    ``tables=``, where the declaration names a folder; else as `folder_of_package` says of its package.
+    It is ``tables=`` where the declaration names a folder, and else that of `folder_of_package`.
 
     Raises:
         StoreError: The package has no folder.
@@ -33,11 +33,11 @@ def package_folder(tunable: Declaration) -> Path:
 
 
 def folder_of_package(package: str) -> Path:
-    """The folder of a package's tables, found without importing it; it need not exist.
+    """The folder of a package's tables, found without importing the package; it need not exist.
 
-    1. ``tuned_configs`` in its top-level package
-    2. ``tuned_configs`` beside that, where it exists and a ``pyproject.toml`` marks a checkout
-    3. as 1: where a first table will be written
+    1. ``tuned_configs`` in its top-level package, where it exists
+    2. ``tuned_configs`` next to that package, where it exists and a ``pyproject.toml`` marks a checkout
+    3. the same as 1, where a first table will be written
 
     Raises:
         StoreError: The package has no folder.
@@ -50,7 +50,7 @@ def folder_of_package(package: str) -> Path:
 
 
 def _folder_of(package: str) -> Path:
-    """The folder of an importable top-level package; of a namespace package, its first."""
+    """The folder of an importable top-level package; the first folder of a namespace package."""
     spec = getattr(sys.modules.get(package), "__spec__", None)
     try:
         spec = spec or find_spec(package)
@@ -59,7 +59,7 @@ def _folder_of(package: str) -> Path:
     places = list(spec.submodule_search_locations or ()) if spec else []
     if not places:
         raise StoreError(
-            f"no package called {package!r} can be found, so its tables have no place; declare "
+            f"the package {package!r} cannot be found, so there is no folder for its tables; declare "
             "package=__package__ in a module of a package, or tables=Path(...)"
         )
     return Path(places[0])
@@ -69,20 +69,20 @@ def table_path(folder: Path, arch: Arch, kernel: str) -> Path:
     """The file of one kernel's table: ``<folder>/sm90/matmul.json``.
 
     Raises:
-        DeclarationError: The kernel's name is no plain file name.
+        DeclarationError: The kernel's name is not a plain file name.
     """
     check_name(kernel)
     return folder / str(arch) / f"{kernel}.json"
 
 
 def right_place(path: Path, table: Table) -> str | None:
-    """Where a table belongs, ``sm100/matmul.json``, when it lies elsewhere; None where it lies right."""
+    """The path where a table belongs, such as ``sm100/matmul.json``; None when it is there already."""
     right = f"{table.arch}/{table.kernel}.json"
     return right if right != f"{path.parent.name}/{path.name}" else None
 
 
 def listed(folder: Path) -> list[Path]:
-    """All ``<folder>/*/*.json``, sorted; none where the folder does not exist. Hidden names are left out.
+    """All ``<folder>/*/*.json``, sorted, without hidden names; none where the folder does not exist.
 
     Raises:
         StoreError: The folder cannot be listed.
@@ -98,7 +98,7 @@ def listed(folder: Path) -> list[Path]:
 
 
 def listed_in(arch_folder: Path) -> list[Path]:
-    """All ``<arch_folder>/*.json``, sorted, as `listed` tells them of all archs.
+    """All ``<arch_folder>/*.json``, sorted, without hidden names; none where the folder does not exist.
 
     Raises:
         StoreError: The folder cannot be listed.
@@ -123,8 +123,8 @@ def read_table(path: Path) -> Table:
     """Read and check one table. Links are followed.
 
     Raises:
-        StoreError: There is no such regular file, or it cannot be read.
-        TableError: It is no table; the message starts with the path.
+        StoreError: The file does not exist, is not a regular file, or cannot be read.
+        TableError: The file is not a table; the message starts with the path.
     """
     data = read_bytes(path)
     try:

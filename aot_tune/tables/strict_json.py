@@ -1,6 +1,6 @@
-"""Read JSON with one meaning, in bounded time and memory, and say where a value is wrong. Knows no table.
+"""Read JSON that has one meaning, in bounded time and memory, and say where a value is wrong. Knows no table.
 
-Reading is part of every import: the usual case is checked by types alone, and a path is printed to complain.
+Reading is part of every import, so that the usual case is checked by types alone; paths are made for errors.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import orjson
 from aot_tune.errors import TableError
 
 MOST_BYTES = 16 * 1024 * 1024
-"""Larger documents are refused unread; the largest shipped table is a hundredth of it."""
+"""The most bytes of a document: larger ones are refused unread. The largest shipped table has 1 % of it."""
 
 MOST_VALUES = 500_000
-"""Values of one document, 25 times a table of 225 entries: 16 MiB of ``{},`` took 470 MB, these take 42."""
+"""The most values of a document: 25 times those of a table of 225 entries. 16 MiB of ``{},`` took 470 MB of
+memory, 500,000 values take 42 MB."""
 
 LONGEST_TEXT = 200
-"""Characters of one string: names and versions are short, and get printed."""
+"""The most characters of one string: names and versions are short, and they get printed."""
 
 Json = Any
 """What orjson returns: dict, list, str, int, float, bool or None."""
@@ -32,10 +33,10 @@ _KINDS = {dict: "an object", list: "a list", type(None): "null"}
 
 
 def loads(data: bytes | str) -> Json:
-    """Parse UTF-8 JSON; refuses what it leaves open: equal keys, NaN, a BOM, lone surrogates, endless depth.
+    """Parse UTF-8 JSON; refuse what readers may differ in: equal keys, NaN, a BOM, lone surrogates, depth.
 
     Raises:
-        TableError: It is not such a text, or larger than `MOST_BYTES` or `MOST_VALUES`.
+        TableError: The text is not such JSON, or is larger than `MOST_BYTES` or `MOST_VALUES`.
     """
     if isinstance(data, str):
         try:
@@ -49,7 +50,7 @@ def loads(data: bytes | str) -> Json:
     if data.startswith(_BOM):
         raise TableError("starts with a byte order mark; save it as UTF-8 without one")
     if data.count(b"{") + data.count(b"[") + data.count(b",") > MOST_VALUES:
-        raise TableError(f"more than {MOST_VALUES} values; no document has so many")
+        raise TableError(f"more than {MOST_VALUES} values; a document has at most that many")
     try:
         document = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -68,13 +69,13 @@ def _distinct(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     found: dict[str, Json] = {}
     for name, value in pairs:
         if name in found:
-            raise TableError(f"the key {name!r:.80} is there twice in one object")
+            raise TableError(f"the key {name!r:.80} appears twice in one object")
         found[name] = value
     return found
 
 
 def check_keys(value: Json, path: str, keys: tuple[str, ...]) -> None:
-    """An object of exactly these keys, in any order."""
+    """Refuse a value that is not an object of exactly these keys, in any order."""
     if type(value) is not dict:
         expected("an object", value, path)
     if tuple(value) == keys or value.keys() == set(keys):
@@ -87,7 +88,7 @@ def check_keys(value: Json, path: str, keys: tuple[str, ...]) -> None:
 
 
 def check_identifiers(value: Json, path: str) -> None:
-    """An object whose keys are Python names."""
+    """Refuse a value that is not an object whose keys are Python names."""
     if type(value) is not dict:
         expected("an object", value, path)
     for name in value:
@@ -96,26 +97,26 @@ def check_identifiers(value: Json, path: str) -> None:
 
 
 def check_text(value: Json, path: str) -> None:
-    """A short printable string: no control characters reach a terminal."""
+    """Refuse a value that is not a short printable string: no control character may reach a terminal."""
     if type(value) is not str or len(value) > LONGEST_TEXT or not value.isprintable():
         expected(f"a printable text of at most {LONGEST_TEXT} characters", value, path)
 
 
 def as_list(value: Json, path: str) -> list[Json]:
-    """A list."""
+    """The value itself; refused where it is not a list."""
     if type(value) is not list:
         expected("a list", value, path)
     return value
 
 
 def as_number(value: Json, path: str, *, zero: bool = True) -> float:
-    """A finite number of 0 (or, without `zero`, just above) and more; a whole one may lack its point."""
+    """The value as a float; refused where it is not a finite number of 0 or more, above 0 without `zero`."""
     if type(value) not in (int, float) or not 0 <= value < math.inf or (value == 0 and not zero):
         expected("a number of 0 or more" if zero else "a number above 0", value, path)
     return float(value)
 
 
 def expected(what: str, value: Json, path: str) -> NoReturn:
-    """Refuse a value: ``expected int, got bool True (at entries[3].config.hints.num_ctas)``."""
+    """Refuse a value with a message such as ``expected a list, got bool True (at entries[3].points)``."""
     kind = type(value)
     raise TableError(f"expected {what}, got {_KINDS.get(kind) or f'{kind.__name__} {value!r:.80}'}", path)

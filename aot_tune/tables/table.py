@@ -1,6 +1,6 @@
-"""The document: one kernel's tuned entries on one arch, as values. Does no I/O and knows no kernel.
+"""A table as frozen values: one kernel's tuned entries on one arch. Does no I/O and knows no kernel.
 
-`aot_tune.tables.reader` turns it into JSON text and back.
+`aot_tune.tables.reader` makes it of JSON text, and `aot_tune.tables.writer` makes the text of it.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
 SCHEMA = 1
-"""The version of the document this release writes, and the newest it reads."""
+"""The version of the format that this release writes, and the newest that it reads."""
 
 Evidence = Literal["measured", "predicted"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltWith:
-    """What the figures were taken with."""
+    """The GPU and the software with which a table's figures were taken."""
 
     device_name: str
-    """The GPU's product name; ``predicted`` entries name the reference device of the arch."""
+    """The GPU's product name; in a predicted table that of the arch's reference device."""
 
     sm_count: int
-    """Its multiprocessors, by which waves are counted."""
+    """The GPU's multiprocessors, by which waves are counted."""
 
     cuda_tile: str
     """Version of cuda-tile."""
@@ -44,18 +44,18 @@ class BuiltWith:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One measured size inside a bucket, its edge included."""
+    """One measured size of a bucket; the edge is one too."""
 
     size: Mapping[str, int]
     """The size on each Pow2 axis."""
 
     us: tuple[float | None, ...]
-    """Mean microseconds of the portfolio's configs in order, the default's last; None where it cannot run."""
+    """The mean microseconds of the portfolio's configs in order, then the default's; None: it cannot run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One bucket's winner."""
+    """One bucket's winner, with the times behind it."""
 
     bucket: Problem
     """The problem at the bucket's edge."""
@@ -64,22 +64,22 @@ class Entry:
     """The winner at the edge: one of the portfolio, or the default."""
 
     mean_us: float
-    """Its mean, microseconds."""
+    """The winner's mean time, microseconds."""
 
     error_margin_us: float
     """Half of the 95 % confidence interval of the mean, microseconds."""
 
     default_us: float
-    """The default's mean in the same run, microseconds."""
+    """The default's mean time in the same run, microseconds."""
 
     regret: float
-    """The worst t / t_best - 1 that the rule in the bucket leaves at its points, each left out in turn."""
+    """The worst t / t_best - 1 that the bucket's rule leaves at its points, each of them left out in turn."""
 
     evidence: Evidence
-    """Whether the figures are measured or a model's."""
+    """Whether the figures were measured on a GPU or predicted by the model."""
 
     points: tuple[Point, ...]
-    """The sizes measured inside the bucket, ascending; the edge is the last."""
+    """The sizes that were timed in the bucket, ascending; the edge is the last."""
 
     @property
     def gain(self) -> float:
@@ -95,25 +95,25 @@ class Table:
     """The kernel's declared name."""
 
     arch: Arch
-    """The arch it was tuned for; read on no other."""
+    """The arch that it was tuned for, and the only one that reads it."""
 
     source_hash: str
-    """Hash of the kernel's code when it was tuned, 16 hex digits."""
+    """The hash of the kernel's code when it was tuned, 16 hex digits."""
 
     built_with: BuiltWith
-    """What the figures were taken with."""
+    """The GPU and the software with which the figures were taken."""
 
     axes: Axes
     """Each axis's kind."""
 
     portfolio: tuple[Config, ...]
-    """The configs that serve every entry, and that a miss searches."""
+    """The configs that serve every entry beside the default, and that a miss searches."""
 
     portfolio_regret: float
     """The worst t / t_best - 1 of portfolio and default over all swept problems, against every candidate."""
 
     entries: tuple[Entry, ...]
-    """Sorted by `entry_order`."""
+    """The entries, sorted by `entry_order`."""
 
     def entry(self, bucket: Problem) -> Entry | None:
         """The entry of exactly this bucket."""
@@ -125,7 +125,7 @@ class Table:
 
 
 def entry_order(axes: Axes, bucket: Problem) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
-    """The order of entries in a table: classes, then Exact sizes, then Pow2 sizes, each ascending."""
+    """The sort key of entries in a table: classes, then Exact sizes, then Pow2 sizes, each ascending."""
     return (
         tuple(str(value) for name, value in bucket.items() if name not in axes),
         tuple(bucket.size(name) for name, axis in axes.items() if axis.kind == "exact"),
@@ -134,6 +134,6 @@ def entry_order(axes: Axes, bucket: Problem) -> tuple[tuple[str, ...], tuple[int
 
 
 def geometric_mean(ratios: Iterable[float]) -> float:
-    """The geometric mean; 1.0 of nothing, as a speed-up over no entries."""
+    """The geometric mean; 1.0 where there is no ratio, as for the speed-up of a table without entries."""
     logarithms = [math.log(ratio) for ratio in ratios]
     return math.exp(math.fsum(logarithms) / len(logarithms)) if logarithms else 1.0

@@ -1,4 +1,4 @@
-"""Write a table as JSON text: the same bytes for the same table, made to be reviewed. Does no I/O."""
+"""Write a table as JSON text for review: the same bytes for the same table. Does no I/O."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
 _US_DECIMALS = 3
-"""Decimals that are kept of microseconds."""
+"""The decimals to which microseconds are rounded."""
 
 _REGRET_DECIMALS = 4
-"""Decimals that are kept of a regret."""
+"""The decimals to which a regret is rounded."""
 
 
 def dump(table: Table) -> bytes:
-    """Write a document: fixed key order, one config or entry a line, sorted entries, rounded figures.
+    """Write a table's text: fixed key order, one config or entry a line, sorted entries, rounded figures.
 
-    Microseconds keep 3 decimals and regrets 4; ``dump(parse(text)) == text`` for all that this writes.
+    ``dump(parse(text)) == text`` holds for every text that this function writes.
 
     Raises:
-        TableError: The table holds what `parse` would refuse; nothing unreadable is ever written.
+        TableError: The table has a value that `parse` would refuse: no unreadable text is ever written.
     """
     names = tuple(table.entries[0].bucket) if table.entries else ()
     entries = sorted(
@@ -77,12 +77,12 @@ def _entry_json(entry: Entry, axes: Axes) -> dict[str, Json]:
 
 
 def _in_order(bucket: Problem, names: tuple[str, ...]) -> Problem:
-    """The bucket with its names in the order of the table's first entry; what is missing stays missing."""
+    """The bucket with its names in the order of the table's first entry; a missing name stays missing."""
     return Problem({name: bucket[name] for name in dict.fromkeys((*names, *bucket)) if name in bucket})
 
 
 def _microseconds(us: float) -> Json:
-    """Rounded, but never to nothing, which the reader refuses. What is no time stays, to be refused."""
+    """Round a time, but never to 0, which the reader refuses. Other values stay, and are refused there."""
     rounded = _rounded(us, _US_DECIMALS)
     return 10**-_US_DECIMALS if us > 0 and rounded == 0 else rounded
 

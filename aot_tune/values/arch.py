@@ -1,4 +1,4 @@
-"""GPU architectures: parse, order and print them. Pure: knows nothing of this machine."""
+"""Parse, order and print GPU architectures. Pure: it never looks at this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Arch:
         """Read ``sm90``, ``sm_90``, ``90``, ``90a``, ``9.0`` or ``(9, 0)``.
 
         Raises:
-            ArchError: It names no architecture that cuTile compiles for.
+            ArchError: `name` is not an architecture that cuTile compiles for.
         """
         if isinstance(name, Arch):
             return name
@@ -42,7 +42,7 @@ class Arch:
         ):
             arch = cls(*name)
         if arch is None:
-            raise ArchError(f"no GPU architecture is called {name!r:.80}; write one of {_known_names()}")
+            raise ArchError(f"{name!r:.80} is not a GPU architecture; write one of {_known_names()}")
         if arch not in KNOWN_ARCHS:
             raise ArchError(f"cuTile does not compile for {name!r:.80}; write one of {_known_names()}")
         return arch
@@ -52,7 +52,7 @@ class Arch:
 
     @property
     def cutile_name(self) -> str:
-        """The name cuTile and its compiler use, ``sm_90``."""
+        """The name that cuTile and its compiler use, such as ``sm_90``."""
         return f"sm_{self.major}{self.minor}"
 
 
@@ -62,7 +62,7 @@ KNOWN_ARCHS: tuple[Arch, ...] = tuple(
         (8, 0), (8, 6), (8, 7), (8, 8), (8, 9), (9, 0), (10, 0), (10, 3), (10, 7), (11, 0), (12, 0), (12, 1),
     )
 )  # fmt: skip
-"""What tileiras 13.4 compiles for, oldest first."""
+"""The architectures that tileiras 13.4 compiles for, oldest first."""
 
 
 def _known_names() -> str:

@@ -1,4 +1,4 @@
-"""Map a size to its bucket; say how far two buckets are apart. Pure: knows no kernel, file or GPU."""
+"""Map a size to its bucket, and measure how far apart two buckets are. Pure: uses no kernel, file or GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aot_tune.errors import DeclarationError
 from aot_tune.values.problem import Problem, Value
 
 NEAR_DOUBLINGS = 1.0
-"""A nearest bucket is at most this many doublings away on each axis."""
+"""On each axis the nearest bucket may be at most this many doublings away."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Pow2:
 
 @dataclass(frozen=True)
 class Exact:
-    """An axis kept as it is: each size is a bucket of its own."""
+    """An axis whose sizes are not grouped: each size is a bucket of its own."""
 
     kind: ClassVar[str] = "exact"
 
@@ -46,40 +46,40 @@ def edge(size: int) -> int:
 
 
 def bucket_of(axes: Axes, problem: Problem) -> Problem:
-    """The bucket a problem belongs to: Pow2 axes at their edge, all else as it is."""
+    """The bucket that a problem belongs to: each Pow2 axis at its edge, every other value unchanged."""
     return problem.replaced(
         **{name: edge(problem.size(name)) for name, axis in axes.items() if isinstance(axis, Pow2)}
     )
 
 
 def doublings(axes: Axes, one: Problem, other: Problem) -> dict[str, float]:
-    """|log2| of the ratio of the sizes, by axis."""
+    """The absolute log2 of the ratio of the two sizes, by axis."""
     return {name: abs(math.log2(max(one.size(name), 1) / max(other.size(name), 1))) for name in axes}
 
 
 def same_classes(axes: Axes, one: Problem, other: Problem) -> bool:
-    """Whether all that is not an axis (dtypes, layouts, flags) agrees."""
+    """Whether two problems agree in everything that is not an axis: dtypes, layouts, flags."""
     return classes(axes, one) == classes(axes, other)
 
 
 def classes(axes: Axes, problem: Problem) -> dict[str, Value]:
-    """What of a problem is not an axis."""
+    """The values of a problem that are not axes: dtypes, layouts, flags."""
     return {name: value for name, value in problem.items() if name not in axes}
 
 
 def nearest(
     axes: Axes, problem: Problem, buckets: Iterable[Problem], *, within: float = NEAR_DOUBLINGS
 ) -> Problem | None:
-    """The closest bucket with the same classes: smallest sum of |log2| over the axes.
+    """Find the closest bucket of the same classes: the smallest sum of `doublings` over the axes.
 
     Args:
         axes: The kernel's axes.
-        problem: The bucket looked for, or a problem inside it; it is taken at its bucket's edge.
+        problem: A problem; its bucket's edge is what distances are measured from.
         buckets: Candidates in the file's order.
         within: Most doublings on any one axis; ``math.inf`` for any distance.
 
     Returns:
-        The nearest, ties to the larger and then to the earlier; None when nothing is within reach.
+        The nearest bucket; among equally near ones the larger, then the earlier. None when none is in reach.
     """
     wanted = bucket_of(axes, problem)
     best: tuple[float, tuple[int, ...]] | None = None
@@ -87,11 +87,11 @@ def nearest(
     for bucket in buckets:
         if not same_classes(axes, wanted, bucket):
             continue
-        apart = doublings(axes, wanted, bucket)
-        if any(distance > within for distance in apart.values()):
+        distances = doublings(axes, wanted, bucket)
+        if any(distance > within for distance in distances.values()):
             continue
         # Rounded so that equal distances summed in another order still tie.
-        rank = (round(sum(apart.values()), 9), tuple(-bucket.size(name) for name in axes))
+        rank = (round(sum(distances.values()), 9), tuple(-bucket.size(name) for name in axes))
         if best is None or rank < best:
             best, chosen = rank, bucket
     return chosen

@@ -1,4 +1,4 @@
-"""A config: the constants and hints of one candidate of a search space. Pure: knows no kernel and no file."""
+"""A config: the constants and hints of one candidate of a search space. Pure: uses no kernel and no file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import MappingProxyType
 from aot_tune.errors import DeclarationError
 
 Constant = bool | int | float | str
-"""A ``ct.Constant`` argument that a document can hold."""
+"""The type of a ``ct.Constant`` argument that a table can hold."""
 
 HINTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {
@@ -19,7 +19,7 @@ HINTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
         "opt_level": (0, 1, 2, 3),
     }
 )
-"""The hints that ``replace_hints`` takes, in canonical order, each with the values cuTile accepts."""
+"""The hints that ``replace_hints`` takes, in canonical order, each with the values that cuTile accepts."""
 
 
 _PLAIN = frozenset({bool, int, float, str})
@@ -28,16 +28,16 @@ _PLAIN = frozenset({bool, int, float, str})
 class Config:
     """One candidate: a kernel's ``ct.Constant`` arguments and its compiler hints. Frozen and hashable.
 
-    Two configs are equal when they hold the same values, whatever the order they were written in. Hints
-    print in the order of `HINTS`; constants as written, which a `Tunable` makes the order of the kernel's
-    parameters.
+    Two configs are equal when they hold the same values, in whatever order they were written. Hints print in
+    the order of `HINTS`. Constants print in the order in which they were written; a `Tunable` puts them into
+    the order of the kernel's parameters.
 
     Args:
-        constants: Name to bool, int, float or str.
-        hints: Name to int, of `HINTS`.
+        constants: Each constant's value, by name: a bool, int, float or str.
+        hints: Each hint's value, by a name of `HINTS`.
 
     Raises:
-        DeclarationError: A value of another type, an unknown hint or a value that cuTile would refuse.
+        DeclarationError: A value is of another type, a hint is unknown, or cuTile would refuse its value.
     """
 
     __slots__ = ("_hash", "_key", "constants", "hints")
@@ -62,7 +62,7 @@ class Config:
                 raise DeclarationError(f"constant {name} is {value!r}; write a finite number")
         for hint, number in given_hints.items():
             if hint not in HINTS:
-                raise DeclarationError(f"no compiler hint is called {hint!r}; write one of {' '.join(HINTS)}")
+                raise DeclarationError(f"{hint!r} is not a compiler hint; write one of {' '.join(HINTS)}")
             if isinstance(number, bool) or not isinstance(number, int) or number not in HINTS[hint]:
                 raise DeclarationError(f"hint {hint} is {number!r}; cuTile takes {_values(HINTS[hint])}")
         ordered_hints = {hint: given_hints[hint] for hint in HINTS if hint in given_hints}
@@ -108,7 +108,7 @@ class Config:
 
 
 def _plain(name: object, value: object) -> Constant:
-    """An enum's or a subclass's value as the plain one that a document holds."""
+    """The value of an enum member, or of a subclass of int, float or str, as the plain type a table holds."""
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):

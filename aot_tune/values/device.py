@@ -1,7 +1,7 @@
-"""What a GPU can hold and how fast it is: what a grid, a rule or a model asks for. Pure values.
+"""The limits and rates of a GPU, which grids, rules and the performance model read. Pure values.
 
-The figures are the vendor's: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability",
-for the limits of an architecture, and the product datasheets for the reference device of each.
+The limits of an architecture are from the CUDA C++ Programming Guide, "Technical Specifications per Compute
+Capability"; the other figures of each reference device are from its product datasheet.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aot_tune.values.arch import Arch
 
 
 class DeviceProperties(Protocol):
-    """What is read of ``torch.cuda.get_device_properties(index)``."""
+    """The fields that are read of ``torch.cuda.get_device_properties(index)``."""
 
     name: str
     """The product's name."""
@@ -31,7 +31,7 @@ class DeviceProperties(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One GPU model: ``grid_fn`` reads ``sm_count``, ``legal`` the limits, the model of times the rates."""
+    """A GPU model: ``grid_fn`` reads ``sm_count``, ``legal`` and ``fits`` the limits, the tuner the rates."""
 
     arch: Arch
     """Its architecture."""
@@ -71,28 +71,28 @@ class Device:
 
     @classmethod
     def reference(cls, arch: Arch) -> Device:
-        """The data-center product of an arch, or its best known one: what `tune` predicts for with no GPU."""
+        """The arch's data-center product, else its best known one: without a GPU `tune` predicts for it."""
         return _REFERENCE[arch]
 
     @classmethod
     def of(cls, properties: DeviceProperties) -> Device:
-        """The GPU that torch describes: its arch's reference device, with the name and size of this one.
+        """The GPU that torch describes: its arch's reference device with its own name and multiprocessors.
 
         Args:
-            properties: What ``torch.cuda.get_device_properties`` returns.
+            properties: The result of ``torch.cuda.get_device_properties``.
         """
         arch = Arch.parse((properties.major, properties.minor))
         return cls.reference(arch).with_sm_count(properties.name, properties.multi_processor_count)
 
     def refusal(self, occupancy: int) -> str | None:
-        """Why a multiprocessor cannot hold so many blocks at a time, or None."""
+        """Why a multiprocessor cannot hold `occupancy` blocks at a time; None when it can."""
         most = self.blocks_per_sm
         if occupancy <= most:
             return None
-        return f"occupancy {occupancy}: {self.name} holds at most {most} blocks a multiprocessor"
+        return f"occupancy {occupancy}: a multiprocessor of {self.name} holds at most {most} blocks"
 
     def with_sm_count(self, name: str, sm_count: int) -> Device:
-        """The same limits for another product of the arch, as the driver reports it."""
+        """The same limits and rates for another product of the arch, of the size that the driver reports."""
         return dataclasses.replace(self, name=name, sm_count=sm_count)
 
 

@@ -1,4 +1,4 @@
-"""A problem: the sizes and dtypes of one call, all that a choice of config may depend on. Pure."""
+"""A problem: the sizes and dtypes of one call, all that the choice of its config depends on. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _PLAIN = frozenset({int, str, bool})
 
 
 class Problem(Mapping[str, Value]):
-    """Sizes (int) and classes (str or bool: dtypes, layouts, flags) by name. Frozen, hashable; order is kept.
+    """Sizes (int) and classes (str or bool: dtypes, layouts, flags) by name. Frozen, hashable, ordered.
 
-    ``problem["M"]`` and ``problem.M`` read the same value. A ``torch.dtype`` is kept by name, ``bfloat16``.
+    ``problem["M"]`` and ``problem.M`` are one value. A ``torch.dtype`` is kept as its name, ``bfloat16``.
     """
 
     __slots__ = ("_hash", "_values")
@@ -29,7 +29,7 @@ class Problem(Mapping[str, Value]):
                 value = _plain(name, value)
             plain[name] = value  # type: ignore[assignment]
         object.__setattr__(self, "_values", plain)
-        object.__setattr__(self, "_hash", None)  # told when asked for: many a problem never is
+        object.__setattr__(self, "_hash", None)  # computed on demand: most are never hashed
 
     def __getitem__(self, name: str) -> Value:
         return self._values[name]
@@ -52,7 +52,7 @@ class Problem(Mapping[str, Value]):
         return len(self._values)
 
     def items(self) -> ItemsView[str, Value]:
-        """As of a dict, which tells them faster than Mapping does."""
+        """The dict's own view, which is faster than the one that Mapping would make."""
         return self._values.items()
 
     def __hash__(self) -> int:
@@ -73,12 +73,12 @@ class Problem(Mapping[str, Value]):
         return " ".join(f"{name}={value}" for name, value in self._values.items())
 
     def size(self, name: str) -> int:
-        """The size called `name`; for callers that know it is one."""
-        # Not asserted: a choice asks for a hundred sizes.
+        """The size called `name`; the caller knows that it is a size."""
+        # Not asserted, for speed: one choice of a config reads a hundred sizes.
         return self._values[name]  # type: ignore[return-value]
 
     def replaced(self, **values: Value) -> Problem:
-        """The same problem with other values for the named keys."""
+        """A copy of this problem with other values for the named keys."""
         return Problem({**self._values, **values})
 
 
@@ -98,7 +98,7 @@ def _plain(name: str, value: object) -> Value:
 
 
 def problem_option(problem: Problem) -> str:
-    """A problem as --problem takes it: ``M=300,N=4096,K=4096,dtype=bfloat16``."""
+    """A problem as text for the option --problem: ``M=300,N=4096,K=4096,dtype=bfloat16``."""
     return ",".join(
         f"{name}={str(value).lower() if isinstance(value, bool) else value}"
         for name, value in problem.items()

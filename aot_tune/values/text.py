@@ -1,4 +1,4 @@
-"""Values and errors as lines for people: aligned columns, counts, durations. Pure: prints nothing."""
+"""Format values and errors for people: aligned columns, counts, durations. Pure: it prints nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aot_tune.errors import AotTuneError
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines with columns padded to their widest cell, two spaces apart."""
+    """Format rows as lines whose columns are padded to their widest cell, two spaces apart."""
     if not rows:
         return []
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -19,12 +19,12 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """``1 problem``, ``2 problems``; `plural` where an s is not enough."""
+    """A number with its noun: ``1 problem``, ``2 problems``; `plural` where adding an s is wrong."""
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: ``40 s``, ``3 min``, ``1 h 5 min``."""
+    """Seconds in the unit that a person would use: ``40 s``, ``3 min``, ``1 h 5 min``."""
     whole = max(round(seconds), 1)
     if whole < 90:
         return f"{whole} s"
@@ -33,17 +33,17 @@ def duration(seconds: float) -> str:
 
 
 def value_in_words(value: object) -> str:
-    """A number or a word as it is; of anything else the type: printing a tensor waits for the GPU."""
+    """A number or str itself; of any other value only its type, as printing a tensor waits for the GPU."""
     return repr(value)[:80] if isinstance(value, str | int | float) else f"a {type(value).__name__}"
 
 
 def error_in_words(error: Exception) -> str:
-    """An error's message, with its type in front where the error is not one of ours."""
+    """An error's message; its type comes first where aot_tune did not raise it."""
     return str(error) if isinstance(error, AotTuneError) else f"{type(error).__name__}: {error}"
 
 
 def described(error: Exception, function: object = None) -> str:
-    """An error of the author's code in one line, with the place where `function` raised it."""
+    """An error of the author's code in one line, with the file and line where `function` raised it."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}{_place(error, function)}"
 

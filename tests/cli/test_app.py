@@ -88,7 +88,7 @@ def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
         (["tune", "--problem", "K=3"], "it has dtype M N"),
         (["tune", "--problem", "M"], "name=value"),
         (["tune", "--require", "guessed"], "write measured"),
-        (["tune", "--gpu", "0"], "--gpu 0 is no sm100 GPU"),
+        (["tune", "--gpu", "0"], "--gpu 0 is not an sm100 GPU"),
         (["show", "--arch", "sm12345"], "sm90"),
         (["doctor", "--problem", "M=3"], "needs a kernel"),
         (["doctor", "scala"], "there is scale"),
@@ -371,7 +371,7 @@ def test_doctor_of_a_wrong_declaration_tells_it_and_fails(
     monkeypatch.setattr(discovery, "survey", lambda modules=(): declared)
     told = _run("doctor", "scale", "--arch", "sm90", *words)
     assert told.exit_code == 1
-    assert "args_fn returned 2; return a tuple of what the kernel takes" in told.stdout
+    assert "args_fn returned 2 values; return a tuple of what the kernel takes" in told.stdout
 
 
 # Real processes -----------------------------------------------------------------------------------
@@ -433,7 +433,7 @@ def test_another_package_s_broken_entry_point_is_one_warning_on_stderr(tmp_path:
 def test_doctor_of_a_module_that_is_not_there_fails_as_the_other_verbs_do() -> None:
     done = _process("doctor", "--module", "nolib")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("aot-tune: no module is called 'nolib'")
+    assert done.stderr.startswith("aot-tune: there is no module 'nolib'")
 
 
 @pytest.mark.process

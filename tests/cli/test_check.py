@@ -290,7 +290,10 @@ def test_a_wrong_declaration_is_found_where_its_kernel_has_no_table(tmp_path: Pa
             (tmp_path / folder).mkdir()
         lines = [str(finding) for finding in check(kernels)]
         (line,) = [line for line in lines if "args_fn" in line]
-        assert "scale: args_fn returned 2; return a tuple of what the kernel takes: source, target" in line
+        assert (
+            "scale: args_fn returned 2 values; return a tuple of what the kernel takes: source, target"
+            in line
+        )
         assert line.endswith(": correct the declaration")
 
 

@@ -112,7 +112,7 @@ def test_a_wrong_declaration_is_told_without_a_table(scale: Tunable) -> None:
     answers = [explain(wrong, SM90, problem) for problem in wrong.typical_problems]
     *_, overview = overview_lines(answers)
     *_, one = explanation_lines(answers[0])
-    told = "the declaration is wrong: args_fn returned 2; return a tuple of what the kernel takes: source,"
+    told = "the declaration is wrong: args_fn returned 2 values; return a tuple of what the kernel takes:"
     assert overview.startswith(told)
     assert overview.endswith(" (for dtype=bfloat16 M=1 N=1024 and for 2 more problems)")
     assert one.strip().startswith(told)

@@ -161,8 +161,8 @@ def _fifo(path: Path) -> None:
         (Path.mkdir, "it is a directory, not a file"),
         (_fifo, "it is a FIFO, not a file"),
         (Path.touch, "cut short"),
-        (lambda path: path.write_bytes(bytes(4096)), "no archive"),
-        (lambda path: path.write_bytes(b'{"schema": 1}' * 100), "no archive"),
+        (lambda path: path.write_bytes(bytes(4096)), "not an archive"),
+        (lambda path: path.write_bytes(b'{"schema": 1}' * 100), "not an archive"),
     ],
 )
 def test_what_is_no_archive_is_an_error_at_once(
@@ -202,7 +202,7 @@ def test_an_index_of_another_form_names_what_was_expected(tmp_path: Path, index:
 
 
 def test_another_schema_is_not_read(tmp_path: Path) -> None:
-    with pytest.raises(ArchiveError, match=r"schema 2, and not 1"):
+    with pytest.raises(ArchiveError, match=r"schema 2, expected 1"):
         Archive(with_index(tmp_path / "cubins.aot", b'{"arch":"sm90","kernels":{}}', schema=2))
 
 
@@ -211,7 +211,7 @@ def test_a_part_that_unpacks_to_more_than_it_says_is_cut_off(tmp_path: Path) -> 
     place = [0, len(bomb), 100, hashlib.sha256(bytes(100)).hexdigest()]
     index = orjson.dumps({"arch": "sm90", "kernels": {"matmul": place}})
     opened = Archive(with_index(tmp_path / "cubins.aot", index, bomb))
-    with pytest.raises(ArchiveError, match="another SHA-256"):
+    with pytest.raises(ArchiveError, match="its SHA-256 is not the stated one"):
         opened.section("matmul")
 
 

@@ -128,7 +128,7 @@ MISTAKES = {
     "a true for a size": ({"typical": [{"M": True, "N": 1}]}, "M=True; write a size"),
     "a size that is no axis": (
         {"typical": [{"M": 1, "N": 1, "K": 2}]},
-        r"the size K, no axis; add 'K': Exact\(\)",
+        r"the size K, which is not an axis; add 'K': Exact\(\)",
     ),
     "an axis that problem does not return": (
         {"problem": lambda x, out: {"dtype": x.dtype, "M": x.shape[0] * 2 + x.numel()}},
@@ -187,7 +187,7 @@ MISTAKES = {
     ),
     "a hint cuTile lacks": (
         {"search_space": lambda arch, problem: [_config(32, warps=4)]},
-        "no compiler hint",
+        "not a compiler hint",
     ),
     "a default not allowed": (
         {"legal": lambda c, a, p: "too large"},
@@ -341,7 +341,7 @@ DEEP = {
     "too many arguments": (
         {"make_args": lambda problem, device, seed: (1, 2, 3)},
         SM90,
-        "make_args returned 3; return a tuple of x, out",
+        "make_args returned 3 values; return a tuple of x, out",
     ),
     "another problem": (
         {"problem": lambda x, out: {"dtype": x.dtype, "M": x.shape[1], "N": x.shape[0]}},
@@ -356,13 +356,13 @@ DEEP = {
     "too few kernel arguments": (
         {"args_fn": lambda config, x, out: (x, out)},
         SM90,
-        "args_fn returned 2; .* x, out, tile_m, tile_n",
+        "args_fn returned 2 values; .* x, out, tile_m, tile_n",
     ),
     "no kernel arguments": ({"args_fn": lambda config, x, out: None}, SM90, "args_fn returned a NoneType"),
     "too few arguments": (
         {"make_args": lambda problem, device, seed: (1,)},
         SM90,
-        "make_args returned 1; return a tuple of x, out",
+        "make_args returned 1 value; return a tuple of x, out",
     ),
     "kernel arguments that raise": (
         {"args_fn": lambda config, x, out: (x, out, config["tilee"], 1)},

@@ -46,7 +46,7 @@ def package(folder: Path, text: str, name: str = "mylib") -> None:
 
 
 BROKEN = {
-    None: "no module is called 'thirdlib.kernels' here",
+    None: "there is no module 'thirdlib.kernels' here",
     "import not_there": "module thirdlib.kernels needs 'not_there', which is not installed",
     "1 / 0": "module thirdlib.kernels cannot be imported: ZeroDivisionError: division by zero (",
     "raise SystemExit(0)": "module thirdlib.kernels cannot be imported: SystemExit: 0 (",
@@ -137,15 +137,15 @@ def test_two_kernels_of_one_name_are_refused_naming_both_modules(here: Path) -> 
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        ("nowhere", r"no module is called 'nowhere' here \(.*\) or on the Python path"),
-        ("mylib.nowhere", r"no module is called 'mylib.nowhere'"),
+        ("nowhere", r"there is no module 'nowhere' here \(.*\) or on the Python path"),
+        ("mylib.nowhere", r"there is no module 'mylib.nowhere'"),
         ("mylib.needs", r"module mylib.needs needs 'not_there', which is not installed"),
         ("mylib.broken", r"module mylib.broken cannot be imported: ZeroDivisionError"),
         ("mylib.ends", r"module mylib.ends cannot be imported: SystemExit: 0 \(.*ends.py, line 1\)"),
         ("mylib.syntax", r"module mylib.syntax cannot be imported: SyntaxError"),
         ("mylib", r"module mylib declares no kernel"),
-        ("../other.py", r"\.\./other\.py lies outside of the current folder"),
-        ("not a name", r"no module is called 'not a name'"),
+        ("../other.py", r"\.\./other\.py is outside the current folder"),
+        ("not a name", r"there is no module 'not a name'"),
     ],
 )
 def test_a_module_that_cannot_be_used_is_refused_with_the_reason(

@@ -46,7 +46,7 @@ def test_the_gpu_is_the_one_named_else_the_first_of_the_arch_else_none(gpus: lis
     assert selection.chosen_gpu(SM90, None, required=True) == gpus[1]
     assert selection.chosen_gpu(SM90, 1, required=False) == gpus[1]
     for index in (0, 2):
-        with pytest.raises(UsageError, match=f"--gpu {index} is no sm90 GPU.*1: NVIDIA H200 sm90"):
+        with pytest.raises(UsageError, match=f"--gpu {index} is not an sm90 GPU.*1: NVIDIA H200 sm90"):
             selection.chosen_gpu(SM90, index, required=False)
 
 
@@ -108,8 +108,8 @@ def test_some_values_mean_the_declared_problems_that_agree_a_bucketed_size_by_it
     ("wanted", "told"),
     [
         ({"K": 1}, "has no K; it has dtype M N"),
-        ({"M": "many"}, "M is like 1, and not like many"),
-        ({"M": True}, "M is like 1, and not like True"),
+        ({"M": "many"}, "M=many is of another type than M=1"),
+        ({"M": True}, "M=True is of another type than M=1"),
         ({"M": 0}, "M=0 is never launched"),
         ({"N": 2048}, "declared are N=1024; add dtype M"),
         ({"M": 1, "N": 1, "dtype": "bfloat17"}, r"cannot make arguments for dtype=bfloat17 .*: \w+Error: "),

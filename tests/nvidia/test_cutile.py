@@ -242,3 +242,28 @@ def test_what_cutile_imports_with_a_launch_is_imported_before_and_need_not_be_th
     )
     asked = ["asked for cuda.tile._load_libcuda", "asked for ml_dtypes"]
     assert told.stdout.splitlines() == ["so far nobody", *asked, "False"]
+
+
+def _options_of_a_search(monkeypatch: pytest.MonkeyPatch, **options: object) -> dict[str, object]:
+    """What `cutile.search` passes to ``exhaustive_search`` beside the configs and functions."""
+    passed: dict[str, object] = {}
+    monkeypatch.setattr("cuda.tile.tune.exhaustive_search", lambda *args, **given: passed.update(given))
+    functions = {"grid_of": lambda config: (1,), "args_of": lambda config: ()}
+    cutile.search([0], 0, kernel=_copy, **functions, **options)
+    return passed
+
+
+def test_a_search_passes_only_options_that_release_1_6_knows_unless_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert _options_of_a_search(monkeypatch) == {"quiet": True}
+    assert _options_of_a_search(monkeypatch, flush_l2=False) == {"quiet": True, "flush_l2": False}
+
+
+def test_release_1_6_refuses_a_search_that_leaves_the_l2_cache_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cutile, "version", lambda: "1.6.0")
+    assert _options_of_a_search(monkeypatch) == {"quiet": True}
+    with pytest.raises(CutileError, match=r"cuda-tile 1\.6\.0 always writes .* install cuda-tile 1\.7"):
+        _options_of_a_search(monkeypatch, flush_l2=False)

@@ -53,7 +53,7 @@ def test_b2_equal_keys_are_found_at_any_place_and_spacing(value, key, space):
 
 
 def test_b2_a_key_written_once_plainly_and_once_escaped_is_there_twice():
-    with pytest.raises(TableError, match="'a' is there twice"):
+    with pytest.raises(TableError, match="'a' appears twice"):
         loads('{"a": 1, "\\u0061": 2}')
 
 
@@ -75,7 +75,7 @@ HOSTILE = {
     "a lone surrogate, escaped": (b'{"a": "\\ud800"}', "not JSON"),
     "a lone surrogate, encoded": (b'{"a": "\xed\xa0\x80"}', "not JSON"),
     "a raw control character": (b'{"a": "\x01"}', "not JSON"),
-    "equal keys": (b'{"a": 1, "a": 1}', "the key 'a' is there twice"),
+    "equal keys": (b'{"a": 1, "a": 1}', "the key 'a' appears twice"),
     "10^5 levels of lists": (b"[" * 10**5 + b"]" * 10**5, "not JSON|more than"),
     "10^5 levels of objects": (b'{"a":' * 10**5 + b"1" + b"}" * 10**5, "not JSON"),
     "10^5 open brackets": (b"[" * 10**5, "not JSON"),

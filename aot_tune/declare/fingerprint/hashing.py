@@ -1,7 +1,7 @@
-"""Hash the code that a table's figures depend on: kernel, grid and arguments. Imports no cuda.tile.
+"""Hash the code that a table's figures depend on: kernel, grid and arguments. Does not import cuda.tile.
 
-Processes, Python releases and checkouts agree on the hash of the same code: it is taken from syntax trees in
-a normal form and from values, never from bytecode, addresses, file names or the order of a set.
+Processes, Python releases and checkouts agree on the hash of the same code: it is made of syntax trees in a
+normal form and of values, never of bytecode, addresses, file names or the order of a set.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from aot_tune.declare.declaration import Declaration
 
 HEX_DIGITS = 16
-"""Length of a hash: 64 bits; a chance meeting of two is no concern, a forged one no threat."""
+"""The length of a hash, 64 bits: an accidental collision is improbable, and nobody gains by forging one."""
 
 MOST_PARTS = 2000
-"""Functions, classes and values of one kernel; one that reads more than this reads a framework's insides."""
+"""The most functions, classes and values of one kernel; one that reads more reads a framework's internals."""
 
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 _NO_REPR: object = object.__repr__
@@ -59,8 +59,8 @@ def source_hash(tunable: Declaration) -> str:
     """Hash kernel, ``grid_fn`` and ``args_fn``, and transitively the helpers, globals and closures they read.
 
     Annotations, defaults and decorators count; comments, docstrings, layout, positions and file names do not.
-    Where something cannot be hashed, the hash differs at every call: what cannot be hashed counts as changed,
-    and `unhashable` says what it is.
+    Where something cannot be hashed, the hash differs at every call, so that the code counts as changed;
+    `unhashable` says what it is.
 
     Returns:
         16 hexadecimal digits.
@@ -70,7 +70,7 @@ def source_hash(tunable: Declaration) -> str:
 
 
 def unhashable(tunable: Declaration) -> tuple[str, ...]:
-    """What of a kernel's code cannot be hashed, and why; empty for a kernel whose hash is stable."""
+    """The parts of a kernel's code that cannot be hashed, and why; empty where the hash is stable."""
     return _fingerprint(tunable)[1]
 
 
@@ -91,9 +91,9 @@ class _Hasher:
         self._hash = hashlib.sha256()
         self._place = ""
         self._parts = 0
-        # Functions and classes are described once. Kept alive, so that no other takes over an address.
+        # Functions and classes are described once. They are kept alive so that no address is used again.
         self._described: dict[int, tuple[int, object]] = {}
-        # Containers and objects are described at each place, as equal constants may or may not be one object.
+        # Containers and objects are described at each place: equal constants may or may not be one object.
         self._open: list[int] = []
 
     def digest(self) -> str:
@@ -139,7 +139,7 @@ class _Hasher:
             self._open.pop()
 
     def _describe(self, value: Any) -> None:
-        """By the first that fits: code, a foreign thing with a name, a container, an object."""
+        """Hash a value by the first kind that fits: code, a foreign name, a container, an object."""
         if isinstance(value, types.FunctionType) or hasattr(value, "__wrapped__"):
             self._function(value)
         elif typing.get_origin(value) is not None:  # before classes: list[int] passes for one on Python 3.10
@@ -175,17 +175,17 @@ class _Hasher:
             self._value(part)
 
     def _set(self, values: Iterable[object]) -> None:
-        """Members are hashed apart and sorted: iteration depends on PYTHONHASHSEED."""
+        """Hash members separately and sort their hashes, because iteration depends on PYTHONHASHSEED."""
         members = []
         for value in values:
-            apart = _Hasher()
-            apart.add(self._place, value)
-            self.obstacles += apart.obstacles
-            members.append(apart.digest())
+            of_member = _Hasher()
+            of_member.add(self._place, value)
+            self.obstacles += of_member.obstacles
+            members.append(of_member.digest())
         self._word("set", *sorted(members))
 
     def _alias(self, value: Any) -> None:
-        """``int | None``, ``ct.Constant[int]``: by their parts, since releases print them differently."""
+        """Hash ``int | None`` or ``ct.Constant[int]`` by its parts: releases print them differently."""
         origin = typing.get_origin(value)
         if origin in (typing.Union, types.UnionType):
             self._word("alias", "Union")
@@ -205,7 +205,7 @@ class _Hasher:
             self._obstacle(f"it passes the module {module.__name__} on; read names of it instead")
 
     def _object(self, value: Any) -> None:
-        """Of a class of the author's: class and state. Of a foreign one: what it prints."""
+        """Hash an object of the author's class by class and state, a foreign one by its printed form."""
         cls = type(value)
         if not counts_by_name(cls.__module__):
             state = {name: getattr(value, name, None) for base in cls.__mro__ for name in slots_of(base)}
@@ -236,7 +236,7 @@ class _Hasher:
         self._parts_of("function", function.__defaults__, function.__kwdefaults__)
         scope = {**function.__globals__, **closure_of(function)}
         if self._trees(trees, scope):
-            # A factory's local used in an annotation is in no scope that is left; its value may be here.
+            # An annotation may name a factory's local, whose scope is gone; its value may be here.
             for name, annotation in annotations_of(function).items():
                 self.add(f"{function.__qualname__}({name})", annotation)
 
@@ -253,7 +253,7 @@ class _Hasher:
         self._trees(trees, vars(sys.modules[cls.__module__]))
 
     def _trees(self, trees: Iterable[Definition], scope: Mapping[str, Any]) -> bool:
-        """Hash trees and what their outer names stand for; whether some name stands for nothing."""
+        """Hash trees and the values of their outer names; return whether some name has no value."""
         unknown = False
         for tree in trees:
             self._word(*normal_form(tree))
@@ -270,7 +270,7 @@ class _Hasher:
             return hasattr(builtins, name[0])
         value = scope[name[0]]
         followed = 1
-        # Of a foreign module the tree says which attribute is read; of one's own, the value counts.
+        # The tree names the attribute of a foreign module; of the author's own modules the value counts.
         while isinstance(value, types.ModuleType) and not counts_by_name(value.__name__):
             if followed == len(name) or not hasattr(value, name[followed]):
                 break
@@ -289,7 +289,7 @@ class _Hasher:
             try:
                 full = importlib.util.resolve_name(path, scope.get("__package__") or "")
                 if counts_by_name(full):
-                    continue  # the tree says all
+                    continue  # the tree says which name is imported
                 value: object = importlib.import_module(full)
                 if attribute is not None:
                     value = getattr(value, attribute)

@@ -1,4 +1,4 @@
-"""Find the syntax tree behind a function or class, and what its scope holds. Runs no code of theirs."""
+"""Find the syntax tree of a function or class, and the names of its scope. Does not run its code."""
 
 from __future__ import annotations
 import __future__
@@ -16,17 +16,17 @@ from aot_tune.declare.fingerprint.syntax import SCOPES, Definition, normal_form
 
 
 class NoSourceError(Exception):
-    """Source text is missing, or is not what was compiled."""
+    """The source text is missing, or is not the text that was compiled."""
 
 
 # Finding ------------------------------------------------------------------------------
 
 
 def function_trees(function: types.FunctionType) -> list[Definition]:
-    """The tree of a function or lambda; several only where lambdas on one line cannot be told apart.
+    """The tree of a function or lambda; several only where lambdas on one line cannot be distinguished.
 
     Raises:
-        NoSourceError: It has no source, as with ``exec`` or ``python -c``.
+        NoSourceError: The function has no source, as with ``exec`` or ``python -c``.
     """
     code = function.__code__
     module = _module(code.co_filename, function.__globals__)
@@ -49,7 +49,7 @@ def class_trees(cls: type) -> list[Definition]:
     """The tree of a class; several where its file defines more than one of its qualified name.
 
     Raises:
-        NoSourceError: As for functions.
+        NoSourceError: The class has no source.
     """
     try:
         path = inspect.getfile(cls)
@@ -141,7 +141,7 @@ def _is_empty(cell: types.CellType) -> bool:
 
 
 def annotations_of(function: types.FunctionType) -> dict[str, Any]:
-    """Those that are no text; evaluated only when asked for since Python 3.14, which may fail."""
+    """The annotations that are not text. Since Python 3.14 reading them evaluates them, which may fail."""
     try:
         return {name: value for name, value in function.__annotations__.items() if not isinstance(value, str)}
     except Exception:
@@ -149,17 +149,17 @@ def annotations_of(function: types.FunctionType) -> dict[str, Any]:
 
 
 def slots_of(cls: type) -> tuple[str, ...]:
-    """The attributes that a class keeps in slots of its own."""
+    """The names of the slots that a class itself declares."""
     names = vars(cls).get("__slots__", ())
     return (names,) if isinstance(names, str) else tuple(names)
 
 
 _BY_NAME = frozenset({"cuda", "torch", "numpy", "triton", "cupy", "jax"})
-"""Packages whose code counts by name alone: their versions are recorded elsewhere or reach no kernel."""
+"""Packages whose code is hashed by name alone: their versions are recorded elsewhere or affect no kernel."""
 
 
 def counts_by_name(module: str | None) -> bool:
-    """Whether a module's code is left out: the standard library, frameworks, aot_tune but for its kernels."""
+    """Whether a module is hashed by name alone: standard library, frameworks, aot_tune except kernels."""
     top, _, rest = (module or "").partition(".")
     if top == "aot_tune":
         return rest.partition(".")[0] != "kernels"
@@ -167,6 +167,6 @@ def counts_by_name(module: str | None) -> bool:
 
 
 def public_name(value: Any) -> tuple[str, str]:
-    """Package and qualified name; private modules move between releases."""
+    """The package and qualified name of a value. Not the module: private modules move between releases."""
     package = (getattr(value, "__module__", None) or "").partition(".")[0]
     return package, getattr(value, "__qualname__", None) or str(value)

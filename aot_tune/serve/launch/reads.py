@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from aot_tune.declare.stand_in import OPERATORS, VALUE_METHODS
 from aot_tune.values.problem import Problem
 
 What = Literal["shape", "dtype", "stride", "device", "value"]
@@ -28,12 +29,8 @@ _FOLLOWED: dict[str, tuple[What, ...]] = {
 """What may be asked of a tensor, and what its answer depends on."""
 
 _OPERATORS = (
-    "bool", "len", "iter", "contains", "getitem", "hash", "eq", "ne", "lt", "le", "gt", "ge", "int",
-    "float", "index", "complex", "str", "repr", "format", "call", "add", "radd", "sub", "rsub", "mul",
-    "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod", "divmod", "rdivmod", "pow",
-    "rpow", "and", "rand", "or", "ror", "xor", "rxor", "lshift", "rlshift", "rshift", "rrshift", "neg",
-    "pos", "abs", "invert", "round", "trunc", "floor", "ceil", "matmul", "rmatmul", "torch_function",
-    "array",
+    *OPERATORS, *VALUE_METHODS, "complex", "str", "repr", "format", "divmod", "rdivmod", "round", "trunc",
+    "floor", "ceil", "matmul", "rmatmul", "torch_function", "array",
 )  # fmt: skip
 """All that Python may ask of a value besides its attributes."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aot_tune.declare.declaration import Declaration
+from aot_tune.nvidia import cutile
 from aot_tune.serve.runtime import Runtime
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
@@ -48,8 +49,6 @@ def fastest(
     Returns:
         The winner; None where nothing ran, memory ran out, or the time was used up before all were timed.
     """
-    from cuda.tile.tune import exhaustive_search
-
     end = time.monotonic() + limit_s
     late = False
 
@@ -65,13 +64,12 @@ def fastest(
         # whole.
         with here.entered(number), here.relaxed_capture():
             clones = cloned(tunable, args)
-            result = exhaustive_search(
+            result = cutile.search(
                 list(configs),
                 here.raw_stream(number),
-                lambda config: tunable.grid(config, device, problem),
-                kernel_of,
-                args_of,
-                quiet=True,
+                kernel=kernel_of,
+                grid_of=lambda config: tunable.grid(config, device, problem),
+                args_of=args_of,
             )
     except Exception:  # out of memory, or every config failed: the ladder's next step is the answer to each
         return None

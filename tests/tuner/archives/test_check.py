@@ -82,7 +82,7 @@ def test_a_damaged_or_misplaced_archive_does_not_fit(folder: Path) -> None:
         "sm100/cubins.aot": elsewhere, "sm90/before.aot": elsewhere, "sm90/cubins.aot": (),
     }  # fmt: skip
     data = bytearray(good.read_bytes())
-    for at, fault in ((-1, "damaged"), (100, "damaged"), (0, "no archive of cubins")):
+    for at, fault in ((-1, "damaged"), (100, "damaged"), (0, "not an archive of cubins")):
         good.write_bytes(bytes((*data[:at], data[at] ^ 1, *data[at:][1:])))
         assert any(fault in told for one in check(folder, FOUND) if one.path == good for told in one.faults)
 

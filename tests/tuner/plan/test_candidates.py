@@ -150,7 +150,7 @@ def test_an_occupancy_beyond_the_devices_blocks_is_refused() -> None:
     arch = Arch.parse("sm86")
     (each,) = plan(Found(module="x", tunable=tunable), arch, [SMALL]).problems
     assert each.candidates == (samples.DEFAULT,)
-    assert each.refused[0].message == "occupancy 32: NVIDIA A10 holds at most 16 blocks a multiprocessor"
+    assert each.refused[0].message == "occupancy 32: a multiprocessor of NVIDIA A10 holds at most 16 blocks"
 
 
 def test_a_default_that_may_not_run_is_an_error_that_says_why() -> None:

@@ -138,8 +138,6 @@ class GpuBackend:
 
     def time(self, trial: Trial) -> Measurement:
         """Time a config on the first seed's arguments, which are renewed before each launch and not timed."""
-        from cuda.tile.tune import exhaustive_search
-
         case = self._cases[0]
         kernel = self._kernel(trial)
         while self._launches[trial.config] < WARM_LAUNCHES:
@@ -153,8 +151,13 @@ class GpuBackend:
             return arguments
 
         self._run_since_open.add(trial.config)
-        result = exhaustive_search(
-            [trial.config], self._stream, self._grid, lambda _: kernel, renewed, quiet=True, flush_l2=False
+        result = cutile.search(
+            [trial.config],
+            self._stream,
+            kernel=kernel,
+            grid_of=self._grid,
+            args_of=renewed,
+            flush_l2=False,
         )
         return Measurement(
             config=trial.config,
