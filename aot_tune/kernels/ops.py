@@ -1,6 +1,6 @@
-"""The host functions as PyTorch operators, ``torch.ops.aot_tune.rms_norm`` and so on, for what traces calls.
+"""The public host functions, each also a PyTorch operator: ``torch.ops.aot_tune.rms_norm`` and so on.
 
-The functions here are what a user imports; `operators` says what becomes of a call.
+`operators` explains when a call becomes the operator: only while a tracer such as torch.compile traces it.
 """
 
 from __future__ import annotations
