@@ -142,7 +142,7 @@ _MOST_PARTS = 16
 
 
 def cut(config: Config, rows: int, cols: int) -> tuple[int, int, int, int]:
-    """Rows of a block, columns of a part, parts of a block, and how many, from the first, lie wholly inside."""
+    """Rows of a block, columns of a part, parts of a block, and how many of them lie inside for all."""
     height, width, members = (int(config[name]) for name in ("height", "width", "members"))
     found = parts(height, width, rows, cols) if members == 1 else row_groups.parts(width, members, cols)
     return height, width, *found
