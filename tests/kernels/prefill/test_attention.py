@@ -267,7 +267,7 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
     refused("v is float16; pass bfloat16", v=v.half())
     refused(r"k has shape \(1, 5, 2, 64\); q asks for \(2, 5, 2, 64\)", k=k[:1])
     refused(r"v has shape \(2, 4, 2, 64\); k asks for \(2, 5, 2, 64\)", v=v[:, :4])
-    refused("q has 3 heads and k 2, which must divide them", q=q[:, :, :3])
+    refused("q has 3 heads and k 2, which must divide those of q", q=q[:, :, :3])
     refused("q has a head_dim of 32; pass 64 or 128", q=q[..., :32], k=k[..., :32], v=v[..., :32])
     refused("scale is 0", scale=0)
     refused("scale is nan", scale=math.nan)
