@@ -834,7 +834,7 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
     refused(r"block_table has shape \(1, 3\)", block_table=torch.zeros((1, 3), dtype=torch.int32))
     refused("seq_lens is int64; pass int32", seq_lens=torch.zeros((2,), dtype=torch.int64))
     refused(r"seq_lens has shape \(3,\); q asks for \(2,\)", seq_lens=torch.zeros((3,), dtype=torch.int32))
-    refused("window is 0; pass 1 or more", window=0)
+    refused("window is 0; pass an int of 1 or more", window=0)
     refused(r"out has shape \(2, 64, 4\)", out=half.reshape(2, 64, 4))
     refused("out is float16", out=half.half())
     refused("out and q share memory", q=half, out=half)

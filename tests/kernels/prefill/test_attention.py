@@ -276,7 +276,7 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
     refused("scale is 1000.*; pass a number that a float holds", scale=10**400)
     for wrong in (None, 2, "no", torch.tensor(True)):
         refused("causal is .*; pass True or False", causal=wrong)
-    refused("window is 0; pass 1 or more", window=0)
+    refused("window is 0; pass an int of 1 or more", window=0)
     refused(r"out has shape \(2, 5, 2, 64\); q asks", out=k)
     refused("out is float32; pass bfloat16", out=q.float())
     refused("out and q share memory", out=q)

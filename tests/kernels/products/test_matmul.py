@@ -130,7 +130,7 @@ def test_only_a_tile_of_one_width_and_one_block_begins_with_its_loop() -> None:
     shared = config(128, 128, 64, warps=8, splits=3, peeled=0)
     assert "needs peeled to be 1" in (matmul_tunable.refusal(shared, SM90, shape(256, 5120, 25600)) or "")
     for wrong in (-1, 2):
-        assert f"peeled is {wrong}; it is 1" in refusal(config(128, 128, 64, peeled=wrong))
+        assert f"peeled is {wrong}; it must be 1" in refusal(config(128, 128, 64, peeled=wrong))
 
 
 def test_a_group_of_rows_is_searched_where_it_is_another_order_of_the_tiles() -> None:
