@@ -1,4 +1,4 @@
-"""The register of compiler behaviour in aot_tune/kernels/README.md, held against the kernels and their tests."""
+"""The register of compiler behaviour in the README of the kernels, held against kernels and tests."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def _balanced_misfit(config: Config, arch: Arch, problem: Problem) -> str | None
     if (refusal := fits(config, device, edges)) is not True:
         return str(refusal)
     if blocks_on(config, device, edges) + splits > places(problem):
-        return f"{splits} splits of so many queries leave more than the workspace holds"
+        return f"{splits} splits of this many queries store more than the workspace holds"
     return None
 
 
@@ -232,7 +232,7 @@ def _does_not_suit(config: Config, arch: Arch, problem: Problem) -> str | None:
     fewest, most = _splits_between(arch, problem, tile_n)
     small = splits >= _SMALL_GPU and (tile_n, gather, occupancy) == (_TILES[0], _gathers(arch, problem), 2)
     if not (fewest <= splits or small) or splits > most:
-        return f"{splits} splits; from {fewest} to {most} may suit so many sequences, heads and keys"
+        return f"{splits} splits; from {fewest} to {most} suit these numbers of sequences, heads and keys"
     return None
 
 
@@ -288,7 +288,7 @@ def checked_blocks(config: Config, device: Device, problem: Problem) -> int:
     """Blocks of a launch on a GPU.
 
     Raises:
-        LaunchError: Equal parts of so many sequences, or on so large a GPU, exceed a tile or the workspace.
+        LaunchError: There are too many sequences for equal parts, or their blocks on this GPU exceed the workspace.
     """
     count, sequences = blocks_on(config, device, problem), problem.size("batch")
     if config["balanced"] and (sequences > MOST_SEQUENCES or count + int(config["splits"]) > places(problem)):

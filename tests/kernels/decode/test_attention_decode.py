@@ -826,7 +826,7 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
     refused("k_cache is float16; pass bfloat16", k_cache=tensors()["k_cache"].half())
     refused("v_cache is float16; pass bfloat16", v_cache=tensors()["v_cache"].half())
     refused("pages of 8 keys; pass a power of two of 16 or more", {"page_size": 8})
-    refused("pages of 48; pass a power of two", {"page_size": 48})
+    refused("pages of 48 keys; pass a power of two", {"page_size": 48})
     refused("q has 4 heads and k_cache 3", {"kv_heads": 3})
     refused("q has 65 heads and k_cache 1; .* 1 to 64 times as many", {"heads": 65, "kv_heads": 1})
     refused(r"v_cache has shape \(6, 16, 2, 64\); k_cache asks for", k_cache=tensors(pages=5)["k_cache"])
