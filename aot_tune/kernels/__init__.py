@@ -1,4 +1,4 @@
-"""The shipped kernels: host functions on PyTorch tensors, and the declarations that tune them."""
+"""The shipped kernels: host functions that take PyTorch tensors, and the declarations that tune them."""
 
 from aot_tune.kernels.decode.attention_decode import attention_decode_tunable
 from aot_tune.kernels.elementwise.gated_activation import gated_activation_tunable
@@ -52,7 +52,7 @@ TUNABLES = (
     rope_tunable,
     softmax_tunable,
 )
-"""Every declaration, in the order in which they are swept and listed."""
+"""Every shipped declaration, in the order of sweeps and listings."""
 
 __all__ = [
     "TUNABLES",

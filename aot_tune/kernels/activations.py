@@ -1,4 +1,4 @@
-"""Activation functions: of float32 tiles inside a kernel, and in float64 as references. Knows no kernel.
+"""Activation functions for float32 tiles in kernels, and in float64 as references. Knows no kernel.
 
 The exponential and the division are the GPU's approximations (ex2.approx, 2 ulp; rcp.approx, 1 ulp): 5
 instructions for a SiLU in place of 37 with branches. Relative errors stay below 5e-6 where the result is
@@ -18,14 +18,15 @@ from aot_tune.errors import LaunchError
 NONE, RELU, SILU, GELU, GELU_TANH = range(5)
 
 NUMBERS = {"none": NONE, "relu": RELU, "silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH}
-"""What `apply` takes, by the name that host functions take: a ``ct.Constant`` may be a number but no text."""
+"""Name of an activation, as host functions take it, to its number, as `apply` takes it: a ``ct.Constant``
+cannot be a string."""
 
 NAMES = tuple(NUMBERS)
-"""The names by number. Launch arguments are numbers, which pass on to the kernel as they are."""
+"""The name of each number. A launch takes the number and passes it on to the kernel."""
 
 
 def check_activation(kernel: str, activation: str, *allowed: str) -> None:
-    """Refuse an activation that is not among `allowed`."""
+    """Refuse an activation whose name is not among `allowed`, with a LaunchError that lists them."""
     if activation not in allowed:
         raise LaunchError(f"{kernel}: activation is {activation!r}; pass {' or '.join(map(repr, allowed))}")
 
@@ -34,7 +35,7 @@ def check_activation(kernel: str, activation: str, *allowed: str) -> None:
 
 
 def apply(x: Any, activation: Any) -> Any:
-    """The activation of a float32 tile, chosen while compiling by its number."""
+    """Apply an activation to a float32 tile; its number selects it while compiling."""
     if activation == RELU:
         x = relu(x)
     elif activation == SILU:
@@ -47,7 +48,7 @@ def apply(x: Any, activation: Any) -> Any:
 
 
 def relu(x: Any) -> Any:
-    """max(x, 0), and NaN of NaN, as torch has it."""
+    """max(x, 0), and NaN for NaN, as in torch."""
     return ct.maximum(x, 0.0, propagate_nan=True)
 
 
@@ -62,12 +63,12 @@ def gelu_tanh(x: Any) -> Any:
 
 
 def gelu(x: Any) -> Any:
-    """GELU: x Phi(x), Phi the normal distribution; what ``torch.nn.functional.gelu`` computes with erf.
+    """GELU: x Phi(x), Phi being the normal distribution; ``torch.nn.functional.gelu`` computes it with erf.
 
-    cuda.tile has no erf. The lower tail is Phi(-|x|) = t P(t) exp(-x^2 / 2), t = 1 / (1 + 0.3 |x|): the form
-    of Abramowitz and Stegun 7.1.26, with a P fitted anew to a relative error of 1.3e-7 for |x| up to 13.5
-    (Lawson's iteration on 400 Chebyshev nodes in t), beyond which the tail is no normal float32. Taken from
-    the tail, the result keeps the digits that 1 + erf(x / sqrt(2)) cancels for negative x.
+    cuda.tile has no erf. The lower tail is Phi(-|x|) = t P(t) exp(-x^2 / 2) with t = 1 / (1 + 0.3 |x|): the
+    form of Abramowitz and Stegun 7.1.26. P is fitted anew to a relative error of 1.3e-7 for |x| up to 13.5
+    (Lawson's iteration on 400 Chebyshev nodes in t); beyond, the tail is below the normal float32 numbers.
+    Computed from the tail, the result keeps the digits that 1 + erf(x / sqrt(2)) cancels for negative x.
     """
     t = _over(1.0, 1.0 + 0.3 * ct.abs(x))
     p = 0.035931737825 * t - 0.158276009883
@@ -82,7 +83,7 @@ def gelu(x: Any) -> Any:
 
 
 def _times_sigmoid(x: Any, y: Any) -> Any:
-    """The quotient x / (1 + exp(-y)): a zero, as it should be, where exp overflows."""
+    """The quotient x / (1 + exp(-y)): 0, the right result, where exp overflows."""
     return _over(x, 1.0 + ct.exp2(y * -1.4426950408889634, flush_to_zero=True))
 
 
@@ -94,7 +95,7 @@ def _over(x: Any, y: Any) -> Any:
 
 
 def reference(x: torch.Tensor, activation: str) -> torch.Tensor:
-    """The activation of this name in float64."""
+    """Apply the activation of this name in float64."""
     return _REFERENCES[activation](x.double())
 
 

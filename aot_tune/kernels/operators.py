@@ -1,13 +1,13 @@
-"""How a host function becomes PyTorch operators, for what traces calls. Knows no kernel.
+"""Turn host functions into PyTorch operators, for torch.compile and other tracers. Knows no kernel.
 
-An eager call goes straight to the host function. While torch.compile, torch.export or a mode of fake tensors
-traces, the same call becomes the operator: one node of the graph, whose schema says what it changes and whose
-fake implementation tells the result's shape, once the host function's own checks have passed. When the graph
-runs, the node calls the host function; a CUDA graph captures what that launches.
+An eager call goes straight to the host function. While torch.compile, torch.export or a fake tensor mode
+traces, the same call becomes the operator: one node of the graph. Its schema lists the arguments that it
+changes, and its fake implementation returns the result's shape after the host function's own checks have
+passed. When the graph runs, the node calls the host function; a CUDA graph captures what that launches.
 
 Operators are defined by their schemas (``torch.library.Library``): ``torch.library.custom_op`` makes the
-same and costs 20 us more a call. None has a gradient: tracing one where gradients are recorded is refused,
-as a launch is.
+same operators and costs 20 us more a call. No operator has a gradient: tracing one where gradients are
+recorded is refused, as a launch is.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _LIBRARY: Any = torch.library.Library("aot_tune", "FRAGMENT")  # type: ignore[no-untyped-call]
-"""Kept as long as the process: what it registered would go with it."""
+"""Kept for the life of the process: its operators would be removed with it."""
 
 
 def define(
     schema: str, run: Callable[..., Any], fake: Callable[..., Any], check: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Register an operator, and return it.
+    """Register an operator and return it.
 
     Args:
-        schema: Its name, arguments and results.
-        run: What it does on any device.
-        fake: Takes the same arguments, and returns empty tensors like the results.
-        check: Takes the same arguments, and refuses what every run would.
+        schema: The operator's name, arguments and results.
+        run: Its implementation for any device.
+        fake: Takes the same arguments and returns empty tensors of the results' shapes and dtypes.
+        check: Takes the same arguments and raises what every run of such a call would raise.
     """
     name, _, overload = schema.partition("(")[0].partition(".")
 
@@ -63,13 +63,13 @@ def define(
 
 
 class _OnlyRunsKnow(Exception):
-    """A size depends on data."""
+    """A size depends on data, so only a run can check it."""
 
 
 def _as_traced(value: Any) -> Any:
-    """An argument as `check` takes it, its symbolic sizes those of the call that is traced.
+    """An argument for `check`, each symbolic size replaced by its value in the traced call.
 
-    So no check leaves a guard on a size, which other runs may have another of. Strides are left to the run: a
+    So no check leaves a guard on a size, which may differ in other runs. Strides are left to the run, since a
     compiler may choose others.
     """
     if isinstance(value, torch.SymInt):
@@ -83,7 +83,7 @@ def _as_traced(value: Any) -> Any:
 
 
 def traces() -> bool:
-    """Whether a call is to become an operator: what compiles says so, or a mode that makes fake tensors."""
+    """Whether a call becomes an operator: torch.compile or torch.export is tracing, or tensors are fake."""
     return is_compiling() or bool(_modes() and any(_mode(key) is not None for key in _TRACING))
 
 
@@ -94,13 +94,16 @@ _TRACING = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.
 def returning(
     host: Callable[P, R], arguments: str, fake: Callable[..., Any], check: Callable[..., Any]
 ) -> Callable[P, R]:
-    """The operators of a function that returns a new tensor, or fills the one that it is given as `out`.
+    """Define operators for a function that returns a new tensor or fills the one passed as `out`.
 
     Args:
-        host: The function; its name is the operator's.
-        arguments: Its parameters in a schema's words, without `out`.
-        fake: Takes these arguments and returns an empty tensor like the result.
-        check: Takes these arguments and `out`, and refuses what every run would.
+        host: The host function; the operator takes its name.
+        arguments: Its parameters in the syntax of a schema, without `out`.
+        fake: Takes these arguments and returns an empty tensor of the result's shape and dtype.
+        check: Takes these arguments and `out`, and raises what every run of such a call would raise.
+
+    Returns:
+        A function of the same parameters: it runs `host`, or becomes the operator while a tracer traces.
     """
     name = host.__name__
     new = define(f"{name}({arguments}) -> Tensor", host, fake, check)
@@ -122,9 +125,9 @@ def returning(
 def attending(
     host: Callable[P, R], arguments: str, fake: Callable[..., Any], check: Callable[..., Any]
 ) -> Callable[P, R]:
-    """As `returning`, of a function that returns log-sum-exps too where `return_lse` asks for them.
+    """Like `returning`, for a function that also returns log-sum-exps if `return_lse` is set.
 
-    `fake` returns both; `arguments` leaves `return_lse` out as well.
+    `fake` returns both tensors; `arguments` omits `return_lse` too.
     """
     name, both = host.__name__, functools.partial(cast(Callable[..., Any], host), return_lse=True)
     plain = returning(host, arguments, lambda *args, **kwargs: fake(*args, **kwargs)[0], check)
@@ -151,7 +154,7 @@ def attending(
 
 
 def changing(host: Callable[P, R], arguments: str, check: Callable[..., Any]) -> Callable[P, R]:
-    """The operator of a function that changes its first arguments, ``Tensor(a!)``, and returns them."""
+    """Define the operator of a function that changes and returns its first arguments, ``Tensor(a!)``."""
     change = define(f"{host.__name__}({arguments}) -> ()", _discarding(host), _nothing, check)
     changed = [argument.split()[1] for argument in arguments.split(", ") if "!" in argument]
 
@@ -171,7 +174,7 @@ def _with_out(arguments: str) -> str:
 
 
 def _discarding(host: Callable[..., Any]) -> Callable[..., None]:
-    """A function without its result: an operator must not return what it was given."""
+    """A function that drops the result of `host`: an operator must not return its own arguments."""
 
     def run(*args: Any, **kwargs: Any) -> None:
         host(*args, **kwargs)
@@ -180,4 +183,4 @@ def _discarding(host: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """The fake of what only changes its arguments."""
+    """The fake implementation of an operator that only changes its arguments."""

@@ -1,6 +1,6 @@
-"""The host functions as PyTorch operators, ``torch.ops.aot_tune.rms_norm`` and so on, for what traces calls.
+"""The public host functions, each also a PyTorch operator: ``torch.ops.aot_tune.rms_norm`` and so on.
 
-The functions here are what a user imports; `operators` says what becomes of a call.
+`operators` explains when a call becomes the operator: only while a tracer such as torch.compile traces it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from aot_tune.kernels.products.gate_up_swiglu import check_gate_up_swiglu
 from aot_tune.kernels.products.gate_up_swiglu import gate_up_swiglu as _gate_up_swiglu
 from aot_tune.kernels.products.grouped_matmul import check_grouped_matmul
 from aot_tune.kernels.products.grouped_matmul import grouped_matmul as _grouped_matmul
+from aot_tune.kernels.products.linear import check_linear
 from aot_tune.kernels.products.linear import linear as _linear
-from aot_tune.kernels.products.linear_arguments import check_linear
 from aot_tune.kernels.products.matmul import check_matmul
 from aot_tune.kernels.products.matmul import matmul as _matmul
 from aot_tune.kernels.softmax_and_loss.cross_entropy import check_cross_entropy

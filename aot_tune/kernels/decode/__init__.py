@@ -1,1 +1,1 @@
-"""Attention for one new token a sequence over a paged cache."""
+"""Attention of one new token a sequence over a paged KV cache."""

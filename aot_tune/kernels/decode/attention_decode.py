@@ -1,4 +1,7 @@
-"""Attention of one new token a sequence over a paged KV cache: host function, declaration."""
+"""Attention of one new token a sequence over a paged KV cache: host function and declaration.
+
+The kernel is in `flash_decoding`, the search space in `attention_decode_space`.
+"""
 
 from __future__ import annotations
 
@@ -46,32 +49,36 @@ def attention_decode(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attend with each sequence's last token to the keys in its pages.
 
-    Computes in float32; the softmax's weights are rounded to the dtype of `v_cache` to meet the values.
-    `seq_lens` and `block_table` may be changed between replays of a CUDA graph. Run the same call once before
-    it is captured, on the stream that captures where there are several, and replay the graphs of one stream
-    one after another: the parts of a sequence meet in memory of the stream.
+    Computes in float32 (flash decoding, Dao et al., 2023); the weights of the softmax are rounded to the
+    dtype of `v_cache` for their product with the values.
+
+    CUDA graphs: `seq_lens` and `block_table` may be changed between replays. The blocks of a sequence
+    exchange partial results in memory that belongs to the stream. Run the same call once before it is
+    captured (on the capturing stream, if there are several), and replay the graphs of one stream one after
+    another.
 
     Args:
         q: (batch, heads, head_dim), bfloat16 or float16, on a GPU; any strides. head_dim is 64 or 128, and
-            heads a multiple of kv_heads: as many after each other share a KV head.
+            heads a multiple of kv_heads, up to 64 times as many: consecutive heads share a KV head.
         k_cache: (pages, page_size, kv_heads, head_dim), of the dtype of `q`; any strides, so that a cache of
             (pages, kv_heads, page_size, head_dim) may be passed with ``transpose(1, 2)``. page_size is a
-            power of two from 16 on.
-        v_cache: As `k_cache`.
-        block_table: (batch, max_pages), int32: each sequence's pages in order. What stands behind a
-            sequence's last page, or before its window, is not used.
+            power of two of 16 or more.
+        v_cache: The values, like `k_cache`.
+        block_table: (batch, max_pages), int32: the pages of each sequence in order. Entries beyond a
+            sequence's last page, or before its window, are not used.
         seq_lens: (batch,), int32: keys of each sequence, 0 to max_pages * page_size.
-        scale: What scores are multiplied by, a finite number; head_dim ** -0.5 without it.
-        window: How many of its last keys a sequence attends to, its own included; all without it.
-        return_lse: Whether to return the scores' log-sum-exp too.
-        out: Where to write, of the shape and dtype of `q`, apart from all in memory; a new tensor without it.
+        scale: The factor of the scores, a finite number; None stands for head_dim ** -0.5.
+        window: Number of last keys that a sequence attends to, its own included; None stands for all.
+        return_lse: Whether to return the log-sum-exp of the scores too.
+        out: The result, of the shape and dtype of `q`; it must share no memory with `q` or the caches. A new
+            tensor is made if it is None.
 
     Returns:
         `out`, or the new tensor; 0 for an empty sequence. With `return_lse` also (batch, heads), float32: the
         natural logarithm of the sum of the exponentials of the scaled scores; -inf for an empty sequence.
 
     Raises:
-        LaunchError: An argument cannot be launched; it names the argument and what to pass.
+        LaunchError: An argument cannot be launched; the error names it and says what to pass.
     """
     scale, window = check_attention_decode(
         q, k_cache, v_cache, block_table, seq_lens, scale=scale, window=window, out=out
@@ -104,7 +111,7 @@ def check_attention_decode(
     window: int | None = None,
     out: torch.Tensor | None = None,
 ) -> tuple[float, int]:
-    """Refuse what `attention_decode` does not take, as `check_attention` does."""
+    """Refuse arguments that `attention_decode` does not take; return `scale` and `window` for a launch."""
     name = "attention_decode"
     check_rank(name, "q", q, "batch heads head_dim")
     check_rank(name, "k_cache", k_cache, "pages page_size kv_heads head_dim")
@@ -116,10 +123,10 @@ def check_attention_decode(
     check_dtype(name, "seq_lens", seq_lens, torch.int32)
     (batch, heads, head_dim), (pages, page_size, kv_heads, _) = q.shape, k_cache.shape
     if head_dim not in _HEAD_DIMS:
-        raise LaunchError(f"{name}: q has a head_dim of {head_dim}; it must be 64 or 128")
+        raise LaunchError(f"{name}: q has a head_dim of {head_dim}; pass 64 or 128")
     if page_size < _SMALLEST_PAGE or edge(page_size) != page_size:
         raise LaunchError(
-            f"{name}: k_cache has pages of {page_size}; pass a power of two from {_SMALLEST_PAGE} on"
+            f"{name}: k_cache has pages of {page_size} keys; pass a power of two of {_SMALLEST_PAGE} or more"
         )
     if kv_heads == 0 or heads % kv_heads or heads > _LARGEST_GROUP * kv_heads:
         raise LaunchError(
@@ -144,16 +151,16 @@ _HEAD_DIMS = (64, 128)
 _SMALLEST_PAGE = 16
 
 _LARGEST_GROUP = 64
-"""Query heads of a KV head: their sums of a block stay in its registers."""
+"""Query heads of a KV head, at most: the registers of a block hold their sums."""
 
 
 # The declaration --------------------------------------------------------------------------------
 
 
 def _scratch(q: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """Large enough for every config, since the launch chooses one only later; all zero between launches.
+    """Memory for the exchange between blocks: (blocks, words of a block), int64, zero between launches.
 
-    (blocks, words a block leaves), int64.
+    It is large enough for every config, since the launch chooses one only later.
     """
     rows = decode_workspace.rows(q.shape[1] // kv_heads)
     zeros = workspace(q.device, 1, 2 * decode_workspace.MOST_LEFT).counters  # int32
@@ -194,7 +201,7 @@ def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
 
 
 _WINDOWS = 32
-"""Windows in the longest sequence that is made for a problem with one."""
+"""Length of the longest sequence in windows, in the arguments that are made for a windowed problem."""
 
 
 def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
@@ -204,11 +211,11 @@ def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
     longest = problem.size("context") * (_WINDOWS if problem["windowed"] else 1)
     width = -(-longest // page_size)
     q = inputs.randn((batch, heads, head_dim), dtype, device, 5 * seed)
-    # A cache has any number of pages, divisible by 16 or not.
+    # The number of pages of a cache may be divisible by 16 or not.
     more = (-batch * width % 16 or 1) if inputs.has_odd_sizes(seed) else 0
     cache = (batch * width + more, page_size, kv_heads, head_dim)
     k_cache, v_cache = (inputs.randn(cache, dtype, device, 5 * seed + i) for i in (1, 2))
-    # Any order of distinct pages; lengths within a factor of four, one of them the longest.
+    # Distinct pages in any order; lengths within a factor of four, at least one of them the longest.
     shuffled = inputs.randn((batch * width,), "float32", device, 5 * seed + 3).argsort()
     seq_lens = inputs.randint((batch,), -(-longest // 4), longest + 1, "int32", device, 5 * seed + 4)
     seq_lens[0] = longest
@@ -234,14 +241,15 @@ def _reference(
         sums = torch.einsum("hgn,nhd->hgd", scores.softmax(dim=2), v.double())
         each.append((sums.reshape(queries.shape), scores.logsumexp(dim=2).reshape(-1)))
     value, log_sums = (torch.stack(parts) for parts in zip(*each, strict=True))
-    # Half an eps is the output's own rounding. The weights' rounding adds a sum of many errors, 0.15 eps of a
-    # usual output; one of 10^7 outputs lies six times as far. 64 values of 32768 mistaken for others change
-    # most outputs by 0.06 of a usual one. Log-sums are float32 throughout: 64 keys left out are 2e-3.
+    # Half an eps is the output's own rounding. The rounding of the weights adds a sum of many errors, 0.15
+    # eps of a typical output; one of 10^7 outputs has six times that error. If 64 of 32768 values were
+    # mistaken for others, most outputs would change by 0.06 of a typical one. Log-sums are float32
+    # throughout: leaving 64 keys out changes them by 2e-3.
     eps = torch.finfo(q.dtype).eps
     return {
         "out": Close(value=value, rtol=eps, atol=2 * eps * value.square().mean().sqrt().item()),
         "lse": Close(value=log_sums, rtol=1e-5, atol=1e-4),
-        # All that the splits leave is taken away again: the next launch finds zeros.
+        # Blocks set to zero all that they told each other: the next launch must find zeros.
         "scratch": Close(value=torch.zeros_like(scratch), rtol=0.0, atol=0.0),
     }
 
@@ -250,7 +258,7 @@ def _shapes(
     heads: int, kv_heads: int, *, head_dim: int = 128, page_size: int = 16, dtype: str = "bfloat16",
     contexts: Sequence[int] = (2048, 8192, 32768), windowed: bool = False,
 ) -> Iterator[dict[str, object]]:  # fmt: skip
-    """One model's problems; every size between two of them is at most a doubling away from one."""
+    """The problems of a model; every size between two of them is at most a doubling away from one."""
     for batch, context in itertools.product((1, 8, 64, 256), contexts):
         if 4 * batch * context * kv_heads * head_dim <= _MOST_CACHE_BYTES:
             yield {
@@ -260,7 +268,7 @@ def _shapes(
 
 
 _MOST_CACHE_BYTES = 2**33
-"""Keys and values of a declared problem."""
+"""Bytes of the keys and values of a declared problem, at most."""
 
 attention_decode_tunable = Tunable(
     name="attention_decode",
@@ -297,4 +305,5 @@ attention_decode_tunable = Tunable(
         *_shapes(32, 8, dtype="float16", contexts=(8192,)),  # Llama 3.1 8B, run in float16 (AWQ, GPTQ)
     ],
 )
-"""The declaration; `launch` takes the tensors, out, lse, zeros to work in, scale and window."""
+"""The declaration. Its `launch` takes q, k_cache, v_cache, block_table, seq_lens, out, lse, scratch (zeros to
+work in), scale and window."""

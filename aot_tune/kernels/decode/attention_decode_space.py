@@ -1,4 +1,4 @@
-"""Splits and tiles of attention_decode: search space, default, what is legal. Pure; knows no kernel."""
+"""Splits and tiles of attention_decode: search space, default, legality. Pure; knows no kernel."""
 
 from __future__ import annotations
 
@@ -15,44 +15,45 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 
 _MOST_BLOCKS = 4096
-"""Blocks of a launch that splits. More would be waves of ever smaller blocks."""
+"""Blocks of a launch that splits sequences, at most. More would be waves of ever smaller blocks."""
 
 MOST_SPLITS = 64
-"""Parts of a sequence, which wait for each other."""
+"""Parts of a sequence, at most; their blocks wait for each other."""
 
 MOST_SEQUENCES = 512
-"""Sequences that can be cut into equal parts: each block looks at all their lengths at once, since tileiras
-13.4 crashes on a loop over them."""
+"""Sequences that can be cut into equal parts, at most: each block looks at all lengths in one tile, since a
+loop over them is not possible: length-loop-crash (README)."""
 
 _MOST_JOINED = 4
-"""Pages that are loaded one by one and put together to a tile."""
+"""Pages, at most, that are loaded one by one and joined to a tile."""
 
 _TILES = (64, 128)
-"""Keys a step. Seeded from NVIDIA's TileGym (suites/flashinfer/cutile/fmha_decode_bsr.py: 32 to 128, with an
-occupancy of 1 or 2). The matrix units of sm90 and sm100 take no fewer than 64 rows."""
+"""Keys of a step. Seeded from NVIDIA's TileGym (suites/flashinfer/cutile/fmha_decode_bsr.py: 32 to 128, with
+an occupancy of 1 or 2). The matrix units of sm90 and sm100 take at least 64 rows."""
 
 _NARROW = 64
 """The smaller head_dim."""
 
 _MOST_LOOPING = 3
-"""Blocks of a multiprocessor whose loads run ahead; of windows that are loaded at once one more may wait."""
+"""Blocks of a multiprocessor, at most, whose loads run ahead; windows loaded at once allow one more."""
 
 _MANY_QUERIES = 32
 """Columns of a tile of queries with which three blocks a multiprocessor spill registers."""
 
 _FEW_SEQUENCES, _TILE_OF_FEW = 16, 32
-"""Sequences of which each warp looks at all lengths for itself, and the tile that holds them. What is tuned
-for 8 serves so many, and what is tuned for 64 serves more: an archive has both."""
+"""Sequences, at most, whose lengths each warp looks at by itself, and the size of the tile that holds them. A
+config tuned for 8 sequences serves up to 16, one tuned for 64 serves more: an archive has both tile sizes."""
 
 _MOST_ORDERED, _BLOCKS_ORDERED = 64, 8
-"""Sequences of which the longest are read first, and from how many blocks of each on: fewer of them mostly
-run all at once. 64 of up to 2048 keys, 32 heads over 8 of 128, take 88.9 us so, in any order 93.5 (H200)."""
+"""Sort sequences by length only up to this batch, and only with at least this many blocks per sequence: fewer
+blocks mostly run all at once anyway. 64 sequences of up to 2048 keys, 32 heads over 8 of 128, take 88.9 us
+sorted and 93.5 us in any order (H200)."""
 
 _SLOW_PAGES = 64
-"""Pages that pairs of blocks do not gather: the compiler takes more than three minutes for it."""
+"""Keys of a page from which on pairs of blocks do not gather pages: slow-pairs (README)."""
 
 _GATHERING = (9, 10, 11)
-"""Major numbers of the archs that load the pages of a tile at once."""
+"""Major numbers of the archs where one load gathers the pages of a tile."""
 
 
 @cache
@@ -80,7 +81,7 @@ def space(arch: Arch, problem: Problem) -> tuple[Config, ...]:
 
 
 def default(arch: Arch, problem: Problem) -> Config:
-    """Equal parts; or as many as are two blocks a multiprocessor, which all run at once. Pages gathered."""
+    """Equal parts; or, where these are not legal, two blocks a multiprocessor. Gathers pages if it can."""
     tile, gather = _TILES[0], _gathers(arch, problem)
     equal = min(_wanted(arch, problem), _most_splits(arch, problem, tile))
     balanced = _config(equal, True, tile, gather, 1, 2)
@@ -92,7 +93,7 @@ def default(arch: Arch, problem: Problem) -> Config:
 
 
 def _wanted(arch: Arch, problem: Problem) -> int:
-    """Splits for equal parts: what two blocks a multiprocessor give the longest sequence, and 2 at least."""
+    """Splits for equal parts, 2 or more: the share of each sequence in two blocks a multiprocessor."""
     return max(edge(-(-2 * Device.reference(arch).sm_count // _pairs(problem))), 2)
 
 
@@ -102,15 +103,16 @@ def _gathers(arch: Arch, problem: Problem) -> bool:
 
 
 def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
-    """Whether a config may run."""
+    """Whether a config may run, or why not."""
     return _does_not_fit(config, arch) or _does_not_suit(config, arch, problem) or True
 
 
 def fits(config: Config, device: Device, problem: Problem) -> bool | str:
-    """Whether a GPU has blocks enough for equal parts.
+    """Whether a GPU runs enough blocks for equal parts, or why not.
 
-    A block finds its part by raising the share of a block until there are blocks enough. With two blocks for
-    each sequence and head and more it ends before the share is the longest sequence; with fewer it may not.
+    A block finds its part by raising the share of a block until the blocks suffice. With at least two blocks
+    for each sequence and head, this ends before the share is as long as the longest sequence; with fewer
+    blocks it may not end.
     """
     pairs = problem.size("batch") * problem.size("kv_heads")
     if config["balanced"] and (found := blocks_on(config, device, problem)) < 2 * pairs:
@@ -119,15 +121,16 @@ def fits(config: Config, device: Device, problem: Problem) -> bool | str:
 
 
 def loads_at_once(config: Config, page_size: int, context: int, windowed: bool) -> bool:
-    """Whether a block asks for all its keys before it computes with any: of a window of two tiles at most.
+    """Whether a block loads all its keys before it computes, which it does for windows of at most two tiles.
 
-    256 windows of 128 keys and 8 heads of 64 take 31.2 us so and 32.8 in a loop, 8 of them 8.7 and 10.8.
+    256 windows of 128 keys and 8 heads of 64 take 31.2 us so and 32.8 us in a loop; 8 windows 8.7 and 10.8
+    us.
 
     Args:
-        config: Its tiles, and whether it gathers pages.
+        config: The config, for its splits, its tile and whether it gathers pages.
         page_size: Keys of a page.
         context: Keys of a sequence or window.
-        windowed: Whether it is a window.
+        windowed: Whether `context` is a window.
     """
     splits, tile_n, gather = _constants(config)
     one_block = gather and splits == 1 and tile_n == _TILES[0]
@@ -135,7 +138,7 @@ def loads_at_once(config: Config, page_size: int, context: int, windowed: bool) 
 
 
 def tile_of_sequences(config: Config, sequences: int, kv_heads: int, windowed: bool) -> int:
-    """Sequences that a kernel cuts into equal parts or puts in order, rounded up to a tile; 0 for neither."""
+    """Size of the tile of sequences that are cut into equal parts or sorted by length; 0 for neither."""
     if config["balanced"]:
         return _TILE_OF_FEW if sequences <= _FEW_SEQUENCES else MOST_SEQUENCES
     ordered = _FEW_SEQUENCES < sequences <= _MOST_ORDERED and not windowed
@@ -169,7 +172,7 @@ def _balanced_misfit(config: Config, arch: Arch, problem: Problem) -> str | None
     if (refusal := fits(config, device, edges)) is not True:
         return str(refusal)
     if blocks_on(config, device, edges) + splits > places(problem):
-        return f"{splits} splits of so many queries leave more than the workspace holds"
+        return f"{splits} splits of this many queries store more than the workspace holds"
     return None
 
 
@@ -188,33 +191,34 @@ def _does_not_fit(config: Config, arch: Arch) -> str | None:
     if occupancy > _MOST_LOOPING and not (gather and splits == 1):
         return f"{occupancy} blocks are for windows that one block asks for at once"
     if config["balanced"] and (splits == 1 or occupancy == 1):
-        return "equal parts are several, with two blocks a multiprocessor or more: tileiras 13.4 crashes"
+        # balanced-crash (README)
+        return "equal parts need 2 splits and an occupancy of 2 at least: the compiler crashes on others"
     return None
 
 
 def _does_not_suit(config: Config, arch: Arch, problem: Problem) -> str | None:
-    """Why a config is a waste on a problem's bucket, or None; the default never is."""
+    """Why a config does not suit a problem's bucket, or None; the default always suits."""
     (splits, tile_n, gather), page_size = _constants(config), problem.size("page_size")
     wide = problem.size("head_dim") > _NARROW
     if gather and tile_n <= page_size:
         return f"a tile of {tile_n} lies in a page of {page_size}"
     if not gather and tile_n > _MOST_JOINED * page_size:
-        return f"a tile of {tile_n} would be put together of more than {_MOST_JOINED} pages"
+        return f"a tile of {tile_n} would be joined from more than {_MOST_JOINED} pages"
     occupancy = config.hints.get("occupancy", 1)
     if gather and tile_n == _TILES[1] and wide:
-        if arch.major == 9 and (occupancy == 1 or config["balanced"]):
-            return f"{tile_n} gathered keys, alone or of equal parts, spill registers (tileiras 13.4)"
-        if splits > 1 and arch.major > 9 and occupancy == 1:
-            return f"the compiler crashes on parts of {tile_n} gathered keys, alone (tileiras 13.4)"
+        if arch.major == 9 and (occupancy == 1 or config["balanced"]):  # gathered-spill (README)
+            return f"{tile_n} gathered keys with an occupancy of 1, or in equal parts, spill registers"
+        if splits > 1 and arch.major > 9 and occupancy == 1:  # gathered-crash (README)
+            return f"the compiler crashes on splits of {tile_n} gathered keys with an occupancy of 1"
     if gather and config.hints.get("num_ctas", 1) > 1 and page_size >= _SLOW_PAGES:
-        return f"pairs of blocks that gather pages of {page_size} compile for minutes (tileiras 13.4)"
+        return f"pairs of blocks that gather pages of {page_size} compile for minutes"
     if gather and occupancy > 2 and (wide or splits > 1):
         return f"{occupancy} blocks that gather load no more at once than two"
     short = _is_short_window(arch, problem)
     if short and occupancy > 2 and rows(problem.size("heads") // problem.size("kv_heads")) >= _MANY_QUERIES:
         return f"{occupancy} blocks that load a window at once for so many queries spill registers"
     if short and config.hints.get("num_ctas", 1) > 1:
-        return "pairs of blocks that load a window at once spill registers (tileiras 13.4)"
+        return "pairs of blocks that load a window at once spill registers"  # window-pairs-spill (README)
     if short and (splits, tile_n, gather) != (1, _TILES[0], True):
         return f"a window of {problem.size('context')} keys is one block's, in gathered tiles of {_TILES[0]}"
     if occupancy > _MOST_LOOPING and (wide or not short):
@@ -228,7 +232,7 @@ def _does_not_suit(config: Config, arch: Arch, problem: Problem) -> str | None:
     fewest, most = _splits_between(arch, problem, tile_n)
     small = splits >= _SMALL_GPU and (tile_n, gather, occupancy) == (_TILES[0], _gathers(arch, problem), 2)
     if not (fewest <= splits or small) or splits > most:
-        return f"{splits} splits; from {fewest} to {most} may suit so many sequences, heads and keys"
+        return f"{splits} splits; from {fewest} to {most} suit these numbers of sequences, heads and keys"
     return None
 
 
@@ -239,12 +243,12 @@ def _is_short_window(arch: Arch, problem: Problem) -> bool:
 
 
 _SMALL_GPU = 8
-"""Splits that the smallest GPU runs at once. So few may run, in the default's tiles, for a GPU with fewer
-multiprocessors than others of its arch: a MIG slice, an H20, an L4."""
+"""Splits that the smallest GPU runs at once. Configs with this many or more splits stay legal in the
+default's tiles, for GPUs with fewer multiprocessors than others of their arch: a MIG slice, an H20, an L4."""
 
 
 def _splits_between(arch: Arch, problem: Problem, tile_n: int) -> tuple[int, int]:
-    """Fewest and most splits worth a trial: half the multiprocessors busy, and eight times as many blocks."""
+    """Fewest and most splits worth a trial: half the multiprocessors busy, and 4 or 8 times as many."""
     most, sms, pairs = (
         _most_splits(arch, problem, tile_n), Device.reference(arch).sm_count, _pairs(problem)
     )  # fmt: skip
@@ -253,7 +257,7 @@ def _splits_between(arch: Arch, problem: Problem, tile_n: int) -> tuple[int, int
 
 
 def _most_splits(arch: Arch, problem: Problem, tile_n: int) -> int:
-    """As many as a sequence has tiles, blocks can leave parts, and half a GPU runs at once; or 1."""
+    """Splits, at most: limited by a sequence's tiles, the workspace and what half a GPU runs at once."""
     if _is_short_window(arch, problem):
         return 1
     blocks, sms = min(_MOST_BLOCKS, places(problem)), Device.reference(arch).sm_count
@@ -273,7 +277,7 @@ def blocks(config: Config, problem: Problem) -> int:
 
 
 def blocks_on(config: Config, device: Device, problem: Problem) -> int:
-    """Blocks of a launch on a GPU: of equal parts as many as run at once, or some times as many."""
+    """Blocks of a launch on a GPU; for equal parts a multiple of what the GPU runs at once."""
     if not config["balanced"]:
         return blocks(config, problem)
     pairs, slots = problem.size("batch") * problem.size("kv_heads"), at_once(config, device)
@@ -284,7 +288,7 @@ def checked_blocks(config: Config, device: Device, problem: Problem) -> int:
     """Blocks of a launch on a GPU.
 
     Raises:
-        LaunchError: Equal parts of so many sequences, or on so large a GPU, cannot be told apart.
+        LaunchError: There are too many sequences for equal parts, or their blocks on this GPU exceed the workspace.
     """
     count, sequences = blocks_on(config, device, problem), problem.size("batch")
     if config["balanced"] and (sequences > MOST_SEQUENCES or count + int(config["splits"]) > places(problem)):

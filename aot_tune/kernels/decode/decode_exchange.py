@@ -1,11 +1,11 @@
-"""What the blocks of a sequence tell each other in attention_decode, and the sum over their parts.
+"""Tile code: exchange the results of a sequence's parts between blocks, and combine them. Knows no kernel.
 
-Nothing releases or acquires: a release would make each step of a block's loop wait for its loads. So what a
-block leaves says of itself that it is there. The workspace is zero between launches, and no word that is left
-is zero; who combines reads until none is, and sets back to zero what nobody else reads.
+Nothing releases or acquires: release-joins-loads (README). A word that a block has stored shows by itself
+that it has arrived: the workspace is zero between launches, and no stored word is zero. A block that combines
+reads until no word is zero, and sets to zero what no other block reads.
 
-A word has a number of a result in its lower half, and in its upper half the log-sum that the number goes
-with: they arrive together, and one load finds both. Loaded apart, one would wait for the other.
+The lower half of a word is a number of a result, its upper half the log-sum of that result: both arrive
+together, and one load reads both. Loaded apart, one load would wait for the other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import cuda.tile as ct
 from aot_tune.kernels.decode.decode_workspace import MOST_APART
 
 NOTHING = -1e30
-"""The largest score of no keys: a number, so that its difference to itself is 0."""
+"""The largest score where there are no keys. It is finite, so that its difference to itself is 0."""
 
 _NEVER_SO_MANY = 20
 """Words that a block waits for are fewer than 2 to this power."""
@@ -31,20 +31,24 @@ _LOWER = 2**32 - 1
 
 
 _MOST_ASKED = 2048
-"""Words of a row that a block holds through its loop: more drive others out of the registers. All 4096 of 32
+"""Words of a row that a block holds through its loop, at most: more would make it spill. All 4096 words of 32
 query heads over a KV head of 128 would spill 224 bytes a thread on sm120."""
 
 
 def asked_for(scratch: Any, words: Any) -> Any:
-    """What this block's row of the workspace holds before anything is left there: zeros.
+    """Load this block's row of the workspace before anything is stored there; it holds zeros.
 
-    Nobody needs them; but asked for first, the row is in the L2 cache. Else who looks for what is not there
-    yet fetches it from memory, and sees only the next time what has come meanwhile. In sm90's table one
-    sequence of 2048 keys, 32 heads over 8 of 128, went from 11.4 to 9.8 us with it, in the same config.
+    Nobody needs the zeros, but the load brings the row to the L2 cache. Otherwise the blocks that look for
+    the words fetch them from memory, and see only at their next look what has arrived meanwhile. In sm90's
+    table one sequence of 2048 keys, 32 heads over 8 of 128, went from 11.4 to 9.8 us with it, in the same
+    config.
 
     Args:
-        scratch: As `leave` has it.
-        words: In a row; of a long one nothing is asked for.
+        scratch: As for `leave`.
+        words: Words of a row; a row of more than `_MOST_ASKED` is not loaded.
+
+    Returns:
+        The zeros, for `leave`.
     """
     if words > _MOST_ASKED:
         return 0
@@ -55,13 +59,13 @@ def asked_for(scratch: Any, words: Any) -> Any:
 
 
 def leave(scratch: Any, result: Any, log2_sum: Any, zeros: Any) -> None:
-    """Store what this block found, in its row of the workspace.
+    """Store the result of this block in its row of the workspace.
 
     Args:
         scratch: (blocks, dims * queries), int64.
         result: (dims, queries), float32.
         log2_sum: (1, queries), float32.
-        zeros: What was `asked_for`; without a use of it the compiler would leave that out.
+        zeros: The result of `asked_for`: dead-load (README).
     """
     bits = ct.bitcast(result, ct.int32)
     lower = ct.where(bits == 0, _MINUS_ZERO, bits).astype(ct.int64) & _LOWER
@@ -72,16 +76,16 @@ def leave(scratch: Any, result: Any, log2_sum: Any, zeros: Any) -> None:
 
 
 def combined(scratch: Any, first: Any, parts: Any, at: Any, splits: Any, width: Any) -> Any:
-    """A slice of the result and of the log-sums of all keys, from what every part left of it.
+    """Combine a slice of the result and of the log-sums over all keys from the results of all parts.
 
-    What is read is set back to zero: nobody else reads it.
+    Sets to zero what it has read, which no other block reads.
 
     Args:
-        scratch: As `leave` has it.
+        scratch: As for `leave`.
         first: The row of the first part; the others follow.
-        parts: How many they are, up to `splits`.
-        at: Which slice.
-        splits: The most parts that there may be.
+        parts: Number of parts, up to `splits`.
+        at: Index of the slice.
+        splits: Number of parts, at most.
         width: Numbers of a slice.
 
     Returns:
@@ -90,8 +94,8 @@ def combined(scratch: Any, first: Any, parts: Any, at: Any, splits: Any, width: 
     all_rows, missing = scratch.slice(0, first, first + splits), 1
     result, logs = ct.zeros((1, width), ct.float32), ct.zeros((1, width), ct.float32)
     while missing > 0:
-        # Always 0, which the compiler cannot know: it would move a relaxed load of one place out of the loop
-        # (tileiras 13.4), and acquiring ones would wait for each other.
+        # hoisted-load (README): always 0, which the compiler cannot know. A relaxed load of one fixed place
+        # would leave the loop, which then never ends; acquiring loads would wait for each other.
         none = missing >> _NEVER_SO_MANY
         if splits > MOST_APART:
             missing, most, total, result = _together(all_rows, at + none, parts, splits, width)
@@ -104,9 +108,9 @@ def combined(scratch: Any, first: Any, parts: Any, at: Any, splits: Any, width: 
 
 
 def _apart(rows: Any, at: Any, parts: Any, splits: Any, width: Any) -> Any:
-    """How many words are missing, and of each number the largest log-sum, the weights' sum, and the sum.
+    """Count the missing words; for each number find the largest log-sum, the sum of weights and the sum.
 
-    Each part is loaded for itself, so that a thread has the same numbers of all of them.
+    Each part is loaded by itself, so that a thread has the same numbers of all parts.
     """
     words, missing = (), ct.zeros((1, width), ct.int32)
     for part in ct.static_iter(range(splits)):
@@ -125,10 +129,10 @@ def _apart(rows: Any, at: Any, parts: Any, splits: Any, width: Any) -> Any:
 
 
 def _together(rows: Any, at: Any, parts: Any, splits: Any, width: Any) -> Any:
-    """As `_apart`, of parts too many for the registers of a thread: threads share a number's.
+    """Like `_apart`, for more parts than fit the registers of a thread: threads share the parts of a number.
 
-    Summed at each turn of the loop: tiles that leave it lie so among the threads that their sums take four
-    times as long.
+    The sums are taken in each turn of the loop: tiles that leave it are distributed over the threads such
+    that their sums take four times as long.
     """
     there = ct.arange(splits, dtype=ct.int32).reshape((splits, 1)) < parts
     log2_sums, values, absent = _read(_words(rows, (0, at), (splits, width)), there)
@@ -139,7 +143,7 @@ def _together(rows: Any, at: Any, parts: Any, splits: Any, width: Any) -> Any:
 
 
 def _words(rows: Any, index: Any, shape: Any) -> Any:
-    """What other blocks left; zeros where they have not yet."""
+    """Load words that other blocks store; those that have not arrived are zero."""
     return ct.load(
         rows, index, shape, check_bounds=False, allow_tma=False,
         memory_order=ct.MemoryOrder.RELAXED, memory_scope=ct.MemoryScope.DEVICE,
@@ -147,7 +151,7 @@ def _words(rows: Any, index: Any, shape: Any) -> Any:
 
 
 def _read(words: Any, there: Any) -> Any:
-    """The log-sums and numbers of words, of none where nobody is `there`; and 1 for each that is absent."""
+    """Take words apart: log-sums, numbers, and 1 for each word that is missing, of parts that are `there`."""
     log2_sums = ct.bitcast((words >> 32).astype(ct.int32), ct.float32)
     values = ct.bitcast(words.astype(ct.int32), ct.float32)
     absent = ct.where(there & (words == 0), 1, 0)

@@ -1,4 +1,4 @@
-"""What the blocks of attention_decode leave for each other, in which slices. Pure; knows no kernel."""
+"""Sizes of what the blocks of attention_decode store for each other. Pure; knows no kernel."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from aot_tune.values.bucket import edge
 from aot_tune.values.problem import Problem
 
 MOST_LEFT = 1 << 22
-"""Words that the blocks of a launch leave for each other at most: 32 MiB."""
+"""Words that the blocks of a launch store for each other, at most: 32 MiB."""
 
 FEWEST_ROWS = 8
-"""Queries of a tile, the matrix units' narrowest side."""
+"""Queries of a tile, at least: the narrowest side of the matrix units."""
 
 MOST_APART = 16
-"""Parts of a sequence that are combined by threads which have the same numbers of all of them."""
+"""Parts of a sequence, at most, that are combined with each thread holding the same numbers of all parts."""
 
 _AT_A_TIME = 2048
-"""Words that a block reads of so many parts together: with half as many, few parts have many slices to
-combine one after another; with twice as many, registers spill."""
+"""Words that a block reads at a time, of up to `MOST_APART` parts together. With half of them, few parts
+would combine many slices one after another; with twice as many, registers spill."""
 
 MOST_WARPS = 4
-"""Of a block, that combine."""
+"""Warps of a block that combine partial results, at most."""
 
 _THREADS = 32 * MOST_WARPS
-"""Of fewer words than threads each warp may have a copy of its own, as old as its own read. Warps that
-disagree about the end of a wait never meet again."""
+"""Words of a slice, at least. With fewer words than threads, each warp may hold a copy from its own read, and
+warps that disagree about the end of a wait never meet again."""
 
 _WIDTH_OF_MANY = 32
-"""Numbers of a slice of more parts than `MOST_APART`, all of which a block reads together."""
+"""Numbers of a slice where parts are more than `MOST_APART`: a block then reads all parts together."""
 
 
 def rows(group: int) -> int:
@@ -35,18 +35,18 @@ def rows(group: int) -> int:
 
 
 def left(columns: int, head_dim: int) -> int:
-    """Words that a block leaves for others: one for each number of a result."""
+    """Words that a block stores for others: one for each number of a result."""
     return columns * head_dim
 
 
 def places(problem: Problem) -> int:
-    """Blocks that can leave what they found."""
+    """Blocks whose results the workspace holds."""
     columns = rows(problem.size("heads") // problem.size("kv_heads"))
     return MOST_LEFT // left(columns, problem.size("head_dim"))
 
 
 def width_of_slice(splits: int, queries: int, head_dim: int) -> int:
-    """Numbers of a result that a block combines at a time, of `splits` parts at most; also in a kernel."""
+    """Numbers of a result that a block combines at a time, from up to `splits` parts; for kernels too."""
     if splits > MOST_APART:
         return max(_WIDTH_OF_MANY, queries)
     return min(max(_AT_A_TIME // splits, _THREADS), head_dim * queries)

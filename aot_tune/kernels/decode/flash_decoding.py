@@ -1,13 +1,13 @@
-"""Tile code of attention_decode: one block's part of a sequence's keys.
+"""Tile code of attention_decode: the kernel, in which a block attends to a part of a sequence's keys.
 
-Memory-bound: each key and value is read once, for all query heads that share it. Up to `splits` blocks read
-one sequence's share of a KV head (flash decoding, Dao et al., 2023), tell each other what they found in
-memory of the stream, and each combines slices of the result: so that one launch does it all, which CUDA
-graphs replay and a sweep times whole. They wait for each other, as the blocks of row_groups.py do and as
-safely; decode_exchange.py has what they tell.
+The kernel is memory-bound: each key and value is read once, for all query heads that share it. Up to `splits`
+blocks read the keys of one sequence and KV head (flash decoding, Dao et al., 2023), exchange their results in
+memory of the stream (`decode_exchange`), and each combines slices of the result. So one launch does it all,
+which CUDA graphs replay and a sweep times whole. The blocks wait for each other as those of `row_groups` do,
+and as safely.
 
 The keys, not the queries, are the rows of the matrix products: a group of 4 to 8 queries would leave most of
-a tile of 64 rows empty. So the tiles of queries, scores and sums stand upright, a column a query.
+a tile of 64 rows empty. So each query is a column of the tiles of queries, scores and sums.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _LN_2 = math.log(2)
 
 
 def _attend(state: Any, scores: Any, v: Any) -> Any:
-    """Add a tile of keys' scores and values to the running softmax (Milakov, 2018)."""
+    """Add the scores and values of a tile of keys to the running softmax (Milakov and Gimelshein, 2018)."""
     most, total, acc = state
     larger = ct.maximum(most, ct.max(scores, axis=0, keepdims=True))
     weights, shrink = ct.exp2(scores - larger), ct.exp2(most - larger)
-    # Summed over its rows once, at the end: a sum across warps at each step would wait for them.
+    # The rows of `total` are summed once, at the end: a sum across warps at each step would wait for them.
     total = total * shrink + weights
     return larger, total, _weighed(acc * shrink, weights, v)
 
@@ -62,7 +62,7 @@ def _masked_scores(scores: Any, attended: Any) -> Any:
 
 
 def _masked_values(v: Any, attended: Any) -> Any:
-    """Zeros where nothing is attended: it may be NaN, which a weight of 0 would not take away."""
+    """Replace values that are not attended by zeros: they may be NaN, which a weight of 0 does not remove."""
     return ct.where(attended, v, ct.zeros(v.shape, v.dtype))
 
 
@@ -71,7 +71,7 @@ def _weighed(acc: Any, weights: Any, v: Any) -> Any:
 
 
 def _write(out: Any, lse: Any, place: Any, group: Any, at: Any, result: Any, log2_total: Any) -> None:
-    """Store the `at`-th part of a group's results, and the log-sums with the first."""
+    """Store the `at`-th part of a group's results; the first part also stores the log-sums."""
     (seq, head), (dims, rows) = place, result.shape
     first, last = head * group, head * group + group
     tile = result.astype(out.dtype).reshape((1, dims, rows))
@@ -84,7 +84,7 @@ def _write(out: Any, lse: Any, place: Any, group: Any, at: Any, result: Any, log
 
 
 def _queries(q: Any, place: Any, group: Any, head_dim: Any, rows: Any) -> Any:
-    """The queries of a KV head, a column each; zeros in columns that are too many."""
+    """The queries of a KV head, a column each; surplus columns are zeros."""
     seq, head = place
     return ct.load(
         q.slice(1, head * group, head * group + group), (seq, 0, 0), (1, head_dim, rows),
@@ -95,7 +95,7 @@ def _queries(q: Any, place: Any, group: Any, head_dim: Any, rows: Any) -> Any:
 def _attend_part(
     q: Any, caches: Any, block_table: Any, place: Any, keys: Any, tiles: Any, scale: Any, sizes: Any
 ) -> Any:
-    """The result of some tiles' keys, and the log2 of the sum of their scores' exponentials."""
+    """The result for the keys of some tiles, and the log2 of the sum of their scores' exponentials."""
     begin, end = keys
     group, rows, head_dim, page_size, tile_n, gather = sizes
     queries = _queries(q, place, group, head_dim, rows)
@@ -103,10 +103,10 @@ def _attend_part(
     total = ct.zeros((tile_n, rows), ct.float32)
     acc = ct.zeros((head_dim, rows), ct.float32)
     state = most, total, acc
-    # One loop, also for those tiles that the window or the sequence's end cuts: each further place that loads
-    # would take a share of the shared memory in which loads run ahead. Without the branch the compiler leaves
-    # the keys half a tile of it, and each half waits for the one before (tileiras 13.4): twice as slow. The
-    # scores are computed before it: in it the queries would go to shared memory once more for each tile.
+    # One loop serves all tiles, also those that the window or the sequence's end cuts: each further place
+    # that loads would take a share of the shared memory in which loads run ahead. The branch in it stays:
+    # half-tile-keys (README). The scores are computed before the branch: inside, the queries would be copied
+    # to shared memory again for each tile.
     following = page_numbers(block_table, place[0], tiles[0], page_size, tile_n)
     for tile in range(tiles[0], tiles[1], tiles[2]):
         numbers = following
@@ -126,9 +126,9 @@ def _attend_part(
 def _attend_window(
     q: Any, caches: Any, block_table: Any, place: Any, keys: Any, scale: Any, sizes: Any
 ) -> Any:
-    """As `_attend_part`, of a window of two tiles at most: all is asked for before any is computed with.
+    """Like `_attend_part`, for a window of two tiles at most: all loads are in flight before any is used.
 
-    Of the pages between its first and its last all keys are attended; values of those two alone are masked.
+    All keys of the pages between the first and the last are attended; values are masked only in those two.
     """
     (begin, end), (group, rows, head_dim, page_size, tile_n, _) = keys, sizes
     count, (first, last) = tile_n // page_size, pages_of_window(block_table, keys, page_size)
@@ -150,7 +150,7 @@ def _attend_window(
     total, acc = ct.zeros((tile_n, rows), ct.float32), ct.zeros((head_dim, rows), ct.float32)
     for tile in ct.static_iter(range(TILES_BETWEEN + 1)):
         weights = ct.exp2(found[tile] - most)
-        # Pages that a tile between lacks are zeros, but for the first page in a tile that lacks all.
+        # Pages that a tile between lacks are zeros; a tile that lacks all holds the first page, to be masked.
         is_attended = first + 1 + tile * count < last if tile < TILES_BETWEEN else attended[tile]
         acc = _weighed(acc, weights, _masked_values(tiles[tile][1], is_attended))
         total = total + weights
@@ -162,7 +162,7 @@ def _block(
     q: Any, caches: Any, block_table: Any, seq_lens: Any, out: Any, lse: Any, scratch: Any, scale: Any,
     window: Any, place: Any, part: Any, parts: Any, splits: Any, sizes: Any, windowed: Any, balanced: Any,
 ) -> None:  # fmt: skip
-    """Attend to the `part`-th of a sequence's `parts`, and combine slices of the result with the others."""
+    """Attend to the `part`-th of a sequence's `parts`, and combine slices of the results of all parts."""
     group, rows, head_dim, _, tile_n, _ = sizes
     zeros = asked_for(scratch, head_dim * rows) if splits > 1 else 0
     end = ct.load(seq_lens, (place[0],), (1,)).item()
@@ -173,7 +173,7 @@ def _block(
     if parts == 1:
         _write(out, lse, place, group, 0, result, log2_sum)
     else:
-        # A part without keys leaves zeros and a log-sum of -inf, as one that holds nothing else.
+        # A part without keys stores zeros and a log-sum of -inf, like any part that attends to nothing.
         leave(scratch, result, log2_sum, zeros)
         if splits <= MOST_APART or not balanced:
             _combine(out, lse, scratch, place, group, part, parts, splits, rows, head_dim)
@@ -189,7 +189,7 @@ def _combine(
     out: Any, lse: Any, scratch: Any, place: Any, group: Any, part: Any, parts: Any, most: Any, rows: Any,
     head_dim: Any,
 ) -> None:  # fmt: skip
-    """Write slices of the result of `parts`, up to `most` of them: narrow ones where they are many."""
+    """Write slices of the result of `parts`, of which there are up to `most`: many parts, narrow slices."""
     width = width_of_slice(most, rows, head_dim)
     for at in range(part, head_dim * rows // width, parts):
         slice_of_result, logs = combined(scratch, ct.bid(0) - part, parts, at, most, width)
@@ -207,9 +207,10 @@ def attention_decode_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Attend with the `group` queries of one KV head of one sequence to a part of its keys.
 
-    The parts of a pair follow each other: those that wait for each other are started together. `sequences`
-    are a tile that holds all where parts are `balanced`, or where the longest are read first, and else 0.
-    A `short` window is one block's, which asks for all at once.
+    The parts of a sequence and head are consecutive blocks, so blocks that wait for each other start
+    together. `sequences` is the size of a tile that holds all sequences, where parts are `balanced` or the
+    longest sequences are read first, and 0 elsewhere. One block reads a `short` window, with all loads in
+    flight.
     """
     sizes = group, rows, head_dim, page_size, tile_n, gather
     caches, kv_heads = (k_cache, v_cache), k_cache.shape[2]

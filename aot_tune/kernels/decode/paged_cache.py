@@ -1,9 +1,9 @@
-"""Tile code that reads a sequence's keys and values from the pages of a cache. Knows no kernel.
+"""Tile code: read the keys and values of a sequence from the pages of a cache. Knows no kernel.
 
-Of pages that a sequence does not have the numbers may be anything. One that the cache does not have loads
-zeros, and one that is another's is to be masked. The numbers are loaded one by one, as scalars, and not
-through TMA: so the warps that load read them themselves, and need not wait where they are read a tile ahead.
-A tile of numbers they would wait for at each tile (TMA), or for the warps that compute (otherwise).
+Page numbers beyond the end of a sequence may be anything. A page that is not in the cache loads zeros, and a
+page of another sequence must be masked by the caller. Page numbers are loaded one by one, as scalars, and not
+through TMA: so the loading warps read them themselves, a tile ahead, without a wait. If a tile of numbers
+were loaded, these warps would wait for it at each tile (with TMA), or for the computing warps (without).
 """
 
 from __future__ import annotations
@@ -13,20 +13,17 @@ from typing import Any
 import cuda.tile as ct
 
 _NARROW = 64
-"""The smaller head_dim. Keys of 128 numbers fill the shared memory without a latency said."""
+"""The smaller head_dim. Keys of 128 numbers fill the shared memory without a latency hint."""
 
 _SHORT, _OF_SHORT, _OF_LONG = 64, 8, 3
-"""The shorter tile of keys, and the latencies that loads of narrow keys are said to have, in it and in longer
-ones. Without one the shorter are loaded three tiles ahead, with it six: as much as two blocks a
-multiprocessor have shared memory for. The longer fill it with either, but with 8 there is room for the keys
-of one tile alone (tileiras 13.4, sm_90)."""
+"""The keys of the shorter tile, and the latency hints for loads of narrow keys in tiles of that length and in
+longer ones: latency-sets-depth (README). With 8, shared memory would hold a single longer tile of keys."""
 
 TILES_BETWEEN = 2
 """Tiles that hold the pages between the first and the last of a window of two tiles."""
 
 _OF_A_PAGE = 6
-"""The latency that loads of a page, or of a part of one, are said to have: without it they are loaded two
-tiles ahead by two blocks a multiprocessor, with it three (tileiras 13.4, sm_90)."""
+"""The latency hint for loads of a page or a part of a page: latency-sets-depth (README)."""
 
 
 def keys_and_values(
@@ -39,17 +36,17 @@ def keys_and_values(
     tile_n: Any,
     gather: Any,
 ) -> Any:
-    """The `tile`-th `tile_n` keys and values of a sequence, each as (tile_n, head_dim).
+    """Load the `tile`-th `tile_n` keys and values of a sequence, each as (tile_n, head_dim).
 
     Args:
-        caches: Of the keys and of the values, each (pages, page_size, kv_heads, head_dim).
-        numbers: Of the tile's pages, as `page_numbers` has them.
-        head: The KV head.
-        tile: Which; one at least of its keys is the sequence's.
+        caches: The caches of keys and of values, each (pages, page_size, kv_heads, head_dim).
+        numbers: The numbers of the tile's pages, from `page_numbers`.
+        head: Index of the KV head.
+        tile: Index of the tile; at least one of its keys belongs to the sequence.
         page_size: Keys of a page.
-        head_dim: Of the caches.
-        tile_n: Keys of a tile: several pages' where they are gathered.
-        gather: Whether all pages are loaded at once, as archs from sm90 on can.
+        head_dim: Numbers of a key.
+        tile_n: Keys of a tile: those of several pages where pages are gathered.
+        gather: Whether one load gathers all pages of a tile, which sm90, sm100 and sm110 can.
     """
     k_cache, v_cache = caches
     if gather:
@@ -65,10 +62,10 @@ def keys_and_values(
 
 
 def page_numbers(block_table: Any, seq: Any, tile: Any, page_size: Any, tile_n: Any) -> Any:
-    """The numbers of the pages of the `tile`-th `tile_n` keys of a sequence, scalars.
+    """The page numbers of the `tile`-th `tile_n` keys of a sequence, as scalars.
 
-    The table's first or last for pages outside of it: any tile may be asked for, also one behind the end, or
-    of a length that no sequence has.
+    Pages outside of the table get its first or last number: so any tile may be asked for, even one beyond the
+    end of a sequence or of the table.
     """
     numbers, first = (), tile * tile_n // page_size
     for i in ct.static_iter(range(max(tile_n // page_size, 1))):
@@ -79,9 +76,9 @@ def page_numbers(block_table: Any, seq: Any, tile: Any, page_size: Any, tile_n: 
 
 
 def pages_of_window(block_table: Any, keys: Any, page_size: Any) -> Any:
-    """Where in a table's row the first and the last page of `keys`, (begin, end), stand.
+    """Positions in a row of the table of the first and the last page of `keys`, (begin, end).
 
-    A sequence without keys has a page too, of which all is to be masked.
+    A sequence without keys gets a page too, all of whose keys must be masked.
     """
     (begin, end), slots = keys, block_table.shape[1]
     first = ct.minimum(begin // page_size, slots - 1)
@@ -89,31 +86,31 @@ def pages_of_window(block_table: Any, keys: Any, page_size: Any) -> Any:
 
 
 def ends_of_window(first: Any, last: Any, count: Any) -> Any:
-    """Where the first and the last page of a window stand, in a tile of `count`; -1 for no page."""
+    """Positions of the first and the last page of a window, in a tile of `count`; -1 stands for no page."""
     place = ct.arange(count, dtype=ct.int32)
     return ct.where(place == 0, first, ct.where((place == 1) & (first < last), last, -1))
 
 
 def between_ends(first: Any, tile: Any, count: Any) -> Any:
-    """Where the `tile`-th `count` pages between a window's first and last stand, or would."""
+    """Positions of the `tile`-th `count` pages between a window's first and last, also beyond the last."""
     return first + 1 + tile * count + ct.arange(count, dtype=ct.int32)
 
 
 def tiles_of_window(
     caches: Any, block_table: Any, place: Any, pages: Any, page_size: Any, head_dim: Any, count: Any
 ) -> Any:
-    """The keys and the values of a window's `pages`, all asked for at once, in `TILES_BETWEEN` + 1 tiles.
+    """Load the keys and values of a window's `pages` in `TILES_BETWEEN` + 1 tiles, all in flight at once.
 
-    The last tile holds the window's first and last page. A tile for which no page is left loads the first,
-    since one wholly outside of the cache is undefined.
+    The last tile holds the window's first and last page. A tile for which no page is left loads the first
+    page, since the result of a gather wholly outside of the cache is undefined.
 
     Args:
-        caches: As `keys_and_values` has them.
+        caches: As for `keys_and_values`.
         block_table: (sequences, most pages), int32.
-        place: The sequence and the KV head.
-        pages: As `pages_of_window` has them.
+        place: Indices of the sequence and the KV head.
+        pages: Positions of the first and last page, from `pages_of_window`.
         page_size: Keys of a page.
-        head_dim: Of the caches.
+        head_dim: Numbers of a key.
         count: Pages of a tile.
     """
     (seq, head), (first, last), numbers, tiles = place, pages, (), ()
@@ -130,7 +127,7 @@ def tiles_of_window(
 
 
 def _gathered(caches: Any, pages: Any, head: Any, page_size: Any, head_dim: Any) -> Any:
-    """The keys and the values of one head in some pages, each as (pages * page_size, head_dim)."""
+    """Gather the keys and values of one head from some pages, each as (pages * page_size, head_dim)."""
     return (
         _rows(caches[0], pages, head, page_size, head_dim),
         _rows(caches[1], pages, head, page_size, head_dim),
@@ -150,7 +147,7 @@ def _rows(cache: Any, pages: Any, head: Any, page_size: Any, head_dim: Any) -> A
 def _joined(
     cache: Any, numbers: Any, tile: Any, head: Any, page_size: Any, head_dim: Any, tile_n: Any
 ) -> Any:
-    """The `tile`-th `tile_n` keys or values of a sequence, page by page."""
+    """Load the `tile`-th `tile_n` keys or values of a sequence page by page."""
     if tile_n <= page_size:
         part = tile * tile_n % page_size // tile_n
         return _page(cache, numbers[0], part, head, (1, tile_n, 1, head_dim))
@@ -164,6 +161,6 @@ def _joined(
 
 
 def _page(cache: Any, page: Any, part: Any, head: Any, shape: Any) -> Any:
-    # A joined tile may reach over the pages that its sequence has.
+    # A tile joined from several pages may reach beyond the last page of its sequence.
     page = ct.minimum(ct.maximum(page, 0), cache.shape[0] - 1)
     return ct.load(cache, (page, part, head, 0), shape, latency=_OF_A_PAGE).reshape((shape[1], shape[3]))

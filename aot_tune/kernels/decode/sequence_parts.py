@@ -1,9 +1,9 @@
-"""Which part of which sequence a block reads: of as many parts of each, or of parts of about one length.
+"""Tile code: find which part of which sequence a block reads. Knows no kernel.
 
-Where sequences of different lengths are cut into equal parts, every block finds its own from all lengths, so
-that one launch does it all and a CUDA graph replays it for other lengths. Long sequences get more blocks than
-short ones: all end at about the same time, as with the fixed chunks of FlashInfer (Ye et al., 2025), which a
-host plans. Knows no kernel.
+Either each sequence has the same number of parts, or all parts are about equally long. For equal parts every
+block finds its own from the lengths of all sequences, so that one launch does it all and a CUDA graph replays
+it for other lengths. Long sequences get more blocks than short ones, so all end at about the same time, as
+with the fixed chunks of FlashInfer (Ye et al., 2025), which a host plans.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ def span(length: Any, window: Any, tile_n: Any) -> Any:
     """The first of the last `window` keys of a sequence, and how many tiles hold them.
 
     Args:
-        length: The sequence's keys, or a tile of several's.
-        window: How many of the last keys are attended.
+        length: Keys of the sequence, or a tile of the lengths of several.
+        window: Number of last keys that are attended.
         tile_n: Keys of a tile.
     """
     begin = ct.maximum(length - window, 0)
@@ -26,35 +26,34 @@ def span(length: Any, window: Any, tile_n: Any) -> Any:
 
 
 _LONGEST = 1 << 24
-"""Lengths from this one on count as equal."""
+"""Lengths from this one on count as equal when sequences are sorted."""
 
 _OF_A_WARP = 32
-"""Sequences of a tile of which each warp has all: it finds their sums without waiting for the others."""
+"""Sequences of a tile that each warp holds whole: it finds sums over them without waiting for other warps."""
 
 _FEW_TILES = 2
-"""Such tiles that a block looks at, where they hold all sequences; of more one tile is for all warps."""
+"""Tiles of `_OF_A_WARP` sequences, at most; more sequences are one tile that all warps share."""
 
 
 def of_block(
     seq_lens: Any, sequences: Any, heads: Any, window: Any, tile_n: Any, splits: Any, most: Any
 ) -> Any:
-    """What the present block reads, in a kernel: a part of a sequence's tiles for one of its heads.
+    """Find the part that the present block reads, where all parts are about equally long. For kernels.
 
-    A part is the share of all tiles that a block should have, or less: the smallest share with which there
-    are blocks enough. The parts of a sequence and head are as long as each other, and lie in blocks that
-    follow each other.
+    A part is a share of all tiles or less; the share is the smallest for which the blocks suffice. The parts
+    of one sequence and head are equally long and belong to consecutive blocks.
 
     Args:
-        seq_lens: (sequences,), int32: keys of each.
-        sequences: How many, up to `most`.
-        heads: Of a sequence, each cut alike; the launch has 2 x sequences x heads blocks or more.
+        seq_lens: (sequences,), int32: keys of each sequence.
+        sequences: Number of sequences, up to `most`.
+        heads: KV heads of a sequence, all cut alike; the launch has at least 2 * sequences * heads blocks.
         window: As for `span`.
         tile_n: As for `span`.
-        splits: The most parts of a sequence and head.
-        most: A power of two from 32 on.
+        splits: Parts of a sequence and head, at most.
+        most: Size of the tile that holds all sequences, a power of two of 32 or more.
 
     Returns:
-        The sequence, its head, which part of it, and how many parts it has: 0 for a block that has none.
+        The sequence, its head, the index of the part, and the number of parts: 0 for a block without a part.
     """
     seq, before, share, needed = 0, 0, 0, 0
     if most == _OF_A_WARP:
@@ -77,7 +76,7 @@ def of_block(
 def part_of_block(
     seq_lens: Any, sequences: Any, heads: Any, window: Any, tile_n: Any, splits: Any, most: Any, balanced: Any
 ) -> Any:
-    """What the present block reads, in a kernel: as `of_block`, or one of `splits` parts of every sequence.
+    """Find the part that the present block reads: like `of_block`, or one of `splits` parts of each sequence.
 
     Args:
         seq_lens: As for `of_block`.
@@ -86,8 +85,8 @@ def part_of_block(
         window: As for `span`.
         tile_n: As for `span`.
         splits: As for `of_block`, or the parts of every sequence and head.
-        most: As for `of_block`, or for `longest_first`, and 0 for sequences in any order.
-        balanced: Whether the parts of all sequences are about as long as each other.
+        most: As for `of_block` or `longest_first`; 0 for sequences in any order.
+        balanced: Whether the parts of all sequences are about equally long.
 
     Returns:
         As `of_block`.
@@ -97,7 +96,7 @@ def part_of_block(
     else:
         part, parts, pair = ct.bid(0) % splits, splits, ct.bid(0) // splits
         seq, head = pair // heads, pair % heads
-        if most > 0:  # what begins last should end soon
+        if most > 0:  # the blocks that begin last should be short
             seq = longest_first(seq_lens, seq, most)
     return seq, head, part, parts
 
@@ -105,23 +104,22 @@ def part_of_block(
 def tiles_of_part(
     length: Any, window: Any, windowed: Any, tile_n: Any, part: Any, parts: Any, balanced: Any
 ) -> Any:
-    """Which keys and tiles a part of a sequence reads, in a kernel.
+    """Find the keys and tiles that a part of a sequence reads. For kernels.
 
-    Balanced parts take tiles in turn, which makes them 1 to 2 us faster, and parts that are not balanced
-    slower.
+    Balanced parts take tiles in turn, which makes them 1 to 2 us faster; it makes other parts slower.
 
     Args:
-        length: The sequence's keys.
-        window: As for `span`, where it is `windowed`.
+        length: Keys of the sequence.
+        window: As for `span`; used if `windowed`.
         windowed: Whether only the last keys are attended.
         tile_n: As for `span`.
-        part: Which.
-        parts: Of how many.
+        part: Index of the part.
+        parts: Number of parts.
         balanced: As for `part_of_block`.
 
     Returns:
-        The first of the sequence's keys that is attended; and the part's first tile, the one before which it
-        ends, and the step.
+        The first attended key of the sequence; and the part's first tile, the tile before which it ends, and
+        the step from tile to tile.
     """
     begin, count = 0, ct.cdiv(length, tile_n)
     if windowed:
@@ -135,16 +133,17 @@ def tiles_of_part(
 
 
 def longest_first(seq_lens: Any, place: Any, most: Any) -> Any:
-    """The sequence with `place` longer ones; of equal ones the first comes first.
+    """The index of the sequence that comes `place`-th if the longest is first; equal ones keep their order.
 
     Args:
         seq_lens: (sequences,), int32.
         place: From 0 to sequences - 1.
-        most: A power of two, the number of sequences or more.
+        most: A power of two that is at least the number of sequences.
     """
     lengths = ct.load(seq_lens, (0,), (most,), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
     index = ct.arange(most, dtype=ct.int32)
-    # No two are alike, and those that are no sequence's, of length 0 and behind all others, come last.
+    # No two ranks are equal. Places beyond the sequences have length 0 and the highest indices: they come
+    # last.
     rank = ct.minimum(ct.maximum(lengths, 0), _LONGEST) * most - index
     before = ct.where(rank.reshape((most, 1)) > rank.reshape((1, most)), 1, 0)
     return ct.sum(ct.where(ct.sum(before, axis=0) == place, index, 0))
@@ -153,9 +152,9 @@ def longest_first(seq_lens: Any, place: Any, most: Any) -> Any:
 def _cut(
     seq_lens: Any, sequences: Any, heads: Any, window: Any, tile_n: Any, splits: Any, count: Any, size: Any
 ) -> Any:
-    """Which sequence the present block reads, blocks of those before it, the share, and blocks of all.
+    """The sequence that the present block reads, the blocks of those before it, the share, and all blocks.
 
-    Looks at `count` tiles of `size` sequences, which hold all.
+    Looks at `count` tiles of `size` sequences, which hold all sequences.
     """
     blocks, block = ct.num_blocks(0), ct.bid(0)
     zeros = ct.zeros((size,), ct.int32)
@@ -163,15 +162,16 @@ def _cut(
     for i in ct.static_iter(range(count)):
         lengths = ct.load(seq_lens, (i,), (size,), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
         _, own = span(lengths, window, tile_n)
-        # One without keys has a part too, which writes its zeros.
+        # A sequence without keys has a part too, which writes its zeros.
         own = ct.where(i * size + ct.arange(size, dtype=ct.int32) < sequences, ct.maximum(own, 1), 0)
         tiles, all_tiles = (*tiles, own), all_tiles + own  # type: ignore[assignment]  # grows while compiling
         longest = ct.maximum(longest, own)
     longest = ct.max(longest)
     share = ct.maximum(ct.cdiv(ct.sum(all_tiles) * heads, blocks), ct.cdiv(longest, splits))
     needed = blocks + 1
-    # With two blocks for each sequence and head, the longest is more than two shares as long as there are too
-    # many parts, and a step is a quarter of the share at most: so the share stays below the longest.
+    # With two blocks for each sequence and head, the longest sequence has more than two shares while the
+    # parts exceed the blocks, and a step is at most a quarter of the share: so the share stays below the
+    # longest.
     while (needed > blocks) & (share <= longest):
         parts = zeros
         for i in ct.static_iter(range(count)):

@@ -1,7 +1,7 @@
-"""A feed-forward layer's activation and gate: kernel, host function, declaration. Knows nothing of tables.
+"""Activation and gate of a feed-forward layer: kernel, host function, search space and declaration.
 
 ``out = activation(gate) * up``: SwiGLU with a SiLU, GeGLU with a GELU (Shazeer, "GLU Variants Improve
-Transformer", 2020). Gate and up are the halves of one tensor, as the fused projection before leaves them.
+Transformer", 2020). Gate and up are the halves of one tensor, the result of a fused projection.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from aot_tune.values.problem import Problem
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 _MOST_BLOCKS = 65535
-"""Of the grid's second dimension and of its third."""
+"""Blocks along the grid's second and along its third dimension, at most."""
 
 _MOST_ROWS = 65520
-"""Rows of a launch, as many blocks where none has two. A multiple of 16, as signatures class sizes."""
+"""Rows of a launch, at most: a block for each row must fit the grid. It is a multiple of 16, since signatures
+distinguish such sizes."""
 
 _MOST_COLUMNS = _MOST_BLOCKS * 256
-"""Columns lie along the grid's second dimension; every tile may have 256 of them."""
+"""Columns of gate or up, at most: they lie along the grid's second dimension, and each tile may have 256."""
 
 
 @ct.kernel
@@ -43,19 +44,18 @@ def gated_activation_kernel(  # type: ignore[no-untyped-def]
     x, out, activation: ct.Constant[int], tile: ct.Constant[int], width: ct.Constant[int],
     even: ct.Constant[bool],
 ):  # fmt: skip
-    """Compute `tile` elements a block: `width` columns of one row or more.
+    """Compute `tile` elements a block: `width` columns of one row or several.
 
-    The grid is (1, columns, rows), so that blocks that run together read memory that lies together. It is
-    `even` if all tiles lie inside.
+    The grid is (1, columns, rows), so that blocks that run at the same time read neighbouring memory. `even`
+    says that all tiles lie inside.
     """
     height, (rows, cols) = tile // width, out.shape
-    # From sm_90 on bid(0) is first divided by the cluster's size, and every load waits for the quotient; the
-    # other two are multiplied (tileiras 13.4).
+    # divided-bid (README): bid(0) is not used, since every load would wait for a division.
     row, col = ct.bid(2), ct.bid(1)
     if even:
         _compute(x, out, (row, col), (height, width), activation, True)
     else:
-        # A load whose bounds are checked is issued after the one before it, behind a branch (tileiras 13.4).
+        # checked-load-branch (README): so only the tiles at the borders check their bounds.
         if rows - row * height >= height and cols - col * width >= width:
             _compute(x, out, (row, col), (height, width), activation, True)
         else:
@@ -63,7 +63,7 @@ def gated_activation_kernel(  # type: ignore[no-untyped-def]
 
 
 def _compute(x: Any, out: Any, place: Any, shape: Any, activation: Any, inside: Any) -> None:
-    # The last of a row's gate tiles may reach into up: no result depends on it.
+    # The last gate tile of a row may reach into up: no result that is stored depends on that.
     cols, anything = out.shape[1], ct.PaddingMode.UNDETERMINED
     gate = load_part(x, place, shape, inside, anything).astype(ct.float32)
     up = load_part(x.slice(1, cols, x.shape[1]), place, shape, inside, anything).astype(ct.float32)
@@ -82,14 +82,14 @@ def gated_activation(
         x: (..., 2 * cols), bfloat16, float16 or float32, on a GPU: the gate's columns before up's, as vLLM's
             ``silu_and_mul`` takes them. The leading dimensions are such that ``view`` can flatten them.
         activation: "silu" (SwiGLU), "gelu" (GeGLU, by erf) or "gelu_tanh" (GeGLU, by tanh, as Gemma has it).
-        out: (..., cols), where to write, of the dtype of `x`, apart from it in memory; a new tensor without
-            it.
+        out: (..., cols), the result, of the dtype of `x`; it must share no memory with `x`. A new tensor is
+            made if it is None.
 
     Returns:
         `out`, or the new tensor.
 
     Raises:
-        LaunchError: An argument cannot be launched; it names the argument and what to pass.
+        LaunchError: An argument cannot be launched; the error names it and says what to pass.
     """
     check_gated_activation(x, activation=activation, out=out)
     written = x.new_empty((*x.shape[:-1], x.shape[-1] // 2)) if out is None else out
@@ -134,31 +134,30 @@ def check_gated_activation(
 # The declaration --------------------------------------------------------------------------------
 
 _FEW_TILES = {256: 4, 512: 4, 1024: 4, 2048: 8}
-"""num_worker_warps by the elements of a block, for few elements: many small blocks are done soonest, though a
-thread has only 4 or 8 bytes of a tile of 256 or 512. Before toolkit 13.5 no block has fewer than 4 warps."""
+"""num_worker_warps by the elements of a block, for small problems: many small blocks finish soonest, although
+a thread has only 4 or 8 bytes of a tile of 256 or 512. Fewer than 4 warps cannot be had: four-warps
+(README)."""
 
 _MANY_TILES = ((1024, 4), (2048, 4), (2048, 8), (4096, 8))
-"""Elements of a block and num_worker_warps: each thread has 16 bytes of gate and of up, once or twice."""
+"""(elements of a block, num_worker_warps): each thread has 16 bytes of gate and of up, once or twice."""
 
 _OCCUPANCIES = (1, 4, 8)
-"""Of those that NVIDIA's TileGym searches (ops/cutile/silu_and_mul.py). Most small tiles have the same code
-for all three, and are measured once; the larger, and those of "gelu", need fewer registers for 8 blocks
-(tileiras 13.4)."""
+"""Some of those that NVIDIA's TileGym searches (ops/cutile/silu_and_mul.py): occupancy-code (README)."""
 
 _FEW = 2**20
-"""Elements below which tiles of 256 are searched: on an H200 they won up to 64 rows of 14336."""
+"""Elements of a problem below which tiles of 256 are searched: on an H200 they won up to 64 rows of 14336."""
 
 _FEWEST = 2**18
-"""Elements up to which blocks of 256 all run at once on a GPU of 64 multiprocessors."""
+"""Elements of a problem up to which all blocks of 256 run at once on a GPU of 64 multiprocessors."""
 
 _LEAST_WIDTH = 64
-"""Columns of a tile that are a stretch of memory long enough, where they divide the row: 128 bytes."""
+"""Columns of a tile, at least, where they divide the row: 128 consecutive bytes are long enough."""
 
 _RAGGED_WIDTH = 256
-"""The same where bounds are checked in any case."""
+"""Columns of a tile, at least, where bounds are checked in any case."""
 
 _MOST_EVEN_ROWS = 16
-"""Rows of a tile up to which a grid may be even: whether 16 divides all rows is in their signature anyway."""
+"""Rows of a tile, at most, of an `even` grid: the signature already says whether 16 divides all rows."""
 
 
 def _config(tile: int, warps: int, occupancy: int = _OCCUPANCIES[0]) -> Config:
@@ -172,7 +171,7 @@ _FEW_SPACE, _MANY_SPACE = (
 
 
 def _elements(problem: Problem) -> int:
-    """As many for all problems of a bucket."""
+    """Elements of the result, the same number for all problems of a bucket."""
     return edge(problem.size("rows")) * problem.size("cols")
 
 
@@ -198,10 +197,10 @@ def _problem(x: torch.Tensor, out: torch.Tensor, activation: int) -> Mapping[str
 
 
 def _width(config: Config, rows: int, cols: int) -> int:
-    """Columns of a block's tile: as many as divide the row, if that is wide enough.
+    """Columns of a tile: the largest power of two that divides the row, if that is wide enough.
 
-    More where the tile would be taller than all rows, or the blocks along a row too many for the grid. Rows
-    of one bucket have the same.
+    It is wider where the tile would be taller than all rows, or where the blocks along a row would exceed the
+    grid. All problems of a bucket get the same width.
     """
     tile, divisor = int(config["tile"]), cols & -cols
     even = divisor >= max(_LEAST_WIDTH, tile // _MOST_EVEN_ROWS)
@@ -241,14 +240,15 @@ def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
 
 def _reference(x: torch.Tensor, out: torch.Tensor, activation: int) -> Close:
     gate, up = x.chunk(2, dim=1)
-    # One rounding to the output's dtype is half its eps; float32 and its approximations before are good to
-    # 5e-6. The absolute term is for float16's subnormal numbers.
+    # One rounding to the output's dtype is half its eps; the float32 approximations before have a relative
+    # error of 5e-6. The absolute term is for float16's subnormal numbers.
     value = activations.reference(gate, activations.NAMES[activation]).mul_(up)
     return Close(value=value, rtol=max(torch.finfo(x.dtype).eps, 1e-5), atol=1e-6)
 
 
 _ROWS = tuple(4**i for i in range(8))
-"""1 to 16384. Sizes in between are at most one doubling from one of these, and take its config."""
+"""Rows to sweep, 1 to 16384. Sizes in between are at most one doubling from one of these and take its
+config."""
 
 
 def _sizes(
@@ -281,4 +281,5 @@ gated_activation_tunable = Tunable(
         _sizes(2624, activation="gelu", rows=_ROWS[4:]),  # ModernBERT large, which never decodes
     ],
 )
-"""The declaration; ``gated_activation_tunable.launch(x, out, activation)`` takes x and out as rows."""
+"""The declaration. ``gated_activation_tunable.launch(x, out, activation)`` takes x as (rows, 2 * cols), out
+as (rows, cols), and the activation by its number."""

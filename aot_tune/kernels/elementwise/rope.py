@@ -1,8 +1,8 @@
-"""Rotary position embedding in place: host function, declaration. Knows nothing of tuning or tables.
+"""Rotary position embedding in place: host function, search space and declaration.
 
 A pair (a, b) of a head becomes (a cos - b sin, b cos + a sin) (Su et al., "RoFormer", 2021). Of the first
 `rotary_dim` elements either i and i + rotary_dim / 2 are a pair (GPT-NeoX, Llama at Hugging Face) or 2 i and
-2 i + 1 (GPT-J, Llama as Meta has it, DeepSeek). The others stay.
+2 i + 1 (GPT-J, Llama as Meta has it, DeepSeek). The other elements stay. The kernel is in `rope_tiles`.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 
 _MOST_PAIRS = 4096
-"""Of one head, which a block holds in registers."""
+"""Pairs of one head, at most: a block holds them in registers."""
 
 _MOST_HEADS = 32767
-"""Of queries, and of keys: the grid's second dimension holds 65535 blocks."""
+"""Heads of queries, and heads of keys, at most: the grid's second dimension holds 65535 blocks."""
 
 
 def rope(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotate queries and keys in place by their tokens' angles, in float32, and round once.
+    """Rotate queries and keys in place by the angles of their tokens, in float32, and round once.
 
     Args:
-        q: (tokens, heads, head_dim), bfloat16, float16 or float32, on a GPU; any strides, so that a view into
-            a fused projection will do.
-        k: (tokens, kv_heads, head_dim), of the dtype of `q`, apart from it in memory.
-        cos: (tokens, rotary_dim / 2), float32: the cosine of each pair's angle at each token's position. Its
-            columns say how much of a head is rotated: its first rotary_dim elements.
-        sin: (tokens, rotary_dim / 2), float32.
+        q: (tokens, heads, head_dim), bfloat16, float16 or float32, on a GPU; any strides, so that it may be a
+            view into a fused projection.
+        k: (tokens, kv_heads, head_dim), of the dtype of `q`; it must share no memory with `q`.
+        cos: (tokens, rotary_dim / 2), float32: the cosine of each pair's angle at each token's position. The
+            first rotary_dim elements of a head are rotated.
+        sin: (tokens, rotary_dim / 2), float32: the sine of the same angles.
         interleaved: Whether neighbours are a pair, as in GPT-J, in place of elements rotary_dim / 2 apart.
 
     Returns:
         `q` and `k`, changed.
 
     Raises:
-        LaunchError: An argument cannot be launched; it names the argument and what to pass.
+        LaunchError: An argument cannot be launched; the error names it and says what to pass.
     """
     check_rope(q, k, cos, sin, interleaved=interleaved)
     if q.shape[0]:
@@ -114,18 +114,19 @@ def _problem(
 
 
 _LEAST_ELEMENTS = 512
-"""Of a tile of heads, so that splitting what is no power of two is worth it: 4 for each thread."""
+"""Elements, at least, of a tile that divides heads exactly where their number is not a power of two: 4 for
+each thread. With fewer the larger, partly empty tile is better."""
 
 
 def _tile_heads(config: Config, heads: int, rotary_dim: int) -> int:
-    """Heads of a tile: a power of two that divides them if that is large enough, 8 of 40."""
+    """Heads of a tile: a power of two that divides the heads, if it is large enough, such as 8 of 40."""
     tile = min(edge(heads), int(config["tile_heads"]))
     exact = min(tile, heads & -heads)
     return exact if exact * edge(rotary_dim) >= _LEAST_ELEMENTS else tile
 
 
 def _blocks(config: Config, problem: Problem) -> tuple[int, int]:
-    """Tokens, and blocks of each: one where a tile holds all heads, of queries and of keys."""
+    """Tokens, and blocks of each token: one where one tile holds all heads of queries and one all of keys."""
     each = (problem.size("heads"), problem.size("kv_heads"))
     tiles = [-(-heads // _tile_heads(config, heads, problem.size("rotary_dim"))) for heads in each]
     return problem.size("tokens"), 1 if tiles == [1, 1] else sum(tiles)
@@ -158,21 +159,21 @@ def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
     half = problem.size("rotary_dim") // 2
     pairs = torch.arange(half, dtype=torch.float32, device=device)
     frequencies = torch.exp2(pairs * (-_LOG2_THETA / half))
-    # Another seed stands for another place in the sequence, so that the angles differ too.
+    # Each seed places the tokens elsewhere in the sequence, so that the angles differ too.
     positions = torch.arange(tokens, dtype=torch.float32, device=device) + 17 * seed
     angles = positions[:, None] * frequencies[None, :]
     return q, k, angles.cos(), angles.sin(), problem["interleaved"]
 
 
 _LOG2_THETA = 18.93
-"""Base of the angles, 500000, as Llama 3.1 has it."""
+"""Binary logarithm of the base of the angles, 500000, as in Llama 3.1."""
 
 
 def _reference(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
 ) -> dict[str, Close]:
-    # One rounding to the dtype is half its eps. Where a cos and b sin cancel, float32 leaves an error of 1e-6
-    # or so for normally distributed inputs: the absolute term.
+    # One rounding to the dtype is half its eps. Where a cos and b sin cancel, float32 leaves an error of
+    # about 1e-6 for normally distributed inputs: the absolute term.
     return {
         name: Close(
             value=_rotated(x, cos, sin, interleaved), rtol=max(torch.finfo(x.dtype).eps, 1e-5), atol=1e-5
@@ -192,12 +193,11 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved:
 
 
 _TILES = (2048, 4096, 8192)
-"""Elements of a tile, 8 to 64 a thread; 8192 hold all heads of most models, as do the tiles of NVIDIA's
-TileGym (ops/cutile/rope.py), which has no others."""
+"""Elements of a tile, 8 to 64 a thread. 8192 hold all heads of most models; NVIDIA's TileGym
+(ops/cutile/rope.py) has only tiles that do."""
 
 _OCCUPANCIES = (1, 4, 8)
-"""What has the same code for several of them is measured once: tiles of 2048 mostly. Eight blocks of the
-largest tiles spill on most archs, and a sweep drops those (tileiras 13.4)."""
+"""Occupancies to search: occupancy-code (README)."""
 
 
 @cache
@@ -218,19 +218,20 @@ def _space(arch: Arch, problem: Problem) -> list[Config]:
 def _legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
     heads, rotary_dim = int(config["tile_heads"]), problem.size("rotary_dim")
     if heads > 1 and heads * edge(rotary_dim) > _TILES[-1]:
-        return f"{heads} heads of {rotary_dim} elements to rotate; a block holds {_TILES[-1]} elements"
+        return f"{heads} heads of {rotary_dim} elements to rotate exceed the {_TILES[-1]} elements of a block"
     return True
 
 
 _TOKENS = tuple(4**i for i in range(8))
-"""1 to 16384. Sizes in between are at most one doubling from one of these, and take its config."""
+"""Tokens to sweep, 1 to 16384. Sizes in between are at most one doubling from one of these and take its
+config."""
 
 
 def _shapes(
     *, heads: int, kv_heads: int, head_dim: int = 128, rotary_dim: int = 0, interleaved: bool = False,
     dtype: str = "bfloat16",
 ) -> dict[str, object]:  # fmt: skip
-    """A model's shapes; a rotary_dim of 0 stands for all of head_dim."""
+    """The problems of a model; a rotary_dim of 0 stands for all of head_dim."""
     return {
         "dtype": dtype, "interleaved": interleaved, "tokens": _TOKENS, "heads": heads, "kv_heads": kv_heads,
         "head_dim": head_dim, "rotary_dim": rotary_dim or head_dim,
@@ -262,8 +263,8 @@ rope_tunable = Tunable(
         _shapes(heads=32, kv_heads=8, dtype="float16"),  # Llama 3.1 8B, run in float16 (AWQ, GPTQ)
         _shapes(heads=16, kv_heads=2, head_dim=256, rotary_dim=64),  # Qwen3-Next 80B-A3B
         _shapes(heads=32, kv_heads=8, interleaved=True),  # Llama 3.1 8B as Meta ships it
-        _shapes(heads=128, kv_heads=1, head_dim=64, interleaved=True),  # DeepSeek-V3, of latent attention
+        _shapes(heads=128, kv_heads=1, head_dim=64, interleaved=True),  # DeepSeek-V3, latent attention
         _shapes(heads=32, kv_heads=2, rotary_dim=64, interleaved=True),  # GLM-4 9B
     ],
 )
-"""The declaration; ``rope_tunable.launch(q, k, cos, sin, interleaved)`` takes what `rope` takes."""
+"""The declaration. ``rope_tunable.launch(q, k, cos, sin, interleaved)`` takes what `rope` takes."""

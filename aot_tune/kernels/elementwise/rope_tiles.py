@@ -1,4 +1,4 @@
-"""Tile code of rope: some heads of one token, rotated in registers."""
+"""Tile code of rope: rotate some heads of one token in registers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def rope_kernel(  # type: ignore[no-untyped-def]
     tile_kv_heads: ct.Constant[int], kv_inside: ct.Constant[bool],
     together: ct.Constant[bool],
 ):  # fmt: skip
-    """Rotate some heads of one token a block, of queries or of keys, or all of both `together`.
+    """Rotate some heads of one token a block, of queries or of keys, or all heads of both `together`.
 
-    A tile has `width` pairs of a head, the `half` that are rotated and perhaps others beside them.
+    A tile has `width` pairs of a head: the `half` pairs that are rotated, and maybe further ones.
     """
     token, tile, anything = ct.bid(0), ct.bid(1), ct.PaddingMode.UNDETERMINED
     token_cos = load_part(cos, (token, 0), (1, width), half == width, anything).reshape((1, 1, width))
@@ -39,7 +39,7 @@ def rope_kernel(  # type: ignore[no-untyped-def]
 
 
 def _load(x: Any, token: Any, tile: Any, shape: Any, interleaved: Any) -> Any:
-    """A tile of heads: as it lies where pairs are neighbours, else its two halves."""
+    """Load a tile of heads: as one tile where neighbours are pairs, else as its two halves."""
     heads, half, width, inside = shape
     anything = ct.PaddingMode.UNDETERMINED
     if interleaved:
@@ -56,7 +56,7 @@ def _rotate(x: Any, token: Any, tile: Any, loaded: Any, shape: Any, angles: Any,
     heads, half, width, inside = shape
     cos, sin = angles
     if interleaved:
-        # Pairs are taken apart inside a thread's registers.
+        # Pairs are separated inside the registers of a thread.
         pairs, one = loaded[0].astype(ct.float32).reshape((heads, width, 2)), (heads, width, 1)
         a, b = ct.extract(pairs, (0, 0, 0), one), ct.extract(pairs, (0, 0, 1), one)
         cos, sin = cos.reshape((1, width, 1)), sin.reshape((1, width, 1))
@@ -71,14 +71,14 @@ def _rotate(x: Any, token: Any, tile: Any, loaded: Any, shape: Any, angles: Any,
 
 
 def _halves(x: Any, half: Any, whole: Any) -> Any:
-    """Of each head the elements of both halves, and which tile of the second's is theirs."""
+    """The arrays that hold the first and the second half of each head, and the tile index of the second."""
     if whole:
         return x, x, 1
     return _elements(x, 0, half, False), _elements(x, half, 2 * half, False), 0
 
 
 def _elements(x: Any, start: Any, stop: Any, whole: Any) -> Any:
-    """Some elements of each head, apart from those behind them where a tile is not filled by them."""
+    """A slice of the elements of each head, or all of `x` where the elements fill a `whole` tile."""
     if whole:
         return x
-    return x.slice(2, ct.astype(start, ct.int64), ct.astype(stop, ct.int64))  # times a stride of any size
+    return x.slice(2, ct.astype(start, ct.int64), ct.astype(stop, ct.int64))  # narrow-offsets (README)

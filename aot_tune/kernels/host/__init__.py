@@ -1,1 +1,1 @@
-"""What host functions share: checks of arguments, overlap, padding. No tile code."""
+"""Checks of arguments, tests for shared memory and padding, for all host functions. Holds no tile code."""

@@ -1,4 +1,4 @@
-"""What the shipped host functions refuse, each with one error that names the argument. Knows no kernel."""
+"""Check the arguments of host functions; each error names the argument and what to pass. Knows no kernel."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from aot_tune.errors import LaunchError
 from aot_tune.kernels.host.overlap import share
 
 LARGEST_INDEX = 2**31 - 1
-"""Sizes and strides are 32-bit numbers to a cuTile kernel; larger ones are cut silently (cuda-tile 1.7).
+"""The largest size or stride that a kernel takes: narrow-sizes (README).
 
-Addresses are computed in 64 bits, so that a tensor may well have more elements than this.
+Addresses are computed in 64 bits, so a tensor may have more elements than this.
 """
 
 _ALIGNED = 16
-"""Elements: cuTile tells strides of a multiple of 16 bytes from others."""
+"""Elements that a stride made here is a multiple of; of any dtype they fill a multiple of 16 bytes, which
+cuTile compiles apart from other strides."""
 
 
 def check_rank(kernel: str, name: str, tensor: torch.Tensor, shape: str) -> None:
-    """Refuse what is no tensor with as many dimensions as `shape` names, ``"tokens heads head_dim"``."""
+    """Refuse anything but a tensor of as many dimensions as `shape` names, ``"tokens heads head_dim"``.
+
+    Raises:
+        LaunchError: It names the argument and the shape to pass; so do the other checks here.
+    """
     rank = len(shape.split())
     if not isinstance(tensor, torch.Tensor) or tensor.dim() != rank:
         found = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else f"a {type(tensor).__name__}"
@@ -29,7 +34,7 @@ def check_rank(kernel: str, name: str, tensor: torch.Tensor, shape: str) -> None
 
 
 def check_shape(kernel: str, name: str, tensor: torch.Tensor, shape: tuple[int, ...], reason: str) -> None:
-    """Refuse a tensor of another shape than `shape`; `reason` says where that comes from."""
+    """Refuse a tensor of another shape than `shape`; `reason` names the argument that asks for it."""
     if getattr(tensor, "shape", None) != shape:
         if not isinstance(tensor, torch.Tensor):
             raise LaunchError(f"{kernel}: {name} is {named(tensor)}; pass a tensor of shape {shape}")
@@ -37,7 +42,7 @@ def check_shape(kernel: str, name: str, tensor: torch.Tensor, shape: tuple[int, 
 
 
 def check_dtype(kernel: str, name: str, tensor: torch.Tensor, *allowed: torch.dtype) -> None:
-    """Refuse a tensor of a dtype that is not among `allowed`."""
+    """Refuse anything but a tensor of a dtype among `allowed`."""
     if not isinstance(tensor, torch.Tensor) or tensor.dtype not in allowed:
         found = _plain(tensor.dtype) if isinstance(tensor, torch.Tensor) else f"a {type(tensor).__name__}"
         raise LaunchError(
@@ -46,7 +51,7 @@ def check_dtype(kernel: str, name: str, tensor: torch.Tensor, *allowed: torch.dt
 
 
 def number(kernel: str, name: str, value: float) -> float:
-    """The number as a float, NumPy's too, which kernels do not take; refuse what is none."""
+    """Return a number as a Python float, since a kernel takes none of NumPy's; refuse anything else."""
     if type(value) is float:
         return value
     if not isinstance(value, Real):
@@ -58,29 +63,30 @@ def number(kernel: str, name: str, value: float) -> float:
 
 
 def check_flag(kernel: str, name: str, value: bool) -> None:
-    """Refuse what is neither True nor False: a kernel is compiled for one of them."""
+    """Refuse anything but True and False: a kernel is compiled for each of them."""
     if value is not True and value is not False:
         raise LaunchError(f"{kernel}: {name} is {named(value)}; pass True or False")
 
 
 def check_window(kernel: str, window: int | None) -> None:
-    """Refuse a sliding window that is no number of keys, or None."""
+    """Refuse a sliding window that is neither a number of keys nor None."""
     if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
         raise LaunchError(
-            f"{kernel}: window is {named(window)}; pass 1 or more, an int that counts the own key, or None "
-            "for all keys"
+            f"{kernel}: window is {named(window)}; pass an int of 1 or more, the number of keys that a query "
+            "sees, its own included, or None for all keys"
         )
 
 
 def indexable(kernel: str, **tensors: torch.Tensor) -> list[torch.Tensor]:
     """Refuse tensors on different devices, and sizes and strides that a kernel cannot index with.
 
-    Refuses as well a view whose memory holds the numbers with the other sign, as ``x.conj().imag`` does.
-    Strides of dimensions of size 1 may be as large as they like: nothing is indexed with them.
+    Also refuses a view whose memory holds the numbers with the opposite sign, as ``x.conj().imag`` does. A
+    stride along a dimension of size 1 may have any size, since nothing is indexed with it.
 
     Returns:
-        The tensors in order: themselves, or where such a stride is too large, views that have a small one. As
-        it is it would be cut like any other, to what may be negative, and the compiler is told that none is.
+        The tensors in order: each itself or, where such a stride is too large, a view with a smaller one. The
+        original stride would be cut to 32 bits like any other and might become negative, but kernels are
+        compiled for strides that are not.
     """
     device, counted = None, []
     for name, tensor in tensors.items():
@@ -105,16 +111,17 @@ def _made_indexable(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tenso
     if max((*counted.shape, *counted.stride()), default=0) > LARGEST_INDEX:
         raise LaunchError(
             f"{kernel}: {name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}; keep each at "
-            f"most {LARGEST_INDEX}, in several calls if need be: the kernel counts in 32 bits"
+            f"most {LARGEST_INDEX}, if need be by several calls: the kernel holds them in 32 bits"
         )
     return counted
 
 
 def _without_unused_strides(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with a smaller stride where one is too large along a dimension of size 1.
+    """Return a view with a smaller stride where one is too large along a dimension of size 1.
 
-    Like the one it replaces, the smaller one may be told to be aligned and to overlap nothing: it leads past
-    all elements, or where that is too far, is the largest of the other dimensions' strides.
+    The compiler may assume of the smaller stride what it may of the original one, that it is aligned and that
+    no elements overlap: it leads past all elements or, where that is too far, equals the largest stride of
+    the other dimensions.
     """
     used = [(stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
     past = max((stride * size for stride, size in used), default=1)
@@ -128,18 +135,18 @@ def _without_unused_strides(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def address(tensor: torch.Tensor) -> int:
-    """Where a tensor starts; 0 where none is known: on "meta", and of subclasses, which no launch takes."""
+    """Address of a tensor's first element; 0 where it has none: on "meta", and for subclasses of Tensor."""
     return tensor.data_ptr() if type(tensor) in PLAIN_TENSORS else 0
 
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
-"""Types that a launch takes; of subclasses it is not known what lies in their memory."""
+"""Types that a launch takes; what the memory of other subclasses holds is not known."""
 
 
 def check_apart(kernel: str, name: str, written: torch.Tensor, **others: torch.Tensor) -> None:
-    """Refuse a written argument that shares memory with another: the compiler is told that none overlap.
+    """Refuse a written argument that shares memory with another: kernels are compiled for arrays apart.
 
-    Tensors whose memory is not known are left to the launch, which says so.
+    A tensor without a known address passes here; the launch refuses it.
     """
     start = address(written)
     if not start:
@@ -149,16 +156,22 @@ def check_apart(kernel: str, name: str, written: torch.Tensor, **others: torch.T
         distance = (tensor.data_ptr() if type(tensor) in PLAIN_TENSORS else 0) - start
         if (
             distance < most
-            and -distance < tensor.untyped_storage().nbytes()  # mostly one lies farther away
+            and -distance < tensor.untyped_storage().nbytes()  # usually false, and the costly test is spared
             and share(distance, *_layout(written), *_layout(tensor))
         ):
             raise LaunchError(f"{kernel}: {name} and {other} share memory; pass another tensor as {name}")
 
 
 def check_reach(kernel: str, dim: int, remedy: str, **tensors: torch.Tensor) -> None:
-    """Refuse tensors that reach too far along a dimension for a kernel that begins anywhere in it.
+    """Refuse tensors whose size times stride at `dim` exceeds 32 bits: narrow-offsets (README).
 
-    cuTile multiplies where a slice starts with the stride in 32 bits (cuda-tile 1.7).
+    Kernels that slice an array at any place along `dim` need it.
+
+    Args:
+        kernel: The name of the host function, for the error.
+        dim: The dimension that is sliced.
+        remedy: The end of the error: what to pass instead.
+        tensors: The tensors by the names of their arguments.
     """
     for name, tensor in tensors.items():
         if tensor.shape[dim] * tensor.stride(dim) > LARGEST_INDEX:
@@ -173,7 +186,10 @@ def _layout(tensor: torch.Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
 
 
 def named(value: object) -> str:
-    """Numbers and words; of anything else its type: to print a tensor waits for the GPU."""
+    """Name a value in an error: a number or string as it prints, anything else by its type.
+
+    Printing a tensor would wait for the GPU.
+    """
     return repr(value)[:80] if isinstance(value, str | int | float) else f"a {type(value).__name__}"
 
 

@@ -1,17 +1,18 @@
-"""Whether two arrays share memory. Pure: knows addresses, sizes and strides, and no tensor."""
+"""Decide whether two strided arrays share a byte. Pure: knows addresses, sizes and strides, but no tensor."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
 _Runs = tuple[tuple[int, int], ...]
-"""Stride in bytes and count, the largest stride first; the last run is of bytes that follow each other."""
+"""An array as (stride in bytes, count) pairs, the largest stride first; the last pair is of single bytes."""
 
 _MOST_PARTS = 16
-"""Parts of an array that are looked at where two have other strides; arrays as entangled are let pass."""
+"""Parts of an array that are examined where the strides of both differ; if these are free, the rest is taken
+to be free too."""
 
 
-@lru_cache(maxsize=1024)  # of views of one projection the distance is the same at each call
+@lru_cache(maxsize=1024)  # views of one projection have the same distance at each call
 def share(
     distance: int,
     shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int,
@@ -19,24 +20,23 @@ def share(
 ) -> bool:  # fmt: skip
     """Whether two arrays, neither of them empty, have a byte in common.
 
-    Elements that lie between the other's are told from shared ones, as those of queries and keys of one
-    projection.
+    Arrays whose elements alternate in memory, as queries and keys of one projection do, have none.
 
     Args:
-        distance: Bytes from the start of the one to the start of the other.
-        shape: Of the one.
-        strides: In elements.
-        item_bytes: Of an element.
-        other_shape: Of the other.
-        other_strides: Likewise.
-        other_item_bytes: Likewise.
+        distance: Bytes from the start of the first array to the start of the other.
+        shape: Sizes of the first array.
+        strides: Strides of the first array, in elements.
+        item_bytes: Bytes of an element of the first array.
+        other_shape: Sizes of the other array.
+        other_strides: Strides of the other array, in elements.
+        other_item_bytes: Bytes of an element of the other array.
     """
     one, other = _runs(shape, strides, item_bytes), _runs(other_shape, other_strides, other_item_bytes)
     return _meet(distance, one, other)
 
 
 def _runs(shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> _Runs:
-    """An array's runs, those that follow each other without a gap joined to one."""
+    """The runs of an array; dimensions that follow each other without a gap are joined to one run."""
     dense = item_bytes
     runs: list[tuple[int, int]] = []
     for stride, count in sorted(
@@ -54,7 +54,7 @@ def _runs(shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> 
 
 
 def _bytes(runs: _Runs) -> int:
-    """From the first byte to the last."""
+    """Bytes from the first to the last, both included."""
     return 1 + sum(stride * (count - 1) for stride, count in runs)
 
 
@@ -64,11 +64,11 @@ def _meet(distance: int, one: _Runs, other: _Runs) -> bool:
         return _meet(-distance, other, one)
     if distance >= _bytes(one):
         return False
-    if distance == 0 or len(one) == 1:  # the other's first byte is one of this one's
+    if distance == 0 or len(one) == 1:  # the other array's first byte belongs to this one
         return True
     (stride, count), part = one[0], one[1:]
     if other[0][0] == stride and len(other) > 1:
-        # Parts as far apart in both: two neighbours of the one are all that a part of the other can meet.
+        # Both strides are equal, so a part of the other can meet only two neighbouring parts of this one.
         before, within = divmod(distance, stride)
         behind = before + 1 < count and _meet(within - stride, part, other[1:])
         return behind or _meet(within, part, other[1:])

@@ -1,7 +1,7 @@
-"""Factors of a product whose rows the copy engine cannot load, copied to where it can. Knows no kernel.
+"""Copy factors of a product whose rows the copy engine (TMA) cannot load. Knows no kernel.
 
-It loads rows that start at multiples of 16 bytes. Of any others cuTile loads an element at a time, which
-takes several times as long, and so does compiling it.
+TMA loads rows that start at multiples of 16 bytes. From other rows cuTile loads one element at a time, which
+takes several times as long to run and to compile.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import torch
 from aot_tune.kernels.host.arguments import LARGEST_INDEX, PLAIN_TENSORS, address
 
 ROW_BYTES = 16
-"""What rows start at a multiple of (CUDA C++ Programming Guide, "Tensor Memory Access")."""
+"""Rows must start at multiples of this many bytes (CUDA C++ Programming Guide, "Tensor Memory Access")."""
 
 
 def padded(factor: torch.Tensor) -> torch.Tensor:
-    """The factor, or where its rows are not loaded well a copy of it, each row padded to 16 bytes.
+    """Return the factor or, where TMA cannot load its rows, a copy with each row padded to 16 bytes.
 
     Args:
-        factor: (..., rows, columns), any strides. Where they are 1 along rows, columns are what is padded.
+        factor: (..., rows, columns), any strides. If the stride along rows is 1, columns are padded instead.
 
     Returns:
-        A tensor of the same shape and values. A copy lies by rows where neither of the last strides was 1.
-        What no launch takes is returned as it is, and so is a factor whose copy no kernel could index.
+        A tensor of the same shape and values. A copy is row-major where neither of the last strides was 1.
+        Tensors that no launch takes, and factors whose copy no kernel could index, are returned unchanged.
     """
     *outer, row, column = factor.stride()
     by_columns = row == 1 and (column != 1 or factor.shape[-1] == 1) and factor.shape[-2] > 1
@@ -41,12 +41,12 @@ def padded(factor: torch.Tensor) -> torch.Tensor:
 
 
 def padded_copy(rows: torch.Tensor) -> torch.Tensor:
-    """A copy of (..., rows, columns), each row padded to 16 bytes."""
+    """Copy (..., rows, columns), each row padded to a multiple of 16 bytes."""
     room = torch.empty((*rows.shape[:-1], padded_width(rows)), dtype=rows.dtype, device=rows.device)
     return room[..., : rows.shape[-1]].copy_(rows)
 
 
 def padded_width(rows: torch.Tensor) -> int:
-    """Columns of (..., rows, columns), rounded up to 16 bytes."""
+    """Columns of (..., rows, columns), in elements, rounded up to a multiple of 16 bytes."""
     step = ROW_BYTES // rows.element_size()
     return -(-rows.shape[-1] // step) * step

@@ -1,7 +1,8 @@
-"""Residual sum and its root-mean-square norm in place: kernel, host function, declaration. Knows no tables.
+"""Residual sum and its root-mean-square norm, in place: kernel, host function and declaration.
 
-``residual += x; x = residual / sqrt(mean(residual^2) + eps) * weight`` over the last dimension: what stands
-before each attention and feed-forward layer, with the arguments of vLLM's ``fused_add_rms_norm``.
+``residual += x; x = residual / sqrt(mean(residual^2) + eps) * weight`` over the last dimension: the step
+before each attention and feed-forward layer, with the arguments of vLLM's ``fused_add_rms_norm``. The search
+space is `rms_norm_space`.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ def fused_add_rms_norm_kernel(  # type: ignore[no-untyped-def]
     x, residual, weight, eps,
     height: ct.Constant[int], width: ct.Constant[int], parts: ct.Constant[int], inside: ct.Constant[int],
 ):  # fmt: skip
-    """Add and normalise `height` whole rows a block, kept in registers: `parts` tiles of `width` columns.
+    """Add and normalise `height` whole rows a block, held in registers as `parts` tiles of `width` columns.
 
     The first `inside` parts need no check of their bounds.
     """
     block, zero, sums = ct.bid(0), ct.PaddingMode.ZERO, ()
-    # All is read before anything is written, the weight first, as in rms_norm.
+    # Everything is read before anything is written, the weight first, as in rms_norm.
     scales = load_parts(weight, (), (width,), parts, inside, zero)
     for part in ct.static_iter(range(parts)):
         added = load_part(x, (block, part), (height, width), part < inside, zero)
@@ -64,13 +65,14 @@ def fused_add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add `x` to `residual`, and write the sum's root-mean-square norm, scaled by `weight`, to `x`.
 
-    Adds in float32 and rounds once; the norm is that of the rounded sum, as in vLLM, computed in float32 and
-    rounded once.
+    The sum is added in float32 and rounded once. The norm is that of the rounded sum, as in vLLM, computed in
+    float32 and rounded once.
 
     Args:
         x: (..., cols), bfloat16, float16 or float32, on a GPU; at most 32768 columns, and leading
-            dimensions that ``view`` can flatten. Changed: the normalised sum.
-        residual: Of the shape and dtype of `x`, apart from it in memory. Changed: the sum.
+            dimensions that ``view`` can flatten. It is overwritten by the normalised sum.
+        residual: Of the shape and dtype of `x`, with which it must share no memory. It is overwritten by the
+            sum.
         weight: (cols,), of the dtype of `x`.
         eps: Added to the mean of the squares.
 
@@ -78,7 +80,7 @@ def fused_add_rms_norm(
         `x` and `residual`, changed.
 
     Raises:
-        LaunchError: An argument cannot be launched; it names the argument and what to pass.
+        LaunchError: An argument cannot be launched; the error names it and says what to pass.
     """
     eps = check_fused_add_rms_norm(x, residual, weight, eps)
     if x.numel() == 0:
@@ -100,7 +102,7 @@ def fused_add_rms_norm(
 def check_fused_add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
 ) -> float:
-    """Refuse shapes, dtypes and numbers that `fused_add_rms_norm` does not take; return a launch's eps."""
+    """Refuse arguments that `fused_add_rms_norm` does not take; return `eps` as a launch takes it."""
     check_normed("fused_add_rms_norm", x, weight)
     check_dtype("fused_add_rms_norm", "residual", residual, x.dtype)
     check_shape("fused_add_rms_norm", "residual", residual, tuple(x.shape), "x")
@@ -134,13 +136,13 @@ def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
     rows, cols, dtype = problem.size("rows"), problem.size("cols"), str(problem["dtype"])
     x = inputs.randn((rows, cols), dtype, device, 3 * seed)
     residual = inputs.randn((rows, cols), dtype, device, 3 * seed + 1)
-    weight = inputs.randn((cols,), dtype, device, 3 * seed + 2, scale=0.1) + 1  # trained weights lie around 1
+    weight = inputs.randn((cols,), dtype, device, 3 * seed + 2, scale=0.1) + 1  # trained weights are near 1
     return x, residual, weight, 1e-6
 
 
 def _reference(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> dict[str, Close]:
-    # One rounding to the output's dtype is half its eps; the float32 arithmetic before it is good to 1e-6 or
-    # so. The absolute terms are for float16's subnormal numbers.
+    # One rounding to the output's dtype is half its eps; the float32 arithmetic before has a relative error
+    # of about 1e-6. The absolute terms are for float16's subnormal numbers.
     close = torch.finfo(x.dtype).eps
     total = (x + residual).double()  # rounded to the dtype, once, as the kernel does
     norm = torch.rsqrt(total.square().mean(dim=1, keepdim=True) + eps)
@@ -151,7 +153,8 @@ def _reference(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, ep
 
 
 _ROWS = tuple(4**i for i in range(8))
-"""1 to 16384. Sizes in between are at most one doubling from one of these, and take its config."""
+"""Rows to sweep, 1 to 16384. Sizes in between are at most one doubling from one of these and take its
+config."""
 
 fused_add_rms_norm_tunable = Tunable(
     name="fused_add_rms_norm",
@@ -178,7 +181,6 @@ fused_add_rms_norm_tunable = Tunable(
         {"dtype": "float16", "rows": _ROWS, "cols": 4096},  # Llama 3.1 8B, run in float16 (AWQ, GPTQ)
     ],
 )
-"""The declaration; ``fused_add_rms_norm_tunable.launch(x, residual, weight, eps)`` takes rows.
-
-Of `LEAST_COLUMNS_IN_PLACE` columns or more: fewer are a sum and an `rms_norm` to `fused_add_rms_norm`.
-"""
+"""The declaration. ``fused_add_rms_norm_tunable.launch(x, residual, weight, eps)`` takes x and residual as
+(rows, cols), with at least `LEAST_COLUMNS_IN_PLACE` columns; for fewer, `fused_add_rms_norm` runs a sum and
+an `rms_norm`."""

@@ -1,4 +1,4 @@
-"""Layer norm: host function, search space, declaration. Knows nothing of tuning or tables.
+"""Layer norm: host function, search space and declaration; its kernel is in `layer_norm_tiles`.
 
 ``out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias`` over the last dimension (Ba, Kiros and
 Hinton, "Layer Normalization", 2016).
@@ -45,21 +45,22 @@ def layer_norm(
 ) -> torch.Tensor:
     """Normalise the last dimension of `x` to mean 0 and variance 1, scale it by `weight` and add `bias`.
 
-    Computes in float32, the variance about the mean, and rounds once.
+    Computes in float32, the variance about the mean, and rounds once (Ba, Kiros and Hinton, 2016).
 
     Args:
         x: (..., cols), bfloat16, float16 or float32, on a GPU; at most 32768 columns, and leading dimensions
             that ``view`` can flatten.
         weight: (cols,), of the dtype of `x`.
-        bias: (cols,), of the dtype of `x`; none is added without it.
+        bias: (cols,), of the dtype of `x`; None adds none.
         eps: Added to the variance.
-        out: Where to write, of the shape and dtype of `x`, apart from it in memory; a new tensor without it.
+        out: The result, of the shape and dtype of `x`; it must share no memory with the others. A new tensor
+            is made if it is None.
 
     Returns:
         `out`, or the new tensor.
 
     Raises:
-        LaunchError: An argument cannot be launched; it names the argument and what to pass.
+        LaunchError: An argument cannot be launched; the error names it and says what to pass.
     """
     eps = check_layer_norm(x, weight, bias, eps, out=out)
     written = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
@@ -82,7 +83,7 @@ def check_layer_norm(
     *,
     out: torch.Tensor | None = None,
 ) -> float:
-    """Refuse shapes, dtypes and numbers that `layer_norm` does not take; return a launch's eps."""
+    """Refuse arguments that `layer_norm` does not take; return `eps` as a launch takes it."""
     check_normed("layer_norm", x, weight)
     if bias is not None:
         check_shape("layer_norm", "bias", bias, tuple(weight.shape), f"x of {x.shape[-1]} columns")
@@ -105,12 +106,15 @@ def _config(width: int, persistent: bool, occupancy: int, num_worker_warps: int)
 
 
 _PARTS = 4
-"""Of a row that would be one alone: a block takes as many times the rows. 16384 rows of 1024 columns take 19
-us so, and 23 in one part each (H200)."""
+"""Parts of a row that would fit one part; a block then takes this many times the rows. 16384 rows of 1024
+columns take 19 us in four parts and 23 us in one (H200)."""
 
 
 def _widths(cols: int, num_worker_warps: int) -> tuple[int, ...]:
-    """Columns of a part: a load of 16 bytes for each thread of one row; and as many as leave none empty."""
+    """Candidates for the columns of a part.
+
+    The first gives each thread of a row a load of 16 bytes; the second is the widest without empty places.
+    """
     tile = 256 * num_worker_warps
     exact = exact_width(cols, tile)
     if exact == cols:
@@ -122,7 +126,7 @@ def _widths(cols: int, num_worker_warps: int) -> tuple[int, ...]:
 @cache
 def _space(cols: int) -> tuple[Config, ...]:
     # Triton's tutorial (python/tutorials/05-layer-norm.py) gives a block one row, and a warp for every 256
-    # columns, up to 8. cuTile takes 4 warps or 8.
+    # columns, up to 8. cuTile takes 4 warps or 8: four-warps (README).
     kinds = [*((False, warps) for warps in (8, 16, 24, 32)), *((True, warps) for warps in (8, 16))]
     return tuple(
         _config(width, persistent, resident // warps, warps)
@@ -133,7 +137,7 @@ def _space(cols: int) -> tuple[Config, ...]:
 
 
 def _default(arch: Arch, problem: Problem) -> Config:
-    """The most blocks of 8 warps that do not spill, whatever the dtype."""
+    """Blocks of 8 warps, as many a multiprocessor as do not spill for any dtype."""
     width = next(iter(_widths(problem.size("cols"), 8)), 0)
     configs = (_config(width, False, occupancy, 8) for occupancy in (4, 2, 1) if width)
     found = next((c for c in configs if refusal(c, arch, _elements(c, problem)) is None), None)
@@ -143,27 +147,28 @@ def _default(arch: Arch, problem: Problem) -> Config:
 
 
 _AHEAD = 2
-"""Parts of weight and bias that are loaded before they are needed, where registers are few."""
+"""Parts of weight and bias that are loaded ahead of their use, where a thread has few registers."""
 
 
 def _waits(config: Config) -> bool:
-    """Whether there are so many blocks a multiprocessor that one may wait for weight and bias: others work.
+    """Whether a block loads weight and bias late and waits for them, while other blocks of its SM work.
 
-    They have few registers each, and need none for all of weight and bias.
+    So it does where a multiprocessor runs many threads: each has few registers, too few for all of both.
     """
     return not config["persistent"] and threads(config) * config.hints.get("occupancy", 1) > _MANY_THREADS
 
 
 _MANY_THREADS = 512
+"""Threads of a multiprocessor above which a block loads only part of weight and bias ahead."""
 
 
 def _height(config: Config) -> int:
-    """Rows of a block, so that each thread has one load of 16 bytes a part."""
+    """Rows of a block: as many as give each thread one load of 16 bytes a part, for 16-bit dtypes."""
     return max(1, 8 * threads(config) // int(config["width"]))
 
 
 def _elements(config: Config, problem: Problem) -> int:
-    """That a block holds of its rows."""
+    """Elements of its rows that a block holds, empty places included."""
     return _height(config) * int(config["width"]) * -(-problem.size("cols") // int(config["width"]))
 
 
@@ -173,7 +178,7 @@ def _legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
     if config["persistent"]:  # weight and bias take as many registers as the rows do
         held *= 3
     elif arch == Arch(9, 0) and problem["dtype"] == "bfloat16" and _waits(config) and _height(config) == 1:
-        # Two of 16 bits share a register. With so many none of 68 configs was seen to spill (tileiras 13.4).
+        # packed-halves (README): two elements of 16 bits share a register; 4/5 is on the safe side.
         held = held * 4 // 5
     return part_refusal(width, cols) or refusal(config, arch, held) or True
 
@@ -206,7 +211,7 @@ def _args(
 ) -> tuple[Any, ...]:
     has_bias, shift = bias is not None, 0 if bias is None else bias
     height, width = _height(config), int(config["width"])
-    # A last block of fewer rows begins earlier; fewer than one block takes are checked.
+    # A last block of fewer rows begins earlier; bounds are checked only if all rows are fewer than a block's.
     count, inside = parts(1 if x.shape[0] >= height else height, width, *x.shape)
     ahead = _AHEAD if _waits(config) else count
     return x, weight, shift, out, eps, height, width, count, inside, has_bias, config["persistent"], ahead
@@ -214,9 +219,9 @@ def _args(
 
 def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
     rows, cols, dtype = problem.size("rows"), problem.size("cols"), str(problem["dtype"])
-    # A mean as large as the deviation: a variance taken about 0 would show.
+    # The mean is as large as the deviation, so that a variance taken about 0 would show.
     x = inputs.randn((rows, cols), dtype, device, 3 * seed) + 1
-    weight = inputs.randn((cols,), dtype, device, 3 * seed + 1, scale=0.1) + 1  # trained weights lie around 1
+    weight = inputs.randn((cols,), dtype, device, 3 * seed + 1, scale=0.1) + 1  # trained weights are near 1
     bias = inputs.randn((cols,), dtype, device, 3 * seed + 2) if problem["bias"] else None
     return x, weight, bias, inputs.empty((rows, cols), dtype, device), 1e-5
 
@@ -227,13 +232,14 @@ def _reference(
     exact = torch.nn.functional.layer_norm(
         x.double(), x.shape[1:], weight.double(), None if bias is None else bias.double(), eps
     )
-    # One rounding to the output's dtype is half its eps. The absolute term is for where the mean or the bias
-    # cancels: float32 leaves 1e-6 or so of numbers up to ten.
+    # One rounding to the output's dtype is half its eps. The absolute term is for elements that cancel with
+    # the mean or the bias: float32 leaves an error of about 1e-6 for numbers up to ten.
     return Close(value=exact, rtol=max(torch.finfo(x.dtype).eps, 1e-5), atol=1e-5)
 
 
 _ROWS = Pow2.edges(1, 16384)[::2]
-"""Every other edge: the buckets between are one doubling away, near enough to be served by these."""
+"""Rows to sweep: every other edge. A bucket between two of them is one doubling away and takes its
+neighbour's config."""
 
 layer_norm_tunable = Tunable(
     name="layer_norm",
@@ -261,4 +267,4 @@ layer_norm_tunable = Tunable(
         {"dtype": "bfloat16", "bias": True, "rows": _ROWS, "cols": 14336},  # BLOOM
     ],
 )
-"""The declaration; ``layer_norm_tunable.launch(x, weight, bias, out, eps)``, x and out as (rows, cols)."""
+"""The declaration. ``layer_norm_tunable.launch(x, weight, bias, out, eps)`` takes (rows, cols) x and out."""

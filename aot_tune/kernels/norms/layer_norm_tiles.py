@@ -1,4 +1,4 @@
-"""Tile code of layer_norm: rows held in registers, their mean and variance, and what is written."""
+"""Tile code of layer_norm: hold rows in registers, compute mean and variance, write the norm."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ def layer_norm_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Normalise `height` rows at a time, each in `parts` of `width`; without a bias, `bias` is any number.
 
-    A persistent block takes rows until none is left, and holds weight and bias in registers. Others load them
-    so many parts `ahead` of what they write: no load passes a store, which might be to the same place.
+    A persistent block takes rows until none is left and holds weight and bias in registers. Other blocks load
+    them `ahead` parts before the part that they write: the compiler moves no load before a store, which
+    might write to the same place.
     """
     shape = height, width, parts, inside
     read = weight, bias, has_bias
@@ -32,15 +33,15 @@ def layer_norm_kernel(  # type: ignore[no-untyped-def]
 
 
 def _moments(x: Any, block: Any, eps: Any, shape: Any) -> Any:
-    """The rows of a block, their mean and the inverse of their deviation."""
+    """The rows of a block, their means and the inverses of their standard deviations."""
     height, width, parts, inside = shape
     rows = load_parts(_rows(x, block, height), (0,), (height, width), parts, inside, ct.PaddingMode.ZERO)
     total, squares = ct.zeros((height, width), ct.float32), ct.zeros((height, width), ct.float32)
     for part in ct.static_iter(range(parts)):
         total = total + rows[part].astype(ct.float32)
     mean = ct.sum(total, axis=1, keepdims=True) / x.shape[1]
-    # The variance is taken about the mean: the mean of the squares less the square of the mean loses all
-    # digits where the mean is large.
+    # The variance is taken about the mean: the mean of the squares minus the square of the mean would lose
+    # all digits where the mean is large.
     for part in ct.static_iter(range(parts)):
         centred = rows[part].astype(ct.float32) - mean
         if part >= inside:
@@ -52,20 +53,20 @@ def _moments(x: Any, block: Any, eps: Any, shape: Any) -> Any:
 
 
 def _rows(array: Any, block: Any, height: Any) -> Any:
-    """The rows of a block. A last one of fewer begins earlier: what two blocks have, both write alike.
+    """The rows of a block. A last block of fewer rows begins earlier; rows of two blocks get equal results.
 
-    So no load of all the others is checked for its sake.
+    So no block has to check the bounds of its loads: checked-load-branch (README).
     """
     first = block * height
     if height > 1:
         first = ct.maximum(ct.minimum(first, array.shape[0] - height), 0)
     end = ct.minimum(first + height, array.shape[0])
-    # Where they begin is multiplied with the stride as it is given: in 64 bits.
+    # narrow-offsets (README): the start is multiplied with the stride in the width given here, 64 bits.
     return array.slice(0, ct.astype(first, ct.int64), ct.astype(end, ct.int64))
 
 
 def _weight_and_bias(read: Any, held: Any, count: Any, shape: Any) -> Any:
-    """The first `count` parts of weight and bias; what is held of them is not read again."""
+    """The first `count` parts of weight and bias; parts that are `held` are not read again."""
     _, width, parts, inside = shape
     (weight, bias, has_bias), (scales, shifts) = read, held
     for part in ct.static_iter(range(len(scales), min(count, parts))):

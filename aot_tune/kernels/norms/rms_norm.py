@@ -1,4 +1,4 @@
-"""Root-mean-square norm: kernel, host function, declaration. Knows nothing of tuning or tables.
+"""Root-mean-square norm: kernel, host function and declaration; its search space is `rms_norm_space`.
 
 ``out = x / sqrt(mean(x^2) + eps) * weight`` over the last dimension (Zhang and Sennrich, "Root Mean Square
 Layer Normalization", 2019).
@@ -29,12 +29,12 @@ def rms_norm_kernel(  # type: ignore[no-untyped-def]
     x, weight, out, eps,
     height: ct.Constant[int], width: ct.Constant[int], parts: ct.Constant[int], inside: ct.Constant[int],
 ):  # fmt: skip
-    """Normalise `height` whole rows a block, kept in registers: `parts` tiles of `width` columns.
+    """Normalise `height` whole rows a block, held in registers as `parts` tiles of `width` columns.
 
     The first `inside` parts need no check of their bounds.
     """
     block, zero = ct.bid(0), ct.PaddingMode.ZERO
-    # The weight is not loaded where it is needed, but first: few rows wait for memory once instead of twice.
+    # The weight is loaded first, and not where it is used: so few rows wait for memory once and not twice.
     scales = load_parts(weight, (), (width,), parts, inside, zero)
     rows = load_parts(x, (block,), (height, width), parts, inside, zero)
     squares = ct.zeros((height, width), ct.float32)
@@ -52,20 +52,21 @@ def rms_norm(
 ) -> torch.Tensor:
     """Normalise the last dimension of `x` by its root mean square and scale it by `weight`.
 
-    Computes in float32 and rounds once.
+    Computes in float32 and rounds once (Zhang and Sennrich, 2019).
 
     Args:
         x: (..., cols), bfloat16, float16 or float32, on a GPU; at most 32768 columns, and leading
             dimensions that ``view`` can flatten.
         weight: (cols,), of the dtype of `x`.
         eps: Added to the mean of the squares.
-        out: Where to write, of the shape and dtype of `x`, apart from it in memory; a new tensor without it.
+        out: The result, of the shape and dtype of `x`; it must share no memory with `x` or `weight`. A new
+            tensor is made if it is None.
 
     Returns:
         `out`, or the new tensor.
 
     Raises:
-        LaunchError: An argument cannot be launched; it names the argument and what to pass.
+        LaunchError: An argument cannot be launched; the error names it and says what to pass.
     """
     eps = check_rms_norm(x, weight, eps, out=out)
     written = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
@@ -82,7 +83,7 @@ def rms_norm(
 def check_rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, *, out: torch.Tensor | None = None
 ) -> float:
-    """Refuse shapes, dtypes and numbers that `rms_norm` does not take; return a launch's eps."""
+    """Refuse shapes, dtypes and numbers that `rms_norm` does not take; return `eps` as a launch takes it."""
     check_normed("rms_norm", x, weight)
     if out is not None:
         check_shape("rms_norm", "out", out, tuple(x.shape), "x")
@@ -114,23 +115,24 @@ def _args(
 def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
     rows, cols, dtype = problem.size("rows"), problem.size("cols"), str(problem["dtype"])
     x = inputs.randn((rows, cols), dtype, device, 3 * seed)
-    weight = inputs.randn((cols,), dtype, device, 3 * seed + 1, scale=0.1) + 1  # trained weights lie around 1
+    weight = inputs.randn((cols,), dtype, device, 3 * seed + 1, scale=0.1) + 1  # trained weights are near 1
     return x, weight, inputs.empty((rows, cols), dtype, device), 1e-6
 
 
 def _reference(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float) -> Close:
     exact = x.double()
     exact = exact * torch.rsqrt(exact.square().mean(dim=1, keepdim=True) + eps) * weight.double()
-    # One rounding to the output's dtype is half its eps; the float32 arithmetic before it is good to 1e-6 or
-    # so. The absolute term is for float16's subnormal numbers.
+    # One rounding to the output's dtype is half its eps; the float32 arithmetic before has a relative error
+    # of about 1e-6. The absolute term is for float16's subnormal numbers.
     return Close(value=exact, rtol=max(torch.finfo(x.dtype).eps, 1e-5), atol=1e-6)
 
 
 _ROWS = tuple(4**i for i in range(8))
-"""1 to 16384. Sizes in between are at most one doubling from one of these, and take its config."""
+"""Rows to sweep, 1 to 16384. Sizes in between are at most one doubling from one of these and take its
+config."""
 
 _HEADS = tuple(4**i for i in range(3, 11))
-"""The same tokens, times 64 heads."""
+"""Rows of a norm of each of 64 heads: the tokens of `_ROWS` times 64."""
 
 rms_norm_tunable = Tunable(
     name="rms_norm",
@@ -160,4 +162,4 @@ rms_norm_tunable = Tunable(
         {"dtype": "float16", "rows": _ROWS, "cols": 8192},  # Llama 3.1 70B, run in float16
     ],
 )
-"""The declaration; ``rms_norm_tunable.launch(x, weight, out, eps)`` takes x and out as (rows, cols)."""
+"""The declaration. ``rms_norm_tunable.launch(x, weight, out, eps)`` takes x and out as (rows, cols)."""

@@ -1,4 +1,4 @@
-"""How the root-mean-square norms cut rows for their blocks, and the configs they may run. Knows no kernel."""
+"""Cut rows into blocks of the root-mean-square norms: search space, default, legality. Knows no kernel."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
 _MOST_ROWS = 16
-"""Rows of a block, where they are short: whether 16 divides all rows is in their signature anyway."""
+"""Rows of a block, at most, where they are short: the signature already says whether 16 divides all rows."""
 
 _OCCUPANCIES = {(4, 8): (2, 4, 6, 8), (8, 8): (1, 2, 3, 4), (4, 16): (2, 4), (8, 16): (1, 2)}
-"""By num_worker_warps and the elements of a part for each thread: one load of 16 bytes or two, of float32
-twice as many. vLLM too has fewer threads for many rows than for few (csrc/layernorm_kernels.cu)."""
+"""Occupancies to search, by num_worker_warps and the elements of a part for each thread. 8 elements are one
+load of 16 bytes, or two for float32. vLLM too uses fewer threads for many rows than for few
+(csrc/layernorm_kernels.cu)."""
 
 
-@cache  # a default is asked for at each unseen shape
+@cache  # every unseen shape asks for its default
 def _config(warps: int, occupancy: int, each: int = 8) -> Config:
     constants = {"width": 32 * warps * each}
     return Config(constants=constants, hints={"occupancy": occupancy, "num_worker_warps": warps})
@@ -33,9 +34,9 @@ SPACE = tuple(
 
 
 def cut(config: Config, rows: int, cols: int) -> tuple[int, int, int, int]:
-    """Rows of a block, columns of a part, parts of a row, and how many of them need no bounds checked.
+    """Rows of a block, columns of a part, parts of a row, and how many parts need no check of bounds.
 
-    Rows shorter than the config's `width` share a block that has as many elements.
+    Several rows shorter than the config's `width` share a block of `width` elements, `_MOST_ROWS` at most.
     """
     widest = int(config["width"])
     width = min(edge(cols), widest)
@@ -44,32 +45,35 @@ def cut(config: Config, rows: int, cols: int) -> tuple[int, int, int, int]:
 
 
 def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
-    """Whether a block's registers hold its rows, or why not."""
+    """Whether the registers of a block hold its rows, or why not."""
     height, width, count, _ = cut(config, problem.size("rows"), problem.size("cols"))
     return refusal(config, arch, height * width * count) or True
 
 
 def legal_in_place(config: Config, arch: Arch, problem: Problem) -> bool | str:
-    """`legal`, for a kernel that writes where it has read.
+    """Whether a config may run a kernel that writes where it has read, or why not.
 
-    A tile of fewer elements than threads is loaded again where a sum needs it laid out otherwise, even after
-    a store to the same place (tileiras 13.4 for sm_80, sm_90 and sm_120, seen in their machine code).
+    Beside what `legal` asks, a tile must have an element for each thread: reloaded-tile (README).
     """
     height, width, _, _ = cut(config, problem.size("rows"), problem.size("cols"))
     if height * width < threads(config):
-        return f"{height * width} elements over {threads(config)} threads may be read again when overwritten"
+        return (
+            f"{height * width} elements are fewer than {threads(config)} threads, which may read them again "
+            "after they were overwritten"
+        )
     return legal(config, arch, problem)
 
 
 LEAST_COLUMNS_IN_PLACE = 5
-"""A tile of `_MOST_ROWS` of them, rounded up to a power of two, has an element for each thread of 4 warps."""
+"""The fewest columns of a kernel in place: `_MOST_ROWS` rows of them, the columns rounded up to a power of
+two, have an element for each thread of 4 warps."""
 
 
 def default(arch: Arch, problem: Problem) -> Config:
-    """8 warps, which few rows need and many do not mind, in as many blocks as spill on no arch.
+    """8 warps, which speed up few rows and do not slow down many; the highest occupancy that does not spill.
 
     Raises:
-        LaunchError: There are more columns than any config holds.
+        LaunchError: No config holds a row of so many columns.
     """
     found = next((one for n in (3, 2, 1) if legal(one := _config(8, n), arch, problem) is True), None)
     if found is None:
@@ -78,7 +82,7 @@ def default(arch: Arch, problem: Problem) -> Config:
 
 
 def default_in_place(arch: Arch, problem: Problem) -> Config:
-    """`default`, but 4 warps for rows so short that 8 are refused.
+    """Like `default`, but 4 warps for rows so short that 8 are refused.
 
     Raises:
         LaunchError: There are fewer than `LEAST_COLUMNS_IN_PLACE` columns, too few for any config.

@@ -1,1 +1,1 @@
-"""Attention over whole prompts."""
+"""Attention over whole prompts, of one length or packed."""

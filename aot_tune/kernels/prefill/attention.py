@@ -1,4 +1,7 @@
-"""Attention of prompts of one length: kernel, host function, declaration. Knows nothing of tables."""
+"""Attention of prompts of one length: kernel, host function and declaration.
+
+The tile code is in `flash`, the search space in `flash_space`.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,8 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     head_dim: ct.Constant[int], causal: ct.Constant[bool], windowed: ct.Constant[bool],
 ):  # fmt: skip
     """Compute one tile of queries of one head."""
-    # The heads of a tile run side by side and share keys in L2. The last tiles of a causal prompt, which see
-    # the most keys, come first: what is left when the multiprocessors run dry is short.
+    # The heads of a tile run at the same time and share keys in L2. The last tiles of a causal prompt, which
+    # see the most keys, come first: so the tiles that finish last are short.
     heads, tiles = q.shape[2], ct.cdiv(q.shape[1], tile_m)
     head, place = ct.bid(0) % heads, ct.bid(0) // heads
     attend(
@@ -58,29 +61,31 @@ def attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attend from every query to the keys of its prompt: ``softmax(q k^T scale) v`` for each head.
 
-    Scores, softmax and sums are float32; the weights are rounded to the dtype of `v` before their product.
-    Queries and keys end together: query i stands at key ``i + kv_len - tokens``, as in flash-attn since 2.1.
-    A query that sees no key gets 0, and a log-sum-exp of -inf.
+    Scores, softmax and sums are float32; the weights are rounded to the dtype of `v` for their product (Dao
+    et al., "FlashAttention", 2022). Queries and keys end together: the position of query i is that of key ``i
+    + kv_len - tokens``, as in flash-attn since 2.1. A query that sees no key gets 0, and a log-sum-exp of
+    -inf.
 
     Args:
         q: (batch, tokens, heads, head_dim), bfloat16 or float16, on a GPU; head_dim 64 or 128. Any strides,
-            so that ``x.transpose(1, 2)`` of scaled_dot_product_attention's layout will do; fast where the
-            last dimension is contiguous and the other strides are multiples of 8.
+            so that it may be ``x.transpose(1, 2)`` of scaled_dot_product_attention's layout; it is fast if
+            the last dimension is contiguous and the other strides are multiples of 8.
         k: (batch, kv_len, kv_heads, head_dim), of the dtype of `q`; kv_heads divides heads. Any strides.
-        v: As `k`.
-        causal: Whether a query sees no keys after its own place.
-        scale: What scores are multiplied by, above 0; ``1 / sqrt(head_dim)`` without it.
-        window: A sliding window as a model's config states it: how many keys up to its own place, that one
-            included, a query sees; all without it.
+        v: The values, like `k`.
+        causal: Whether a query sees no keys after its own position.
+        scale: The factor of the scores, above 0; None stands for ``1 / sqrt(head_dim)``.
+        window: A sliding window as in the config of a model: the number of keys up to its own position, that
+            one included, that a query sees; None stands for all.
         return_lse: Whether to return the log-sum-exps as well.
-        out: As `q`, where to write, apart from the others in memory; a new contiguous tensor without it.
+        out: The result, of the shape and dtype of `q`; it must share no memory with the others. A new
+            contiguous tensor is made if it is None.
 
     Returns:
         `out` or the new tensor; with `return_lse` also (batch, heads, tokens), float32: the natural logarithm
-        of the sum of each row's exponentials.
+        of the sum of the exponentials of each query's scaled scores.
 
     Raises:
-        LaunchError: An argument cannot be launched; it names the argument and what to pass.
+        LaunchError: An argument cannot be launched; the error names it and says what to pass.
     """
     scale, window = check_attention(q, k, v, causal=causal, scale=scale, window=window, out=out)
     batch, tokens, heads, _ = q.shape
@@ -99,7 +104,7 @@ def attention(
 
 
 def _parts(*tensors: torch.Tensor) -> Iterable[Sequence[torch.Tensor]]:
-    """All of a batch; prompt by prompt where a kernel cannot count from one to the next."""
+    """The batch as one launch, or as one for each prompt where the stride between prompts exceeds 32 bits."""
     if len(tensors[0]) == 1 or max(tensor.stride(0) for tensor in tensors) <= LARGEST_INDEX:
         return (tensors,)
     return zip(*(torch.split(tensor, 1) for tensor in tensors), strict=True)
@@ -115,7 +120,7 @@ def check_attention(
     window: int | None = None,
     out: torch.Tensor | None = None,
 ) -> tuple[float, int | None]:
-    """Refuse shapes, dtypes and numbers `attention` does not take; return a launch's scale and window."""
+    """Refuse arguments that `attention` does not take; return `scale` and `window` as a launch takes them."""
     check_flag("attention", "causal", causal)
     check_rank("attention", "q", q, "batch tokens heads head_dim")
     check_rank("attention", "k", k, "batch kv_len kv_heads head_dim")
@@ -216,4 +221,4 @@ attention_tunable = Tunable(
         shapes(8, (2048,), 20, 20, head_dim=64, mask="full"),  # Whisper large's encoder, 1500 tokens
     ],
 )
-"""The declaration; `launch` takes ``q, k, v, out, lse, scale, causal, window``."""
+"""The declaration. Its `launch` takes ``q, k, v, out, lse, scale, causal, window``."""

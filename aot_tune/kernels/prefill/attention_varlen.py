@@ -1,4 +1,7 @@
-"""Attention of packed prompts: kernel, host function, declaration. Knows nothing of tables."""
+"""Attention of packed prompts: kernel, host function and declaration.
+
+The tile code is in `flash`, the search space in `flash_space`.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def attention_varlen_kernel(  # type: ignore[no-untyped-def]
     tile_m: ct.Constant[int], tile_n: ct.Constant[int],
     head_dim: ct.Constant[int], causal: ct.Constant[bool], windowed: ct.Constant[bool],
 ):  # fmt: skip
-    """Compute one tile of queries of one head of one sequence, if the sequence is as long."""
+    """Compute one tile of queries of one head of one sequence, if the sequence reaches that far."""
     heads, tiles = q.shape[1], ct.cdiv(max_seqlen_q, tile_m)  # ordered as in `attention`
     index = ct.bid(1) * ct.num_blocks(0) + ct.bid(0)
     head, place = index % heads, index // heads
@@ -45,9 +48,9 @@ def attention_varlen_kernel(  # type: ignore[no-untyped-def]
         q_start, q_end = _span(cu_seqlens_q, sequence, q.shape[0])
         if m * tile_m < q_end - q_start:
             k_start, k_end = _span(cu_seqlens_k, sequence, k.shape[0])
-            # Slices end where the sequence does: nothing is stored behind it, and zeros are loaded from
-            # there, not the next one's values, which may be NaN. No slice may be empty; a row put there is
-            # not read.
+            # Slices end where the sequence does: nothing is stored behind it, and loads from there give zeros
+            # and not the values of the next sequence, which may be NaN. No slice may be empty; the row that a
+            # sequence without keys gets is not read.
             k_first = min(k_start, k.shape[0] - 1)
             k_last = max(k_end, k_first + 1)
             attend(
@@ -58,12 +61,12 @@ def attention_varlen_kernel(  # type: ignore[no-untyped-def]
 
 
 def _rows(array: Any, start: Any, stop: Any) -> Any:
-    """Some rows of an array. Where they start is multiplied with the stride as it is given: in 64 bits."""
+    """A slice of the rows of an array, its bounds in 64 bits: narrow-offsets (README)."""
     return array.slice(0, ct.astype(start, ct.int64), ct.astype(stop, ct.int64))
 
 
 def _span(cu_seqlens: Any, sequence: Any, rows: Any) -> Any:
-    """A sequence's first row and the one behind its last: bounded, so that wrong ones stay in the arrays."""
+    """The first row of a sequence and the row after its last, both bounded: no access leaves the arrays."""
     start = min(max(ct.load(cu_seqlens, (sequence,), (1,)).item(), 0), rows)
     return start, min(max(ct.load(cu_seqlens, (sequence + 1,), (1,)).item(), start), rows)
 
@@ -85,33 +88,34 @@ def attention_varlen(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attend from every query to the keys of its own sequence, many sequences packed one after another.
 
-    Sequence s has the queries ``cu_seqlens_q[s]`` up to ``cu_seqlens_q[s + 1]``, and its keys likewise;
-    either may be none. Arithmetic and alignment are those of `attention`. What stands before the first or
-    behind the last sequence is not written.
+    Sequence s has the queries from ``cu_seqlens_q[s]`` to before ``cu_seqlens_q[s + 1]``, and its keys
+    likewise; it may have none of either. Arithmetic and positions are those of `attention`. Rows before the
+    first or after the last sequence are not written.
 
     Args:
         q: (total_q, heads, head_dim), bfloat16 or float16, on a GPU; head_dim 64 or 128. Any strides, as for
             `attention`.
         k: (total_k, kv_heads, head_dim), of the dtype of `q`; kv_heads divides heads.
-        v: As `k`.
+        v: The values, like `k`.
         cu_seqlens_q: (sequences + 1,), int32, ascending from 0 or more to total_q or less: where each
-            sequence of `q` starts; the last's end. Not checked, which would wait for the GPU: with others the
-            results are wrong, and nothing outside of the tensors is read or written.
+            sequence of `q` starts, and where the last one ends. The values are not checked, which would wait
+            for the GPU: with others the results are wrong, but nothing outside of the tensors is accessed.
         cu_seqlens_k: The same for `k`.
-        max_seqlen_q: The longest sequence of `q`, or more; queries beyond it are not computed.
-        max_seqlen_k: The longest sequence of `k`, or more.
-        causal: Whether a query sees no keys after its own place.
-        scale: What scores are multiplied by, above 0; ``1 / sqrt(head_dim)`` without it.
-        window: As for `aot_tune.kernels.prefill.attention`: the own place counts.
+        max_seqlen_q: The length of the longest sequence of `q`, or more; queries beyond it are not computed.
+        max_seqlen_k: The length of the longest sequence of `k`, or more.
+        causal: Whether a query sees no keys after its own position.
+        scale: The factor of the scores, above 0; None stands for ``1 / sqrt(head_dim)``.
+        window: As for `attention`: the number of keys that a query sees, its own included.
         return_lse: Whether to return the log-sum-exps as well.
-        out: As `q`, where to write, apart from the others in memory; a new contiguous tensor without it.
+        out: The result, of the shape and dtype of `q`; it must share no memory with the others. A new
+            contiguous tensor is made if it is None.
 
     Returns:
         `out` or the new tensor; with `return_lse` also (heads, total_q), float32: the natural logarithm of
-        the sum of each row's exponentials.
+        the sum of the exponentials of each query's scaled scores.
 
     Raises:
-        LaunchError: An argument cannot be launched; it names the argument and what to pass.
+        LaunchError: An argument cannot be launched; the error names it and says what to pass.
     """
     scale, window = check_attention_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
@@ -150,7 +154,7 @@ def check_attention_varlen(
     window: int | None = None,
     out: torch.Tensor | None = None,
 ) -> tuple[float, int | None]:
-    """Refuse what `attention_varlen` does not take, as `check_attention` does."""
+    """Refuse arguments that `attention_varlen` does not take; return `scale` and `window` for a launch."""
     check_flag("attention_varlen", "causal", causal)
     check_rank("attention_varlen", "q", q, "total_q heads head_dim")
     check_rank("attention_varlen", "k", k, "total_k kv_heads head_dim")
@@ -205,7 +209,8 @@ def _args(
 
 
 _MOST_IN_A_ROW = 2**20
-"""Blocks of the grid's first dimension, which holds fewer than 2**24; empty ones fill up the last row."""
+"""Blocks along the grid's first dimension, which holds fewer than 2**24. If there are more blocks, the grid
+is filled up with empty ones."""
 
 
 def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
@@ -214,7 +219,7 @@ def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
 
 
 def _lengths(batch: int, longest: int) -> list[int]:
-    """Lengths of a batch: the longest, and the others evenly down to an eighth of it, in no order."""
+    """Lengths of a batch: the longest, and others evenly spaced down to an eighth of it, not sorted."""
     lengths = [max(1, longest - longest * 7 * i // (8 * batch)) for i in range(batch)]
     return [lengths[i * 5 % batch] for i in range(batch)] if batch % 5 else lengths
 
@@ -226,7 +231,7 @@ def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
     total = sum(lengths)
     starts = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     q = inputs.randn((total, heads, head_dim), dtype, device, 3 * seed, scale=flash_reference.QUERY_SCALE)
-    # The last sequence may have seen keys before: as many that of both totals one is divisible by 16.
+    # The last sequence may have further keys before its queries: so many that 16 divides one of both totals.
     before = (-total % 16 or 1) if inputs.has_odd_sizes(seed) else 0
     k = inputs.randn((total + before, kv_heads, head_dim), dtype, device, 3 * seed + 1)
     v = inputs.randn((total + before, kv_heads, head_dim), dtype, device, 3 * seed + 2)
@@ -287,6 +292,5 @@ attention_varlen_tunable = Tunable(
         shapes(16, (128, 512), 12, 12, head_dim=64, mask="full"),  # ModernBERT base
     ],
 )
-"""The declaration; `launch` takes ``q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale,
-causal, window``.
-"""
+"""The declaration. Its `launch` takes ``q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale,
+causal, window``."""

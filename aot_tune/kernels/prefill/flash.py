@@ -1,4 +1,4 @@
-"""Attention of one tile of queries: what the kernels of prefill share. Knows no launch and no search space.
+"""Tile code of attention for one tile of queries, and checks that both prefill kernels share.
 
 Softmax is taken block by block of keys, with a running maximum and sum (Milakov and Gimelshein, "Online
 normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022), in base 2, so that the scale
@@ -20,7 +20,7 @@ from aot_tune.kernels.host.arguments import check_window, number
 
 _HIDDEN = -math.inf
 _LOWEST = -3.4e38
-"""Where a row's maximum begins. Finite, so that a row which sees nothing yet subtracts no infinities."""
+"""The start of a row's maximum. It is finite, so that a row that has seen no key subtracts no infinities."""
 
 _LOG2_E = math.log2(math.e)
 _LN_2 = math.log(2)
@@ -35,9 +35,9 @@ def attend(
 ) -> None:  # fmt: skip
     """Write the outputs and log-sum-exps of tile `m` of a head's queries.
 
-    `place` is what stands before the tokens in an index of q, k, v and out: (batch,), or () for one sequence.
-    Query i stands at key i + kv_len - q_len. It sees the keys up to there if causal, and no more than
-    `window` keys before there if windowed.
+    `place` precedes the token in an index of q, k, v and out: (batch,), or () for one sequence. The position
+    of query i is that of key i + kv_len - q_len. The query sees the keys up to its position if `causal`, and
+    at most `window` keys before it if `windowed`.
     """
     kv_head = head // (q.shape[-2] // k.shape[-2])
     queries = _rows(q, place, m, head, tile_m, head_dim, ct.PaddingMode.UNDETERMINED)
@@ -96,7 +96,7 @@ def _masked(
     scores: Any, block: Any, at: Any, kv_len: Any, window: Any, tile_n: Any, causal: Any, windowed: Any
 ) -> Any:
     keys = block * tile_n + ct.arange(tile_n, dtype=ct.int32)[None, :]
-    # No query that is stored stands behind the last key, so that causal is within kv_len too.
+    # The position of no stored query is behind the last key, so `causal` keeps within kv_len too.
     seen = keys <= at if causal else keys < kv_len
     if windowed:
         seen = seen & (keys >= at - window)
@@ -112,7 +112,7 @@ def _add(
     weights = ct.exp2(scores * scale - new, flush_to_zero=True)
     fade = ct.exp2(maximum - new, flush_to_zero=True)
     total = total * fade + ct.sum(weights, axis=1, keepdims=True)
-    # Zeros behind the last key: its weight is 0, and 0 times what lies there may be NaN.
+    # Zeros behind the last key: weights there are 0, and 0 times what memory holds might be NaN.
     values = _rows(v, place, block, head, tile_n, head_dim, ct.PaddingMode.ZERO)
     return new, total, ct.mma(weights.astype(v.dtype), values, acc * fade)
 
@@ -121,25 +121,29 @@ def _add(
 
 
 def check_heads(kernel: str, q: torch.Tensor, k: torch.Tensor) -> None:
-    """Refuse head sizes that were not tuned, and heads that do not share the keys' heads evenly."""
+    """Refuse head sizes that were not tuned, and numbers of heads that kv_heads does not divide."""
     heads, kv_heads, head_dim = q.shape[-2], k.shape[-2], q.shape[-1]
     if head_dim not in (64, 128):
         raise LaunchError(
             f"{kernel}: q has a head_dim of {head_dim}; pass 64 or 128 (torch.nn.functional.pad fills up; "
-            "give scale then)"
+            "pass scale then, too)"
         )
     if kv_heads == 0 or heads % kv_heads:
-        raise LaunchError(f"{kernel}: q has {heads} heads and k {kv_heads}, which must divide them")
+        raise LaunchError(f"{kernel}: q has {heads} heads and k {kv_heads}, which must divide those of q")
 
 
 _LEAST_SCALE, _MOST_SCALE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
-"""Numbers beyond are 0 or infinite to a kernel."""
+"""The bounds of a scale: smaller and larger numbers are 0 or infinite in a kernel."""
 
 
 def scale_and_window(
     kernel: str, head_dim: int, scale: float | None, window: int | None, kv_len: int
 ) -> tuple[float, int | None]:
-    """The scale, by default 1 / sqrt(head_dim), and how many keys before its own a query sees (None: all)."""
+    """Check the scale and the window, and return them as a launch takes them.
+
+    Returns:
+        The scale, 1 / sqrt(head_dim) for None; and how many keys before its own a query sees, None for all.
+    """
     if scale is None:
         scale = head_dim**-0.5
     else:

@@ -1,4 +1,4 @@
-"""Attention in float64, some queries at a time, and how closely a kernel must meet it."""
+"""Reference of attention in float64, some queries at a time, and the tolerances of a kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from aot_tune.declare.declaration import Close
 
 _MOST_SCORES = 2**27
-"""Scores that the reference holds at a time: 1 GiB of float64."""
+"""Scores that the reference holds at a time, at most: 1 GiB of float64."""
 
 
 def reference(
@@ -28,7 +28,7 @@ def reference(
     for first in range(0, q_len, step):
         part = q[first : first + step].double()
         count = part.shape[0]
-        rows = heads // kv_heads * count  # said in full: without keys, -1 could be anything
+        rows = heads // kv_heads * count  # not -1, which is ambiguous where there are no keys
         grouped = part.transpose(0, 1).reshape(kv_heads, rows, head_dim)
         scores = (grouped @ k).mul_(scale).view(heads, count, kv_len)
         at = torch.arange(first, first + count, device=q.device)[:, None] + (kv_len - q_len)
@@ -45,11 +45,12 @@ def reference(
 
 
 def close(out: torch.Tensor, lse: torch.Tensor, dtype: torch.dtype) -> dict[str, Close]:
-    """How closely a kernel must meet the reference, for values of a standard deviation of 1."""
-    # Weights and outputs are each rounded once, by up to half an eps. Where values cancel, the former is
-    # left: half an eps of the largest |value|, about 5. A block left out shows as 1 or so, since with
-    # QUERY_SCALE a few keys hold most of a row's weight. Sums are taken before rounding: lse has float32's
-    # error, most of it from the truncated sums of the matrix units (1e-5 of the largest score, about 40).
+    """The tolerances of a kernel's results, for values with a standard deviation of 1."""
+    # Weights and outputs are each rounded once, by up to half an eps. Where values cancel, the error of the
+    # weights remains: half an eps of the largest |value|, about 5. Leaving out a block changes results by
+    # about 1, since with QUERY_SCALE a few keys hold most of a row's weight. Sums are taken before rounding:
+    # lse has float32's error, most of it from the truncated sums of the matrix units (1e-5 of the largest
+    # score, about 40).
     eps = torch.finfo(dtype).eps
     return {
         "out": Close(value=out, rtol=eps, atol=3 * eps),
@@ -58,4 +59,5 @@ def close(out: torch.Tensor, lse: torch.Tensor, dtype: torch.dtype) -> dict[str,
 
 
 QUERY_SCALE = 3.0
-"""Standard deviation of the queries that `make_args` draws: scores vary by 3, a trained model's order."""
+"""Standard deviation of the queries that `make_args` draws: the scores then have one of 3, as in trained
+models."""

@@ -1,4 +1,4 @@
-"""Tiles of the prefill attention kernels: search space, default, what is legal. Pure; knows no kernel."""
+"""Tiles of the prefill attention kernels: search space, default, legality. Pure; knows no kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 
 _Rows = Sequence[tuple[tuple[int, ...], ...]]
-"""Values of tile_m, tile_n, num_worker_warps, num_ctas and occupancy; a row stands for their product.
+"""Values of tile_m, tile_n, num_worker_warps, num_ctas and occupancy; a row stands for all combinations.
 
 Seeded from NVIDIA's TileGym (ops/cutile/attention.py and attention_varlen.py), its cutile-python
 (samples/AttentionFMHA.py), Triton's tutorial (06-fused-attention.py), and FlashAttention-3's tiles for sm90
@@ -21,15 +21,15 @@ Seeded from NVIDIA's TileGym (ops/cutile/attention.py and attention_varlen.py), 
 """
 
 _WARPGROUP: _Rows = (
-    # One warp group, two blocks a multiprocessor: the end of one hides behind the other.
+    # One warp group, two blocks a multiprocessor: one computes while the other ends.
     ((64,), (64, 128), (4,), (1,), (2,)),
     ((128,), (64,), (4, 8), (1,), (2,)),
-    # Two warp groups: one's softmax runs beside the other's products.
+    # Two warp groups: the softmax of one runs at the same time as the products of the other.
     ((128,), (128,), (8,), (1,), (1,)),
     ((256,), (64,), (8,), (1,), (1,)),
     ((256,), (128,), (8,), (2,), (1,)),
 )
-"""sm90: what came within a tenth of the best on some shape of an H200, of some thirty configs and forms."""
+"""sm90: the configs within a tenth of the best on some shape on an H200, out of about thirty."""
 
 _TENSOR_MEMORY: _Rows = (
     ((64,), (64,), (4,), (1,), (2, 4)),
@@ -37,7 +37,7 @@ _TENSOR_MEMORY: _Rows = (
     ((128,), (64, 128), (4, 8), (1,), (1, 2)),
     ((256,), (64, 128), (4, 8), (1, 2), (1,)),
 )
-"""sm100 to sm110: sums and scores have a memory of their own."""
+"""sm100 to sm110: sums and scores are in tensor memory."""
 
 _WARP: _Rows = (
     ((64,), (32, 64, 128), (4,), (1,), (1, 2)),
@@ -45,7 +45,7 @@ _WARP: _Rows = (
     ((128,), (32, 64), (4,), (1,), (1, 2)),
     ((128,), (32, 64), (4,), (2,), (1,)),
 )
-"""sm80 to sm89, sm120 and later: matrix units fed from registers, a warp at a time."""
+"""sm80 to sm89, sm120 and later: the matrix units read registers, a warp at a time."""
 
 
 def _rows_of(arch: Arch) -> _Rows:
@@ -89,21 +89,21 @@ def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
 
 
 _MOST_REGISTERS = 232
-"""Registers of a thread that computes, beside the warps that load: what the compiler was seen to take."""
+"""Values that a computing thread holds, at most, where other warps load: prefill-registers (README)."""
 
 _ITEM_BYTES = 2  # bfloat16 and float16
 
 _ALWAYS = 128
-"""Tiles of this many queries suit every problem, so that a default does."""
+"""Tiles of this many queries count as suitable for every problem, so that every default does."""
 
 
 def _does_not_fit(config: Config, arch: Arch, head_dim: int) -> str | None:
-    """Why a config is not for an arch, or None."""
+    """Why an arch cannot hold a config, or None."""
     tile_m, tile_n = tiles_of(config)
     num_ctas, occupancy = config.hints.get("num_ctas", 1), config.hints.get("occupancy", 1)
     if num_ctas > 1 and arch < Arch(9, 0):
         return f"{arch} has no clusters of blocks; num_ctas must be 1"
-    # Sums and scores, and the weights at half of a score's size.
+    # Sums and scores, and the weights, each of half the size of a score.
     held = (
         tile_m
         // num_ctas
@@ -120,7 +120,7 @@ def _does_not_fit(config: Config, arch: Arch, head_dim: int) -> str | None:
 
 
 def _does_not_suit(config: Config, problem: Problem) -> str | None:
-    """Why a config is a waste on a problem's bucket, or None; the default never is."""
+    """Why a config wastes work on a problem's bucket, or None; the default never does."""
     tile_m, tokens = tiles_of(config)[0], edge(problem.size("tokens"))
     if tile_m > max(_ALWAYS, tokens):
         return f"a tile of {tile_m} queries is more than half empty for up to {tokens}"
@@ -153,7 +153,7 @@ def shapes(
     mask: str = "causal",
     dtype: str = "bfloat16",
 ) -> dict[str, object]:
-    """Typical problems of one model."""
+    """The typical problems of a model."""
     return {
         "dtype": dtype, "mask": mask, "batch": batch, "tokens": tokens,
         "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim,
@@ -169,13 +169,13 @@ AXES: Mapping[str, Axis] = {
 }
 """`Tunable.axes` of the attention kernels; `tokens` are the queries of a sequence, or of the longest one.
 
-Keys are not counted: a part of a prompt that sees the parts before it takes longer, but the tiles that suit
-it are those of its queries.
+The number of keys is no axis: a part of a prompt that sees earlier parts takes longer, but its number of
+queries decides which tiles suit it.
 """
 
 
 def mask(causal: bool, window: int | None) -> str:
-    """What of a problem says which keys are seen: ``causal``, ``full``, ``causal_127``."""
+    """The value of a problem's "mask", by the keys that are seen: ``causal``, ``full`` or ``causal_127``."""
     return ("causal" if causal else "full") + ("" if window is None else f"_{window}")
 
 

@@ -1,9 +1,9 @@
-"""The search space of the dense products, matmul and linear: tiles, which operand gives the rows, hints.
+"""The search space of the dense products, matmul and linear: tiles, the operand that gives the rows, hints.
 
 Tiles of 64 rows and more are those of Triton's tutorial (03-matrix-multiplication.py), of CUTLASS's kernels
-for sm90 (128 x 256 by eight warps; two blocks that share a tile) and those between them that measured best on
-the H200: 80, 160 and 192 columns. Tiles of 16 and 32 rows are for the few tokens of a decoding step.
-Where K is long and tiles are few, blocks may share a tile's sums (split-K).
+for sm90 (128 x 256 by eight warps; two blocks that share a tile), and sizes between them that measured best
+on the H200: 80, 160 and 192 columns. Tiles of 16 and 32 rows are for the few tokens of a decoding step. Where
+K is long and tiles are few, blocks may share the sums of a tile (split-K).
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ _SPACE: Mapping[MatrixUnit, Rows] = {
     ),
 }
 
-# Values of tile_m, tile_n, tile_k, group, num_ctas and num_worker_warps, not peeled (`product`). Steps of 32
-# are 4 % faster on an H200 than those of 64: more of them are on their way. Two blocks that share a tile of
-# 256 x 256 are slower than one of them alone.
+# Values of tile_m, tile_n, tile_k, group, num_ctas and num_worker_warps, not peeled (`product.one_sum`).
+# Steps of 32 are 4 % faster on an H200 than steps of 64, since more of them are in flight. Two blocks that
+# share a tile of 256 x 256 are slower than one block alone.
 _UNPEELED: Mapping[MatrixUnit, Sequence[tuple[int, int, int, int, int, int]]] = {
     MatrixUnit.WARPGROUP: ((128, 256, 32, 8, 1, 8), (128, 256, 32, 16, 1, 8)),
     MatrixUnit.TENSOR_MEMORY: (),
@@ -102,39 +102,39 @@ _SHARED: Mapping[MatrixUnit, Sequence[tuple[int, int, int, int, int, int]]] = {
 }
 
 _SPLITS = (2, 3, 4)
-"""Blocks that share a tile's sums."""
+"""Numbers of blocks that may share the sums of a tile."""
 
 _GROUP = 8
-"""Rows of tiles taken together where tiles are no wider than tall, or sums are shared."""
+"""Rows of tiles that are taken together where tiles are not wider than tall, or sums are shared."""
 
 _FEWEST_ROWS = 16
-"""Of a tile."""
+"""Rows of a tile, at least."""
 
 _LONG_PROMPT = 1024
-"""More rows are one."""
+"""Rows above which a product counts as a long prompt."""
 
 _MOST_ROWS = 256
-"""Of a product that is shared; more have tiles enough."""
+"""Largest M for which blocks split K; above it there are enough tiles to fill the GPU."""
 
 _LEAST_K = 4096
-"""Of a share: with less it takes longer to add up than is gained."""
+"""Length of a share of K, at least: with less, adding up takes longer than sharing saves."""
 
 _MOST_LEFT = 1 << 23
-"""Numbers that blocks leave for each other at most: 32 MiB."""
+"""Numbers that the blocks of a launch store for each other, at most: 32 MiB."""
 
 _MOST_WAVES = 1.5
-"""Tiles for each multiprocessor, of a product that is shared."""
+"""Tiles for each multiprocessor, at most, of a product whose sums are shared."""
 
 _LEAST_SLICE = 2048
-"""Numbers of a tile that one block adds up at least: 8 for each thread of 8 warps. Of fewer than threads each
-warp might have a copy of its own, as old as its own read, and warps that disagree about the end of a wait
-never meet again."""
+"""Numbers of a tile that one block adds up, at least: 8 for each thread of 8 warps. With fewer numbers than
+threads, each warp might hold a copy from its own read, and warps that disagree about the end of a wait never
+meet again."""
 
 _LEAST_TILE, _WIDEST = 1024, 128
-"""Numbers of a tile that is shared, 4 for each thread of 8 warps; and its columns at most."""
+"""Numbers of a tile whose sums are shared, at least (4 for each thread of 8 warps), and columns, at most."""
 
 
-@cache  # a default is asked for at each unseen shape
+@cache  # every unseen shape asks for its default
 def config_of(
     tile_m: int,
     tile_n: int,
@@ -148,7 +148,7 @@ def config_of(
     splits: int = 1,
     peeled: int = 1,
 ) -> Config:
-    """A config of these constants and hints, the constants as `product` has them."""
+    """The config of these constants and hints; `product` explains the constants."""
     tile = {"tile_m": tile_m, "tile_n": tile_n, "more_n": more_n, "tile_k": tile_k, "swapped": swapped}
     return Config(
         constants={**tile, "group": group, "peeled": peeled, "splits": splits},
@@ -157,7 +157,7 @@ def config_of(
 
 
 def constants_of(config: Config) -> tuple[int, ...]:
-    """What a kernel is launched with, in its order."""
+    """The constants that a kernel is launched with, in the order of its parameters."""
     return *_tile_of(config), *(int(config[name]) for name in ("group", "peeled", "splits")), _slices(config)
 
 
@@ -169,7 +169,7 @@ def _tile_of(config: Config) -> tuple[int, int, int, int, int]:
 
 
 def _slices(config: Config) -> int:
-    """Blocks that add up what the splits of a tile left."""
+    """Blocks that add up the parts of a tile's sums; 1 where sums are not shared."""
     tile_m, tile_n, _, _, swapped = _tile_of(config)
     if config["splits"] == 1:
         return 1
@@ -177,13 +177,13 @@ def _slices(config: Config) -> int:
 
 
 def tiles(config: Config, rows: int, columns: int) -> int:
-    """Tiles of a product of so many rows and columns, each split's for itself."""
+    """Tiles of a product of this many rows and columns; each split of a tile counts as one."""
     tile_m, tile_n, more_n, _, _ = _tile_of(config)
     return -(-rows // tile_m) * -(-columns // (tile_n + more_n)) * int(config["splits"])
 
 
 def grid(config: Config, device: Device, rows: int, columns: int) -> tuple[int]:
-    """As many blocks as the GPU holds; where sums are shared, one for each part and one for each slice."""
+    """The grid: what the GPU runs at once or, where sums are shared, a block for each part and each slice."""
     parts, splits = tiles(config, rows, columns), int(config["splits"])
     if splits == 1:
         return persistent_grid(config, device, parts)
@@ -191,7 +191,7 @@ def grid(config: Config, device: Device, rows: int, columns: int) -> tuple[int]:
 
 
 def work(config: Config, problem: Problem) -> Work:
-    """What a block does for one tile, or for its part of one."""
+    """The work of a block for one tile or, where sums are shared, for its part of one."""
     k = -(-problem.size("K") // int(config["splits"]))
     return work_of(config, k, item_bytes=item_bytes(problem))
 
@@ -204,7 +204,7 @@ def space(arch: Arch, problem: Problem) -> Sequence[Config]:
 @cache
 def _fitting(arch: Arch, size: int) -> tuple[Config, ...]:
     rows = [values for row in _SPACE[matrix_unit(arch)] for values in itertools.product(*row)]
-    # As many bytes a step as of two-byte elements.
+    # Steps have as many bytes as those of two-byte elements.
     every = dict.fromkeys(config_of(*v[:3], v[3] * 2 // size, *v[4:]) for v in rows)
     for splits, (tile_m, tile_n, tile_k, *rest) in itertools.product(_SPLITS, _SHARED[matrix_unit(arch)]):
         swapped, *hints = rest
@@ -215,10 +215,10 @@ def _fitting(arch: Arch, size: int) -> tuple[Config, ...]:
 
 
 def default(arch: Arch, problem: Problem) -> Config:
-    """The config of untuned problems."""
+    """The config of problems without a tuned one."""
     rows, wide = problem.size("M"), item_bytes(problem) > 2
     if matrix_unit(arch) is MatrixUnit.WARP:
-        # Two blocks hide each other's waits; told to expect one, the compiler spills on sm80.
+        # Two blocks hide each other's waits; with an occupancy of 1 it spills: sm80-spill (README).
         tile = (64, 64, 32) if wide else (64, 128, 64) if rows <= 64 else (128, 128, 32)
         return _plain(*tile, occupancy=2)
     if rows <= 16:
@@ -240,35 +240,35 @@ def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
     """Whether a config may run a problem, or why not; the same for all sizes of a bucket."""
     _, tile_n, more_n, _, swapped = _tile_of(config)
     if more_n and (tile_n % more_n or swapped):
-        return f"{more_n} more columns must divide the {tile_n} beside them, which give no rows then"
+        return f"more_n is {more_n}; it must divide tile_n, {tile_n}, and needs swapped to be 0"
     if wrong := wrongly_peeled(config) or _wrongly_grouped(config, edge(problem.size("M"))):
         return wrong
     if not config["peeled"] and (more_n or config["splits"] != 1):
-        return "a tile of two widths, or whose sums are shared, is peeled"
+        return "a tile of two widths, or whose sums are shared, needs peeled to be 1"
     refusal = overflow(config, arch, item_bytes=item_bytes(problem))
     return refusal or waste(config, edge(problem.size("M"))) or _not_shared(config, arch, problem) or True
 
 
 def _wrongly_grouped(config: Config, rows: int) -> str | None:
-    """Why a config's `group` (`product.place`) cannot be, or changes nothing on so many rows; or None."""
+    """Why the `group` of a config (`product.place`) is wrong, or changes nothing for `rows` rows; or None."""
     group = int(config["group"])
     if group < 1:
-        return f"group is {group}; it is how many rows of tiles are taken together, 1 or more"
+        return f"group is {group}; it must be the number of rows of tiles taken together, 1 or more"
     if group != _GROUP and -(-rows // int(config["tile_m"])) <= min(group, _GROUP):
         return f"group {group} orders the tiles of up to {rows} rows as group {_GROUP} does"
     return None
 
 
 def left(rows: int, k: int, columns: int) -> int:
-    """Numbers that the blocks of any config leave for each other at most, for all sizes of a bucket."""
+    """Numbers that the blocks of any config store for each other, at most, for all sizes of a bucket."""
     if rows > _MOST_ROWS or k < 2 * _LEAST_K:
         return 1
-    # A tile is no more than half empty along the rows.
+    # At most half of a tile's rows are empty.
     return min(_SPLITS[-1] * 2 * max(edge(rows), _FEWEST_ROWS) * (columns + _WIDEST), _MOST_LEFT)
 
 
 def _not_shared(config: Config, arch: Arch, problem: Problem) -> str | None:
-    """Why blocks should not share the sums of a bucket's tiles, or None."""
+    """Why blocks should not share the sums of tiles in a problem's bucket, or None."""
     (tile_m, tile_n, more_n, tile_k, _), splits = _tile_of(config), int(config["splits"])
     if splits == 1:
         return None
@@ -292,5 +292,5 @@ def _not_shared(config: Config, arch: Arch, problem: Problem) -> str | None:
 
 
 def item_bytes(problem: Problem) -> int:
-    """Bytes of an element."""
+    """Bytes of an element of a problem's dtype."""
     return named_dtype(str(problem["dtype"])).itemsize

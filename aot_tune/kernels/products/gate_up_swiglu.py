@@ -1,4 +1,4 @@
-"""Gated projection of a SwiGLU layer: kernel, host function, declaration. Knows nothing of tuning or tables.
+"""Gated projection of a SwiGLU layer: kernel, host function, search space and declaration.
 
 ``out = silu(x gate^T) * (x up^T)`` (Shazeer, "GLU Variants Improve Transformer", 2020): both products and the
 activation in one kernel, so that the products are neither written nor read.
@@ -40,7 +40,8 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 
 _GROUP = 8
-"""Rows of tiles taken together, down before along, to keep L2 warm: what nearly every matmul is tuned to."""
+"""Rows of tiles that are taken together, down before along, to keep L2 warm: nearly every matmul is tuned to
+this number."""
 
 
 @ct.kernel
@@ -56,9 +57,9 @@ def gate_up_swiglu_kernel(  # type: ignore[no-untyped-def]
         rows = min(tiles_m - first, _GROUP)
         place = tile % (_GROUP * tiles_n)
         m, n = product.first_row(first + place % rows, tile_m, x.shape[0]), place // rows
-        # Sums are kept transposed, the weights first: their 64 columns fill the tensor unit of sm90, where a
-        # few tokens would leave it to the units of single warps, and 128 tokens are read by one instruction.
-        # The first step stands before the loop, as in matmul, and for its reasons.
+        # Sums are kept transposed, with the weights as the left factor: their 64 columns fill the matrix unit
+        # of sm90, where few tokens would run on the older unit of single warps, and one instruction reads 128
+        # tokens. The first step stands before the loop: zero-start (README).
         tokens = product.rows_from(x, m, 0, tile_m, tile_k).transpose()
         of_gate = ct.load(weight, (0, n, 0), (1, tile_n, tile_k), padding_mode=zero)
         of_up = ct.load(weight, (1, n, 0), (1, tile_n, tile_k), padding_mode=zero)
@@ -75,24 +76,24 @@ def gate_up_swiglu_kernel(  # type: ignore[no-untyped-def]
 
 
 def gate_up_swiglu(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Project `x` by the gate and by the up matrix, and return silu of the one times the other.
+    """Project `x` by the gate and by the up matrix, and return silu of the first product times the second.
 
-    Accumulates, and computes the activation, in float32, and rounds once. Where rows do not all start at a
-    multiple of 16 bytes, a copy of `x` or `weight` whose rows do is made for the call.
+    Accumulates and activates in float32 and rounds once (Shazeer, 2020). If rows of `x` or `weight` do not
+    all start at a multiple of 16 bytes, the call makes a copy whose rows do.
 
     Args:
         x: (tokens, K), bfloat16 or float16, on a GPU; any strides.
-        weight: (2 N, K), of the dtype of `x`: the gate's N rows, then those of up, as vLLM and SGLang merge
-            them (``gate_up_proj``); any strides below 2^31, where up starts included: N rows and K columns of
-            fewer than 2^31 elements.
-        out: (tokens, N), where to write, of the dtype of `x`, apart from both in memory; a new tensor without
-            it.
+        weight: (2 N, K), of the dtype of `x`: the N rows of the gate, then those of up, as vLLM and SGLang
+            merge them (``gate_up_proj``). Strides are below 2^31 elements, and so is the distance from gate
+            to up: N rows of a contiguous weight have fewer than 2^31 elements.
+        out: (tokens, N), the result, of the dtype of `x`; it must share no memory with `x` or `weight`. A new
+            tensor is made if it is None.
 
     Returns:
         `out`, or the new tensor.
 
     Raises:
-        LaunchError: An argument cannot be launched; it names the argument and what to pass.
+        LaunchError: An argument cannot be launched; the error names it and says what to pass.
     """
     check_gate_up_swiglu(x, weight, out=out)
     (tokens, k), n = x.shape, weight.shape[0] // 2
@@ -173,7 +174,7 @@ def _space(arch: Arch) -> tuple[Config, ...]:
 def _default(arch: Arch, problem: Problem) -> Config:
     tokens = problem.size("tokens")
     if matrix_unit(arch) is MatrixUnit.WARP:
-        return config_of(64, 64, 64, num_ctas=1, occupancy=2)  # larger tiles spill on sm80
+        return config_of(64, 64, 64, num_ctas=1, occupancy=2)  # larger tiles spill: sm80-spill (README)
     tile_m, tile_k = (16, 128) if tokens <= 16 else (64, 64) if tokens <= 64 else (128, 64)
     return config_of(tile_m, 64, tile_k, num_ctas=1, occupancy=1)
 
@@ -217,8 +218,9 @@ def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
 def _reference(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> Close:
     exact = x.double()
     gate, up = (exact @ matrix.double().t() for matrix in weight)
-    # One rounding to the output's dtype is half its eps. The products are good to 2e-4 (matmul's reference
-    # says why); either is multiplied by the other, up to 5 where they are normal, and silu's slope is 1.1.
+    # One rounding to the output's dtype is half its eps. The products have an error of 2e-4 (see the
+    # reference of matmul); each is multiplied by the other, up to 5 for normal inputs, and the slope of silu
+    # is 1.1.
     return Close(value=torch.nn.functional.silu(gate) * up, rtol=torch.finfo(x.dtype).eps, atol=4e-3)
 
 
@@ -251,4 +253,4 @@ gate_up_swiglu_tunable = Tunable(
         _shapes(14336, 4096, "float16"),  # Llama 3.1 8B, run in float16
     ],
 )
-"""The declaration; ``gate_up_swiglu_tunable.launch(x, weight, out)`` takes weight as (2, N, K)."""
+"""The declaration. ``gate_up_swiglu_tunable.launch(x, weight, out)`` takes weight as (2, N, K)."""

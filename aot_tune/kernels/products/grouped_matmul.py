@@ -1,8 +1,9 @@
-"""Matrix product of a mixture of experts: kernel, host function, declaration. Knows nothing of tuning.
+"""Matrix product of a mixture of experts: kernel, host function and declaration.
 
-Rows sorted by expert meet their expert's matrix; how many rows an expert has is known only on the GPU. A
-block takes every `num_blocks`-th tile, and finds its expert by a search in the tiles before each one's end,
-which is fast over many experts, or by a walk from expert to expert, which is fast over many tiles of each.
+Rows sorted by expert are multiplied by the matrix of their expert; the number of rows of each expert is known
+only on the GPU. A block takes every `num_blocks`-th tile. It finds the expert of a tile by a search in the
+running sums of tiles, which is fast for many experts, or by a walk from expert to expert, which is fast for
+many tiles of each. The search space is `grouped_matmul_space`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 
 _GROUP = 8
-"""Rows of tiles taken together, down before along, to keep L2 warm: what nearly every matmul is tuned to."""
+"""Rows of tiles that are taken together, down before along, to keep L2 warm: nearly every matmul is tuned to
+this number."""
 
 
 @ct.kernel
@@ -57,8 +59,8 @@ def _search(
         expert, start, stop = _chosen(its, number), _chosen(its, starts), _chosen(its, stops)
         m, n = _place(tile - _chosen(its, afters - tiles), ct.cdiv(stop - start, tile_m), tiles_n)
         result = _product(a, b, expert, start + m * tile_m, n, tile_m, tile_n, tile_k)
-        # A plain store: a descriptor would be rewritten for every tile. Called quick, or the compiler may
-        # set warps aside for it.
+        # A store without TMA: its descriptor would be rewritten for every tile. Latency 1, or the compiler
+        # may reserve warps for it.
         mine = _rows(out, start, stop)
         ct.store(mine, (m, n), result.astype(out.dtype), allow_tma=False, latency=1)
 
@@ -66,7 +68,7 @@ def _search(
 def _walk(a: Any, b: Any, offsets: Any, out: Any, tile_m: Any, tile_n: Any, tile_k: Any) -> None:
     tiles_n = ct.cdiv(b.shape[2], tile_n)
     tile, before, start = ct.bid(0), 0, 0
-    # An expert without tiles costs a load, asked for one expert ahead, and a dozen scalar instructions.
+    # An expert without tiles costs a load, which is issued one expert ahead, and a dozen scalar instructions.
     for expert in range(b.shape[0]):
         stop = min(max(ct.load(offsets, (expert,), ()), start), a.shape[0])  # bounded, as in a search
         tiles_m = ct.cdiv(stop - start, tile_m)
@@ -80,7 +82,7 @@ def _walk(a: Any, b: Any, offsets: Any, out: Any, tile_m: Any, tile_n: Any, tile
 
 
 def _chosen(mask: Any, values: Any) -> Any:
-    """The one of the values whose mask is set."""
+    """The value whose mask is set; one is."""
     return ct.sum(ct.where(mask, values, 0))
 
 
@@ -93,18 +95,18 @@ def _place(index: Any, tiles_m: Any, tiles_n: Any) -> Any:
 
 
 def _rows(out: Any, start: Any, stop: Any) -> Any:
-    """An expert's rows, so that the last tile stops where they do; in 64 bits, as a slice's offset is."""
+    """The rows of an expert, so that its last tile ends with them; in 64 bits: narrow-offsets (README)."""
     return out.slice(axis=0, start=ct.astype(start, ct.int64), stop=ct.astype(stop, ct.int64))
 
 
 def _product(a: Any, b: Any, expert: Any, row: Any, n: Any, tile_m: Any, tile_n: Any, tile_k: Any) -> Any:
     """One tile, in float32."""
     zero = ct.PaddingMode.ZERO
-    # A tile may begin at any row, and end in the next expert's, whose products are not stored: one descriptor
-    # serves all of A, where a slice of each expert's rows would need one of its own.
+    # A tile may begin at any row and reach into the next expert's rows, whose products are not stored: so one
+    # TMA descriptor serves all of A, where a slice of each expert's rows would need its own.
     rows_of_a = a.tiled_view((tile_m, tile_k), padding_mode=zero, traversal_steps=(1, tile_k))
-    # The sums are kept transposed, as in gate_up_swiglu, and the first step stands before the loop, as in
-    # matmul, each for its reasons.
+    # The sums are kept transposed for the reasons given in gate_up_swiglu, and the first step stands before
+    # the loop: zero-start (README).
     x = rows_of_a.load((row, 0))
     y = ct.load(b, (expert, 0, n), (1, tile_k, tile_n), padding_mode=zero).reshape((tile_k, tile_n))
     acc = ct.mma(y.transpose(), x.transpose(), ct.zeros((tile_n, tile_m), ct.float32))
@@ -120,10 +122,10 @@ def grouped_matmul(
 ) -> torch.Tensor:
     """Multiply each expert's rows of `a` by the expert's matrix, accumulating in float32.
 
-    Rows ``offsets[e - 1]`` (0 for the first expert) up to but not ``offsets[e]`` of the product are those
-    rows of `a` times ``b[e]``, as ``torch._grouped_mm(a, b, offs=offsets)`` has it. Where rows of `a` or `b`
-    (columns, where those are contiguous) do not all start at a multiple of 16 bytes, a copy whose rows do
-    is made for the call.
+    Rows from ``offsets[e - 1]`` (0 for the first expert) to before ``offsets[e]`` of the product are those
+    rows of `a` times ``b[e]``, as in ``torch._grouped_mm(a, b, offs=offsets)``. If rows of `a` or `b`
+    (columns, where those are contiguous) do not all start at a multiple of 16 bytes, the call makes a copy
+    whose rows do.
 
     Args:
         a: (tokens, K), bfloat16 or float16, on a GPU, sorted by expert; any strides.
@@ -132,14 +134,14 @@ def grouped_matmul(
         offsets: (experts,), int32, on the GPU: where each expert's rows end. Not decreasing, at most
             `tokens`; this is not checked, as it would wait for the GPU. An expert may have no rows. Rows
             after the last offset are not computed: they keep what `out` holds.
-        out: (tokens, N), where to write, of the dtype of `a`, apart from the others in memory; a new tensor
-            without it.
+        out: (tokens, N), the result, of the dtype of `a`; it must share no memory with the others. A new
+            tensor is made if it is None.
 
     Returns:
         `out`, or the new tensor.
 
     Raises:
-        LaunchError: An argument cannot be launched; it names the argument and what to pass.
+        LaunchError: An argument cannot be launched; the error names it and says what to pass.
     """
     check_grouped_matmul(a, b, offsets, out=out)
     (tokens, k), (experts, _, n) = a.shape, b.shape
@@ -184,7 +186,7 @@ def _problem(
 
 
 def _tiles(config: Config, problem: Problem) -> int:
-    """Tiles, if the rows were spread evenly over as many experts as there can be."""
+    """Tiles, if the rows were spread evenly over all experts, or over as many experts as there are rows."""
     tile_m, tile_n, _ = tile_of(config)
     tokens = problem.size("tokens")
     experts = min(problem.size("experts"), tokens)
@@ -197,7 +199,7 @@ def _work(config: Config, problem: Problem) -> Work:
 
 def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
     (tile_m, tile_n, _), tokens = tile_of(config), problem.size("tokens")
-    # As many tiles as there can be: each expert may end in a partly filled one.
+    # The most tiles that there can be: each expert may end in a partly filled one.
     tiles_m = tokens // tile_m + min(problem.size("experts"), tokens)
     return persistent_grid(config, device, tiles_m * -(-problem.size("N") // tile_n))
 
@@ -219,11 +221,12 @@ def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
 
 
 _SPREAD = 0.4
-"""Of the logarithm of an expert's popularity: of 128 experts the first has some 2.5 times its share."""
+"""Standard deviation of the logarithm of an expert's popularity: the most popular of 128 experts gets about
+2.5 times its share."""
 
 
 def _uneven_offsets(tokens: int, experts: int, device: Any, seed: int) -> torch.Tensor:
-    """Where experts' rows end, when each row draws its expert by a popularity that is drawn before."""
+    """Random ends of the experts' rows: each expert draws a popularity, then each row draws its expert."""
     if torch.device(device).type == "meta":
         return inputs.empty((experts,), "int32", device)
     popularity = inputs.randn((experts,), "float32", device, seed, scale=_SPREAD).exp().cumsum(0)
@@ -246,7 +249,7 @@ def _reference(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: tor
 
 
 def _shapes(experts: int, n: int, k: int, dtype: str = "bfloat16") -> dict[str, object]:
-    # Each edge serves its neighbours as the nearest bucket.
+    # Buckets between take the config of the nearest edge here.
     tokens = (8, 64, 512, 4096, 32768)
     return {"dtype": dtype, "tokens": tokens, "experts": experts, "N": n, "K": k}
 
@@ -277,7 +280,7 @@ grouped_matmul_tunable = Tunable(
         *(_shapes(128, 3072, 4096), _shapes(128, 4096, 1536)),  # Qwen3 235B-A22B
     ],
 )
-"""The declaration; ``grouped_matmul_tunable.launch(a, b, offsets, out)`` takes what `grouped_matmul` takes.
+"""The declaration. ``grouped_matmul_tunable.launch(a, b, offsets, out)`` takes what `grouped_matmul` takes.
 
-Its `tokens` are rows of `a`: tokens times the experts that each is sent to.
+Its `tokens` are the rows of `a`: the tokens of a batch times the experts that each is sent to.
 """

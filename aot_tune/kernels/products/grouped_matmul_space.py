@@ -1,4 +1,4 @@
-"""Search space of grouped_matmul: tiles, and how a block finds its expert. Knows no kernel."""
+"""Search space of grouped_matmul: tiles, and how a block finds its expert. Pure; knows no kernel."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ _SPACES: Mapping[MatrixUnit, Rows] = {
 }
 
 _WALK_ROWS = 128
-"""Rows of the smallest tile that a walk is tried with: with less, a search wins."""
+"""Rows of a tile, at least, with which a walk is tried: with fewer rows, a search wins."""
 
 
 def with_search(tile: Config, search: bool) -> Config:
-    """A config of a tile, with the expert found by a search or by a walk."""
+    """The config of a tile in which blocks find their expert by a search, or else by a walk."""
     return Config(constants={**tile.constants, "search": search}, hints=tile.hints)
 
 
@@ -78,7 +78,7 @@ def space(arch: Arch) -> tuple[Config, ...]:
 
 @cache
 def default(arch: Arch, problem: Problem) -> Config:
-    """By the rows that an expert has on average."""
+    """A config chosen by the average number of rows of an expert."""
     rows = _average_rows(problem)
     if matrix_unit(arch) is MatrixUnit.WARP:
         return with_search(config_of(64, 64, 64, num_ctas=1, occupancy=2), search=True)
@@ -87,15 +87,14 @@ def default(arch: Arch, problem: Problem) -> Config:
 
 
 def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
-    """Whether an arch holds a config, and it is no waste for the average expert; if not, why."""
+    """Whether an arch holds a config and the average expert does not waste it, or why not."""
     refusal = overflow(config, arch, item_bytes=ITEM_BYTES) or _does_not_find(config)
     return refusal or waste(config, _average_rows(problem)) or True
 
 
 def _does_not_find(config: Config) -> str | None:
-    """Why a config finds wrong experts, or None."""
-    if config["search"] and hints_of(config)[0] > 1:
-        # Seen on the H200, over 256 experts: nearly every element wrong (tileiras 13.4).
+    """Why blocks with a config would find wrong experts, or None."""
+    if config["search"] and hints_of(config)[0] > 1:  # clustered-search (README)
         return (
             "blocks that share a tile also share out the search, and miss experts; walk, or set num_ctas to 1"
         )
@@ -103,5 +102,5 @@ def _does_not_find(config: Config) -> str | None:
 
 
 def _average_rows(problem: Problem) -> int:
-    """Rows of an expert, if all had the same, at the edge of the problem's bucket."""
+    """Rows of an expert at the edge of the problem's bucket, if all experts had the same number."""
     return -(-edge(problem.size("tokens")) // problem.size("experts"))

@@ -1,10 +1,11 @@
-"""A linear layer: kernel, host function, declaration. Knows nothing of tuning or tables.
+"""A linear layer: kernel, host function and declaration; its search space is `dense_space`.
 
-``activation(x @ weight.t() + bias)`` in one kernel, so that the product is written once and never read again.
+``activation(x @ weight.t() + bias)`` in one kernel, so that the product is written once and not read again.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -16,11 +17,18 @@ from aot_tune import inputs, workspace
 from aot_tune.declare.declaration import Close
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import activations
-from aot_tune.kernels.host.arguments import LARGEST_INDEX
+from aot_tune.kernels.host.arguments import (
+    LARGEST_INDEX,
+    check_apart,
+    check_dtype,
+    check_rank,
+    check_shape,
+    indexable,
+)
 from aot_tune.kernels.host.padding import padded
 from aot_tune.kernels.products import product, split_k
 from aot_tune.kernels.products.dense_space import constants_of, default, grid, legal, space, tiles, work
-from aot_tune.kernels.products.linear_arguments import DTYPES, as_matrix, check_linear, counted, written_rows
+from aot_tune.kernels.rows.rows import as_rows
 from aot_tune.tunable import Tunable
 from aot_tune.values.bucket import Exact, Pow2
 from aot_tune.values.config import Config
@@ -35,9 +43,9 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     swapped: ct.Constant[int], group: ct.Constant[int], peeled: ct.Constant[int],
     splits: ct.Constant[int], slices: ct.Constant[int],
 ):  # fmt: skip
-    """Compute every `num_blocks`-th tile of `out`, accumulating in float32; constants as in `product`.
+    """Compute every `num_blocks`-th tile of `out`, accumulating in float32; `product` explains the constants.
 
-    Of several `splits` each block takes a share of a tile's sums, or adds up one of its `slices`.
+    With several `splits`, each block sums a tile over a share of K, or adds up one of the tile's `slices`.
     """
     tiles_m, tiles_n = ct.cdiv(x.shape[0], tile_m), ct.cdiv(weight.shape[0], tile_n + more_n)
     if splits > 1:
@@ -68,16 +76,19 @@ def linear_kernel(  # type: ignore[no-untyped-def]
 def _finish(
     out: Any, bias: Any, biased: Any, activation: Any, m: Any, n: Any, sums: Any, spacing: Any, swapped: Any
 ) -> None:
-    """Add the bias, activate and store sums whose first column is `n` * `spacing`."""
+    """Add the bias, activate, and store sums whose first column is `n` * `spacing`."""
     width = sums.shape[0] if swapped else sums.shape[1]
     row = ct.zeros((width,), ct.float32)
-    if biased:  # around the row alone: a branch around the sums costs their registers twice
+    if biased:  # the branch is around the row alone: around the sums it would double their registers
         row = bias.tiled_view((width,), traversal_steps=(spacing,)).load((n,)).astype(ct.float32)
     sums = activations.apply(sums + product.turned(row.reshape((1, width)), swapped), activation)
     product.store(out, m, n, product.turned(sums.astype(out.dtype), swapped), spacing)
 
 
 # The host function ------------------------------------------------------------------------------
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+"""The dtypes of all arguments."""
 
 
 def linear(
@@ -90,55 +101,58 @@ def linear(
 ) -> torch.Tensor:
     """``activation(x @ weight.t() + bias)``, accumulating in float32 and rounding once.
 
-    float32 is multiplied as tf32: of each factor's mantissa the matrix units keep 10 bits (sm90 drops the
-    others), so that a product is good to 2^-9.
-    Where rows of `x` or `weight` do not all start at a multiple of 16 bytes, a copy whose rows do is made for
-    the call; a weight whose rows are padded to that, ``room[:, :K]``, saves it.
+    float32 is multiplied as tf32: the matrix units keep 10 bits of the mantissa of each factor (sm90 drops
+    the others), so that a product has a relative error of 2^-9.
 
-    Several blocks may share the sums of up to 256 rows, in memory of the stream: run the same call once
-    before it is captured into a CUDA graph, on the stream that captures where there are several, and replay
-    the graphs of one stream one after another.
+    If rows of `x` or `weight` do not all start at a multiple of 16 bytes, the call makes a copy whose rows
+    do; a weight whose rows are padded, ``room[:, :K]``, saves the copy.
+
+    CUDA graphs: with up to 256 rows, several blocks may share sums in memory that belongs to the stream. Run
+    the same call once before it is captured (on the capturing stream, if there are several), and replay the
+    graphs of one stream one after another.
 
     Args:
         x: (..., K), bfloat16, float16 or float32, on a GPU; leading dimensions that ``view`` can flatten.
         weight: (N, K), of the dtype of `x`, as ``torch.nn.Linear`` stores it; any strides.
-        bias: (N,), of the dtype of `x`.
+        bias: (N,), of the dtype of `x`; None adds none.
         activation: "relu", "silu", "gelu" or "gelu_tanh"; None for none.
-        out: (..., N), where to write, of the dtype of `x`, apart from all others in memory; a new tensor
-            without it.
+        out: (..., N), the result, of the dtype of `x`; it must share no memory with the others. A new tensor
+        is
+            made if it is None.
 
     Returns:
         `out`, or the new tensor.
 
     Raises:
-        LaunchError: An argument cannot be launched; it names the argument and what to pass.
+        LaunchError: An argument cannot be launched; the error names it and says what to pass.
     """
+    # A quick test of all arguments at once; the checks that name an argument run only if it fails.
     try:
-        rows = x if x.dim() == 2 else as_matrix("x", x)
+        rows = x if x.dim() == 2 else _as_matrix("x", x)
         (m, k), (n, columns), (x_row, x_column) = rows.shape, weight.shape, rows.stride()
         row, column = weight.stride()
         dtype, device = x.dtype, x.device
         number = activations.NUMBERS["none" if activation is None else activation]
         fine = (
             columns == k > 0
-            and dtype in DTYPES
+            and dtype in _DTYPES
             and weight.dtype == dtype
             and weight.device == device
             and not (x.is_neg() or weight.is_neg())
-            and m | n | k | x_row | x_column | row | column <= LARGEST_INDEX  # none of them is negative
+            and max(m, n, k, x_row, x_column, row, column) <= LARGEST_INDEX
             and (bias is None or _fine_bias(bias, n, dtype, device))
         )
     except (AttributeError, IndexError, KeyError, LaunchError, TypeError, ValueError):
         fine = False
     if not fine:
         check_linear(x, weight, bias, activation=activation)
-        rows, weight, bias = counted(x, weight, bias)
+        rows, weight, bias = _counted(x, weight, bias)
     if out is None:
         written = torch.empty((m, n), dtype=dtype, device=device)
         out = written if x.dim() == 2 else written.view(*x.shape[:-1], n)
     else:
-        written = written_rows(out, x, rows, weight, bias)
-    if m * n and not k:  # sums of nothing
+        written = _written_rows(out, x, rows, weight, bias)
+    if m * n and not k:  # sums over nothing are 0
         bias = torch.zeros((), dtype=dtype, device=device) if bias is None else bias
         written.copy_(activations.reference(bias, activations.NAMES[number]))
     elif m * n:
@@ -147,6 +161,85 @@ def linear(
         scratch = split_k.scratch(rows, n)
         linear_tunable.launch(padded(rows), padded(weight), written, bias, scratch, biased, number)
     return out
+
+
+def check_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activation: str | None = None,
+    out: torch.Tensor | None = None,
+) -> None:
+    """Refuse shapes, dtypes and activations that `linear` does not take, with an error that names one.
+
+    `linear` calls it only after a quick test of all arguments has failed.
+    """
+    check_dtype("linear", "x", x, *_DTYPES)
+    check_rank("linear", "weight", weight, "N K")
+    check_dtype("linear", "weight", weight, x.dtype)
+    n, k = weight.shape
+    if x.dim() == 0 or x.shape[-1] != k:
+        raise LaunchError(
+            f"linear: x has shape {tuple(x.shape)}; weight of shape {(n, k)} asks for (..., {k})"
+        )
+    if activation is not None:
+        activations.check_activation("linear", activation, *activations.NAMES)
+    if bias is not None:
+        check_dtype("linear", "bias", bias, x.dtype)
+        check_shape("linear", "bias", bias, (n,), f"weight of {n} rows")
+    if out is not None:
+        check_dtype("linear", "out", out, x.dtype)
+        check_shape("linear", "out", out, (*x.shape[:-1], n), "the product")
+
+
+def _counted(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Return the arguments with strides that a kernel can index with, `x` as rows."""
+    rows = _as_matrix("x", x)
+    if bias is None:
+        rows, weight = indexable("linear", x=rows, weight=weight)
+    else:
+        rows, weight, bias = indexable("linear", x=rows, weight=weight, bias=bias)
+    return rows, weight, bias
+
+
+def _written_rows(
+    out: torch.Tensor, x: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Check `out` against the other arguments, which are checked already, and return it as rows.
+
+    `rows` are the rows of `x`.
+    """
+    m, n = rows.shape[0], weight.shape[0]
+    fine = (
+        isinstance(out, torch.Tensor)
+        and out.shape == ((m, n) if x.dim() == 2 else (*x.shape[:-1], n))
+        and out.dtype == x.dtype
+        and out.device == x.device
+    )
+    if not fine:
+        check_linear(x, weight, out=out)
+    if not m * n:
+        return out
+    if bias is None:
+        check_apart("linear", "out", out, x=x, weight=weight)
+    else:
+        check_apart("linear", "out", out, x=x, weight=weight, bias=bias)
+    written = out if out.dim() == 2 else _as_matrix("out", out)
+    if fine and written.stride() == (n, 1) and not written.is_neg():
+        return written
+    return indexable("linear", x=rows, out=written)[1]
+
+
+def _as_matrix(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """View a tensor as (rows, columns); a vector is one row."""
+    if tensor.dim() == 1:
+        return tensor.unsqueeze(0)
+    if tensor.shape[-1] == 0:
+        return tensor.view(math.prod(tensor.shape[:-1]), 0)
+    return as_rows("linear", name, tensor)
 
 
 def _fine_bias(bias: torch.Tensor, n: int, dtype: torch.dtype, device: torch.device) -> bool:
@@ -160,14 +253,14 @@ def _fine_bias(bias: torch.Tensor, n: int, dtype: torch.dtype, device: torch.dev
 
 
 _NO_BIAS = 16
-"""Elements, a multiple of 16 as those of most biases."""
+"""Elements of the stand-in for a bias: a multiple of 16, as most biases have."""
 
 
 @cache
 def _no_bias(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """What is passed in place of a bias and never read; its signature is that of any aligned one.
+    """A stand-in for a bias, which is never read; it has the signature of any aligned bias.
 
-    Kept, so of memory that torch.compile's CUDA graphs do not take for theirs, as a new tensor's would be.
+    It is cached: a tensor allocated during a capture would belong to torch.compile's graph pool.
     """
     return workspace(device, _NO_BIAS, 1).partials.view(dtype)[:_NO_BIAS]
 
@@ -207,7 +300,7 @@ def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
     m, n, k, dtype = problem.size("M"), problem.size("N"), problem.size("K"), str(problem["dtype"])
     x = padded(inputs.randn((m, k), dtype, device, 3 * seed))
     weight = inputs.randn((n, k), dtype, device, 3 * seed + 1, scale=k**-0.5)  # so that sums are near 1
-    # The sweep times seed 0 and verifies others too: those with a bias.
+    # The sweep times seed 0, without a bias, and verifies odd seeds too, which have one.
     biased = seed % 2 == 1
     bias = inputs.randn((n,), dtype, device, 3 * seed + 2) if biased else _no_bias(x.dtype, x.device)
     number = activations.NUMBERS[str(problem["activation"])]
@@ -224,8 +317,8 @@ def _reference(
         exact += bias.double()
     # One rounding to the output's dtype is half its eps. The absolute term is for the float32 sums, which the
     # matrix units truncate: 2^-23 of a running sum near 1, 1800 times for the largest K, is 2e-4. As tf32
-    # each factor loses up to 2^-10, half of that in the mean: sums shrink by 2^-10 and scatter by 6e-4.
-    # A step of tile_k left out would show as 0.05.
+    # each factor loses up to 2^-10, half of that on average: sums shrink by 2^-10 and scatter by 6e-4.
+    # Leaving out a step of tile_k would change results by 0.05.
     tf32 = x.dtype == torch.float32
     rtol, atol = (2.0**-9, 5e-3) if tf32 else (torch.finfo(x.dtype).eps, 2e-3)
     value = activations.reference(exact, activations.NAMES[number])
@@ -238,7 +331,7 @@ def _reference(
 # What to sweep ----------------------------------------------------------------------------------
 
 _M, _MANY = tuple(4**i for i in range(7)), (256, 1024, 4096)
-"""1 to 4096, and of them those of an encoder. Sizes in between are at most a doubling from one of these."""
+"""Rows to sweep, 1 to 4096, and those of an encoder. Sizes in between are at most a doubling from one."""
 
 
 def _shapes(n: int, k: int, *, m: tuple[int, ...] = _M, **others: object) -> Mapping[str, object]:
@@ -285,5 +378,5 @@ linear_tunable = Tunable(
     reset=("scratch",),
     typical=_TYPICAL,
 )
-"""The declaration; ``linear_tunable.launch(x, weight, out, bias, scratch, biased, activation)`` takes x and
-out as (rows, columns), zeros to work in, the activation by its number."""
+"""The declaration. ``linear_tunable.launch(x, weight, out, bias, scratch, biased, activation)`` takes x and
+out as (rows, columns), zeros as scratch and the activation by its number."""

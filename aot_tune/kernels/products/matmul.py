@@ -1,4 +1,4 @@
-"""Matrix product: kernel, host function, declaration. Knows nothing of tuning or tables."""
+"""Matrix product: kernel, host function and declaration; its search space is `dense_space`."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
     swapped: ct.Constant[int], group: ct.Constant[int], peeled: ct.Constant[int],
     splits: ct.Constant[int], slices: ct.Constant[int],
 ):  # fmt: skip
-    """Compute every `num_blocks`-th tile of C, accumulating in float32; constants as in `product`.
+    """Compute every `num_blocks`-th tile of C, accumulating in float32; `product` explains the constants.
 
-    Of several `splits` each block takes a share of a tile's sums, or adds up one of its `slices`.
+    With several `splits`, each block sums a tile over a share of K, or adds up one of the tile's `slices`.
     """
     tiles_m, tiles_n = ct.cdiv(a.shape[0], tile_m), ct.cdiv(b.shape[1], tile_n + more_n)
     if splits > 1:
@@ -61,23 +61,24 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
 def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """Multiply two matrices, accumulating in float32.
 
-    Where rows of `a` or `b` (columns, where those are contiguous) do not all start at a multiple of 16 bytes,
-    a copy whose rows do is made for the call.
+    If rows of `a` or `b` (columns, where those are contiguous) do not all start at a multiple of 16 bytes,
+    the call makes a copy whose rows do.
 
-    Several blocks may share the sums of up to 256 rows, in memory of the stream: run the same call once
-    before it is captured into a CUDA graph, on the stream that captures where there are several, and replay
-    the graphs of one stream one after another.
+    CUDA graphs: with up to 256 rows, several blocks may share sums in memory that belongs to the stream. Run
+    the same call once before it is captured (on the capturing stream, if there are several), and replay the
+    graphs of one stream one after another.
 
     Args:
         a: (M, K), bfloat16 or float16, on a GPU; any strides.
-        b: (K, N), of the dtype of `a`; any strides, so that a linear layer's ``weight.t()`` will do.
-        out: (M, N), where to write, of the dtype of `a`, apart from both in memory; a new tensor without it.
+        b: (K, N), of the dtype of `a`; any strides, so that it may be the ``weight.t()`` of a linear layer.
+        out: (M, N), the result, of the dtype of `a`; it must share no memory with `a` or `b`. A new tensor is
+            made if it is None.
 
     Returns:
         `out`, or the new tensor.
 
     Raises:
-        LaunchError: An argument cannot be launched; it names the argument and what to pass.
+        LaunchError: An argument cannot be launched; the error names it and says what to pass.
     """
     check_matmul(a, b, out=out)
     (m, k), n = a.shape, b.shape[1]
@@ -140,8 +141,8 @@ def _reference(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor
 ) -> dict[str, Close]:
     # One rounding to the output's dtype is half its eps. The absolute term is for the float32 sums, which the
-    # matrix units truncate: 2^-23 of a running sum near 1, 1800 times for the largest K, is 2e-4. A step of
-    # tile_k left out would show as 0.05.
+    # matrix units truncate: 2^-23 of a running sum near 1, 1800 times for the largest K, is 2e-4. Leaving out
+    # a step of tile_k would change results by 0.05.
     return {
         "out": Close(value=a.double() @ b.double(), rtol=torch.finfo(a.dtype).eps, atol=2e-3),
         "scratch": split_k.nothing_left(scratch),
@@ -151,7 +152,7 @@ def _reference(
 _BOTH = ("bfloat16", "float16")
 
 _EVERY, _M = Pow2.edges(1, 16384), tuple(4**i for i in range(8))
-"""1 to 16384: of two layers every power of two, of the others every second one."""
+"""Rows to sweep, 1 to 16384: every power of two for two layers, every second one for the others."""
 
 matmul_tunable = Tunable(
     name="matmul",
@@ -187,5 +188,5 @@ matmul_tunable = Tunable(
         {"dtype": "bfloat16", "M": _M, "N": 7168, "K": 16384},  # DeepSeek-V3, attention output
     ],
 )
-"""The declaration; ``matmul_tunable.launch(a, b, out, scratch)`` takes what `matmul` takes, and zeros to work
-in."""
+"""The declaration. ``matmul_tunable.launch(a, b, out, scratch)`` takes what `matmul` takes, and as scratch
+zeros to work in."""

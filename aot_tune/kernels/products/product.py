@@ -1,8 +1,8 @@
-"""Tile code of a dense product of two matrices: the order of the tiles, and a tile's sums over K.
+"""Tile code of a dense product of two matrices: the order of the tiles, and the sums of a tile over K.
 
-A tile is `tile_m` rows by `tile_n` columns, and by `more_n` columns beside them: 160 or 192 columns in all,
-which no tile of cuTile's is alone. They cost one more instruction a step, and where the tiles of a power of
-two leave a third of the multiprocessors idle they fill them.
+A tile has `tile_m` rows and `tile_n` columns, plus `more_n` further columns: 160 or 192 columns in all, while
+a tile of cuTile has a power of two. The further columns cost one more instruction a step, and they fill the
+GPU where tiles of a power of two would leave a third of the multiprocessors idle.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 import cuda.tile as ct
 
 _NEVER_SO_MANY = 30
-"""Tiles along a side of a product are fewer than 2 to this power."""
+"""A product has fewer than 2 to this power tiles along each side."""
 
 
 def place(tile: Any, height: Any, tile_m: Any, tiles_n: Any, group: Any) -> Any:
-    """Of the `tile`-th tile of a product of `height` rows: its first row, and which along the rows it is.
+    """The first row of the `tile`-th tile of a product of `height` rows, and its index along the columns.
 
-    `group` rows of tiles are taken together, down before along, to keep L2 warm (Triton's matrix
+    Tiles are taken down a `group` of rows of tiles before along it, to keep L2 warm (Triton's matrix
     multiplication tutorial).
     """
     tiles_m = ct.cdiv(height, tile_m)
@@ -32,14 +32,14 @@ def first_row(m: Any, tile_m: Any, height: Any) -> Any:
     """The first row of the `m`-th tile down.
 
     Rows outside are slow to load: with 43 of 64 outside, a step took 1.4 times as long on an H200. So a last
-    tile of fewer rows begins earlier. What it has of the one before it, both store alike. A product of fewer
-    rows than one tile has none to begin at, and loads rows outside.
+    tile of fewer rows begins earlier; it shares rows with the tile before, and both store equal results. A
+    product of fewer rows than one tile cannot do so and loads rows outside.
     """
     return max(min(m * tile_m, height - tile_m), 0)
 
 
 def rows_from(a: Any, first: Any, step: Any, tile_m: Any, tile_k: Any) -> Any:
-    """(tile_m, tile_k) of A, (M, K), from row `first` on: the `step`-th columns."""
+    """Load (tile_m, tile_k) of A, (M, K), from row `first` on: the `step`-th `tile_k` columns."""
     view = a.tiled_view((tile_m, tile_k), padding_mode=ct.PaddingMode.ZERO, traversal_steps=(1, tile_k))
     return view.load((first, step)).astype(operand(a))
 
@@ -47,16 +47,16 @@ def rows_from(a: Any, first: Any, step: Any, tile_m: Any, tile_k: Any) -> Any:
 def columns(
     b: Any, step: Any, n: Any, tile_k: Any, width: Any, spacing: Any, by_rows: Any, swapped: Any
 ) -> Any:
-    """(tile_k, width) of B, from column `n` * `spacing` on; its transpose where `swapped`.
+    """Load (tile_k, width) of B, from column `n` * `spacing` on; the transpose of it if `swapped`.
 
     Args:
-        b: (K, N); (N, K) where `by_rows`.
-        step: Which `tile_k` of K.
-        n: Where the columns begin, in units of `spacing`.
-        tile_k: Rows.
-        width: Columns.
-        spacing: Its unit.
-        by_rows: How B lies.
+        b: (K, N), or (N, K) if `by_rows`.
+        step: Index of the step along K.
+        n: The first column, in units of `spacing`.
+        tile_k: Rows of the tile.
+        width: Columns of the tile.
+        spacing: Columns in a unit of `n`.
+        by_rows: Whether `b` is (N, K), as linear layers store a weight.
         swapped: As for `multiply_add`.
     """
     zero = ct.PaddingMode.ZERO
@@ -66,7 +66,7 @@ def columns(
         else:
             view = b.tiled_view((width, tile_k), padding_mode=zero, traversal_steps=(spacing, tile_k))
             tile = view.load((n, step))
-        # Converted as it was loaded: of a transposed tile, tf32 would be made in registers.
+        # Converted before it is transposed: a transposed tile would be converted to tf32 in registers.
         tile = tile.astype(operand(b))
         if swapped:
             return tile
@@ -83,16 +83,16 @@ def columns(
 
 
 def operand(array: Any) -> Any:
-    """What the matrix units multiply: float32 as tf32."""
+    """The dtype that the matrix units multiply: tf32 for float32, else the array's own."""
     if array.dtype == ct.float32:
         return ct.tfloat32
     return array.dtype
 
 
 def multiply_add(x: Any, y: Any, sums: Any, swapped: Any) -> Any:
-    """Add ``x @ y``; where `swapped`, add its transpose to transposed sums, `y` being transposed already.
+    """Add ``x @ y`` to `sums`; if `swapped`, add its transpose, `sums` and `y` being transposed already.
 
-    The matrix units of sm90 and sm100 take 64 rows or more. Of few tokens the weight may have to give them.
+    The matrix units of sm90 and sm100 take 64 rows or more. With few tokens the weight supplies the 64 rows.
     """
     if swapped:
         return ct.mma(y, x.transpose(), sums)
@@ -108,14 +108,13 @@ def one_sum(
     a: Any, b: Any, m: Any, n: Any, tile_m: Any, tile_n: Any, tile_k: Any, by_rows: Any, swapped: Any,
     peeled: Any,
 ) -> Any:  # fmt: skip
-    """The float32 sums of a tile without more columns, its first row `m`; transposed where `swapped`.
+    """The float32 sums of a tile without further columns, its first row `m`; transposed if `swapped`.
 
-    Begun from zeros inside of the loop, the compiler folds "step 0 starts from zero" into it and selects
-    every accumulator anew at each step, or waits for each product before the next: of 108 configs 31 were
-    seen to pipeline on sm_90 (tileiras 13.4). `peeled`, the first step stands before the loop: then 80 do,
-    but its operands have shared memory of their own, and the second step waits for the first. Or else the
-    sums begin with zeros that the compiler does not know. Where a warpgroup has 64 rows of the tile, that
-    pipelines too, and the loop has all of the memory; with 128 rows each product is waited for.
+    A loop that begins with known zeros rarely pipelines: zero-start (README). There are two ways out. If
+    `peeled` is 1, the first step stands before the loop; its operands then have shared memory of their own,
+    and the second step waits for the first. If it is 0, the sums begin with zeros that the compiler does not
+    know. That pipelines too where a warpgroup has 64 rows of the tile, and the loop has all of the memory;
+    with 128 rows each product is waited for.
     """
     if peeled:
         x = rows_from(a, m, 0, tile_m, tile_k)
@@ -133,9 +132,9 @@ def one_sum(
 def two_sums(
     a: Any, b: Any, m: Any, n: Any, tile_m: Any, tile_n: Any, more_n: Any, tile_k: Any, by_rows: Any
 ) -> Any:
-    """The float32 sums of a tile whose first row is `m`, and of `more_n` columns beside it.
+    """The float32 sums of a tile whose first row is `m`, and those of its `more_n` further columns.
 
-    They divide `tile_n`.
+    `more_n` divides `tile_n`.
     """
     first, more = first_and_more(n, tile_n, more_n)
     x = rows_from(a, m, 0, tile_m, tile_k)
@@ -153,18 +152,18 @@ def two_sums(
 
 
 def first_and_more(n: Any, tile_n: Any, more_n: Any) -> Any:
-    """Where both parts of the `n`-th tile along begin, in units of `more_n` columns."""
+    """The first columns of both parts of the `n`-th tile along, in units of `more_n` columns."""
     first = n * ((tile_n + more_n) // more_n)
     return first, first + tile_n // more_n
 
 
 def turned(tile: Any, swapped: Any) -> Any:
-    """A tile of the product as it lies in the sums; and back."""
+    """Turn a tile of the product into the layout of the sums, or back: transpose it if `swapped`."""
     if swapped:
         return tile.transpose()
     return tile
 
 
 def store(c: Any, m: Any, n: Any, tile: Any, spacing: Any) -> None:
-    """Store a tile whose first row is `m`, and whose first column is `n` * `spacing`."""
+    """Store a tile whose first row is `m` and whose first column is `n` * `spacing`."""
     c.tiled_view(tile.shape, traversal_steps=(1, spacing)).store((m, n), tile)

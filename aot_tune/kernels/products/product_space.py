@@ -1,6 +1,6 @@
-"""Search spaces of matrix products: configs of tiles, and which of them an arch holds. Knows no kernel.
+"""Search spaces of matrix products: configs of tiles, and the limits of an arch. Pure; knows no kernel.
 
-A config here has the constants tile_m, tile_n and tile_k, maybe more_n, and the hints num_ctas and occupancy.
+A config here has the constants tile_m, tile_n, tile_k and maybe more_n, and the hints num_ctas and occupancy.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 
 Rows = Sequence[tuple[tuple[int, ...], ...]]
-"""Values of a config's constants and hints, by place; a row stands for their product."""
+"""Rows of values for the constants and hints of a config, in order; a row stands for all combinations."""
 
 
 class MatrixUnit(Enum):
-    """Where an arch's matrix unit takes its operands from and leaves its sums."""
+    """Where the matrix unit of an arch reads its operands and writes its sums."""
 
     WARP = "operands and sums in registers, a warp at a time"
     WARPGROUP = "operands in shared memory, sums in registers; 64 rows or more, fewer run as WARP"
@@ -33,9 +33,9 @@ def matrix_unit(arch: Arch) -> MatrixUnit:
     return by_major.get(arch.major, MatrixUnit.WARP)
 
 
-@cache  # defaults ask for one at each unseen shape
+@cache  # every unseen shape asks for its default
 def config_of(tile_m: int, tile_n: int, tile_k: int, num_ctas: int, occupancy: int) -> Config:
-    """A config of these constants and hints, the values of `fitting`'s rows."""
+    """The config of these constants and hints, in the order of `fitting`'s rows."""
     return Config(
         constants={"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k},
         hints={"num_ctas": num_ctas, "occupancy": occupancy},
@@ -45,7 +45,7 @@ def config_of(tile_m: int, tile_n: int, tile_k: int, num_ctas: int, occupancy: i
 def fitting(
     spaces: Mapping[MatrixUnit, Rows], arch: Arch, *, item_bytes: int, products: int = 1
 ) -> tuple[Config, ...]:
-    """All configs that the arch's rows stand for, without those that `overflow`; arguments as it takes."""
+    """All configs of the arch's rows, without those that `overflow` refuses; arguments as for `overflow`."""
     rows = spaces[matrix_unit(arch)]
     every = (config_of(*values) for row in rows for values in itertools.product(*row))
     return tuple(c for c in every if overflow(c, arch, item_bytes=item_bytes, products=products) is None)
@@ -62,34 +62,34 @@ def hints_of(config: Config) -> tuple[int, int]:
 
 
 def persistent_grid(config: Config, device: Device, tiles: int) -> tuple[int]:
-    """As many blocks as the GPU holds at once, and no more than there are tiles."""
+    """A grid of as many blocks as the GPU runs at once, but not more than there are tiles."""
     num_ctas, occupancy = hints_of(config)
     return (max(1, min(device.sm_count * occupancy // num_ctas, tiles)),)
 
 
 def wrongly_peeled(config: Config) -> str | None:
-    """Why a config's `peeled` (see `product.one_sum`) cannot be (steps skipped or repeated), or None."""
+    """Why the value of `peeled` (see `product.one_sum`) would skip or repeat steps, or None."""
     if config["peeled"] in (0, 1):
         return None
-    return f"peeled is {config['peeled']}; it is 1 where the first step stands before the loop, else 0"
+    return f"peeled is {config['peeled']}; it must be 1, for the first step before the loop, or 0"
 
 
 _REGISTER_SUMS = 64 * 64
-"""Float32 sums a warp keeps in registers. On sm_90 every config with more spilled, and none with fewer."""
+"""Float32 sums that a warp holds in registers, at most: product-registers (README)."""
 
 _TENSOR_MEMORY_SUMS = 128 * 512
-"""Float32 sums in a multiprocessor's tensor memory: 128 lanes of 512 columns (PTX ISA, tcgen05)."""
+"""Float32 sums in the tensor memory of a multiprocessor: 128 lanes of 512 columns (PTX ISA, tcgen05)."""
 
 
-@cache  # a choice asks for each config it may take
+@cache  # a choice asks for each config that it considers
 def overflow(config: Config, arch: Arch, *, item_bytes: int, products: int = 1) -> str | None:
-    """Why a config's tile is not for an arch, or None.
+    """Why an arch cannot hold the tile of a config, or None.
 
     Args:
         config: The config.
         arch: The arch.
         item_bytes: Bytes of an element of the operands.
-        products: How many tiles of tile_n columns a block computes side by side.
+        products: Number of tiles of tile_n columns that a block computes at the same time.
     """
     (tile_m, _, tile_k), (num_ctas, occupancy) = tile_of(config), hints_of(config)
     tile_n = _columns(config, products)
@@ -101,7 +101,7 @@ def overflow(config: Config, arch: Arch, *, item_bytes: int, products: int = 1) 
             return f"{occupancy} tiles of {tile_m} x {tile_n} over {num_ctas} blocks overflow tensor memory"
     elif sums > _REGISTER_SUMS * config.hints.get("num_worker_warps", 4):
         return f"a tile of {tile_m} x {tile_n} over {num_ctas} blocks overflows the registers"
-    # Two steps must fit: with one, each load is waited for. Blocks that share a tile split its long side.
+    # Two steps must fit: with one, each load is waited for. Blocks that share a tile split its longer side.
     stage = (max(tile_m, tile_n) // num_ctas + min(tile_m, tile_n)) * tile_k * item_bytes
     available = Device.reference(arch).shared_memory_per_sm
     if 2 * stage * occupancy > available:
@@ -110,21 +110,21 @@ def overflow(config: Config, arch: Arch, *, item_bytes: int, products: int = 1) 
 
 
 _ALWAYS_ROWS = 64
-"""Tiles of this many rows suit every problem, so that a default does."""
+"""Tiles of this many rows count as suitable for every problem, so that every default does."""
 
 
 def waste(config: Config, rows: int) -> str | None:
-    """Why a config is a waste on a product of up to `rows` rows, or None."""
+    """Why a config wastes work on a product of up to `rows` rows, or None."""
     tile_m, _, _ = tile_of(config)
     if tile_m > max(_ALWAYS_ROWS, 2 * rows):
         return f"a tile of {tile_m} rows is more than half empty for {rows}"
     if tile_m < _ALWAYS_ROWS and rows > 4 * tile_m:
-        return f"tiles of {tile_m} rows read the weights more than four times over for {rows}"
+        return f"tiles of {tile_m} rows read the weights more than four times for {rows} rows"
     return None
 
 
 def work_of(config: Config, k: int, *, item_bytes: int, products: int = 1) -> Work:
-    """What one tile costs, of sums over `k`; the other arguments as `overflow` takes them."""
+    """The work of one tile with sums over `k`; the other arguments as for `overflow`."""
     tile_m, _, tile_k = tile_of(config)
     columns = _columns(config, products)
     return Work(
@@ -136,5 +136,5 @@ def work_of(config: Config, k: int, *, item_bytes: int, products: int = 1) -> Wo
 
 
 def _columns(config: Config, products: int) -> int:
-    """Columns of sums that a block holds, those of all its products."""
+    """Columns of sums that a block holds, for all its products together."""
     return products * (int(config["tile_n"]) + int(config.constants.get("more_n", 0)))

@@ -1,9 +1,10 @@
-"""A product whose sums over K several blocks share: each takes some steps, and others add up what they leave.
+"""Split the sums of a product over K (split-K): some blocks sum over a share of K, others add up the shares.
 
-Where few rows and columns would leave most of a GPU idle. Blocks that add up start after all that multiply,
-so that nobody waits for a block that has not begun. Nothing is released: cuTile would make each step of the
-loop wait for its loads. So what a block leaves says of itself that it is there: the workspace is zero between
-launches, and no number in it is stored as zero bits. Sums are taken in the order of K, whoever comes first.
+It is for products whose few rows and columns would leave most of a GPU idle. Blocks that add up start after
+all blocks that multiply, so that no block waits for one that has not begun. Stores are relaxed, none is a
+release: release-joins-loads (README). A number shows by itself that it has arrived: the workspace is zero
+between launches, and no number is stored as zero bits. Shares are added in the order of K, whichever arrives
+first.
 """
 
 from __future__ import annotations
@@ -20,20 +21,19 @@ from aot_tune.kernels.products.dense_space import left
 from aot_tune.kernels.products.product import columns, multiply_add, rows_from, turned
 
 _MINUS_ZERO = -(2**31)
-"""The bits of float32's -0, which stands for 0."""
+"""The bits of float32's -0, which is stored in place of 0."""
 
 _NEVER_SO_MANY = 20
-"""Elements that a block waits for are fewer than 2 to this power."""
+"""A block waits for fewer than 2 to this power elements."""
 
 
 def part_of_sum(
     a: Any, b: Any, m: Any, n: Any, part: Any, splits: Any, shape: Any, by_rows: Any, swapped: Any
 ) -> Any:
-    """The float32 sums of a tile over the `part`-th of `splits` shares of K; transposed where `swapped`.
+    """The float32 sums of a tile over the `part`-th of `splits` shares of K; transposed if `swapped`.
 
-    The tile's first row is `m`, its columns are the `n`-th so many.
-    Every part has two steps or more. Both stand before the loop: with one of them there, or none, in a branch
-    of a kernel the compiler was seen to wait for each product before the next (tileiras 13.4, sm_90).
+    The tile's first row is `m`, its first column `n` * tile_n. Every part has two steps or more, and the
+    first two stand before the loop: spurious-wait (README).
     """
     tile_m, tile_n, tile_k = shape
     steps = ct.cdiv(a.shape[1], tile_k)
@@ -52,10 +52,10 @@ def part_of_sum(
 
 
 def leave(scratch: Any, place: Any, sums: Any) -> None:
-    """Store a part's float32 sums as the `place`-th of all, for those who add up.
+    """Store the float32 sums of a part as the `place`-th of all, for the blocks that add up.
 
-    A weak store, through shared memory: a relaxed one takes registers from the products' loop, which then
-    waits for each. It is the block's last.
+    The store is a weak one, through shared memory: a relaxed one takes registers from the loop of products,
+    which then waits for each product. It is the last store of the block.
     """
     bits = ct.bitcast(sums, ct.int32)
     bits = ct.where(bits == 0, _MINUS_ZERO, bits).reshape((sums.shape[0] * sums.shape[1],))
@@ -63,16 +63,16 @@ def leave(scratch: Any, place: Any, sums: Any) -> None:
 
 
 def slice_of_sum(scratch: Any, tile: Any, at: Any, splits: Any, slices: Any, shape: Any, swapped: Any) -> Any:
-    """The `at`-th slice of a tile's whole sums, once all parts are there; what they left is zero again.
+    """Wait for all parts of a tile and add up the `at`-th slice of its sums; then set what it read to zero.
 
-    Some rows of the sums, as they lie: of their transpose where `swapped`.
+    A slice is some rows of the sums, which are transposed if `swapped`.
     """
     high, wide = shape[1] if swapped else shape[0], shape[0] if swapped else shape[1]
     size = high * wide // slices
     total, missing = ct.zeros((size,), ct.float32), 1
     while missing > 0:
-        # Always 0, which the compiler cannot know: it would move a relaxed load of one place out of the loop
-        # (tileiras 13.4).
+        # hoisted-load (README): always 0, which the compiler cannot know. A relaxed load of one fixed place
+        # would leave the loop, which then never ends.
         none = missing >> _NEVER_SO_MANY
         total, unseen = ct.zeros((size,), ct.float32), ct.zeros((size,), ct.int32)
         for part in ct.static_iter(range(splits)):
@@ -90,9 +90,9 @@ def slice_of_sum(scratch: Any, tile: Any, at: Any, splits: Any, slices: Any, sha
 
 
 def index_of_slice(first: Any, n: Any, at: Any, slices: Any, tile: Any, swapped: Any) -> Any:
-    """Where the `at`-th slice of a tile lies in the product, and the columns its index counts.
+    """The first row of a tile's `at`-th slice, its index along the columns, and the columns of a unit.
 
-    The tile is of (rows, columns), its first row is `first`, its columns are the `n`-th so many.
+    `tile` is (rows, columns); the tile's first row is `first`, its first column `n` * columns.
     """
     tile_m, tile_n = tile
     if swapped:
@@ -104,11 +104,11 @@ def index_of_slice(first: Any, n: Any, at: Any, slices: Any, tile: Any, swapped:
 
 
 def scratch(a: torch.Tensor, columns: int) -> torch.Tensor:
-    """What blocks leave their sums in: int32, zero between launches, large enough for every config.
+    """Memory in which blocks store their sums: int32, zero between launches, large enough for every config.
 
     Args:
         a: (M, K), the left factor.
-        columns: Of the right one.
+        columns: Columns of the right factor.
     """
     rows, k = a.shape
     most = left(rows, k, columns)
@@ -117,10 +117,10 @@ def scratch(a: torch.Tensor, columns: int) -> torch.Tensor:
 
 @cache
 def _unused(device: torch.device) -> torch.Tensor:
-    """What is passed where no config shares: neither read nor written, on whatever stream."""
+    """Memory to pass where no config shares sums: neither read nor written, so any stream may use it."""
     return workspace(device, 1, 1).counters
 
 
 def nothing_left(scratch: torch.Tensor) -> Close:
-    """The next launch finds it at zero."""
+    """The reference of `scratch` after a launch: the next launch must find zeros."""
     return Close(value=torch.zeros_like(scratch), rtol=0.0, atol=0.0)

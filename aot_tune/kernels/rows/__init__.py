@@ -1,1 +1,1 @@
-"""Tile code that kernels over rows share."""
+"""Tile code that the kernels over rows share: norms, softmax, cross entropy and the elementwise ones."""

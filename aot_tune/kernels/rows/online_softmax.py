@@ -1,7 +1,7 @@
-"""A row's maximum and its sum of exponentials, chunk after chunk: for rows that do not fit registers.
+"""Tile code: the maximum of a row and its sum of exponentials, chunk by chunk, for rows beyond registers.
 
-One pass keeps a running maximum and rescales the running sum when it grows (Milakov and Gimelshein, "Online
-normalizer calculation for softmax", 2018). Knows no kernel.
+One pass keeps a running maximum and rescales the running sum when the maximum grows (Milakov and Gimelshein,
+"Online normalizer calculation for softmax", 2018). Knows no kernel.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from aot_tune.kernels.rows.rows import load_part
 LOG2_E = 1.4426950408889634
 
 LOWEST = -3.4028234663852886e38
-"""float32's lowest number. A running maximum of -inf would make NaN of a chunk that is all -inf."""
+"""The lowest float32 number. With a running maximum of -inf, a chunk that is all -inf would give NaN."""
 
 
 def exponential(x: Any) -> Any:
-    """e^x on the special function unit, good to 1e-6 from -10 to 0; what is below 1.2e-38 becomes 0."""
+    """e^x on the special function unit: relative error 1e-6 from -10 to 0; results below 1.2e-38 become 0."""
     return ct.exp2(x * LOG2_E, flush_to_zero=True)
 
 
@@ -30,15 +30,16 @@ def maximum_and_sum(array: Any, row: Any, chunk: Any, ragged: Any, lanes: Any, v
 
     Args:
         array: (rows, cols).
-        row: Which row.
+        row: Index of the row.
         chunk: Columns read at a time, a multiple of lanes x vector.
         ragged: Whether the last chunk is partly empty.
-        lanes: Running maxima, as many as the block has threads, so that no thread waits in the loop.
-        vector: Neighbours that one thread loads together.
+        lanes: Number of running maxima, one for each thread of the block: so no thread waits in the loop.
+        vector: Neighbouring columns that one thread loads together.
     """
     largest = ct.full((1, lanes, 1), LOWEST, ct.float32)
     total = ct.zeros((1, lanes, 1), ct.float32)
-    # The compiler gives each thread `vector` neighbours of every lanes x vector: both sums stay in it.
+    # The compiler gives each thread `vector` neighbours of every lanes x vector columns, so the running
+    # maximum and sum of a lane stay in one thread.
     shape = chunk // lanes // vector, lanes, vector
     chunks = array.shape[1] // chunk
     if ragged:

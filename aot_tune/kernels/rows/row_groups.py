@@ -1,11 +1,11 @@
-"""Rows that several blocks share: each holds a part of one, and learns what the others found in theirs.
+"""Let several blocks share a row: each holds a part of it and exchanges its partial results with the others.
 
-Nothing is released: cuTile would join all that the block loaded before to it. What a block leaves says of
-itself that it is there, since it is never all zero bits, in memory that is zero between launches.
+Stores are relaxed, none is a release: release-joins-loads (README). A number that a block has stored shows by
+itself that it has arrived: it is never all zero bits, and the memory is zero between launches.
 
-The blocks of a row follow each other, and wait for each other alone. A GPU starts blocks in their order, as
-CUB's look-back relies on too (cub/device/dispatch/dispatch_scan.cuh), so that the first row which is not done
-has all its blocks running as long as the GPU holds as many. Knows no kernel.
+The blocks of a row have consecutive indices and wait only for each other. A GPU starts blocks in the order of
+their indices, on which CUB's look-back relies too (cub/device/dispatch/dispatch_scan.cuh). So all blocks of
+the first unfinished row are running, if the GPU holds that many blocks at once. Knows no kernel.
 """
 
 from __future__ import annotations
@@ -23,52 +23,55 @@ from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 
 _MINUS_ZERO = -(2**31)
-"""The bits of float32's -0, which stands for 0."""
+"""The bits of float32's -0, which is stored in place of 0."""
 
 _NEVER_SO_MANY = 20
-"""A block's threads are fewer than 2 to this power."""
+"""A block has fewer than 2 to this power threads."""
 
 _FEWEST_ROWS = 1024
-"""Rows that `ints` suffice for: a graph of no more may be captured after any other call that shares rows of
-as many columns, that of `aot_tune.prime` too, which launches few."""
+"""Rows that a workspace holds at least. After any call that shares rows of the same width, that of
+`aot_tune.prime` included, which launches few rows, a CUDA graph of up to this many rows can be captured."""
 
 MOST_LANES = 4096
-"""Threads that share a row at most. Each leaves a number, of 4 bytes."""
+"""Threads that share a row, at most. Each stores a number of 4 bytes."""
 
 
 def ints(rows: int, lanes: int) -> int:
-    """Elements of `slots`, int32, for as many rows, each of which `lanes` threads share at most.
+    """Elements of `slots`, int32, for this many rows, each shared by at most `lanes` threads.
 
-    Up to 16 KB a row, for 1024 rows or more. What was too small is kept for graphs that may use it: memory
-    grows by doubling, so that all of it is less than the largest.
+    That is up to 16 KB a row, for at least 1024 rows. A workspace that has become too small is kept, since a
+    graph may use it. Sizes double, so all smaller workspaces together are smaller than the largest one.
     """
     return max(edge(rows), _FEWEST_ROWS) * lanes
 
 
 def fit(rows: int, lanes: int) -> bool:
-    """Whether one workspace holds what the blocks of as many rows leave."""
+    """Whether one workspace holds what the blocks of this many rows store for each other."""
     return ints(rows, lanes) < _TOO_MANY_INTS
 
 
 def refusal(config: Config, arch: Arch, lanes: int) -> str | None:
-    """Why blocks of a config should not share rows, whose `slots` are for as many threads a row; or None."""
+    """Why the blocks of a config should not share rows, with `slots` for `lanes` threads a row; or None."""
     members = int(config["members"])
     if members * threads(config) > lanes:
-        return f"{members} members of {threads(config)} threads have no slots; {lanes} threads of a row have"
+        return (
+            f"{members} members of {threads(config)} threads share a row; its slots are for {lanes} threads"
+        )
     if config.hints.get("num_ctas", 1) > 1:
-        return f"{members} members; each is a lone block"
+        return f"{members} members share a row; each must be a single block, with num_ctas 1"
     if edge(members) * _MOST_VALUES > threads(config):
-        return f"{members} members of {threads(config)} threads, who have no number for each"
+        return f"{threads(config)} threads of a block are too few to store numbers for {members} members"
     if 2 * members > Device.reference(arch).sm_count:
         return f"{members} blocks that wait for each other are more than half a GPU"
     return None
 
 
 _MOST_VALUES = 4
-"""Numbers that a block tells the others."""
+"""Numbers that a block tells each other block, at most."""
 
 _TOO_MANY_INTS = 1 << 30
-"""A workspace may be larger than what was asked for, and cuTile counts its elements in 32 bits."""
+"""A workspace has fewer elements than this: it may become twice as large as the request, and cuTile counts
+elements in 32 bits."""
 
 
 def parts(width: int, members: int, cols: int) -> tuple[int, int]:
@@ -78,12 +81,13 @@ def parts(width: int, members: int, cols: int) -> tuple[int, int]:
 
 
 def check_all_run(kernel: str, config: Config, device: Device, members: int) -> None:
-    """Refuse to let more blocks wait for each other than half of a GPU runs at once.
+    """Refuse a launch whose blocks wait for more blocks than half of the GPU runs at once.
 
-    More than all would wait for ever; so might as many of two launches, each with a part of the GPU.
+    If the GPU could not run all of them, they would wait for ever; half of it leaves room for a second launch
+    of this kind on another stream.
 
     Raises:
-        LaunchError: It says how to go on.
+        LaunchError: It names the config and says to tune the kernel on this GPU.
     """
     most = at_once(config, device) // 2
     if 1 < members > most:
@@ -95,9 +99,9 @@ def check_all_run(kernel: str, config: Config, device: Device, members: int) -> 
 
 
 def fetch(slots: Any, row: Any, member: Any, members: Any, lanes: Any) -> None:
-    """Bring what this block will read in `exchange` to the L2 cache, in a kernel, while it does other work.
+    """Bring what this block will read in `exchange` to the L2 cache while it does other work. For kernels.
 
-    Zeros are added, which changes nothing whenever it is done.
+    It adds zeros, which changes nothing at whatever time it happens.
     """
     relaxed, scope = ct.MemoryOrder.RELAXED, ct.MemoryScope.DEVICE
     place = (row * members + member) * lanes + ct.arange(lanes, dtype=ct.int32)
@@ -106,25 +110,25 @@ def fetch(slots: Any, row: Any, member: Any, members: Any, lanes: Any) -> None:
 
 
 def exchange(slots: Any, row: Any, member: Any, members: Any, lanes: Any, mine: Any) -> Any:
-    """What all blocks of a row found, in a kernel; each calls it once.
+    """Exchange the partial results of a row's blocks. For kernels; each block calls it once.
 
-    What a block loaded to make `mine` of it is read before any other block goes on; what it writes afterwards
-    must depend on the answer, or it might be written before the others have read. Each block leaves as many
-    numbers as it has threads, an equal share for each reader, who sets back to zero what it alone has read:
-    nobody is the last, for whom others would wait.
+    What a block loaded to compute `mine` has been read before any other block goes on. What it writes
+    afterwards must depend on the answer, or it might be written before the other blocks have read. Each block
+    stores as many numbers as it has threads, an equal share for each reader, and a reader sets to zero what
+    it alone has read. So no block has to be the last one, for which others would wait.
 
     Args:
-        slots: (`ints` of the rows or more,), int32, zero between launches.
-        row: The block's.
-        member: Which of its row's blocks it is.
-        members: How many the row has, up to 32.
-        lanes: Threads of a block, p times the numbers of `mine` or more; p is the power of two from `members`
-            on. Of a smaller tile every warp might read its own copy, and warps that see different ones would
-            leave the waiting loop apart.
-        mine: (n,), float32, n a power of two: what this block found. A 0 may arrive as -0.
+        slots: (n,), int32, n being at least `ints` of the rows; zero between launches.
+        row: Row of this block.
+        member: Index of this block among the blocks of its row.
+        members: Blocks of the row, up to 32.
+        lanes: Threads of a block, at least p times the numbers of `mine`, p being `members` rounded up to a
+            power of two. With fewer, each warp might read a copy of its own, and warps that see different
+            numbers would leave the waiting loop at different times.
+        mine: (n,), float32, n a power of two: the partial results of this block. A 0 may arrive as -0.
 
     Returns:
-        (p, n), float32; zeros behind the members'.
+        (p, n), float32: the results of all members, then zeros.
     """
     relaxed, scope = ct.MemoryOrder.RELAXED, ct.MemoryScope.DEVICE
     places = 2
@@ -143,16 +147,16 @@ def exchange(slots: Any, row: Any, member: Any, members: Any, lanes: Any, mine: 
     left = ct.zeros((lanes,), ct.int32)
     for value in ct.static_iter(range(values)):
         left = ct.where((lane & (values - 1)) == value, bits.extract((value,), (1,)), left)
-    other = lane // each  # who reads what is left, and who left what is found
+    other = lane // each  # the member that reads what this lane stores, and that stored what it reads
     if members < places:
         left = ct.where(other < members, left, 0)
-    # Added to zeros, since cuTile has no relaxed store to places that do not follow each other.
+    # Added to zeros, since cuTile has no relaxed store to scattered places.
     place = (row * members + ct.minimum(other, members - 1)) * lanes + member * each + lane % each
     ct.atomic_add(slots, place, left, check_bounds=False, memory_order=relaxed, memory_scope=scope)
     found, missing = ct.zeros((lanes,), ct.int32), 1
     while missing > 0:
-        # Always 0, which the compiler cannot know: it would move a relaxed load of one place out of the loop
-        # (tileiras 13.4), which then never ends, and acquiring ones would wait for each other.
+        # hoisted-load (README): always 0, which the compiler cannot know. A relaxed load of one fixed place
+        # would leave the loop, which then never ends; acquiring loads would wait for each other.
         none = missing >> _NEVER_SO_MANY
         found = ct.load(
             slots, (row * members + member + none,), (lanes,),
@@ -166,7 +170,7 @@ def exchange(slots: Any, row: Any, member: Any, members: Any, lanes: Any, mine: 
 
 
 def highest_and_sum(found: Any, members: Any) -> Any:
-    """Of maxima and sums of exponentials, the first two columns of `exchange`: the row's, each (1, 1)."""
+    """The row's maximum and sum of exponentials, each (1, 1), from its blocks' in two columns of `found`."""
     places = found.shape[0]
     tops, totals = found.extract((0, 0), (places, 1)), found.extract((0, 1), (places, 1))
     if members < places:

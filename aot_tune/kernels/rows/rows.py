@@ -1,6 +1,6 @@
-"""What the kernels that work along the last dimension share: rows of any tensor, and blocks that hold them.
+"""View tensors as rows, hold rows in registers, and limit what a block holds. Knows no kernel.
 
-Knows no kernel.
+The kernels that work along the last dimension share it.
 """
 
 from __future__ import annotations
@@ -18,32 +18,38 @@ from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 
 MOST_ELEMENTS = 32768
-"""Elements a block of 8 warps holds in registers, 128 a thread; more would spill."""
+"""Elements that a block of 8 warps holds in registers, at most: 128 a thread. More would spill."""
 
 _MOST_PARTS = 16
-"""The code grows with a row's parts, and time to compile it."""
+"""Parts of a row, at most: the code and the time to compile it grow with them."""
 
 _OTHER_REGISTERS = 32
-"""Registers a thread needs beside its elements: with as many, layer_norm and softmax of 1152 to 131072
-columns were not seen to spill on sm_90; with fewer, layer_norm was (tileiras 13.4)."""
+"""Registers that a thread needs beside those of its elements, one each: row-registers (README)."""
 
 _MOST_REGISTERS, _AT_ONCE = 255, 8
-"""Of a thread, and what their number is a multiple of: CUDA C++ Programming Guide, "Technical Specifications
-per Compute Capability"."""
+"""Registers of a thread, at most, and the number that they are allocated in multiples of (CUDA C++
+Programming Guide, "Technical Specifications per Compute Capability")."""
 
 
 def registers(arch: Arch, resident: int) -> int:
-    """That a thread may have where so many are resident on a multiprocessor."""
+    """Registers that each of `resident` threads of a multiprocessor may have."""
     return min(_MOST_REGISTERS, Device.reference(arch).registers_per_sm // resident // _AT_ONCE * _AT_ONCE)
 
 
 def check_normed(kernel: str, x: torch.Tensor, weight: torch.Tensor) -> None:
-    """Refuse what no norm takes: rows that are too wide, and a weight that does not go with them."""
+    """Refuse arguments that no norm takes: rows that are too wide, and a weight of another shape or dtype.
+
+    Args:
+        kernel: The name of the host function, for errors.
+        x: (..., cols), bfloat16, float16 or float32; at most `MOST_ELEMENTS` columns.
+        weight: (cols,), of the dtype of `x`.
+
+    Raises:
+        LaunchError: It names the argument and what to pass.
+    """
     check_dtype(kernel, "x", x, torch.bfloat16, torch.float16, torch.float32)
     if not x.dim() or x.shape[-1] > MOST_ELEMENTS:
-        raise LaunchError(
-            f"{kernel}: x has shape {tuple(x.shape)}; its last size may be 0 to {MOST_ELEMENTS}"
-        )
+        raise LaunchError(f"{kernel}: x has shape {tuple(x.shape)}; pass a last size of 0 to {MOST_ELEMENTS}")
     check_shape(kernel, "weight", weight, (x.shape[-1],), f"x of {x.shape[-1]} columns")
     check_dtype(kernel, "weight", weight, x.dtype)
 
@@ -52,7 +58,7 @@ def as_rows(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
     """View a tensor as (rows, columns), without a copy.
 
     Raises:
-        LaunchError: Its strides do not let the leading dimensions be one.
+        LaunchError: The strides of its leading dimensions cannot be merged into one.
     """
     if tensor.dim() == 2:
         return tensor
@@ -66,17 +72,17 @@ def as_rows(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def threads(config: Config) -> int:
-    """Threads that share a tile: of all warps, in all blocks of a cluster."""
+    """Threads that share a tile: 32 for each warp that computes, in all blocks of a cluster."""
     return 32 * config.hints.get("num_worker_warps", 4) * config.hints.get("num_ctas", 1)
 
 
 def at_once(config: Config, device: Device) -> int:
-    """Blocks, or clusters of them, that a GPU holds at once."""
+    """Blocks, or clusters of blocks where num_ctas is above 1, that a GPU runs at once."""
     return max(1, device.sm_count * config.hints.get("occupancy", 1) // config.hints.get("num_ctas", 1))
 
 
 def part_refusal(width: int, cols: int) -> str | None:
-    """Why a row should not be held in parts of `width` columns, or None."""
+    """Why a row of `cols` columns should not be held in parts of `width` columns, or None."""
     if width > edge(cols):
         return f"a part of {width} is more than half empty for {cols} columns"
     if cols > width * _MOST_PARTS:
@@ -98,14 +104,14 @@ def refusal(config: Config, arch: Arch, elements: int) -> str | None:
 
 
 def too_wide(cols: int) -> LaunchError:
-    """Says that no config holds rows of so many columns."""
+    """The error for rows of so many columns that no config holds them."""
     return LaunchError(f"no config holds rows of {cols} columns; pass rows of at most {MOST_ELEMENTS}")
 
 
 def parts(height: int, width: int, rows: int, cols: int) -> tuple[int, int]:
-    """Parts of `width` columns a row has, and how many of them, from the first, lie inside for all blocks.
+    """Parts of `width` columns in a row, and how many of them, from the first, lie inside for all blocks.
 
-    None does where the last block has fewer rows than `height`.
+    That number is 0 where the last block has fewer than `height` rows.
     """
     return -(-cols // width), 0 if rows % height else cols // width
 
@@ -116,11 +122,11 @@ def exact_width(cols: int, most: int) -> int:
 
 
 def load_part(array: Any, index: Any, shape: Any, inside: Any, padding: Any) -> Any:
-    """Load a tile straight to registers, in a kernel: where it is `inside`, no bounds are checked.
+    """Load a tile straight to registers, without a check of bounds if it is `inside`. For kernels.
 
     TMA would take it through shared memory.
     """
-    if inside:  # a padding beside it, and tileiras 13.4 fails
+    if inside:  # unchecked-padding (README): no padding_mode beside check_bounds=False
         tile = ct.load(array, index, shape, check_bounds=False, allow_tma=False)
     else:
         tile = ct.load(array, index, shape, padding_mode=padding, allow_tma=False)
@@ -128,15 +134,15 @@ def load_part(array: Any, index: Any, shape: Any, inside: Any, padding: Any) -> 
 
 
 def load_parts(array: Any, index: Any, shape: Any, count: Any, inside: Any, padding: Any) -> Any:
-    """Load rows in `count` parts of `shape`, in a kernel; all of them are under way at once.
+    """Load rows in `count` parts of `shape`; all loads are in flight at once. For kernels.
 
     Args:
         array: (rows, cols), or (cols,).
-        index: Which rows, ``(block,)``, or ``()``.
-        shape: A part's.
+        index: Index of the tile of rows, ``(block,)``; ``()`` for an array of one dimension.
+        shape: Shape of a part.
         count: Parts of a row.
-        inside: How many of them, from the first, lie wholly inside.
-        padding: What fills the others.
+        inside: How many parts, from the first, lie wholly inside.
+        padding: What fills the elements outside of the others.
     """
     loaded = ()
     for part in ct.static_iter(range(count)):
@@ -145,7 +151,7 @@ def load_parts(array: Any, index: Any, shape: Any, count: Any, inside: Any, padd
 
 
 def store_part(array: Any, index: Any, tile: Any, inside: Any) -> None:
-    """Store a tile straight from registers, in a kernel: where it is `inside`, no bounds are checked."""
+    """Store a tile straight from registers, without a check of bounds if it is `inside`. For kernels."""
     if inside:
         ct.store(array, index, tile, check_bounds=False, allow_tma=False)
     else:

@@ -1,1 +1,1 @@
-"""Softmax, and the loss on it."""
+"""Softmax and cross entropy."""

@@ -1,8 +1,9 @@
-"""Cross entropy of logits, and its gradient in their place: host function, declaration.
+"""Cross entropy of logits, and its gradient in place of the logits: host function and declaration.
 
-``loss = log(sum(exp(logits))) - logits[target]`` of each row. The gradient overwrites the logits, as
-Liger-Kernel does (``src/liger_kernel/ops/cross_entropy.py``): at a vocabulary of 100,000 and more they are
-the largest tensor of a training step, and no second one is made.
+``loss = log(sum(exp(logits))) - logits[target]`` for each row. The gradient overwrites the logits, as in
+Liger-Kernel (``src/liger_kernel/ops/cross_entropy.py``): with a vocabulary of 100,000 and more they are the
+largest tensor of a training step, and no second one is made. The kernel is in `cross_entropy_tiles`, the
+search space in `cross_entropy_space`.
 """
 
 from __future__ import annotations
@@ -46,26 +47,27 @@ def cross_entropy(
 ) -> torch.Tensor:
     """Cross entropy of each row of logits with its target, not reduced; on request its gradient, in place.
 
-    Computes in float32; a gradient is rounded once. Several blocks may share a row of a gradient, or one of a
-    few whose loss is asked for, and tell each other what they found in memory of the stream: run the same
-    call once before it is captured into a CUDA graph, on the stream that captures where there are several,
-    and replay the graphs of one stream one after another.
+    Computes in float32; a gradient is rounded once.
+
+    CUDA graphs: several blocks may share a row, if a gradient is asked for or rows are few, and exchange
+    partial results in memory that belongs to the stream. Run the same call once before it is captured (on the
+    capturing stream, if there are several), and replay the graphs of one stream one after another.
 
     Args:
         logits: (rows, vocabulary), bfloat16, float16 or float32, on a GPU. With `grad_scale` each element is
             overwritten by ``grad_scale * (softmax(logits)[row, column] - (column == target[row]))``, the
             gradient of ``grad_scale * loss.sum()``.
-        target: (rows,), int64: each row's right column. A row whose target is neither a column nor
+        target: (rows,), int64: the right column of each row. A row whose target is neither a column nor
             `ignore_index` gets a loss of NaN, and NaN as its gradient.
-        ignore_index: Rows of this target have a loss of 0 and a gradient of 0, and are not read.
-        grad_scale: What the gradient is multiplied by, 1 / rows for the mean of all rows; without it no
-            gradient is computed and the logits stay as they are.
+        ignore_index: Rows with this target get a loss of 0 and a gradient of 0, and are not read.
+        grad_scale: The factor of the gradient, 1 / rows for the mean of all rows. If it is None, no gradient
+            is computed and the logits stay as they are.
 
     Returns:
-        (rows,), float32: each row's loss.
+        (rows,), float32: the loss of each row.
 
     Raises:
-        LaunchError: An argument cannot be launched; it names the argument and what to pass.
+        LaunchError: An argument cannot be launched; the error names it and says what to pass.
     """
     scale = check_cross_entropy(logits, target, ignore_index=ignore_index, grad_scale=grad_scale)
     loss = torch.empty((logits.shape[0],), dtype=torch.float32, device=logits.device)
@@ -93,7 +95,7 @@ def check_cross_entropy(
     ignore_index: int = -100,
     grad_scale: float | None = None,
 ) -> float | None:
-    """Refuse shapes, dtypes and numbers that `cross_entropy` does not take; return a launch's grad_scale."""
+    """Refuse arguments that `cross_entropy` does not take; return `grad_scale` as a launch takes it."""
     check_rank("cross_entropy", "logits", logits, "rows vocabulary")
     check_dtype("cross_entropy", "logits", logits, torch.bfloat16, torch.float16, torch.float32)
     rows, cols = logits.shape
@@ -112,7 +114,10 @@ def check_cross_entropy(
 
 
 def _slots(logits: torch.Tensor, gradient: bool) -> torch.Tensor:
-    """Large enough for every config, since the launch chooses one only later; all zero between launches."""
+    """Memory for the exchange between blocks: int32, zero between launches.
+
+    It is large enough for every config, since the launch chooses one only later.
+    """
     return workspace(logits.device, 1, cross_entropy_space.slots(gradient, *logits.shape)).counters
 
 
@@ -120,7 +125,7 @@ def _problem(
     logits: torch.Tensor, target: torch.Tensor, loss: torch.Tensor,
     slots: torch.Tensor, ignore_index: int, grad_scale: float | None,
 ) -> Mapping[str, object]:  # fmt: skip
-    # The gradient is a problem of its own: it writes too, and its blocks may share rows.
+    # The gradient is a problem of its own: it writes the logits too, and its blocks may share rows.
     return {
         "dtype": logits.dtype,
         "gradient": grad_scale is not None,
@@ -134,7 +139,8 @@ def _args(
     slots: torch.Tensor, ignore_index: int, grad_scale: float | None,
 ) -> tuple[Any, ...]:  # fmt: skip
     chunk, members, cols = int(config["chunk"]), int(config["members"]), logits.shape[1]
-    # Rows that are not shared have no constant but these of their width: one compilation serves many.
+    # Of the width of rows that are not shared, only whether the last chunk is partly empty is compiled in: so
+    # one compilation serves many vocabularies.
     held = cross_entropy_space.parts(config, cols) if members > 1 else (1, 0)
     tile = (chunk, members, *held, members == 1 and cols % chunk != 0)
     scale = 0.0 if grad_scale is None else grad_scale
@@ -154,7 +160,7 @@ def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
     logits = inputs.randn((rows, cols), str(problem["dtype"]), device, 2 * seed)
     target = inputs.randint((rows,), 0, cols, "int64", device, 2 * seed + 1)
     loss = inputs.empty((rows,), "float32", device)
-    # A scale of 1, so that a gradient lies between -1 and 1 whatever the number of rows.
+    # With a scale of 1, gradients lie between -1 and 1 for any number of rows.
     slots = _slots(logits, bool(problem["gradient"]))
     return logits, target, loss, slots, -100, 1.0 if problem["gradient"] else None
 
@@ -179,10 +185,10 @@ def _reference(
         else:
             shares = logs.exp_().scatter_add_(1, column, -torch.ones_like(column, dtype=torch.float64))
             slopes[rows] = shares * (kept[:, None] * grad_scale)
-    # The loss: a row's sum and its logarithm, in float32, are good to 1e-6 of up to 20. The gradient: one
-    # rounding to the dtype is half its eps, the exponent is off by 1e-6; where the target's share is almost
-    # 1, what it lacks is off by 2^-23. A typical share of the largest vocabulary is 2e-6, ten times the
-    # absolute term. Logits whose gradient is not asked for must stay as they are.
+    # The loss: the sum of a row and its logarithm, up to 20, have a relative error of 1e-6 in float32. The
+    # gradient: one rounding to the dtype is half its eps, and the exponent has an error of 1e-6; where the
+    # target's share is almost 1, the difference to 1 has an error of 2^-23. A typical share in the largest
+    # vocabulary is 2e-6, ten times the absolute term. Without a gradient the logits must stay as they are.
     eps = max(torch.finfo(logits.dtype).eps, 1e-5)
     exact = grad_scale is None
     return {
@@ -190,13 +196,13 @@ def _reference(
         "logits": Close(
             value=slopes, rtol=0.0 if exact else eps, atol=0.0 if exact else 2e-7 * abs(grad_scale or 0)
         ),
-        # All that blocks tell each other is taken away again: the next launch finds zeros.
+        # Blocks set to zero all that they told each other: the next launch must find zeros.
         "slots": Close(value=torch.zeros_like(slots), rtol=0.0, atol=0.0),
     }
 
 
 _REFERENCE = 1 << 26
-"""Elements whose reference is computed at a time: a few temporaries of 512 MiB."""
+"""Elements whose reference is computed at a time: each of a few temporaries takes 512 MiB."""
 
 
 def _shapes(vocabulary: int, *, rows: Sequence[int], gradient: bool, dtype: str = "bfloat16") -> Any:
@@ -204,10 +210,10 @@ def _shapes(vocabulary: int, *, rows: Sequence[int], gradient: bool, dtype: str 
 
 
 _SCORED = Pow2.edges(1, 16384)[::2]
-"""Rows of an evaluation; every other edge, near enough to serve the buckets between."""
+"""Rows of an evaluation to sweep: every other edge. A bucket between takes its neighbour's config."""
 
 _TRAINED = Pow2.edges(256, 16384)[::2]
-"""Rows of a training step, or of the parts that its logits are computed in."""
+"""Rows of a training step to sweep, or of the parts that its logits are computed in."""
 
 cross_entropy_tunable = Tunable(
     name="cross_entropy",
@@ -233,12 +239,14 @@ cross_entropy_tunable = Tunable(
         _shapes(128256, rows=_TRAINED, gradient=True),
         _shapes(151936, rows=_SCORED[-3:], gradient=False),  # Qwen3
         _shapes(151936, rows=_TRAINED[:-1], gradient=True),
-        _shapes(262144, rows=_SCORED[:-1], gradient=False),  # Gemma 3; half as far are 129280 and 201088,
-        _shapes(262144, rows=_TRAINED[:-1], gradient=True),  # DeepSeek-V3's and gpt-oss'
+        # DeepSeek-V3's 129280 and gpt-oss' 201088 are close enough to the vocabularies here.
+        _shapes(262144, rows=_SCORED[:-1], gradient=False),  # Gemma 3
+        _shapes(262144, rows=_TRAINED[:-1], gradient=True),
         _shapes(128256, rows=(1024, 4096), gradient=False, dtype="float32"),  # as transformers casts them
         _shapes(128256, rows=(1024, 4096), gradient=True, dtype="float32"),
         _shapes(128256, rows=(1024, 4096), gradient=False, dtype="float16"),  # trained in mixed precision
         _shapes(128256, rows=(1024, 4096), gradient=True, dtype="float16"),
     ],
 )
-"""The declaration; `launch` takes logits, target, loss, zeros to work in, ignore_index and grad_scale."""
+"""The declaration. Its `launch` takes logits, target, loss, slots (zeros to work in), ignore_index and
+grad_scale."""

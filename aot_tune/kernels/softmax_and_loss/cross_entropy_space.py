@@ -1,4 +1,4 @@
-"""Chunks, parts and blocks a row of cross_entropy: search space, default, what is legal. Knows no kernel."""
+"""Cut rows of cross_entropy into chunks and parts: search space, default, legality. Knows no kernel."""
 
 from __future__ import annotations
 
@@ -21,66 +21,69 @@ def _config(chunk: int, num_worker_warps: int, occupancy: int, num_ctas: int = 1
     )
 
 
-# What reads a row chunk after chunk -------------------------------------------------------------
+# Configs that read a row chunk by chunk ---------------------------------------------------------
 
 _CHUNKED = (
-    # Liger-Kernel reads 32768 columns at a time with 32 warps: 32 a thread, as most here.
+    # Liger-Kernel reads 32768 columns at a time with 32 warps: 32 columns a thread, as most configs here.
     *(_config(chunk, 4, occupancy) for chunk in (2048, 4096) for occupancy in (4, 8)),
     *(_config(chunk, 8, occupancy) for chunk in (4096, 8192, 16384) for occupancy in (2, 4)),
 )
 
 _CLUSTERS = tuple(_config(8192 * ctas, 8, occupancy, ctas) for ctas in (2, 4) for occupancy in (1, 2))
-"""For the loss of few rows: more than one multiprocessor reads each."""
+"""For the loss of few rows: clusters of blocks, so that several multiprocessors read each row."""
 
 _FEW = 64
-"""Rows that leave half of a GPU idle where each has but one multiprocessor."""
+"""Rows, at most, that count as few: they leave half of a GPU idle if one multiprocessor reads each."""
 
 _READ_TWICE = (_config(4096, 4, 4), _config(8192, 8, 2), _config(16384, 8, 2))
 """For the gradient of rows too narrow to be shared, or too wide."""
 
-# What holds a row in several blocks -------------------------------------------------------------
+# Configs whose blocks share a row ---------------------------------------------------------------
 
 _FEWEST_COLUMNS = 16384
-"""Of a row that blocks share. Narrower ones would be over before the blocks had met."""
+"""Columns of a row that blocks share, at least. Narrower rows would be done before the blocks had met."""
 
 _MOST_PARTS = 32
-"""The code grows with them, and time to compile it."""
+"""Parts of a member, at most: the code and the time to compile it grow with them."""
 
 _FEWEST_ELEMENTS = 32
-"""That a thread holds: with fewer there are many blocks to wait for."""
+"""Elements of a shared row that a thread holds, at least: with fewer, a block waits for many others."""
 
 _IN_FLIGHT = 16384
-"""Fewest elements that a multiprocessor's blocks load at once."""
+"""Elements that the blocks of a multiprocessor load at once, at least."""
 
 _REGISTERS = {"float32": (1.0, 34), "bfloat16": (0.5, 24), "float16": (0.5, 24)}
-"""Registers of a thread: for each element, and beside them. With as many next to none was seen to spill on
-sm_90 (tileiras 13.4) that holds a row whose columns 16 divides."""
+"""Registers of a thread by dtype: for each element that it holds, and beside those, where 16 divides the
+columns: row-registers (README)."""
 
 _UNALIGNED = (1.0, 40)
 """The same where 16 does not divide the columns: elements of 16 bits are loaded one by one."""
 
 _SHARED = (
-    # The fewest whose registers hold a row have the most under way at once: steps of a quarter, so that any
-    # vocabulary has a number not far above its fewest.
+    # The fewest members whose registers hold a row have the most loads in flight. The numbers grow by about a
+    # quarter, so that every vocabulary finds one not far above its fewest.
     *(_config(1024, 4, 4, members=members) for members in (2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 32)),
     *(_config(1024, 4, 5, members=members) for members in (2, 3, 7, 14)),
     *(_config(1024, 4, 3, members=members) for members in (8, 16)),
     _config(2048, 8, 3, members=2),
 )
-"""The same for every vocabulary: what was tuned for one serves others."""
+"""For gradients, the same configs for every vocabulary: what was tuned for one vocabulary serves others."""
 
 _READERS = tuple(_config(1024, 4, 4, members=members) for members in (16, 32))
-"""For the loss of few rows. Of more rows, lone blocks read enough at once."""
+"""For the loss of few rows; where rows are more, one block for each reads enough at once."""
 
 
 def parts(config: Config, cols: int) -> tuple[int, int]:
-    """Parts that each member holds, and how many of them, from the first, lie inside for all: all but one."""
+    """Parts that each member holds, and how many of them, from the first, lie inside for all members.
+
+    The second number is the first or one less.
+    """
     width, members = int(config["chunk"]), int(config["members"])
     return -(-cols // (width * members)), cols // width // members
 
 
 def slots(gradient: bool, rows: int, cols: int) -> int:
-    """Elements, int32, that the members of any config need."""
+    """Elements of `slots`, int32, for the members of any config; 1 where no config shares rows."""
     if not _may_share(gradient, rows, cols):
         return 1
     return row_groups.ints(rows, _lanes(cols)) if gradient else _FEW * _lanes(cols)
@@ -92,22 +95,22 @@ def _may_share(gradient: bool, rows: int, cols: int) -> bool:
 
 
 def _lanes(cols: int) -> int:
-    """Threads that share a row at most."""
+    """Threads that share a row, at most."""
     return min(edge(cols) // _FEWEST_ELEMENTS, row_groups.MOST_LANES)
 
 
 def _held(config: Config, problem: Problem) -> int:
-    """Elements that a thread holds of a shared row."""
+    """Elements of a shared row that a thread holds."""
     return parts(config, problem.size("vocabulary"))[0] * int(config["chunk"]) // threads(config)
 
 
 def _resident(config: Config) -> int:
-    """Threads of a multiprocessor."""
+    """Threads that a multiprocessor runs at once."""
     return threads(config) * config.hints.get("occupancy", 1)
 
 
 def _needs(problem: Problem) -> tuple[float, int]:
-    """Registers of a thread: for each element that it holds, and beside them."""
+    """Registers of a thread: for each element that it holds, and beside those."""
     dtype = str(problem["dtype"])
     one_by_one = dtype != "float32" and problem.size("vocabulary") % 16
     return _UNALIGNED if one_by_one else _REGISTERS[dtype]
@@ -118,8 +121,8 @@ def _unshared(config: Config, arch: Arch, problem: Problem) -> str | None:
     rows, cols, members = problem.size("rows"), problem.size("vocabulary"), int(config["members"])
     if not _may_share(bool(problem["gradient"]), rows, cols):
         return (
-            f"{cols} columns of {rows} rows are not shared; from {_FEWEST_COLUMNS} on they may be, for the "
-            f"loss alone those of up to {_FEW} rows"
+            f"{rows} rows of {cols} columns are not shared; blocks share rows of {_FEWEST_COLUMNS} columns "
+            f"or more, and for the loss alone only up to {_FEW} rows"
         )
     if refused := row_groups.refusal(config, arch, _lanes(cols)):
         return refused
@@ -130,25 +133,25 @@ def _unshared(config: Config, arch: Arch, problem: Problem) -> str | None:
         return f"{cols} columns are more than {_MOST_PARTS} parts of {width} for each of {members} members"
     held, resident = _held(config, problem), _resident(config)
     if held < _FEWEST_ELEMENTS or held * resident < _IN_FLIGHT:
-        return f"{held} elements a thread, {held * resident} a multiprocessor; too few"
+        return f"{held} elements a thread, {held * resident} a multiprocessor, are too few to share a row"
     occupancy, (element, beside) = config.hints.get("occupancy", 1), _needs(problem)
     if element * held + beside > registers(arch, resident):
         return f"{held} elements a thread spill at an occupancy of {occupancy}"
     return Device.reference(arch).refusal(occupancy)
 
 
-# What the declaration asks ----------------------------------------------------------------------
+# What the declaration names ---------------------------------------------------------------------
 
 
 def space(arch: Arch, problem: Problem) -> tuple[Config, ...]:
-    """All candidates, of which `legal` leaves those that suit the vocabulary."""
+    """All candidates; `legal` drops those that do not suit the vocabulary."""
     if problem["gradient"]:
         return tuple(dict.fromkeys((*_READ_TWICE, *_SHARED, default(arch, problem))))
     return (*_CHUNKED, *_CLUSTERS, *_READERS) if problem.size("rows") <= _FEW else _CHUNKED
 
 
 def default(arch: Arch, problem: Problem) -> Config:
-    """What spills on no arch; for a gradient few members whose registers hold a row easily, if any do."""
+    """A config that spills on no arch; for a gradient the fewest members that easily hold a row."""
     if not problem["gradient"]:
         return _config(8192, 8, 2) if problem.size("rows") <= _FEW else _config(4096, 4, 4)
     for occupancy, most in ((4, 76), (2, 176)):
@@ -162,11 +165,11 @@ def default(arch: Arch, problem: Problem) -> Config:
 
 
 def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
-    """Whether a config may run."""
+    """Whether a config may run, or why not."""
     if int(config["members"]) > 1:
         return _unshared(config, arch, problem) or True
     chunk, width = int(config["chunk"]), edge(problem.size("vocabulary"))
-    if chunk > max(width, 8192):  # which the default has
+    if chunk > max(width, 8192):  # 8192 is the default's chunk, which is always legal
         return f"a chunk of {chunk} is more than half empty for {width} columns"
     return refusal(config, arch, chunk) or True
 

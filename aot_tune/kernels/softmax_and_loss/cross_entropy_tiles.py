@@ -1,7 +1,7 @@
-"""Tile code of cross_entropy: a row's loss, and its gradient in place of the logits.
+"""Tile code of cross_entropy: the loss of a row, and its gradient in place of the logits.
 
-For its loss a row is read once, chunk after chunk. A gradient reads the same row again, unless several blocks
-share it: together they hold the row in registers, tell each other what they found, and each writes its part.
+For its loss a row is read once, chunk by chunk. A gradient reads the same row again, unless several blocks
+share it: together they hold the row in registers, exchange partial results, and each writes its part.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aot_tune.kernels.rows.rows import load_part, store_part
 _NAN = math.nan
 
 _LARGE = 2.0**20
-"""Beyond it float16 has no finite number, and two of bfloat16 that differ do so by 4096 or more."""
+"""Above this float16 has no finite number, and different bfloat16 numbers differ by 4096 or more."""
 
 
 @ct.kernel
@@ -27,10 +27,11 @@ def cross_entropy_kernel(  # type: ignore[no-untyped-def]
     chunk: ct.Constant[int], members: ct.Constant[int], parts: ct.Constant[int], inside: ct.Constant[int],
     ragged: ct.Constant[bool], lanes: ct.Constant[int], vector: ct.Constant[int], gradient: ct.Constant[bool],
 ):  # fmt: skip
-    """Write each row's loss, and where a gradient is asked for, that.
+    """Write the loss of each row and, if `gradient` is set, its gradient.
 
-    One block a row: `ragged` says whether its last chunk is partly empty. Several `members` take turns: each
-    holds `parts` of `chunk` columns, of which `inside`, from the first, lie inside for every member.
+    With one block a row, `ragged` says whether its last chunk is partly empty. Several `members` of a row
+    take its parts in turn: each holds `parts` of `chunk` columns, of which the first `inside` lie inside the
+    row for every member.
     """
     if members > 1:
         row, member = ct.bid(0) // members, ct.bid(0) % members
@@ -42,7 +43,7 @@ def cross_entropy_kernel(  # type: ignore[no-untyped-def]
 
 
 def _column(wanted: Any, cols: Any) -> Any:
-    """A target that is no column gives NaN, and no address is made of it."""
+    """The target's column, or -1 where it is not a column: that gives NaN and is never an address."""
     return ct.where((wanted >= 0) & (wanted < cols), wanted, -1).astype(ct.int32)
 
 
@@ -92,7 +93,8 @@ def _shared(
 ) -> None:
     row, member, members = place
     width, parts, inside, lanes, gradient = shape
-    # From its first column on, so that one address serves all its parts: each would take two registers.
+    # The slice begins at this block's first column, so that one address serves all its parts; an address of
+    # its own would take each part two registers.
     own = logits.slice(1, member * width, logits.shape[1])
     wanted = ct.load(target, (row,), (1,), allow_tma=False)
     if wanted.item() == ignored:
@@ -109,7 +111,7 @@ def _shared(
         fetch(slots, row, member, members, lanes)
         top, total, exponentials = _top_and_sum(held, picked, width, parts)
         picked = picked.astype(ct.float32)
-        # Nobody writes before all have answered, so that what they read is still the logits.
+        # No block writes before all have answered, so that what each reads is still the logits.
         mine = ct.cat((top.reshape((1,)), total.reshape((1,))), 0)
         mine = ct.cat((mine, ct.cat((picked, picked), 0)), 0)
         found = exchange(slots, row, member, members, lanes, mine)
@@ -120,7 +122,8 @@ def _shared(
         if gradient:
             scale = ct.where(ct.isnan(row_loss), row_loss, grad_scale)
             share = scale / total
-            # The target's. Rounded here, since it is held in registers until all others are written.
+            # The gradient at the target. It is rounded here, as it stays in registers until all others are
+            # written.
             slope = exponential(picked - highest.reshape((1,))) * share.reshape((1,)) - scale.reshape((1,))
             slope = slope.astype(logits.dtype)
             if logits.dtype == ct.float32:
@@ -132,12 +135,13 @@ def _shared(
                 if logits.dtype == ct.float32:
                     slopes = exponentials[part] * share
                 else:
-                    # None is above the highest. The compiler cannot know, and so keeps 16 bits, not 32.
+                    # No logit is above the highest. The compiler cannot know that, so it keeps the logits in
+                    # 16 bits: with the same expression as before, it would keep their 32-bit conversions.
                     again = ct.minimum(held[part], highest.astype(logits.dtype))
                     slopes = ct.exp2(_less(again, factor, product), flush_to_zero=True) * share
                 store_part(own, (row, part * members), slopes.astype(logits.dtype), part < inside)
-            # Over what it was given with all others: to compare each column would take longer. Part by part,
-            # since a division by `members` takes registers, of which all hold logits.
+            # Overwrites what the loop stored there: comparing each column would take longer. Whose column it
+            # is, is found part by part: a division by `members` would take registers, and all hold logits.
             turn = column // width
             mine_too = turn == member
             for part in ct.static_iter(range(1, parts)):
@@ -146,7 +150,7 @@ def _shared(
 
 
 def _loaded(own: Any, row: Any, members: Any, shape: Any) -> Any:
-    """A member's parts. A checked load is a branch, behind which others would wait: so it is the first."""
+    """Load the parts of a member, the checked one first: checked-load-branch (README)."""
     width, parts, inside, _, _ = shape
     held = ()
     for before in ct.static_iter(range(parts)):
@@ -157,13 +161,13 @@ def _loaded(own: Any, row: Any, members: Any, shape: Any) -> Any:
 
 
 def _top_and_sum(held: Any, picked: Any, width: Any, parts: Any) -> Any:
-    """A part's maximum and its sum of exponentials, and of float32 these themselves, in place of the logits.
+    """The maximum and sum of exponentials of what a member holds; for float32 also the exponentials.
 
-    The picked logit, one of the row's, is in the maximum too: so each warp has read it before any of them
-    tells the other blocks that this one is done reading. A maximum of -inf would make NaN of a part that is
-    all -inf, or lies outside.
+    The picked logit, which is one of the row's, is part of the maximum too: so each warp has read it before
+    any warp tells the other blocks that this one has read all. The maximum is never -inf, which would make
+    NaN of a part that is all -inf or lies outside the row.
     """
-    tops = held[parts - 1]  # begins with the checked one, or its load would be left for later
+    tops = held[parts - 1]  # begin with the checked part, or its load would be moved behind the others
     for before in ct.static_iter(range(1, parts)):
         tops = ct.maximum(tops, held[parts - 1 - before])
     tops = ct.maximum(tops, ct.broadcast_to(picked.reshape((1, 1)), (1, width)))
@@ -187,20 +191,24 @@ def _top_and_sum(held: Any, picked: Any, width: Any, parts: Any) -> Any:
 
 
 def _powers_of_two(top: Any) -> Any:
-    """Factor and product, with which e^(x - top) of each x up to `top` is 2^`_less`, times what comes third.
+    """A factor, a product and a correction: e^(x - top) is 2^`_less`(x, factor, product) * correction.
 
-    `product` is rounded, and x * factor is not where the compiler fuses: then all powers are off by what was
-    lost, which the third makes good. Where it does not fuse, it is 1.
+    This holds for each x up to `top`.
+    `product` is rounded, but x * factor is not if the compiler fuses the multiplication with the subtraction:
+    then all powers are wrong by the rounding of `product`, and the correction undoes that. Without fusion the
+    correction is 1.
 
-    A large `top` is made small, so that nothing is infinite: logits equal to it still give 1, all others 0.
+    The factor shrinks a large `top`, so that nothing is infinite: logits equal to `top` still give 1, and all
+    others 0.
     """
     factor = LOG2_E * _LARGE / ct.maximum(ct.maximum(top, -top), _LARGE)
     product = top * factor
-    # Of halves and doubles, or the compiler would see the same product twice, and their difference as 0.
+    # folded-difference (README): halves and doubles, or the compiler would see the same product twice and
+    # take the difference to be 0.
     lost = _less(top * -0.5, factor * 2.0, -product)
     return factor, product, ct.exp2(lost, flush_to_zero=True)
 
 
 def _less(x: Any, factor: Any, product: Any) -> Any:
-    """One instruction for each logit, where a difference, multiplied, would be two."""
+    """Compute x * factor - product: one instruction a logit, where (x - top) * factor would take two."""
     return x.astype(ct.float32) * factor - product

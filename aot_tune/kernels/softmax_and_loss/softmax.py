@@ -1,4 +1,4 @@
-"""Softmax over the last dimension: kernel, host function, declaration. Knows nothing of tuning or tables."""
+"""Softmax over the last dimension: kernel, host function and declaration; `softmax_space` holds its space."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def softmax_kernel(  # type: ignore[no-untyped-def]
     height: ct.Constant[int], width: ct.Constant[int], parts: ct.Constant[int], inside: ct.Constant[int],
     members: ct.Constant[int], chunked: ct.Constant[bool], lanes: ct.Constant[int], vector: ct.Constant[int],
 ):  # fmt: skip
-    """Hold `height` rows a block, or a row in `members` blocks, each `parts` of `width` columns.
+    """Hold `height` rows in a block, or one row in `members` blocks, as `parts` of `width` columns a block.
 
-    `chunked`: read a row twice instead, `width` columns at a time.
+    If `chunked` is set, a block reads one row twice instead, `width` columns at a time.
     """
     if chunked:
         _in_chunks(x, out, ct.bid(0), (width, parts, inside, lanes, vector))
@@ -39,7 +39,7 @@ def softmax_kernel(  # type: ignore[no-untyped-def]
         place, member = ct.bid(0) // members, ct.bid(0) % members
         first = member * parts
         rows, tops, exponentials = (), ct.full((height, width), LOWEST, ct.float32), ()
-        for part in ct.static_iter(range(parts)):  # all loads are under way at once
+        for part in ct.static_iter(range(parts)):  # all loads are in flight at once
             index = place, first + part
             rows = (*rows, load_part(x, index, (height, width), part < inside, ct.PaddingMode.NEG_INF))  # type: ignore[assignment]  # grows while compiling
         if members > 1:
@@ -55,7 +55,7 @@ def softmax_kernel(  # type: ignore[no-untyped-def]
             shrink, total = _of_the_whole_row(slots, place, member, members, lanes, top, total)
         else:
             shrink = 1.0
-        # The sum is 1 or more, or NaN: none of what the exact division provides for.
+        # The sum is 1 or more, or NaN: the special cases of an exact division do not occur.
         share = shrink * ct.truediv(1.0, total, rounding_mode=ct.RoundingMode.APPROX)
         for part in ct.static_iter(range(parts)):
             result = (exponentials[part] * share).astype(out.dtype)
@@ -65,7 +65,7 @@ def softmax_kernel(  # type: ignore[no-untyped-def]
 def _of_the_whole_row(
     slots: Any, row: Any, member: Any, members: Any, lanes: Any, top: Any, total: Any
 ) -> Any:
-    """What this block's exponentials are to be multiplied by, and the sum of all blocks' then."""
+    """The factor that rescales this block's exponentials to the row's maximum, and the row's sum with it."""
     mine = ct.cat((top.reshape((1,)), total.reshape((1,))), 0)
     found = exchange(slots, row, member, members, lanes, mine)
     highest, total = highest_and_sum(found, members)
@@ -90,22 +90,23 @@ def _write_shares(x: Any, out: Any, index: Any, width: Any, top: Any, share: Any
 def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """Exponentials of the last dimension of `x`, divided by their sum.
 
-    Computes in float32, less the row's maximum, and rounds once; what is below 1.2e-38 becomes 0. A row that
-    is all -inf, or holds NaN or inf, becomes NaN, as torch's does.
+    Subtracts the row's maximum, computes in float32 and rounds once; exponentials below 1.2e-38 become 0. A
+    row that is all -inf, or holds NaN or inf, becomes NaN, as in torch.
 
-    Rows of more than 8192 columns may be shared by several blocks, which tell each other what they found in
-    memory of the stream: run the same call once before it is captured into a CUDA graph, on the stream that
-    captures where there are several, and replay the graphs of one stream one after another.
+    CUDA graphs: several blocks may share a row of more than 8192 columns and exchange partial results in
+    memory that belongs to the stream. Run the same call once before it is captured (on the capturing stream,
+    if there are several), and replay the graphs of one stream one after another.
 
     Args:
         x: (..., cols), bfloat16, float16 or float32, on a GPU; leading dimensions that ``view`` can flatten.
-        out: Where to write, of the shape and dtype of `x`, apart from it in memory; a new tensor without it.
+        out: The result, of the shape and dtype of `x`; it must share no memory with `x`. A new tensor is made
+            if it is None.
 
     Returns:
         `out`, or the new tensor.
 
     Raises:
-        LaunchError: An argument cannot be launched; it names the argument and what to pass.
+        LaunchError: An argument cannot be launched; the error names it and says what to pass.
     """
     check_softmax(x, out=out)
     written = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
@@ -133,7 +134,10 @@ def check_softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> None:
 
 
 def _slots(x: torch.Tensor) -> torch.Tensor:
-    """Large enough for every config, since the launch chooses one only later."""
+    """Memory for the exchange between blocks: int32, zero between launches.
+
+    It is large enough for every config, since the launch chooses one only later.
+    """
     return workspace(x.device, 1, softmax_space.slots(*x.shape)).counters
 
 
@@ -158,23 +162,25 @@ def _args(config: Config, x: torch.Tensor, out: torch.Tensor, slots: torch.Tenso
 
 def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
     rows, cols, dtype = problem.size("rows"), problem.size("cols"), str(problem["dtype"])
-    x = inputs.randn((rows, cols), dtype, device, seed, scale=3)  # as logits are spread
+    x = inputs.randn((rows, cols), dtype, device, seed, scale=3)  # logits have a deviation of about 3
     return x, inputs.empty((rows, cols), dtype, device), _slots(x)
 
 
 def _reference(x: torch.Tensor, out: torch.Tensor, slots: torch.Tensor) -> dict[str, Close]:
-    # One rounding to the output's dtype is half its eps. Before it the float32 exponent, 40 at most here, is
-    # off by 40 / 2^24 = 2e-6, and so is its exponential. The absolute term is for float16's subnormals.
+    # One rounding to the output's dtype is half its eps. Before it, the float32 exponent, 40 at most here,
+    # has an error of 40 / 2^24 = 2e-6, and the exponential that relative error. The absolute term is for
+    # float16's subnormal numbers.
     value = torch.softmax(x.double(), dim=1)
     return {
         "out": Close(value=value, rtol=max(torch.finfo(x.dtype).eps, 1e-5), atol=1e-7),
-        # The next launch finds them at zero.
+        # The next launch must find zeros.
         "slots": Close(value=torch.zeros_like(slots), rtol=0.0, atol=0.0),
     }
 
 
 _ROWS = Pow2.edges(1, 16384)[::2]
-"""Every other edge: the buckets between are one doubling away, near enough to be served by these."""
+"""Rows to sweep: every other edge. A bucket between two of them is one doubling away and takes its
+neighbour's config."""
 
 softmax_tunable = Tunable(
     name="softmax",
@@ -203,4 +209,5 @@ softmax_tunable = Tunable(
         {"dtype": "float32", "rows": Pow2.edges(1, 1024)[::2], "cols": 262144},  # Gemma 3, sampling
     ],
 )
-"""The declaration; ``softmax_tunable.launch(x, out, slots)`` takes x and out as (rows, cols)."""
+"""The declaration. ``softmax_tunable.launch(x, out, slots)`` takes x and out as (rows, cols), and zeros as
+slots."""

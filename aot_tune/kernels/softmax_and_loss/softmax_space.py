@@ -1,4 +1,4 @@
-"""How softmax cuts rows for its blocks: search space, default, what is legal. Pure; knows no kernel."""
+"""Cut rows of softmax for its blocks: search space, default, legality. Pure; knows no kernel."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
 _BLOCKS = ((4, 2), (4, 4), (4, 8), (8, 1), (8, 2), (8, 4))
-"""Warps, and blocks of a multiprocessor, that hold rows."""
+"""(num_worker_warps, occupancy) of blocks that hold whole rows."""
 
 _MEMBERS = (2, 4, 8, 16, 32)
-"""Blocks that share a row; no more, so that a small GPU runs them at once."""
+"""Numbers of blocks that share a row; at most 32, so that a small GPU runs them at once."""
 
 _SHARING = ((1024, 4, 3), (1024, 4, 4), (1024, 4, 5), (2048, 8, 1), (2048, 8, 2))
-"""Columns of a part, warps, and blocks of a multiprocessor that hold a share of a row."""
+"""(columns of a part, num_worker_warps, occupancy) of blocks that hold a share of a row."""
 
 _SHARED_FROM = 8193
-"""Columns from which blocks may share a row: what it takes them to wait for each other is gained by then."""
+"""Columns of a row that blocks may share, at least: for fewer, waiting costs more than sharing gains."""
 
 _FEWEST_PARTS = 2
-"""Parts a member holds at least, 16 columns a thread: with fewer it waits longer than it works."""
+"""Parts of a member, at least: 16 columns a thread. With fewer it waits longer than it works."""
 
 
 @cache
@@ -42,16 +42,16 @@ _CHUNKS = (
     # NVIDIA's TileGym (src/tilegym/ops/cutile/softmax.py) reads 8192 columns at a time, at an occupancy of 4.
     *(_config(1, *values, chunked=True) for values in ((4096, 4, 8), (8192, 8, 2), (8192, 8, 4))),
 )
-"""For rows that no blocks hold; 32 columns a thread."""
+"""For rows too wide for registers, which are read twice, 32 columns a thread at a time."""
 
 
 def shared(cols: int) -> bool:
-    """Whether blocks may share rows of so many columns."""
+    """Whether blocks may share rows of this many columns."""
     return cols >= _SHARED_FROM
 
 
 def slots(rows: int, cols: int) -> int:
-    """Elements, int32, that the members of any config need."""
+    """Elements of `slots`, int32, for the members of any config; 1 where no config shares rows."""
     return row_groups.ints(rows, _lanes(cols)) if _may_share(rows, cols) else 1
 
 
@@ -60,7 +60,7 @@ def _may_share(rows: int, cols: int) -> bool:
 
 
 def _lanes(cols: int) -> int:
-    """Threads that share a row at most: each member holds two parts or more, of 8 columns a thread."""
+    """Threads that share a row, at most: each member holds two parts or more, of 8 columns a thread."""
     return min(edge(cols) // (8 * _FEWEST_PARTS), row_groups.MOST_LANES)
 
 
@@ -88,7 +88,7 @@ def _space(width: int) -> tuple[Config, ...]:
 
 
 def default(arch: Arch, problem: Problem) -> Config:
-    """The most blocks that spill on no arch."""
+    """A config with as many blocks a multiprocessor as spill on no arch."""
     cols = problem.size("cols")
     width = edge(cols)
     if width <= 4096:
@@ -108,11 +108,11 @@ def default(arch: Arch, problem: Problem) -> Config:
 
 
 _DEFAULT_PARTS = 8
-"""Of a member: 64 columns a thread."""
+"""Parts of a member of the default, at most: 64 columns a thread."""
 
 
 def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
-    """Whether registers hold what a block works on, or why not."""
+    """Whether the registers of a block hold its part of a problem, or why not."""
     cols, height, width = problem.size("cols"), int(config["height"]), int(config["width"])
     members = int(config["members"])
     if config["chunked"]:
@@ -122,21 +122,27 @@ def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
     if refused := row_groups.refusal(config, arch, _lanes(cols)):
         return refused
     if height > 1 or not _may_share(problem.size("rows"), cols):
-        return f"{height} rows of {cols} columns are not shared; one of {_SHARED_FROM} or more may be"
+        return (
+            f"{height} rows of {cols} columns are not shared; blocks share single rows of {_SHARED_FROM} "
+            "columns or more"
+        )
     count, _ = row_groups.parts(width, members, cols)
     if not _FEWEST_PARTS <= count <= _MOST_PARTS:
-        return f"{cols} columns are {count} parts of {width} for each of {members} blocks"
+        return (
+            f"{cols} columns are {count} parts of {width} for each of {members} blocks; it may be "
+            f"{_FEWEST_PARTS} to {_MOST_PARTS}"
+        )
     if (members - 1) * count * width >= cols:
         return f"{cols} columns leave nothing to the last of {members} blocks"
     return refusal(config, arch, count * width) or True
 
 
 _MOST_PARTS = 16
-"""Of a member. The code grows with them, and time to compile it."""
+"""Parts of a member, at most: the code and the time to compile it grow with them."""
 
 
 def cut(config: Config, rows: int, cols: int) -> tuple[int, int, int, int]:
-    """Rows of a block, columns of a part, its parts, and how many of them lie inside for all blocks."""
+    """Rows of a block, columns of a part, parts of a block, and how many of them lie inside for all."""
     height, width, members = (int(config[name]) for name in ("height", "width", "members"))
     found = parts(height, width, rows, cols) if members == 1 else row_groups.parts(width, members, cols)
     return height, width, *found

@@ -64,7 +64,7 @@ def test_a_token_is_a_block_where_a_tile_holds_all_heads_and_else_several(
 
 def test_tiles_are_refused_that_a_block_cannot_hold() -> None:
     refusal = rope_tunable.refusal(config(64), SM90, shape(1, 64, 8, 256))
-    assert refusal == "64 heads of 256 elements to rotate; a block holds 8192 elements"
+    assert refusal == "64 heads of 256 elements to rotate exceed the 8192 elements of a block"
     assert rope_tunable.refusal(config(1), SM90, shape(1, 64, 8, 8192)) is None
 
 

@@ -275,7 +275,7 @@ def test_numbers_that_no_kernel_takes_are_named() -> None:
         (attention_decode, (q, cache, cache, pages, lengths)),
     ):
         for window, named in ((2.5, "2.5"), ((3, 0), "a tuple"), (True, "True"), ("a", "'a'"), (0, "0")):
-            refused(f"window is {named}; pass 1 or more, an int", function, *arrays, window=window)
+            refused(f"window is {named}; pass an int of 1 or more", function, *arrays, window=window)
         for scale, named in (
             ("a", "'a'; pass a number"),
             (q, "a Tensor"),

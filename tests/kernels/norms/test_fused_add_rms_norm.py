@@ -68,7 +68,9 @@ def made(one: Problem) -> tuple[Any, ...]:
 def test_rows_too_short_for_that_have_no_config() -> None:
     assert fused_add_rms_norm_tunable.candidates(SM90, shape(100, 4)) == ()
     refusal = fused_add_rms_norm_tunable.refusal(config(8), SM90, shape(3, 5))
-    assert refusal == "128 elements over 256 threads may be read again when overwritten"
+    assert refusal == (
+        "128 elements are fewer than 256 threads, which may read them again after they were overwritten"
+    )
     with pytest.raises(LaunchError, match="no config changes rows of 4 columns in place; pass 5 or more"):
         fused_add_rms_norm_tunable.default_config(SM90, shape(100, 4))
 
@@ -215,7 +217,7 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
             fused_add_rms_norm(**args)
 
     refused("x is float64; pass bfloat16 or float16 or float32", x=half(2, 8).double())
-    refused(r"x has shape \(\); its last size may be 0 to 32768", x=half())
+    refused(r"x has shape \(\); pass a last size of 0 to 32768", x=half())
     refused(r"x has shape \(1, 32769\)", x=half(1, 32769))
     refused(r"residual has shape \(1, 8\); x asks for \(2, 8\)", residual=half(1, 8))
     refused("residual is float32; pass bfloat16", residual=half(2, 8).float())

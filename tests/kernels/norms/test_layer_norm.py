@@ -247,7 +247,7 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
             layer_norm(*args, **more)
 
     refused("x is float64; pass bfloat16 or float16 or float32", half(2, 8).double(), half(8))
-    refused(r"x has shape \(\); its last size may be 0 to 32768", half(), half(8))
+    refused(r"x has shape \(\); pass a last size of 0 to 32768", half(), half(8))
     refused(r"x has shape \(1, 32769\)", half(1, 32769), half(32769))
     refused(r"weight has shape \(7,\); x of 8 columns asks for \(8,\)", half(2, 8), half(7))
     refused(r"bias has shape \(7,\); x of 8 columns asks for \(8,\)", half(2, 8), half(8), half(7))

@@ -255,7 +255,7 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
     refused("v is float16; pass bfloat16", v=v.half())
     refused(r"k has shape \(1, 5, 2, 64\); q asks for \(2, 5, 2, 64\)", k=k[:1])
     refused(r"v has shape \(2, 4, 2, 64\); k asks for \(2, 5, 2, 64\)", v=v[:, :4])
-    refused("q has 3 heads and k 2, which must divide them", q=q[:, :, :3])
+    refused("q has 3 heads and k 2, which must divide those of q", q=q[:, :, :3])
     refused("q has a head_dim of 32; pass 64 or 128", q=q[..., :32], k=k[..., :32], v=v[..., :32])
     refused("scale is 0", scale=0)
     refused("scale is nan", scale=math.nan)
@@ -264,7 +264,7 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
     refused("scale is 1000.*; pass a number that a float holds", scale=10**400)
     for wrong in (None, 2, "no", torch.tensor(True)):
         refused("causal is .*; pass True or False", causal=wrong)
-    refused("window is 0; pass 1 or more", window=0)
+    refused("window is 0; pass an int of 1 or more", window=0)
     refused(r"out has shape \(2, 5, 2, 64\); q asks", out=k)
     refused("out is float32; pass bfloat16", out=q.float())
     refused("out and q share memory", out=q)

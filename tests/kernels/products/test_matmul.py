@@ -121,18 +121,18 @@ def test_what_is_a_waste_on_a_bucket_is_refused_with_its_reason() -> None:
 
 
 def test_more_columns_divide_those_beside_them_and_give_no_rows() -> None:
-    assert "48 more columns must divide" in refusal(config(64, 128, 64, more_n=48))
-    assert "32 more columns must divide" in refusal(config(64, 128, 64, more_n=32, swapped=1))
+    assert "more_n is 48; it must divide tile_n" in refusal(config(64, 128, 64, more_n=48))
+    assert "needs swapped to be 0" in refusal(config(64, 128, 64, more_n=32, swapped=1))
     assert refusal(config(64, 128, 64, more_n=32)) == ""
 
 
 def test_only_a_tile_of_one_width_and_one_block_begins_with_its_loop() -> None:
     assert refusal(config(128, 256, 32, warps=8, peeled=0)) == ""
-    assert "is peeled" in refusal(config(128, 128, 64, more_n=64, warps=8, peeled=0))
+    assert "needs peeled to be 1" in refusal(config(128, 128, 64, more_n=64, warps=8, peeled=0))
     shared = config(128, 128, 64, warps=8, splits=3, peeled=0)
-    assert "is peeled" in (matmul_tunable.refusal(shared, SM90, shape(256, 5120, 25600)) or "")
+    assert "needs peeled to be 1" in (matmul_tunable.refusal(shared, SM90, shape(256, 5120, 25600)) or "")
     for wrong in (-1, 2):
-        assert f"peeled is {wrong}; it is 1" in refusal(config(128, 128, 64, peeled=wrong))
+        assert f"peeled is {wrong}; it must be 1" in refusal(config(128, 128, 64, peeled=wrong))
 
 
 def test_a_group_of_rows_is_searched_where_it_is_another_order_of_the_tiles() -> None:
@@ -143,7 +143,9 @@ def test_a_group_of_rows_is_searched_where_it_is_another_order_of_the_tiles() ->
     assert refusal(tall, "sm100", m=2049) == ""
     assert "group 4 orders" in refusal(tall, "sm100", m=2048)
     for wrong in (0, -8):
-        assert f"group is {wrong}; it is how many" in refusal(config(128, 128, 64, group=wrong))
+        assert f"group is {wrong}; it must be the number of rows" in refusal(
+            config(128, 128, 64, group=wrong)
+        )
     for arch in KNOWN_ARCHS:
         assert len({c["group"] for c in matmul_tunable.candidates(arch, shape(16384))}) > 1, arch
         assert {c["group"] for c in matmul_tunable.candidates(arch, shape(1024))} == {8}, arch

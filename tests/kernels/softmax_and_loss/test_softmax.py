@@ -86,10 +86,10 @@ def test_blocks_that_cannot_wait_for_each_other_are_refused() -> None:
 
     assert refusal(16) == ""
     assert refusal(12) == ""
-    assert "each is a lone block" in refusal(16, num_ctas=2)
-    assert "who have no number for each" in refusal(32, num_worker_warps=2)
-    assert "have no slots" in refusal(64)
-    assert "have no slots" in refusal(32, num_worker_warps=8)
+    assert "each must be a single block" in refusal(16, num_ctas=2)
+    assert "too few to store numbers for 32 members" in refusal(32, num_worker_warps=2)
+    assert "its slots are for" in refusal(64)
+    assert "its slots are for" in refusal(32, num_worker_warps=8)
     assert "2 rows of 128256 columns are not shared" in refusal(16, height=2)
     assert "1 rows of 8192 columns are not shared" in refusal(2, cols=8192)
 

@@ -1,4 +1,4 @@
-"""What both fp8 products share: the product of two tiles, their order, what fits an arch. Knows no scale."""
+"""Tile code, limits of an arch and layouts that both fp8 products share. Knows no scale."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from aot_tune.values.problem import Problem
 # Tile code --------------------------------------------------------------------------------------
 
 _UNIT_ROWS = 64
-"""Rows that the matrix units of sm90 and sm100 take at least. Fewer run, on sm90, as 16-bit floats on the old
-unit after a conversion of each element; so tiles of fewer tokens are transposed, and the weight's columns
-take the place of the rows."""
+"""Rows that the matrix units of sm90 and sm100 take, at least. On sm90 fewer rows run on the older unit, as
+16-bit floats after a conversion of each element. So tiles of fewer tokens are transposed, and the columns of
+the weight take the place of the rows."""
 
 
 def nothing(tile_m: int, tile_n: int):  # type: ignore[no-untyped-def]
-    """Sums to begin a tile with, for `multiply_add`."""
+    """The zeros that the sums of a tile begin with, in the layout of `multiply_add`."""
     if tile_m < _UNIT_ROWS:
         return ct.zeros((tile_n, tile_m), ct.float32)
     return ct.zeros((tile_m, tile_n), ct.float32)
 
 
 def multiply_add(x, y, sums, fast: bool):  # type: ignore[no-untyped-def]
-    """Add the product of two tiles to `sums`, which lie transposed where x has few rows.
+    """Add the product of two tiles to `sums`, which are transposed if `x` has few rows.
 
-    Left to itself, sm90's fp8 unit keeps 14 bits of its sums. Without `fast` the compiler takes them out
-    after every 128 columns and adds them in float32 (as CUTLASS does, and torch._scaled_mm by default).
+    The fp8 unit of sm90 keeps only 14 bits of its sums. Without `fast` the compiler takes the sums out after
+    every 128 columns and adds them in float32 (as CUTLASS does, and torch._scaled_mm by default).
     """
     if x.shape[0] < _UNIT_ROWS:
         return ct.mma(ct.transpose(y), ct.transpose(x), sums, use_fast_acc=fast)
@@ -46,7 +46,7 @@ def multiply_add(x, y, sums, fast: bool):  # type: ignore[no-untyped-def]
 
 
 def upright(sums, tile_m: int):  # type: ignore[no-untyped-def]
-    """The sums of a tile as they lie in C; or a tile of C as it lies in the sums."""
+    """Turn the sums of a tile into the layout of C, or back: transpose them if the tile has few rows."""
     if tile_m < _UNIT_ROWS:
         return ct.transpose(sums)
     return sums
@@ -66,19 +66,21 @@ def grouped(tile, tiles_m, tiles_n, group: int):  # type: ignore[no-untyped-def]
 # What fits --------------------------------------------------------------------------------------
 
 Rows = Sequence[tuple[tuple[int, ...], ...]]
-"""Values of the constants in order, then of num_ctas, occupancy and num_worker_warps; a row is a product."""
+"""Rows of values for the constants in order, then for num_ctas, occupancy and num_worker_warps; a row stands
+for all combinations."""
 
 COMPILERS_WARPS = 4
-"""num_worker_warps where none is named."""
+"""The num_worker_warps that the compiler takes where a config names none."""
 
 _REGISTER_SUMS = 64 * 128 // 4
-"""Sums a warp holds in registers without spilling, twice: those of 128 columns and those of all."""
+"""Sums that a warp holds in registers without spilling; it holds them twice, those of the last 128 columns
+and those of all."""
 
 _TENSOR_MEMORY_SUMS = 128 * 512
-"""Sums in a multiprocessor's tensor memory: 128 lanes of 512 columns (PTX ISA, tcgen05)."""
+"""Sums in the tensor memory of a multiprocessor: 128 lanes of 512 columns (PTX ISA, tcgen05)."""
 
 
-@cache  # a default is asked for at each unseen shape
+@cache  # every unseen shape asks for its default
 def config(
     names: tuple[str, ...], values: tuple[int, ...], num_ctas: int, occupancy: int, warps: int
 ) -> Config:
@@ -105,7 +107,7 @@ def has_tensor_memory(arch: Arch) -> bool:
 
 
 def does_not_fit(config: Config, arch: Arch, tile_m: int, tile_n: int, tile_k: int) -> str | None:
-    """Why a config is not for an arch, or None."""
+    """Why an arch cannot hold a config, or None."""
     if arch < Arch(9, 0):
         return f"cuTile has fp8 from sm90 on, not for {arch}; convert both to bfloat16 and call matmul"
     num_ctas, occupancy, warps = hints_of(config)
@@ -126,25 +128,25 @@ def does_not_fit(config: Config, arch: Arch, tile_m: int, tile_n: int, tile_k: i
 
 
 def does_not_suit(config: Config, problem: Problem) -> str | None:
-    """Why a config is a waste on a problem's bucket, or None."""
+    """Why a config wastes work on a problem's bucket, or None."""
     tile_m, group = int(config["tile_m"]), int(config["group"])
     rows = edge(problem.size("M"))
     if tile_m > max(16, 2 * rows):
         return f"a tile of {tile_m} rows is more than half empty for up to {rows}"
     if tile_m < _UNIT_ROWS and rows > 2 * tile_m:
-        return f"tiles of {tile_m} rows read B more than twice over for up to {rows}"
+        return f"tiles of {tile_m} rows read B more than twice for up to {rows} rows"
     if group > 8 and -(-rows // tile_m) <= 8:
         return f"group {group} orders the tiles of up to {rows} rows as group 8 does"
     return None
 
 
 def tiles(config: Config, problem: Problem) -> int:
-    """Blocks of work."""
+    """Tiles of a product."""
     return -(-problem.size("M") // int(config["tile_m"])) * -(-problem.size("N") // int(config["tile_n"]))
 
 
 def grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
-    """As many blocks as the GPU holds at once, at most one a tile."""
+    """A grid of as many blocks as the GPU runs at once, but not more than there are tiles."""
     num_ctas, occupancy, _ = hints_of(config)
     return (max(1, min(device.sm_count * occupancy // num_ctas, tiles(config, problem))),)
 
@@ -153,12 +155,12 @@ def grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
 
 
 def laid_out(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both factors as the copy engine asks for: themselves, or copies whose rows are padded.
+    """Return both factors in a layout that TMA can load: themselves, or copies whose rows are padded.
 
     Strides along dimensions of size 1, which are never used, are made to fit without a copy.
 
     Raises:
-        LaunchError: The matrix units cannot read one as it lies, as in torch._scaled_mm.
+        LaunchError: The matrix units cannot read a factor in its layout; torch._scaled_mm refuses it too.
     """
     if not _is_laid_out(a, *a.stride()):
         a = _made("a", a, "(M, K)")
@@ -172,7 +174,7 @@ def _is_laid_out(tensor: torch.Tensor, across: int, along: int) -> bool:
 
 
 def _made(name: str, rows: torch.Tensor, wanted: str) -> torch.Tensor:
-    """(rows, K) as the copy engine asks for."""
+    """Return (rows, K) in a layout that TMA can load."""
     (across, along), (count, k) = rows.stride(), rows.shape
     if k != 1 and along != 1:
         raise LaunchError(f"matmul_fp8: {name} has stride {along} along K; pass {wanted} with stride 1 there")
@@ -184,6 +186,6 @@ def _made(name: str, rows: torch.Tensor, wanted: str) -> torch.Tensor:
 
 
 def aligned(rows: int, k: int, device: Any, seed: int) -> torch.Tensor:
-    """Random float8_e4m3fn of shape (rows, k), its rows padded to what `laid_out` asks for."""
+    """Random float8_e4m3fn of shape (rows, k), its rows padded as `laid_out` needs them."""
     padded = -(-k // ROW_BYTES) * ROW_BYTES
     return inputs.randn((rows, padded), "float8_e4m3fn", device, seed)[:, :k]

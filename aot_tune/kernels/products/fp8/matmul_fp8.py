@@ -1,4 +1,4 @@
-"""Product of two fp8 matrices: host function for all scales; kernel and declaration for a scale a tensor.
+"""Product of two fp8 matrices: the host function; kernel, search space and declaration for tensor scales.
 
 Block scales have a kernel of their own, in `matmul_fp8_block`.
 """
@@ -66,32 +66,35 @@ def matmul_fp8(
 ) -> torch.Tensor:
     """Multiply two scaled fp8 matrices, accumulating in float32; from sm90 on.
 
-    The scales multiply: an element of A is ``a * scale_a``. They are of one of two kinds:
+    Scales are factors: the true value of an element is ``a * scale_a``. They are of one of two kinds:
 
-    - a scale a tensor: `scale_a` and `scale_b` of one element each;
+    - tensor scales: `scale_a` and `scale_b` have one element each;
     - block scales as DeepSeek-V3 ships them: `scale_a` of shape (M, ceil(K / 128)), one for a token and 128
       columns, and `scale_b` of shape (ceil(N / 128), ceil(K / 128)), one for 128 x 128 elements of a weight.
-      `scale_b` lies as in the checkpoint (``weight_scale_inv``), its rows along N, though `b` is transposed.
+      `scale_b` has the layout of the checkpoint (``weight_scale_inv``), its rows along N, although `b` is
+      transposed.
 
-    On sm90 the hardware keeps 14 bits of the sums over 128 columns, which are then added in float32: a result
-    is within 1e-3 of a typical element of C, plus its rounding (torch._scaled_mm's ``use_fast_accum=False``).
+    On sm90 the hardware keeps 14 bits of the sums over 128 columns, which are then added in float32. The
+    error of a result is up to 1e-3 of a typical element of C, plus its rounding (as torch._scaled_mm with
+    ``use_fast_accum=False``).
 
     Args:
-        a: (M, K), float8_e4m3fn, on a GPU; stride 1 along K. Where the other stride or the address is no
-            multiple of 16, a copy whose rows are padded to that is made for the call.
+        a: (M, K), float8_e4m3fn, on a GPU; stride 1 along K. If the other stride or the address is not a
+            multiple of 16, the call makes a copy with padded rows.
         b: (K, N), float8_e4m3fn, as ``weight.t()`` of a contiguous (N, K) weight lies; strides as for `a`.
             A weight whose rows are padded, ``room[:, :K].t()``, saves the copy.
         scale_a: float32, see above; any strides. Block scales are read fastest with stride 1 along M and the
             other a multiple of 4, as torch._scaled_mm and DeepGEMM take them.
         scale_b: float32, see above; any strides.
-        out_dtype: bfloat16 or float16; the result's where no `out` is given.
-        out: (M, N), where to write, bfloat16 or float16, apart from the others in memory.
+        out_dtype: bfloat16 or float16; the dtype of the result if `out` is None.
+        out: (M, N), the result, bfloat16 or float16; it must share no memory with the others. A new tensor is
+            made if it is None.
 
     Returns:
-        `out`, or a new tensor.
+        `out`, or the new tensor.
 
     Raises:
-        LaunchError: An argument cannot be launched; it names the argument and what to pass.
+        LaunchError: An argument cannot be launched; the error names it and says what to pass.
     """
     check_matmul_fp8(a, b, scale_a, scale_b, out_dtype=out_dtype, out=out)
     (m, k), n = a.shape, b.shape[1]
@@ -258,8 +261,8 @@ def _reference(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, out: torch.Tensor
 ) -> Close:
     # One rounding to the output's dtype is half its eps. The absolute term is for what the matrix unit of
-    # sm90 cuts off: 2^-13 of each of its terms, 1e-3 of C after all steps. A step left out would show as
-    # 0.04 or more; sums that all stay in the unit, as `use_fast_acc` leaves them, as 1e-2 for a large K.
+    # sm90 cuts off: 2^-13 of each of its terms, 1e-3 of C after all steps. Leaving out a step would change
+    # results by 0.04 or more; keeping all sums in the unit, as with `use_fast_acc`, by 1e-2 for a large K.
     value = a.double() @ b.double() * (scale_a.double() * scale_b.double())
     return Close(value=value, rtol=torch.finfo(out.dtype).eps, atol=5e-3)
 
@@ -293,4 +296,4 @@ matmul_fp8_tunable = Tunable(
         {"dtype": "float16", "M": (1, 64, 4096), "N": 6144, "K": 4096},  # Llama 3.1 8B FP8, run in float16
     ],
 )
-"""The declaration; ``matmul_fp8_tunable.launch(a, b, scale_a, scale_b, out)``, its scales of shape (1,)."""
+"""The declaration. ``matmul_fp8_tunable.launch(a, b, scale_a, scale_b, out)`` takes scales of shape (1,)."""

@@ -1,7 +1,7 @@
-"""Product of two fp8 matrices with block scales: kernel and declaration. Its host function is `matmul_fp8`.
+"""Product of two fp8 matrices with block scales: kernel, space and declaration. Its host is `matmul_fp8`.
 
 DeepSeek-V3's scales: one for each token and 128 columns of A, one for each 128 x 128 elements of B. A product
-over 128 columns is scaled in float32 and then added, so that the sums never rest in the matrix unit (as in
+over 128 columns is scaled in float32 and then added, so that sums never stay in the matrix unit (as in
 DeepGEMM).
 """
 
@@ -25,14 +25,13 @@ from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
 BLOCK = 128
-"""Columns of A that share a scale; rows and columns of B that do."""
+"""Columns of A that share a scale; rows and columns of B that share one."""
 
 
 _LATENCY = 8
-"""Of the loads, in the compiler's 1 to 10. With 8 (and `scale_a` along M) no config of sm90's space spills;
-with 6 or less, or none named, 128 x 128 by eight warps does (tileiras 13.4). On an H200, 64 x 128 ran 1.37
-times as fast with 5 as with none named, its scales then loaded.
-"""
+"""The latency hint of the loads, in the compiler's scale of 1 to 10: scale-latency (README). On an H200, a
+tile of 64 x 128 ran 1.37 times as fast with 5 as without a hint, when its scales were still loaded and not
+gathered."""
 
 
 @ct.kernel
@@ -50,7 +49,7 @@ def matmul_fp8_block_kernel(  # type: ignore[no-untyped-def]
             x = ct.load(a, (m, step), (tile_m, BLOCK), padding_mode=zero, latency=_LATENCY)
             y = ct.load(b, (step, n), (BLOCK, tile_n), padding_mode=zero, latency=_LATENCY)
             scale = ct.load(scale_a, (m, step), (tile_m, 1), latency=_LATENCY)
-            # Gathered, one number passes through registers; loaded, through shared memory and a barrier.
+            # One number that is gathered goes to registers; a load would use shared memory and a barrier.
             scale = scale * ct.gather(scale_b, (n * tile_n // BLOCK, step), check_bounds=False)
             part = fp8.multiply_add(x, y, fp8.nothing(tile_m, tile_n), True)
             sums = sums + part * fp8.upright(scale, tile_m)
@@ -62,7 +61,8 @@ def matmul_fp8_block_kernel(  # type: ignore[no-untyped-def]
 # tile_m, tile_n, group, num_ctas, occupancy, num_worker_warps. The tiles are those that vLLM ships for this
 # scaling on H200 (quantization/utils/configs/N=*,K=*,device_name=NVIDIA_H200,dtype=fp8_w8a8,
 # block_shape=[128,128].json: 16 x 32 to 128 x 128, steps of 128) and those of NVIDIA's TileGym
-# (ops/cutile/fp8_quantization_matmul.py). Blocks that share a multiprocessor scale while others multiply.
+# (ops/cutile/fp8_quantization_matmul.py). With two blocks a multiprocessor, one scales while the other
+# multiplies.
 
 _WARPGROUP: fp8.Rows = (
     ((16, 32), (64, 128), (8,), (1,), (1, 2), (4,)),
@@ -134,8 +134,8 @@ def _args(config: Config, a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any) 
 
 
 _ALIGNED_SCALES = 4
-"""Scales in the 16 bytes whose multiples the copy engine takes as strides: where `scale_a` lies along M, its
-blocks' rows are padded to so many (as DeepGEMM's are, and torch._scaled_mm's)."""
+"""Scales in 16 bytes, of which TMA needs strides to be multiples: with stride 1 along M, rows of `scale_a`
+are padded to a multiple of this (as in DeepGEMM and torch._scaled_mm)."""
 
 
 def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:
@@ -154,8 +154,8 @@ def _reference(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, out: torch.Tensor
 ) -> Close:
     # One rounding to the output's dtype is half its eps. The absolute term is for what the matrix unit of
-    # sm90 cuts off: 2^-13 of each of its terms, 1e-3 of C after all steps. A step left out would show as
-    # 0.09 or more, a neighbour's scale as much.
+    # sm90 cuts off: 2^-13 of each of its terms, 1e-3 of C after all steps. Leaving out a step, or taking a
+    # neighbour's scale, would change results by 0.09 or more.
     k, n = b.shape
     wide_a = a.double() * scale_a.double().repeat_interleave(BLOCK, 1)[:, :k]
     wide_b = (
@@ -194,4 +194,4 @@ matmul_fp8_block_tunable = Tunable(
         {"dtype": "float16", "M": (1, 64, 4096), "N": 10240, "K": 5120},  # Qwen3 32B FP8, run in float16
     ],
 )
-"""The declaration; ``matmul_fp8_block_tunable.launch(a, b, scale_a, scale_b, out)``."""
+"""The declaration. ``matmul_fp8_block_tunable.launch(a, b, scale_a, scale_b, out)`` takes block scales."""

@@ -122,7 +122,7 @@ def test_what_does_not_fit_or_is_a_waste_is_refused_with_its_reason(tunable: Tun
 def test_a_loop_begins_with_the_first_step_or_the_second() -> None:
     for wrong in (-1, 2):
         said = matmul_fp8_tunable.refusal(config(matmul_fp8_tunable, 64, 64, peeled=wrong), SM90, shape(4096))
-        assert f"peeled is {wrong}; it is 1" in (said or "")
+        assert f"peeled is {wrong}; it must be 1" in (said or "")
 
 
 def test_a_tile_as_wide_as_two_blocks_has_several_scales() -> None:
