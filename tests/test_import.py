@@ -100,11 +100,13 @@ def report(code: str, before: str = "") -> dict[str, object]:
     return answer
 
 
+@pytest.mark.process
 def test_import_aot_tune_loads_neither_torch_nor_cuda_tile() -> None:
     modules = report("import aot_tune")["modules"]
     assert not {"torch", "cuda.tile", "orjson", "pynvml", "filelock"} & set(modules)  # type: ignore[call-overload]
 
 
+@pytest.mark.process
 def test_nothing_that_a_serving_process_imports_imports_the_tuner() -> None:
     files = (ROOT / "aot_tune" / "serve").rglob("[!_]*.py")
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files]
@@ -114,6 +116,7 @@ def test_nothing_that_a_serving_process_imports_imports_the_tuner() -> None:
     assert tools == []
 
 
+@pytest.mark.process
 def test_b4_importing_the_shipped_kernels_writes_no_file_and_makes_no_context() -> None:
     """B4: no file is opened for writing, no folder made; torch has not touched a GPU."""
     answer = report(

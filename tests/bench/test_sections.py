@@ -52,6 +52,7 @@ def run(folder: Path, *words: str) -> int:
     return bench.main([*words, "--out", str(folder / "bench.json"), "--results", str(folder / "results")])
 
 
+@pytest.mark.process
 def test_parts_are_recorded_by_the_device_but_for_those_that_failed(tmp_path: Path) -> None:
     assert run(tmp_path, "regret", "--sizes", "8", "--record") == 1
     found = records.read(tmp_path / "results", "regret")["NVIDIA H200"]
@@ -63,6 +64,7 @@ def test_parts_are_recorded_by_the_device_but_for_those_that_failed(tmp_path: Pa
     assert kept["regret"]["softmax"] == {"failed": "out of memory"}
 
 
+@pytest.mark.process
 def test_without_record_no_results_are_written(tmp_path: Path) -> None:
     run(tmp_path, "regret")
     assert not (tmp_path / "results").exists()
@@ -71,6 +73,7 @@ def test_without_record_no_results_are_written(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.process
 def test_a_section_that_dies_keeps_the_parts_before(tmp_path: Path) -> None:
     assert run(tmp_path, "launch", "serving", "--repeats", "1", "--record") == 1
     for section in ("launch", "serving"):

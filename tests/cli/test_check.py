@@ -408,6 +408,7 @@ def test_check_archives_fails_where_one_does_not_fit(folder: Path, monkeypatch: 
     assert run("--json") == (0, "[]\n")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("arch", ["", "sm90"])
 def test_make_wheel_checks_archives_before_it_packs_them(arch: str) -> None:
     done = subprocess.run(

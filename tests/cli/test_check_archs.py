@@ -143,6 +143,7 @@ def test_a_wrong_word_to_check_archs_is_exit_code_2(words: tuple[str, ...]) -> N
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.process
 def test_make_check_archs_passes_its_arguments_on() -> None:
     done = subprocess.run(
         ["make", "-n", "check-archs", "VENV=", "ARGS=--arch sm100"],

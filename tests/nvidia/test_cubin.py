@@ -83,6 +83,7 @@ def test_another_symbol_does_not_make_other_code() -> None:
     assert cubin.code_digest(one) == cubin.code_digest(two)
 
 
+@pytest.mark.process
 def test_a_cubin_has_the_symbol_that_it_was_compiled_with_and_no_other() -> None:
     args = samples.scale.args_fn(
         samples.DEFAULT,

@@ -288,7 +288,8 @@ def checked_blocks(config: Config, device: Device, problem: Problem) -> int:
     """Blocks of a launch on a GPU.
 
     Raises:
-        LaunchError: There are too many sequences for equal parts, or their blocks on this GPU exceed the workspace.
+        LaunchError: There are too many sequences for equal parts, or their blocks on this GPU exceed the
+            workspace.
     """
     count, sequences = blocks_on(config, device, problem), problem.size("batch")
     if config["balanced"] and (sequences > MOST_SEQUENCES or count + int(config["splits"]) > places(problem)):

@@ -220,6 +220,7 @@ def test_the_default_compiles_and_spills_nothing_in_each_layout(
     assert found.stack_bytes == 0
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ARCHS)
 def test_rope_compiles_and_its_default_spills_for_no_declared_model(name: str) -> None:
     arch = Arch.parse(name)
@@ -230,6 +231,7 @@ def test_rope_compiles_and_its_default_spills_for_no_declared_model(name: str) -
             ), one
 
 
+@pytest.mark.process
 def test_rope_compiles_across_its_space() -> None:
     arch, one = Arch.parse("sm90"), rope_tunable.typical_problems[0].replaced(dtype="float16", tokens=64)
     for config in rope_tunable.space(arch, one):

@@ -193,6 +193,7 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
 # Through the real compiler ----------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ARCHS)
 def test_rms_norm_compiles_and_its_default_spills_at_no_declared_width(name: str) -> None:
     arch = Arch.parse(name)
@@ -203,6 +204,7 @@ def test_rms_norm_compiles_and_its_default_spills_at_no_declared_width(name: str
         )
 
 
+@pytest.mark.process
 def test_rms_norm_compiles_across_its_space() -> None:
     arch = Arch.parse("sm90")
     for cols in (1, 100, 128, 8192, 32768):

@@ -462,6 +462,7 @@ def matmul_configs(arch: Arch) -> Iterator[tuple[Problem, Config]]:
         yield from ((one, config) for config in candidates[:: -(-len(candidates) // SAMPLED)])
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ARCHS)
 def test_matmul_compiles_in_its_defaults_and_across_its_space(name: str) -> None:
     arch = Arch.parse(name)
@@ -473,6 +474,7 @@ def test_matmul_compiles_in_its_defaults_and_across_its_space(name: str) -> None
             assert found.stack_bytes == 0, (one, config)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (200, 100, 72), (33, 97, 65)])
 def test_matmul_compiles_for_sizes_that_are_not_aligned(m: int, n: int, k: int) -> None:
     arch, one = Arch.parse("sm90"), problem(dtype="float16", M=m, N=n, K=k)
