@@ -97,11 +97,6 @@ class Cubins:
         self._sections: dict[Arch, tuple[Section, ...]] = {}
         self._told: set[object] = set()
 
-    def source(self, hints: Mapping[str, int]) -> cutile.CubinSource:
-        """What `cutile.with_hints` asks for the cubins of a kernel with these hints."""
-        key = tuple(hints.items())
-        return lambda signature, arch: self.find(key, signature, arch)
-
     def find(self, hints: Hints, signature: str, arch: Arch) -> cutile.Cubin | None:
         """The cubin to launch a signature with, or None where cuTile has to compile one.
 

@@ -8,6 +8,7 @@ import os
 import random
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import cuda.tile as ct
@@ -77,7 +78,7 @@ def test_the_cubin_of_exactly_this_signature_is_served_with_its_symbol(tunable: 
     put(folder_of(tunable))
     cubins = Cubins(tunable)
     assert cubins.find(HINTS, ALIGNED, SM90) == cutile.Cubin(b"aligned", "_scale_kernel")
-    assert cubins.source(DEFAULT.hints)(UNIT, SM90) == cutile.Cubin(b"unit", "_scale_kernel")
+    assert cubins.find(HINTS, UNIT, SM90) == cutile.Cubin(b"unit", "_scale_kernel")
     assert cubins.has(HINTS, ALIGNED, SM90)
     assert not cubins.has(HINTS, RAGGED, SM90)
 
@@ -301,7 +302,8 @@ def test_without_cubin_and_compiler_nothing_is_launched_and_the_next_step_is_nam
     driver: fake_driver.Driver, tunable: Tunable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_compiler(monkeypatch, False)
-    kernel = cutile.with_hints(scale.kernel, DEFAULT.hints, Cubins(tunable).source(DEFAULT.hints))
+    cubins = Cubins(tunable)
+    kernel = cutile.with_hints(scale.kernel, DEFAULT.hints, partial(cubins.find, HINTS))
     array = fake_driver.FakeTensor((50, 64), torch.bfloat16)
     with pytest.raises(CompilerMissingError, match=r"aot-tune compile.*pip install"):
         ct.launch(0, (1,), kernel, (array, array, 16, 64))
@@ -315,7 +317,8 @@ def test_a_launch_takes_the_archives_cubin_and_its_symbol(
 
     monkeypatch.setattr(_compile, "compile_tile", lambda *a, **k: pytest.fail("it compiled"))
     put(folder_of(tunable))
-    kernel = cutile.with_hints(scale.kernel, DEFAULT.hints, Cubins(tunable).source(DEFAULT.hints))
+    cubins = Cubins(tunable)
+    kernel = cutile.with_hints(scale.kernel, DEFAULT.hints, partial(cubins.find, HINTS))
     for rows in (64, 1):
         array = fake_driver.FakeTensor((rows, 64), torch.bfloat16)
         ct.launch(0, (1,), kernel, (array, array, 16, 64))

@@ -39,10 +39,10 @@ def test_a_shipped_kernel_is_launched_from_the_memo_without_asking_its_declarati
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MissWarning)
         dispatcher.launch(*args)
-    assert dispatcher._form is not None
-    assert dispatcher._form.layout is not None
+    assert dispatcher._pattern is not None
+    assert dispatcher._pattern.layout is not None
     # By its value only what is one of few: an eps or a scale would make a plan of each.
-    assert not any(isinstance(args[at], float) for at, what in dispatcher._form.reads if what == "value")
+    assert not any(isinstance(args[at], float) for at, what in dispatcher._pattern.reads if what == "value")
     assert len(dispatcher._memo) == 1
     dispatcher._plans.clear()
     dispatcher.launch(*args)

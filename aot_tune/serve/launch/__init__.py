@@ -1,1 +1,1 @@
-"""From a call to a launch: the generated function, its slow path, what it checks."""
+"""Turn a call into a launch: the generated function, its slow path and the checks of the arguments."""

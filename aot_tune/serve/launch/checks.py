@@ -1,4 +1,4 @@
-"""Check a launch seen for the first time, its arguments and its grid: one clear error for each mistake."""
+"""Check the arguments and the grid of a launch the first time it is seen; each mistake has its own error."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from aot_tune.values.problem import Problem
 from aot_tune.values.text import value_in_words
 
 _MOST_BLOCKS = (2**24 - 1, 2**16 - 1, 2**16 - 1)
-"""Blocks along a grid's dimensions: cuTile tells a block its place in 24 bits (cuda-tile 1.7), CUDA in 16."""
+"""The most blocks along each dimension of a grid: cuTile holds a block's x index in 24 bits (cuda-tile 1.7),
+CUDA holds y and z in 16."""
 
 
 def check_arguments(
     tunable: Declaration, args: Sequence[Any], here: Runtime, *, config: object = None
 ) -> int:
-    """Refuse what cannot be launched, and tell the GPU to launch on.
+    """Refuse arguments that cannot be launched, and find the GPU to launch on.
 
     Returns:
-        The index of the GPU that all tensors lie on.
+        The index of the GPU that holds all tensors.
 
     Raises:
-        LaunchError: It names the argument and what to pass instead.
+        LaunchError: An argument cannot be launched; the message names it and what to pass instead.
     """
     if config is not None and not isinstance(config, Config):
         raise LaunchError(
-            f"{tunable.name}.launch takes {', '.join(tunable.parameters)}, and config= for another than the "
-            f"tuned one; pass an aot_tune.Config, not {value_in_words(config)}"
+            f"{tunable.name}.launch takes {', '.join(tunable.parameters)}, and config= to replace the tuned "
+            f"config; pass an aot_tune.Config, not {value_in_words(config)}"
         )
     index: int | None = None
     first = ""
@@ -43,7 +44,7 @@ def check_arguments(
             continue
         if recording and arg.requires_grad:
             raise LaunchError(
-                f"{place} requires grad while grad is enabled, and autograd does not record a launch; launch "
+                f"{place} requires grad while grad is enabled, but autograd does not record a launch; launch "
                 "under torch.no_grad(), pass .detach(), or launch in the forward of a torch.autograd.Function"
             )
         on = here.index_of(arg)
@@ -51,7 +52,7 @@ def check_arguments(
             raise LaunchError(f"{place} is on device {arg.device}; pass a CUDA tensor, such as {name}.cuda()")
         if index is not None and on != index:
             raise LaunchError(
-                f"{place} is on cuda:{on}, argument {first} on cuda:{index}; pass tensors of one device"
+                f"{place} is on cuda:{on}, argument {first} on cuda:{index}; pass tensors on one device"
             )
         if name in mutated:
             _check_writable(place, arg)
@@ -68,7 +69,7 @@ def check_problem(tunable: Declaration, problem: Problem) -> bool:
     """Whether there is anything to launch: False where a size is 0.
 
     Raises:
-        LaunchError: An axis has no size.
+        LaunchError: `problem` does not give an axis a size.
     """
     for axis in tunable.axes:
         size = problem.get(axis)
@@ -81,7 +82,7 @@ def check_problem(tunable: Declaration, problem: Problem) -> bool:
 
 
 def explain(tunable: Declaration, error: Exception, args: Sequence[Any], here: Runtime) -> None:
-    """Raise a clearer error than cuTile's for arguments it refused; return where there is none.
+    """Raise a clearer error than cuTile's for arguments that it refused; return where there is none.
 
     Raises:
         LaunchError: As `check_arguments`.
@@ -96,8 +97,8 @@ def _check_no_array(place: str, arg: Any, here: Runtime) -> None:
     if isinstance(arg, here.tensor_types):
         kind = type(arg)
         raise LaunchError(
-            f"{place} is a {kind.__module__}.{kind.__qualname__}, and what a subclass of torch.Tensor means "
-            "by its data is not known here; pass its plain data, such as .as_subclass(torch.Tensor)"
+            f"{place} is a {kind.__module__}.{kind.__qualname__}, and what the data of a subclass of "
+            "torch.Tensor mean is not known here; pass the plain data, such as .as_subclass(torch.Tensor)"
         )
     if hasattr(arg, "__cuda_array_interface__") or hasattr(arg, "__dlpack__"):
         name = type(arg).__name__
@@ -113,10 +114,10 @@ def _check_writable(place: str, arg: Any) -> None:
 
 
 def checked_grid(tunable: Declaration, config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
-    """What `grid_fn` of a declaration gives.
+    """The grid that the declaration's `grid_fn` gives.
 
     Raises:
-        LaunchError: It is no grid, or the config cannot run on this very GPU.
+        LaunchError: The value is not a grid, or the config cannot run on this particular GPU.
     """
     grid = tunable.grid(config, device, problem)
     if not 1 <= len(grid) <= 3 or not all(isinstance(blocks, int) and blocks > 0 for blocks in grid):
@@ -126,14 +127,14 @@ def checked_grid(tunable: Declaration, config: Config, device: Device, problem: 
         )
     if any(blocks > most for blocks, most in zip(grid, _MOST_BLOCKS, strict=False)):
         raise LaunchError(
-            f"{tunable.name}: {problem} with {config} takes a grid of {grid}, and {_MOST_BLOCKS} blocks can "
-            "be launched at most; pass fewer rows or sequences a call"
+            f"{tunable.name}: {problem} with {config} takes a grid of {grid}, but {_MOST_BLOCKS} blocks can "
+            "be launched at most; pass fewer rows or sequences per call"
         )
     return grid
 
 
 def unfit(tunable: Declaration, config: Config, device: Device, problem: Problem) -> str | None:
-    """Why a config cannot run on this very GPU, or None."""
+    """Why a config cannot run on this particular GPU; None where it can."""
     try:
         checked_grid(tunable, config, device, problem)
     except LaunchError as error:

@@ -1,4 +1,7 @@
-"""From launch arguments to a launch: memo, plan, kernel. Knows no document, and of searching whom to ask."""
+"""Turn a call into a launch: look its plan up, or make one.
+
+Tables are read by `aot_tune.serve.choose`; a miss is searched by `aot_tune.serve.search`.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ from aot_tune.serve.choose.index import Found, Index
 from aot_tune.serve.choose.resolve import Choice, Legality, resolve
 from aot_tune.serve.kernels import HintedKernels
 from aot_tune.serve.launch.checks import check_arguments, check_problem, checked_grid, explain, unfit
-from aot_tune.serve.launch.function import Form, Kind, LaunchFunction
-from aot_tune.serve.launch.messages import Told
-from aot_tune.serve.launch.reads import Followed, Passed, follow_args, follow_problem
+from aot_tune.serve.launch.function import CallPattern, Kind, LaunchFunction
+from aot_tune.serve.launch.messages import Messages
+from aot_tune.serve.launch.reads import ArgumentReads, ProblemReads, follow_args, follow_problem
 from aot_tune.serve.rank import is_primed, is_rank
 from aot_tune.serve.runtime import Runtime, runtime
 from aot_tune.values.arch import Arch
@@ -31,26 +34,26 @@ if TYPE_CHECKING:
     from aot_tune.serve.search.live import LiveSearch
 
 _MOST_PLANS = 4096
-"""Plans kept in each memo, a few MB for a kernel; more shapes than a server meets again soon."""
+"""The most plans that each memo keeps: a few MB per kernel; a server does not soon meet more shapes again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All that a launch of one problem needs besides its arguments."""
+    """Everything that a launch of one problem needs besides its arguments."""
 
     choice: Choice
-    """The config and why."""
+    """The config and why it was chosen."""
 
     grid: tuple[int, ...]
-    """One to three block counts."""
+    """The number of blocks along one to three dimensions."""
 
     kernel: Any
-    """The hinted kernel."""
+    """The kernel with the config's hints."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """One GPU of this process, and what is known for its arch."""
+    """One GPU of this process, with the tables and the legality of its arch."""
 
     device: Device
     index: Index
@@ -58,7 +61,7 @@ class Machine:
 
 
 class Guard:
-    """The lock of the slow path; a forked child gets a fresh one, since its holder stayed in the parent."""
+    """The lock of the slow path. A forked child gets a fresh one: the holder stayed in the parent."""
 
     lock = threading.RLock()
 
@@ -82,7 +85,7 @@ def attach(tunable: Declaration) -> None:
 
 
 def dispatcher_of(tunable: Declaration) -> Dispatcher:
-    """The dispatcher that `attach` made."""
+    """The dispatcher that `attach` made for a declaration."""
     dispatcher: Dispatcher = vars(tunable)["_dispatcher"]
     return dispatcher
 
@@ -90,8 +93,8 @@ def dispatcher_of(tunable: Declaration) -> Dispatcher:
 class Dispatcher:
     """Launches one declaration. `launch` is the function users call; the rest is its slow path.
 
-    Two memos, both bounded and both read without a lock: from what is read of a call's arguments to the plan
-    as the launch function wants it, and from GPU, problem and given config to the `Plan`.
+    It keeps two memos, both bounded and both read without a lock. One maps what is read of a call's arguments
+    to the row that the launch function unpacks; the other maps GPU, problem and given config to the `Plan`.
     """
 
     def __init__(self, tunable: Declaration) -> None:
@@ -99,81 +102,87 @@ class Dispatcher:
         self.kernels = HintedKernels(tunable)
         self._function = LaunchFunction(tunable.name, tunable.problem, self._slow)
         self.launch = self._function.call
-        self._form: Form | None = None
+        self._pattern: CallPattern | None = None
         self._memo: dict[Any, tuple[Any, ...]] = {}
         self._plans: dict[tuple[int, Problem, Config | None], Plan] = {}
         self._indexes: dict[Arch, Index] = {}
         self._machines: dict[int, Machine] = {}
-        self._told = Told(tunable)
+        self._messages = Messages(tunable)
         self._ranked = False
 
     # Loading ------------------------------------------------------------------------------------------------
 
     def load(self, arch: Arch) -> Index:
-        """The tables for an arch; read once, with the kernels of their configs and of the default."""
+        """Read the tables for an arch once, and make the kernels of their configs and of the default."""
         with Guard.lock:
             if arch not in self._indexes:
                 index = loader.load(self._tunable, arch)
                 first = self._tunable.typical_problems[0]
                 portfolios = (config for shipped in index.tables for config in shipped.table.portfolio)
-                for config in (*portfolios, self._tunable.default(arch, first)):  # no entry has another
+                for config in (*portfolios, self._tunable.default(arch, first)):  # entries name no others
                     self.kernels.of(config.hints)
-                self.kernels.cubins.sections(arch)  # the index alone: a first launch has 2 ms
+                # Reads the archives' indexes only: a first launch may take 2 ms.
+                self.kernels.cubins.sections(arch)
                 self._indexes[arch] = index
             return self._indexes[arch]
 
-    def machine(self, number: int, here: Runtime) -> Machine:
-        """A GPU of this process, its tables read."""
-        machine = self._machines.get(number)
+    def machine(self, device_index: int, here: Runtime) -> Machine:
+        """A GPU of this process, after its tables were read."""
+        machine = self._machines.get(device_index)
         if machine is None:
-            environment.check()  # at the first launch, not at the first miss
-            device = here.device(number)
-            machine = self._machines[number] = Machine(
+            environment.check()  # a wrong value is reported by the first launch, not by the first miss
+            device = here.device(device_index)
+            machine = self._machines[device_index] = Machine(
                 device=device, index=self.load(device.arch), legality=Legality(self._tunable, device.arch)
             )
-        self._told.source(machine.device.arch, machine.index, self.kernels.cubins)
+        self._messages.source(machine.device.arch, machine.index, self.kernels.cubins)
         return machine
 
     @cached_property
     def _search(self) -> LiveSearch:
-        from aot_tune.serve.search.live import (
-            LiveSearch,  # not needed by a process whose problems are all tuned
-        )
+        # Imported late: a process whose problems are all tuned does not need it.
+        from aot_tune.serve.search.live import LiveSearch
 
         return LiveSearch(self._tunable, self.kernels)
 
     # Choosing -----------------------------------------------------------------------------------------------
 
     def choice(self, arch: Arch, problem: Problem, *, config: Config | None = None) -> Choice:
-        """What a launch of this problem would run on an arch, without a GPU and without searching."""
+        """The choice that a launch of this problem would make on an arch, found without a GPU or a search."""
         name = next((gpu.name for gpu in loader.gpus() or () if gpu.arch == arch), "")
         remembered = None if is_rank() else lambda bucket: self._search.remembered(arch, name, bucket)
         return resolve(
-            self._tunable, arch, problem, self.load(arch), Legality(self._tunable, arch),
-            given=config, asked_default=environment.forces_default(), remembered=remembered,
-        )  # fmt: skip
+            self._tunable,
+            arch,
+            problem,
+            self.load(arch),
+            Legality(self._tunable, arch),
+            given=config,
+            asked_default=environment.forces_default(),
+            remembered=remembered,
+        )
 
     def _plan(
-        self, number: int, problem: Problem, given: Config | None, args: tuple[Any, ...], here: Runtime
+        self, device_index: int, problem: Problem, given: Config | None, args: tuple[Any, ...], here: Runtime
     ) -> Plan:
         ranked = is_rank()
-        if ranked != self._ranked:  # it became one of several: what it chose for itself must go
+        if ranked != self._ranked:  # the process became a rank: ranks must agree, so its own choices must go
             with Guard.lock:
                 self._ranked = ranked
                 self._plans.clear()
                 self._memo.clear()
-        key = (number, problem, given)
+        key = (device_index, problem, given)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._new_plan(number, problem, given, args, here)
+            plan = self._new_plan(device_index, problem, given, args, here)
             with Guard.lock:
                 _put(self._plans, key, plan)
         return plan
 
     def _new_plan(
-        self, number: int, problem: Problem, given: Config | None, args: tuple[Any, ...], here: Runtime
+        self, device_index: int, problem: Problem, given: Config | None, args: tuple[Any, ...], here: Runtime
     ) -> Plan:
-        machine = self.machine(number, here)
+        machine = self.machine(device_index, here)
         arch = machine.device.arch
 
         def remembered(bucket: Problem) -> Config | None:
@@ -183,74 +192,102 @@ class Dispatcher:
             from aot_tune.serve.search.live import Occasion
 
             occasion = Occasion(
-                problem=wanted, args=args, number=number, device=machine.device, index=machine.index,
-                legality=machine.legality, nearest=nearest, here=here,
-            )  # fmt: skip
+                problem=wanted,
+                args=args,
+                number=device_index,
+                device=machine.device,
+                index=machine.index,
+                legality=machine.legality,
+                nearest=nearest,
+                here=here,
+            )
             return self._search.winner(occasion)
 
         resolved = partial(
-            resolve, self._tunable, arch, problem, machine.index, machine.legality,
-            given=given, asked_default=environment.forces_default(),
+            resolve,
+            self._tunable,
+            arch,
+            problem,
+            machine.index,
+            machine.legality,
+            given=given,
+            asked_default=environment.forces_default(),
             remembered=None if self._ranked else remembered,
-        )  # fmt: skip
+        )
         choice = resolved(search=None if self._ranked or is_primed() else search)
         try:
             grid = self.grid(machine.device, choice.config, problem)
-        except LaunchError:  # this GPU is smaller than the arch's others
+        except LaunchError:  # this GPU is smaller than others of its arch
             if given is not None:
                 raise
             choice = resolved(unfit=lambda config: unfit(self._tunable, config, machine.device, problem))
             grid = self.grid(machine.device, choice.config, problem)
-        self._told.choice(arch, problem, choice)
+        self._messages.choice(arch, problem, choice)
         return Plan(choice=choice, grid=grid, kernel=self.kernels.of(choice.config.hints))
 
     def grid(self, device: Device, config: Config, problem: Problem) -> tuple[int, ...]:
-        """What `grid_fn` gives, checked."""
+        """The grid that `grid_fn` gives, checked."""
         return checked_grid(self._tunable, config, device, problem)
 
     # Launching ----------------------------------------------------------------------------------------------
 
     def _slow(self, args: tuple[Any, ...], config: Config | None) -> None:
-        """A call that the memo does not know, with a given config, or with tensors that may require grad."""
+        """Launch a call that has no plan in the memo, gives a config, or has tensors that require grad."""
         here = runtime()
-        number = check_arguments(self._tunable, args, here, config=config)
+        device_index = check_arguments(self._tunable, args, here, config=config)
         followed = follow_problem(self._tunable.problem, args, here.tensor_types)
         if not check_problem(self._tunable, followed.problem):
             return
-        plan = self._plan(number, followed.problem, config, args, here)
-        given = self._tunable.args_fn, plan.choice.config, args, here.tensor_types
-        kernel_args, passed = follow_args(*given, followed.reads)
+        plan = self._plan(device_index, followed.problem, config, args, here)
+        kernel_args, passed = self._follow_args(plan, args, followed, here)
         try:
-            self._fire(number, plan, args, kernel_args, here)
+            self._fire(device_index, plan, args, kernel_args, here)
         except CompilerMissingError:
-            default = self._tunable.default_config(self.machine(number, here).device.arch, followed.problem)
+            default = self._tunable.default_config(
+                self.machine(device_index, here).device.arch, followed.problem
+            )
             if config is not None or plan.choice.config == default:
                 raise
-            self._slow(args, default)  # the only config that has a cubin for any layout
+            self._slow(args, default)  # only the default has a cubin for every layout of arguments
             return
         if config is None and followed.reads is not None:
-            self._remember(number, args, (followed, passed), plan, here)
+            self._remember(device_index, args, (followed, passed), plan, here)
 
-    def prepare(self, number: int, args: tuple[Any, ...], here: Runtime) -> Plan:
-        """Make and remember the plan of a call on a GPU; its tensors may be on device "meta"."""
+    def prepare(self, device_index: int, args: tuple[Any, ...], here: Runtime) -> Plan:
+        """Make and remember the plan of a call on a GPU; the call's tensors may be on device "meta"."""
         followed = follow_problem(self._tunable.problem, args, here.tensor_types)
-        plan = self._plan(number, followed.problem, None, args, here)
-        given = self._tunable.args_fn, plan.choice.config, args, here.tensor_types
-        _, passed = follow_args(*given, followed.reads)
+        plan = self._plan(device_index, followed.problem, None, args, here)
+        _, passed = self._follow_args(plan, args, followed, here)
         reads = (followed.reads or frozenset()) | (passed.reads if passed else frozenset())
         if followed.reads is not None and not any(what == "device" for _, what in reads):
-            self._remember(number, args, (followed, passed), plan, here)
+            self._remember(device_index, args, (followed, passed), plan, here)
         return plan
 
+    def _follow_args(
+        self, plan: Plan, args: tuple[Any, ...], followed: ProblemReads, here: Runtime
+    ) -> tuple[tuple[Any, ...], ArgumentReads | None]:
+        return follow_args(
+            self._tunable.args_fn,
+            config=plan.choice.config,
+            args=args,
+            tensor_types=here.tensor_types,
+            keyed=followed.reads,
+        )
+
     def _fire(
-        self, number: int, plan: Plan, args: tuple[Any, ...], kernel_args: tuple[Any, ...], here: Runtime
+        self,
+        device_index: int,
+        plan: Plan,
+        args: tuple[Any, ...],
+        kernel_args: tuple[Any, ...],
+        here: Runtime,
     ) -> None:
         from cuda.tile import launch
 
-        stream = here.raw_stream(number)
+        stream = here.raw_stream(device_index)
         try:
-            if not stream and here.current_device() != number:
-                with here.entered(number):
+            if not stream and here.current_device() != device_index:
+                with here.entered(device_index):
                     launch(stream, plan.grid, plan.kernel, kernel_args)
             else:
                 launch(stream, plan.grid, plan.kernel, kernel_args)
@@ -260,41 +297,43 @@ class Dispatcher:
 
     def _remember(
         self,
-        number: int,
+        device_index: int,
         args: tuple[Any, ...],
-        read: tuple[Followed, Passed | None],
+        read: tuple[ProblemReads, ArgumentReads | None],
         plan: Plan,
         here: Runtime,
     ) -> None:
         followed, passed = read
         with Guard.lock:
-            form = self._grown(args, followed, passed, here)
-            if form != self._form:
-                self._memo = self._function.become(form, self._names(here))
-                self._form = form
-            if form.layout is None:
+            pattern = self._grown(args, followed, passed, here)
+            if pattern != self._pattern:
+                self._memo = self._function.rewrite(pattern, self._names(here))
+                self._pattern = pattern
+            if pattern.layout is None:
                 row: tuple[Any, ...] = (plan.grid, plan.kernel, plan.choice.config)
             else:
                 assert passed is not None
                 row = (plan.grid, plan.kernel, *passed.constants)
             try:
-                _put(self._memo, form.key(number, args, here.tensor_types), row)
+                _put(self._memo, pattern.key(device_index, args, here.tensor_types), row)
             except TypeError:
-                return  # an argument used by its value has no hash: its plan is asked for at each launch
+                return  # an argument used by its value has no hash: each such launch takes the slow path
 
-    def _grown(self, args: tuple[Any, ...], followed: Followed, passed: Passed | None, here: Runtime) -> Form:
-        """What is known after this call; it only ever grows, so that it settles."""
+    def _grown(
+        self, args: tuple[Any, ...], followed: ProblemReads, passed: ArgumentReads | None, here: Runtime
+    ) -> CallPattern:
+        """The call pattern after this call. It only ever grows, so that it settles."""
         kinds: tuple[Kind, ...] = tuple("tensor" if type(a) in here.tensor_types else "plain" for a in args)
         reads = (followed.reads or frozenset()) | (passed.reads if passed else frozenset())
         layout = passed.layout if passed else None
-        known = self._form
+        known = self._pattern
         if known is not None:
             pairs = zip(kinds, known.kinds, strict=True)
             kinds = tuple(now if now == before else "mixed" for now, before in pairs)
             reads |= known.reads
             layout = layout if layout == known.layout else None
         several = here.device_count() > 1
-        return Form(kinds=kinds, reads=reads, layout=layout, several_devices=several)
+        return CallPattern(kinds=kinds, reads=reads, layout=layout, several_devices=several)
 
     def _names(self, here: Runtime) -> dict[str, Any]:
         from cuda.tile import launch
@@ -311,7 +350,7 @@ class Dispatcher:
 
 
 def _put(memo: dict[Any, Any], key: Any, value: Any) -> None:
-    """Add to a bounded memo; a full one first forgets its older half, which costs nothing until then."""
+    """Add to a bounded memo; a full one first forgets its older half, so other additions stay cheap."""
     if len(memo) >= _MOST_PLANS:
         for old in list(islice(memo, _MOST_PLANS // 2)):
             memo.pop(old, None)

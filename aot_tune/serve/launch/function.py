@@ -1,7 +1,8 @@
-"""Write the function that launches: source made for one declaration and what is known of its calls. Pure.
+"""Generate the function that launches, from one declaration and what is known of its calls. Pure.
 
-As ``dataclasses`` and ``namedtuple`` do, because a loop over arguments would cost more than the launch may: a
-key of exactly what is read, one look-up, one call.
+Its source is written and compiled, as ``dataclasses`` and ``namedtuple`` do, because a loop over the
+arguments would take longer than a launch may. The function makes a key of exactly what is read of the
+arguments, looks the plan up once and calls ``ct.launch`` once.
 """
 
 from __future__ import annotations
@@ -19,70 +20,70 @@ from aot_tune.serve.launch.reads import Read, What
 Kind = Literal["tensor", "mixed", "plain"]
 """Whether an argument was a tensor in all calls, in some, or in none."""
 
-_LOOKS: dict[What, tuple[str, Callable[[Any], Any]]] = {
+_READERS: dict[What, tuple[str, Callable[[Any], Any]]] = {
     "shape": ("{}.shape", attrgetter("shape")),
     "dtype": ("{}.dtype", attrgetter("dtype")),
     "stride": ("{}.stride()", methodcaller("stride")),
     "device": ("{}.get_device()", methodcaller("get_device")),
     "value": ("{}", lambda arg: arg),
 }
-"""How an argument is looked at: as source, and as a function."""
+"""How each part of a key is read from an argument: as source text and as a function."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
-    """What is known of a declaration's calls, from which its launch function is written."""
+class CallPattern:
+    """What is known of a declaration's calls; its launch function is written from this."""
 
     kinds: tuple[Kind, ...]
-    """Of each argument."""
+    """The kind of each argument."""
 
     reads: frozenset[Read]
-    """What `problem` and `args_fn` read: the key."""
+    """What `problem` and `args_fn` read of the arguments; the key is made of it."""
 
     layout: tuple[int | None, ...] | None
-    """Where each kernel argument comes from (`aot_tune.serve.launch.reads.Passed`); None: call `args_fn`."""
+    """`ArgumentReads.layout`: where each kernel argument comes from; None where `args_fn` must be called."""
 
     several_devices: bool
-    """Whether this process sees more than one GPU, so that the key tells them apart."""
+    """Whether this process sees more than one GPU, so that the key distinguishes them."""
 
-    def looks(self) -> list[Read]:
-        """What a key holds after the types of all arguments, in order."""
+    def key_parts(self) -> list[Read]:
+        """The reads that a key holds after the types of all arguments, in order."""
         tensors = (place for place, kind in enumerate(self.kinds) if kind != "plain")
         devices: set[Read] = {(place, "device") for place in tensors} if self.several_devices else set()
         return sorted(self.reads | devices)
 
     def key(self, index: int, args: Sequence[Any], tensor_types: Sequence[type]) -> tuple[Any, ...]:
-        """The key that the launch function makes of arguments; not source too, which takes long to compile.
+        """The key that the launch function makes of arguments, made without compiling source, which is slow.
 
         Args:
-            index: The GPU that the tensors lie on; they may only stand for some there.
+            index: The index of the GPU that holds the tensors, or that tensors on "meta" stand for.
             args: The launch arguments.
-            tensor_types: The exact types of tensors.
+            tensor_types: The exact types that count as tensors.
         """
         parts: list[Any] = [type(arg) for arg in args]
-        for place, what in self.looks():
+        for place, what in self.key_parts():
             arg = args[place]
             if self.kinds[place] == "mixed" and (type(arg) in tensor_types) is (what == "value"):
                 parts.append(None)
             elif what == "device":
                 parts.append(index)
             else:
-                parts.append(_LOOKS[what][1](arg))
+                parts.append(_READERS[what][1](arg))
         return tuple(parts)
 
 
 class LaunchFunction:
-    """One declaration's launch function; `become` rewrites it in place: who holds it holds the newest.
+    """One declaration's launch function. `rewrite` replaces its code in place, for all who hold it.
 
-    Its globals are what the source below names: ``plans<generation>`` (the memo), ``slow``, ``missed``,
-    ``ct_launch``, ``raw_stream``, ``current_device``, ``grad_enabled``, ``entered``, ``tensors``,
-    ``args_fn``.
+    Its globals are the names that the source below uses: ``plans<generation>`` (the memo), ``slow``,
+    ``missed``, ``ct_launch``, ``raw_stream``, ``current_device``, ``grad_enabled``, ``entered``, ``tensors``
+    and ``args_fn``.
 
     Args:
         name: The declaration's name, for tracebacks.
-        problem: Its `problem`, whose parameters the launch function takes, and a config after them.
+        problem: The declaration's `problem`; the launch function takes its parameters and then a config.
         slow: Called with (args, config) where nothing was launched: the memo has no plan, or cuTile refuses
-            the arguments or has no code for them. It knows what to do, or to say.
+            the arguments or has no code for them. It launches the call or raises a clear error.
     """
 
     def __init__(self, name: str, problem: Callable[..., Any], slow: Callable[..., None]) -> None:
@@ -94,68 +95,68 @@ class LaunchFunction:
         self.globals: dict[str, Any] = {"__name__": __name__, "slow": slow, "missed": _MISSED}
         self._generation = 0
         defaults = tuple(p.default for p in parameters if p.default is not p.empty)
-        # Not by keyword alone: CPython has no quick path for a call of a function with such parameters.
+        # `config` is not keyword-only: CPython calls functions with keyword-only parameters on a slower path.
         self.call = FunctionType(self._code([]), self.globals, "launch", (*defaults, None))
         self.call.__qualname__ = f"{name}.launch"
 
-    def become(self, form: Form, names: dict[str, Any]) -> dict[Any, Any]:
-        """Rewrite the function for what is known now.
+    def rewrite(self, pattern: CallPattern, names: dict[str, Any]) -> dict[Any, Any]:
+        """Rewrite the function for a new call pattern.
 
         Returns:
-            The new, empty memo, by `Form.key`. Old plans are not found again: their keys tell less apart than
-            the new ones do.
+            The new, empty memo, keyed by `CallPattern.key`. Old plans are not carried over: their keys
+            distinguish less than the new ones do.
         """
         self._generation += 1
         memo: dict[Any, Any] = {}
         self.globals.update(names)
         self.globals[f"plans{self._generation}"] = memo
-        self.call.__code__ = self._code(self._hot_path(form))
-        if self._generation > 1:  # a thread may still be inside the last one: it finds nothing, and goes slow
+        self.call.__code__ = self._code(self._hot_path(pattern))
+        if self._generation > 1:  # a thread that still runs the old code finds no plan and goes slow
             self.globals[f"plans{self._generation - 1}"].clear()
         return memo
 
     # The source ---------------------------------------------------------------------------------------------
 
-    def _hot_path(self, form: Form) -> list[str]:
-        tensors = [(n, kind) for n, kind in zip(self.names, form.kinds, strict=True) if kind != "plain"]
+    def _hot_path(self, pattern: CallPattern) -> list[str]:
+        tensors = [(n, kind) for n, kind in zip(self.names, pattern.kinds, strict=True) if kind != "plain"]
         grad = " or ".join(
             f"{n}.requires_grad" if kind == "tensor" else f"getattr({n}, 'requires_grad', False)"
             for n, kind in tensors
         )
         unrecorded = f" and not (grad_enabled() and ({grad}))" if grad else ""
-        if form.layout is None:
+        if pattern.layout is None:
             constants, passed = ["chosen"], f"args_fn(chosen, {self._args})"
         else:
-            constants = [f"c{i}" for i in range(form.layout.count(None))]
+            constants = [f"c{i}" for i in range(pattern.layout.count(None))]
             rest = iter(constants)
-            items = (next(rest) if place is None else self.names[place] for place in form.layout)
+            items = (next(rest) if place is None else self.names[place] for place in pattern.layout)
             passed = f"({''.join(f'{item}, ' for item in items)})"
         first = next((n for n, kind in tensors if kind == "tensor"), None)
-        if form.several_devices and first is None:
-            return []  # whether its only tensor is there differs from call to call, and so does the device
-        firing = _ON_ITS_DEVICE if form.several_devices else _ON_THE_ONLY_DEVICE
+        if pattern.several_devices and first is None:
+            return []  # no argument is a tensor in every call, so none can name the device
+        firing = _ON_ITS_DEVICE if pattern.several_devices else _ON_THE_ONLY_DEVICE
         return [
             "try:",
             f" if config is None{unrecorded}:",
-            f"  {', '.join(('grid', 'kernel', *constants))} = plans{self._generation}[{self._key(form)}]",
+            f"  {', '.join(('grid', 'kernel', *constants))} = plans{self._generation}[{self._key(pattern)}]",
             *firing.format(first=first, passed=passed).splitlines(),
             "except missed:",
             " pass",
         ]
 
-    def _key(self, form: Form) -> str:
+    def _key(self, pattern: CallPattern) -> str:
         parts = [f"type({name})" for name in self.names]
-        for place, what in form.looks():
+        for place, what in pattern.key_parts():
             name = self.names[place]
-            look = _LOOKS[what][0].format(name)
-            if form.kinds[place] == "mixed":
+            part = _READERS[what][0].format(name)
+            if pattern.kinds[place] == "mixed":
                 absent = "not " if what == "value" else ""
-                look = f"({look} if type({name}) {absent}in tensors else None)"
-            parts.append(look)
+                part = f"({part} if type({name}) {absent}in tensors else None)"
+            parts.append(part)
         return f"{', '.join(parts)},"
 
     def _code(self, hot_path: Sequence[str]) -> CodeType:
-        """Compile the function. A first launch waits for it, so the source is as short as it can be."""
+        """Compile the function. The first launch waits for this, so the source is as short as possible."""
         lines = [f" {line}\n" for line in (*hot_path, f"slow(({self._args}), config)")]
         namespace: dict[str, Any] = {}
         source = f"def launch({self._args}config):\n{''.join(lines)}"
@@ -171,7 +172,8 @@ class LaunchFunction:
                 )
             if parameter.name in _RESERVED:
                 raise DeclarationError(
-                    f"{name}: problem() calls an argument {parameter.name!r}, a name launch uses; rename it"
+                    f"{name}: problem() has a parameter {parameter.name!r}, which launch uses itself; "
+                    "rename it"
                 )
 
 
@@ -187,15 +189,16 @@ _ON_ITS_DEVICE = """\
   with entered(index):
    return ct_launch(stream, grid, kernel, {passed})
 """
-"""cuTile asks the driver for the stream's context, and every default stream has the handle 0: the current
-device's is meant, which must be the tensors'."""
+"""cuTile asks the driver for the stream's context. Every default stream has the handle 0, which means that of
+the current device, so the current device must be the one that holds the tensors."""
 
 _MISSED = (KeyError, AttributeError, TypeError, ValueError, CompilerMissingError)
-"""No plan; another kind of argument than before, or without a hash; arguments that cuTile refuses; no cubin,
-and no compiler. Nothing was launched then."""
+"""Errors after which the slow path is taken, since nothing was launched: there is no plan; an argument is of
+another kind than before or has no hash; cuTile refuses the arguments; there is neither cubin nor compiler."""
 
 _RESERVED = frozenset(
     {"config", "slow", "missed", "ct_launch", "raw_stream", "current_device", "grad_enabled", "entered",
      "tensors", "args_fn", "grid", "kernel", "index", "stream", "chosen", "getattr", "type"}
     | {f"c{i}" for i in range(64)}
 )  # fmt: skip
+"""Names that the generated source uses itself, so that no launch argument may have them."""

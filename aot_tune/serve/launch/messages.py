@@ -1,4 +1,4 @@
-"""What is said while serving: each choice where asked, each miss and stale table once. Chooses nothing."""
+"""Print each choice where that is asked for; warn once of each miss and each stale table. Chooses nothing."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from aot_tune.values.arch import Arch
 from aot_tune.values.problem import Problem
 
 _MOST_WARNINGS = 32
-"""Misses that are warned of by name; a server that meets more has read the first."""
+"""The most misses of a declaration that are named in warnings; the rest share one more warning."""
 
 
-class Told:
-    """What was said of one declaration."""
+class Messages:
+    """The messages about one declaration, each of which is given once."""
 
     def __init__(self, tunable: Declaration) -> None:
         self._tunable = tunable
@@ -28,7 +28,7 @@ class Told:
         self._passed_over = False
 
     def source(self, arch: Arch, index: Index, cubins: Cubins) -> None:
-        """Warn once of tables made of other source. Not at import: hashing the source takes milliseconds."""
+        """Warn once of tables tuned for other source. Not done at import: hashing takes milliseconds."""
         if arch in self._checked or not index.tables:
             return
         self._checked.add(arch)
@@ -62,24 +62,24 @@ class Told:
 
 
 def stale_messages(tunable: Declaration, arch: Arch, index: Index, now: str) -> list[str]:
-    """What to say of tables that were tuned for other source than that of today's hash."""
+    """One message for each table that was tuned for source with another hash than the current one, `now`."""
     return [
         f"{shipped.path} was tuned for other source of {tunable.name} ({shipped.table.source_hash}, now "
-        f"{now}); it is used, since the kernel's constants still match; {_again(tunable, arch)}"
+        f"{now}); it is used because the kernel's constants still match; {_again(tunable, arch)}"
         for shipped in index.tables
         if shipped.table.source_hash != now
     ]
 
 
 def passed_over_message(tunable: Declaration, arch: Arch, problem: Problem, choice: Choice) -> str | None:
-    """What to say where the winner of the problem's very bucket may not run, whatever the GPU; else None."""
+    """The message where the winner of the problem's own bucket may run on no GPU of the arch; else None."""
     entry = choice.entry
     if entry is None or entry.bucket != problem or choice.config == entry.config:
         return None
     reason = tunable.refusal(entry.config, arch, problem)
     if reason is None and entry.config not in tunable.search_space(arch, problem):
         reason = "it is not in the search space"
-    if reason is None:  # it does not fit this GPU, which may be smaller than its arch's others
+    if reason is None:  # it does not fit this GPU, which may be smaller than others of its arch
         return None
     return (
         f"{tunable.name} {problem} on {arch}: its table's winner, {entry.config}, may not run: {reason}; "
@@ -92,7 +92,7 @@ def _again(tunable: Declaration, arch: Arch) -> str:
 
 
 def _warn(message: str, category: type[Warning]) -> None:
-    """Warn at the caller's line, without Python's registry of what was said: it would keep every text."""
+    """Warn at the caller's line. Python's registry of warnings is not used: it would keep every text."""
     frame = sys._getframe(1)
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("aot_tune."):
         frame = frame.f_back

@@ -1,9 +1,9 @@
-"""Find out what `problem` and `args_fn` read of the launch arguments: a plan is keyed by just that. Pure.
+"""Find out what `problem` and `args_fn` read of the launch arguments: a plan is keyed by exactly that. Pure.
 
-A declaration's functions are run on stand-ins that write down what is asked of them. A function that is given
-equal answers takes equal paths, so two calls that agree in all that was ever read have the same plan. A
-stand-in cannot see ``a is b`` between two arguments, and a function that asks for anything but metadata is
-not followed: its plan is then asked for at each launch.
+A declaration's functions are run on stand-ins that record what is read of them. A function that gets equal
+answers takes equal paths, so two calls that agree in everything that was ever read have the same plan. A
+stand-in cannot notice ``a is b`` between two arguments. A function that reads anything but metadata is not
+followed: each of its launches takes the slow path.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aot_tune.values.problem import Problem
 
 What = Literal["shape", "dtype", "stride", "device", "value"]
 Read = tuple[int, What]
-"""The argument's position, and what of it was read. The type of every argument is always part of a key."""
+"""The position of an argument and what of it was read. A key always holds the type of every argument too."""
 
 _FOLLOWED: dict[str, tuple[What, ...]] = {
     "shape": ("shape",), "size": ("shape",), "ndim": ("shape",), "dim": ("shape",), "numel": ("shape",),
@@ -26,46 +26,46 @@ _FOLLOWED: dict[str, tuple[What, ...]] = {
     "is_contiguous": ("shape", "stride"), "nbytes": ("shape", "dtype"),
     "device": ("device",), "get_device": ("device",), "is_cuda": ("device",),
 }  # fmt: skip
-"""What may be asked of a tensor, and what its answer depends on."""
+"""The attributes that may be read of a tensor, and what each one's value depends on."""
 
 _OPERATORS = (
     *OPERATORS, *VALUE_METHODS, "complex", "str", "repr", "format", "divmod", "rdivmod", "round", "trunc",
     "floor", "ceil", "matmul", "rmatmul", "torch_function", "array",
 )  # fmt: skip
-"""All that Python may ask of a value besides its attributes."""
+"""The special methods by which Python uses a value other than by reading an attribute."""
 
 
 class _UnfollowedError(Exception):
-    """A stand-in was asked something that it cannot answer."""
+    """A stand-in was asked for something that it cannot answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Followed:
-    """A problem and what was read to state it."""
+class ProblemReads:
+    """A problem, and what `problem` read of the arguments to state it."""
 
     problem: Problem
-    """The problem these arguments pose."""
+    """The problem that the arguments pose."""
 
     reads: frozenset[Read] | None
-    """What was read; None when the function could not be followed."""
+    """What was read; None where the function could not be followed."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passed:
-    """How kernel arguments are made of launch arguments and constants of the plan."""
+class ArgumentReads:
+    """How kernel arguments are made of launch arguments and constants, and what `args_fn` read for them."""
 
     layout: tuple[int | None, ...]
-    """By place: the launch argument that goes there, or None for a constant."""
+    """For each kernel argument, the position of the launch argument passed there; None for a constant."""
 
     constants: tuple[Any, ...]
-    """The constants in order."""
+    """The constants, in the order of their places."""
 
     reads: frozenset[Read]
-    """What was read of the arguments to make the constants."""
+    """What was read of the launch arguments to make the constants."""
 
 
 class _Log:
-    """What was asked of the stand-ins of one run."""
+    """What was read of the stand-ins in one run."""
 
     def __init__(self) -> None:
         self.reads: set[Read] = set()
@@ -74,7 +74,7 @@ class _Log:
 
 
 class _TensorStandIn:
-    """Answers for a tensor's metadata and writes down what was asked."""
+    """Answers with a tensor's metadata and records what was read."""
 
     __slots__ = ("_stand_in",)
 
@@ -82,7 +82,7 @@ class _TensorStandIn:
         object.__setattr__(self, "_stand_in", (position, tensor, log))
 
     @property  # type: ignore[misc]
-    def __class__(self) -> type:  # isinstance() is answered: the type is always in the key
+    def __class__(self) -> type:  # isinstance() may be answered: the type is always in the key
         return type(self._stand_in[1])
 
     def __getattr__(self, name: str) -> Any:
@@ -99,7 +99,7 @@ class _TensorStandIn:
 
 
 class _PlainStandIn:
-    """Stands for a scalar that is only passed on: any look at its value is refused and noted."""
+    """Stands for a scalar that is only passed on: every use of its value is refused and recorded."""
 
     __slots__ = ("_stand_in",)
 
@@ -131,7 +131,7 @@ for _operator in _OPERATORS:
 
 def follow_problem(
     problem: Callable[..., Any], args: Sequence[Any], tensor_types: tuple[type, ...]
-) -> Followed:
+) -> ProblemReads:
     """State the problem of launch arguments and find what was read for it.
 
     Raises:
@@ -139,9 +139,8 @@ def follow_problem(
     """
     real = Problem(problem(*args))
     by_value: set[int] = set()
-    for _ in range(
-        len(args) + 1
-    ):  # each round but the last finds one more argument that is used by its value
+    # Each round but the last finds at least one more argument that is used by its value.
+    for _ in range(len(args) + 1):
         log = _Log()
         stand_ins = _stand_ins(args, tensor_types, by_value, log)
         try:
@@ -161,8 +160,8 @@ def follow_problem(
         if answer is None or log.lost or not _same_problem(answer, real):
             break
         values: set[Read] = {(position, "value") for position in by_value}
-        return Followed(problem=real, reads=frozenset(log.reads | values))
-    return Followed(problem=real, reads=None)
+        return ProblemReads(problem=real, reads=frozenset(log.reads | values))
+    return ProblemReads(problem=real, reads=None)
 
 
 def follow_args(
@@ -171,22 +170,22 @@ def follow_args(
     args: Sequence[Any],
     tensor_types: tuple[type, ...],
     keyed: frozenset[Read] | None = None,
-) -> tuple[tuple[Any, ...], Passed | None]:
+) -> tuple[tuple[Any, ...], ArgumentReads | None]:
     """The kernel's arguments, and how to make them without calling `args_fn`; None where that is not known.
 
-    A scalar whose value is looked at makes the answer None, since positions and seeds would fill the memo;
-    but not one that stating the problem looked at, whose value is in the plan's key.
+    The second is None where `args_fn` uses the value of a scalar, because positions and seeds would fill the
+    memo. A scalar whose value `problem` used as well is no obstacle: its value is in the plan's key anyway.
 
     Args:
-        args_fn: The declaration's.
-        config: The plan's.
-        args: Of the launch.
-        tensor_types: What counts as a tensor.
-        keyed: What was read to state the problem.
+        args_fn: The declaration's `args_fn`.
+        config: The config of the plan.
+        args: The launch arguments.
+        tensor_types: The exact types that count as tensors.
+        keyed: What `problem` read of the arguments; None where it could not be followed.
     """
     real = tuple(args_fn(config, *args))
     log = _Log()
-    # A float is no constant: 0.0 and -0.0 have one key.
+    # A float is never made a constant: 0.0 and -0.0 are equal and so have one key.
     by_value = {at for at, what in keyed or () if what == "value" and type(args[at]) is not float}
     stand_ins = _stand_ins(args, tensor_types, by_value, log)
     try:
@@ -208,7 +207,7 @@ def follow_args(
             constants.append(item)
         else:
             return real, None
-    return real, Passed(layout=tuple(layout), constants=tuple(constants), reads=frozenset(log.reads))
+    return real, ArgumentReads(layout=tuple(layout), constants=tuple(constants), reads=frozenset(log.reads))
 
 
 def _stand_ins(
@@ -218,7 +217,7 @@ def _stand_ins(
     for position, arg in enumerate(args):
         if type(arg) in tensor_types:
             made.append(_TensorStandIn(position, arg, log))
-        elif arg is None or position in by_value:  # None is told apart by its type, which every key holds
+        elif arg is None or position in by_value:  # None is recognised by its type, which every key holds
             made.append(arg)
         else:
             made.append(_PlainStandIn(position, log))

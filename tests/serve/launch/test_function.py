@@ -1,4 +1,4 @@
-"""The launch function that is written for a form finds what `Form.key` filed, and asks again for the rest."""
+"""A launch function finds the plans filed under `CallPattern.key`, and calls `slow` for the rest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aot_tune.errors import CompilerMissingError
-from aot_tune.serve.launch.function import Form, Kind, LaunchFunction
+from aot_tune.serve.launch.function import CallPattern, Kind, LaunchFunction
 from aot_tune.serve.launch.reads import Read
 from tests.support.driver import FakeTensor
 
@@ -17,7 +17,9 @@ X, B = FakeTensor((4, 8)), FakeTensor((8,))
 class Called:
     """A launch function whose launches and slow calls are noted."""
 
-    def __init__(self, form: Form, *args: Any, index: int = 0, fails: Exception | None = None) -> None:
+    def __init__(
+        self, pattern: CallPattern, *args: Any, index: int = 0, fails: Exception | None = None
+    ) -> None:
         self.fired: list[tuple[Any, ...]] = []
         self.asked: list[tuple[Any, ...]] = []
         self.recording = False
@@ -27,7 +29,7 @@ class Called:
             "grad_enabled": lambda: self.recording, "tensors": frozenset({FakeTensor}),
         }  # fmt: skip
         self.fails = fails
-        function.become(form, names)[form.key(index, args, (FakeTensor,))] = ("grid", "kernel", 7)
+        function.rewrite(pattern, names)[pattern.key(index, args, (FakeTensor,))] = ("grid", "kernel", 7)
         self.launch = function.call
 
     def _launch(self, *passed: Any) -> None:
@@ -36,28 +38,28 @@ class Called:
         self.fired.append(passed)
 
 
-def form(*kinds: Kind, reads: set[Read], several: bool = False) -> Form:
-    return Form(kinds=kinds, reads=frozenset(reads), layout=(0, 1, 2, None), several_devices=several)
+def pattern(*kinds: Kind, reads: set[Read], several: bool = False) -> CallPattern:
+    return CallPattern(kinds=kinds, reads=frozenset(reads), layout=(0, 1, 2, None), several_devices=several)
 
 
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize(
     ("known", "args", "other"),
     [
-        (form("tensor", "tensor", "plain", reads={(0, "shape")}), (X, B, 1.0), (B, B, 1.0)),
-        (form("tensor", "tensor", "plain", reads={(0, "stride"), (2, "value")}), (X, B, 2), (X, B, 3)),
-        (form("tensor", "mixed", "plain", reads={(1, "shape"), (0, "dtype")}), (X, None, 1), (X, B, 1)),
-        (form("tensor", "mixed", "plain", reads={(1, "shape"), (0, "device")}), (X, B, 1), (X, X, 1)),
-        (form("tensor", "mixed", "plain", reads={(1, "value")}), (X, B, 1), (X, 4, 1)),
-        (form("tensor", "mixed", "plain", reads={(1, "value")}), (X, 4, 1), (X, 5, 1)),
-        (form("tensor", "tensor", "plain", reads=set()), (X, B, 1), (X, B, 1.0)),
+        (pattern("tensor", "tensor", "plain", reads={(0, "shape")}), (X, B, 1.0), (B, B, 1.0)),
+        (pattern("tensor", "tensor", "plain", reads={(0, "stride"), (2, "value")}), (X, B, 2), (X, B, 3)),
+        (pattern("tensor", "mixed", "plain", reads={(1, "shape"), (0, "dtype")}), (X, None, 1), (X, B, 1)),
+        (pattern("tensor", "mixed", "plain", reads={(1, "shape"), (0, "device")}), (X, B, 1), (X, X, 1)),
+        (pattern("tensor", "mixed", "plain", reads={(1, "value")}), (X, B, 1), (X, 4, 1)),
+        (pattern("tensor", "mixed", "plain", reads={(1, "value")}), (X, 4, 1), (X, 5, 1)),
+        (pattern("tensor", "tensor", "plain", reads=set()), (X, B, 1), (X, B, 1.0)),
     ],
     ids=["shape", "stride and value", "absent", "there", "no value", "value", "type"],
 )  # fmt: skip
-def test_what_was_filed_under_a_forms_key_is_found_and_nothing_else_is(
-    known: Form, args: tuple[Any, ...], other: tuple[Any, ...], several: bool
+def test_what_was_filed_under_a_patterns_key_is_found_and_nothing_else_is(
+    known: CallPattern, args: tuple[Any, ...], other: tuple[Any, ...], several: bool
 ) -> None:
-    known = form(*known.kinds, reads=set(known.reads), several=several)
+    known = pattern(*known.kinds, reads=set(known.reads), several=several)
     called = Called(known, *args)
     called.launch(*args)
     assert called.fired == [(100, "grid", "kernel", (*args, 7))]
@@ -67,7 +69,7 @@ def test_what_was_filed_under_a_forms_key_is_found_and_nothing_else_is(
 
 def test_the_key_of_what_only_stands_for_tensors_of_a_gpu_is_theirs() -> None:
     there = FakeTensor((4, 8), device=1)
-    known = form("tensor", "tensor", "plain", reads={(0, "shape")}, several=True)
+    known = pattern("tensor", "tensor", "plain", reads={(0, "shape")}, several=True)
     called = Called(known, X, X, 1, index=1)  # X is not on GPU 1
     called.launch(there, there, 1)
     assert [passed[0] for passed in called.fired] == [101]
@@ -84,7 +86,7 @@ def test_the_key_of_what_only_stands_for_tensors_of_a_gpu_is_theirs() -> None:
     ids=["type", "value", "compiler", "driver"],
 )
 def test_only_what_was_not_launched_is_asked_for_again(fails: Exception, again: bool) -> None:
-    called = Called(form("tensor", "tensor", "plain", reads=set()), X, B, 1, fails=fails)
+    called = Called(pattern("tensor", "tensor", "plain", reads=set()), X, B, 1, fails=fails)
     if again:
         called.launch(X, B, 1)
     else:
@@ -94,7 +96,7 @@ def test_only_what_was_not_launched_is_asked_for_again(fails: Exception, again: 
 
 
 def test_a_given_config_and_a_tensor_that_autograd_would_record_are_not_looked_up() -> None:
-    called = Called(form("tensor", "tensor", "plain", reads=set()), X, B, 1)
+    called = Called(pattern("tensor", "tensor", "plain", reads=set()), X, B, 1)
     called.launch(X, B, 1, config="given")
     recorded = FakeTensor((4, 8))
     recorded.requires_grad = True
