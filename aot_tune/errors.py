@@ -1,4 +1,21 @@
-"""Every error and warning that aot_tune raises, under one root. Knows nothing of the rest."""
+"""Every error and warning of the project, under one root each. Imports nothing of ours.
+
+AotTuneError
+  UsageError                 a command, an option or a variable is wrong
+    ArchError                it names no architecture that cuTile compiles for
+  DeclarationError           a declaration contradicts itself
+  TableError                 a file is not a table
+    NewerSchemaError         a later release wrote it
+  StoreError                 a file cannot be read or written
+  ArchiveError               a file is not an archive of cubins, or is damaged
+  TuneError                  a sweep cannot go on
+    JournalMismatchError     its journal is of other code, another GPU or another compiler
+  LaunchError                an argument or a config cannot be launched
+  CutileError                cuTile or its compiler refuses
+    CompilerMissingError     no compiler is installed, and no cubin was shipped
+AotTuneWarning
+  TableWarning, MissWarning, CacheWarning, CubinWarning, EntryPointWarning
+"""
 
 from __future__ import annotations
 
