@@ -1,4 +1,4 @@
-"""Every environment variable that aot_tune reads. Read when asked, so that a test or a fork may set them."""
+"""Every environment variable that aot_tune reads. Each is read anew, so that a test or a fork may set it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ DESCRIPTIONS = {
     LOG: "'1' prints each choice and its reason to stderr, once per unseen problem",
     DISABLE: "'1' forbids live searches, as it does for Triton and others",
 }
-"""What each does, one line: the README's table and `aot-tune doctor` print this."""
+"""What each variable does, in one line: the README's table and `aot-tune doctor` show this."""
 
 DEFAULT_SEARCH_SECONDS = 1.0
-"""A miss over prebuilt cubins costs 44 ms, eight compilations 5 s (measured, H200): the first fits."""
+"""The default limit, seconds. A search over prebuilt cubins takes 44 ms and fits; eight compilations take 5 s
+and do not (measured on an H200)."""
 
 
 def table_folders() -> tuple[Path, ...]:
@@ -36,16 +37,16 @@ def table_folders() -> tuple[Path, ...]:
 
 
 def cache_folder() -> Path | None:
-    """The folder named by AOT_TUNE_CACHE_DIR."""
+    """The folder named by AOT_TUNE_CACHE_DIR; None where it names none."""
     named = os.environ.get(CACHE_DIR)
     return Path(named) if named else None
 
 
 def forces_default() -> bool:
-    """Whether AOT_TUNE_CONFIG asks for defaults.
+    """Whether AOT_TUNE_CONFIG asks for default configs.
 
     Raises:
-        UsageError: It holds anything but ``default`` or nothing.
+        UsageError: It is neither empty nor ``default``.
     """
     value = os.environ.get(CONFIG, "")
     if value not in ("", "default"):
@@ -54,7 +55,11 @@ def forces_default() -> bool:
 
 
 def search_seconds() -> float:
-    """The longest live search, seconds; 0 forbids it."""
+    """The longest live search, in seconds; 0 forbids live searches.
+
+    Raises:
+        UsageError: AOT_TUNE_SEARCH_SECONDS is not a number of seconds.
+    """
     value = os.environ.get(SEARCH_SECONDS, "")
     if not value:
         return DEFAULT_SEARCH_SECONDS
@@ -78,19 +83,19 @@ def logs_choices() -> bool:
 
 
 def world_size() -> int:
-    """The largest world size that AOT_TUNE_RANKED or WORLD_SIZE tells; 1 where neither does.
+    """The larger world size of AOT_TUNE_RANKED and WORLD_SIZE; 1 where neither is set.
 
     Raises:
-        UsageError: AOT_TUNE_RANKED is no number. WORLD_SIZE is not ours: what it says else is left alone.
+        UsageError: AOT_TUNE_RANKED is not a number. WORLD_SIZE belongs to others: any other text is ignored.
     """
-    told = [os.environ.get(name, "").strip() for name in (RANKED, "WORLD_SIZE")]
-    if told[0] and not _is_number(told[0]):
-        raise UsageError(f"{RANKED}={told[0]!r}: write the world size, a whole number, or unset it")
-    return max([1, *(int(value) for value in told if _is_number(value))])
+    sizes = [os.environ.get(name, "").strip() for name in (RANKED, "WORLD_SIZE")]
+    if sizes[0] and not _is_number(sizes[0]):
+        raise UsageError(f"{RANKED}={sizes[0]!r}: write the world size, a whole number, or unset it")
+    return max([1, *(int(value) for value in sizes if _is_number(value))])
 
 
 def check() -> None:
-    """Refuse what holds no value of its kind, so that the first launch tells, not one much later.
+    """Refuse variables with a wrong value, so that the first launch reports them and not a much later one.
 
     Raises:
         UsageError: As `forces_default`, `search_seconds` and `world_size` do.
@@ -100,7 +105,7 @@ def check() -> None:
 
 
 CHECKED = (forces_default, search_seconds, world_size)
-"""What raises for a value that means nothing."""
+"""The functions that raise where their variable has a wrong value."""
 
 
 def _is_number(value: str) -> bool:

@@ -1,35 +1,43 @@
-"""Every error and warning of the project, under one root each. Imports nothing of ours.
+"""Every error and warning that aot_tune raises on purpose. Imports nothing else of the package.
 
-AotTuneError
-  UsageError                 a command, an option or a variable is wrong
-    ArchError                it names no architecture that cuTile compiles for
-  DeclarationError           a declaration contradicts itself
-  TableError                 a file is not a table
-    NewerSchemaError         a later release wrote it
-  StoreError                 a file cannot be read or written
-  ArchiveError               a file is not an archive of cubins, or is damaged
-  TuneError                  a sweep cannot go on
-    JournalMismatchError     its journal is of other code, another GPU or another compiler
-  LaunchError                an argument or a config cannot be launched
-  CutileError                cuTile or its compiler refuses
-    CompilerMissingError     no compiler is installed, and no cubin was shipped
-AotTuneWarning
-  TableWarning, MissWarning, CacheWarning, CubinWarning, EntryPointWarning
+::
+
+    Exception
+      AotTuneError                a base to catch them all
+        UsageError                a request that cannot be met as it was written
+          ArchError               a text that does not name a GPU architecture
+        DeclarationError          a declaration that contradicts itself
+        TableError                a document that is not a table of this schema
+          NewerSchemaError        a table of a later release
+        StoreError                tables that cannot be read or written
+        TuneError                 a sweep that cannot start, go on or publish
+          JournalMismatchError    a journal made under other conditions
+        LaunchError               a call that cannot be launched
+        CutileError               a request that cuTile cannot meet in this installation
+          CompilerMissingError    a compilation where no compiler is installed
+        ArchiveError              a file that is not a whole archive of cubins
+    UserWarning
+      AotTuneWarning              a base for the warnings; serving goes on after each
+        TableWarning              a table left out, or used with a reservation
+        MissWarning               a problem without a tuned entry
+        CacheWarning              a user's cache left out, or not written
+        CubinWarning              prebuilt cubins left out
+        EntryPointWarning         an installed package's kernels left out
 """
 
 from __future__ import annotations
 
 
 class AotTuneError(Exception):
-    """The root: catching it catches all that aot_tune raises on purpose."""
+    """The root of the errors: catching it catches every error that aot_tune raises on purpose."""
 
 
 class UsageError(AotTuneError):
-    """A request that cannot be met as it was written: an unknown arch, kernel or problem (exit code 2)."""
+    """A request cannot be met as it was written: an unknown arch, kernel or problem (exit code 2)."""
 
 
 class ArchError(UsageError):
-    """A text that names no GPU architecture."""
+    """A text does not name a GPU architecture."""
 
 
 class DeclarationError(AotTuneError):
@@ -37,10 +45,10 @@ class DeclarationError(AotTuneError):
 
 
 class TableError(AotTuneError):
-    """A document that is not a table of this schema. Names the place as a dotted path.
+    """A document is not a table of this schema. The message gives the place as a dotted path.
 
     Attributes:
-        path: Where in the document, such as ``entries[3].config.hints.num_ctas``; empty for the whole.
+        path: The place in the document, such as ``entries[3].config.hints.num_ctas``; empty for the whole.
         problem: What was found and what was expected.
     """
 
@@ -51,15 +59,15 @@ class TableError(AotTuneError):
 
 
 class NewerSchemaError(TableError):
-    """A table written by a later release of aot_tune."""
+    """A table was written by a later release of aot_tune."""
 
 
 class StoreError(AotTuneError):
-    """A folder or file of tables cannot be read or written; names the path and the next step."""
+    """A folder or file of tables cannot be read or written; the message names the path and next step."""
 
 
 class TuneError(AotTuneError):
-    """A sweep cannot start, go on or publish; names the reason and the next step (exit code 1)."""
+    """A sweep cannot start, go on or publish; the message gives reason and next step (exit code 1)."""
 
 
 class JournalMismatchError(TuneError):
@@ -67,11 +75,11 @@ class JournalMismatchError(TuneError):
 
 
 class LaunchError(AotTuneError):
-    """A call's arguments cannot be launched: names the argument and what to pass instead."""
+    """A call cannot be launched; the message names the argument and what to pass instead."""
 
 
 class CutileError(AotTuneError):
-    """cuTile cannot do what was asked of it in this installation: a version, the compiler, a symbol."""
+    """cuTile cannot meet a request in this installation, because of a version, the compiler or a symbol."""
 
 
 class CompilerMissingError(CutileError):
@@ -79,7 +87,7 @@ class CompilerMissingError(CutileError):
 
 
 class ArchiveError(AotTuneError):
-    """A file that is not an archive of cubins, or is damaged; names the place in it."""
+    """A file is not an archive of cubins, or is damaged; the message names the place in it."""
 
 
 class AotTuneWarning(UserWarning):
@@ -91,7 +99,7 @@ class TableWarning(AotTuneWarning):
 
 
 class MissWarning(AotTuneWarning):
-    """A problem has no tuned entry; names the command that would tune it."""
+    """A problem has no tuned entry; the message names the command that would tune it."""
 
 
 class CacheWarning(AotTuneWarning):
@@ -103,4 +111,4 @@ class CubinWarning(AotTuneWarning):
 
 
 class EntryPointWarning(AotTuneWarning):
-    """An installed package's kernels were left out: its entry point leads nowhere."""
+    """An installed package's kernels were left out: its entry point cannot be loaded."""

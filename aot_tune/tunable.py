@@ -1,4 +1,4 @@
-"""The declaration that authors construct: one that checks itself and can be launched."""
+"""The declaration that authors construct: it checks itself and can be launched."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aot_tune.values.config import Config
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Tunable(Declaration):
-    """A cuTile kernel's declaration with its tables: `launch` runs the kernel in its tuned config.
+    """A cuTile kernel's declaration with its tables: `launch` runs the kernel with its tuned config.
 
     Constructing one checks it and reads its tables for the GPUs of this machine, without a CUDA context.
 
@@ -33,13 +33,13 @@ class Tunable(Declaration):
     def launch(self, *args: Any, config: Config | None = None) -> None:
         """Launch the kernel with the config that fits these arguments, on the current stream of their device.
 
-        `aot_tune.serve.launch.dispatch.attach` replaces it with a function made for this declaration.
+        `aot_tune.serve.launch.dispatch.attach` replaces this with a function made for the declaration.
 
         Args:
             *args: The launch arguments: CUDA tensors and scalars, as `problem` takes them.
             config: Use this config instead of the tuned one.
 
         Raises:
-            LaunchError: An argument cannot be launched; it names the argument and what to pass.
+            LaunchError: An argument cannot be launched; the message names it and what to pass.
         """
-        raise NotImplementedError  # pragma: no cover - attach() shadows it
+        raise NotImplementedError  # pragma: no cover - attach() replaces it

@@ -415,7 +415,7 @@ def test_a_tensor_subclass(library: Library) -> None:
         """,
     )
     assert "argument x is a __main__.Quantized" in last
-    assert "pass the plain data, such as .as_subclass(torch.Tensor)" in last
+    assert "pass its plain data, such as .as_subclass(torch.Tensor)" in last
 
 
 def test_an_input_that_requires_grad_while_grad_is_enabled(library: Library) -> None:

@@ -1,1 +1,1 @@
-"""The serve side: load tables, resolve problems to configs, launch. Small, fast; never imports the tuner."""
+"""Serving: load tables, choose configs, launch kernels. It is small and fast, and never imports the tuner."""

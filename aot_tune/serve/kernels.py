@@ -1,12 +1,12 @@
 """A declaration's kernels with hints, and the prebuilt cubins that they launch. Compiles nothing.
 
-Kernels are made once per distinct set of hints and never dropped: the process aborts when a launched kernel
-is collected while a graph is being captured.
+A kernel is made once per distinct set of hints and never dropped: the process aborts when a launched kernel
+is garbage-collected while a graph is captured.
 
-A cubin is served where the archive is of the GPU's arch, the kernel's code is what it was compiled from
-(`aot_tune.cubins.origin`), signature and hints are the same, and the installed cuda-tile is a release whose
-contract for loading cubins was tested. Otherwise cuTile compiles, and one `CubinWarning` says why. A checkout
-without archives is served silently.
+A cubin is served where four things hold: the archive is for the GPU's arch; the kernel's code is that which
+the cubin was compiled from (`aot_tune.cubins.origin`); signature and hints are the same; and loading cubins
+was tested with the installed release of cuda-tile. Otherwise cuTile compiles, and one `CubinWarning` gives
+the reason. A checkout without archives is served without warnings.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from aot_tune.values.config import Config
 from aot_tune.values.text import error_in_words
 
 _KEPT: list[dict[Hints, Any]] = []
-"""Every hinted kernel of this process, whatever becomes of its declaration."""
+"""Every kernel with hints of this process, kept even when its declaration is dropped."""
 
 _AGAIN = "build it again with aot-tune compile"
-"""What to do about an archive that cannot be used."""
+"""The next step that warnings name for an archive that cannot be used."""
 
-_MOST_TOLD = 32
-"""Warnings of one declaration, at most."""
+_MOST_WARNINGS = 32
+"""The most warnings about the cubins of one declaration."""
 
 _archives: dict[tuple[Path, int, int], Archive] = {}
-"""Opened once for all kernels of a package, while the file is the same."""
+"""Open archives by path, inode and time of change, so that all kernels of a package share one."""
 
 
 class HintedKernels:
-    """The kernels of one declaration, by their hints; what they launch is prebuilt where that may be."""
+    """The kernels of one declaration by their hints; they launch prebuilt cubins where possible."""
 
     def __init__(self, tunable: Declaration) -> None:
         self._tunable = tunable
@@ -53,27 +53,27 @@ class HintedKernels:
         _KEPT.append(self._made)
 
     def of(self, hints: Mapping[str, int]) -> Any:
-        """The kernel with these hints; making it costs 52-65 us, once."""
+        """The kernel with these hints; it is made once, which takes 52-65 us."""
         key = tuple(hints.items())
         kernel = self._made.get(key)
         if kernel is None:
             made = cutile.with_hints(
                 self._tunable.kernel, hints, lambda signature, arch: self._cubin(key, signature, arch)
             )
-            kernel = self._made.setdefault(key, made)  # of two threads that make it, both take the first
+            kernel = self._made.setdefault(key, made)  # where two threads make it, both take the first
         return kernel
 
     def is_ready(self, config: Config, kernel_args: tuple[Any, ...], arch: Arch) -> bool:
-        """Whether launching this would compile nothing: it was loaded before, or has a cubin (1 ms)."""
+        """Whether a launch would compile nothing: the kernel was loaded before, or it has a cubin (1 ms)."""
         try:
             signature = cutile.signature_of(self._tunable.kernel, kernel_args)
-        except Exception:  # an argument whose signature only cuTile itself can tell
+        except Exception:  # only cuTile itself can derive the signature of some arguments
             return False
         hints = tuple(config.hints.items())
         return (hints, signature, arch) in self._loaded or self.cubins.has(hints, signature, arch)
 
     def _cubin(self, hints: Hints, signature: str, arch: Arch) -> cutile.Cubin | None:
-        """Asked for before cuTile loads or compiles: the last moment to leave a capture untouched."""
+        """The cubin that cuTile asks for before it loads or compiles: the last moment to spare a capture."""
         name = self._tunable.name
         if runtime().capturing():
             raise LaunchError(
@@ -86,30 +86,30 @@ class HintedKernels:
 
 
 class Cubins:
-    """The prebuilt cubins of one declaration, on every arch. Reads nothing until it is asked.
+    """The prebuilt cubins of one declaration on every arch. Reads nothing until the first question.
 
     Args:
-        tunable: The declaration; its tables' folders are where archives are looked for.
+        tunable: The declaration; archives are looked for in the folders of its tables.
     """
 
     def __init__(self, tunable: Declaration) -> None:
         self._tunable = tunable
         self._sections: dict[Arch, tuple[Section, ...]] = {}
-        self._told: set[object] = set()
+        self._warned: set[object] = set()
 
     def find(self, hints: Hints, signature: str, arch: Arch) -> cutile.Cubin | None:
-        """The cubin to launch a signature with, or None where cuTile has to compile one.
+        """The cubin to launch for a signature; None where cuTile has to compile one.
 
-        1. the cubin compiled for exactly this signature and these hints
-        2. without a compiler on this machine, the one for the weakest assumptions; each default has one
+        1. the cubin that was compiled for exactly this signature and these hints
+        2. on a machine without a compiler, the one with the weakest assumptions; each default config has one
 
         The weakest loads element by element, without TMA or vectors. Where there is a compiler, compiling
-        once is cheaper than running that ever after.
+        once is cheaper than always running the weakest.
 
         Args:
-            hints: In their canonical order.
-            signature: cuTile's.
-            arch: The GPU's.
+            hints: The hints in their canonical order.
+            signature: The signature as cuTile writes it.
+            arch: The arch of the GPU.
         """
         sections = self.sections(arch)
         cubin = self._stored(sections, hints, signature)
@@ -117,31 +117,31 @@ class Cubins:
             return cubin
         missing = f"no cubin of {self._tunable.name} for {signature} on {arch}"
         if cutile.may_have_compiler():
-            if not self.has(hints, signature, arch):  # a damaged one was told of
-                self._tell(f"{missing}; cuTile compiles it", signature)
+            if not self.has(hints, signature, arch):  # `_stored` warned of a damaged one
+                self._warn(f"{missing}; cuTile compiles it", signature)
             return None
         weak = self._stored(sections, hints, cutile.weakest_signature(self._tunable.kernel, signature))
         if weak is not None:
-            self._tell(
-                f"{missing}, and no compiler here; the one that assumes nothing of strides and alignment "
-                "runs instead, which is slower",
+            self._warn(
+                f"{missing}, and no compiler here; the cubin that assumes nothing of strides and "
+                "alignment runs instead, which is slower",
                 signature,
             )
         return weak
 
     def has(self, hints: Hints, signature: str, arch: Arch) -> bool:
-        """Whether there is a cubin for exactly this: what a launch costs then is loading it, about 1 ms."""
+        """Whether there is a cubin for exactly this signature; a launch then only loads it, in about 1 ms."""
         return any(section.has(hints, signature) for section in self.sections(arch))
 
     def source_hash(self, arch: Arch) -> str | None:
-        """The declaration's source hash, read off an archive that may be served: faster than computing it."""
+        """The declaration's source hash, from an archive that may be served; None where there is none."""
         return next((section.origin.source_hash for section in self.sections(arch)), None)
 
     def sections(self, arch: Arch) -> tuple[Section, ...]:
-        """What the archives for an arch have of this kernel and may serve; read once."""
+        """The sections of an arch's archives that hold this kernel and may be served; read once."""
         found = self._sections.get(arch)
         if found is None:
-            # Without a lock, which a fork could inherit locked: two threads may read it, both take the first.
+            # No lock: a fork could inherit it locked. Two threads may read; both take the first.
             found = self._sections.setdefault(arch, self._read(arch))
         return found
 
@@ -149,7 +149,7 @@ class Cubins:
         paths = [folder / str(arch) / FILE_NAME for folder, _ in loader.folders(self._tunable)]
         if not cutile.private_names_known():
             for path in filter(os.path.lexists, paths):
-                _tell_untested(cutile.version(), path)
+                _warn_untested(cutile.version(), path)
                 break
             return ()
         return tuple(section for path in paths if (section := self._section(path, arch)) is not None)
@@ -160,17 +160,17 @@ class Cubins:
         try:
             archive = _opened(path)
             if archive.arch != arch:
-                raise ArchiveError(f"{path} is of {archive.arch}, and not of {arch}")
+                raise ArchiveError(f"{path} is for {archive.arch}, not for {arch}")
             section = archive.section(self._tunable.name)
             reason = difference(self._tunable, section.origin) if section is not None else None
-        except Exception as error:  # whatever a file holds, the process that serves goes on
-            self._tell(
+        except Exception as error:  # whatever a file holds, serving goes on
+            self._warn(
                 f"{error_in_words(error)}; {self._tunable.name} is compiled at its first launch on {arch}: "
                 f"{_AGAIN}"
             )
             return None
         if reason is not None:
-            self._tell(f"{path} is left out for {self._tunable.name}, since {reason}: {_AGAIN}")
+            self._warn(f"{path} is left out for {self._tunable.name} because {reason}: {_AGAIN}")
             return None
         return section
 
@@ -178,11 +178,11 @@ class Cubins:
         for section in sections:
             try:
                 code = section.cubin(hints, signature)
-            except Exception as error:  # a block that is damaged, or a file that was replaced or removed
-                # Of a section once: one block may be the dictionary of all others.
-                self._tell(
-                    f"{error_in_words(error)}; {self._tunable.name} is compiled for {signature}, and for all "
-                    f"else of it that cannot be read there: {_AGAIN}",
+            except Exception as error:  # a block is damaged, or the file was replaced or removed
+                # Warn once per section: one block may be the dictionary of all others.
+                self._warn(
+                    f"{error_in_words(error)}; {self._tunable.name} is compiled for {signature}, and for "
+                    f"every other signature that cannot be read there: {_AGAIN}",
                     section,
                 )
                 continue
@@ -190,21 +190,22 @@ class Cubins:
                 return cutile.Cubin(code, section.symbol)
         return None
 
-    def _tell(self, message: str, about: object = None) -> None:
-        """Warn once of each thing, and of at most `_MOST_TOLD`."""
+    def _warn(self, message: str, about: object = None) -> None:
+        """Warn once about each thing, `_MOST_WARNINGS` times at most."""
         about = about or message
-        if about not in self._told and len(self._told) < _MOST_TOLD:
-            self._told.add(about)
+        if about not in self._warned and len(self._warned) < _MOST_WARNINGS:
+            self._warned.add(about)
             warnings.warn(message, CubinWarning, stacklevel=2)
 
 
 @cache
-def _tell_untested(version: str, path: Path) -> None:
-    """Once for all kernels of a package."""
+def _warn_untested(version: str, path: Path) -> None:
+    """Warn once for all kernels of a package."""
     tested = " and ".join(f"{major}.{minor}" for major, minor in cutile.TESTED_VERSIONS)
     warnings.warn(
-        f"{path} is left out, since loading cubins was not tested with cuda-tile {version or '(no version)'} "
-        f"({tested} were); kernels are compiled at their first launch: install a tested release of cuda-tile",
+        f"{path} is left out because loading cubins was not tested with cuda-tile "
+        f"{version or '(no version)'} ({tested} were); kernels are compiled at their "
+        "first launch: install a tested release of cuda-tile",
         CubinWarning,
         stacklevel=2,
     )

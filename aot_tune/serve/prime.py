@@ -1,4 +1,4 @@
-"""Load kernels onto a GPU before serving or before graph capture, so that no launch of theirs has to."""
+"""Load kernels onto a GPU before serving or before graph capture, so that no launch has to load one."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ from aot_tune.values.problem import Problem
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far priming one kernel has come."""
+    """The progress of priming one kernel."""
 
     kernel: str
     """The declaration's name."""
 
     done: int
-    """Signatures loaded."""
+    """The number of signatures loaded so far."""
 
     total: int
-    """Signatures to load."""
+    """The number of signatures to load."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Primed:
-    """What `prime` did."""
+    """The result of `prime`."""
 
     loaded: int
-    """Signatures loaded: each once for each set of hints it is launched with."""
+    """The number of signatures loaded, each counted once per set of hints that it is launched with."""
 
     compiled: int
-    """How many of them had no cubin, and were compiled."""
+    """The number of these that had no cubin and were compiled."""
 
     plans: int
-    """Problems whose first launch is now as fast as any."""
+    """The number of problems whose first launch is now as fast as any other."""
 
     seconds: float
-    """How long it took."""
+    """The time that priming took, in seconds."""
 
 
 def prime(
@@ -62,28 +62,28 @@ def prime(
 ) -> Primed:
     """Load kernels onto a GPU, so that no later launch of these shapes compiles, loads or reads a file.
 
-    One small problem of each signature is launched, on the current stream, and waited for. Of a kernel that
-    `problems` does not name, every declared bucket is primed: each size in it, whichever config of the table
-    it takes. After this the process makes no live search: a miss takes the nearest entry at any distance.
+    One small problem of each signature is launched on the current stream and waited for. Where `problems`
+    does not name a kernel, every declared bucket of it is primed: each size in the bucket, with each config
+    of the table. Afterwards the process makes no live search: a miss takes the nearest entry at any distance.
 
-    Call it where the process is what it will be while it serves: after torch.distributed is initialised and
-    after a fork, before the first capture. The current stream gets the memory in which blocks of the largest
-    of these problems meet, and a stream that captures takes as much. It loads what fits the tensors that
-    `make_args` of the declaration makes; for other strides or alignment, such as those of a transposed
-    weight, launch once with them.
+    Call it in the process that will serve, after a fork and after torch.distributed is initialised, and
+    before the first capture. The current stream gets the workspace that the largest of these problems needs,
+    and a stream that captures gets an equal one. The kernels loaded are those for the tensors that the
+    declaration's `make_args` makes; for other strides or alignment, such as those of a transposed weight,
+    launch once with them.
 
     Args:
         *tunables: The declarations.
-        problems: By kernel, exactly the problems to prime, as `typical` states them: a list, tuple or range
-            as a value stands for each of its members.
-        device: The GPU, as torch names it or its index; None for the current one. Call it once for each.
-        progress: Told of each signature that was loaded.
+        problems: By kernel name, exactly the problems to prime, stated as in `typical`: a list, tuple or
+            range as a value means each of its members.
+        device: The GPU, as torch names it or its index; None for the current one. Call `prime` once per GPU.
+        progress: Called after each signature that was loaded.
 
     Returns:
-        What was done.
+        The numbers of what was loaded, and the time.
 
     Raises:
-        UsageError: No declaration, or `problems` names another kernel or a problem that a kernel cannot have.
+        UsageError: There is no declaration, or `problems` names another kernel or a problem it cannot have.
         LaunchError: There is no GPU, or a capture is under way.
     """
     started = time.monotonic()
@@ -113,7 +113,7 @@ def prime(
 
 
 class _Part:
-    """Priming one kernel."""
+    """The priming of one kernel."""
 
     def __init__(self, tunable: Declaration, number: int, here: Runtime) -> None:
         self.tunable = tunable
@@ -122,10 +122,10 @@ class _Part:
         self._dispatcher: Dispatcher = dispatcher_of(tunable)
         self._machine: Machine = self._dispatcher.machine(number, here)
         self.wanted: dict[CubinKey, tuple[Config, Problem, int]] = {}
-        """What is launched, by what it loads: the smallest problem seen, and the seed of its arguments."""
+        """By hints and signature, the launch that loads them: config, smallest problem, seed of arguments."""
 
     def plan(self, problems: Sequence[Problem]) -> int:
-        """Make the plans of problems, which want the kernels that they will launch; returns their number."""
+        """Make the plans of problems and note the kernels that they will launch; return their number."""
         for problem in problems:
             each = posed(partial(_arguments, self.tunable, problem, "meta"))
             plan = self._dispatcher.prepare(self._number, each[0], self._here)
@@ -133,7 +133,7 @@ class _Part:
         return len(problems)
 
     def plan_buckets(self) -> None:
-        """Want the kernels of every size in the declared buckets: the whole portfolio and the default."""
+        """Note the kernels of every size in the declared buckets, for the portfolio and the default."""
         arch = self._machine.device.arch
         tabled = [c for shipped in self._machine.index.tables for c in shipped.table.portfolio]
         for bucket in self.tunable.buckets:
@@ -153,12 +153,12 @@ class _Part:
                 self.wanted[key] = config, problem, seed
 
     def compiles(self) -> int:
-        """How many of what is wanted cuTile will have to compile."""
+        """The number of wanted signatures that cuTile will have to compile."""
         arch, cubins = self._machine.device.arch, self._dispatcher.kernels.cubins
         return sum(not cubins.has(hints, signature, arch) for hints, signature in self.wanted)
 
     def load(self) -> Iterator[int]:
-        """Launch one small problem of each; yields how many are done."""
+        """Launch one small problem of each wanted signature; yield the number done."""
         from cuda.tile import launch
 
         for done, ((_, signature), (config, problem, seed)) in enumerate(self.wanted.items(), 1):
@@ -186,11 +186,11 @@ class _Part:
             if not self._runs(config, problem):
                 return False
             return self._signature(config, _arguments(self.tunable, problem, "meta", seed)) == signature
-        except Exception:  # the declaration knows no such problem: a size that another must divide, say
+        except Exception:  # the declaration cannot make this problem: one size may have to divide another
             return False
 
     def _runs(self, config: Config, problem: Problem) -> bool:
-        """Whether a config may run a problem, and on this very GPU."""
+        """Whether a config may run a problem on this particular GPU."""
         if self._machine.legality.refusal(config, problem) is not None:
             return False
         return unfit(self.tunable, config, self._machine.device, problem) is None
@@ -205,20 +205,20 @@ class _Part:
 def _checked(
     tunables: Sequence[Declaration], problems: Mapping[str, object], device: Any, here: Runtime
 ) -> int:
-    """Refuse what cannot be primed; returns the GPU's index."""
+    """Refuse what cannot be primed; return the GPU's index."""
     for tunable in tunables:
         if not isinstance(tunable, Declaration):
             raise UsageError(
-                f"prime takes declarations, and not {tunable!r:.80}; pass the Tunable that launches it"
+                f"prime takes declarations, not {tunable!r:.80}; pass the Tunable that launches it"
             )
     names = [tunable.name for tunable in tunables]
     for name in problems:
         if name not in names:
             raise UsageError(
-                f"problems names the kernel {name!r}; declarations given are {' '.join(names) or 'none'}"
+                f"problems names the kernel {name!r}; the declarations given are {' '.join(names) or 'none'}"
             )
     if not tunables:
-        raise UsageError("prime was given no declaration; pass such as aot_tune.kernels.matmul_tunable")
+        raise UsageError("prime was given no declaration; pass one such as aot_tune.kernels.matmul_tunable")
     number, count = _index(device, here), here.device_count()
     if not 0 <= number < count:
         raise LaunchError(f"there is no GPU {number} to prime; this process may use {count}")
@@ -234,7 +234,7 @@ def _index(device: Any, here: Runtime) -> int:
 
     named = torch.device("cuda" if device is None else device)
     if named.type != "cuda":
-        raise UsageError(f"device={device!r} is no GPU; pass such as 'cuda:0'")
+        raise UsageError(f"device={device!r} is not a GPU; pass one such as 'cuda:0'")
     if named.index is not None:
         return named.index
     return here.current_device() if here.device_count() else 0

@@ -1,6 +1,6 @@
-"""What torch says of GPUs while serving: devices, streams, capture. Knows its private names; no kernel.
+"""Ask torch about GPUs while serving: devices, streams and capture. Uses private names of torch.
 
-Everything is asked through `runtime()`, so that a test may put a stand-in in its place with `use`.
+Everything goes through `runtime()`, so that a test may put a stand-in in its place with `use`.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from typing import Any, Protocol
 from aot_tune.values.device import Device
 
 _POOL_STREAMS = 32
-"""torch hands out so many streams of each priority, round robin, and no others (c10/cuda/CUDAStream.cpp)."""
+"""The number of streams of each priority that torch hands out in turn (c10/cuda/CUDAStream.cpp)."""
 
 _RELAXED = 2
-"""CU_STREAM_CAPTURE_MODE_RELAXED of the driver API."""
+"""The driver API's CU_STREAM_CAPTURE_MODE_RELAXED."""
 
 
 class Runtime(Protocol):
-    """What the serve side asks of the machine."""
+    """The questions that serving asks about the machine."""
 
     tensor_types: tuple[type, ...]
-    """The exact types that may be launched with."""
+    """The exact types of tensors that a launch accepts."""
 
     raw_stream: Callable[[int], int]
-    """Device index -> the handle of its current stream; 0 is its default stream."""
+    """Device index -> the handle of the device's current stream; 0 is the default stream."""
 
     current_device: Callable[[], int]
     """The index of this thread's current device."""
 
     grad_enabled: Callable[[], bool]
-    """Whether autograd records."""
+    """Whether autograd records operations."""
 
     def device_count(self) -> int:
-        """How many GPUs this process may use."""
+        """The number of GPUs that this process may use."""
 
     def index_of(self, tensor: Any) -> int | None:
-        """The GPU a tensor lies on; None for any other device."""
+        """The index of the GPU that holds a tensor; None for a tensor on any other device."""
 
     def device(self, index: int) -> Device:
         """A GPU's arch, name and number of multiprocessors."""
@@ -53,14 +53,14 @@ class Runtime(Protocol):
         """Whether this thread's current stream is being captured into a graph."""
 
     def captures_elsewhere(self, index: int) -> bool:
-        """Whether any stream of torch on this GPU is being captured, whichever thread captures."""
+        """Whether any thread is capturing one of torch's streams on this GPU."""
 
     def relaxed_capture(self) -> AbstractContextManager[None]:
         """Let this thread allocate and synchronise without invalidating another thread's capture."""
 
 
 class TorchRuntime:
-    """torch.cuda, by its cheap private names where they exist and by the public ones otherwise."""
+    """The runtime of torch.cuda: cheap private names where they exist, the public ones otherwise."""
 
     def __init__(self) -> None:
         import torch
@@ -82,14 +82,14 @@ class TorchRuntime:
         return handle
 
     def device_count(self) -> int:
-        """See `Runtime`, here and below."""
+        """See `Runtime`, for this method and those below."""
         cuda: Any = self._torch.cuda
-        # torch asks NVML anew, 0.5 ms, which is right only as long as CUDA is not initialised.
+        # The public name asks NVML each time, 0.5 ms: needed only until CUDA is initialised.
         counted = getattr(self._torch._C, "_cuda_getDeviceCount", None) if cuda.is_initialized() else None
         return int((counted or cuda.device_count)())
 
     def index_of(self, tensor: Any) -> int | None:
-        """The GPU a tensor lies on."""
+        """The index of the GPU that holds a tensor."""
         return int(tensor.get_device()) if tensor.is_cuda else None
 
     def device(self, index: int) -> Device:
@@ -97,12 +97,12 @@ class TorchRuntime:
         return Device.of(self._torch.cuda.get_device_properties(index))
 
     def entered(self, index: int) -> AbstractContextManager[Any]:
-        """torch.cuda.device."""
+        """Use torch.cuda.device."""
         context: AbstractContextManager[Any] = self._torch.cuda.device(index)
         return context
 
     def synchronize(self, index: int) -> None:
-        """torch.cuda.synchronize."""
+        """Call torch.cuda.synchronize."""
         self._torch.cuda.synchronize(index)
 
     def capturing(self) -> bool:
@@ -110,9 +110,9 @@ class TorchRuntime:
         return self._torch.cuda.is_current_stream_capturing()
 
     def captures_elsewhere(self, index: int) -> bool:
-        """Whether a stream of torch's pool is being captured; takes some 0.5 ms."""
-        # CUDA has no question "does anybody capture", so each stream of torch's pool is asked. Taking as many
-        # as the pool holds brings its round robin back to where it was.
+        """Whether a stream of torch's pool is being captured; takes about 0.5 ms."""
+        # CUDA cannot report whether any stream is captured, so each stream of torch's pool is asked. Taking
+        # as many streams as the pool holds brings its round robin back to where it was.
         cuda = self._torch.cuda
         with self.relaxed_capture():
             for priority in (0, -1):
@@ -124,11 +124,11 @@ class TorchRuntime:
 
     @contextmanager
     def relaxed_capture(self) -> Iterator[None]:
-        """CUDA's relaxed mode for this thread; in the usual one its calls would break another's capture."""
+        """Put this thread in CUDA's relaxed mode; otherwise its calls would break another's capture."""
         exchange = _capture_mode_exchange()
         mode = ctypes.c_int(_RELAXED)
-        if exchange is None or exchange(ctypes.byref(mode)):  # it leaves the former mode in `mode`
-            yield  # there is no driver, or CUDA was not initialised, and nobody captures
+        if exchange is None or exchange(ctypes.byref(mode)):  # the call leaves the former mode in `mode`
+            yield  # there is no driver, or CUDA is not initialised, so nothing is captured
             return
         try:
             yield
@@ -139,7 +139,7 @@ class TorchRuntime:
 def _capture_mode_exchange() -> Any:
     try:
         return ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
-    except (OSError, AttributeError):  # no such library or name here: nothing to protect a capture with
+    except (OSError, AttributeError):  # without this library or name a capture cannot be protected
         return None
 
 
@@ -147,12 +147,12 @@ _installed: list[Runtime] = []
 
 
 def runtime() -> Runtime:
-    """The runtime in use; imports torch on first call."""
+    """The runtime in use; the first call imports torch."""
     if not _installed:
         _installed.append(TorchRuntime())
     return _installed[0]
 
 
 def use(other: Runtime | None) -> None:
-    """Put another runtime in place, for declarations not launched yet; None brings torch's back."""
+    """Install another runtime for declarations that were not launched yet; None restores torch's."""
     _installed[:] = [] if other is None else [other]

@@ -1,7 +1,8 @@
-"""Memory for kernels that split a sum over blocks: kept per device and stream. Knows no kernel.
+"""Memory for kernels that split a sum over blocks, kept per device and stream. Knows no kernel.
 
-Launches of one stream follow each other, so that one workspace serves them all; so must replays of the graphs
-that were captured on one. What was handed out is never freed: a CUDA graph may hold its address.
+Launches on one stream run one after another, so that one workspace serves them all. Graphs that were captured
+on one stream must be replayed one after another too. A workspace that was handed out is never freed: a CUDA
+graph may hold its address.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ if TYPE_CHECKING:
     import torch
 
 _FEWEST = 1 << 14
-"""Elements of the smallest tensors, 64 KiB."""
+"""The number of elements of the smallest tensors, which take 64 KiB."""
 
 _STEP = 1 << 20
-"""Elements by which large ones grow, 4 MiB; smaller ones double."""
+"""The number of elements, 4 MiB, by which large tensors grow; smaller ones double."""
 
 
 class Workspace(NamedTuple):
-    """What the launches of one stream share."""
+    """The tensors that the launches of one stream share."""
 
     partials: torch.Tensor
-    """(n,), float32, of any content."""
+    """A float32 tensor of shape (n,) with any content."""
 
     counters: torch.Tensor
-    """(m,), int32, zero between launches: a kernel that changes them sets them back."""
+    """An int32 tensor of shape (m,), zero between launches: a kernel that changes it sets it back."""
 
 
 _of_stream: dict[tuple[torch.device, int], Workspace] = {}
 _spare: dict[torch.device, Workspace] = {}
-"""Of each device one that no stream has yet: torch captures on another stream, and cannot allocate then."""
+"""One unused workspace per device, for a capture: it is on a new stream and cannot allocate."""
 
 _outgrown: list[Workspace] = []
 _lock = threading.Lock()
@@ -51,12 +52,12 @@ def workspace(device: torch.device, partials: int, counters: int) -> Workspace:
     The graphs captured on one stream share a workspace: replay them one after another.
 
     Args:
-        device: Where; on "meta" the tensors have no storage and are not kept.
-        partials: Fewest elements of `Workspace.partials`.
-        counters: Fewest elements of `Workspace.counters`.
+        device: The device; on "meta" the tensors have no storage and are not kept.
+        partials: The least number of elements of `Workspace.partials`.
+        counters: The least number of elements of `Workspace.counters`.
 
     Raises:
-        LaunchError: It would have to grow while the stream is captured into a graph.
+        LaunchError: The workspace would have to grow while the stream is captured into a graph.
     """
     stream = runtime().raw_stream(device.index) if device.type == "cuda" else 0
     found = _of_stream.get((device, stream))
@@ -80,9 +81,9 @@ def workspace(device: torch.device, partials: int, counters: int) -> Workspace:
 
 @contextmanager
 def for_all_posed(device: torch.device) -> Iterator[None]:
-    """Give a GPU's current stream, at the end, what the largest problem needs that was posed on "meta".
+    """On leaving, give a GPU's current stream the workspace for the largest problem posed on "meta" inside.
 
-    So a graph of any of them can be captured, of which only small ones were launched.
+    Then graphs of all these problems can be captured, although only small ones were launched.
     """
     _posed.most = (0, 0)
     try:
@@ -95,7 +96,7 @@ def for_all_posed(device: torch.device) -> Iterator[None]:
 
 
 def _rounded(elements: int) -> int:
-    """Elements of a tensor for as many, also of one without storage: both have one signature."""
+    """The size of a tensor for this many elements, with or without storage: both have one signature."""
     return max(_FEWEST, edge(elements)) if elements <= _STEP else -(-elements // _STEP) * _STEP
 
 
@@ -121,13 +122,13 @@ def _from_spare(device: torch.device, partials: int, counters: int) -> Workspace
 
 
 def _new_for(device: torch.device, partials: int, counters: int) -> Workspace:
-    """A new one, at least as large as any on this device, and a spare as large."""
+    """A new workspace at least as large as any on this device; it makes an equally large spare."""
     known = [kept for (where, _), kept in _of_stream.items() if where == device]
     partials = max([_rounded(partials), *(kept.partials.shape[0] for kept in known)])
     counters = max([_rounded(counters), *(kept.counters.shape[0] for kept in known)])
     spare = _spare.get(device)
     if device.type == "cuda" and (spare is None or not _holds(spare, partials, counters)):
-        _spare[device] = _new(device, partials, counters)  # no graph holds the old one
+        _spare[device] = _new(device, partials, counters)  # no graph holds the old spare
     return _new(device, partials, counters)
 
 
@@ -149,7 +150,7 @@ def _new(device: torch.device, partials: int, counters: int) -> Workspace:
             torch.cuda.current_stream(device).synchronize()
         return made
 
-    # By a thread and on a stream of its own: torch.compile, while it makes CUDA graphs, takes what its own
-    # thread or stream allocates into the graphs' memory, and frees it with them.
+    # Allocate in a separate thread and on a separate stream: while torch.compile makes CUDA graphs, memory
+    # that its own thread or stream allocates belongs to the graphs and is freed with them.
     with ThreadPoolExecutor(1) as executor:
         return executor.submit(apart).result()

@@ -46,10 +46,10 @@ def test_a_variable_that_cannot_be_read_is_remarked(
     monkeypatch.setenv("AOT_TUNE_RANKED", "true")
     monkeypatch.setenv("AOT_TUNE_TABLES", f"{tmp_path / 'no'}:{tmp_path / 'own/sm90'}")
     remarks = doctor.diagnose(SM90).remarks
-    for said in ("AOT_TUNE_SEARCH_SECONDS='soon'", "AOT_TUNE_RANKED='true'", "no, which is no folder"):
+    for said in ("AOT_TUNE_SEARCH_SECONDS='soon'", "AOT_TUNE_RANKED='true'", "no, which is not a folder"):
         assert any(said in remark for remark in remarks), said
     assert any(
-        remark.endswith(f"own/sm90, an arch's folder; name the one it lies in, {tmp_path / 'own'}")
+        remark.endswith(f"own/sm90, an arch's folder; name its parent, {tmp_path / 'own'}")
         for remark in remarks
     )
 

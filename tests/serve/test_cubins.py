@@ -45,7 +45,7 @@ WEAKEST = cutile.weakest_signature(scale.kernel, RAGGED)
 @pytest.fixture(autouse=True)
 def _opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "_archives", {})
-    serving._tell_untested.cache_clear()
+    serving._warn_untested.cache_clear()
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_another_archs_archive_is_not_read(tunable: Tunable, monkeypatch: pytest
 
 def test_an_archive_in_the_wrong_archs_folder_is_left_out(tunable: Tunable) -> None:
     put(folder_of(tunable), arch=SM100, inside=SM90)
-    with pytest.warns(CubinWarning, match="is of sm90, and not of sm100"):
+    with pytest.warns(CubinWarning, match="is for sm90, not for sm100"):
         assert Cubins(tunable).find(HINTS, ALIGNED, SM100) is None
 
 
@@ -119,7 +119,7 @@ def test_a_release_whose_contract_was_not_tested_gets_no_cubin(
     assert not any(cubins.has(HINTS, ALIGNED, SM90) for cubins in several)
     [line] = [str(one.message) for one in told]
     assert line == (
-        f"{path} is left out, since loading cubins was not tested with cuda-tile 9.9.0 (1.6 and 1.7 were); "
+        f"{path} is left out because loading cubins was not tested with cuda-tile 9.9.0 (1.6 and 1.7 were); "
         "kernels are compiled at their first launch: install a tested release of cuda-tile"
     )
 

@@ -188,7 +188,7 @@ def test_progress_is_told_of_each_signature(tuned: Tunable) -> None:
 @pytest.mark.parametrize(
     ("problems", "message"),
     [
-        ({"gemm": []}, "problems names the kernel 'gemm'; declarations given are scale"),
+        ({"gemm": []}, "problems names the kernel 'gemm'; the declarations given are scale"),
         ({"scale": [{"dtype": "bfloat16", "M": 64}]}, "state it like the declared dtype=bfloat16 M=1 N=1024"),
         ({"scale": [{"dtype": "bfloat16", "M": "64", "N": 1}]}, "state it like the declared"),
         ({"scale": [{"dtype": "bfloat16", "M": 0, "N": 1}]}, "a size of 0 is never launched"),
@@ -212,7 +212,7 @@ def test_what_is_no_declaration_is_refused(tuned: Tunable) -> None:
 def test_a_gpu_that_is_not_there_is_refused(tuned: Tunable) -> None:
     with pytest.raises(LaunchError, match="there is no GPU 3"):
         aot_tune.prime(tuned, device="cuda:3")
-    with pytest.raises(UsageError, match="device='cpu' is no GPU"):
+    with pytest.raises(UsageError, match="device='cpu' is not a GPU"):
         aot_tune.prime(tuned, device="cpu")
 
 

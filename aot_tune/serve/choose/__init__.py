@@ -1,1 +1,1 @@
-"""Which config a problem gets: tables loaded, buckets found, the ladder climbed."""
+"""Choose the config of a problem: load the tables, find the entry, try the steps in order."""

@@ -1,7 +1,7 @@
-"""Find an entry of the loaded tables: a bucket's own, or the nearest, in microseconds for any problem. Pure.
+"""Find an entry of the loaded tables in microseconds: that of a problem's own bucket, or the nearest. Pure.
 
-`aot_tune.values.bucket.nearest` states the rule; this gives its answer without walking every bucket, which
-takes over a millisecond on a table of 360 entries.
+`aot_tune.values.bucket.nearest` defines which entry is nearest. The index gives the same answer without
+looking at every bucket, which takes over a millisecond for a table of 360 entries.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from aot_tune.values.bucket import Axes, Pow2, edge
 from aot_tune.values.problem import Problem, Value
 
 Classes = frozenset[tuple[str, Value]]
+"""A problem's values other than sizes, such as its dtype, as a key."""
 
 
 def classes_of(axes: Axes, problem: Problem) -> Classes:
@@ -28,55 +29,55 @@ def classes_of(axes: Axes, problem: Problem) -> Classes:
 
 @dataclass(frozen=True, kw_only=True)
 class Shipped:
-    """A table that was read and fits the declaration."""
+    """A table that was read and that fits the declaration."""
 
     table: Table
-    """Its values, without entries that may not be used here."""
+    """The table without the entries that may not be used."""
 
     path: Path
-    """Where it was read."""
+    """The file that it was read from."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """An entry and the table it is of."""
+    """An entry and its table."""
 
     entry: Entry
     """The entry."""
 
     shipped: Shipped
-    """Its table."""
+    """The table that holds it."""
 
 
 class _Member(NamedTuple):
-    """An entry as `Index.nearest` ranks it."""
+    """An entry with the values by which `Index.nearest` ranks it."""
 
     smaller: tuple[int, ...]
-    """Its sizes, negative: of two as near the larger is taken."""
+    """The bucket's sizes, negated: of two equally near entries the larger is taken."""
     place: int
-    """In reading order."""
+    """The entry's position in reading order."""
     found: Found
 
 
 @dataclass(kw_only=True)
 class _Group:
-    """The entries of equal classes and equal sizes on the Exact axes."""
+    """The entries that have the same classes and the same sizes on the Exact axes."""
 
     exact: tuple[int, ...]
     """The sizes on the Exact axes."""
 
     logs: tuple[float, ...]
-    """Their base-2 logarithms."""
+    """The base-2 logarithms of these sizes."""
 
     members: dict[tuple[int, ...], _Member] = field(default_factory=dict)
-    """By the exponents of the edges on the Pow2 axes."""
+    """The members by the exponents of their edges on the Pow2 axes."""
 
     closest: dict[tuple[tuple[int, ...], float], tuple[int, _Member] | None] = field(default_factory=dict)
-    """By exponents and reach, what was found for them."""
+    """The answers of `_closest`, by exponents and reach."""
 
 
 _Reached = tuple[float, _Group]
-"""The sum of the distances on the Exact axes, in doublings, to a group."""
+"""A group, after the sum of the distances to it on the Exact axes, in doublings."""
 
 
 class Index:
@@ -84,8 +85,8 @@ class Index:
 
     Args:
         axes: The kernel's axes.
-        tiles: The declaration's count of tiles, or None.
-        tables: In the order they are read; the first that has a bucket tells its config.
+        tiles: The declaration's `tiles`, or None.
+        tables: The tables in reading order; of several that have a bucket, the first counts.
     """
 
     def __init__(self, axes: Axes, tiles: Tiles | None, tables: Sequence[Shipped]) -> None:
@@ -122,7 +123,7 @@ class Index:
         return self._own.get(self.bucket_of(problem))
 
     def bucket_of(self, problem: Problem) -> Problem:
-        """The problem's bucket; the last one asked for is kept, since one choice asks several times."""
+        """The problem's bucket. The last answer is kept, since one choice asks several times."""
         asked, bucket = self._last
         if asked is not problem:
             bucket = problem.replaced(**{name: edge(problem.size(name)) for name in self._pow2})
@@ -143,7 +144,7 @@ class Index:
             if closest is None:
                 continue
             steps, member = closest
-            # Rounded, so that equal sums in another order still tie.
+            # Rounded, so that sums of the same distances in another order still tie.
             rank = (round(round(apart, 9) + steps, 9), member.smaller, member.place)
             if best is None or rank < best:
                 best, chosen = rank, member.found
@@ -151,9 +152,9 @@ class Index:
         return chosen
 
     def _distances(self, wanted: Problem) -> list[_Reached]:
-        """The groups of a bucket's classes, and how far they are on the Exact axes.
+        """The groups of a bucket's classes, each with its distance on the Exact axes.
 
-        The last bucket's are kept, since a miss asks twice.
+        The answer for the last bucket is kept, since a miss asks twice.
         """
         asked, reached = self._reached
         if asked is not wanted:
@@ -171,14 +172,14 @@ class Index:
         return reached
 
     def _reaches(self, wanted: Problem, group: _Group, within: float) -> bool:
-        """Whether a group is within so many doublings on each Exact axis, by the ratios themselves."""
+        """Whether a group is at most `within` doublings away on each Exact axis, by the sizes' ratios."""
         return within == math.inf or all(
             abs(math.log2(max(wanted.size(name), 1) / max(other, 1))) <= within
             for name, other in zip(self._exact, group.exact, strict=True)
         )
 
     def rule(self, found: Found) -> BucketRule:
-        """The rule inside this entry's bucket, made once."""
+        """The rule inside this entry's bucket; it is made once."""
         rule = self._rules.get(id(found.entry))
         if rule is None:
             rule = self._rules[id(found.entry)] = rule_of(found.entry, found.shipped.table, self._tiles)
@@ -189,9 +190,9 @@ class Index:
 
 
 def _closest(group: _Group, exponents: tuple[int, ...], within: float) -> tuple[int, _Member] | None:
-    """The nearest member on the Pow2 axes and the doublings to it: ties to the larger, then to the first.
+    """The nearest member on the Pow2 axes, after the doublings to it; ties go to the larger, then the first.
 
-    Kept: of exponents there are few, whatever the sizes.
+    The answer is kept: whatever the sizes are, there are few exponents.
     """
     key = (exponents, within)
     if (known := group.closest.get(key, _UNKNOWN)) is not _UNKNOWN:
@@ -210,9 +211,9 @@ def _closest(group: _Group, exponents: tuple[int, ...], within: float) -> tuple[
 
 
 _MOST_CLOSEST = 1024
-"""Exponents of two axes that one meets; more are forgotten, and found again."""
+"""The most answers that a group keeps, enough for the exponents of two axes; beyond it all are dropped."""
 
 _ROUNDED = 1e-8
-"""More than rounding moves a sum of distances."""
+"""Doublings: more than rounding changes a sum of distances."""
 
-_UNKNOWN = (-1, _Member((), -1, None))  # type: ignore[arg-type]  # of no entry
+_UNKNOWN = (-1, _Member((), -1, None))  # type: ignore[arg-type]  # a sentinel without entry

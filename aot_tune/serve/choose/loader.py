@@ -1,6 +1,6 @@
-"""Read a declaration's tables for this machine's archs. Makes no CUDA context, writes and raises nothing.
+"""Read a declaration's tables for this machine's archs. Makes no CUDA context; writes and raises nothing.
 
-Every fault of a table is one `TableWarning`, and that table is a miss.
+A faulty table gives one `TableWarning` and is left out, so that its problems are misses.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from aot_tune.values.text import error_in_words
 
 
 def gpus() -> tuple[Gpu, ...] | None:
-    """The GPUs this process may use, asked of NVML once; None where it cannot tell."""
+    """The GPUs that this process may use, as NVML reports them once; None where it reports nothing."""
     return known_gpus()
 
 
 def archs_to_load(tunable: Declaration) -> tuple[Arch, ...]:
-    """The archs of this machine; none where no table of the declaration could be read or NVML cannot tell."""
+    """The archs of this machine's GPUs; none where there is no folder of tables or NVML fails."""
     if not any(os.path.isdir(folder) for folder, _ in folders(tunable)):
         return ()
     return tuple(dict.fromkeys(gpu.arch for gpu in gpus() or () if gpu.arch is not None))
 
 
 def folders(tunable: Declaration) -> list[tuple[Path, bool]]:
-    """Where tables are looked for, in order; True where the user named it, so that predictions are read."""
+    """The folders of tables in reading order; True where the user named one, so that predictions are read."""
     named = [(folder, True) for folder in environment.table_folders()]
     try:
         return [*named, (package_folder(tunable), False)]
-    except AotTuneError as error:  # a package that is no folder, run from a string or an archive
+    except AotTuneError as error:  # the package is not a folder: it runs from a string or an archive
         _warn(f"{tunable.name}: {error}; its own tables are not read")
         return named
 
 
 def load(tunable: Declaration, arch: Arch) -> Index:
-    """The tables of one declaration for one arch."""
+    """Read the tables of one declaration for one arch."""
     tables = []
     for folder, named in folders(tunable):
         path = table_path(folder, arch, tunable.name)
         if not os.path.lexists(path):
             if named and (mistake := folder_mistake(folder)):
                 _warn(mistake)
-            continue  # a table that was never made: the miss at launch says so, and names the command
+            continue  # there is no table: the warning of a miss names the command that makes one
         try:
             table = read_table(path)
-        except Exception as error:  # whatever a file holds, the process that serves goes on
+        except Exception as error:  # whatever a file holds, serving goes on
             _warn(f"{error_in_words(error)}; {tunable.name} is served without it on {arch}: restore {path}")
             continue
         reason = mismatch(tunable, arch, table)
@@ -71,11 +71,9 @@ def load(tunable: Declaration, arch: Arch) -> Index:
 def folder_mistake(folder: Path) -> str | None:
     """What is wrong with a folder that AOT_TUNE_TABLES names; None where it may hold tables."""
     if not os.path.isdir(folder):
-        return f"{environment.TABLES} names {folder}, which is no folder; make it or leave it out"
+        return f"{environment.TABLES} names {folder}, which is not a folder; make it or leave it out"
     if folder.name in map(str, KNOWN_ARCHS) and not os.path.isdir(folder / folder.name):
-        return (
-            f"{environment.TABLES} names {folder}, an arch's folder; name the one it lies in, {folder.parent}"
-        )
+        return f"{environment.TABLES} names {folder}, an arch's folder; name its parent, {folder.parent}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""From a problem to a config: the ladder, climbed once per unseen problem. Pure: effects are passed in."""
+"""Choose the config of a problem, once per unseen problem. Pure: effects are passed in as functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem, problem_option
 
 Source = Literal["given", "asked default", "own", "cached", "nearest", "searched", "far", "default"]
-"""The step of the ladder: 1, 1, 2, 2, 3, 4, 4, 5."""
+"""Where a config came from: steps 1, 1, 2, 2, 3, 4, 4 and 5 of `resolve`."""
 
 MISSES: frozenset[Source] = frozenset({"searched", "far", "default"})
 """The sources that mean that nothing was tuned for the problem or near it."""
@@ -27,23 +27,23 @@ MISSES: frozenset[Source] = frozenset({"searched", "far", "default"})
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The config a problem takes, and why."""
+    """The config that a problem gets, and why."""
 
     config: Config
     """The config to run."""
 
     source: Source
-    """The step of the ladder that told it."""
+    """The step of `resolve` that gave it."""
 
     why: Callable[[], str] = field(compare=False, repr=False)
-    """Puts `reason` into words, which few choices are asked for."""
+    """Makes the text of `reason`; it is a function because few choices are asked for it."""
 
     entry: Entry | None = None
-    """The table's entry behind it."""
+    """The table's entry that gave it; None where no table did."""
 
     @property
     def reason(self) -> str:
-        """For people: which entry and point, or what was missing."""
+        """For people: the entry and point that gave the config, or what was missing."""
         return self.why()
 
     @property
@@ -53,11 +53,11 @@ class Choice:
 
 
 class Legality:
-    """What may run: legal, and in the search space. One for a declaration on an arch.
+    """Whether a config may run: it is legal and in the search space. There is one per declaration and arch.
 
-    In the search space is what is in that of the very problem, or of a declared one of the same classes
-    (dtypes): sizes without an entry run what was tuned for others. Which problems were met before does not
-    matter, so that ranks agree.
+    A config counts as in the search space where it is in that of the problem itself or of any declared
+    problem with the same classes (dtypes), because sizes without an entry run configs tuned for others.
+    Problems met before do not matter, so that ranks agree.
     """
 
     def __init__(self, tunable: Declaration, arch: Arch) -> None:
@@ -81,9 +81,9 @@ class Legality:
         return self._is_declared(config, classes, space) or config in self._here(problem)
 
     def _is_declared(self, config: Config, classes: Classes, space: _Space) -> bool:
-        """Read declared problems' spaces, up to the first that holds the config, and keep what was read.
+        """Read the declared problems' spaces up to the first that holds the config, and keep them.
 
-        Two threads may read one twice; none is left out.
+        Two threads may read a space twice; none is left out.
         """
         declared = self._tunable.typical_problems
         while config not in space.configs:
@@ -95,7 +95,7 @@ class Legality:
         return True
 
     def _here(self, problem: Problem) -> frozenset[Config]:
-        """The space of the very problem; the last one's is kept, since one choice asks several times."""
+        """The problem's own space. The last answer is kept, since one choice asks several times."""
         asked, configs = self._last
         if asked is not problem:
             configs = frozenset(self._tunable.search_space(self._arch, problem))
@@ -104,15 +104,16 @@ class Legality:
 
 
 _MOST_SPACES = 64
-"""Sets of classes whose search space is kept: more than any kernel has dtypes."""
+"""The most sets of classes whose search space is kept: more than any kernel has dtypes."""
 
 
 @dataclass(kw_only=True)
 class _Space:
-    """The configs of the first few declared problems of some classes."""
+    """The configs of those declared problems of some classes that were read so far."""
 
     configs: set[Config] = field(default_factory=set)
     read: int = 0
+    """The number of declared problems that were looked at."""
 
 
 def resolve(
@@ -130,9 +131,9 @@ def resolve(
 ) -> Choice:
     """Choose the config of a problem.
 
-    1. the config the caller gives, or the default when AOT_TUNE_CONFIG=default
-    2. its own bucket: the shipped tables, by the rule inside a bucket (`aot_tune.tables.rule`), then
-       `remembered`
+    1. the config that the caller gives, or the default when AOT_TUNE_CONFIG=default
+    2. the problem's own bucket: the shipped tables, by the rule inside a bucket (`aot_tune.tables.rule`),
+       then `remembered`
     3. the nearest bucket with the same classes, at most one doubling away on each axis
     4. a miss: `search`, else the nearest bucket at any distance
     5. the default
@@ -141,18 +142,18 @@ def resolve(
 
     Args:
         tunable: The declaration.
-        arch: The GPU's.
+        arch: The arch of the GPU.
         problem: What is launched.
         index: The tables of this arch.
         legality: What may run.
-        given: The caller's config.
+        given: The config that the caller gives.
         asked_default: Whether AOT_TUNE_CONFIG asks for the default.
         remembered: Bucket -> the winner that the user's cache holds. None for a rank.
-        search: (problem, nearest entry) -> the winner of a live search, None where it is not made. None for a
-            rank.
-        unfit: Why a legal config cannot run on the very GPU, which may be smaller than its arch's others;
-            None where it can. Such configs are passed over too, and where the default is one of them, the
-            candidate most like it that fits stands in.
+        search: (problem, nearest entry) -> the winner of a live search, None where none is made. None for
+            a rank.
+        unfit: Why a legal config cannot run on this particular GPU, which may be smaller than others of its
+            arch; None where it can. Such configs are passed over too; where the default is one of them, the
+            fitting candidate most like it takes its place.
 
     Raises:
         LaunchError: The caller's config, or the default as the last resort, is not legal.
@@ -161,7 +162,7 @@ def resolve(
     def allowed(config: Config) -> bool:
         return legality.refusal(config, problem) is None and (unfit is None or unfit(config) is None)
 
-    def told(found: Found | None, source: Source, where: str) -> Choice | None:
+    def from_table(found: Found | None, source: Source, where: str) -> Choice | None:
         if found is None:
             return None
         chosen = pick(
@@ -173,7 +174,7 @@ def resolve(
             config=chosen.config,
             source=source,
             entry=found.entry,
-            why=partial(_table_s, found, where, chosen),
+            why=partial(_table_reason, found, where, chosen),
         )
 
     if given is not None:
@@ -181,7 +182,7 @@ def resolve(
     default = tunable.default_config(arch, problem)
     if asked_default:
         return _default(tunable, arch, problem, default, "asked default", "AOT_TUNE_CONFIG=default", unfit)
-    if choice := told(index.own(problem), "own", "bucket"):
+    if choice := from_table(index.own(problem), "own", "bucket"):
         return choice
     bucket = index.bucket_of(problem)
     cached = remembered(bucket) if remembered is not None else None
@@ -189,13 +190,13 @@ def resolve(
         return Choice(
             config=cached, source="cached", why=lambda: f"an earlier live search, bucket {_named(bucket)}"
         )
-    if choice := told(index.nearest(problem, NEAR_DOUBLINGS), "nearest", "nearest bucket"):
+    if choice := from_table(index.nearest(problem, NEAR_DOUBLINGS), "nearest", "nearest bucket"):
         return choice
     far = index.nearest(problem, math.inf)
     winner = search(problem, far) if search is not None else None
     if winner is not None and allowed(winner):
         return Choice(config=winner, source="searched", why=lambda: "the winner of a live search")
-    if choice := told(far, "far", "no bucket within one doubling; the nearest is"):
+    if choice := from_table(far, "far", "no bucket within one doubling; the nearest is"):
         return choice
     missing = (
         "no table has an entry of these dtypes" if index.tables else f"no table that can be used for {arch}"
@@ -242,7 +243,7 @@ def _default(
 
 
 def _unlike(one: Config, other: Config) -> tuple[int, float]:
-    """In how many values two configs differ, and by how many doublings."""
+    """The number of values in which two configs differ, and the doublings between them."""
     pairs = [
         (value, theirs[name])
         for ours, theirs in ((one.constants, other.constants), (one.hints, other.hints))
@@ -260,14 +261,14 @@ def tune_command(tunable: Declaration, arch: Arch, problem: Problem) -> str:
 
 
 def miss_message(tunable: Declaration, arch: Arch, problem: Problem, choice: Choice) -> str:
-    """One line on a problem that nothing was tuned for."""
+    """The one-line warning for a problem that nothing was tuned for."""
     return (
         f"no tuned config for {tunable.name} {_named(problem)} on {arch}; took {choice.config} "
         f"({choice.reason}); tune it: {tune_command(tunable, arch, problem)}"
     )
 
 
-def _table_s(found: Found, where: str, chosen: Pick) -> str:
+def _table_reason(found: Found, where: str, chosen: Pick) -> str:
     return f"{where} {_named(found.entry.bucket)} of {found.shipped.path}: {chosen.reason}"
 
 

@@ -97,8 +97,8 @@ def _check_no_array(place: str, arg: Any, here: Runtime) -> None:
     if isinstance(arg, here.tensor_types):
         kind = type(arg)
         raise LaunchError(
-            f"{place} is a {kind.__module__}.{kind.__qualname__}, and what the data of a subclass of "
-            "torch.Tensor mean is not known here; pass the plain data, such as .as_subclass(torch.Tensor)"
+            f"{place} is a {kind.__module__}.{kind.__qualname__}, and how a subclass of torch.Tensor uses "
+            "its data is not known here; pass its plain data, such as .as_subclass(torch.Tensor)"
         )
     if hasattr(arg, "__cuda_array_interface__") or hasattr(arg, "__dlpack__"):
         name = type(arg).__name__

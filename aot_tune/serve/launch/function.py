@@ -172,7 +172,7 @@ class LaunchFunction:
                 )
             if parameter.name in _RESERVED:
                 raise DeclarationError(
-                    f"{name}: problem() has a parameter {parameter.name!r}, which launch uses itself; "
+                    f"{name}: problem() has a parameter {parameter.name!r}, which launch uses; rename it"
                     "rename it"
                 )
 

@@ -1,7 +1,7 @@
-"""The user's cache: what live searches found, one file an entry. Looking up writes nothing, makes no folder.
+"""The user's cache: the winners of live searches, one file each. A look-up writes nothing, makes no folder.
 
-``<folder>/v1/<arch>/<kernel>/<digest>.json``: the schema is in the path, so that another release finds or
-leaves its own. A file is data: no name, import or pickle in it is ever followed.
+A winner's file is ``<folder>/v1/<arch>/<kernel>/<digest>.json``. The schema is in the path, so that each
+release finds only files of its own. A file is data: no name, import or pickle in it is ever followed.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 SCHEMA = 1
-"""The version of an entry's file that this release reads and writes."""
+"""The version of the file format that this release reads and writes."""
 
 LockState = Literal["held", "busy", "none"]
-"""Held by us; held by another for longer than we wait; no lock can be had here."""
+"""This process holds the lock; another held it for longer than the wait; there is no lock to be had."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """All that a remembered winner depends on."""
+    """Everything that a remembered winner depends on."""
 
     kernel: str
     """The declaration's name."""
@@ -50,21 +50,21 @@ class Key:
     """The GPU's product name: an H100 and an H200 are both sm90."""
 
     distribution: str
-    """Name and version of what ships the kernel."""
+    """The name and version of the distribution that ships the kernel."""
 
     source_hash: str
-    """Of the kernel's code."""
+    """The hash of the kernel's source."""
 
     cuda_tile: str
-    """Version of cuda-tile."""
+    """The version of cuda-tile."""
 
     bucket: tuple[tuple[str, int | str | bool], ...]
     """The problem's bucket."""
 
     @property
     def document(self) -> dict[str, object]:
-        """As it stands in the file."""
-        # Not by `asdict`, which copies deeply: half of what a look-up would cost.
+        """The key as the file holds it."""
+        # `asdict` copies deeply, which would take half of the time of a look-up.
         return {field.name: getattr(self, field.name) for field in _FIELDS} | {"bucket": dict(self.bucket)}
 
     @property
@@ -79,10 +79,10 @@ _sorted_text = json.JSONEncoder(sort_keys=True).encode  # `json.dumps` makes an 
 
 
 class Places:
-    """`Key.place` of keys that differ in their buckets alone, in a third of its time: each new shape asks.
+    """`Key.place` for keys that differ only in their buckets, in a third of the time: each new shape asks.
 
     Args:
-        common: One of them.
+        common: Any one of these keys.
     """
 
     def __init__(self, common: Key) -> None:
@@ -94,29 +94,29 @@ class Places:
     def of(self, bucket: Mapping[str, int | str | bool]) -> str:
         """The place of a bucket's file."""
         digest = self._begun.copy()
-        told = (
+        values = (
             f"{_sorted_text(name)}: {value if type(value) is int else _sorted_text(value)}"
             for name, value in sorted(bucket.items())
         )
-        digest.update((", ".join(told) + self._after).encode())
+        digest.update((", ".join(values) + self._after).encode())
         return f"{self.folder}/{digest.hexdigest()[:32]}.json"
 
 
 def folder_here() -> Path | None:
-    """AOT_TUNE_CACHE_DIR, else the user's cache folder; None where there is none (no HOME, no user)."""
+    """AOT_TUNE_CACHE_DIR, else the user's cache folder; None where there is neither (no HOME, no user)."""
     named = environment.cache_folder()
     if named is None:
         import platformdirs
 
         try:
             named = Path(platformdirs.user_cache_dir("aot_tune", appauthor=False))
-        except (RuntimeError, OSError, KeyError):  # neither HOME nor a user of this uid
+        except (RuntimeError, OSError, KeyError):  # there is no HOME, and the uid has no user
             return None
     return named if named.is_absolute() else None
 
 
 _SEEN_AFTER_S = 1.0
-"""After how long a winner is seen that another process remembered."""
+"""Seconds for which a folder's listing is kept; winners of other processes are seen after that."""
 
 
 class UserCache:
@@ -131,11 +131,11 @@ class UserCache:
         self._listed: dict[str, tuple[float, frozenset[str]]] = {}
 
     def read(self, key: Key) -> Config | None:
-        """The remembered winner; None where there is none, or it cannot be trusted or read."""
+        """The remembered winner; None where there is none or where it cannot be trusted or read."""
         if self.folder is None:
             return None
         path = self.folder / key.place
-        # Not `lexists`, which raises inside where there is none, as for most shapes.
+        # Most shapes have no file, and `lexists` handles that by an exception, which takes longer.
         if not os.access(path, os.F_OK) or not self._trusted():
             return None
         try:
@@ -145,27 +145,27 @@ class UserCache:
             return None
 
     def places(self, folder: str) -> frozenset[str]:
-        """The places in one of the cache's folders where something lies; about a second old at most.
+        """The places of the files in one of the cache's folders, as listed about a second ago at most.
 
-        A look-up that asked the file system for each new shape would wait for it: it is told here 10 times as
-        fast, and of the many folders that are empty at once.
+        Asking the file system for each new shape takes 10 times as long as asking this listing. Most folders
+        do not exist, and then the answer is immediate.
         """
         now, known = time.monotonic(), self._listed.get(folder)
         if known is None or now > known[0]:
             names: list[str] = []
             if self.folder is not None:
-                with contextlib.suppress(OSError):  # most often it is not there
+                with contextlib.suppress(OSError):  # most often the folder does not exist
                     names = os.listdir(os.path.join(self.folder, folder))
-            # A folder of very many is listed more seldom.
+            # A folder that takes long to list is listed more seldom.
             until = now + max(_SEEN_AFTER_S, 100 * (time.monotonic() - now))
             known = self._listed[folder] = until, frozenset(f"{folder}/{name}" for name in names)
         return known[1]
 
     def write(self, key: Key, config: Config, mean_us: float) -> None:
-        """Remember a winner for later processes; a warning where that cannot be done."""
+        """Remember a winner for later processes; warn where that cannot be done."""
         if self.folder is None:
             _warn(
-                f"there is no folder for a cache here; the winner of {key.kernel} is kept for this process "
+                f"there is no folder for the cache; the winner of {key.kernel} is kept for this process "
                 f"only: name a folder in {environment.CACHE_DIR}"
             )
             return
@@ -184,10 +184,10 @@ class UserCache:
 
     @contextlib.contextmanager
     def locked(self, key: Key, timeout_s: float) -> Iterator[LockState]:
-        """Hold the entry's lock, so that one process of a host searches for it.
+        """Hold a key's lock, so that only one process of a host searches for its winner.
 
-        The lock is the operating system's: it ends with its holder and is never stolen. A wait has a bound.
-        Where locks lie (NFS) two may search, and the later file replaces the earlier whole.
+        The lock is the operating system's: it ends with its holder and is never stolen. The wait is bounded.
+        Where locks do not hold (NFS), two processes may search; the later file replaces the earlier whole.
         """
         state: LockState = "none"
         lock: BaseFileLock | None = None
@@ -209,9 +209,9 @@ class UserCache:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def refusal(self) -> str | None:
-        """Why the folder is left out; None where it is ours alone to write, or not there.
+        """Why the folder is left out; None where only this user may write to it, or where it does not exist.
 
-        What others could put there would choose what we run.
+        A file that others put there would decide which config runs.
         """
         try:
             status = os.lstat(self.folder) if self.folder is not None else None
@@ -222,7 +222,7 @@ class UserCache:
         if stat.S_ISLNK(status.st_mode):
             return "it is a symbolic link"
         if not stat.S_ISDIR(status.st_mode):
-            return "it is no folder"
+            return "it is not a folder"
         if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
             return f"it belongs to user {status.st_uid}, not to {os.geteuid()}"
         return "anybody may write to it" if status.st_mode & stat.S_IWOTH else None

@@ -1,4 +1,4 @@
-"""Search in a process of its own that can be killed: for unchecked configs. The parent's side."""
+"""Search unchecked configs in a separate process that can be killed: the parent's side."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
 MOST_CANDIDATES = 8
-"""Candidates of a search that no table guides."""
+"""The most candidates of a search that no table guides."""
 
 _START_S = 6.0
-"""Starting a process that imports torch and cuda.tile and makes a CUDA context, seconds."""
+"""Seconds to start a process that imports torch and cuda.tile and makes a CUDA context."""
 
 _CANDIDATE_S = 1.0
-"""Compiling, checking and timing one candidate, seconds."""
+"""Seconds to compile, check and time one candidate."""
 
 
 def few(limit_s: float) -> int:
-    """How many candidates fit the time limit; 0 where not even the start does."""
+    """The number of candidates that fit the time limit; 0 where even starting the process takes longer."""
     return max(0, min(MOST_CANDIDATES, int((limit_s - _START_S) / _CANDIDATE_S)))
 
 
 def module_of(tunable: Declaration) -> str | None:
-    """The module another process imports to find the declaration; None where there is none to import."""
+    """The module that another process can import to find the declaration; None where there is none."""
     for name in dict.fromkeys([getattr(tunable.problem, "__module__", None), tunable.package]):
         module = sys.modules.get(name or "__main__")
         if name != "__main__" and any(value is tunable for value in vars(module or object).values()):
@@ -46,7 +46,7 @@ def module_of(tunable: Declaration) -> str | None:
 def fastest(
     tunable: Declaration, problem: Problem, configs: Sequence[Config], *, number: int, limit_s: float
 ) -> Winner | None:
-    """Check and time configs on made-up arguments; None where the child fails or runs into the limit."""
+    """Check and time configs on generated arguments; None where the child fails or exceeds the limit."""
     module = module_of(tunable)
     if module is None:
         return None
@@ -72,7 +72,7 @@ def fastest(
 
 
 def run(command: Sequence[str], request: bytes, limit_s: float) -> bytes | None:
-    """A command's output, or None where it fails or is killed, with all it started, after the limit."""
+    """A command's output; None where it fails, or exceeds the limit and is killed with all it started."""
     variables = {**os.environ, environment.DISABLE: "1", environment.CONFIG: "default"}
     variables["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     try:
@@ -92,5 +92,5 @@ def run(command: Sequence[str], request: bytes, limit_s: float) -> bytes | None:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            # A process inside the driver may take a while to die; it is not waited for without bound.
+            # A process inside the driver may take long to die, so the wait is bounded.
             process.communicate(timeout=max(1.0, limit_s - (time.monotonic() - started)))

@@ -1,7 +1,7 @@
 """The process that checks and times unverified configs: one JSON request on stdin, one JSON answer on stdout.
 
-Run as ``python -m aot_tune.serve.search.child_main`` by `aot_tune.serve.search.child`, which kills it when it
-takes too long. A fault or a hang ends here, and never in the process that serves.
+`aot_tune.serve.search.child` runs it as ``python -m aot_tune.serve.search.child_main`` and kills it when it
+takes too long. A fault or a hang stays in this process and never reaches the one that serves.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aot_tune.values.problem import Problem
 
 _PR_SET_PDEATHSIG = 1
 _LIMIT_S = 3600.0
-"""No limit of its own: the parent's is the one that counts."""
+"""Seconds, so many that only the parent's limit counts."""
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what imported modules print is no answer
+    os.dup2(2, 1)  # what imported modules print must not mix with the answer
     request = json.load(sys.stdin)
     tunable = load(request["module"], request["kernel"])
     configs = [Config(constants=c["constants"], hints=c["hints"]) for c in request["configs"]]
@@ -48,7 +48,7 @@ def main() -> None:
 def search(
     tunable: Declaration, problem: Problem, configs: Sequence[Config], number: int
 ) -> tuple[Config, float] | None:
-    """The fastest of the configs that compute the right result."""
+    """The fastest of the configs whose results are right, with its mean in microseconds."""
     here = runtime()
     device = here.device(number)
     with here.entered(number):
@@ -71,7 +71,7 @@ def _is_right(
     kernels: HintedKernels,
     number: int,
 ) -> bool:
-    """Whether one run, on outputs that held other values before, gives what the reference says."""
+    """Whether one run, on outputs that held other values before, gives the reference's results."""
     from cuda.tile import launch
 
     here = runtime()
@@ -82,7 +82,7 @@ def _is_right(
     try:
         grid = tunable.grid(config, here.device(number), problem)
         launch(here.raw_stream(number), grid, kernels.of(config.hints), tunable.args_fn(config, *trial))
-    except Exception:  # it does not compile or cannot be launched: not a candidate
+    except Exception:  # it does not compile or cannot be launched, so it is not a candidate
         return False
     results = dict(zip(tunable.parameters, trial, strict=True))
     expected = closes_of(tunable, tunable.reference(*args), results)

@@ -1,9 +1,10 @@
-"""The live search on a miss: whether it is made, over what, what is remembered. Never made by a rank.
+"""The live search on a miss: whether to search, over which configs, what to remember. A rank never searches.
 
-How long it would take is told before it begins, from figures measured on an H200: a config that has no cubin
-costs `_COMPILE_S`, one that has `_LOAD_S`; a timing is `_RUNS` runs, `_MORE_RUNS` more for the best few, each
-the time that the nearest entry's table tells for the config, times the ratio of the sizes, plus
-`_RUN_OVERHEAD_S`. Where timing all configs would take longer than `_AIM_S`, the most promising are timed.
+The time of a search is estimated before it begins, from constants measured on an H200. A config without a
+cubin takes `_COMPILE_S`, one with a cubin `_LOAD_S`. Timing takes `_RUNS` runs, and `_MORE_RUNS` more for the
+best few. A run takes `_RUN_OVERHEAD_S` plus the time that the nearest entry's table has for the config, times
+the ratio of the sizes. Where timing all configs would take longer than `_AIM_S`, only the most promising are
+timed.
 """
 
 from __future__ import annotations
@@ -31,40 +32,40 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 
 _COMPILE_S = 0.8
-"""Compiling one config, seconds: 0.72 to 0.78."""
+"""Seconds to compile one config; 0.72 to 0.78 were measured."""
 
 _LOAD_S = 0.0012
-"""Loading one config's cubin, seconds."""
+"""Seconds to load one config's cubin."""
 
 _RUNS = 8
-"""Three warm-ups and five samples, which is where ``exhaustive_search`` may stop."""
+"""Runs per config: three warm-ups and the five samples after which ``exhaustive_search`` may stop."""
 
 _MORE_RUNS, _BEST, _SHORT_US = 10, 5, 100.0
-"""What it adds for so many of the best, until their means are known to 1 %; the noise of 1 us is less than
-that in kernels that are not as short as this."""
+"""``exhaustive_search`` runs the `_BEST` best configs `_MORE_RUNS` times more, to know their means to 1 %.
+Means of `_SHORT_US` microseconds or more need no further runs: the noise is 1 us."""
 
 _RUN_OVERHEAD_S = 0.0005
-"""One run beside the kernel itself, seconds: flushing L2, events. Eight cubins took 44 ms."""
+"""Seconds that one run takes besides the kernel, to flush L2 and record events. Eight cubins took 44 ms."""
 
 _AIM_S = 0.06
-"""What timing may take for a kernel under 1 ms, seconds: with the rest of a miss it stays below 100 ms."""
+"""Seconds that timing may take for a kernel under 1 ms, so that the whole miss stays below 100 ms."""
 
 _AIM_RUNS = 60
-"""What timing may take for a longer kernel, in runs of it."""
+"""The time that timing may take for a longer kernel, in runs of that kernel."""
 
 _MOST_SEARCHES = 32
-"""Live searches of one declaration in a process: a server that meets more new shapes needs a table."""
+"""The most live searches per declaration and process: a server that meets more new shapes needs a table."""
 
 _MOST_REMEMBERED = 4096
-"""Winners, and files that cannot be used, that are kept in memory."""
+"""The most winners and unusable files that are kept in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Occasion:
-    """One miss."""
+    """A miss, with what a search for it needs."""
 
     problem: Problem
-    """What is launched."""
+    """The problem that is launched."""
 
     args: tuple[Any, ...]
     """The launch arguments."""
@@ -79,13 +80,13 @@ class Occasion:
     """The tables of its arch."""
 
     legality: Legality
-    """What may run."""
+    """Which configs may run."""
 
     nearest: Found | None
-    """The nearest entry at any distance, whose times tell how long a search takes."""
+    """The nearest entry at any distance; the duration of a search is estimated from its times."""
 
     here: Runtime
-    """The runtime."""
+    """The runtime in use."""
 
 
 class _CaptureError(Exception):
@@ -93,7 +94,7 @@ class _CaptureError(Exception):
 
 
 class LiveSearch:
-    """The live searches of one declaration, and what they found."""
+    """The live searches of one declaration and the winners that they found."""
 
     def __init__(self, tunable: Declaration, kernels: HintedKernels) -> None:
         self._tunable = tunable
@@ -105,30 +106,32 @@ class LiveSearch:
         self._of_gpu: dict[tuple[Arch, str], Places] = {}
 
     def remembered(self, arch: Arch, device_name: str, bucket: Problem) -> Config | None:
-        """The winner found before, by this process or by one that shares the user's cache."""
+        """The winner that this process, or one that shares the user's cache, found before."""
         place = (arch, device_name, bucket)
-        if place in (known := self._known):  # replaced, and never emptied, by another thread
+        if place in (known := self._known):  # another thread may replace the dict but never empties it
             return known[place]
         places = self._places(arch, device_name)
         there = self._cache.places(places.folder)
         if not there or places.of(bucket) not in there:
-            return None  # not kept: what millions of shapes leave behind costs the collector more than asking
+            return (
+                None  # not kept: for millions of shapes the garbage collector would take longer than asking
+            )
         if len(self._known) >= _MOST_REMEMBERED:
             self._forget()
         found = self._known[place] = self._cache.read(self.key(arch, device_name, bucket))
         return found
 
     def _forget(self) -> None:
-        """Make room: of files that cannot be used first, since a winner may lie in no file."""
+        """Make room. Unusable files are forgotten first, since a winner may be in no file."""
         known = self._known.copy()
         found = {place: known[place] for place in known if known[place] is not None}
         self._known = found if len(found) <= _MOST_REMEMBERED // 2 else {}
 
     def winner(self, occasion: Occasion) -> Config | None:
-        """Search, where that is allowed and fits; None leaves the choice to the ladder's next step.
+        """Search where that is allowed and there is time; None leaves the choice to `resolve`'s next step.
 
-        Never during graph capture, in this thread or another. Each bucket is tried once in a process; what a
-        capture prevents is not counted as tried, so that it may be searched afterwards.
+        It never searches during graph capture, in this thread or another. Each bucket is tried once per
+        process; a search that a capture prevents does not count, so that it may be made afterwards.
         """
         limit_s = environment.search_seconds()
         arch, name = occasion.device.arch, occasion.device.name
@@ -158,7 +161,7 @@ class LiveSearch:
             self._tried.add(place)
             self._searches += 1
             found = self._shared(self.key(arch, name, bucket), run, limit_s)
-            if found is not None:  # else another process may yet find one
+            if found is not None:  # where there is none, another process may still find one
                 self._known[place] = found
             return found
         except _CaptureError:
@@ -169,7 +172,7 @@ class LiveSearch:
             self._lock.release()
 
     def _shared(self, key: Key, run: Callable[[], trial.Winner | None], limit_s: float) -> Config | None:
-        """Search unless another process of this host does; it is waited for, within the limit."""
+        """Search, unless another process of this host does so; then wait for its winner, within the limit."""
         with self._cache.locked(key, limit_s) as state:
             found = self._cache.read(key)
             if found is not None or state == "busy":
@@ -183,19 +186,21 @@ class LiveSearch:
 
     @staticmethod
     def _is_verified(index: Index) -> bool:
-        """Whether the tables hold configs that were measured, and so checked, on this arch."""
+        """Whether the tables hold configs that were measured on this arch, and so were checked."""
         return any(e.evidence == "measured" for shipped in index.tables for e in shipped.table.entries)
 
     def _in_process(self, occasion: Occasion, limit_s: float) -> Callable[[], trial.Winner | None] | None:
         nearest = occasion.nearest
         if nearest is None or nearest.entry.evidence != "measured":
-            return None  # nothing tells how long it would take, or that the configs are right
+            return None  # neither the duration of a search nor the correctness of the configs is known
         configs = self._affordable(occasion, nearest, limit_s)
         if len(configs) < 2:
             return None
 
         def run() -> trial.Winner | None:
-            if occasion.here.captures_elsewhere(occasion.number):  # it may have begun since `winner` asked
+            if occasion.here.captures_elsewhere(
+                occasion.number
+            ):  # a capture may have begun since `winner` asked
                 raise _CaptureError
             return trial.fastest(
                 self._tunable, occasion.problem, occasion.args, configs, lambda c: self._kernels.of(c.hints),
@@ -205,7 +210,7 @@ class LiveSearch:
         return run
 
     def _affordable(self, occasion: Occasion, nearest: Found, limit_s: float) -> list[Config]:
-        """Of the portfolio and the default what there is time for, the most promising; in their order."""
+        """The most promising configs of portfolio and default that there is time for, in their order."""
         tunable, arch = self._tunable, occasion.device.arch
         times = _times_us(tunable, occasion, nearest)
         allowed = [c for c in times if occasion.legality.refusal(c, occasion.problem) is None]
@@ -237,7 +242,7 @@ class LiveSearch:
         rest = [c for c in self._tunable.candidates(arch, problem) if c not in first]
         more = min(few - len(first), len(rest))
         configs = first + [rest[place * len(rest) // more] for place in range(more)]  # spread evenly
-        # A capture that begins meanwhile is of no concern: the other process has a CUDA context of its own.
+        # A capture that begins meanwhile does no harm: the other process has its own CUDA context.
         return lambda: child.fastest(
             self._tunable, occasion.problem, configs, number=occasion.number, limit_s=limit_s
         )
@@ -245,7 +250,7 @@ class LiveSearch:
     # What is remembered -------------------------------------------------------------------------------------
 
     def key(self, arch: Arch, device_name: str, bucket: Problem) -> Key:
-        """What the cache keeps a bucket's winner under."""
+        """The key under which the cache keeps a bucket's winner."""
         return Key(
             kernel=self._tunable.name, arch=str(arch), device_name=device_name,
             distribution=self._distribution, cuda_tile=cutile.version(), bucket=tuple(sorted(bucket.items())),
@@ -254,7 +259,7 @@ class LiveSearch:
 
     @cached_property
     def _cache(self) -> UserCache:
-        return UserCache(folder_here())  # asked for once: it takes as long as all else of a look-up
+        return UserCache(folder_here())  # found once: it takes as long as the rest of a look-up
 
     def _places(self, arch: Arch, device_name: str) -> Places:
         if (arch, device_name) not in self._of_gpu:
@@ -266,7 +271,10 @@ class LiveSearch:
         name = self._tunable.distribution or self._tunable.package.partition(".")[0]
         try:
             return f"{name} {metadata.version(name)}"
-        except (metadata.PackageNotFoundError, ValueError):  # a checkout; declared outside of any package
+        except (
+            metadata.PackageNotFoundError,
+            ValueError,
+        ):  # a checkout, or a declaration outside any package
             return f"{name} (not installed)"
 
     @cached_property
@@ -277,7 +285,7 @@ class LiveSearch:
 
 
 def _times_us(tunable: Declaration, occasion: Occasion, nearest: Found) -> dict[Config, float]:
-    """What each config of the portfolio and the default should take, told from the nearest entry's edge."""
+    """The expected time of each config of the portfolio and of the default, from the nearest entry's edge."""
     entry, table = nearest.entry, nearest.shipped.table
     default = tunable.default_config(occasion.device.arch, occasion.problem)
     larger = prod(
@@ -293,7 +301,7 @@ def _times_us(tunable: Declaration, occasion: Occasion, nearest: Found) -> dict[
 
 
 def timing_estimate_s(times_us: Sequence[float]) -> float:
-    """How long loading and timing configs takes: the module's docstring says how that is told."""
+    """Seconds to load and time configs, estimated as the module's docstring explains."""
     runs = [_RUNS] * len(times_us)
     ranked = sorted(times_us)
     runs[:_BEST] = [_RUNS + (_MORE_RUNS if us < _SHORT_US else 0) for us in ranked[:_BEST]]

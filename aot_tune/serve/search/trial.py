@@ -1,4 +1,4 @@
-"""Time a few configs in this process, on clones of what the kernel mutates. Remembers nothing."""
+"""Time a few configs in this process, on clones of mutated arguments. Remembers nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 
 Winner = tuple[Config, float]
-"""The fastest config and its mean, microseconds."""
+"""The fastest config and its mean time in microseconds."""
 
 
 class _LateError(Exception):
@@ -37,17 +37,17 @@ def fastest(
 
     Args:
         tunable: The declaration.
-        problem: What is launched.
+        problem: The problem that is launched.
         args: The launch arguments; none of them is changed.
-        configs: What to time.
-        kernel_of: Config -> its hinted kernel, kept by the caller.
+        configs: The configs to time.
+        kernel_of: Config -> the kernel with its hints, which the caller keeps.
         device: The GPU.
-        number: Its index.
-        here: The runtime.
+        number: The GPU's index.
+        here: The runtime in use.
         limit_s: Seconds after which no further run is started.
 
     Returns:
-        The winner; None where nothing ran, memory ran out, or the time was used up before all were timed.
+        The winner; None where no config ran, memory ran out, or the time was up before all were timed.
     """
     end = time.monotonic() + limit_s
     late = False
@@ -56,12 +56,12 @@ def fastest(
         nonlocal late
         if time.monotonic() > end:
             late = True
-            raise _LateError  # the search takes it for this config's failure, and goes on to the next
+            raise _LateError  # cuTile's search counts this as the config's failure and goes on to the next
         return tunable.args_fn(config, *clones)
 
     try:
-        # Another thread may begin to capture while we allocate and synchronise; relaxed, we leave its graph
-        # whole.
+        # Another thread may begin a capture while this one allocates and synchronises; in relaxed mode its
+        # graph is not broken.
         with here.entered(number), here.relaxed_capture():
             clones = cloned(tunable, args)
             result = cutile.search(
@@ -71,13 +71,13 @@ def fastest(
                 grid_of=lambda config: tunable.grid(config, device, problem),
                 args_of=args_of,
             )
-    except Exception:  # out of memory, or every config failed: the ladder's next step is the answer to each
+    except Exception:  # out of memory, or every config failed: the next step of `resolve` chooses
         return None
     return None if late else (result.best.config, float(result.best.mean_us))
 
 
 def cloned(tunable: Declaration, args: Sequence[Any]) -> list[Any]:
-    """The arguments with what the kernel mutates replaced by clones; one tensor passed twice stays one."""
+    """The arguments, with clones of those that the kernel mutates; a tensor passed twice is cloned once."""
     mutated = {id(arg) for name, arg in zip(tunable.parameters, args, strict=True) if name in tunable.mutated}
     copies = {id(arg): arg.clone() for arg in args if id(arg) in mutated and hasattr(arg, "clone")}
     return [copies.get(id(arg), arg) for arg in args]

@@ -138,7 +138,7 @@ def test_predicted_entries_are_read_only_from_a_folder_the_user_names(
 
 def test_a_named_folder_that_is_not_there_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(environment.TABLES, str(tmp_path / "gone"))
-    with pytest.warns(TableWarning, match=r"AOT_TUNE_TABLES names .*gone, which is no folder"):
+    with pytest.warns(TableWarning, match=r"AOT_TUNE_TABLES names .*gone, which is not a folder"):
         load(dataclasses.replace(scale, tables=tmp_path), SM90)
 
 
