@@ -227,6 +227,7 @@ def test_the_first_launch_runs_in_at_most_six_lines(tmp_path: Path) -> None:
     assert [one["grid"] for one in answer["launches"]] == [[64, 1, 1]]
 
 
+@pytest.mark.process
 def test_the_small_declaration_is_a_whole_module_that_launches(tmp_path: Path) -> None:
     (tmp_path / "mylib").mkdir()
     (tmp_path / "mylib" / "__init__.py").touch()
