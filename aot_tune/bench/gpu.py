@@ -15,14 +15,14 @@ import cuda.tile as ct
 import torch
 from cuda.tile.tune import exhaustive_search
 
-from aot_tune.declare.discovery import Found, find_tunables
+from aot_tune.declare.discovery import FoundKernel, find_tunables
 from aot_tune.nvidia import cutile
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled
 from aot_tune.tuner.compile.pool import CompilePool
 from aot_tune.tuner.measure.worker.clock import EventRound
 from aot_tune.tuner.measure.worker.gpu import MOST_SAMPLES
-from aot_tune.tuner.plan.candidates import Kernel, ProblemPlan, plan, plan_only
+from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, plan, plan_only
 from aot_tune.tuner.plan.shortlist import Shortlist, shortlist
 from aot_tune.tuner.sweep import run as sweep
 from aot_tune.values.arch import Arch
@@ -41,7 +41,7 @@ def this_gpu() -> Iterator[BenchGpu]:
         yield BenchGpu(feed)
 
 
-def shipped() -> dict[str, Found]:
+def shipped() -> dict[str, FoundKernel]:
     """The shipped kernels by name."""
     return find_tunables(["aot_tune.kernels"])
 
@@ -79,13 +79,15 @@ class BenchGpu:
         self._kernels: dict[tuple[str, Path | None, tuple[tuple[str, int], ...]], Any] = {}
         self._round = EventRound()
 
-    def plans(self, found: Found, problems: Sequence[Problem]) -> tuple[Kernel, tuple[ProblemPlan, ...]]:
+    def plans(
+        self, found: FoundKernel, problems: Sequence[Problem]
+    ) -> tuple[DeviceKernel, tuple[ProblemPlan, ...]]:
         """Plan problems and start compiling all their candidates."""
         planned = plan(found, self.arch, problems, device=self.device)
         self._feed.submit(planned.jobs)
         return planned.kernel, planned.problems
 
-    def plan_configs(self, kernel: Kernel, problem: Problem, configs: Sequence[Config]) -> ProblemPlan:
+    def plan_configs(self, kernel: DeviceKernel, problem: Problem, configs: Sequence[Config]) -> ProblemPlan:
         """Plan some configs of a problem beside its default, and start compiling them."""
         each = plan_only(kernel, problem, configs)
         self._feed.submit(each.jobs.values())
@@ -101,21 +103,23 @@ class BenchGpu:
         }
 
     def launcher(
-        self, kernel: Kernel, problem: Problem, config: Config, cubin: Path, args: Sequence[Any]
+        self, kernel: DeviceKernel, problem: Problem, config: Config, cubin: Path, args: Sequence[Any]
     ) -> Callable[[], object]:
         """A function that launches a config on the current stream and does nothing else."""
         ready, grid = self._kernel(kernel.tunable, cubin, config), kernel.grid(problem, config)
         arguments = tuple(kernel.tunable.args_fn(config, *args))
         return lambda: ct.launch(torch.cuda.current_stream().cuda_stream, grid, ready, arguments)
 
-    def exhaustive(self, kernel: Kernel, each: ProblemPlan) -> Timed:
+    def exhaustive(self, kernel: DeviceKernel, each: ProblemPlan) -> Timed:
         """Time every candidate that compiles, fits the device and does not spill registers."""
         keys = {job.key for job in each.jobs.values()}
         compiled = self._feed.wait(keys, lambda: None)
         listed = shortlist(kernel, each, compiled, exhaustive=True)
         return Timed(problem=each.problem, us=self.times(kernel, each, listed.configs), listed=listed)
 
-    def times(self, kernel: Kernel, each: ProblemPlan, configs: Sequence[Config]) -> dict[Config, float]:
+    def times(
+        self, kernel: DeviceKernel, each: ProblemPlan, configs: Sequence[Config]
+    ) -> dict[Config, float]:
         """Time some configs of one problem. Before each run L2 is filled with other data."""
         results = self._feed.wait({each.jobs[config].key for config in configs}, lambda: None)
         paths = {

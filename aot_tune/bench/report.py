@@ -179,7 +179,7 @@ def _gains(table: Table | None) -> list[str]:
     """The geometric mean and the largest of the default's time over the tuned one's in a table."""
     if table is None or not table.entries:
         return ["", ""]
-    gains = [entry.default_us / entry.mean_us for entry in table.entries]
+    gains = [entry.gain for entry in table.entries]
     return [f"{geometric_mean(gains):.2f}x", f"{max(gains):.2f}x"]
 
 

@@ -23,7 +23,7 @@ from aot_tune.values.text import counted
 
 if TYPE_CHECKING:
     from aot_tune.declare.declaration import Declaration
-    from aot_tune.declare.discovery import Broken, Found
+    from aot_tune.declare.discovery import Broken, FoundKernel
 
 ROOT_README = "README.md"
 """The one file beside the archs' folders that is not a table: it explains the tables to a person."""
@@ -49,7 +49,7 @@ class Finding:
         return ": ".join(part for part in (self.path, self.entry, self.what, self.fix) if part)
 
 
-def check(found: Mapping[str, Found], path: Path | None = None) -> list[Finding]:
+def check(found: Mapping[str, FoundKernel], path: Path | None = None) -> list[Finding]:
     """Check tables against their kernels' declarations.
 
     Args:
@@ -80,7 +80,7 @@ def check(found: Mapping[str, Found], path: Path | None = None) -> list[Finding]
     return list(_root(path, kernels, own=own))
 
 
-def archives(found: Mapping[str, Found], path: Path | None = None) -> list[check_archives.Fit]:
+def archives(found: Mapping[str, FoundKernel], path: Path | None = None) -> list[check_archives.Fit]:
     """Check archives of cubins against the sources and tables, as `make wheel` does before it packs them.
 
     Args:
@@ -143,15 +143,15 @@ def _home(path: Path, folders: Iterable[Path]) -> Path | None:
     return next((folder for folder in folders if folder.resolve() in (here, *here.parents)), None)
 
 
-def _package_folders(found: Iterable[Found]) -> dict[Path, dict[str, Found]]:
+def _package_folders(found: Iterable[FoundKernel]) -> dict[Path, dict[str, FoundKernel]]:
     """Kernels by name, grouped by the folder that their tables are in."""
-    folders: dict[Path, dict[str, Found]] = {}
+    folders: dict[Path, dict[str, FoundKernel]] = {}
     for one in found:
         folders.setdefault(store.package_folder(one.tunable), {})[one.tunable.name] = one
     return folders
 
 
-def _root(folder: Path, kernels: Mapping[str, Found], *, own: bool) -> Iterator[Finding]:
+def _root(folder: Path, kernels: Mapping[str, FoundKernel], *, own: bool) -> Iterator[Finding]:
     """Check a folder of archs' folders and everything in it."""
     archs = []
     for child in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -172,7 +172,7 @@ def _root(folder: Path, kernels: Mapping[str, Found], *, own: bool) -> Iterator[
         yield from _arch_folder(arch_folder, kernels, own=own)
 
 
-def _arch_folder(folder: Path, kernels: Mapping[str, Found], *, own: bool) -> Iterator[Finding]:
+def _arch_folder(folder: Path, kernels: Mapping[str, FoundKernel], *, own: bool) -> Iterator[Finding]:
     """Check one arch's folder. An archive alone needs no tables beside it: it holds the defaults' cubins."""
     children = sorted(folder.iterdir())
     for child in children:
@@ -200,7 +200,7 @@ def _declaration_findings(path: Path, kernel: Declaration, arch: Arch) -> Iterat
         yield _finding(path, problem, "correct the declaration")
 
 
-def _archive(path: Path, kernels: Mapping[str, Found]) -> Iterator[Finding]:
+def _archive(path: Path, kernels: Mapping[str, FoundKernel]) -> Iterator[Finding]:
     """Check one archive of cubins, as `make wheel` does before it packs the archive."""
     fit = check_archives.fit(path, path.parent.parent, kernels)
     undeclared = [name for name in fit.kernels if name not in kernels]
@@ -212,7 +212,9 @@ def _archive(path: Path, kernels: Mapping[str, Found]) -> Iterator[Finding]:
             yield _finding(path, fault, f"{again}, or remove it")
 
 
-def _table(path: Path, kernels: Mapping[str, Found], *, own: bool, place: bool = True) -> Iterator[Finding]:
+def _table(
+    path: Path, kernels: Mapping[str, FoundKernel], *, own: bool, place: bool = True
+) -> Iterator[Finding]:
     """Check one table's file; `place` says whether its name and folder must agree with its content."""
     try:
         data = files.read_bytes(path)
@@ -290,7 +292,7 @@ def _finding(path: Path, what: str, fix: str) -> Finding:
     return Finding(path=str(path), entry="", what=what, fix=fix)
 
 
-def _undeclared(path: Path, name: str, kernels: Mapping[str, Found]) -> Finding:
+def _undeclared(path: Path, name: str, kernels: Mapping[str, FoundKernel]) -> Finding:
     """Report a kernel that is not declared here.
 
     Another module of the package may declare it, and then its measurements must not be lost.
@@ -300,7 +302,7 @@ def _undeclared(path: Path, name: str, kernels: Mapping[str, Found]) -> Finding:
     return _finding(path, f"no kernel of {modules} is called {name}", f"there is {' '.join(kernels)}; {step}")
 
 
-def _module_options(kernels: Mapping[str, Found]) -> str:
+def _module_options(kernels: Mapping[str, FoundKernel]) -> str:
     return "".join(dict.fromkeys(one.tunable.module_option for one in kernels.values()))
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from aot_tune.declare.checks import declaration_problems
 from aot_tune.declare.declaration import Declaration
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.tables import store
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, CompileResult
 from aot_tune.tuner.compile.pool import CompilePool
-from aot_tune.tuner.plan.candidates import Kernel, ProblemPlan, plan
+from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, plan
 from aot_tune.tuner.plan.model import residency, spills
 from aot_tune.tuner.plan.shortlist import predictions
 from aot_tune.tuner.plan.sizes import spread
@@ -79,7 +79,7 @@ class Checked:
 
 
 def check(
-    kernels: Sequence[Found],
+    kernels: Sequence[FoundKernel],
     archs: Sequence[Arch],
     say: Callable[[str], None],
     *,
@@ -124,7 +124,7 @@ def check(
 class _Wanted:
     """The compilations of one kernel for one arch, before they are made."""
 
-    kernel: Kernel
+    kernel: DeviceKernel
     portfolio: bool
     refused: str
     mistake: str
@@ -132,7 +132,7 @@ class _Wanted:
     """Different compilations, each with the first config and problem that need it."""
 
 
-def _wanted(found: Found, arch: Arch, most: int | None) -> _Wanted:
+def _wanted(found: FoundKernel, arch: Arch, most: int | None) -> _Wanted:
     tunable = found.tunable
     path = store.table_path(store.package_folder(tunable), arch, tunable.name)
     portfolio = store.read_table(path).portfolio if path.exists() else None
@@ -146,7 +146,7 @@ def _wanted(found: Found, arch: Arch, most: int | None) -> _Wanted:
                 job = each.jobs[config]
                 jobs.setdefault(job.key, (job, f"{config} on {each.problem}"))
     return _Wanted(
-        kernel=Kernel(found, arch),
+        kernel=DeviceKernel(found, arch),
         portfolio=portfolio is not None,
         refused=refused,
         mistake=mistakes[0] if mistakes else "",
@@ -162,7 +162,7 @@ def _refused(tunable: Declaration, arch: Arch) -> str:
     return tunable.refusal(tunable.default_config(arch, first), arch, first) or ""
 
 
-def _chosen(kernel: Kernel, each: ProblemPlan, portfolio: Sequence[Config] | None) -> Sequence[Config]:
+def _chosen(kernel: DeviceKernel, each: ProblemPlan, portfolio: Sequence[Config] | None) -> Sequence[Config]:
     """The configs to compile for one bucket besides the default."""
     if portfolio is not None:
         return [config for config in portfolio if config in each.jobs]

@@ -22,7 +22,7 @@ OWN_KERNELS = "aot_tune.kernels"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FoundKernel:
     """A declaration and where it was found."""
 
     module: str
@@ -53,14 +53,14 @@ class Broken:
 class Survey:
     """All declarations, and the entry points that gave none."""
 
-    found: dict[str, Found]
+    found: dict[str, FoundKernel]
     """The declarations by kernel name, in the order in which they were found."""
 
     broken: tuple[Broken, ...]
     """Entry points that were left out."""
 
 
-def find_tunables(modules: Sequence[str] = ()) -> dict[str, Found]:
+def find_tunables(modules: Sequence[str] = ()) -> dict[str, FoundKernel]:
     """The declarations that `survey` finds; warns of each entry point that is left out."""
     result = survey(modules)
     warn_of(result.broken)
@@ -81,7 +81,7 @@ def survey(modules: Sequence[str] = ()) -> Survey:
         UsageError: A named module cannot be imported or declares nothing, or two declare the same name.
         DeclarationError: A named module's declaration contradicts itself.
     """
-    found: dict[str, Found] = {}
+    found: dict[str, FoundKernel] = {}
     broken: list[Broken] = []
     for module in module_names(modules):
         try:
@@ -160,7 +160,7 @@ def _module_of(point: metadata.EntryPoint) -> str:
     return point.value.partition(":")[0]
 
 
-def _declared_in(module: str) -> list[Found]:
+def _declared_in(module: str) -> list[FoundKernel]:
     here = list(_tunables_in(module))
     if not here:
         raise UsageError(
@@ -170,7 +170,7 @@ def _declared_in(module: str) -> list[Found]:
     return here
 
 
-def _tunables_in(module: str) -> Iterable[Found]:
+def _tunables_in(module: str) -> Iterable[FoundKernel]:
     """The declarations among a module's globals, each once, in the order of their definition.
 
     Those in a module's tuple ``TUNABLES`` come first, where it has one.
@@ -181,7 +181,7 @@ def _tunables_in(module: str) -> Iterable[Found]:
     for value in (*(listed if isinstance(listed, tuple) else ()), *names.values()):
         if isinstance(value, Declaration) and id(value) not in seen:
             seen.add(id(value))
-            yield Found(module=module, tunable=value)
+            yield FoundKernel(module=module, tunable=value)
 
 
 def _add_current_folder() -> None:

@@ -15,7 +15,7 @@ from aot_tune.values.text import described
 
 if TYPE_CHECKING:
     from aot_tune.declare.declaration import Declaration
-    from aot_tune.declare.discovery import Found
+    from aot_tune.declare.discovery import FoundKernel
 
 FALLBACK_ARCH = Arch(10, 0)
 """The arch that is taken where none is named and this machine has no GPU that cuTile compiles for."""
@@ -66,7 +66,7 @@ def chosen_gpu(arch: Arch, index: int | None, *, required: bool) -> Gpu | None:
     return first
 
 
-def chosen_kernels(found: Mapping[str, Found], names: Sequence[str]) -> tuple[Found, ...]:
+def chosen_kernels(found: Mapping[str, FoundKernel], names: Sequence[str]) -> tuple[FoundKernel, ...]:
     """The kernels called `names`, without repetitions; all of them where none is named.
 
     Raises:
@@ -140,7 +140,9 @@ def chosen_problems(tunable: Declaration, wanted: Mapping[str, Value]) -> tuple[
     return agreeing
 
 
-def problems_by_kernel(kernels: Sequence[Found], texts: Sequence[str]) -> dict[str, tuple[Problem, ...]]:
+def problems_by_kernel(
+    kernels: Sequence[FoundKernel], texts: Sequence[str]
+) -> dict[str, tuple[Problem, ...]]:
     """The problems that the options --problem mean, by kernel; a kernel that none of them fits is left out.
 
     Args:

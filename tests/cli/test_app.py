@@ -20,12 +20,12 @@ from aot_tune.errors import TuneError
 from aot_tune.nvidia.nvml import Gpu
 from aot_tune.tuner.sweep import run as sweep
 from aot_tune.tuner.sweep.progress import Progress
-from aot_tune.tuner.sweep.report import KernelReport, SweepReport, SweepRequest
+from aot_tune.tuner.sweep.report import SweepReport, SweepRequest, SweptKernel
 from aot_tune.values.arch import Arch
 from tests.support.samples import SM90, scale_in, scale_table, with_entry, write
 from tests.support.third_party import installed
 
-REPORT = KernelReport(
+REPORT = SweptKernel(
     kernel="scale",
     evidence="measured",
     problems=3,
@@ -241,7 +241,7 @@ def test_a_required_measurement_without_a_gpu_is_exit_code_1(requests: list[Swee
 
 def test_a_table_that_is_not_published_is_exit_code_1(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(request: SweepRequest, progress: Progress) -> SweepReport:
-        row = KernelReport(**{**vars(REPORT), "path": None, "refusals": ("fewer entries",)})
+        row = SweptKernel(**{**vars(REPORT), "path": None, "refusals": ("fewer entries",)})
         return SweepReport(arch=request.arch, device_name="NVIDIA H200", rows=(row,), seconds=1.0)
 
     monkeypatch.setattr(sweep, "run", run)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from aot_tune.cli import check_archs
 from aot_tune.cli.app import app
 from aot_tune.cli.check_archs import ARCHS, Checked, check, lines
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from tests.support.samples import DEFAULT, MODULE, SM90, scale_in, scale_table, write
@@ -27,12 +27,12 @@ def quiet(text: str) -> None:
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> Found:
+def found(tmp_path: Path) -> FoundKernel:
     return scale_in(tmp_path / "tables")["scale"]
 
 
 @pytest.mark.process
-def test_the_likely_configs_compile_where_an_arch_has_no_table(found: Found, tmp_path: Path) -> None:
+def test_the_likely_configs_compile_where_an_arch_has_no_table(found: FoundKernel, tmp_path: Path) -> None:
     old, new = check([found], (SM80, SM120), quiet, jobs=2, most=4, folder=tmp_path)
     assert (old.arch, new.arch) == (SM80, SM120)
     for one in (old, new):
@@ -40,7 +40,7 @@ def test_the_likely_configs_compile_where_an_arch_has_no_table(found: Found, tmp
 
 
 @pytest.mark.process
-def test_the_portfolio_and_the_default_compile_where_it_has_one(found: Found, tmp_path: Path) -> None:
+def test_the_portfolio_and_the_default_compile_where_it_has_one(found: FoundKernel, tmp_path: Path) -> None:
     write(tmp_path / "tables", scale_table())
     [one] = check([found], (SM90,), quiet, jobs=2, folder=tmp_path)
     assert one.portfolio
@@ -50,11 +50,11 @@ def test_the_portfolio_and_the_default_compile_where_it_has_one(found: Found, tm
 
 @pytest.mark.process
 def test_a_config_that_does_not_compile_is_named_and_the_others_are_counted(
-    found: Found, tmp_path: Path
+    found: FoundKernel, tmp_path: Path
 ) -> None:
     odd = Config(constants={"tile_m": 48, "tile_n": 64}, hints={"occupancy": 1, "num_ctas": 1})
     broken = dataclasses.replace(found.tunable, search_space=lambda arch, problem: [DEFAULT, odd])
-    [one] = check([Found(module=MODULE, tunable=broken)], (SM80,), quiet, jobs=1, folder=tmp_path)
+    [one] = check([FoundKernel(module=MODULE, tunable=broken)], (SM80,), quiet, jobs=1, folder=tmp_path)
     assert one.compiled == one.asked - 2
     assert one.wrong.startswith(
         "scale on sm80 does not compile with tile_m=48 tile_n=64 num_ctas=1 occupancy=1"
@@ -62,20 +62,20 @@ def test_a_config_that_does_not_compile_is_named_and_the_others_are_counted(
     assert "on dtype=bfloat16 M=1 N=1024: " in one.wrong
 
 
-def test_a_space_that_is_empty_on_an_arch_is_a_mistake(found: Found, tmp_path: Path) -> None:
+def test_a_space_that_is_empty_on_an_arch_is_a_mistake(found: FoundKernel, tmp_path: Path) -> None:
     empty = dataclasses.replace(
         found.tunable, search_space=lambda arch, problem: [] if arch == SM120 else [DEFAULT]
     )
-    [one] = check([Found(module=MODULE, tunable=empty)], (SM120,), quiet, jobs=1, folder=tmp_path)
+    [one] = check([FoundKernel(module=MODULE, tunable=empty)], (SM120,), quiet, jobs=1, folder=tmp_path)
     assert one.asked == 0
     assert "is empty; return at least the default" in one.wrong
 
 
-def test_a_kernel_that_is_not_for_an_arch_is_no_mistake(found: Found, tmp_path: Path) -> None:
+def test_a_kernel_that_is_not_for_an_arch_is_no_mistake(found: FoundKernel, tmp_path: Path) -> None:
     newer = dataclasses.replace(
         found.tunable, legal=lambda config, arch, problem: arch >= SM90 or f"{arch} has no fp8"
     )
-    [one] = check([Found(module=MODULE, tunable=newer)], (SM80,), quiet, jobs=1, folder=tmp_path)
+    [one] = check([FoundKernel(module=MODULE, tunable=newer)], (SM80,), quiet, jobs=1, folder=tmp_path)
     assert (one.asked, one.wrong, one.refused) == (0, "", "sm80 has no fp8")
     assert lines([one])[0].endswith("0 do not fit  refused: sm80 has no fp8")
 
@@ -121,7 +121,7 @@ def test_every_option_of_check_archs_reaches_the_check(monkeypatch: pytest.Monke
     asked: list[tuple[object, ...]] = []
 
     def instead(
-        kernels: Sequence[Found], archs: Sequence[Arch], say: object, *, jobs: int, most: int
+        kernels: Sequence[FoundKernel], archs: Sequence[Arch], say: object, *, jobs: int, most: int
     ) -> tuple[Checked, ...]:
         asked.append(([one.tunable.name for one in kernels], [*archs], jobs, most))
         return answers("")

@@ -9,7 +9,7 @@ import pytest
 
 from aot_tune import environment
 from aot_tune.cli import doctor
-from aot_tune.declare.discovery import Broken, Found, Survey
+from aot_tune.declare.discovery import Broken, FoundKernel, Survey
 from aot_tune.errors import UsageError
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.nvml import Gpu
@@ -18,7 +18,7 @@ from tests.support.samples import SM90, scale_in, scale_table, write
 
 
 @pytest.fixture
-def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Found]:
+def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, FoundKernel]:
     """The sample kernel with a table for sm90, an empty cache folder, and no variables set."""
     for name in environment.DESCRIPTIONS:
         monkeypatch.delenv(name, raising=False)
@@ -30,7 +30,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Found]
 
 
 def test_every_environment_variable_is_told_with_its_value(
-    kernels: dict[str, Found], monkeypatch: pytest.MonkeyPatch
+    kernels: dict[str, FoundKernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DISABLE_AUTOTUNE", "1")
     told = {one.name: one.value for one in doctor.diagnose(SM90).variables}
@@ -40,7 +40,7 @@ def test_every_environment_variable_is_told_with_its_value(
 
 
 def test_a_variable_that_cannot_be_read_is_remarked(
-    kernels: dict[str, Found], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kernels: dict[str, FoundKernel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AOT_TUNE_SEARCH_SECONDS", "soon")
     monkeypatch.setenv("AOT_TUNE_RANKED", "true")
@@ -55,7 +55,7 @@ def test_a_variable_that_cannot_be_read_is_remarked(
 
 
 def test_tables_are_told_in_the_order_they_are_looked_for(
-    kernels: dict[str, Found], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kernels: dict[str, FoundKernel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AOT_TUNE_TABLES", str(tmp_path / "named"))
     first, own = doctor.diagnose(SM90).tables
@@ -65,7 +65,7 @@ def test_tables_are_told_in_the_order_they_are_looked_for(
     assert [one.usable for one in doctor.diagnose(Arch.parse("sm100")).tables] == [False, False]
 
 
-def test_a_table_that_is_stale_or_damaged_says_so(kernels: dict[str, Found], tmp_path: Path) -> None:
+def test_a_table_that_is_stale_or_damaged_says_so(kernels: dict[str, FoundKernel], tmp_path: Path) -> None:
     path = write(tmp_path / "own", dataclasses.replace(scale_table(), source_hash="0" * 16))
     (stale,) = doctor.diagnose(SM90).tables
     assert stale.usable
@@ -78,7 +78,7 @@ def test_a_table_that_is_stale_or_damaged_says_so(kernels: dict[str, Found], tmp
 
 
 def test_the_cache_is_told_with_what_it_holds_or_why_it_is_left_out(
-    kernels: dict[str, Found], tmp_path: Path
+    kernels: dict[str, FoundKernel], tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
     assert doctor.diagnose(SM90).cache.state == "not there yet; a live search makes it"
@@ -91,7 +91,7 @@ def test_the_cache_is_told_with_what_it_holds_or_why_it_is_left_out(
 
 
 def test_kernels_that_cannot_be_imported_leave_the_rest_told(
-    kernels: dict[str, Found], monkeypatch: pytest.MonkeyPatch
+    kernels: dict[str, FoundKernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(modules: object) -> Survey:
         raise UsageError("module mylib needs 'torch', which is not installed")
@@ -104,7 +104,7 @@ def test_kernels_that_cannot_be_imported_leave_the_rest_told(
 
 
 def test_an_entry_point_that_is_broken_is_remarked_beside_the_tables_of_the_rest(
-    kernels: dict[str, Found], monkeypatch: pytest.MonkeyPatch
+    kernels: dict[str, FoundKernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = Broken(point="entry point lib = lib.k", what="no module is called 'lib.k'", fix="repair it")
     monkeypatch.setattr(doctor, "survey", lambda modules: Survey(found=kernels, broken=(broken,)))
@@ -114,7 +114,7 @@ def test_an_entry_point_that_is_broken_is_remarked_beside_the_tables_of_the_rest
 
 
 def test_a_machine_without_a_driver_or_compiler_is_told_in_words(
-    kernels: dict[str, Found], monkeypatch: pytest.MonkeyPatch
+    kernels: dict[str, FoundKernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "visible_gpus", lambda: None)
     monkeypatch.setattr(doctor, "driver_version", lambda: None)
@@ -130,7 +130,7 @@ def test_a_machine_without_a_driver_or_compiler_is_told_in_words(
 
 
 def test_gpus_are_told_as_torch_counts_them(
-    kernels: dict[str, Found], monkeypatch: pytest.MonkeyPatch
+    kernels: dict[str, FoundKernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus = (
         Gpu(index=0, name="NVIDIA H200", arch=SM90, uuid="a"),
@@ -142,7 +142,7 @@ def test_gpus_are_told_as_torch_counts_them(
 
 
 def test_a_cuda_tile_that_was_not_tested_is_remarked(
-    kernels: dict[str, Found], monkeypatch: pytest.MonkeyPatch
+    kernels: dict[str, FoundKernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cutile, "version", lambda: "1.99.0")
     assert any("cuda-tile 1.99.0 was not tested" in remark for remark in doctor.diagnose(SM90).remarks)

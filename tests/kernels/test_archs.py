@@ -14,7 +14,7 @@ import pytest
 
 from aot_tune import kernels
 from aot_tune.cli.check_archs import ARCHS, check
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.mistakes import space_mistakes
 from aot_tune.errors import LaunchError
 from aot_tune.tunable import Tunable
@@ -30,7 +30,7 @@ MODULES = [
     import_module(one.name) for one in walk_packages(kernels.__path__, "aot_tune.kernels.") if not one.ispkg
 ]
 FOUND = {
-    one.name: Found(module=module.__name__, tunable=one)
+    one.name: FoundKernel(module=module.__name__, tunable=one)
     for module in MODULES
     for one in vars(module).values()
     if isinstance(one, Tunable)

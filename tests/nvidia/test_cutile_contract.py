@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from aot_tune.cubins.archive import Archive, Section
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.nvidia import cubin, cutile
 from aot_tune.tuner.archives.build import build
 from aot_tune.tuner.archives.report import CubinRequest
@@ -83,7 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tunable = dataclasses.replace(
         scale, tables=folder, typical=[{"dtype": "float16", "M": [1, 64], "N": 1024}]
     )
-    found = Found(module=MODULE, tunable=tunable)
+    found = FoundKernel(module=MODULE, tunable=tunable)
     (report,) = build(
         CubinRequest(kernels=(found,), archs=(SM90,), jobs=2, cubins=folder / "cubins"), lambda line: None
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from aot_tune.tables.table import BuiltWith
-from aot_tune.tuner.choose.times import Sweep
+from aot_tune.tuner.choose.times import SweepTimes
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Axes, Exact, Pow2, edge
@@ -82,7 +82,7 @@ def edges() -> list[int]:
     return [size for size in sizes() if edge(size) == size]
 
 
-def sweep(**values: object) -> Sweep:
+def sweep(**values: object) -> SweepTimes:
     """The first pass at the edges, as a sweep; `values` in place of its fields."""
     fields: dict[str, object] = {
         "kernel": "matmul",
@@ -94,7 +94,7 @@ def sweep(**values: object) -> Sweep:
         "defaults": {problem(size): DEFAULT for size in sizes()},
         "candidates": times(edges()),
     }
-    return Sweep(**{**fields, **values})  # type: ignore[arg-type]
+    return SweepTimes(**{**fields, **values})  # type: ignore[arg-type]
 
 
 def us(size: int, config: Config) -> float:

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from aot_tune.cubins.origin_walk import origin_of
 from aot_tune.cubins.pack import KernelCubins, pack
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.nvidia import cutile
 from aot_tune.tuner.archives.signatures import compilations
-from aot_tune.tuner.plan.candidates import Kernel
+from aot_tune.tuner.plan.candidates import DeviceKernel
 from tests.support.samples import MODULE, SM90, scale, scale_table
 
 
 def packed(name: str = "scale", **origin: object) -> KernelCubins:
     """Cubins of no code for all that the sample's table asks for."""
-    wanted = compilations(Kernel(Found(module=MODULE, tunable=scale), SM90), [scale_table()])
+    wanted = compilations(DeviceKernel(FoundKernel(module=MODULE, tunable=scale), SM90), [scale_table()])
     return KernelCubins(
         kernel=name,
         symbol=cutile.symbol_of(scale.kernel),

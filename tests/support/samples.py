@@ -11,7 +11,7 @@ import torch
 
 from aot_tune import inputs
 from aot_tune.declare.declaration import Close
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.fingerprint import hashing
 from aot_tune.tables import writer
 from aot_tune.tables.table import BuiltWith, Entry, Point, Table
@@ -94,9 +94,9 @@ scale = Tunable(
 )
 
 
-def scale_in(folder: Path) -> dict[str, Found]:
+def scale_in(folder: Path) -> dict[str, FoundKernel]:
     """The declaration with its tables in `folder`, as `find_tunables` returns it."""
-    return {"scale": Found(module=MODULE, tunable=dataclasses.replace(scale, tables=folder))}
+    return {"scale": FoundKernel(module=MODULE, tunable=dataclasses.replace(scale, tables=folder))}
 
 
 def entry(bucket: Problem, config: Config, portfolio: tuple[Config, ...], *, us: float = 10.0) -> Entry:

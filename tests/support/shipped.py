@@ -16,7 +16,7 @@ from aot_tune.tables import store
 from aot_tune.tunable import Tunable
 from aot_tune.tuner.archives.build import table_of
 from aot_tune.tuner.archives.signatures import compilations
-from aot_tune.tuner.plan.candidates import Kernel
+from aot_tune.tuner.plan.candidates import DeviceKernel
 from tests.support.samples import SM90
 
 FOUND = find_tunables([OWN_KERNELS])
@@ -33,7 +33,7 @@ def with_cubins(tunable: Tunable, folder: Path) -> Tunable:
         table = None
     if table is not None:
         shutil.copy(store.table_path(own, SM90, tunable.name), folder / str(SM90))
-    kernel = Kernel(FOUND[tunable.name], SM90)
+    kernel = DeviceKernel(FOUND[tunable.name], SM90)
     symbol = cutile.symbol_of(tunable.kernel)
     wanted = compilations(kernel, [table] if table else [])
     cubins = {(one.hints, one.signature): b"code" for one in wanted}

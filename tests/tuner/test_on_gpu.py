@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import DeclarationError
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.nvml import visible_gpus
@@ -37,7 +37,7 @@ def start() -> Iterator[Start]:
     sessions: list[MeasureSession] = []
 
     def started(tunable: Tunable) -> MeasureSession:
-        found = Found(module="tests.support.broken_kernels", tunable=tunable)
+        found = FoundKernel(module="tests.support.broken_kernels", tunable=tunable)
         sessions.append(MeasureSession(found, 0, QUICK, on_event=print))
         return sessions[-1]
 

@@ -25,7 +25,7 @@ from aot_tune.bench import records
 from aot_tune.bench.kernels.rivals import attention, memory, products
 from aot_tune.bench.kernels.standard import Standard
 from aot_tune.bench.kernels.standing import NEVER_SLOWER, Shape, Verdict, lines, verdict
-from aot_tune.declare.discovery import OWN_KERNELS, Found, find_tunables
+from aot_tune.declare.discovery import OWN_KERNELS, FoundKernel, find_tunables
 from aot_tune.declare.selection import chosen_kernels, problems_by_kernel
 from aot_tune.errors import AotTuneError, UsageError
 from aot_tune.nvidia import cutile
@@ -141,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _all_timed(
-    kernels: Sequence[Found], options: argparse.Namespace, made_with: records.MadeWith | None
+    kernels: Sequence[FoundKernel], options: argparse.Namespace, made_with: records.MadeWith | None
 ) -> int:
     kept = orjson.loads(options.out.read_bytes()) if options.out.exists() else {}
     ends, missed = time.monotonic() + options.limit_s, False
@@ -179,7 +179,7 @@ def _reasons(failed: Mapping[str, str]) -> dict[str, str]:
     return {name: why[:100] if "/" not in why else why.partition(":")[0] for name, why in failed.items()}
 
 
-def _in_a_process(found: Found, options: argparse.Namespace, share_s: float) -> dict[str, Any]:
+def _in_a_process(found: FoundKernel, options: argparse.Namespace, share_s: float) -> dict[str, Any]:
     """Return one kernel's record. Its failure costs no other kernel its figures."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "record.json")
@@ -201,7 +201,7 @@ def _in_a_process(found: Found, options: argparse.Namespace, share_s: float) -> 
         return record
 
 
-def _means(text: str, found: Found) -> bool:
+def _means(text: str, found: FoundKernel) -> bool:
     """Whether a --problem names problems of this kernel."""
     try:
         return bool(problems_by_kernel([found], [text]))
@@ -229,7 +229,7 @@ def standing_of(kernel: str, record: Mapping[str, Any]) -> tuple[list[Verdict], 
 # The child --------------------------------------------------------------------------------------
 
 
-def _timed(found: Found, options: argparse.Namespace) -> dict[str, Any]:
+def _timed(found: FoundKernel, options: argparse.Namespace) -> dict[str, Any]:
     """Time one kernel on this process's GPU."""
     import torch
 
@@ -237,7 +237,7 @@ def _timed(found: Found, options: argparse.Namespace) -> dict[str, Any]:
     from aot_tune.bench.kernels.contest import ceilings
     from aot_tune.bench.kernels.shapes import KernelBench
     from aot_tune.tuner.measure.worker.clock import EventRound
-    from aot_tune.tuner.plan.candidates import Kernel
+    from aot_tune.tuner.plan.candidates import DeviceKernel
 
     started = time.monotonic()
     torch.set_float32_matmul_precision("high")  # tf32, for the rivals too
@@ -248,7 +248,7 @@ def _timed(found: Found, options: argparse.Namespace) -> dict[str, Any]:
     asked = problems_by_kernel([found], options.problem)
     problems = spread(asked.get(tunable.name, tunable.typical_problems), options.shapes)
     with this_gpu() as gpu:
-        rounds, kernel = EventRound(), Kernel(found, gpu.arch, gpu.device)
+        rounds, kernel = EventRound(), DeviceKernel(found, gpu.arch, gpu.device)
         rates = ceilings(rounds, {dtype for one in problems if (dtype := standard.matrix_dtype_of(one))})
         bench = KernelBench(gpu=gpu, kernel=kernel, standard=standard, rounds=rounds, ceilings=rates)
         # Every second shape first: where the time ends early, those that were timed are evenly spread.

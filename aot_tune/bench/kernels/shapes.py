@@ -16,7 +16,7 @@ from aot_tune.bench.kernels.standard import Rival, Standard
 from aot_tune.bench.kernels.standing import COPY, DEFAULT, FLOOR, NOISE, READ, TUNED, Shape
 from aot_tune.errors import TuneError
 from aot_tune.serve.launch.dispatch import dispatcher_of
-from aot_tune.tuner.plan.candidates import Kernel, ProblemPlan
+from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
@@ -37,7 +37,7 @@ class KernelBench:
     gpu: BenchGpu
     """Compiles the cubins in parallel, and launches them."""
 
-    kernel: Kernel
+    kernel: DeviceKernel
     """The kernel on that GPU."""
 
     standard: Standard
@@ -65,7 +65,7 @@ class KernelBench:
         """Problem to a function that launches the standard's floor there; empty where it has no floor."""
         if self.standard.floor is None:
             return {}
-        floor = Kernel(self.standard.floor, self.kernel.arch, self.kernel.device)
+        floor = DeviceKernel(self.standard.floor, self.kernel.arch, self.kernel.device)
         plans = {problem: self.gpu.plan_configs(floor, problem, [one]) for problem, one in chosen.items()}
         return {
             problem: lambda *args, each=each, tuned=chosen[problem]: self._ours(floor, each, tuned, args)
@@ -104,7 +104,7 @@ class KernelBench:
             failed=failed,
         )
 
-    def _ours(self, kernel: Kernel, each: ProblemPlan, config: Config, args: Sequence[Any]) -> Call:
+    def _ours(self, kernel: DeviceKernel, each: ProblemPlan, config: Config, args: Sequence[Any]) -> Call:
         cubin = self.gpu.cubins(each).get(config)
         if cubin is None:
             raise TuneError(f"{config} does not compile")

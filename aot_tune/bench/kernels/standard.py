@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from aot_tune.bench.kernels.contest import Call
 from aot_tune.bench.kernels.standing import COPY, LARGE_BYTES, Demand
 from aot_tune.declare.declaration import Declaration
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.values.problem import Problem
 
 Rival = Callable[..., Call]
@@ -61,7 +61,7 @@ class Standard:
     reads: bool = False
     """Whether a sum over as many bytes is timed too: for a kernel that reads far more than it writes."""
 
-    floor: Found | None = None
+    floor: FoundKernel | None = None
     """A declaration that takes the same arguments and configs and only reads what the kernel reads. Its time
     in the tuned config is the part of the kernel's time that reading takes."""
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import orjson
 
 from aot_tune.cubins.size_classes import ODD_SEED
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.nvml import Gpu, visible_gpus
@@ -28,7 +28,7 @@ from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled
 from aot_tune.tuner.compile.pool import CompilePool
 from aot_tune.tuner.measure.session import MeasureSession
-from aot_tune.tuner.plan.candidates import Kernel, ProblemPlan, plan_only
+from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, plan_only
 from aot_tune.tuner.sweep import run as sweep
 from aot_tune.values.config import Config
 from aot_tune.values.text import counted
@@ -73,7 +73,7 @@ class Proof:
         return not self.wrong and self.shapes == self.declared
 
 
-def run(kernels: Sequence[Found], *, limit_s: float, checked: Path = CHECKED) -> int:
+def run(kernels: Sequence[FoundKernel], *, limit_s: float, checked: Path = CHECKED) -> int:
     """Check the kernels one after another and print each result; return 0 where all of them hold."""
     gpu = next(gpu for gpu in visible_gpus() or () if gpu.arch is not None)
     ends, proofs = time.monotonic() + limit_s, []
@@ -88,9 +88,9 @@ def run(kernels: Sequence[Found], *, limit_s: float, checked: Path = CHECKED) ->
     return 0 if held else 1
 
 
-def _verified(found: Found, gpu: Gpu, feed: CompileFeed, ends: float, checked: Path) -> Proof:
+def _verified(found: FoundKernel, gpu: Gpu, feed: CompileFeed, ends: float, checked: Path) -> Proof:
     assert gpu.arch is not None
-    tunable, kernel = found.tunable, Kernel(found, gpu.arch)
+    tunable, kernel = found.tunable, DeviceKernel(found, gpu.arch)
     path = store.table_path(store.package_folder(tunable), gpu.arch, tunable.name)
     portfolio = store.read_table(path).portfolio if path.exists() else ()
     plans = [plan_only(kernel, problem, portfolio) for problem in tunable.typical_problems]
@@ -135,7 +135,7 @@ def _wrong(session: MeasureSession, feed: CompileFeed, each: ProblemPlan) -> lis
     return texts + [f"{one.config} on {each.problem}: {one.stage}: {one.message[:200]}" for one in failures]
 
 
-def _conditions(kernel: Kernel, gpu: Gpu, portfolio: Sequence[Config]) -> str:
+def _conditions(kernel: DeviceKernel, gpu: Gpu, portfolio: Sequence[Config]) -> str:
     """A digest of the source, portfolio, versions and GPU that a note counts for."""
     versions = [cutile.version(), cutile.compiler_version() or "", gpu.name]
     parts = [kernel.tunable.name, source_hash(kernel.tunable), *versions, *map(str, portfolio)]

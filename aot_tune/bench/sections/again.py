@@ -10,7 +10,7 @@ from typing import Any
 
 from aot_tune.bench.gpu import shipped
 from aot_tune.bench.sections.part import Part, Request
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.tables import store
 from aot_tune.tables.table import Entry
@@ -32,7 +32,7 @@ def run(request: Request) -> Iterator[Part]:
             yield Part(name=name, kernels=(name,), figures=_again(arch, found, Path(folder)))
 
 
-def _again(arch: Arch, found: Found, folder: Path) -> dict[str, Any]:
+def _again(arch: Arch, found: FoundKernel, folder: Path) -> dict[str, Any]:
     tunable = found.tunable
     old_path = store.table_path(store.package_folder(tunable), arch, tunable.name)
     target = store.table_path(folder, arch, tunable.name)
@@ -74,5 +74,5 @@ def _change(before: Entry, entry: Entry) -> dict[str, Any]:
 
 
 def _entry_text(entry: Entry) -> str:
-    gain = entry.default_us / entry.mean_us
+    gain = entry.gain
     return f"{entry.config}: {entry.mean_us} us, {gain:.3f}x the default"

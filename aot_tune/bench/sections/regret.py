@@ -13,11 +13,11 @@ import torch
 from aot_tune.bench.gpu import BenchGpu, Timed, shipped, this_gpu
 from aot_tune.bench.sections.part import Part, Request
 from aot_tune.declare.declaration import Declaration
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import UsageError
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.tables.table import geometric_mean
-from aot_tune.tuner.plan.candidates import Kernel, ProblemPlan
+from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan
 from aot_tune.tuner.plan.sizes import sizes_inside
 from aot_tune.values.bucket import Pow2
 from aot_tune.values.problem import Problem
@@ -55,7 +55,7 @@ def run(request: Request) -> Iterator[Part]:
             torch.cuda.empty_cache()
 
 
-def _measured(gpu: BenchGpu, kernel: Kernel, plans: Sequence[ProblemPlan]) -> dict[str, Any]:
+def _measured(gpu: BenchGpu, kernel: DeviceKernel, plans: Sequence[ProblemPlan]) -> dict[str, Any]:
     timed = [gpu.exhaustive(kernel, each) for each in plans]
     figures = of_resolver(gpu, kernel, plans, timed)
     if all(one.listed.predicted_us for one in timed):
@@ -63,7 +63,7 @@ def _measured(gpu: BenchGpu, kernel: Kernel, plans: Sequence[ProblemPlan]) -> di
     return figures
 
 
-def problems(found: Found, sizes: int) -> list[Problem]:
+def problems(found: FoundKernel, sizes: int) -> list[Problem]:
     """Draw problems inside the declared buckets, at sizes that no sweep measures.
 
     The same number gives the same problems. In every second one all sizes are divisible by 16 where their
@@ -95,7 +95,7 @@ def _pow2_axes(tunable: Declaration) -> list[str]:
 
 
 def of_resolver(
-    gpu: BenchGpu, kernel: Kernel, plans: Sequence[ProblemPlan], timed: Sequence[Timed]
+    gpu: BenchGpu, kernel: DeviceKernel, plans: Sequence[ProblemPlan], timed: Sequence[Timed]
 ) -> dict[str, Any]:
     """Summarise the regrets of the resolver's choice and of the default against the fastest candidate."""
     tunable = kernel.tunable
@@ -144,6 +144,6 @@ def summary(regrets: Iterable[float]) -> dict[str, float]:
     }
 
 
-def _ragged(kernel: Kernel, problem: Problem) -> bool:
+def _ragged(kernel: DeviceKernel, problem: Problem) -> bool:
     """Whether the largest of the sizes that were drawn is not divisible by 16."""
     return max(problem.size(name) for name in _pow2_axes(kernel.tunable)) % _FACTOR != 0

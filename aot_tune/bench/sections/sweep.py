@@ -10,7 +10,7 @@ from typing import Any
 
 from aot_tune.bench.gpu import shipped
 from aot_tune.bench.sections.part import Part, Request
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.tables import store
 from aot_tune.tuner.choose.times import TIE
@@ -60,7 +60,7 @@ def _both_ways() -> dict[str, Any]:
     }
 
 
-def _serial_search(arch: Arch, found: Found, problem: Problem) -> tuple[float, dict[Any, float]]:
+def _serial_search(arch: Arch, found: FoundKernel, problem: Problem) -> tuple[float, dict[Any, float]]:
     import torch
     from cuda.tile.tune import exhaustive_search
 
@@ -83,7 +83,9 @@ def _serial_search(arch: Arch, found: Found, problem: Problem) -> tuple[float, d
     return spent, {one.config: one.mean_us for one in searched.successes}
 
 
-def _sweep(arch: Arch, found: Found, problems: Sequence[Problem], folder: Path) -> tuple[SweepReport, float]:
+def _sweep(
+    arch: Arch, found: FoundKernel, problems: Sequence[Problem], folder: Path
+) -> tuple[SweepReport, float]:
     request = SweepRequest(
         kernels=(found,), arch=arch, gpu=0, problems={found.tunable.name: tuple(problems)}, exhaustive=True,
         out=folder, journal=folder / "journal", cubins=folder / "cubins",

@@ -39,7 +39,7 @@ class Shipped:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class Match:
     """An entry and its table."""
 
     entry: Entry
@@ -56,7 +56,7 @@ class _Member(NamedTuple):
     """The bucket's sizes, negated: of two equally near entries the larger is taken."""
     place: int
     """The entry's position in reading order."""
-    found: Found
+    found: Match
 
 
 @dataclass(kw_only=True)
@@ -95,7 +95,7 @@ class Index:
         self._tiles = tiles
         self._exact = tuple(name for name, axis in axes.items() if not isinstance(axis, Pow2))
         self._pow2 = tuple(name for name, axis in axes.items() if isinstance(axis, Pow2))
-        self._own: dict[Problem, Found] = {}
+        self._own: dict[Problem, Match] = {}
         self._groups: dict[Classes, dict[tuple[int, ...], _Group]] = {}
         self._rules: dict[int, BucketRule] = {}
         self._last: tuple[Problem | None, Problem] = (None, Problem({}))
@@ -103,9 +103,9 @@ class Index:
         for shipped in self.tables:
             for entry in shipped.table.entries:
                 if entry.bucket not in self._own:
-                    self._add(Found(entry=entry, shipped=shipped))
+                    self._add(Match(entry=entry, shipped=shipped))
 
-    def _add(self, found: Found) -> None:
+    def _add(self, found: Match) -> None:
         bucket = found.entry.bucket
         place = len(self._own)
         self._own[bucket] = found
@@ -118,7 +118,7 @@ class Index:
         smaller = tuple(-bucket.size(name) for name in self._axes)
         group.members[self._exponents(bucket)] = _Member(smaller, place, found)
 
-    def own(self, problem: Problem) -> Found | None:
+    def own(self, problem: Problem) -> Match | None:
         """The entry of the problem's own bucket."""
         return self._own.get(self.bucket_of(problem))
 
@@ -130,12 +130,12 @@ class Index:
             self._last = (problem, bucket)
         return bucket
 
-    def nearest(self, problem: Problem, within: float) -> Found | None:
+    def nearest(self, problem: Problem, within: float) -> Match | None:
         """The closest entry of the same classes: see `aot_tune.values.bucket.nearest`."""
         wanted = self.bucket_of(problem)
         exponents = self._exponents(wanted)
         best: tuple[float, tuple[int, ...], int] | None = None
-        chosen: Found | None = None
+        chosen: Match | None = None
         farthest = (len(self._exact) * within if self._exact else 0.0) + _ROUNDED
         for apart, group in self._distances(wanted):
             if apart > farthest or (apart >= within and not self._reaches(wanted, group, within)):
@@ -178,7 +178,7 @@ class Index:
             for name, other in zip(self._exact, group.exact, strict=True)
         )
 
-    def rule(self, found: Found) -> BucketRule:
+    def rule(self, found: Match) -> BucketRule:
         """The rule inside this entry's bucket; it is made once."""
         rule = self._rules.get(id(found.entry))
         if rule is None:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import LaunchError
-from aot_tune.serve.choose.index import Classes, Found, Index, classes_of
+from aot_tune.serve.choose.index import Classes, Index, Match, classes_of
 from aot_tune.tables.rule import Pick, pick
 from aot_tune.tables.table import Entry
 from aot_tune.values.arch import Arch
@@ -126,7 +126,7 @@ def resolve(
     given: Config | None = None,
     asked_default: bool = False,
     remembered: Callable[[Problem], Config | None] | None = None,
-    search: Callable[[Problem, Found | None], Config | None] | None = None,
+    search: Callable[[Problem, Match | None], Config | None] | None = None,
     unfit: Callable[[Config], str | None] | None = None,
 ) -> Choice:
     """Choose the config of a problem.
@@ -162,7 +162,7 @@ def resolve(
     def allowed(config: Config) -> bool:
         return legality.refusal(config, problem) is None and (unfit is None or unfit(config) is None)
 
-    def from_table(found: Found | None, source: Source, where: str) -> Choice | None:
+    def from_table(found: Match | None, source: Source, where: str) -> Choice | None:
         if found is None:
             return None
         chosen = pick(
@@ -268,7 +268,7 @@ def miss_message(tunable: Declaration, arch: Arch, problem: Problem, choice: Cho
     )
 
 
-def _table_reason(found: Found, where: str, chosen: Pick) -> str:
+def _table_reason(found: Match, where: str, chosen: Pick) -> str:
     return f"{where} {_named(found.entry.bucket)} of {found.shipped.path}: {chosen.reason}"
 
 

@@ -16,7 +16,7 @@ from aot_tune import environment
 from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import CompilerMissingError, LaunchError
 from aot_tune.serve.choose import loader
-from aot_tune.serve.choose.index import Found, Index
+from aot_tune.serve.choose.index import Index, Match
 from aot_tune.serve.choose.resolve import Choice, Legality, resolve
 from aot_tune.serve.kernels import HintedKernels
 from aot_tune.serve.launch.checks import check_arguments, check_problem, checked_grid, explain, unfit
@@ -38,7 +38,7 @@ _MOST_PLANS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class LaunchPlan:
     """Everything that a launch of one problem needs besides its arguments."""
 
     choice: Choice
@@ -94,7 +94,8 @@ class Dispatcher:
     """Launches one declaration. `launch` is the function users call; the rest is its slow path.
 
     It keeps two memos, both bounded and both read without a lock. One maps what is read of a call's arguments
-    to the row that the launch function unpacks; the other maps GPU, problem and given config to the `Plan`.
+    to the row that the launch function unpacks; the other maps GPU, problem and given config to the
+    `LaunchPlan`.
     """
 
     def __init__(self, tunable: Declaration) -> None:
@@ -104,7 +105,7 @@ class Dispatcher:
         self.launch = self._function.call
         self._pattern: CallPattern | None = None
         self._memo: dict[Any, tuple[Any, ...]] = {}
-        self._plans: dict[tuple[int, Problem, Config | None], Plan] = {}
+        self._plans: dict[tuple[int, Problem, Config | None], LaunchPlan] = {}
         self._indexes: dict[Arch, Index] = {}
         self._machines: dict[int, Machine] = {}
         self._messages = Messages(tunable)
@@ -164,7 +165,7 @@ class Dispatcher:
 
     def _plan(
         self, device_index: int, problem: Problem, given: Config | None, args: tuple[Any, ...], here: Runtime
-    ) -> Plan:
+    ) -> LaunchPlan:
         ranked = is_rank()
         if ranked != self._ranked:  # the process became a rank: ranks must agree, so its own choices must go
             with Guard.lock:
@@ -181,14 +182,14 @@ class Dispatcher:
 
     def _new_plan(
         self, device_index: int, problem: Problem, given: Config | None, args: tuple[Any, ...], here: Runtime
-    ) -> Plan:
+    ) -> LaunchPlan:
         machine = self.machine(device_index, here)
         arch = machine.device.arch
 
         def remembered(bucket: Problem) -> Config | None:
             return self._search.remembered(arch, machine.device.name, bucket)
 
-        def search(wanted: Problem, nearest: Found | None) -> Config | None:
+        def search(wanted: Problem, nearest: Match | None) -> Config | None:
             from aot_tune.serve.search.live import Occasion
 
             occasion = Occasion(
@@ -223,7 +224,7 @@ class Dispatcher:
             choice = resolved(unfit=lambda config: unfit(self._tunable, config, machine.device, problem))
             grid = self.grid(machine.device, choice.config, problem)
         self._messages.choice(arch, problem, choice)
-        return Plan(choice=choice, grid=grid, kernel=self.kernels.of(choice.config.hints))
+        return LaunchPlan(choice=choice, grid=grid, kernel=self.kernels.of(choice.config.hints))
 
     def grid(self, device: Device, config: Config, problem: Problem) -> tuple[int, ...]:
         """The grid that `grid_fn` gives, checked."""
@@ -253,7 +254,7 @@ class Dispatcher:
         if config is None and followed.reads is not None:
             self._remember(device_index, args, (followed, passed), plan, here)
 
-    def prepare(self, device_index: int, args: tuple[Any, ...], here: Runtime) -> Plan:
+    def prepare(self, device_index: int, args: tuple[Any, ...], here: Runtime) -> LaunchPlan:
         """Make and remember the plan of a call on a GPU; the call's tensors may be on device "meta"."""
         followed = follow_problem(self._tunable.problem, args, here.tensor_types)
         plan = self._plan(device_index, followed.problem, None, args, here)
@@ -264,7 +265,7 @@ class Dispatcher:
         return plan
 
     def _follow_args(
-        self, plan: Plan, args: tuple[Any, ...], followed: ProblemReads, here: Runtime
+        self, plan: LaunchPlan, args: tuple[Any, ...], followed: ProblemReads, here: Runtime
     ) -> tuple[tuple[Any, ...], ArgumentReads | None]:
         return follow_args(
             self._tunable.args_fn,
@@ -277,7 +278,7 @@ class Dispatcher:
     def _fire(
         self,
         device_index: int,
-        plan: Plan,
+        plan: LaunchPlan,
         args: tuple[Any, ...],
         kernel_args: tuple[Any, ...],
         here: Runtime,
@@ -300,7 +301,7 @@ class Dispatcher:
         device_index: int,
         args: tuple[Any, ...],
         read: tuple[ProblemReads, ArgumentReads | None],
-        plan: Plan,
+        plan: LaunchPlan,
         here: Runtime,
     ) -> None:
         followed, passed = read

@@ -20,7 +20,7 @@ from typing import Any
 from aot_tune import environment
 from aot_tune.declare.declaration import Declaration
 from aot_tune.nvidia import cutile
-from aot_tune.serve.choose.index import Found, Index
+from aot_tune.serve.choose.index import Index, Match
 from aot_tune.serve.choose.resolve import Legality
 from aot_tune.serve.kernels import HintedKernels
 from aot_tune.serve.runtime import Runtime
@@ -82,7 +82,7 @@ class Occasion:
     legality: Legality
     """Which configs may run."""
 
-    nearest: Found | None
+    nearest: Match | None
     """The nearest entry at any distance; the duration of a search is estimated from its times."""
 
     here: Runtime
@@ -209,7 +209,7 @@ class LiveSearch:
 
         return run
 
-    def _affordable(self, occasion: Occasion, nearest: Found, limit_s: float) -> list[Config]:
+    def _affordable(self, occasion: Occasion, nearest: Match, limit_s: float) -> list[Config]:
         """The most promising configs of portfolio and default that there is time for, in their order."""
         tunable, arch = self._tunable, occasion.device.arch
         times = _times_us(tunable, occasion, nearest)
@@ -284,7 +284,7 @@ class LiveSearch:
         return source_hash(self._tunable)
 
 
-def _times_us(tunable: Declaration, occasion: Occasion, nearest: Found) -> dict[Config, float]:
+def _times_us(tunable: Declaration, occasion: Occasion, nearest: Match) -> dict[Config, float]:
     """The expected time of each config of the portfolio and of the default, from the nearest entry's edge."""
     entry, table = nearest.entry, nearest.shipped.table
     default = tunable.default_config(occasion.device.arch, occasion.problem)

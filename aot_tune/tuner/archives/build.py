@@ -16,17 +16,17 @@ from aot_tune.cubins.origin import file_digest
 from aot_tune.cubins.origin_walk import origin_of
 from aot_tune.cubins.pack import KernelCubins, pack
 from aot_tune.declare.declaration import Declaration
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.errors import ArchiveError, TableError, TuneError
 from aot_tune.nvidia import cutile
 from aot_tune.tables import files, store
 from aot_tune.tables.table import Table
-from aot_tune.tuner.archives.report import ArchiveReport, CubinRequest, KernelReport
+from aot_tune.tuner.archives.report import ArchivedKernel, ArchiveReport, CubinRequest
 from aot_tune.tuner.archives.signatures import Compilation, compilations
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, CompileResult
 from aot_tune.tuner.compile.pool import CompilePool
-from aot_tune.tuner.plan.candidates import Kernel
+from aot_tune.tuner.plan.candidates import DeviceKernel
 from aot_tune.values.arch import Arch
 
 COMPILE_SECONDS = 600.0
@@ -47,7 +47,7 @@ _SAY_SECONDS = 10.0
 class _Wanted:
     """The jobs of one kernel on one arch, and the folder of its archive."""
 
-    kernel: Kernel
+    kernel: DeviceKernel
     folder: Path
     jobs: Mapping[Compilation, CompileJob]
 
@@ -76,8 +76,8 @@ def build(request: CubinRequest, say: Callable[[str], None]) -> tuple[ArchiveRep
     return tuple(_written(request, place, wanted, results, say) for place in places)
 
 
-def _wanted(request: CubinRequest, found: Found, arch: Arch) -> _Wanted:
-    kernel = Kernel(found, arch)
+def _wanted(request: CubinRequest, found: FoundKernel, arch: Arch) -> _Wanted:
+    kernel = DeviceKernel(found, arch)
     own = store.package_folder(found.tunable)
     source = source_hash(found.tunable)
     folders = [*environment.table_folders(), own]
@@ -106,7 +106,7 @@ def table_of(folder: Path, arch: Arch, tunable: Declaration) -> Table | None:
     return table
 
 
-def _job(kernel: Kernel, one: Compilation, source: str) -> CompileJob:
+def _job(kernel: DeviceKernel, one: Compilation, source: str) -> CompileJob:
     symbol = cutile.symbol_of(kernel.tunable.kernel)
     parts = [
         source,
@@ -260,14 +260,14 @@ def _failures(one: _Wanted, results: Mapping[str, CompileResult]) -> Iterator[st
             yield f"{job.name} on {job.arch} with {hints} for {compilation.signature}: {reason}"
 
 
-def _kernel_reports(archive: Archive, compiled: Mapping[str, int]) -> tuple[KernelReport, ...]:
+def _kernel_reports(archive: Archive, compiled: Mapping[str, int]) -> tuple[ArchivedKernel, ...]:
     reports = []
     for name in archive.kernels:
         section = archive.section(name)
         assert section is not None
         cubins, stored, unpacked = section.sizes()
         reports.append(
-            KernelReport(
+            ArchivedKernel(
                 kernel=name,
                 signatures=len(section.keys),
                 cubins=cubins,

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from aot_tune.cubins.archive import FILE_NAME, Archive, Section
 from aot_tune.cubins.origin import difference
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import AotTuneError
 from aot_tune.tuner.archives.build import table_of
 from aot_tune.tuner.archives.signatures import compilations
-from aot_tune.tuner.plan.candidates import Kernel
+from aot_tune.tuner.plan.candidates import DeviceKernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Fit:
     """Why the archive does not fit, one line for each reason; empty when it fits."""
 
 
-def check(folder: Path, kernels: Mapping[str, Found]) -> Iterator[Fit]:
+def check(folder: Path, kernels: Mapping[str, FoundKernel]) -> Iterator[Fit]:
     """Check every archive below a folder of tables, and every other file that a wheel would pack as one.
 
     Args:
@@ -51,7 +51,7 @@ def check(folder: Path, kernels: Mapping[str, Found]) -> Iterator[Fit]:
         yield fit(path, folder, kernels)
 
 
-def fit(path: Path, folder: Path, kernels: Mapping[str, Found]) -> Fit:
+def fit(path: Path, folder: Path, kernels: Mapping[str, FoundKernel]) -> Fit:
     """Check one archive against the tables of a folder. This needs neither a compiler nor a GPU.
 
     Args:
@@ -80,7 +80,7 @@ def fit(path: Path, folder: Path, kernels: Mapping[str, Found]) -> Fit:
     )
 
 
-def _fault(archive: Archive, name: str, found: Found | None, folder: Path) -> str | None:
+def _fault(archive: Archive, name: str, found: FoundKernel | None, folder: Path) -> str | None:
     """Why one kernel's cubins do not fit; None when they do."""
     section = archive.section(name)
     assert section is not None
@@ -90,7 +90,7 @@ def _fault(archive: Archive, name: str, found: Found | None, folder: Path) -> st
     if changed is not None:
         return changed
     table = table_of(folder, archive.arch, found.tunable)
-    kernel = Kernel(found, archive.arch)
+    kernel = DeviceKernel(found, archive.arch)
     wanted = {(one.hints, one.signature) for one in compilations(kernel, [table] if table else [])}
     lacking = len(wanted - set(section.keys))
     if lacking:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.values.arch import Arch
 
 CUBINS = Path("build") / "archive-cubins"
@@ -18,7 +18,7 @@ another name in these cubins."""
 class CubinRequest:
     """One `aot-tune compile`."""
 
-    kernels: tuple[Found, ...]
+    kernels: tuple[FoundKernel, ...]
     """The kernels, each with the module that a child process imports to find it again."""
 
     archs: tuple[Arch, ...]
@@ -42,7 +42,7 @@ class CubinRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelReport:
+class ArchivedKernel:
     """The content of an archive for one kernel."""
 
     kernel: str
@@ -80,7 +80,7 @@ class ArchiveReport:
     changed: bool
     """Whether the file's bytes changed."""
 
-    kernels: tuple[KernelReport, ...]
+    kernels: tuple[ArchivedKernel, ...]
     """The archive's kernels, by name."""
 
     failures: tuple[str, ...]

@@ -10,7 +10,7 @@ from functools import partial
 from aot_tune.cubins.size_classes import posed, representatives
 from aot_tune.nvidia import cutile
 from aot_tune.tables.table import Table
-from aot_tune.tuner.plan.candidates import Kernel
+from aot_tune.tuner.plan.candidates import DeviceKernel
 from aot_tune.values.bucket import Pow2
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
@@ -27,7 +27,7 @@ class Compilation:
     """The compiler's assumptions about the arguments, constants included."""
 
 
-def compilations(kernel: Kernel, tables: Sequence[Table]) -> tuple[Compilation, ...]:
+def compilations(kernel: DeviceKernel, tables: Sequence[Table]) -> tuple[Compilation, ...]:
     """Every (hints, signature) that serving these tables can ask for, sorted, each once.
 
     The buckets are those of the tables and of the typical problems. In each of them the configs are the
@@ -63,11 +63,11 @@ def compilations(kernel: Kernel, tables: Sequence[Table]) -> tuple[Compilation, 
     return tuple(sorted(found))
 
 
-def _may_run(kernel: Kernel, config: Config, problem: Problem) -> bool:
+def _may_run(kernel: DeviceKernel, config: Config, problem: Problem) -> bool:
     return kernel.tunable.refusal(config, kernel.arch, problem) is None
 
 
-def _compilation(kernel: Kernel, problem: Problem, config: Config, seed: int) -> Compilation:
+def _compilation(kernel: DeviceKernel, problem: Problem, config: Config, seed: int) -> Compilation:
     signature = cutile.signature_of(kernel.tunable.kernel, kernel.kernel_args(problem, config, seed))
     return Compilation(tuple(config.hints.items()), signature)
 
@@ -78,7 +78,7 @@ def _configs(tables: Iterable[Table]) -> Iterator[Config]:
         yield from (entry.config for entry in table.entries)
 
 
-def _buckets(kernel: Kernel, tables: Iterable[Table]) -> tuple[Problem, ...]:
+def _buckets(kernel: DeviceKernel, tables: Iterable[Table]) -> tuple[Problem, ...]:
     tabled = (entry.bucket for table in tables for entry in table.entries)
     buckets = tuple(dict.fromkeys((*tabled, *kernel.tunable.buckets)))
     pow2 = [name for name, axis in kernel.tunable.axes.items() if isinstance(axis, Pow2)]
@@ -89,7 +89,7 @@ def _buckets(kernel: Kernel, tables: Iterable[Table]) -> tuple[Problem, ...]:
     return tuple(dict.fromkeys((*buckets, *(one for one in ones if _may_be_asked(kernel, one)))))
 
 
-def _may_be_asked(kernel: Kernel, problem: Problem) -> bool:
+def _may_be_asked(kernel: DeviceKernel, problem: Problem) -> bool:
     """Whether a kernel can have an undeclared problem; one of its sizes may have to divide another."""
     try:
         default = kernel.tunable.default_config(kernel.arch, problem)

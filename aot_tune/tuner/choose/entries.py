@@ -22,7 +22,7 @@ from aot_tune.tuner.choose.portfolio import (
     estimates_inside,
     regrets,
 )
-from aot_tune.tuner.choose.times import PREFERENCE, TIE, Sweep, Times, is_tie
+from aot_tune.tuner.choose.times import PREFERENCE, TIE, SweepTimes, Times, is_tie
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.values.bucket import Axes, Pow2, bucket_of
 from aot_tune.values.config import Config
@@ -34,7 +34,7 @@ in 50 repeated tunes of the recorded sweep, with its own noise, it changed by at
 
 
 def settle_portfolio(
-    sweep: Sweep, incumbent: Table | None = None, *, keep: Collection[Problem] = ()
+    sweep: SweepTimes, incumbent: Table | None = None, *, keep: Collection[Problem] = ()
 ) -> tuple[Config, ...]:
     """The portfolio to measure in the second pass and to publish.
 
@@ -87,7 +87,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _refuse_wrong_defaults(sweep: Sweep) -> None:
+def _refuse_wrong_defaults(sweep: SweepTimes) -> None:
     for problem, default in sweep.defaults.items():
         if default in sweep.wrong:
             raise TuneError(
@@ -97,7 +97,7 @@ def _refuse_wrong_defaults(sweep: Sweep) -> None:
 
 
 def choose_entries(
-    sweep: Sweep,
+    sweep: SweepTimes,
     portfolio: Sequence[Config],
     *,
     incumbent: Table | None = None,
@@ -149,7 +149,7 @@ def choose_entries(
 
 
 def _swept_entries(
-    sweep: Sweep, portfolio: tuple[Config, ...], times: Times, incumbent: Table | None
+    sweep: SweepTimes, portfolio: tuple[Config, ...], times: Times, incumbent: Table | None
 ) -> list[Entry]:
     """An entry for every swept edge: the incumbent's line where it stays, else a new one."""
     edges = sweep.edges(times)
@@ -179,7 +179,7 @@ def _swept_entries(
 
 
 def _tied(
-    sweep: Sweep, portfolio: Sequence[Config], times: Mapping[Config, Measurement], default: Config
+    sweep: SweepTimes, portfolio: Sequence[Config], times: Mapping[Config, Measurement], default: Config
 ) -> list[Config]:
     """The fastest of the portfolio and the default, first, and the configs that tie with it."""
     limit = times[default].mean_us / (1 + sweep.least_gain)
@@ -227,7 +227,7 @@ def _winner(
 
 
 def _points(
-    sweep: Sweep, portfolio: Sequence[Config], problems: Mapping[Problem, Mapping[Config, Measurement]]
+    sweep: SweepTimes, portfolio: Sequence[Config], problems: Mapping[Problem, Mapping[Config, Measurement]]
 ) -> tuple[Point, ...]:
     """A bucket's points in ascending order, without sizes at which no config has a time."""
     names = [name for name, axis in sweep.axes.items() if isinstance(axis, Pow2)]
@@ -244,7 +244,7 @@ def _points(
 
 
 def _entry(
-    sweep: Sweep,
+    sweep: SweepTimes,
     portfolio: Sequence[Config],
     edge: Problem,
     winner: Measurement,

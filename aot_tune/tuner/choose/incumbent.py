@@ -7,13 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 from aot_tune.errors import TuneError
 from aot_tune.tables.table import Entry, Table
-from aot_tune.tuner.choose.times import TIE, Sweep, is_tie
+from aot_tune.tuner.choose.times import TIE, SweepTimes, is_tie
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
 
-def comparable(sweep: Sweep, incumbent: Table | None, keep: Collection[Problem]) -> Table | None:
+def comparable(sweep: SweepTimes, incumbent: Table | None, keep: Collection[Problem]) -> Table | None:
     """The incumbent, or None where it is a table of another arch or of other axes.
 
     Raises:
@@ -39,7 +39,7 @@ def comparable(sweep: Sweep, incumbent: Table | None, keep: Collection[Problem])
 
 
 def check_joinable(
-    sweep: Sweep, now: Table | None, old: Table | None, swept: Collection[Problem] = ()
+    sweep: SweepTimes, now: Table | None, old: Table | None, swept: Collection[Problem] = ()
 ) -> None:
     """Refuse a table that another tune has written meanwhile and that does not go with this sweep.
 
@@ -74,7 +74,7 @@ def check_joinable(
         )
 
 
-def differences(sweep: Sweep, incumbent: Table) -> list[str]:
+def differences(sweep: SweepTimes, incumbent: Table) -> list[str]:
     """The differences in source, device, compiler and evidence, a line each. The driver may change."""
     old, new = incumbent.built_with, sweep.built_with
     evidence = sorted({entry.evidence for entry in incumbent.entries} or {sweep.evidence})
@@ -89,7 +89,7 @@ def differences(sweep: Sweep, incumbent: Table) -> list[str]:
     return [f"{name} was {was}, is {now}" for name, was, now in pairs if was != now]
 
 
-def carried_entries(sweep: Sweep, incumbent: Table, keep: Collection[Problem]) -> list[Entry]:
+def carried_entries(sweep: SweepTimes, incumbent: Table, keep: Collection[Problem]) -> list[Entry]:
     """The incumbent's entries that stay although they were not swept."""
     swept, kept = set(sweep.edges(sweep.times())), set(keep)
     return [entry for entry in incumbent.entries if entry.bucket in kept and entry.bucket not in swept]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aot_tune.tables.rule import Tiles, waves
-from aot_tune.tuner.choose.times import Sweep, Times, is_tie
+from aot_tune.tuner.choose.times import SweepTimes, Times, is_tie
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.tuner.plan.sizes import sizes_inside
 from aot_tune.values.bucket import Axes
@@ -117,7 +117,7 @@ def clear_regrets(
     return [row.clear_regret(portfolio) for row in _rows(times, defaults, least_gain)]
 
 
-def crowded_out(sweep: Sweep, portfolio: Sequence[Config], *, whole: bool) -> tuple[str, ...]:
+def crowded_out(sweep: SweepTimes, portfolio: Sequence[Config], *, whole: bool) -> tuple[str, ...]:
     """A line for each swept edge at which a full portfolio leaves a regret above `WORST`.
 
     Args:

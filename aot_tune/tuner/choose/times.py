@@ -81,7 +81,7 @@ def as_of_first_run(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep:
+class SweepTimes:
     """All times and facts of one kernel on one arch from which its table is chosen."""
 
     kernel: str
@@ -170,7 +170,7 @@ class Sweep:
         return {config: time for config, time in times.items() if config not in self.wrong}
 
 
-def unserved(sweep: Sweep) -> tuple[str, ...]:
+def unserved(sweep: SweepTimes) -> tuple[str, ...]:
     """A line for each swept edge that gets no entry, because its default has no time to compare with."""
     times = sweep.times()
     served = set(sweep.edges(times))

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.nvidia import cutile
 from aot_tune.tuner.measure.gpu_lock import GpuLock
 from aot_tune.tuner.measure.rounds import MOST_ROUNDS, combined, in_turn, settled
@@ -55,7 +55,7 @@ class MeasureSession:
 
     def __init__(
         self,
-        found: Found,
+        found: FoundKernel,
         gpu_index: int = 0,
         limits: Limits | None = None,
         *,

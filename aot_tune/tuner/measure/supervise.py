@@ -62,7 +62,7 @@ class Supervisor:
     """Provides a worker whose GPU works.
 
     Args:
-        init: The keyword arguments of `aot_tune.tuner.measure.worker.runner.Bench`.
+        init: The keyword arguments of `aot_tune.tuner.measure.worker.runner.TrialRunner`.
         limits: Time limits.
         on_event: Receives one line with the reason when a worker is replaced.
     """
@@ -97,7 +97,7 @@ class Supervisor:
                 self.discard(str(error))
 
     def _started(self) -> Worker:
-        worker = self._worker = Worker("aot_tune.tuner.measure.worker.runner:Bench", self._init)
+        worker = self._worker = Worker("aot_tune.tuner.measure.worker.runner:TrialRunner", self._init)
         self._open, self.unused = None, True
         worker.wait_ready(self._limits.start_s)
         worker.request("canary", {}, self._limits.canary_s)

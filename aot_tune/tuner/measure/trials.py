@@ -90,7 +90,7 @@ class TrialRun:
     """Several trials on one problem: which have an outcome, which are left, and which one is running.
 
     Args:
-        method: ``measure``, ``time`` or ``check`` of `aot_tune.tuner.measure.worker.runner.Bench`.
+        method: ``measure``, ``time`` or ``check`` of `aot_tune.tuner.measure.worker.runner.TrialRunner`.
         problem: The problem.
         cubins: The trials, in the order to run them.
         strikes: The kernel's faults so far; struck configs are not run.

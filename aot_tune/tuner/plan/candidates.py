@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aot_tune.declare.declaration import Work
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.errors import AotTuneError, CutileError, DeclarationError, LaunchError, TuneError
 from aot_tune.nvidia import cutile
@@ -53,10 +53,10 @@ class ProblemPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class SweepPlan:
     """All problems of one kernel on one arch."""
 
-    kernel: Kernel
+    kernel: DeviceKernel
     """The kernel on its arch and device."""
 
     problems: tuple[ProblemPlan, ...]
@@ -69,7 +69,7 @@ class Plan:
         return tuple(each.values())
 
 
-class Kernel:
+class DeviceKernel:
     """A declaration on one arch and device. Answers what a config needs there, and caches expensive answers.
 
     Args:
@@ -81,7 +81,7 @@ class Kernel:
         TuneError: There is no compiler here.
     """
 
-    def __init__(self, found: Found, arch: Arch, device: Device | None = None) -> None:
+    def __init__(self, found: FoundKernel, arch: Arch, device: Device | None = None) -> None:
         self.found, self.tunable, self.arch = found, found.tunable, arch
         self.device = device or Device.reference(arch)
         compiler = cutile.compiler_version()
@@ -211,13 +211,13 @@ class Kernel:
 
 
 def plan(
-    found: Found,
+    found: FoundKernel,
     arch: Arch,
     problems: Sequence[Problem],
     *,
     incumbent: Table | None = None,
     device: Device | None = None,
-) -> Plan:
+) -> SweepPlan:
     """Plan which configs may run each problem, and what must be compiled for them.
 
     Args:
@@ -231,11 +231,13 @@ def plan(
         TuneError: There is no compiler here, or no config of a problem may run.
         DeclarationError: A function of the declaration raises; the message says which.
     """
-    kernel = Kernel(found, arch, device)
-    return Plan(kernel=kernel, problems=tuple(_planned(kernel, problem, incumbent) for problem in problems))
+    kernel = DeviceKernel(found, arch, device)
+    return SweepPlan(
+        kernel=kernel, problems=tuple(_planned(kernel, problem, incumbent) for problem in problems)
+    )
 
 
-def plan_only(kernel: Kernel, problem: Problem, configs: Sequence[Config]) -> ProblemPlan:
+def plan_only(kernel: DeviceKernel, problem: Problem, configs: Sequence[Config]) -> ProblemPlan:
     """Plan one problem with its default and some configs, of which those that may not run are left out."""
     tunable, arch = kernel.tunable, kernel.arch
     default, space = tunable.default_config(arch, problem), set(tunable.space(arch, problem))
@@ -251,7 +253,7 @@ def plan_only(kernel: Kernel, problem: Problem, configs: Sequence[Config]) -> Pr
     )
 
 
-def _planned(kernel: Kernel, problem: Problem, table: Table | None) -> ProblemPlan:
+def _planned(kernel: DeviceKernel, problem: Problem, table: Table | None) -> ProblemPlan:
     tunable, arch = kernel.tunable, kernel.arch
     default = tunable.default_config(arch, problem)
     space = tunable.space(arch, problem)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileResult
 from aot_tune.tuner.outcome import Failure
-from aot_tune.tuner.plan.candidates import Kernel, ProblemPlan
+from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan
 from aot_tune.tuner.plan.model import predict_us, residency, spills
 from aot_tune.tuner.plan.sizes import spread
 from aot_tune.values.config import Config
@@ -39,7 +39,7 @@ class Shortlist:
 
 
 def shortlist(
-    kernel: Kernel,
+    kernel: DeviceKernel,
     plan: ProblemPlan,
     compiled: Mapping[str, CompileResult],
     *,
@@ -80,13 +80,13 @@ def shortlist(
     )
 
 
-def is_ranked(kernel: Kernel, plan: ProblemPlan) -> bool:
+def is_ranked(kernel: DeviceKernel, plan: ProblemPlan) -> bool:
     """Whether the model can rank this space: it compares tiles, not configs that differ in hints alone."""
     return kernel.tunable.work is not None and len({_constants(config) for config in plan.candidates}) > 1
 
 
 def predictions(
-    kernel: Kernel, plan: ProblemPlan, configs: Sequence[Config], compiled: Mapping[str, CompileResult]
+    kernel: DeviceKernel, plan: ProblemPlan, configs: Sequence[Config], compiled: Mapping[str, CompileResult]
 ) -> dict[Config, float]:
     """The model's time of each config, microseconds; empty where the model cannot rank the space.
 
@@ -108,7 +108,7 @@ def predictions(
 
 
 def _judged(
-    kernel: Kernel, plan: ProblemPlan, compiled: Mapping[str, CompileResult]
+    kernel: DeviceKernel, plan: ProblemPlan, compiled: Mapping[str, CompileResult]
 ) -> tuple[tuple[Failure, ...], list[Config]]:
     """The candidates that fail by the compiler's report, and those that are left, in the plan's order."""
     failures: list[Failure] = []
@@ -144,7 +144,7 @@ def _too_large(result: Compiled) -> str:
 
 
 def _twins(
-    kernel: Kernel, plan: ProblemPlan, configs: Sequence[Config], compiled: Mapping[str, CompileResult]
+    kernel: DeviceKernel, plan: ProblemPlan, configs: Sequence[Config], compiled: Mapping[str, CompileResult]
 ) -> dict[Config, Config]:
     """Map each config that launches the same as another to that other, which is measured for both."""
     groups: dict[Hashable, list[Config]] = {}

@@ -8,9 +8,9 @@ from dataclasses import replace
 from aot_tune.tables.table import BuiltWith, Table
 from aot_tune.tuner.choose.entries import choose_entries, settle_portfolio
 from aot_tune.tuner.choose.incumbent import check_joinable, comparable
-from aot_tune.tuner.choose.times import Sweep, Times
-from aot_tune.tuner.plan.candidates import Plan
-from aot_tune.tuner.sweep.kernel import Swept
+from aot_tune.tuner.choose.times import SweepTimes, Times
+from aot_tune.tuner.plan.candidates import SweepPlan
+from aot_tune.tuner.sweep.kernel import KernelTimes
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
@@ -29,13 +29,15 @@ class Decision:
             measured yet.
     """
 
-    def __init__(self, planned: Plan, identity: Mapping[str, str], old: Table | None, *, whole: bool) -> None:
+    def __init__(
+        self, planned: SweepPlan, identity: Mapping[str, str], old: Table | None, *, whole: bool
+    ) -> None:
         self.tunable, device = planned.kernel.tunable, planned.kernel.device
         self.old = old
         """The present table, whose entries win ties and may stay."""
         self._whole = whole
         self._joined: tuple[Config, ...] | None = None
-        self._empty = Sweep(
+        self._empty = SweepTimes(
             kernel=self.tunable.name,
             arch=planned.kernel.arch,
             source_hash=identity["source_hash"],
@@ -53,7 +55,7 @@ class Decision:
         )
         comparable(self._empty, old, self._keep)  # raises before anything is measured
 
-    def sweep(self, swept: Swept) -> Sweep:
+    def sweep(self, swept: KernelTimes) -> SweepTimes:
         """The measured times in the form that the choice takes."""
         return replace(
             self._empty,
@@ -63,11 +65,11 @@ class Decision:
             wrong=frozenset(swept.wrong),
         )
 
-    def portfolio(self, swept: Swept) -> tuple[Config, ...]:
+    def portfolio(self, swept: KernelTimes) -> tuple[Config, ...]:
         """The configs to time at every edge and every point inside a bucket."""
         return settle_portfolio(self.sweep(swept), self.old, keep=self._keep)
 
-    def table(self, swept: Swept) -> Table:
+    def table(self, swept: KernelTimes) -> Table:
         """The table to publish.
 
         Raises:
@@ -82,7 +84,7 @@ class Decision:
             sweep = replace(sweep, candidates=_without(sweep.candidates, theirs))
         return choose_entries(sweep, portfolio, incumbent=self.old, keep=self._keep)
 
-    def join(self, now: Table | None, swept: Swept) -> None:
+    def join(self, now: Table | None, swept: KernelTimes) -> None:
         """Take into account the table that another tune has written since the sweep began.
 
         The portfolio of a whole sweep stays. That of a partial sweep gives way: the other entries' points
@@ -106,7 +108,7 @@ class Decision:
             return ()
         return tuple(entry.bucket for entry in self.old.entries)
 
-    def _timed(self, swept: Swept) -> set[Config]:
+    def _timed(self, swept: KernelTimes) -> set[Config]:
         return {*swept.portfolio, *self._empty.defaults.values()}
 
 

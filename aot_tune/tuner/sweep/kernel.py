@@ -23,7 +23,7 @@ from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled, CompileResult, compiles_nowhere
 from aot_tune.tuner.measure.trials import Conditions
 from aot_tune.tuner.outcome import STRIKES, Failure, Measurement, Outcome
-from aot_tune.tuner.plan.candidates import Plan, ProblemPlan, plan_only
+from aot_tune.tuner.plan.candidates import ProblemPlan, SweepPlan, plan_only
 from aot_tune.tuner.plan.shortlist import shortlist
 from aot_tune.tuner.plan.sizes import sizes_inside
 from aot_tune.tuner.sweep.progress import CompileReporter, Progress
@@ -58,7 +58,7 @@ class Measurer(Protocol):
 
 
 @dataclass(kw_only=True)
-class Swept:
+class KernelTimes:
     """All times that were measured of one kernel."""
 
     candidates: Times = field(default_factory=dict)
@@ -102,13 +102,13 @@ class KernelSweep:
 
     def __init__(
         self,
-        planned: Plan,
+        planned: SweepPlan,
         feed: CompileFeed,
         session: Measurer,
         results: SweepResults,
         progress: Progress,
         *,
-        portfolio: Callable[[Swept], tuple[Config, ...]],
+        portfolio: Callable[[KernelTimes], tuple[Config, ...]],
         exhaustive: bool = False,
     ) -> None:
         self._plan = planned
@@ -118,7 +118,7 @@ class KernelSweep:
         self._progress = progress
         self._portfolio = portfolio
         self._exhaustive = exhaustive
-        self._swept = Swept()
+        self._swept = KernelTimes()
         self._plans: dict[Problem, ProblemPlan] = {}
         self._compiled: dict[str, CompileResult] = {}
         self._reported: set[tuple[Config, str]] = set()
@@ -126,7 +126,7 @@ class KernelSweep:
         self._begun = 0
         self._compilations = CompileReporter(feed.counts, progress)
 
-    def run(self) -> Swept:
+    def run(self) -> KernelTimes:
         """Do all three steps.
 
         Raises:

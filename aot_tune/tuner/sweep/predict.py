@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.errors import AotTuneError, NewerSchemaError, TuneError
 from aot_tune.nvidia import cutile
@@ -24,16 +24,16 @@ from aot_tune.tables.table import BuiltWith, Table, geometric_mean
 from aot_tune.tuner import publish
 from aot_tune.tuner.choose.entries import choose_entries, settle_portfolio
 from aot_tune.tuner.choose.incumbent import check_joinable, differences
-from aot_tune.tuner.choose.times import Sweep, unserved
+from aot_tune.tuner.choose.times import SweepTimes, unserved
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled, CompileResult, compiles_nowhere
 from aot_tune.tuner.outcome import Failure, Measurement
-from aot_tune.tuner.plan.candidates import Plan, ProblemPlan, plan
+from aot_tune.tuner.plan.candidates import ProblemPlan, SweepPlan, plan
 from aot_tune.tuner.plan.model import predict_us
 from aot_tune.tuner.plan.shortlist import Shortlist, is_ranked, shortlist
 from aot_tune.tuner.plan.sizes import sizes_inside, spread
 from aot_tune.tuner.sweep.progress import CompileReporter, Progress
-from aot_tune.tuner.sweep.report import FIRST_LOOK_CANDIDATES, PREDICTED_FOLDER, KernelReport, SweepRequest
+from aot_tune.tuner.sweep.report import FIRST_LOOK_CANDIDATES, PREDICTED_FOLDER, SweepRequest, SweptKernel
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
@@ -46,7 +46,7 @@ TABLES = PREDICTED_FOLDER
 class Predicted:
     """The results of the compiler and the model for one kernel."""
 
-    sweep: Sweep
+    sweep: SweepTimes
     """The model's time at each edge of every candidate that is left, in the form of a measured sweep."""
 
     failures: dict[Problem, tuple[Failure, ...]] = field(default_factory=dict)
@@ -54,8 +54,8 @@ class Predicted:
 
 
 def predict_kernel(
-    request: SweepRequest, found: Found, feed: CompileFeed, progress: Progress
-) -> KernelReport:
+    request: SweepRequest, found: FoundKernel, feed: CompileFeed, progress: Progress
+) -> SweptKernel:
     """Predict one kernel's table and write it among the predicted ones.
 
     Args:
@@ -107,11 +107,11 @@ def predict_kernel(
     table = published.table
     for line in publish.removed_entries(published.old, table) if not published.refusals else ():
         progress.note(line)
-    return KernelReport(
+    return SweptKernel(
         kernel=found.tunable.name,
         evidence="predicted",
         problems=len(planned.problems),
-        speedup=geometric_mean(entry.default_us / entry.mean_us for entry in table.entries),
+        speedup=geometric_mean(entry.gain for entry in table.entries),
         failures=sum(map(len, predicted.failures.values())),
         compile_s=compile_s,
         measure_s=0.0,
@@ -123,7 +123,7 @@ def predict_kernel(
     )
 
 
-def _without_unranked(planned: Plan) -> Plan:
+def _without_unranked(planned: SweepPlan) -> SweepPlan:
     """Keep the default alone of each problem whose candidates the model cannot rank."""
 
     def kept(each: ProblemPlan) -> ProblemPlan:
@@ -132,7 +132,7 @@ def _without_unranked(planned: Plan) -> Plan:
     return replace(planned, problems=tuple(map(kept, planned.problems)))
 
 
-def first_look_plan(planned: Plan) -> Plan:
+def first_look_plan(planned: SweepPlan) -> SweepPlan:
     """Keep what a first look predicts: each bucket's default, and other candidates evenly spread."""
 
     def kept(each: ProblemPlan) -> ProblemPlan:
@@ -146,7 +146,7 @@ def _with_candidates(each: ProblemPlan, candidates: tuple[Config, ...]) -> Probl
     return replace(each, candidates=candidates, jobs={config: each.jobs[config] for config in candidates})
 
 
-def _predicts_more(table: Table, planned: Plan) -> bool:
+def _predicts_more(table: Table, planned: SweepPlan) -> bool:
     """Whether a table of the same code and compiler has all buckets of a plan and further ones."""
     present = {entry.bucket for entry in table.entries}
     return present > {each.problem for each in planned.problems} and not differences(
@@ -154,7 +154,7 @@ def _predicts_more(table: Table, planned: Plan) -> bool:
     )
 
 
-def predict(planned: Plan, compiled: Mapping[str, CompileResult], progress: Progress) -> Predicted:
+def predict(planned: SweepPlan, compiled: Mapping[str, CompileResult], progress: Progress) -> Predicted:
     """Predict the time at every edge of all candidates that compile, fit and do not spill.
 
     Args:
@@ -179,10 +179,10 @@ def predict(planned: Plan, compiled: Mapping[str, CompileResult], progress: Prog
     return Predicted(sweep=_sweep(planned, times), failures=failures)
 
 
-def _sweep(planned: Plan, times: Mapping[Problem, Mapping[Config, Measurement]]) -> Sweep:
+def _sweep(planned: SweepPlan, times: Mapping[Problem, Mapping[Config, Measurement]]) -> SweepTimes:
     """The model's times in the form of a measured sweep, with the kernel, device and compiler behind them."""
     kernel, tunable, device = planned.kernel, planned.kernel.tunable, planned.kernel.device
-    return Sweep(
+    return SweepTimes(
         kernel=tunable.name,
         arch=kernel.arch,
         source_hash=source_hash(tunable),
@@ -203,7 +203,7 @@ def _sweep(planned: Plan, times: Mapping[Problem, Mapping[Config, Measurement]])
 
 
 def predicted_table(
-    planned: Plan, compiled: Mapping[str, CompileResult], sweep: Sweep, kept: Table | None = None
+    planned: SweepPlan, compiled: Mapping[str, CompileResult], sweep: SweepTimes, kept: Table | None = None
 ) -> Table:
     """Choose the table from the model's times, points inside the buckets included.
 
@@ -226,9 +226,9 @@ def predicted_table(
     return choose_entries(complete, portfolio, incumbent=kept, keep=keep)
 
 
-def _unpublished(planned: Plan, failures: int, compile_s: float, refusal: str) -> KernelReport:
+def _unpublished(planned: SweepPlan, failures: int, compile_s: float, refusal: str) -> SweptKernel:
     """The report of a kernel none of whose compilations succeeded."""
-    return KernelReport(
+    return SweptKernel(
         kernel=planned.kernel.tunable.name,
         evidence="predicted",
         problems=len(planned.problems),
@@ -243,13 +243,13 @@ def _unpublished(planned: Plan, failures: int, compile_s: float, refusal: str) -
     )
 
 
-def _left_alone(planned: Plan, path: Path, table: Table) -> KernelReport:
+def _left_alone(planned: SweepPlan, path: Path, table: Table) -> SweptKernel:
     """The report of a kernel whose table holds more than a first look would write."""
-    return KernelReport(
+    return SweptKernel(
         kernel=planned.kernel.tunable.name,
         evidence="predicted",
         problems=len(table.entries),
-        speedup=geometric_mean(entry.default_us / entry.mean_us for entry in table.entries),
+        speedup=geometric_mean(entry.gain for entry in table.entries),
         failures=0,
         compile_s=0.0,
         measure_s=0.0,
@@ -259,7 +259,7 @@ def _left_alone(planned: Plan, path: Path, table: Table) -> KernelReport:
     )
 
 
-def _compiled(planned: Plan, feed: CompileFeed, progress: Progress) -> Mapping[str, CompileResult]:
+def _compiled(planned: SweepPlan, feed: CompileFeed, progress: Progress) -> Mapping[str, CompileResult]:
     """Compile all of a plan's jobs, and report how far that is."""
     compilations = CompileReporter(feed.counts, progress)
     feed.submit(planned.jobs)
@@ -269,7 +269,7 @@ def _compiled(planned: Plan, feed: CompileFeed, progress: Progress) -> Mapping[s
 
 
 def _edge_times(
-    planned: Plan, each: ProblemPlan, listed: Shortlist, compiled: Mapping[str, CompileResult]
+    planned: SweepPlan, each: ProblemPlan, listed: Shortlist, compiled: Mapping[str, CompileResult]
 ) -> dict[Config, Measurement]:
     """The model's time of each candidate left; of the default alone where the model cannot rank them."""
     if listed.predicted_us:
@@ -280,7 +280,7 @@ def _edge_times(
 
 
 def _times(
-    planned: Plan,
+    planned: SweepPlan,
     each: ProblemPlan,
     problem: Problem,
     configs: list[Config],
@@ -305,7 +305,7 @@ def _as_time(config: Config, us: float) -> Measurement:
     return Measurement(config=config, mean_us=us, error_margin_us=0.0, num_samples=0)
 
 
-def _folder(request: SweepRequest, found: Found) -> Path:
+def _folder(request: SweepRequest, found: FoundKernel) -> Path:
     """The folder to write to, which is never a package's own folder of tables."""
     folder = request.out or TABLES
     own = store.package_folder(found.tunable)

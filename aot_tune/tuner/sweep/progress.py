@@ -11,8 +11,8 @@ from aot_tune.tuner.outcome import Stage
 from aot_tune.tuner.sweep.report import (
     FIRST_LOOK_CANDIDATES,
     PREDICTED_FOLDER,
-    KernelReport,
     SweepRequest,
+    SweptKernel,
 )
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
@@ -60,7 +60,7 @@ class Progress(Protocol):
     def note(self, text: str) -> None:
         """Show one sentence that a person should see."""
 
-    def finished(self, rows: Sequence[KernelReport]) -> None:
+    def finished(self, rows: Sequence[SweptKernel]) -> None:
         """The sweep is over: show the closing table."""
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class PlainProgress(Progress):
         self._stream.write(text + "\n")
         self._stream.flush()  # a pipe is block-buffered, and the line must be seen now
 
-    def finished(self, rows: Sequence[KernelReport]) -> None:
+    def finished(self, rows: Sequence[SweptKernel]) -> None:
         """Write the closing table."""
         self.note("\n".join(closing_table(rows)))
 
@@ -209,7 +209,7 @@ class LiveProgress(Progress):
         """Write one line above the bars."""
         self._console.print(text, markup=False)
 
-    def finished(self, rows: Sequence[KernelReport]) -> None:
+    def finished(self, rows: Sequence[SweptKernel]) -> None:
         """Write the closing table in place of the bars."""
         self.close()
         self.note("\n".join(closing_table(rows)))
@@ -328,7 +328,7 @@ def failure_line(kernel: str, problem: Problem | None, config: Config, stage: St
     return f"{kernel}{where}: {stage}: {config}: {first}"
 
 
-def closing_table(rows: Sequence[KernelReport]) -> list[str]:
+def closing_table(rows: Sequence[SweptKernel]) -> list[str]:
     """The table at the end of a sweep, aligned; below it the reasons why tables were not published."""
     heads = ("kernel", "problems", "speed-up", "failures", "compile s", "measure s", "verify s", "table")
     cells = [

@@ -14,7 +14,7 @@ from aot_tune.values.arch import Arch
 from aot_tune.values.problem import Problem, problem_option
 
 if TYPE_CHECKING:
-    from aot_tune.declare.discovery import Found
+    from aot_tune.declare.discovery import FoundKernel
 
 PREDICTED_FOLDER = Path("build") / "tuned_configs"
 """The folder of predicted tables unless --out names another; it is never a folder of measured tables."""
@@ -32,7 +32,7 @@ FIRST_LOOK_CANDIDATES = 5
 class SweepRequest:
     """One `aot-tune tune`: what to sweep, how thoroughly, and where its results go."""
 
-    kernels: tuple[Found, ...]
+    kernels: tuple[FoundKernel, ...]
     """The kernels, each with the module that a child process imports to find it again."""
 
     arch: Arch
@@ -85,7 +85,7 @@ class SweepRequest:
         """Whether the sweep predicts, because no GPU is named."""
         return self.gpu is None
 
-    def buckets(self, found: Found) -> tuple[Problem, ...]:
+    def buckets(self, found: FoundKernel) -> tuple[Problem, ...]:
         """The buckets of one kernel to sweep, in the declaration's order, evenly spread where not all are."""
         tunable = found.tunable
         if self.first_look:
@@ -122,7 +122,7 @@ class SweepRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelReport:
+class SweptKernel:
     """The result for one kernel: a row of the closing table."""
 
     kernel: str
@@ -175,7 +175,7 @@ class SweepReport:
     device_name: str
     """The name of the GPU, or of the reference device that was predicted for."""
 
-    rows: tuple[KernelReport, ...]
+    rows: tuple[SweptKernel, ...]
     """One report for each kernel, in the order of the request."""
 
     seconds: float

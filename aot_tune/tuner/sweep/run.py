@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic
 
 from aot_tune.declare.checks import declaration_problems
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.errors import DeclarationError, TuneError
 from aot_tune.nvidia import cutile
@@ -26,9 +26,9 @@ from aot_tune.tuner.plan.candidates import plan
 from aot_tune.tuner.sweep import predict
 from aot_tune.tuner.sweep.decision import Decision
 from aot_tune.tuner.sweep.journal import Journal
-from aot_tune.tuner.sweep.kernel import KernelSweep, Swept
+from aot_tune.tuner.sweep.kernel import KernelSweep, KernelTimes
 from aot_tune.tuner.sweep.progress import Progress
-from aot_tune.tuner.sweep.report import KernelReport, SweepReport, SweepRequest
+from aot_tune.tuner.sweep.report import SweepReport, SweepRequest, SweptKernel
 from aot_tune.tuner.sweep.results import SweepResults
 
 CUBINS = Path("build/cubins")
@@ -61,7 +61,7 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
         _check(found, request)
     pool = partial(CompilePool, request.jobs or os.cpu_count() or 1, folder=request.cubins or CUBINS)
     tune = predict.predict_kernel if request.predicts else _measure_kernel
-    rows: list[KernelReport] = []
+    rows: list[SweptKernel] = []
     with CompileFeed(pool) as feed:
         for found in request.kernels:
             row = tune(request, found, feed, progress)
@@ -79,12 +79,12 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
     return report
 
 
-def _note_choices(row: KernelReport, progress: Progress) -> None:
+def _note_choices(row: SweptKernel, progress: Progress) -> None:
     """Show each entry of a table just written, and its gain over the default."""
     if row.path is None:
         return
     for entry in store.read_table(row.path).entries:
-        gain = entry.default_us / entry.mean_us
+        gain = entry.gain
         won = (
             f"{gain:.2f}x the default's {entry.default_us} us"
             if gain > 1
@@ -95,7 +95,7 @@ def _note_choices(row: KernelReport, progress: Progress) -> None:
         )
 
 
-def _check(found: Found, request: SweepRequest) -> None:
+def _check(found: FoundKernel, request: SweepRequest) -> None:
     """Refuse, before anything is compiled, a wrong declaration and a table that could not be replaced."""
     problems = declaration_problems(found.tunable, request.arch)
     if problems:
@@ -107,7 +107,7 @@ def _check(found: Found, request: SweepRequest) -> None:
         present_table(path)
 
 
-def table_folder(request: SweepRequest, found: Found) -> Path:
+def table_folder(request: SweepRequest, found: FoundKernel) -> Path:
     """The folder of tables to which a request writes a kernel's table."""
     if request.out is not None:
         return request.out
@@ -131,8 +131,8 @@ def present_table(path: Path) -> Table | None:
 
 
 def _measure_kernel(
-    request: SweepRequest, found: Found, feed: CompileFeed, progress: Progress
-) -> KernelReport:
+    request: SweepRequest, found: FoundKernel, feed: CompileFeed, progress: Progress
+) -> SweptKernel:
     """Sweep one kernel on the GPU and publish its table."""
     assert request.gpu is not None
     started, before = monotonic(), feed.counts()
@@ -186,11 +186,11 @@ def _measure_kernel(
                 progress.note(line)
             # The table holds the results now; the next sweep measures anew.
             journal_path.replace(journal_path.with_suffix(".done"))
-    return KernelReport(
+    return SweptKernel(
         kernel=found.tunable.name,
         evidence="measured",
         problems=len(swept.candidates),
-        speedup=geometric_mean(entry.default_us / entry.mean_us for entry in table.entries),
+        speedup=geometric_mean(entry.gain for entry in table.entries),
         failures=swept.failures,
         compile_s=max(feed.last_result_s - started, 0.0) if feed.counts() != before else 0.0,
         measure_s=swept.measure_s,
@@ -203,7 +203,7 @@ def _measure_kernel(
     )
 
 
-def _journal_path(request: SweepRequest, found: Found) -> Path:
+def _journal_path(request: SweepRequest, found: FoundKernel) -> Path:
     """The path of a kernel's journal; with ``--fresh`` an earlier journal there is set aside.
 
     A partial selection has a journal of its own, so that publishing it leaves that of an unfinished whole
@@ -227,7 +227,7 @@ def _opened(journal: Journal, results: SweepResults, path: Path) -> Iterator[str
         yield f"{results.resumed} measurements of an earlier run are taken over from {path}"
 
 
-def _rechecked_table(kernel_sweep: KernelSweep, decision: Decision, swept: Swept) -> Table:
+def _rechecked_table(kernel_sweep: KernelSweep, decision: Decision, swept: KernelTimes) -> Table:
     """Choose a table, verify its winners in a fresh process, and repeat until all of them are right."""
     while True:
         table = decision.table(swept)
@@ -238,5 +238,5 @@ def _rechecked_table(kernel_sweep: KernelSweep, decision: Decision, swept: Swept
             return table
 
 
-def _whole(request: SweepRequest, found: Found) -> bool:
+def _whole(request: SweepRequest, found: FoundKernel) -> bool:
     return request.limit is None and found.tunable.name not in request.problems

@@ -17,7 +17,7 @@ from aot_tune.bench.kernels.contest import Call
 from aot_tune.bench.kernels.shapes import KernelBench
 from aot_tune.bench.kernels.standard import Standard
 from aot_tune.bench.kernels.standing import COPY, FLOOR, READ, Demand, lines
-from aot_tune.tuner.plan.candidates import Kernel, ProblemPlan, plan_only
+from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, plan_only
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
@@ -29,13 +29,15 @@ class StandInGpu:
 
     arch, device, torch_device = SM90, Device.reference(SM90), torch.device("cpu")
 
-    def plan_configs(self, kernel: Kernel, problem: Problem, configs: Sequence[Config]) -> ProblemPlan:
+    def plan_configs(self, kernel: DeviceKernel, problem: Problem, configs: Sequence[Config]) -> ProblemPlan:
         return plan_only(kernel, problem, configs)
 
     def cubins(self, each: ProblemPlan) -> dict[Config, Path]:
         return {config: Path("a.cubin") for config in each.jobs}
 
-    def launcher(self, kernel: Kernel, problem: Problem, config: Config, cubin: Path, args: Any) -> Call:
+    def launcher(
+        self, kernel: DeviceKernel, problem: Problem, config: Config, cubin: Path, args: Any
+    ) -> Call:
         return partial(str, config)
 
 
@@ -52,7 +54,7 @@ def bench_of(folder: Path, standard: Standard) -> tuple[KernelBench, tuple[Probl
     gpu: Any = StandInGpu()
     ceilings = {"copy": 1e12, "bfloat16": 1e15}
     bench = KernelBench(
-        gpu=gpu, kernel=Kernel(found, SM90), standard=standard, rounds=rounds, ceilings=ceilings
+        gpu=gpu, kernel=DeviceKernel(found, SM90), standard=standard, rounds=rounds, ceilings=ceilings
     )
     return bench, tuple(found.tunable.typical_problems)
 
@@ -119,7 +121,7 @@ def test_the_reading_alone_of_the_tuned_config_is_timed_beside_it(
     bench, problems = bench_of(tmp_path, Standard(rivals={}, demands=(), floor=floor))
     launched: list[tuple[str, str]] = []
 
-    def launcher(kernel: Kernel, problem: Problem, config: Config, cubin: Path, args: Any) -> Call:
+    def launcher(kernel: DeviceKernel, problem: Problem, config: Config, cubin: Path, args: Any) -> Call:
         launched.append((kernel.tunable.name, str(config)))
         return partial(str, config)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aot_tune.bench.kernels import verify
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.inputs import has_odd_sizes
 from aot_tune.nvidia.cubin import Resources
 from aot_tune.nvidia.nvml import Gpu
@@ -74,7 +74,7 @@ class Session:
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Found:
+def found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FoundKernel:
     monkeypatch.setattr(verify, "CompileFeed", Feed)
     monkeypatch.setattr(verify, "MeasureSession", Session)
     monkeypatch.setattr(
@@ -85,12 +85,12 @@ def found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Found:
     return scale_in(tmp_path)["scale"]
 
 
-def run(found: Found, tmp_path: Path, limit_s: float = 60.0) -> int:
+def run(found: FoundKernel, tmp_path: Path, limit_s: float = 60.0) -> int:
     return verify.run([found], limit_s=limit_s, checked=tmp_path / "build" / "verified.jsonl")
 
 
 def test_every_config_of_the_portfolio_and_the_default_is_checked_on_every_declared_shape(
-    found: Found, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    found: FoundKernel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(found, tmp_path) == 0
     assert Session.checked == [(problem, 3) for problem in found.tunable.typical_problems]
@@ -100,7 +100,7 @@ def test_every_config_of_the_portfolio_and_the_default_is_checked_on_every_decla
 
 
 def test_what_was_right_is_not_checked_again_and_what_was_wrong_is(
-    found: Found, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    found: FoundKernel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Session.wrong = [scale_table().portfolio[1]]
     assert run(found, tmp_path) == 1
@@ -114,7 +114,7 @@ def test_what_was_right_is_not_checked_again_and_what_was_wrong_is(
     assert "3 of 3 declared shapes, 18 results" in capsys.readouterr().out
 
 
-def test_another_portfolio_is_checked_anew(found: Found, tmp_path: Path) -> None:
+def test_another_portfolio_is_checked_anew(found: FoundKernel, tmp_path: Path) -> None:
     run(found, tmp_path)
     path = tmp_path / "sm90" / "scale.json"
     path.unlink()
@@ -124,7 +124,7 @@ def test_another_portfolio_is_checked_anew(found: Found, tmp_path: Path) -> None
 
 
 def test_out_of_time_it_says_that_the_same_command_goes_on(
-    found: Found, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    found: FoundKernel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(found, tmp_path, limit_s=0) == 1
     told = capsys.readouterr().out
@@ -132,7 +132,7 @@ def test_out_of_time_it_says_that_the_same_command_goes_on(
     assert "not complete: the same command goes on" in told
 
 
-def test_a_line_cut_off_by_a_kill_is_passed_over(found: Found, tmp_path: Path) -> None:
+def test_a_line_cut_off_by_a_kill_is_passed_over(found: FoundKernel, tmp_path: Path) -> None:
     run(found, tmp_path)
     path = tmp_path / "build" / "verified.jsonl"
     path.write_bytes(path.read_bytes()[:-9])
@@ -142,7 +142,7 @@ def test_a_line_cut_off_by_a_kill_is_passed_over(found: Found, tmp_path: Path) -
 
 
 def test_what_does_not_compile_is_told(
-    found: Found, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    found: FoundKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(
         Feed,

@@ -11,7 +11,7 @@ from aot_tune.bench.gpu import Timed, shipped
 from aot_tune.bench.sections import regret
 from aot_tune.bench.sections.part import Request
 from aot_tune.errors import UsageError
-from aot_tune.tuner.plan.candidates import Kernel, plan_only
+from aot_tune.tuner.plan.candidates import DeviceKernel, plan_only
 from aot_tune.tuner.plan.shortlist import Shortlist
 from aot_tune.tuner.plan.sizes import sizes_inside
 from aot_tune.values.arch import Arch
@@ -44,7 +44,7 @@ def test_a_size_is_in_its_bucket_whatever_the_edge() -> None:
                 assert {size % 16 == 0 for size in sizes} == {whole}, (edge, whole, sizes)
 
 
-def timed(kernel: Kernel) -> tuple[Any, Timed]:
+def timed(kernel: DeviceKernel) -> tuple[Any, Timed]:
     """A softmax problem of which three configs ran: the second of the model's order is the fastest."""
     problem = regret.problems(KERNELS["softmax"], 1)[0]
     default = kernel.tunable.default_config(kernel.arch, problem)
@@ -57,7 +57,7 @@ def timed(kernel: Kernel) -> tuple[Any, Timed]:
 
 def test_regrets_are_against_the_fastest_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
     arch = Arch.parse("sm90")
-    kernel = Kernel(KERNELS["softmax"], arch)
+    kernel = DeviceKernel(KERNELS["softmax"], arch)
     each, one = timed(kernel)
     chosen = SimpleNamespace(choice=lambda *_: SimpleNamespace(config=next(iter(one.us))))
     monkeypatch.setattr(regret, "dispatcher_of", lambda _: chosen)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from aot_tune.declare.discovery import OWN_KERNELS, Found, find_tunables
+from aot_tune.declare.discovery import OWN_KERNELS, FoundKernel, find_tunables
 from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.kernels.norms.rms_norm_space import LEAST_COLUMNS_IN_PLACE
 from aot_tune.nvidia import cutile
@@ -22,11 +22,11 @@ from aot_tune.tuner.archives.report import CUBINS
 from aot_tune.tuner.archives.signatures import Compilation
 from aot_tune.tuner.compile.job import Compiled, CompileResult
 from aot_tune.tuner.compile.pool import CompilePool
-from aot_tune.tuner.plan.candidates import Kernel
+from aot_tune.tuner.plan.candidates import DeviceKernel
 from aot_tune.values.arch import Arch
 from aot_tune.values.problem import Problem
 
-FOUND: Mapping[str, Found] = find_tunables([OWN_KERNELS])
+FOUND: Mapping[str, FoundKernel] = find_tunables([OWN_KERNELS])
 SEED = 7
 """Odd, so that `linear` has a bias."""
 
@@ -249,7 +249,9 @@ def compiled(wanted: Mapping[str, Iterable[Compilation]], arch: Arch) -> dict[tu
         AssertionError: One cannot be compiled.
     """
     jobs = {
-        (kernel, one): build_cubins._job(Kernel(FOUND[kernel], arch), one, source_hash(FOUND[kernel].tunable))
+        (kernel, one): build_cubins._job(
+            DeviceKernel(FOUND[kernel], arch), one, source_hash(FOUND[kernel].tunable)
+        )
         for kernel, each in wanted.items()
         for one in each
     }

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from aot_tune.cli.app import app
 from aot_tune.cubins.archive import Archive, Section
 from aot_tune.declare import discovery
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import StoreError, TableError
 from aot_tune.tables.table import Table
 from aot_tune.tuner.archives import build as build_cubins
@@ -43,11 +43,11 @@ def cubins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cubins")
 
 
-def sample(folder: Path, name: str = "scale") -> Found:
+def sample(folder: Path, name: str = "scale") -> FoundKernel:
     few = [{"dtype": "bfloat16", "M": [1, 64], "N": 1024}]
     tunable = dataclasses.replace(scale, tables=folder, typical=few)
     object.__setattr__(tunable, "name", name)
-    return Found(module=MODULE, tunable=tunable)
+    return FoundKernel(module=MODULE, tunable=tunable)
 
 
 def request(folder: Path, cubins: Path, **values: object) -> CubinRequest:
@@ -233,7 +233,7 @@ def test_a_kernel_that_the_arch_cannot_run_is_left_out_and_is_no_failure(
         return arch != SM100 or "it has no such unit"
 
     some = dataclasses.replace(sample(tmp_path).tunable, legal=legal)
-    kernels = (Found(module=MODULE, tunable=some),)
+    kernels = (FoundKernel(module=MODULE, tunable=some),)
     report = one(build(request(tmp_path, cubins, kernels=kernels, archs=(SM100,)), lambda line: None))
     assert (report.kernels, report.failures) == ((), ())
 

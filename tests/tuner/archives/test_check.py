@@ -10,13 +10,13 @@ import pytest
 
 from aot_tune.cubins.archive import FILE_NAME
 from aot_tune.cubins.pack import pack
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.tuner.archives.check import Fit, check
 from tests.support.sample_archive import packed, put
 from tests.support.samples import DEFAULT, MODULE, SM90, SPACE, entry, scale, scale_table, write
 
 ROOT = Path(__file__).parents[3]
-FOUND = {"scale": Found(module=MODULE, tunable=scale)}
+FOUND = {"scale": FoundKernel(module=MODULE, tunable=scale)}
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aot_tune.cubins.size_classes import ODD_SEED, representatives
-from aot_tune.declare.discovery import OWN_KERNELS, Found, find_tunables
+from aot_tune.declare.discovery import OWN_KERNELS, FoundKernel, find_tunables
 from aot_tune.inputs import has_odd_sizes
 from aot_tune.kernels import attention_decode_tunable, attention_varlen_tunable
 from aot_tune.nvidia import cutile
@@ -20,7 +20,7 @@ from aot_tune.tables.table import Table
 from aot_tune.tunable import Tunable
 from aot_tune.tuner.archives.signatures import Compilation, compilations
 from aot_tune.tuner.measure.worker.backend import RECHECK_SEEDS, SEEDS
-from aot_tune.tuner.plan.candidates import Kernel
+from aot_tune.tuner.plan.candidates import DeviceKernel
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Exact, Pow2, edge
 from aot_tune.values.problem import Problem
@@ -75,7 +75,7 @@ def paged(page: int) -> Tunable:
 @cache
 def compiled(which: str) -> frozenset[Compilation]:
     tunable = {"rows": rows, "columns": columns, "both": both, "16": paged(16), "64": paged(64)}[which]
-    return frozenset(compilations(Kernel(Found(module=MODULE, tunable=tunable), SM90), ()))
+    return frozenset(compilations(DeviceKernel(FoundKernel(module=MODULE, tunable=tunable), SM90), ()))
 
 
 def asked(tunable: Tunable, problem: Problem) -> Compilation:
@@ -120,8 +120,10 @@ def test_a_size_of_1_is_compiled_where_the_declaration_has_it_and_left_out_where
     large = dataclasses.replace(rows, typical=[{"dtype": "bfloat16", "M": 64, "N": 1024}])
     none = dataclasses.replace(large, make_args=of_4)
     lone = asked(rows, Problem({"dtype": "bfloat16", "M": 1, "N": 1024}))
-    assert lone in compilations(Kernel(Found(module=MODULE, tunable=large), SM90), ())
-    assert lone not in (found := compilations(Kernel(Found(module=MODULE, tunable=none), SM90), ()))
+    assert lone in compilations(DeviceKernel(FoundKernel(module=MODULE, tunable=large), SM90), ())
+    assert lone not in (
+        found := compilations(DeviceKernel(FoundKernel(module=MODULE, tunable=none), SM90), ())
+    )
     assert len(found) == 3  # a multiple of 16, another, the weakest
 
 
@@ -145,7 +147,7 @@ def test_exact_axes_keep_their_sizes() -> None:
 
 
 def test_a_tables_configs_are_compiled_where_they_are_legal_and_no_others() -> None:
-    kernel = Kernel(Found(module=MODULE, tunable=scale), SM90)
+    kernel = DeviceKernel(FoundKernel(module=MODULE, tunable=scale), SM90)
     table: Table = scale_table()
     found = compilations(kernel, [table])
     used = {DEFAULT, *table.portfolio, *(entry.config for entry in table.entries)}
@@ -165,13 +167,13 @@ def test_a_tables_configs_are_compiled_where_they_are_legal_and_no_others() -> N
     forbidden = dataclasses.replace(
         scale, legal=lambda config, arch, problem: config == DEFAULT or "only the default"
     )
-    assert len(compilations(Kernel(Found(module=MODULE, tunable=forbidden), SM90), [table])) == 4
+    assert len(compilations(DeviceKernel(FoundKernel(module=MODULE, tunable=forbidden), SM90), [table])) == 4
 
 
 @pytest.mark.parametrize(("arch", "some"), [("sm80", False), ("sm89", False), ("sm90", True)])
 def test_a_kernel_that_an_arch_cannot_run_is_not_compiled_for_it(arch: str, some: bool) -> None:
     for name in ("matmul_fp8", "matmul_fp8_block"):
-        kernel = Kernel(find_tunables([OWN_KERNELS])[name], Arch.parse(arch))
+        kernel = DeviceKernel(find_tunables([OWN_KERNELS])[name], Arch.parse(arch))
         assert bool(compilations(kernel, ())) == some
 
 
@@ -184,8 +186,8 @@ def asked_with(config: object, problem: Problem) -> Compilation:
 
 
 @cache
-def defaults_of(name: str) -> tuple[Kernel, frozenset[Compilation]]:
-    kernel = Kernel(find_tunables([OWN_KERNELS])[name], SM90)
+def defaults_of(name: str) -> tuple[DeviceKernel, frozenset[Compilation]]:
+    kernel = DeviceKernel(find_tunables([OWN_KERNELS])[name], SM90)
     return kernel, frozenset(compilations(kernel, ()))
 
 

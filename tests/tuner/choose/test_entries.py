@@ -15,7 +15,7 @@ from aot_tune.tables.table import Entry, Point, Table
 from aot_tune.tuner.choose.entries import choose_entries, settle_portfolio
 from aot_tune.tuner.choose.incumbent import keeps_figures
 from aot_tune.tuner.choose.portfolio import MOST_WHEN_WORSE, crowded_out
-from aot_tune.tuner.choose.times import Sweep, as_of_first_run, is_tie, unserved
+from aot_tune.tuner.choose.times import SweepTimes, as_of_first_run, is_tie, unserved
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
@@ -40,7 +40,7 @@ def _measurement(config: Config, us: float | tuple[float, float]) -> Measurement
     return Measurement(config=config, mean_us=mean, error_margin_us=margin, num_samples=5)
 
 
-def sweep(rows: Mapping[int, Row], finals: Mapping[int, Row] | None = None, **values: object) -> Sweep:
+def sweep(rows: Mapping[int, Row], finals: Mapping[int, Row] | None = None, **values: object) -> SweepTimes:
     known = {problem(size): DEFAULT for size in (*rows, *(finals or {}))}
     fields: dict[str, object] = {
         "candidates": measured(rows),

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import DeclarationError, JournalMismatchError, TuneError
 from aot_tune.tuner.measure.rounds import LEAST_ROUNDS, MOST_ROUNDS
 from aot_tune.tuner.measure.session import MeasureSession
@@ -54,7 +54,7 @@ def start(folder: Path, told: list[str]) -> Iterator[Start]:
     sessions: list[MeasureSession] = []
 
     def started(configs: dict[str, Does], limits: Limits = QUICK, **script: Any) -> MeasureSession:
-        found = Found(module="scripted", tunable=SimpleNamespace(name="scripted"))  # type: ignore[arg-type]
+        found = FoundKernel(module="scripted", tunable=SimpleNamespace(name="scripted"))  # type: ignore[arg-type]
         session = MeasureSession(
             found,
             0,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from aot_tune.declare.declaration import Work
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import DeclarationError, LaunchError, TuneError
 from aot_tune.kernels.norms.rms_norm import rms_norm_tunable
 from aot_tune.kernels.products.matmul import matmul_tunable
@@ -20,7 +20,7 @@ from aot_tune.nvidia.cubin import Resources
 from aot_tune.nvidia.sass import Loop
 from aot_tune.tunable import Tunable
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileResult
-from aot_tune.tuner.plan.candidates import Kernel, Plan, ProblemPlan, plan
+from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, SweepPlan, plan
 from aot_tune.tuner.plan.shortlist import BEST_BY_MODEL, MOST_CANDIDATES, is_ranked, predictions, shortlist
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
@@ -29,8 +29,8 @@ from aot_tune.values.problem import Problem
 from tests.support import samples
 
 SM90 = samples.SM90
-MATMUL = Found(module="aot_tune.kernels", tunable=matmul_tunable)
-SCALE = Found(module=samples.MODULE, tunable=samples.scale)
+MATMUL = FoundKernel(module="aot_tune.kernels", tunable=matmul_tunable)
+SCALE = FoundKernel(module=samples.MODULE, tunable=samples.scale)
 SMALL = Problem({"dtype": "bfloat16", "M": 64, "N": 1024})
 
 
@@ -67,7 +67,7 @@ def test_a_config_that_the_gpu_is_too_small_for_is_left_out_and_another_stands_i
             raise LaunchError(f"{device.sm_count} multiprocessors are too few")
         return samples.scale.grid_fn(config, device, problem)
 
-    found = Found(module=samples.MODULE, tunable=dataclasses.replace(samples.scale, grid_fn=grid))
+    found = FoundKernel(module=samples.MODULE, tunable=dataclasses.replace(samples.scale, grid_fn=grid))
     slice_of_one = Device.reference(SM90).with_sm_count("a slice", 16)
     (each,) = plan(found, SM90, [SMALL], device=slice_of_one).problems
     assert samples.DEFAULT not in each.candidates
@@ -95,7 +95,7 @@ def test_problems_of_one_signature_class_share_their_compilations() -> None:
         },
         hints={"num_ctas": 1, "occupancy": 1},
     )
-    kernel = Kernel(MATMUL, SM90)
+    kernel = DeviceKernel(MATMUL, SM90)
     keys = [
         kernel.job(problem, default).key for problem in (large(128), large(256), large(1), large(2), large(4))
     ]
@@ -108,18 +108,18 @@ def test_a_job_is_another_one_when_anything_its_cubin_depends_on_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = samples.SPACE[0]
-    first = Kernel(SCALE, SM90).job(SMALL, config)
-    assert Kernel(SCALE, SM90).job(SMALL, config) == first
+    first = DeviceKernel(SCALE, SM90).job(SMALL, config)
+    assert DeviceKernel(SCALE, SM90).job(SMALL, config) == first
     keys = {
         first.key,
-        Kernel(SCALE, Arch.parse("sm100")).job(SMALL, config).key,
-        Kernel(SCALE, SM90).job(SMALL, samples.SPACE[1]).key,
-        Kernel(SCALE, SM90).job(SMALL, samples.SPACE[-1]).key,
+        DeviceKernel(SCALE, Arch.parse("sm100")).job(SMALL, config).key,
+        DeviceKernel(SCALE, SM90).job(SMALL, samples.SPACE[1]).key,
+        DeviceKernel(SCALE, SM90).job(SMALL, samples.SPACE[-1]).key,
     }
     monkeypatch.setattr(cutile, "compiler_version", lambda: "99.0")
-    keys.add(Kernel(SCALE, SM90).job(SMALL, config).key)
+    keys.add(DeviceKernel(SCALE, SM90).job(SMALL, config).key)
     monkeypatch.setattr("aot_tune.tuner.plan.candidates.source_hash", lambda tunable: "0" * 16)
-    keys.add(Kernel(SCALE, SM90).job(SMALL, config).key)
+    keys.add(DeviceKernel(SCALE, SM90).job(SMALL, config).key)
     assert len(keys) == 6
 
 
@@ -127,7 +127,7 @@ def test_a_signature_is_the_one_cutile_derives_for_these_arguments() -> None:
     args = samples.scale.make_args(SMALL, "cpu", 0)
     config = samples.SPACE[3]
     wanted = cutile.signature_of(samples.scale.kernel, samples.scale.args_fn(config, *args))
-    assert Kernel(SCALE, SM90).job(SMALL, config).signature == wanted
+    assert DeviceKernel(SCALE, SM90).job(SMALL, config).signature == wanted
 
 
 def test_the_incumbent_is_the_second_candidate_while_it_may_still_run() -> None:
@@ -148,7 +148,7 @@ def test_an_occupancy_beyond_the_devices_blocks_is_refused() -> None:
         samples.scale, search_space=lambda arch, problem: [samples.DEFAULT, crowded]
     )
     arch = Arch.parse("sm86")
-    (each,) = plan(Found(module="x", tunable=tunable), arch, [SMALL]).problems
+    (each,) = plan(FoundKernel(module="x", tunable=tunable), arch, [SMALL]).problems
     assert each.candidates == (samples.DEFAULT,)
     assert each.refused[0].message == "occupancy 32: a multiprocessor of NVIDIA A10 holds at most 16 blocks"
 
@@ -159,7 +159,7 @@ def test_a_default_that_may_not_run_is_an_error_that_says_why() -> None:
     with pytest.raises(
         DeclarationError, match=r"scale: the default .* may not run .* on sm90: never; declare another"
     ):
-        plan(Found(module="x", tunable=tunable), SM90, [SMALL])
+        plan(FoundKernel(module="x", tunable=tunable), SM90, [SMALL])
 
 
 def test_make_args_without_meta_tensors_is_an_error_that_says_what_it_must_take() -> None:
@@ -169,7 +169,7 @@ def test_make_args_without_meta_tensors_is_an_error_that_says_what_it_must_take(
     tunable = dataclasses.replace(samples.scale)
     object.__setattr__(tunable, "make_args", cuda_only)
     with pytest.raises(DeclarationError, match=r"'meta'.*no CUDA here; it must take device 'meta'"):
-        plan(Found(module="x", tunable=tunable), SM90, [SMALL])
+        plan(FoundKernel(module="x", tunable=tunable), SM90, [SMALL])
 
 
 def of_others(
@@ -188,7 +188,7 @@ def test_a_text_for_a_constant_is_an_error_that_names_the_kernels_parameter() ->
         DeclarationError,
         match=r"scale: args_fn for .* kernel argument tile_m, a constant, is '16', a str; pass",
     ):
-        plan(Found(module="x", tunable=tunable), SM90, [SMALL])
+        plan(FoundKernel(module="x", tunable=tunable), SM90, [SMALL])
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_work_that_is_wrong_for_another_config_than_the_default_is_an_error_that
 ) -> None:
     work = of_others(wrong, lambda config: _work(config, SMALL))
     tunable = dataclasses.replace(samples.scale, work=lambda config, problem: work(config))
-    kernel = Kernel(Found(module="x", tunable=tunable), SM90)
+    kernel = DeviceKernel(FoundKernel(module="x", tunable=tunable), SM90)
     kernel.launched(SMALL, samples.DEFAULT)
     with pytest.raises(DeclarationError, match=f"scale: work for tile_m=16 tile_n=64 .* {told}"):
         kernel.launched(SMALL, samples.SPACE[1])
@@ -222,7 +222,7 @@ def test_without_a_compiler_planning_says_what_to_install(monkeypatch: pytest.Mo
 # The shortlist ----------------------------------------------------------------------------------------------
 
 
-def compiled(planned: Plan, **by_config: Mapping[Config, object]) -> dict[str, CompileResult]:
+def compiled(planned: SweepPlan, **by_config: Mapping[Config, object]) -> dict[str, CompileResult]:
     """A made-up result for every job: all distinct and good, but for what is given."""
     resources = by_config.get("resources", {})
     codes = by_config.get("codes", {})
@@ -252,8 +252,8 @@ SPILLED = dataclasses.replace(GOOD, stack_bytes=512)
 TOO_LARGE = dataclasses.replace(GOOD, shared_bytes=228 * 1024)
 
 
-def of_scale(tunable: Tunable = samples.scale, **values: object) -> tuple[Plan, ProblemPlan]:
-    found = Found(module=samples.MODULE, tunable=tunable)
+def of_scale(tunable: Tunable = samples.scale, **values: object) -> tuple[SweepPlan, ProblemPlan]:
+    found = FoundKernel(module=samples.MODULE, tunable=tunable)
     planned = plan(found, SM90, [SMALL], **values)  # type: ignore[arg-type]
     return planned, planned.problems[0]
 
@@ -332,7 +332,7 @@ def test_the_same_code_on_another_grid_is_measured_apart() -> None:
     assert tiny[0] != tiny[1]
 
 
-def of_many() -> tuple[Plan, ProblemPlan]:
+def of_many() -> tuple[SweepPlan, ProblemPlan]:
     """A plan of matmul with each config in three occupancies, more than are measured."""
     many = dataclasses.replace(
         matmul_tunable,
@@ -344,7 +344,7 @@ def of_many() -> tuple[Plan, ProblemPlan]:
             if config.hints["occupancy"] == 1
         ],
     )
-    planned = plan(Found(module=MATMUL.module, tunable=many), SM90, [large(4096)])
+    planned = plan(FoundKernel(module=MATMUL.module, tunable=many), SM90, [large(4096)])
     return planned, planned.problems[0]
 
 
@@ -388,7 +388,7 @@ def test_at_most_thirty_are_measured_where_no_model_ranks_them() -> None:
 
 
 def test_no_model_ranks_occupancies_alone() -> None:
-    found = Found(module="aot_tune.kernels", tunable=rms_norm_tunable)
+    found = FoundKernel(module="aot_tune.kernels", tunable=rms_norm_tunable)
     planned = plan(found, SM90, rms_norm_tunable.buckets[:1])
     assert not is_ranked(planned.kernel, planned.problems[0])
     one_tile = dataclasses.replace(
@@ -405,7 +405,7 @@ def test_no_model_ranks_occupancies_alone() -> None:
 
 def test_the_grid_and_the_counts_are_those_of_the_device_asked_for() -> None:
     config = matmul_tunable.default_config(SM90, large())
-    kernel = Kernel(MATMUL, SM90, Device.reference(SM90).with_sm_count("NVIDIA H100 PCIe", 114))
+    kernel = DeviceKernel(MATMUL, SM90, Device.reference(SM90).with_sm_count("NVIDIA H100 PCIe", 114))
     assert kernel.grid(large(), config) == (114,)
     told = kernel.launched(large(), config)
     assert (told.tiles, told.blocks, told.ctas) == (1024, 114, 1)

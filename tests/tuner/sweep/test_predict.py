@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aot_tune.declare.declaration import Work
-from aot_tune.declare.discovery import Found, find_tunables
+from aot_tune.declare.discovery import FoundKernel, find_tunables
 from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.errors import TuneError
 from aot_tune.kernels.products.matmul import matmul_tunable
@@ -22,7 +22,7 @@ from aot_tune.tables.table import Table
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileResult
 from aot_tune.tuner.compile.pool import CompilePool
-from aot_tune.tuner.plan.candidates import Plan, plan
+from aot_tune.tuner.plan.candidates import SweepPlan, plan
 from aot_tune.tuner.plan.sizes import sizes_inside
 from aot_tune.tuner.sweep.predict import Predicted, first_look_plan, predict, predict_kernel, predicted_table
 from aot_tune.tuner.sweep.progress import PlainProgress
@@ -34,7 +34,7 @@ from aot_tune.values.problem import Problem
 from tests.support import samples
 
 SM100 = Arch.parse("sm100")
-MATMUL = Found(module="aot_tune.kernels", tunable=matmul_tunable)
+MATMUL = FoundKernel(module="aot_tune.kernels", tunable=matmul_tunable)
 GOOD = Resources(registers=128, stack_bytes=0, shared_bytes=100_000, threads=256)
 
 
@@ -62,7 +62,7 @@ def bucket(m: int, n: int = 4096, k: int = 4096) -> Problem:
     return Problem({"dtype": "bfloat16", "M": m, "N": n, "K": k})
 
 
-def made_up(planned: Plan, **failed: str) -> dict[str, CompileResult]:
+def made_up(planned: SweepPlan, **failed: str) -> dict[str, CompileResult]:
     """A result for each job, equally good, but failed where the config's words hold a name of `failed`."""
     results: dict[str, CompileResult] = {}
     for each in planned.problems:
@@ -85,7 +85,7 @@ def made_up(planned: Plan, **failed: str) -> dict[str, CompileResult]:
 
 
 @functools.cache
-def two_buckets() -> tuple[Plan, Table]:
+def two_buckets() -> tuple[SweepPlan, Table]:
     planned = plan(MATMUL, SM100, [bucket(64), bucket(4096)])
     results = made_up(planned)
     return planned, predicted_table(planned, results, predict(planned, results, Silent()).sweep)
@@ -158,7 +158,7 @@ def test_a_bucket_whose_default_does_not_compile_gets_no_entry() -> None:
 
 
 def test_where_no_model_ranks_the_space_the_default_is_kept_and_all_are_compiled() -> None:
-    planned = plan(Found(module=samples.MODULE, tunable=samples.scale), SM100, samples.scale.buckets)
+    planned = plan(FoundKernel(module=samples.MODULE, tunable=samples.scale), SM100, samples.scale.buckets)
     assert len(planned.jobs) > len({each.jobs[each.default].key for each in planned.problems})
     results = made_up(planned)
     table = predicted_table(planned, results, predict(planned, results, Silent()).sweep)
@@ -181,7 +181,7 @@ def feed(cubins: Path) -> Iterator[CompileFeed]:
 
 
 def request(out: Path, *problems: Problem, **values: object) -> SweepRequest:
-    found = Found(module=samples.MODULE, tunable=samples.scale)
+    found = FoundKernel(module=samples.MODULE, tunable=samples.scale)
     chosen = {"scale": problems} if problems else {}
     fields = {"kernels": (found,), "arch": SM100, "out": out, "problems": chosen, **values}
     return SweepRequest(**fields)  # type: ignore[arg-type]
@@ -293,7 +293,7 @@ def test_a_packages_own_folder_is_refused(tmp_path: Path, feed: CompileFeed) -> 
     tunable = dataclasses.replace(samples.scale, tables=tmp_path)
     asked = request(tmp_path)
     with pytest.raises(TuneError, match="name another folder with --out"):
-        predict_kernel(asked, Found(module=samples.MODULE, tunable=tunable), feed, Silent())
+        predict_kernel(asked, FoundKernel(module=samples.MODULE, tunable=tunable), feed, Silent())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -318,7 +318,7 @@ def _work(config: Config, problem: Problem) -> Work:
     return Work(load_bytes=loaded, store_bytes=loaded)
 
 
-WIDE = Found(
+WIDE = FoundKernel(
     module=samples.MODULE,
     tunable=dataclasses.replace(
         samples.scale,
@@ -330,11 +330,11 @@ WIDE = Found(
 
 
 @pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[SweepPlan]:
     """What was predicted, plan after plan."""
-    seen: list[Plan] = []
+    seen: list[SweepPlan] = []
 
-    def predict_and_keep(planned: Plan, *rest: object) -> Predicted:
+    def predict_and_keep(planned: SweepPlan, *rest: object) -> Predicted:
         seen.append(planned)
         return predict(planned, *rest)  # type: ignore[arg-type]
 
@@ -348,7 +348,7 @@ def first_look(out: Path) -> SweepRequest:
 
 @pytest.mark.process
 def test_a_first_look_takes_fixed_counts_and_always_the_default(
-    tmp_path: Path, feed: CompileFeed, plans: list[Plan]
+    tmp_path: Path, feed: CompileFeed, plans: list[SweepPlan]
 ) -> None:
     report = predict_kernel(first_look(tmp_path), WIDE, feed, Silent())
     (looked,) = plans
@@ -374,7 +374,7 @@ def test_a_first_look_writes_the_same_bytes_again_and_elsewhere(tmp_path: Path, 
 
 @pytest.mark.process
 def test_everything_is_all_buckets_and_candidates_and_a_first_look_leaves_it(
-    tmp_path: Path, feed: CompileFeed, plans: list[Plan]
+    tmp_path: Path, feed: CompileFeed, plans: list[SweepPlan]
 ) -> None:
     everything = dataclasses.replace(first_look(tmp_path), first_look=False)
     predict_kernel(first_look(tmp_path), WIDE, feed, Silent())

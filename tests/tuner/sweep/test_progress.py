@@ -14,7 +14,7 @@ from aot_tune.tuner.sweep.progress import (
     failure_line,
     progress_on,
 )
-from aot_tune.tuner.sweep.report import KernelReport
+from aot_tune.tuner.sweep.report import SweptKernel
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
@@ -39,8 +39,8 @@ class _Terminal(io.StringIO):
         return True
 
 
-def _row(**values: object) -> KernelReport:
-    row = KernelReport(
+def _row(**values: object) -> SweptKernel:
+    row = SweptKernel(
         kernel="matmul",
         evidence="measured",
         problems=26,

@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 from pathlib import Path
 
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.tables.table import geometric_mean
 from aot_tune.tuner.plan.sizes import spread
 from aot_tune.tuner.sweep.report import FIRST_LOOK_BUCKETS, SweepRequest
@@ -53,7 +53,7 @@ def test_the_command_asks_for_the_same_again_without_starting_over(tmp_path: Pat
 
 def test_a_first_look_is_a_fixed_count_of_buckets_evenly_spread() -> None:
     typical = [{"dtype": "bfloat16", "M": [2**k for k in range(34)], "N": 1024}]
-    found = Found(module=MODULE, tunable=dataclasses.replace(scale, typical=typical))
+    found = FoundKernel(module=MODULE, tunable=dataclasses.replace(scale, typical=typical))
     request = SweepRequest(kernels=(found,), arch=SM90, first_look=True)
     chosen = [bucket["M"] for bucket in request.buckets(found)]
     assert FIRST_LOOK_BUCKETS == len(chosen) == 12

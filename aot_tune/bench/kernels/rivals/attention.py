@@ -12,7 +12,7 @@ from aot_tune.bench.kernels.contest import Call
 from aot_tune.bench.kernels.rivals import paged_read
 from aot_tune.bench.kernels.standard import Rival, Standard
 from aot_tune.bench.kernels.standing import COPY, LARGE_BYTES, Demand
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.values.problem import Problem
 
 _T = torch.Tensor
@@ -137,7 +137,7 @@ STANDARDS = {
         ),
         moved=_decode_moved,
         reads=True,
-        floor=Found(module=paged_read.__name__, tunable=paged_read.paged_read_tunable),
+        floor=FoundKernel(module=paged_read.__name__, tunable=paged_read.paged_read_tunable),
     ),
     "attention_varlen": Standard(rivals={FLASH: _packed}, demands=_PREFILL, flops=_packed_flops),
 }

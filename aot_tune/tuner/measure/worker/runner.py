@@ -75,7 +75,7 @@ class _ContextDead(Exception):
     """Nothing more can be run in this process."""
 
 
-class Bench:
+class TrialRunner:
     """The object that lives in a measuring worker; its public methods are the requests.
 
     Args:

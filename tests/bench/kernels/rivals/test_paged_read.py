@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from aot_tune.bench.kernels.rivals import paged_read
-from aot_tune.declare.discovery import Found
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.kernels.decode import flash_decoding
 from aot_tune.kernels.decode.attention_decode import attention_decode_tunable
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.cubin import resources
 from aot_tune.tunable import Tunable
-from aot_tune.tuner.plan.candidates import Kernel
+from aot_tune.tuner.plan.candidates import DeviceKernel
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 from tests.support import emulator
@@ -98,7 +98,9 @@ def test_it_asks_for_what_attention_decode_asks_for(one: Config, sizes: dict[str
     ids=["balanced", "window"],
 )
 def test_it_compiles(one: Config, sizes: dict[str, Any]) -> None:
-    kernel = Kernel(Found(module=paged_read.__name__, tunable=paged_read.paged_read_tunable), SM90)
+    kernel = DeviceKernel(
+        FoundKernel(module=paged_read.__name__, tunable=paged_read.paged_read_tunable), SM90
+    )
     job = kernel.job(problem(**sizes), one)
     cubin = cutile.compile_cubin(kernel.tunable.kernel, job.hints, job.signature, SM90, timeout_s=120)
     assert resources(cubin).stack_bytes == 0
