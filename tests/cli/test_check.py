@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from aot_tune.tables import reader, writer
 from aot_tune.tables.table import Table
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
+from tests.support.make import planned_commands
 from tests.support.sample_archive import packed, put
 from tests.support.samples import DEFAULT, SM90, SPACE, scale, scale_in, scale_table, with_entry, write
 
@@ -411,10 +411,7 @@ def test_check_archives_fails_where_one_does_not_fit(folder: Path, monkeypatch: 
 @pytest.mark.process
 @pytest.mark.parametrize("arch", ["", "sm90"])
 def test_make_wheel_checks_archives_before_it_packs_them(arch: str) -> None:
-    done = subprocess.run(
-        ["make", "-n", "wheel", "VENV=", f"ARCH={arch}"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    steps = [line for line in done.stdout.splitlines() if line.strip()]
+    steps = planned_commands("wheel", f"ARCH={arch}")
     checked = next(
         at
         for at, line in enumerate(steps)

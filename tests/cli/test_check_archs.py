@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from aot_tune.cli.check_archs import ARCHS, Checked, check, lines
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
+from tests.support.make import planned_commands
 from tests.support.samples import DEFAULT, MODULE, SM90, scale_in, scale_table, write
 
 SM80, SM120 = Arch.parse("sm80"), Arch.parse("sm120")
@@ -145,11 +145,5 @@ def test_a_wrong_word_to_check_archs_is_exit_code_2(words: tuple[str, ...]) -> N
 
 @pytest.mark.process
 def test_make_check_archs_passes_its_arguments_on() -> None:
-    done = subprocess.run(
-        ["make", "-n", "check-archs", "VENV=", "ARGS=--arch sm100"],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip().endswith(" -m aot_tune check-archs --arch sm100")
+    (command,) = planned_commands("check-archs", "ARGS=--arch sm100")
+    assert command.endswith(" -m aot_tune check-archs --arch sm100")
