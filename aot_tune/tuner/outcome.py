@@ -35,6 +35,12 @@ class Measurement:
     num_samples: int
     """Number of samples, over all rounds."""
 
+    provisional: bool = False
+    """Whether the time was taken alone and will be taken again, in turn with that of its rivals."""
+
+    disturbed: str | None = None
+    """What spoilt its samples until the patience ended, in words; None where nothing did."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
