@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,6 +18,7 @@ import pytest
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import DeclarationError, JournalMismatchError, TuneError
+from aot_tune.tuner.measure import gpu_lock
 from aot_tune.tuner.measure.rounds import LEAST_ROUNDS, MOST_ROUNDS
 from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.measure.supervise import GpuLostError, Limits
@@ -27,11 +27,12 @@ from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.tuner.sweep.journal import Journal
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
-from tests.support.scripted_backend import Does, Script, config, events
+from tests.support.gpu_locks import shared_folder
+from tests.support.scripted_backend import Does, Script, config, events, plain
 
 pytestmark = pytest.mark.process
 
-QUICK = Limits(start_s=5, canary_s=5, open_s=5, config_s=0.6, patience_s=0.0)
+QUICK = Limits(start_s=15, canary_s=5, open_s=5, config_s=0.6, patience_s=0.0, pause_s=0.1)
 ONE, TWO, THREE = (Problem({"M": m}) for m in (16, 32, 64))
 
 Start = Callable[..., MeasureSession]
@@ -39,7 +40,7 @@ Start = Callable[..., MeasureSession]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(gpu_lock, "FOLDERS", (shared_folder(tmp_path / "lock"),))
     return tmp_path
 
 
@@ -61,7 +62,7 @@ def start(folder: Path, told: list[str]) -> Iterator[Start]:
             limits,
             on_event=told.append,
             backend="tests.support.scripted_backend:ScriptedBackend",
-            arguments={"script": Script(folder=folder, configs=configs, **script)},
+            arguments={"script": plain(Script(folder=folder, configs=configs, **script))},
         )
         sessions.append(session)
         return session
@@ -340,12 +341,12 @@ def test_what_raises_at_the_launch_fails_alone_in_the_same_worker(
 
 def test_a_second_tuner_on_a_gpu_is_refused_with_the_holders_name(start: Start, folder: Path) -> None:
     holder = (
-        "import sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
-        "from aot_tune.tuner.measure.gpu_lock import GpuLock\n"
-        "lock = GpuLock('cuda-0', 'tuning matmul'); print('held', flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from aot_tune.tuner.measure import gpu_lock\n"
+        "gpu_lock.FOLDERS = (Path(sys.argv[1]),)\n"
+        "lock = gpu_lock.GpuLock('cuda-0', 'tuning matmul'); print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", holder, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", holder, str(folder / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
