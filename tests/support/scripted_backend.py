@@ -58,6 +58,9 @@ class Does:
     at_launch: int = 1
     """The first launch in a process that may go wrong; a verification is two launches, a timing eight."""
 
+    only_in: str = ""
+    """The one sort of launch that may go wrong: verify, again, time or sample; any of them without it."""
+
     only_on: int = 0
     """The M of the one problem where it goes wrong; 0 for all."""
 
@@ -78,6 +81,9 @@ class Does:
 
     seconds: float = 0.0
     """How long a verification takes, seconds."""
+
+    seconds_again: float = 0.0
+    """How long each of the further launches takes, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +206,7 @@ class ScriptedBackend:
 
     def again(self, trial: Trial, number: int) -> str | None:
         name, does = self._asked(trial, "again")
+        time.sleep(does.seconds_again)
         self._launch(name, does)
         return does.wrong_again or None
 
@@ -236,13 +243,14 @@ class ScriptedBackend:
 
     def _asked(self, trial: Trial, what: str) -> tuple[str, Does]:
         name = self._last = str(trial.config["name"])
+        self._what = what
         self._log(f"{what} {name}")
         self._alive()
         return name, self._script.configs[name]
 
     def _launch(self, name: str, does: Does) -> None:
         launch = self._launches[name] = self._launches.get(name, 0) + 1
-        here = does.only_on in (0, self._problem["M"])
+        here = does.only_on in (0, self._problem["M"]) and does.only_in in ("", self._what)
         if does.fault and here and launch >= does.at_launch and self._happens(f"fault of {name}", does.times):
             self._go_wrong(does.fault)
 

@@ -311,6 +311,7 @@ class TrialRun:
         supervisor.replace(f"{config}: {message}")
         hopeless = silent_s is not None and self._hopeless(config, silent_s)
         if not hopeless and self._strikes.pardon(self._problem, config, stage):
+            self._known.pop(config, None)  # it has to pass all that it passed before
             self.pending.remove(config)
             self.pending.insert(0, config)
             return

@@ -155,7 +155,7 @@ class Case:
     def _digests(self) -> dict[str, int]:
         tensors = {f"the expected {name}": close.value for name, close in self.expected.items()}
         tensors |= {f"the saved copy of {name}": tensor for name, tensor in self.saved.items()}
-        return dict(zip(tensors, _digests(tensors.values()), strict=True))
+        return dict(zip(tensors, digests(tensors.values()), strict=True))
 
     def _unchanging(self) -> list[str]:
         return [name for name in self.saved if name not in self.tunable.inplace]
@@ -168,7 +168,7 @@ class Case:
         return None
 
 
-def _digests(tensors: Iterable[torch.Tensor]) -> list[int]:
+def digests(tensors: Iterable[torch.Tensor]) -> list[int]:
     """The sum of each tensor's bits as integers, modulo 2**64. It needs no memory but for its result."""
     sums = [bits(tensor).sum(dtype=torch.int64) for tensor in tensors]  # all queued before the first is read
     return [int(one) for one in sums]
