@@ -54,6 +54,19 @@ class GpuLostError(TuneError):
         self.outcomes = tuple(outcomes)
 
 
+class ProblemFailedError(TuneError):
+    """A problem's arguments cannot be made, although the GPU works.
+
+    Attributes:
+        problem: The problem.
+        reason: What happens when they are made.
+    """
+
+    def __init__(self, problem: Problem, reason: str) -> None:
+        super().__init__(f"{problem}: {reason}")
+        self.problem, self.reason = problem, reason
+
+
 class OutOfMemory(Exception):
     """A problem's arguments and references do not fit into the memory of an empty GPU."""
 

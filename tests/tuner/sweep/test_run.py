@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +13,8 @@ import pytest
 from aot_tune.errors import AotTuneError, DeclarationError, JournalMismatchError, TuneError
 from aot_tune.tables import store, writer
 from aot_tune.tables.table import Table
-from aot_tune.tuner.outcome import Failure, Measurement, Outcome
+from aot_tune.tuner.measure.supervise import GpuLostError, ProblemFailedError
+from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
 from aot_tune.tuner.sweep import run as sweep
 from aot_tune.tuner.sweep.report import SweepReport, SweepRequest
 from aot_tune.values.arch import Arch
@@ -29,11 +30,24 @@ class Session:
     wrong: frozenset[int] = frozenset()
     """Values of tile_m that compute a wrong result."""
 
+    wrong_at: frozenset[tuple[int, int]] = frozenset()
+    """Values of tile_m and M: with that tile the result is wrong at that size alone."""
+
+    wrong_late: frozenset[int] = frozenset()
+    """Values of tile_m whose result is wrong when it is verified again."""
+
+    late_stage: Stage = "verify"
+    """The stage at which they fail then."""
+
+    unopened: frozenset[int] = frozenset()
+    """Values of M of the problems whose arguments cannot be made."""
+
     fails_after: int | None = None
-    """Requests after which the GPU is lost."""
+    """Outcomes, rounds counted one by one, after which the GPU is lost."""
 
     noise = 1.0
     driver = "580.1"
+    disturbed: str | None = None
 
     fastest: Callable[[Problem], int] | None = None
     """The tile_m that is fastest, where a test wants another than the formula's."""
@@ -44,8 +58,10 @@ class Session:
     def __init__(self, found: Any, gpu_index: int, *, on_event: Any) -> None:
         self.conditions: list[Any] = []
         self.verify_s = 0.0
+        self.name = found.tunable.name
         self.asked: list[tuple[str, Problem, frozenset[Config]]] = []
-        sessions.append(self)
+        self.told: list[tuple[str, Problem, Config, int | None]] = []
+        self.remembered: list[tuple[Problem, Config]] = []
 
     def __enter__(self) -> Session:
         return self
@@ -63,39 +79,81 @@ class Session:
         }
 
     def device(self) -> Device:
+        sessions.append(self)  # one that is asked for its identity alone measures nothing
         return Device.reference(SM90)
 
-    def measure(self, problem: Problem, configs: Mapping[Config, Path | None]) -> list[Outcome]:
-        return self._answer("measure", problem, configs)
+    def measure(
+        self,
+        problem: Problem,
+        configs: Mapping[Config, Path | None],
+        *,
+        on_outcome: Callable[[Outcome], None],
+        known: Mapping[Config, Measurement] = {},
+        least_us: float = 0.0,
+    ) -> list[Outcome]:
+        self._open("measure", problem, configs)
+        outcomes = []
+        for config in configs:
+            outcomes.append(self._outcome(problem, config))
+            self._told("measure", problem, config)
+            on_outcome(outcomes[-1])
+        return outcomes
 
-    def finals(self, problem: Problem, configs: Mapping[Config, Path | None]) -> list[Outcome]:
-        return self._answer("finals", problem, configs)
+    def finals(
+        self,
+        problem: Problem,
+        configs: Mapping[Config, Path | None],
+        *,
+        on_round: Callable[[int, Outcome], None],
+        taken: Mapping[Config, Sequence[Measurement]] = {},
+    ) -> list[Outcome]:
+        self._open("finals", problem, configs)
+        for number in range(3):
+            for config in configs:
+                if len(taken.get(config, ())) <= number:
+                    self._told("finals", problem, config, number)
+                    on_round(number, self._outcome(problem, config))
+        return [self._outcome(problem, config) for config in configs]
 
     def recheck(self, problem: Problem, configs: Mapping[Config, Path | None]) -> list[Failure]:
         self.asked.append(("recheck", problem, frozenset(configs)))
         if self.meanwhile:
             self.meanwhile.pop()()
-        return []
+        return [
+            Failure(config=config, stage=self.late_stage, message="a race")
+            for config in configs
+            if config["tile_m"] in self.wrong_late
+        ]
 
     def remember_fault(self, problem: Problem, config: Config, message: str) -> None:
-        pass
+        self.remembered.append((problem, config))
 
-    def _answer(self, what: str, problem: Problem, configs: Mapping[Config, Path | None]) -> list[Outcome]:
-        if self.fails_after is not None and len(self.asked) >= self.fails_after:
-            raise TuneError("the GPU is lost")
+    def _open(self, what: str, problem: Problem, configs: Mapping[Config, Path | None]) -> None:
+        if problem.size("M") in self.unopened:
+            raise ProblemFailedError(problem, "make_args was killed by SIGKILL")
         self.asked.append((what, problem, frozenset(configs)))
         assert all(path is not None and path.read_bytes()[:4] == b"\x7fELF" for path in configs.values())
-        return [self._outcome(problem, config) for config in configs]
+
+    def _told(self, what: str, problem: Problem, config: Config, number: int | None = None) -> None:
+        if self.fails_after is not None and len(self.told) >= self.fails_after:
+            raise GpuLostError("the GPU is lost")
+        self.told.append((what, problem, config, number))
 
     def _outcome(self, problem: Problem, config: Config) -> Outcome:
         tall = int(config["tile_m"])
-        if tall in self.wrong:
+        if tall in self.wrong or (tall, problem.size("M")) in self.wrong_at:
             return Failure(config=config, stage="verify", message="half of it is NaN")
         us = 10.0 + problem.size("M") / tall + (tall if problem.size("M") == 1 else 0)
         if self.fastest is not None:
             us = 10.0 if tall == self.fastest(problem) else 20.0
         us += config.hints["num_ctas"] + config.hints["occupancy"] + int(config["tile_n"]) / 64
-        return Measurement(config=config, mean_us=us * self.noise, error_margin_us=0.01, num_samples=5)
+        return Measurement(
+            config=config,
+            mean_us=us * self.noise,
+            error_margin_us=0.01,
+            num_samples=5,
+            disturbed=self.disturbed,
+        )
 
 
 sessions: list[Session] = []
@@ -117,8 +175,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sweep, "MeasureSession", Session)
     monkeypatch.setattr(sweep, "CUBINS", Path("build/test-cubins").absolute())
     monkeypatch.setattr(sweep, "JOURNALS", tmp_path / "journal")
-    for name, value in {"wrong": frozenset(), "fails_after": None, "noise": 1.0, "driver": "580.1"}.items():
-        monkeypatch.setattr(Session, name, value)
     monkeypatch.setattr(Session, "meanwhile", [])
     sessions.clear()
     return tmp_path
@@ -198,7 +254,7 @@ def test_a_config_that_is_wrong_wins_nowhere_and_is_counted(
     assert report.rows[0].failures > 0
 
 
-@pytest.mark.parametrize("lost_after", [1, 3, 6, 9])
+@pytest.mark.parametrize("lost_after", [1, 30, 47, 75])
 def test_a_sweep_that_was_stopped_goes_on_and_repeats_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, lost_after: int
 ) -> None:
@@ -208,19 +264,19 @@ def test_a_sweep_that_was_stopped_goes_on_and_repeats_nothing(
     assert not _path(folder).exists()
     monkeypatch.setattr(Session, "fails_after", None)
     _tune(folder)
-    first, second = sessions[0].asked, sessions[1].asked
+    first, second = sessions[0].told, sessions[1].told
     assert len(first) == lost_after
     whole = _path(folder).read_bytes()
     _path(folder).unlink()
     _tune(folder)
     assert _path(folder).read_bytes() == whole, "stopped and resumed, or in one go: the same table"
-    assert sessions[2].asked == first + second
+    assert sessions[2].told == first + second
 
 
 def test_a_changed_driver_is_not_mixed_with_what_was_measured(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Session, "fails_after", 2)
+    monkeypatch.setattr(Session, "fails_after", 20)
     with pytest.raises(TuneError):
         _tune(folder)
     monkeypatch.setattr(Session, "driver", "590.2")
@@ -244,7 +300,7 @@ def test_a_partial_sweep_keeps_the_other_entries(folder: Path, monkeypatch: pyte
 def test_a_selection_published_meanwhile_leaves_the_journal_of_a_stopped_sweep(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Session, "fails_after", 4)
+    monkeypatch.setattr(Session, "fails_after", 40)
     with pytest.raises(TuneError, match="lost"):
         _tune(folder)
     monkeypatch.setattr(Session, "fails_after", None)
@@ -392,14 +448,26 @@ def test_a_table_that_cannot_be_replaced_is_refused_before_anything_is_measured(
     assert _contents(path.parent) == before
 
 
-def test_a_table_that_cannot_be_replaced_is_refused_before_another_kernel_is_measured(folder: Path) -> None:
+def _two(folder: Path, **changes: Any) -> tuple[SweepReport, Quiet]:
+    """A sweep of `other`, which is `scale` under another name with `changes`, and then of `scale`."""
     scale = scale_in(folder / "tables")["scale"]
-    other = dataclasses.replace(scale, tunable=dataclasses.replace(scale.tunable, name="other"))
+    tunable = dataclasses.replace(scale.tunable, name="other", **changes)
+    other = dataclasses.replace(scale, tunable=tunable)
+    progress = Quiet()
+    request = SweepRequest(kernels=(other, scale), arch=SM90, gpu=0, jobs=2)
+    return sweep.run(request, progress), progress
+
+
+def test_a_table_that_cannot_be_replaced_is_told_first_and_another_kernel_is_swept(folder: Path) -> None:
     store.table_path(folder / "tables", SM90, "other").parent.mkdir(parents=True)
     store.table_path(folder / "tables", SM90, "other").write_bytes(b"{")
-    with pytest.raises(TuneError, match=r"other\.json.*remove it to start over"):
-        sweep.run(SweepRequest(kernels=(scale, other), arch=SM90, gpu=0, jobs=2), Quiet())
-    assert not sessions
+    report, progress = _two(folder)
+    assert not report.complete
+    assert "other: cannot be swept" in progress.said[0]
+    assert "remove it to start over" in report.rows[0].refusals[0]
+    assert report.rows[0].failed
+    assert report.rows[1].complete
+    assert [session.name for session in sessions] == ["scale"]
 
 
 def test_a_truncated_table_stops_the_sweep_and_is_left_as_it_was(folder: Path) -> None:
