@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 PREDICTED_FOLDER = Path("build") / "tuned_configs"
 """The folder of predicted tables unless --out names another; it is never a folder of measured tables."""
 
+JOURNALS = Path("build") / "journal"
+"""The folder of journals unless --journal names another. That of a whole sweep is ``<arch>/<kernel>.jsonl``
+below it."""
+
 FIRST_LOOK_BUCKETS = 12
 """Most buckets of each kernel in a first look. It is a number and no time limit, so that every machine writes
 the same tables. With five candidates each, sixteen kernels need 297 compilations: 75 seconds on two cores.
@@ -69,7 +73,7 @@ class SweepRequest:
     """Index, as torch counts, of the GPU of `arch` to measure on; None to predict without a GPU."""
 
     journal: Path | None = None
-    """Folder of journals; None for `aot_tune.tuner.sweep.run.JOURNALS`."""
+    """Folder of journals; None for `JOURNALS`."""
 
     cubins: Path | None = None
     """Folder of cubins to reuse and add to; None for `aot_tune.tuner.sweep.run.CUBINS`."""

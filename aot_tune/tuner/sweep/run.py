@@ -30,15 +30,12 @@ from aot_tune.tuner.sweep.decision import Decision
 from aot_tune.tuner.sweep.journal import Journal, JournalWriteError, check_resumable
 from aot_tune.tuner.sweep.kernel import KernelSweep, KernelTimes, Measurer
 from aot_tune.tuner.sweep.progress import Progress
-from aot_tune.tuner.sweep.report import SweepReport, SweepRequest, SweptKernel
+from aot_tune.tuner.sweep.report import JOURNALS, SweepReport, SweepRequest, SweptKernel
 from aot_tune.tuner.sweep.results import SweepResults, accepts
 
 CUBINS = Path("build/cubins")
 """The folder where cubins are kept between runs, for all archs: each name is a digest that contains the
 arch."""
-
-JOURNALS = Path("build/journal")
-"""The folder of journals. That of a whole sweep is ``<arch>/<kernel>.jsonl`` below it."""
 
 
 _STOPS_ALL = (GpuLostError, JournalWriteError, StoreError)
