@@ -168,8 +168,8 @@ def test_every_option_of_tune_reaches_the_sweep(
     _h200(monkeypatch)
     words = (
         "tune scale --arch 90 --module tests.support.samples --problem M=300,N=8,dtype=bfloat16 "
-        "--limit 2 --allow-worse --exhaustive --require measured --out O --jobs 3 --gpu 0 --journal J --cubins C "
-        "--fresh"
+        "--limit 2 --allow-worse --exhaustive --require measured --out O --jobs 3 --gpu 0 --journal J "
+        "--cubins C --fresh"
     )
     assert _run(*words.split()).exit_code == 0
     (request,) = requests
