@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from aot_tune.declare.declaration import Close
+from aot_tune.declare.declaration import Close, Work
 from aot_tune.errors import AotTuneError, DeclarationError, JournalMismatchError, StoreError, TuneError
 from aot_tune.tables import store, writer
 from aot_tune.tables.table import Table
@@ -515,6 +515,24 @@ def test_a_lost_gpu_and_a_full_disk_stop_all_kernels(folder: Path, error: Except
     with pytest.raises(TuneError, match=str(error)):
         _two(folder)
     assert [session.name for session in sessions] == ["other"]
+
+
+def test_a_grid_that_fails_for_one_config_is_told_and_the_least_time_goes_to_the_session(
+    folder: Path,
+) -> None:
+    scale = scale_in(folder / "tables")["scale"].tunable
+
+    def grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
+        if config["tile_m"] == 64 and config.hints["occupancy"] == 2:
+            raise KeyError("no such row")
+        return scale.grid_fn(config, device, problem)
+
+    report, progress = _two(folder, grid_fn=grid, work=lambda config, problem: Work(load_bytes=1e9))
+    assert report.complete
+    assert any("launch" in line and "grid_fn raised KeyError" in line for line in progress.said)
+    other, plain = sessions
+    assert all(0 < least < 1 for least in other.least.values())
+    assert set(plain.least.values()) == {0.0}
 
 
 def test_a_stale_journal_is_told_before_the_first_kernel_is_measured(
