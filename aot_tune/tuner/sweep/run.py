@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -69,7 +70,8 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
     tune = predict.predict_kernel if request.predicts else _measure_kernel
     refused = _refused(request, progress)
     rows: list[SweptKernel] = []
-    with CompileFeed(pool) as feed:
+    with ExitStack() as stack:
+        feed = stack.enter_context(CompileFeed(pool))
         for found in request.kernels:
             row = refused.get(found.tunable.name)
             if row is None:
@@ -77,6 +79,8 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
                     row = tune(request, found, feed, progress)
                 except AotTuneError as error:
                     row = _failed(request, found, error, progress)
+                    stack.close()  # what is queued is the failed kernel's, and the feed may have ended
+                    feed = stack.enter_context(CompileFeed(pool))
             rows.append(row)
             if request.verbose:
                 _note_choices(row, progress)

@@ -520,19 +520,27 @@ def test_a_lost_gpu_and_a_full_disk_stop_all_kernels(folder: Path, error: Except
 def test_a_grid_that_fails_for_one_config_is_told_and_the_least_time_goes_to_the_session(
     folder: Path,
 ) -> None:
-    scale = scale_in(folder / "tables")["scale"].tunable
+    found = scale_in(folder / "tables")["scale"]
 
     def grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
         if config["tile_m"] == 64 and config.hints["occupancy"] == 2:
             raise KeyError("no such row")
-        return scale.grid_fn(config, device, problem)
+        return found.tunable.grid_fn(config, device, problem)
 
-    report, progress = _two(folder, grid_fn=grid, work=lambda config, problem: Work(load_bytes=1e9))
-    assert report.complete
+    tunable = dataclasses.replace(
+        found.tunable, grid_fn=grid, work=lambda config, problem: Work(load_bytes=1e9)
+    )
+    progress = Quiet()
+    request = SweepRequest(kernels=(dataclasses.replace(found, tunable=tunable),), arch=SM90, gpu=0, jobs=2)
+    sweep.run(request, progress)
     assert any("launch" in line and "grid_fn raised KeyError" in line for line in progress.said)
-    other, plain = sessions
-    assert all(0 < least < 1 for least in other.least.values())
-    assert set(plain.least.values()) == {0.0}
+    assert all(0 < least < 1 for least in sessions[0].least.values())
+
+
+def test_a_kernel_that_a_child_cannot_import_leaves_the_others_compiling(folder: Path) -> None:
+    report, _ = _two(folder, grid_fn=lambda config, device, problem: (1, 1))
+    assert "no kernel 'other'" in report.rows[0].refusals[0]
+    assert [row.failed for row in report.rows] == [True, False]
 
 
 def test_a_stale_journal_is_told_before_the_first_kernel_is_measured(
