@@ -89,6 +89,17 @@ _PLACE = re.compile(r'^\s*"([^"]+)", lines? (\d+)', re.MULTILINE)
 """The place in the kernel that a compiler's message names; the last of several is the innermost."""
 
 
+_TRANSIENT = re.compile(
+    r"was killed by |out of memory|cannot allocate|bad_alloc|MemoryError|disappeared", re.IGNORECASE
+)
+"""Words of failures that may pass: the compiler was killed, memory was short, or the cubin was removed."""
+
+
+def is_transient(result: CompileResult) -> bool:
+    """Whether another run should compile this job again: it was killed, or memory was short."""
+    return isinstance(result, CompileFailure) and _TRANSIENT.search(result.message) is not None
+
+
 def compiles_nowhere(results: Iterable[CompileResult]) -> str | None:
     """Why no job produced a cubin, in one line with the place in the kernel; None where one did."""
     failures = []
