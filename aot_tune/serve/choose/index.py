@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import sub
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from typing import NamedTuple
 from aot_tune.tables.rule import BucketRule, Tiles, rule_of
 from aot_tune.tables.table import Entry, Table
 from aot_tune.values.bucket import Axes, Pow2, edge
+from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem, Value
 
 Classes = frozenset[tuple[str, Value]]
@@ -92,7 +94,7 @@ class Index:
     def __init__(self, axes: Axes, tiles: Tiles | None, tables: Sequence[Shipped]) -> None:
         self.tables = tuple(tables)
         self._axes = axes
-        self._tiles = tiles
+        self._tiles = partial(_tiles_of_any, tiles) if tiles is not None else None
         self._exact = tuple(name for name, axis in axes.items() if not isinstance(axis, Pow2))
         self._pow2 = tuple(name for name, axis in axes.items() if isinstance(axis, Pow2))
         self._own: dict[Problem, Match] = {}
@@ -187,6 +189,18 @@ class Index:
 
     def _exponents(self, bucket: Problem) -> tuple[int, ...]:
         return tuple(bucket.size(name).bit_length() - 1 for name in self._pow2)
+
+
+def _tiles_of_any(tiles: Tiles, config: Config, problem: Problem) -> int:
+    """The declaration's count of tiles; 1 for a config of a damaged table that the function cannot take.
+
+    A portfolio is estimated before it is known which of its configs may run; such a config may not.
+    """
+    try:
+        count = tiles(config, problem)
+    except Exception:  # the author's code on any values that a file may hold
+        return 1
+    return count if isinstance(count, int) else 1
 
 
 def _closest(group: _Group, exponents: tuple[int, ...], within: float) -> tuple[int, _Member] | None:

@@ -67,9 +67,13 @@ class Legality:
         self._last: tuple[Problem | None, frozenset[Config]] = (None, frozenset())
 
     def refusal(self, config: Config, problem: Problem) -> str | None:
-        """Why a config may not run for a problem; None when it may."""
-        reason = self._tunable.refusal(config, self._arch, problem)
-        return reason or (None if self._in_space(config, problem) else "it is not in the search space")
+        """Why a config may not run for a problem; None when it may.
+
+        A file may hold any config. The author's `legal` is asked only of those in the search space.
+        """
+        if not self._in_space(config, problem):
+            return "it is not in the search space"
+        return self._tunable.refusal(config, self._arch, problem)
 
     def _in_space(self, config: Config, problem: Problem) -> bool:
         classes = classes_of(self._tunable.axes, problem)

@@ -11,6 +11,7 @@ import pytest
 from aot_tune.errors import LaunchError
 from aot_tune.serve.choose.index import Index, Shipped
 from aot_tune.serve.choose.resolve import Choice, Legality, miss_message, resolve, tune_command
+from aot_tune.serve.launch.messages import passed_over_message
 from aot_tune.tables.table import Table
 from aot_tune.tunable import Tunable
 from aot_tune.values.config import Config
@@ -110,6 +111,24 @@ def test_b3_a_config_that_may_not_run_is_passed_over_wherever_it_comes_from(bad:
     assert choose(at(64), table).config in (AT_256, DEFAULT)
     assert choose(at(100), remembered=lambda bucket: bad).config == DEFAULT
     assert choose(at(4096), search=lambda problem, found: bad).config == DEFAULT
+
+
+@pytest.mark.parametrize("size", [0, "x"])
+def test_b3_the_author_s_functions_need_not_take_what_a_table_holds(size: int | str) -> None:
+    """B3: `tiles` divides by a size of the portfolio, and `legal` by the winner's; a launch never raises."""
+
+    def legal(config: Config, arch: object, problem: Problem) -> bool:
+        return 1024 % int(config["tile_m"]) == 0
+
+    strict = dataclasses.replace(scale)
+    object.__setattr__(strict, "legal", legal)
+    bad = Config(constants={"tile_m": size, "tile_n": 64}, hints={"occupancy": 1, "num_ctas": 1})
+    table = with_entry(dataclasses.replace(TABLE, portfolio=(bad, AT_256)), 1, config=bad)
+    for rows in (64, 50, 128, 4096):
+        choice = choose(at(rows), table, tunable=strict)
+        assert choice.config in (AT_256, DEFAULT)
+        assert choice.reason
+        passed_over_message(strict, SM90, at(rows), choice)
 
 
 def test_b3_a_given_config_that_is_not_legal_is_an_error_with_the_reason() -> None:
