@@ -1,0 +1,287 @@
+"""What is fuzzed: every reader of bytes that something else wrote, with the outcomes that it documents.
+
+A target is given bytes and says in a word what came of them. A value that was accepted must keep its reader's
+promises: written and read again it is the same, and serving can use it. Whatever else is raised is a finding.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import shutil
+import tempfile
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from aot_tune.cubins.archive import HEADER, MAGIC, SCHEMA, Archive
+from aot_tune.cubins.origin import Origin
+from aot_tune.cubins.pack import KernelCubins, pack
+from aot_tune.errors import ArchiveError, TableError, TuneError
+from aot_tune.serve.choose.index import Index, Shipped
+from aot_tune.serve.choose.resolve import Legality, resolve
+from aot_tune.serve.launch.messages import passed_over_message
+from aot_tune.serve.search.cache import UserCache
+from aot_tune.tables import reader, writer
+from aot_tune.tables.fit import mismatch
+from aot_tune.tables.table import Table
+from aot_tune.tunable import Tunable
+from aot_tune.tuner.outcome import Failure, Measurement
+from aot_tune.tuner.sweep.journal import Journal
+from aot_tune.tuner.sweep.results import StepResult, SweepResults
+from aot_tune.values.arch import Arch
+from aot_tune.values.problem import Problem
+from tests.support.user_cache import CONFIG, KEY
+
+CORPUS = Path(__file__).parent / "corpus"
+"""What fuzzing once found, a folder for each target."""
+
+SHIPPED = Path(__file__).parents[2] / "tuned_configs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A reader and the bytes to begin with."""
+
+    run: Callable[[bytes], str]
+    """Reads bytes and says what came of them, alike for what is alike. It raises only on a finding."""
+
+    seeds: Callable[[], list[bytes]]
+    """Makes inputs that the reader accepts, from shipped files where there are such."""
+
+
+def corpus(name: str) -> dict[str, bytes]:
+    """What was once found in a target, by its file's name."""
+    return {path.name: path.read_bytes() for path in sorted((CORPUS / name).glob("*"))}
+
+
+@cache
+def _folder() -> Path:
+    """A folder for the files of this process, which is removed when it ends."""
+    folder = Path(tempfile.mkdtemp(prefix="aot_tune-fuzz-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+# Tables -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kernel:
+    """A shipped kernel, what is asked of its tables, and which configs may run."""
+
+    tunable: Tunable
+    legality: Legality
+    problems: tuple[Problem, ...]
+
+
+@cache
+def _small_tables() -> dict[str, bytes]:
+    """Each shipped table with three of its entries."""
+    tables = {}
+    for path in sorted(SHIPPED.glob("*/*.json")):
+        document = json.loads(path.read_bytes())
+        entries = document["entries"]
+        document["entries"] = [entries[0], entries[len(entries) // 2], entries[-1]]
+        tables[document["kernel"]] = writer.dump(reader.parse(json.dumps(document)))
+    return tables
+
+
+def _table_seeds() -> list[bytes]:
+    _kernels()  # imports torch and every kernel before the first input
+    return list(_small_tables().values())
+
+
+@cache
+def _kernels() -> dict[str, _Kernel]:
+    from aot_tune.kernels import TUNABLES
+
+    found = {}
+    for tunable in TUNABLES:
+        if tunable.name not in _small_tables():
+            continue
+        table = reader.parse(_small_tables()[tunable.name])
+        problems: list[Problem] = []
+        for entry in table.entries:
+            inside = entry.points[0].size if entry.points else {}
+            smaller = {axis: max(size - 1, 1) for axis, size in inside.items()}
+            problems += [entry.bucket, entry.bucket.replaced(**smaller)]
+        found[tunable.name] = _Kernel(
+            tunable=tunable, legality=Legality(tunable, table.arch), problems=tuple(problems)
+        )
+    return found
+
+
+def _table(data: bytes) -> str:
+    try:
+        table = reader.parse(data)
+    except TableError as error:
+        return f"{type(error).__name__}: {error.path}: {error.problem:.20}"
+    text = writer.dump(table)
+    again = reader.parse(text)
+    assert writer.dump(again) == text, "a table that was read and written comes back otherwise"
+    assert [entry.bucket for entry in again.entries] == [entry.bucket for entry in table.entries]
+    assert again.portfolio == table.portfolio
+    kernel = _kernels().get(table.kernel)
+    if kernel is None or mismatch(kernel.tunable, table.arch, table) is not None:
+        return "a table of no shipped kernel"
+    return "a table: " + " ".join(_chosen(kernel, table))
+
+
+def _chosen(kernel: _Kernel, table: Table) -> Iterator[str]:
+    """Choose as serving does; give the steps of the ladder that the choices came from."""
+    tunable = kernel.tunable
+    index = Index(tunable.axes, tunable.tiles, [Shipped(table=table, path=Path("table.json"))])
+    for problem in kernel.problems:
+        choice = resolve(tunable, table.arch, problem, index, kernel.legality)
+        assert kernel.legality.refusal(choice.config, problem) is None, f"{choice.config} may not run"
+        assert choice.reason
+        passed_over_message(tunable, table.arch, problem, choice)
+        yield choice.source
+
+
+# The user's cache -------------------------------------------------------------------------------------------
+
+
+@cache
+def _cache() -> UserCache:
+    folder = _folder() / "cache"
+    folder.mkdir(mode=0o700)
+    return UserCache(folder)
+
+
+def _cache_seeds() -> list[bytes]:
+    _cache().write(KEY, CONFIG, 12.5)
+    return [(_folder() / "cache" / KEY.place).read_bytes()]
+
+
+def _cache_entry(data: bytes) -> str:
+    path = _folder() / "cache" / KEY.place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        config = _cache().read(KEY)
+        if config is None:
+            (warned,) = caught
+            return str(warned.message).removeprefix(str(path))[:40]
+        assert not caught
+        _cache().write(KEY, config, 1.0)
+        assert _cache().read(KEY) == config
+    return "a config"
+
+
+# Archives ---------------------------------------------------------------------------------------------------
+
+
+@cache
+def _archive_seed() -> bytes:
+    origin = Origin(
+        source_hash="0123456789abcdef", files={"a.py": "00"}, values={"b": "1"}, complete=True,
+        cuda_tile="1.7.0", tileiras="13.4.92",
+    )  # fmt: skip
+    code = b"\x7fELF" + bytes(range(200))
+    cubins = {((("occupancy", n),), name): code + name.encode() for n in (1, 2) for name in "ab"}
+    kernels = [
+        KernelCubins(kernel=name, symbol=f"{name}_kernel", origin=origin, cubins=cubins)
+        for name in ("one", "two")
+    ]
+    return pack(Arch(9, 0), kernels)
+
+
+@cache
+def _archive_parts() -> tuple[bytes, bytes, bytes]:
+    """The index, the body and the text of the first kernel's section."""
+    data = _archive_seed()
+    length = HEADER.unpack(data[: HEADER.size])[2]
+    index, body = data[HEADER.size : HEADER.size + length], data[HEADER.size + length :]
+    offset, stored, *_ = json.loads(index)["kernels"]["one"]
+    return index, body, zlib.decompress(body[offset : offset + stored])
+
+
+def _archive(data: bytes) -> str:
+    path = _folder() / "cubins.aot"
+    path.write_bytes(data)
+    try:
+        archive = Archive(path)
+        kernels = []
+        for name in archive.kernels:
+            section = archive.section(name)
+            assert section is not None
+            section.sizes()
+            kernels.append(KernelCubins.unpacked(name, section))
+    except ArchiveError as error:
+        return str(error).removeprefix(str(path))[:100]
+    again = pack(archive.arch, kernels)
+    path.write_bytes(again)
+    packed = Archive(path)
+    for one in kernels:
+        section = packed.section(one.kernel)
+        assert section is not None
+        assert KernelCubins.unpacked(one.kernel, section) == one, "cubins come back otherwise"
+    return f"an archive of {len(kernels)}"
+
+
+def _archive_of(index: bytes, body: bytes) -> bytes:
+    return HEADER.pack(MAGIC, SCHEMA, len(index), hashlib.sha256(index).digest()) + index + body
+
+
+def _archive_index(data: bytes) -> str:
+    """An index whose hash is right, before an intact body."""
+    return _archive(_archive_of(data, _archive_parts()[1]))
+
+
+def _archive_section(data: bytes) -> str:
+    """A section whose hash is right, of one kernel whose blocks are intact."""
+    body, packed = _archive_parts()[1], zlib.compress(data, 1)
+    place = [len(body), len(packed), len(data), hashlib.sha256(data).hexdigest()]
+    index = json.dumps({"arch": "sm90", "kernels": {"one": place}}).encode()
+    return _archive(_archive_of(index, body + packed))
+
+
+# Journals ---------------------------------------------------------------------------------------------------
+
+IDENTITY = {"driver": "580.159.04", "tileiras": "13.4.92", "source": "3f0c9a51d2e4b678"}
+
+
+def _journal_seeds() -> list[bytes]:
+    path = _folder() / "seed.jsonl"
+    path.unlink(missing_ok=True)
+    with Journal.open(path, IDENTITY) as journal:
+        results = SweepResults(journal)
+        problem = Problem({"dtype": "bfloat16", "M": 64})
+        measured = Measurement(config=CONFIG, mean_us=12.5, error_margin_us=0.1, num_samples=20)
+        failed = Failure(config=CONFIG, stage="fault", message="an illegal access")
+        results.write("candidates", problem, StepResult(outcomes=(measured,), measure_s=0.5))
+        results.write("portfolio", problem, StepResult(outcomes=(failed,), conditions=({"clock_mhz": 1980},)))
+    return [path.read_bytes()]
+
+
+def _journal(data: bytes) -> str:
+    path = _folder() / "kernel.jsonl"
+    path.write_bytes(data)
+    try:
+        with Journal.open(path, IDENTITY) as journal:
+            records, damage = journal.records, journal.damage
+            resumed = SweepResults(journal).resumed
+    except TuneError as error:
+        return f"{type(error).__name__}: {str(error).removeprefix(str(path))[:40]}"
+    with Journal.open(path, IDENTITY) as journal:
+        assert journal.records == records, "a journal that was opened and closed comes back otherwise"
+        assert journal.damage is None
+    return f"{len(records)} records, {resumed} outcomes, {'damaged' if damage else 'intact'}"
+
+
+TARGETS: dict[str, Target] = {
+    "table": Target(run=_table, seeds=_table_seeds),
+    "cache_entry": Target(run=_cache_entry, seeds=_cache_seeds),
+    "archive": Target(run=_archive, seeds=lambda: [_archive_seed()]),
+    "archive_index": Target(run=_archive_index, seeds=lambda: [_archive_parts()[0]]),
+    "archive_section": Target(run=_archive_section, seeds=lambda: [_archive_parts()[2]]),
+    "journal": Target(run=_journal, seeds=_journal_seeds),
+}
+"""Every reader by name. Where a checksum guards a text, a target of its own gives any text the right one."""
