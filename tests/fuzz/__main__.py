@@ -98,7 +98,7 @@ class Runner:
         self.outcomes: dict[str, int] = {}
         """How many inputs had each outcome; numbers in it do not count."""
         self._name, self._run, self._seconds, self._runs = name, target.run, seconds, runs
-        self._count, self._slowest_s = 0, 0.0
+        self._count, self._slowest_s, self._slowest = 0, 0.0, b""
         self._started = time.monotonic()
 
     @property
@@ -131,14 +131,17 @@ class Runner:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
         self._count += 1
-        self._slowest_s = max(self._slowest_s, time.perf_counter() - started)
+        took_s = time.perf_counter() - started
+        if took_s > self._slowest_s:
+            self._slowest_s, self._slowest = took_s, data
         outcome = re.sub(r"\d+", "#", outcome)
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
 
     def report(self) -> None:
-        """Print what was done, and write the outcomes with their counts."""
+        """Print what was done, and write the outcomes with their counts, and the slowest input."""
         FOUND.mkdir(parents=True, exist_ok=True)
         by_count = dict(sorted(self.outcomes.items(), key=lambda item: -item[1]))
+        (FOUND / f"{self._name}.slowest").write_bytes(self._slowest)
         (FOUND / f"{self._name}.outcomes.json").write_text(json.dumps(by_count, indent=1) + "\n")
         print(
             f"{self._name}: {self._count} inputs in {time.monotonic() - self._started:.0f} s, "
