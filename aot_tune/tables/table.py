@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Literal
 
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Axes
 from aot_tune.values.config import Config
+from aot_tune.values.lazy import lazy
 from aot_tune.values.problem import Problem
 
 SCHEMA = 2
@@ -155,7 +155,7 @@ class Table:
         """The entry of exactly this bucket."""
         return self._by_bucket.get(bucket)
 
-    @cached_property
+    @lazy
     def _by_bucket(self) -> Mapping[Problem, Entry]:
         return {entry.bucket: entry for entry in self.entries}
 
