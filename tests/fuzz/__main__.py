@@ -96,7 +96,7 @@ class Runner:
         self.seeds = [*target.seeds(), *targets.corpus(name).values()]
         """The inputs to begin with."""
         self.outcomes: dict[str, int] = {}
-        """How many inputs had each outcome; numbers in it do not count."""
+        """How many inputs had each outcome; numbers of several digits in it do not count."""
         self._name, self._run, self._seconds, self._runs = name, target.run, seconds, runs
         self._count, self._slowest_s, self._slowest = 0, 0.0, b""
         self._started = time.monotonic()
@@ -134,7 +134,7 @@ class Runner:
         took_s = time.perf_counter() - started
         if took_s > self._slowest_s:
             self._slowest_s, self._slowest = took_s, data
-        outcome = re.sub(r"\d+", "#", outcome)
+        outcome = re.sub(r"\d\d+", "#", outcome)
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
 
     def report(self) -> None:

@@ -30,10 +30,16 @@ from aot_tune.tables import reader, writer
 from aot_tune.tables.fit import entry_complaints, mismatch, portfolio_complaints
 from aot_tune.tables.table import Table
 from aot_tune.tunable import Tunable
+from aot_tune.tuner.compile.job import CompileFailure
+from aot_tune.tuner.measure.worker.backend import Done, Poisoned, Running, Trial
+from aot_tune.tuner.measure.worker.gpu_state import GpuState
 from aot_tune.tuner.outcome import Failure, Measurement
+from aot_tune.tuner.process.codec import MessageError, decode, encode
 from aot_tune.tuner.sweep.journal import Journal
-from aot_tune.tuner.sweep.results import StepResult, SweepResults
+from aot_tune.tuner.sweep.results import SweepResults, accepts
 from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
+from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 from tests.support.user_cache import CONFIG, KEY
 
@@ -75,6 +81,7 @@ class _Kernel:
     """A shipped kernel, what is asked of its tables, and which configs may run."""
 
     tunable: Tunable
+    arch: Arch
     legality: Legality
     problems: tuple[Problem, ...]
 
@@ -127,7 +134,10 @@ def _kernels() -> dict[str, _Kernel]:
             smaller = {axis: max(size - 1, 1) for axis, size in inside.items()}
             problems += [entry.bucket, entry.bucket.replaced(**smaller)]
         found[tunable.name] = _Kernel(
-            tunable=tunable, legality=Legality(tunable, table.arch), problems=tuple(problems)
+            tunable=tunable,
+            arch=table.arch,
+            legality=Legality(tunable, table.arch),
+            problems=tuple(problems),
         )
     return found
 
@@ -143,7 +153,7 @@ def _table(data: bytes) -> str:
     assert [entry.bucket for entry in again.entries] == [entry.bucket for entry in table.entries]
     assert again.portfolio == table.portfolio
     kernel = _kernels().get(table.kernel)
-    if kernel is None or mismatch(kernel.tunable, table.arch, table) is not None:
+    if kernel is None or mismatch(kernel.tunable, kernel.arch, table) is not None:
         return "a table of no shipped kernel"
     if zlib.crc32(data) % 16 == 0:  # not always: it makes arguments for each entry
         for entry in table.entries:
@@ -268,32 +278,83 @@ def _archive_section(data: bytes) -> str:
 IDENTITY = {"driver": "580.159.04", "tileiras": "13.4.92", "source": "3f0c9a51d2e4b678"}
 
 
-def _journal_seeds() -> list[bytes]:
+PROBLEM = Problem({"dtype": "bfloat16", "M": 64})
+MEASURED = Measurement(config=CONFIG, mean_us=12.5, error_margin_us=0.1, num_samples=20)
+FAILED = Failure(config=CONFIG, stage="fault", message="an illegal access")
+
+
+def _opened(path: Path) -> Journal:
+    return Journal.open(path, IDENTITY, accepts=accepts)
+
+
+@cache
+def _journal_seed() -> bytes:
+    """A journal with a record of each kind."""
     path = _folder() / "seed.jsonl"
-    path.unlink(missing_ok=True)
-    with Journal.open(path, IDENTITY) as journal:
-        results = SweepResults(journal)
-        problem = Problem({"dtype": "bfloat16", "M": 64})
-        measured = Measurement(config=CONFIG, mean_us=12.5, error_margin_us=0.1, num_samples=20)
-        failed = Failure(config=CONFIG, stage="fault", message="an illegal access")
-        results.write("candidates", problem, StepResult(outcomes=(measured,), measure_s=0.5))
-        results.write("portfolio", problem, StepResult(outcomes=(failed,), conditions=({"clock_mhz": 1980},)))
-    return [path.read_bytes()]
+    with _opened(path) as journal:
+        results = SweepResults(journal, "GPU-0")
+        results.write_compiled(
+            "candidates", PROBLEM, CONFIG, CompileFailure(key="2", message="no", seconds=1.0)
+        )
+        results.write("candidates", PROBLEM, MEASURED)
+        results.write("candidate finals", PROBLEM, MEASURED, 1)
+        results.write("portfolio", PROBLEM, FAILED)
+        results.write_recheck(PROBLEM, CONFIG, None)
+        results.write_spent(
+            "candidates", PROBLEM, measure_s=1.0, verify_s=0.5, conditions=[{"clock_mhz": 1980}]
+        )
+    return path.read_bytes()
 
 
 def _journal(data: bytes) -> str:
     path = _folder() / "kernel.jsonl"
     path.write_bytes(data)
     try:
-        with Journal.open(path, IDENTITY) as journal:
+        with _opened(path) as journal:
             records, damage = journal.records, journal.damage
-            resumed = SweepResults(journal).resumed
+            resumed = SweepResults(journal, "GPU-0").resumed
     except TuneError as error:
-        return f"{type(error).__name__}: {str(error).removeprefix(str(path))[:40]}"
-    with Journal.open(path, IDENTITY) as journal:
-        assert journal.records == records, "a journal that was opened and closed comes back otherwise"
-        assert journal.damage is None
-    return f"{len(records)} records, {resumed} outcomes, {'damaged' if damage else 'intact'}"
+        return f"{type(error).__name__}: {str(error).removeprefix(str(path))[:60]}"
+    if zlib.crc32(data) % 8 == 0:  # not always: opening a journal takes a millisecond
+        with _opened(path) as journal:
+            assert journal.records == records, "a journal that was opened and closed comes back otherwise"
+            assert journal.damage is None
+    path.with_name("kernel.jsonl.damaged").unlink(missing_ok=True)  # it would grow with each input
+    return f"{len(records)} records, {resumed} results, {'damaged' if damage else 'intact'}"
+
+
+def _journal_records(data: bytes) -> str:
+    """Records whose lengths and checksums are right, one a line."""
+    digest = _journal_seed().split(b" ")[2]
+    bodies = (digest + b" " + line for line in data.split(b"\n"))
+    return _journal(b"".join(b"%08x %d %b\n" % (zlib.crc32(body), len(body), body) for body in bodies))
+
+
+def _journal_texts() -> bytes:
+    return b"\n".join(line.split(b" ", 3)[3] for line in _journal_seed().splitlines())
+
+
+# Messages of a worker ---------------------------------------------------------------------------------------
+
+
+def _messages() -> list[bytes]:
+    named = Config(constants=CONFIG.constants, hints=CONFIG.hints, kernel="other")
+    trials = [Trial(config=CONFIG, cubin=Path("x.cubin")), Trial(config=named, launches=3)]
+    told = [Running(config=CONFIG), Done(outcome=MEASURED, verify_s=0.1), Done(outcome=FAILED)]
+    ended = [Poisoned(config=None, stage="fault", message="no"), GpuState(), Device.reference(Arch(9, 0))]
+    values: list[object] = [["result", {"trials": trials, "problem": PROBLEM}], told, ended]
+    assert [decode(encode(value)) for value in values] == values
+    return [encode(value) for value in values]
+
+
+def _message(data: bytes) -> str:
+    try:
+        value = decode(data)
+    except MessageError as error:
+        return str(error)[:60]
+    text = encode(value)
+    assert encode(decode(text)) == text, "a message that was read and sent arrives otherwise"
+    return f"a message: {type(value).__name__}"
 
 
 TARGETS: dict[str, Target] = {
@@ -302,6 +363,8 @@ TARGETS: dict[str, Target] = {
     "archive": Target(run=_archive, seeds=lambda: [_archive_seed()]),
     "archive_index": Target(run=_archive_index, seeds=lambda: [_archive_parts()[0]]),
     "archive_section": Target(run=_archive_section, seeds=lambda: [_archive_parts()[2]]),
-    "journal": Target(run=_journal, seeds=_journal_seeds),
+    "journal": Target(run=_journal, seeds=lambda: [_journal_seed()]),
+    "journal_records": Target(run=_journal_records, seeds=lambda: [_journal_texts()]),
+    "message": Target(run=_message, seeds=_messages),
 }
 """Every reader by name. Where a checksum guards a text, a target of its own gives any text the right one."""
