@@ -27,7 +27,7 @@ from aot_tune.serve.choose.resolve import Legality, resolve
 from aot_tune.serve.launch.messages import passed_over_message
 from aot_tune.serve.search.cache import UserCache
 from aot_tune.tables import reader, writer
-from aot_tune.tables.fit import entry_complaints, mismatch, portfolio_complaints
+from aot_tune.tables.fit import entry_complaints, mismatch, portfolio_complaints, undeclared, without
 from aot_tune.tables.table import Table
 from aot_tune.tunable import Tunable
 from aot_tune.tuner.compile.job import CompileFailure
@@ -84,6 +84,8 @@ class _Kernel:
     arch: Arch
     legality: Legality
     problems: tuple[Problem, ...]
+    declared: frozenset[Config]
+    """The configs of all search spaces that it declares."""
 
 
 @cache
@@ -138,6 +140,11 @@ def _kernels() -> dict[str, _Kernel]:
             arch=table.arch,
             legality=Legality(tunable, table.arch),
             problems=tuple(problems),
+            declared=frozenset(
+                config
+                for problem in tunable.typical_problems
+                for config in tunable.search_space(table.arch, problem)
+            ),
         )
     return found
 
@@ -159,12 +166,15 @@ def _table(data: bytes) -> str:
         for entry in table.entries:
             list(entry_complaints(table, kernel.tunable, entry, own=True))
         list(portfolio_complaints(table, kernel.tunable))
+        assert not set(undeclared(kernel.tunable, table)) & kernel.declared
     return "a table: " + " ".join(_chosen(kernel, table))
 
 
 def _chosen(kernel: _Kernel, table: Table) -> Iterator[str]:
     """Choose as serving does; give the steps of the ladder that the choices came from."""
     tunable = kernel.tunable
+    # As `loader.load` does it, which looks for a foreign config in each space anew.
+    table = without(table, set(table.portfolio) - kernel.declared)
     index = Index(tunable.axes, tunable.tiles, [Shipped(table=table, path=Path("table.json"))])
     for problem in kernel.problems:
         choice = resolve(tunable, table.arch, problem, index, kernel.legality)
