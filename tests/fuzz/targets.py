@@ -206,6 +206,8 @@ def _cache_entry(data: bytes) -> str:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         config = _cache().read(KEY)
+        if config is None and not caught:
+            return "a newer release's"
         if config is None:
             (warned,) = caught
             return str(warned.message).removeprefix(str(path))[:40]
