@@ -29,7 +29,7 @@ FOUND = Path("build") / "fuzz"
 """The folder of inputs that found something, and of each target's outcomes with their counts."""
 
 MOST_S = 5.0
-"""The longest that one input may take, seconds: 1000 times what the largest usual one takes."""
+"""The most processor time that one input may take, seconds: 1000 times what a usual one takes."""
 
 MOST_MIB = 512
 """The most memory that one input may add to the peak of the process, MiB."""
@@ -100,6 +100,7 @@ class Runner:
         self._name, self._run, self._seconds, self._runs = name, target.run, seconds, runs
         self._count, self._slowest_s, self._slowest = 0, 0.0, b""
         self._started = time.monotonic()
+        signal.signal(signal.SIGPROF, _took_long)
 
     @property
     def done(self) -> bool:
@@ -114,10 +115,8 @@ class Runner:
         Raises:
             Exception: Whatever the target found; the input was written to a file.
         """
-        memory, started = _peak_mib(), time.perf_counter()
-        # Set each time: libFuzzer takes the signal for itself when it begins.
-        signal.signal(signal.SIGALRM, _took_long)
-        signal.setitimer(signal.ITIMER_REAL, MOST_S)
+        memory, started = _peak_mib(), time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, MOST_S)
         try:
             outcome = self._run(data)
             if _peak_mib() - memory > MOST_MIB:
@@ -129,9 +128,9 @@ class Runner:
             print(f"{self._name}: a finding after {self._count} inputs: {path}", file=sys.stderr)
             raise
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
         self._count += 1
-        took_s = time.perf_counter() - started
+        took_s = time.process_time() - started
         if took_s > self._slowest_s:
             self._slowest_s, self._slowest = took_s, data
         outcome = re.sub(r"\d\d+", "#", outcome)
