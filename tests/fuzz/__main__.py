@@ -100,11 +100,19 @@ class Runner:
         self._name, self._run, self._seconds, self._runs = name, target.run, seconds, runs
         self._count, self._slowest_s, self._slowest = 0, 0.0, b""
         self._started = time.monotonic()
+        self._stopped = False
         signal.signal(signal.SIGPROF, _took_long)
+        signal.signal(signal.SIGTERM, self._stop)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        """End early, with the report of what was done."""
+        self._stopped = True
 
     @property
     def done(self) -> bool:
-        """Whether the time is over or all inputs ran."""
+        """Whether the time is over, all inputs ran, or the process was asked to end."""
+        if self._stopped:
+            return True
         if self._runs:
             return self._count >= self._runs
         return time.monotonic() - self._started >= self._seconds
