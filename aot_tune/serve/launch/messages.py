@@ -76,8 +76,9 @@ def passed_over_message(tunable: Declaration, arch: Arch, problem: Problem, choi
     entry = choice.entry
     if entry is None or entry.bucket != problem or choice.config == entry.config:
         return None
-    reason = tunable.refusal(entry.config, arch, problem)
-    if reason is None and entry.config not in tunable.search_space(arch, problem):
+    if entry.config in tunable.search_space(arch, problem):
+        reason = tunable.refusal(entry.config, arch, problem)
+    else:
         reason = "it is not in the search space"
     if reason is None:  # it does not fit this GPU, which may be smaller than others of its arch
         return None
