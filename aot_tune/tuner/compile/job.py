@@ -12,9 +12,11 @@ from pathlib import Path
 from aot_tune.nvidia.cubin import Resources
 from aot_tune.nvidia.sass import Loop
 from aot_tune.tables import files
+from aot_tune.tuner.process.codec import message
 from aot_tune.values.arch import Arch
 
 
+@message
 @dataclass(frozen=True, kw_only=True)
 class CompileJob:
     """One kernel for one signature, set of hints and arch."""
