@@ -6,8 +6,6 @@ undisturbed sweep ends with the same bytes.
 
 from __future__ import annotations
 
-import gc
-import hashlib
 import os
 import signal
 import sys
@@ -43,13 +41,6 @@ class _Hardware:
     problem = Problem({"M": 0, "N": 0})
     last_us = 0.0
     cases: Sequence[Case] = ()
-
-
-def us_of(m: int, config: str) -> float:
-    """The time of a config at the size M, microseconds: the default's is 21 to 22, all others' 10 to 20."""
-    digest = hashlib.sha256(f"{m} {config}".encode()).digest()
-    part = int.from_bytes(digest[:4], "little") / (1 << 32)
-    return (21 + part if config == "16-32" else 10 + 10 * part) * PLAN.slow
 
 
 # The hardware -----------------------------------------------------------------------------------------------
@@ -102,7 +93,7 @@ def _launch(stream: int, grid: tuple[int, ...], kernel: Any, arguments: tuple[An
     injector.tally("launches")
     _synchronize()
     fault = injector.happens(PLAN.launches, config=config, phase=_Hardware.phase, only_on=m)
-    _Hardware.last_us = us_of(m, config)
+    _Hardware.last_us = injector.us_of(m, config) * PLAN.slow
     if fault is None:
         torch.mul(source, 2, out=target)
         return
@@ -110,7 +101,7 @@ def _launch(stream: int, grid: tuple[int, ...], kernel: Any, arguments: tuple[An
         torch.mul(source, 2, out=target)
         _RESULTS[fault.kind](source, target)
     else:
-        _go_wrong(fault.kind)
+        _go_wrong(fault.kind, fault.value)
         torch.mul(source, 2, out=target)
 
 
@@ -137,9 +128,11 @@ _CUTILE = SimpleNamespace(
 # Faults -----------------------------------------------------------------------------------------------------
 
 
-def _go_wrong(kind: str) -> None:
+def _go_wrong(kind: str, value: float = 0.0) -> None:
     """Harm that a launch, a canary or a function of the declaration may do to the process."""
-    if kind == "hang":
+    if kind == "pause":
+        time.sleep(value)
+    elif kind == "hang":
         time.sleep(HANG_S)
     elif kind == "spin":
         until = time.monotonic() + HANG_S
@@ -190,6 +183,7 @@ _RESULTS: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
 
 def making_arguments(problem: Problem) -> None:
     """Called by the declaration's `make_args`: one of the user's functions may do harm too."""
+    injector.tally("arguments made")
     if fault := injector.happens(PLAN.worker, phase="arguments", only_on=problem.size("M")):
         _go_wrong(fault.kind)
 
@@ -241,7 +235,6 @@ class FaultyGpu(gpu.GpuBackend):
     def time(self, trial: Trial) -> Measurement:
         _Hardware.phase, name = "time", f"{trial.config['tile_m']}-{trial.config['tile_n']}"
         injector.log(f"time {_Hardware.problem.size('M')} {name}")
-        gc.disable()
         return super().time(trial)
 
     def sample(self, trial: Trial) -> float:

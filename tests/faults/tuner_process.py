@@ -19,41 +19,42 @@ from tests.faults import injector, nvml
 SHORT_LIMITS = {"start_s": 20.0, "canary_s": 10.0, "open_s": 10.0, "config_s": 2.0, "patience_s": 1.0}
 """Time limits of the worker, seconds: a hang on this stand-in is as certain after two seconds as after thirty."""
 
-_CALLS = ("open", "write", "fsync", "replace", "ftruncate", "rename")
+_CALLS = ("open", "write", "fsync", "replace", "ftruncate")
 _descriptors: dict[int, str] = {}
 """The open files of journal and table, by descriptor."""
 
 
-def _ours(path: object) -> bool:
-    folder = str(injector.here())
-    text = os.path.abspath(os.fsdecode(path)) if isinstance(path, (str, bytes, os.PathLike)) else ""
-    return text.startswith((f"{folder}/journal", f"{folder}/tables"))
+def _place(path: object) -> str:
+    """``journal`` or ``tables`` where a path lies below one of these folders of the scenario; else empty."""
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        return ""
+    text = os.path.abspath(os.fsdecode(path))
+    return next((one for one in ("journal", "tables") if text.startswith(f"{injector.here()}/{one}")), "")
 
 
 def _wrapped(name: str, real: Callable[..., Any], faults: list[injector.Fault]) -> Callable[..., Any]:
     def call(*args: Any, **named: Any) -> Any:
         file = args[0] if args else None
-        ours = file in _descriptors if isinstance(file, int) else _ours(file)
-        if not ours:
+        place = _descriptors.get(file, "") if isinstance(file, int) else _place(file)
+        if not place:
             return real(*args, **named)
-        os.environ[_BUSY] = "1"
-        occasion = injector.tally("calls")
-        for fault in faults:
-            if fault.phase in ("", name) and fault.after <= occasion < fault.after + fault.times:
-                _harm(fault, name, real, args)
+        occasions = {"": injector.tally("calls"), name: injector.tally(f"calls {name} {place}")}
+        due = [one for one in faults if one.config in ("", place) and _is_due(one, occasions.get(one.phase, -1))]
+        for fault in due:
+            _harm(fault, name, real, args)
         result = real(*args, **named)
         if name == "open":
-            _descriptors[result] = str(file)
-        for fault in faults:
-            if fault.kind == "kill after" and fault.after == occasion:
-                injector.injected()
-                os.kill(os.getpid(), signal.SIGKILL)
+            _descriptors[result] = place
+        if due:  # those that come after the call
+            injector.injected()
+            os.kill(os.getpid(), signal.SIGKILL)
         return result
 
     return call
 
 
-_BUSY = "AOT_TUNE_TEST_BUSY"
+def _is_due(fault: injector.Fault, occasion: int) -> bool:
+    return fault.after <= occasion < fault.after + fault.times
 
 
 def _harm(fault: injector.Fault, name: str, real: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -74,7 +75,7 @@ def _harm(fault: injector.Fault, name: str, real: Callable[..., Any], args: tupl
 
 def _fail_calls(plan: injector.Plan) -> None:
     faults = list(plan.calls)
-    if faults or "count calls" in plan.changed:
+    if faults:
         for name in _CALLS:
             setattr(os, name, _wrapped(name, getattr(os, name), faults))
         real_close = os.close
