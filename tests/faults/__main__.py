@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.faults import sweeps
+from tests.faults import serving, sweeps
 from tests.faults.world import Tally, World
 
 
@@ -37,11 +37,7 @@ def main(words: Sequence[str]) -> int:
         if time.monotonic() - began > asked.seconds:
             return None
         tally = Tally()
-        for scenario in scenarios(row, full=asked.full):
-            try:
-                scenario(world, tally, asked.full)
-            except Exception as error:
-                tally.add("wrong", 1, f"{scenario.__name__}: {type(error).__name__}: {error}")
+        run_row(row, world, tally, full=asked.full)
         return tally
 
     failed = False
@@ -63,13 +59,20 @@ def main(words: Sequence[str]) -> int:
     return int(failed)
 
 
+def run_row(row: str, world: World, tally: Tally, *, full: bool = False) -> None:
+    """Do one row's faults; an exception of a scenario itself is wrong as well."""
+    if row in serving.SCENARIOS:
+        serving.run(row, world.folder / row, tally, seed=world.seed, more=full)
+    scenarios = (*sweeps.SCENARIOS.get(row, ()), *(sweeps.LONG.get(row, ()) if full else ()))
+    for scenario in scenarios:
+        try:
+            scenario(world, tally, full)
+        except Exception as error:
+            tally.add("wrong", 1, f"{scenario.__name__}: {type(error).__name__}: {error}")
+
+
 def _rows() -> list[str]:
-    return list(sweeps.SCENARIOS)
-
-
-def scenarios(row: str, *, full: bool) -> tuple[sweeps.Scenario, ...]:
-    """The scenarios of a row."""
-    return (*sweeps.SCENARIOS.get(row, ()), *(sweeps.LONG.get(row, ()) if full else ()))
+    return [*sweeps.SCENARIOS, *serving.SCENARIOS]
 
 
 if __name__ == "__main__":

@@ -46,21 +46,25 @@ def install() -> None:
 def is_of(job: CompileJob, config: str) -> bool:
     """Whether a job compiles a config, by its constants in the signature."""
     tile_m, tile_n = config.split("-")
-    return f"I{tile_m}" in job.signature and job.signature.rstrip().endswith(f"I{tile_n}")
+    return job.signature.endswith(f"_I{tile_m}_I{tile_n}")
 
 
 class FaultyCompiler(Compiler):
     """Fails on the jobs of some configs."""
 
     def __init__(self, report: Callable[[object], None], folder: Path, timeout_s: float) -> None:
-        if injector.happens([one for one in injector.plan().compilers if one.phase == "start"], phase="start"):
+        starts = [one for one in injector.plan().compilers if one.phase == "start"]
+        if any(injector.happens([one], config=one.config, phase="start") for one in starts):
             os._exit(7)
         super().__init__(report, folder, timeout_s)
 
     def compile(self, job: CompileJob) -> None:
         """Compile, or fail as planned."""
-        for fault in injector.plan().compilers:
-            if fault.phase == "compile" and is_of(job, fault.config) and injector.happens([fault], config=fault.config, phase="compile"):
+        faults = [
+            one for one in injector.plan().compilers if one.phase == "compile" and is_of(job, one.config)
+        ]
+        for fault in faults:
+            if injector.happens([fault], config=fault.config, phase="compile"):
                 self._report("compiling")
                 self._fail(fault.kind)
         super().compile(job)

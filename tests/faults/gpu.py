@@ -91,6 +91,7 @@ def _launch(stream: int, grid: tuple[int, ...], kernel: Any, arguments: tuple[An
     source, target, tile_m, tile_n = arguments
     config, m = f"{tile_m}-{tile_n}", int(source.shape[0])
     injector.tally("launches")
+    time.sleep(PLAN.launch_s)
     _synchronize()
     fault = injector.happens(PLAN.launches, config=config, phase=_Hardware.phase, only_on=m)
     _Hardware.last_us = injector.us_of(m, config) * PLAN.slow

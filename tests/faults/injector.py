@@ -95,6 +95,9 @@ class Plan:
     slow: float = 1.0
     """What all times are multiplied by."""
 
+    launch_s: float = 0.0
+    """What a launch takes of real time, seconds: as long as the sweep of a real GPU should look."""
+
     real_limits: bool = False
     """Whether the tuner's own time limits hold, in place of short ones."""
 
@@ -129,7 +132,9 @@ def here() -> Path:
 def happens(faults: Sequence[Fault], *, config: str = "", phase: str = "", only_on: int = 0) -> Fault | None:
     """The first fault that is due now; it is counted as injected."""
     for number, fault in enumerate(faults):
-        here_too = fault.config in ("", config) and fault.phase in ("", phase) and fault.only_on in (0, only_on)
+        here_too = (
+            fault.config in ("", config) and fault.phase in ("", phase) and fault.only_on in (0, only_on)
+        )
         if not here_too:
             continue
         occasion = tally(f"occasion {fault.kind} {number} {fault.config} {fault.phase}")

@@ -55,7 +55,9 @@ def _one(world: World, tally: Tally, name: str, plan: Plan, wanted: bytes | None
     return ended
 
 
-def _resumed(world: World, tally: Tally, sweep: Sweep, *, in_flight: int = 1, wanted: bytes | None = None) -> None:
+def _resumed(
+    world: World, tally: Tally, sweep: Sweep, *, in_flight: int = 1, wanted: bytes | None = None
+) -> None:
     """Run the same command again after a stop: the same table, and nothing that was done is done again.
 
     Args:
@@ -208,7 +210,9 @@ def full_memory(world: World, tally: Tally, more: bool) -> None:
 # A8 to A12: kills, disks, signals, others -----------------------------------------------------------------------
 
 
-def _stopped(sweep: Sweep, plan: Plan, *, at: int, with_signal: int = signal.SIGKILL, late_s: float = 0.0) -> Ended:
+def _stopped(
+    sweep: Sweep, plan: Plan, *, at: int, with_signal: int = signal.SIGKILL, late_s: float = 0.0
+) -> Ended:
     """Run a sweep and send it a signal after its GPU has timed `at` configs, and `late_s` seconds more."""
 
     def stop(process: subprocess.Popen[str]) -> None:
@@ -377,10 +381,14 @@ def others(world: World, tally: Tally, more: bool) -> None:
         first = world.sweep("A12-second", tally)
         out = world.sweep("A12-out", tally)
 
-        def second(process: subprocess.Popen[str], first: Sweep = first, out: Sweep = out, variables=variables) -> None:  # type: ignore[no-untyped-def]
+        def second(
+            process: subprocess.Popen[str], first: Sweep = first, out: Sweep = out, variables=variables
+        ) -> None:  # type: ignore[no-untyped-def]
             _wait_for(first, 20, process)
             injector.injected(first.folder)
-            words = [str(out.folder / word) if word in ("tables", "journal") else word for word in process.args]  # type: ignore[union-attr]
+            words = [
+                str(out.folder / word) if word in ("tables", "journal") else word for word in process.args
+            ]  # type: ignore[union-attr]
             more = {name: str(out.folder / value) for name, value in variables.items()}
             for place in more.values():
                 Path(place).mkdir()
@@ -419,7 +427,9 @@ def impossible_times(world: World, tally: Tally, more: bool) -> None:
         glitch = Plan(times=(Fault(kind="too fast", config=SLOWEST, value=0, times=0),))
         glitch = Plan(
             times=(
-                Fault(kind="is", config=SLOWEST, only_on=64, times=1, value=factor * injector.us_of(64, SLOWEST)),
+                Fault(
+                    kind="is", config=SLOWEST, only_on=64, times=1, value=factor * injector.us_of(64, SLOWEST)
+                ),
             )
         )
         _one(world, tally, f"A13-glitch-{factor}", glitch, _undisturbed(world))
@@ -502,20 +512,32 @@ MOST_TIMES = 1.5
 
 
 def one_in_ten(world: World, tally: Tally, more: bool) -> None:
-    """One config in ten fails in one of ten ways: the same winners, in at most 1.5 times the launches."""
+    """One config in ten fails in one of ten ways: the same winners, in at most 1.5 times the launches or the time.
+
+    A hang costs time and no launches: there a launch takes 20 ms, and the tuner's own time limits hold.
+    """
     for slow in (1.0, 20.0):
         for way, faults in WAYS.items():
+            flaky, hangs = way == "flaky hang", "hang" in way
+            plan = Plan(slow=slow, launch_s=0.02 if hangs else 0.0, real_limits=hangs)
             faults = tuple(dataclasses.replace(fault, config=OTHERS[5]) for fault in faults)
-            flaky = way == "flaky hang"
-            like = world.reference(Plan(slow=slow, without=() if flaky else (OTHERS[5],)))
-            base = world.reference(Plan(slow=slow))
-            sweep = world.sweep(f"ten-{way}-{slow:g}", tally)
-            ended = sweep.run(Plan(launches=faults, times=() if flaky else _fast(OTHERS[5]), slow=slow))
+            like = world.reference(dataclasses.replace(plan, without=() if flaky else (OTHERS[5],)))
+            base = world.reference(plan)
+            sweep = world.sweep(f"ten-{way}-{slow:g}".replace(" ", "-"), tally)
+            failing = dataclasses.replace(plan, launches=faults, times=() if flaky else _fast(OTHERS[5]))
+            ended = sweep.run(failing)
             sweep.told(ended)
-            if {m: c for m, (c, _) in sweep.winners().items()} != {m: c for m, (c, _) in like.winners().items()}:
-                tally.add("wrong", 1, f"{sweep.name}: other winners {sweep._shortly()} than {like._shortly()}")
+            if _configs(sweep) != _configs(like):
+                tally.add("wrong", 1, f"{sweep.name}: other winners {_configs(sweep)} than {_configs(like)}")
             ratio = injector.count(sweep.folder, "launches") / injector.count(base.folder, "launches")
-            tally.add("wrong", int(ratio > MOST_TIMES), f"{sweep.name}: {ratio:.2f} times the launches")
+            if hangs:
+                ratio = ended.seconds / base.seconds
+            what = "time" if hangs else "launches"
+            tally.add("wrong", int(ratio > MOST_TIMES), f"{sweep.name}: {ratio:.2f} times the {what}")
+
+
+def _configs(sweep: Sweep) -> dict[int, dict[str, int]]:
+    return {m: config for m, (config, _) in sweep.winners().items()}
 
 
 SCENARIOS: dict[str, tuple[Scenario, ...]] = {

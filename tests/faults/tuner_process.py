@@ -39,7 +39,9 @@ def _wrapped(name: str, real: Callable[..., Any], faults: list[injector.Fault]) 
         if not place:
             return real(*args, **named)
         occasions = {"": injector.tally("calls"), name: injector.tally(f"calls {name} {place}")}
-        due = [one for one in faults if one.config in ("", place) and _is_due(one, occasions.get(one.phase, -1))]
+        due = [
+            one for one in faults if one.config in ("", place) and _is_due(one, occasions.get(one.phase, -1))
+        ]
         for fault in due:
             _harm(fault, name, real, args)
         result = real(*args, **named)

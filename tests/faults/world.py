@@ -85,7 +85,7 @@ class Sweep:
     def __init__(self, folder: Path, tally: Tally) -> None:
         self.folder, self._tally = folder, tally
         self.name = folder.name
-        self._seen = 0
+        self.seconds = 0.0
         folder.mkdir(parents=True)
 
     @property
@@ -118,7 +118,17 @@ class Sweep:
         if plan.compilers and not cubins.exists():
             shutil.copytree(CUBINS, cubins)
         paths = ["--out", "tables", "--journal", "journal", "--cubins", str(cubins)]
-        words = ["tune", "--module", "tests.faults.small_kernel", "--arch", "sm90", "--gpu", "0", "--jobs", "2"]
+        words = [
+            "tune",
+            "--module",
+            "tests.faults.small_kernel",
+            "--arch",
+            "sm90",
+            "--gpu",
+            "0",
+            "--jobs",
+            "2",
+        ]
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -156,7 +166,7 @@ class Sweep:
             self._tally.add("hung", 1, f"{self.name}: no end within {DEADLINE_S:g} s")
             os.killpg(process.pid, signal.SIGKILL)
             _, said = process.communicate()
-        seconds = time.monotonic() - began
+        seconds = self.seconds = time.monotonic() - began
         left = self._left()
         self._tally.add("hung", len(left), f"{self.name}: {len(left)} processes are left")
         for pid in left:
@@ -187,7 +197,9 @@ class Sweep:
     def told(self, ended: Ended | None) -> None:
         """A traceback on stderr is wrong, whatever the table is."""
         if ended is not None and "Traceback (most recent call last)" in ended.said:
-            self._tally.add("wrong", 1, f"{self.name}: a traceback: {ended.said.strip().splitlines()[-1][:200]}")
+            self._tally.add(
+                "wrong", 1, f"{self.name}: a traceback: {ended.said.strip().splitlines()[-1][:200]}"
+            )
 
     def refused(self, ended: Ended, word: str) -> None:
         """A sweep that should have ended with an error that has this word."""
@@ -225,4 +237,3 @@ class World:
                 assert ended.code == 0 and not tally.why, (plan, tally.why, ended.said)
                 self._references[plan] = sweep
             return self._references[plan]
-
