@@ -1,7 +1,7 @@
 """Print what faults do: ``python -m tests.faults [--row A8] [--full] [--seconds N]``, or `make faults`.
 
-One line a row of the two tables of faults: times injected, lost, wrong, hung. The exit code is 1 where any of the
-last three is not 0.
+One line for each row of the two tables of faults: times injected, lost, wrong, hung. The exit code is 1 where
+any of the last three is not 0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.faults import serving, sweeps
+from tests.faults import rows
 from tests.faults.world import Tally, World
 
 
@@ -31,19 +31,20 @@ def main(words: Sequence[str]) -> int:
     asked = parser.parse_args(words)
     folder = Path(tempfile.mkdtemp(prefix="aot-tune-faults-"))
     world, began = World(folder, asked.seed), time.monotonic()
-    rows = asked.row or _rows()
+    asked_for = asked.row or [*rows.ROWS, *(rows.LONG if asked.full else ())]
+    asked_for = list(dict.fromkeys(asked_for))
 
     def run(row: str) -> Tally | None:
         if time.monotonic() - began > asked.seconds:
             return None
         tally = Tally()
-        run_row(row, world, tally, full=asked.full)
+        rows.run_row(row, world, tally, full=asked.full)
         return tally
 
     failed = False
     print(f"{'fault':<12}{'injected':>9}{'lost':>6}{'wrong':>7}{'hung':>6}", flush=True)
     with ThreadPoolExecutor(asked.jobs) as pool:
-        for row, tally in zip(rows, pool.map(run, rows), strict=True):
+        for row, tally in zip(asked_for, pool.map(run, asked_for), strict=True):
             if tally is None:
                 print(f"{row:<12}{'no time left':>15}", flush=True)
                 continue
@@ -57,22 +58,6 @@ def main(words: Sequence[str]) -> int:
     else:
         shutil.rmtree(folder, ignore_errors=True)
     return int(failed)
-
-
-def run_row(row: str, world: World, tally: Tally, *, full: bool = False) -> None:
-    """Do one row's faults; an exception of a scenario itself is wrong as well."""
-    if row in serving.SCENARIOS:
-        serving.run(row, world.folder / row, tally, seed=world.seed, more=full)
-    scenarios = (*sweeps.SCENARIOS.get(row, ()), *(sweeps.LONG.get(row, ()) if full else ()))
-    for scenario in scenarios:
-        try:
-            scenario(world, tally, full)
-        except Exception as error:
-            tally.add("wrong", 1, f"{scenario.__name__}: {type(error).__name__}: {error}")
-
-
-def _rows() -> list[str]:
-    return [*sweeps.SCENARIOS, *serving.SCENARIOS]
 
 
 if __name__ == "__main__":

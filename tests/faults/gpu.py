@@ -1,7 +1,7 @@
-"""The measuring worker's backend on a GPU that fails as planned: the real `GpuBackend`, the hardware stood in.
+"""The measuring worker's backend on a GPU that fails as planned: the real `GpuBackend` on stand-in hardware.
 
-torch computes on the CPU, a launch multiplies there, and a time is a hash of problem and config, so that every
-undisturbed sweep ends with the same bytes.
+torch computes on the CPU, a launch multiplies there, and a time is a hash of problem and config, so that
+every undisturbed sweep ends with the same bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Faults as data, and the counts of those that happened: written where a fault happens, read by the report.
 
-A `Plan` lies in a file that every process of a scenario finds through one environment variable. A process that
-is about to do harm appends one byte to the file `injected` first: the size of that file is the number of faults,
-whatever becomes of the process.
+A `Plan` lies in a file that every process of a scenario finds through one environment variable. A process
+that is about to do harm appends one byte to the file `injected` first: the size of that file is the number of
+faults, whatever becomes of the process.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Plan:
     without: Sequence[str] = ()
     """Configs that the declaration refuses."""
 
-    problems: Sequence[int] = (1, 64, 256)
-    """The Ms that the declaration names."""
+    problems: Sequence[int] = (16, 64, 256)
+    """The Ms that the declaration names. At M=1 configs would be of the same machine code."""
 
     changed: Sequence[str] = ()
     """The functions of the declaration that are written in another way: reference, make_args."""

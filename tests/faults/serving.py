@@ -1,7 +1,8 @@
 """The faults B1 to B17 of `aot_tune/serve/README.md`, each done to a serving process of its own.
 
-``python -m tests.faults.serving B3 FOLDER SEED [full]`` does one row's faults and prints its tally as JSON. A
-launch or look-up that raises what it should not is *lost*; one with another config than the rule's is *wrong*.
+``python -m tests.faults.serving B3 FOLDER SEED [full]`` does one row's faults and prints its tally as JSON.
+A launch or look-up that raises what it should not is *lost*; one with another config than the rule's is
+*wrong*.
 """
 
 from __future__ import annotations
@@ -316,7 +317,7 @@ def hostile_tables(row: Row) -> None:
                     _chooses_well(row, tunable, data, f"B3 {name}={value!r} in {where}")
 
 
-# B4, B5: what cannot be written --------------------------------------------------------------------------------
+# B4, B5: what cannot be written -----------------------------------------------------------------------------
 
 _READ_ONLY = """
 import json, os, sys, tempfile
@@ -467,7 +468,7 @@ def unwritable_caches(row: Row) -> None:
         row.expect(len(seen) == 1, f"B5 {os.strerror(number)}: {len(seen)} warnings")
 
 
-# B6 to B8: locks and other processes -----------------------------------------------------------------------------
+# B6 to B8: locks and other processes ------------------------------------------------------------------------
 
 
 def _cold(folder: Path, tables: Path, answers: Any, patch: Callable[[], None] | None) -> None:
@@ -563,6 +564,7 @@ def _forks(row: Row) -> None:
     """Fork while other threads ask for new shapes: each child must get its own config in time."""
     tuned = _tuned(row.place("forks"))
     stop = threading.Event()
+    sys.setswitchinterval(1e-5)  # a thread is stopped everywhere, also where it holds a lock
 
     def ask(seed: int) -> None:
         pick = random.Random(seed)
@@ -632,7 +634,7 @@ def lying_locks(row: Row) -> None:
                 strict_json.loads(path.read_bytes())
 
 
-# B9 to B13: launches ------------------------------------------------------------------------------------------
+# B9 to B13: launches ----------------------------------------------------------------------------------------
 
 
 def captures(row: Row) -> None:
@@ -808,7 +810,7 @@ def layouts(row: Row) -> None:
         row.expect(len(row.launched) == before, f"B13 an expanded output is launched, attempt {attempt}")
 
 
-# B14 to B17: names, caches ---------------------------------------------------------------------------------------
+# B14 to B17: names, caches ----------------------------------------------------------------------------------
 
 NAMES = (
     "../x",
@@ -861,6 +863,11 @@ def _given(path: Path, mode: int | None = None, owner: int | None = None) -> Non
         os.chown(path, owner, owner)
 
 
+def _linked(path: Path, elsewhere: Path) -> None:
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
 def foreign_caches(row: Row) -> None:
     """B15: folders that others may write to, at every level, and entries with any content."""
     root = os.geteuid() == 0
@@ -869,14 +876,8 @@ def foreign_caches(row: Row) -> None:
         "a group's": lambda top: _given(top, 0o775),
         "anybody's v1": lambda top: _given(top / f"v{cache.SCHEMA}", 0o777),
         "anybody's arch": lambda top: _given(top / f"v{cache.SCHEMA}" / "sm90", 0o777),
-        "a link": lambda top: (top.rename(top.with_name("aside")), top.symlink_to("aside")) and None,
-        "a linked v1": lambda top: (
-            (
-                (top / f"v{cache.SCHEMA}").rename(top.with_name("aside")),
-                (top / f"v{cache.SCHEMA}").symlink_to(top.with_name("aside")),
-            )
-            and None
-        ),
+        "a link": lambda top: _linked(top, top.with_name("aside")),
+        "a linked v1": lambda top: _linked(top / f"v{cache.SCHEMA}", top.with_name("aside")),
     }
     if root:
         folders["another's"] = lambda top: _given(top, owner=54321)
@@ -967,7 +968,7 @@ def other_releases(row: Row) -> None:
 
 
 def compiler_caches(row: Row) -> None:
-    """B17: cuTile's own cache is a file, cannot be made, or holds garbage; a kernel is compiled all the same."""
+    """B17: cuTile's own cache is a file, cannot be made, or holds garbage; it compiles all the same."""
     from cuda.tile._cext import TileContext, default_tile_context
 
     def a_file(folder: Path) -> None:

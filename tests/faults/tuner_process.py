@@ -1,7 +1,7 @@
 """The command line's own process in a faulty world: ``python -m tests.faults.tuner_process tune ...``.
 
-NVML is the stand-in, the worker's backend is `tests.faults.gpu`, and system calls on journal and table fail or
-end the process as the plan says.
+NVML is the stand-in, the worker's backend is `tests.faults.gpu`, and system calls on journal and table fail
+or end the process as the plan says.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from tests.faults import injector, nvml
 
 SHORT_LIMITS = {"start_s": 20.0, "canary_s": 10.0, "open_s": 10.0, "config_s": 2.0, "patience_s": 1.0}
-"""Time limits of the worker, seconds: a hang on this stand-in is as certain after two seconds as after thirty."""
+"""Time limits of the worker, seconds: two seconds of silence prove a hang here."""
 
 _CALLS = ("open", "write", "fsync", "replace", "ftruncate")
 _descriptors: dict[int, str] = {}

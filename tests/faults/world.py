@@ -213,7 +213,7 @@ class Sweep:
 
 
 class World:
-    """Where scenarios run: a folder for each sweep, and the undisturbed sweeps that they are compared with."""
+    """Where scenarios run: a folder for each sweep, and the undisturbed sweeps to compare with."""
 
     def __init__(self, folder: Path, seed: int = 0) -> None:
         self.folder, self.seed = folder, seed
@@ -234,6 +234,7 @@ class World:
                 tally = Tally()
                 sweep = Sweep(self.folder / f"reference-{len(self._references)}", tally)
                 ended = sweep.run(plan)
-                assert ended.code == 0 and not tally.why, (plan, tally.why, ended.said)
+                assert ended.code == 0, (plan, ended.said)
+                assert not tally.why, (plan, tally.why)
                 self._references[plan] = sweep
             return self._references[plan]
