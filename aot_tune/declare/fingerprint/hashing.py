@@ -69,6 +69,23 @@ def source_hash(tunable: Declaration) -> str:
     return secrets.token_hex(HEX_DIGITS // 2) if obstacles else digest
 
 
+def check_hash(tunable: Declaration) -> str:
+    """Hash what results are checked with: ``make_args``, ``reference`` with its tolerances, what is written.
+
+    A part that cannot be hashed is left out. The hash decides whether a sweep may be resumed, and one that
+    differed at every call would forbid that.
+
+    Returns:
+        16 hexadecimal digits.
+    """
+    hasher = _Hasher()
+    hasher.add("make_args", tunable.make_args)
+    hasher.add("reference", tunable.reference)
+    for name in ("outputs", "inplace", "reset"):
+        hasher.add(name, tuple(getattr(tunable, name)))
+    return hasher.digest()
+
+
 def unhashable(tunable: Declaration) -> tuple[str, ...]:
     """The parts of a kernel's code that cannot be hashed, and why; empty where the hash is stable."""
     return _fingerprint(tunable)[1]

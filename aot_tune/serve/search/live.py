@@ -259,7 +259,9 @@ class LiveSearch:
 
     @lazy
     def _cache(self) -> UserCache:
-        return UserCache(folder_here())  # found once: it takes as long as the rest of a look-up
+        return UserCache(
+            folder_here(), self._tunable
+        )  # found once: it takes as long as the rest of a look-up
 
     def _places(self, arch: Arch, device_name: str) -> Places:
         if (arch, device_name) not in self._of_gpu:
