@@ -150,7 +150,8 @@ def test_cutiles_private_names_are_in_one_module(module: str) -> None:
     assert {n for n in imported(module) if n.startswith("cuda.tile") and "._" in n} == set()
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("aot_tune.kernels")])
+# Not the package itself, which prepares the import of cuda.tile where no folder can be written to.
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("aot_tune.kernels.")])
 def test_a_shipped_kernel_imports_what_anybodys_kernel_could(module: str) -> None:
     public = {f"aot_tune.{home}" for home in aot_tune._HOMES.values()} | {"aot_tune.inputs"}
     outside = {name for name in ours(module) if room(name) != "kernels"}

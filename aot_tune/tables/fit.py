@@ -92,9 +92,8 @@ def _config_complaints(table: Table, tunable: Declaration, entry: Entry) -> Iter
         yield f"{config} does not hold the declaration's constants in the kernel's order: {wanted}", ""
         return
     if config not in tunable.space(table.arch, entry.bucket):
-        yield f"{config} is outside the search space", ""
-    refusal = tunable.refusal(config, table.arch, entry.bucket)
-    if refusal is not None:
+        yield f"{config} is outside the search space", ""  # the author's `legal` need not take such a one
+    elif (refusal := tunable.refusal(config, table.arch, entry.bucket)) is not None:
         yield f"{config} is not legal: {refusal}", ""
     if config != default and config not in table.portfolio:
         yield f"{config} is neither in the portfolio nor the default", ""

@@ -735,9 +735,12 @@ def failing_searches(row: Row) -> None:
     for value in ("0", "1e-9", "9.3e9", "1e308"):
         os.environ[environment.SEARCH_SECONDS] = value
         row.injected()
-        with row.no_loss(f"B11 {environment.SEARCH_SECONDS}={value}", limit_s=15):
-            with contextlib.suppress(UsageError):  # the variable is refused by name
-                dataclasses.replace(tuned).launch(*_tensors(20_000))
+        # A value that cannot be is refused by a UsageError.
+        with (
+            row.no_loss(f"B11 {environment.SEARCH_SECONDS}={value}", limit_s=15),
+            contextlib.suppress(UsageError),
+        ):
+            dataclasses.replace(tuned).launch(*_tensors(20_000))
     del os.environ[environment.SEARCH_SECONDS]
 
 

@@ -100,7 +100,8 @@ def _log_acknowledged() -> None:
         write(self, step, problem, outcome, *more, **named)
         if isinstance(outcome, Measurement):
             config = outcome.config
-            injector.log(f"time {problem['M']} {config['tile_m']}-{config['tile_n']}", "acknowledged")
+            timed = f"time {problem['M']} {config['tile_m']}-{config['tile_n']}"
+            injector.log(f"{timed} in {step}, {more} {named}", "acknowledged")
 
     SweepResults.write = written  # type: ignore[method-assign]
 

@@ -264,7 +264,7 @@ class ScriptedBackend:
         elif fault == "compile":
             raise CompilerError("tile of 3 is no power of two")
         elif fault == "launch":
-            raise RuntimeError("too much shared memory")
+            raise RuntimeError("too much shared memory" + " and more" * 3_000_000)
         elif fault == "damage":
             self._damaged = True
         elif fault == "garbage":

@@ -325,7 +325,7 @@ def _parse(data: bytes, key: Key) -> Config:
     if document["key"] != json.loads(json.dumps(key.document)):
         raise TableError("it was written for another problem or another build", "key")
     strict_json.as_number(document["mean_us"], "mean_us", zero=False)
-    return Configs().read(document["config"], "config")
+    return Configs(("kernel",)).read(document["config"], "config")
 
 
 def _check_schema(document: strict_json.Json) -> None:

@@ -86,7 +86,8 @@ def _plain(value: object) -> object:
     if isinstance(value, Arch):
         return {_KIND: "Arch", "arch": str(value)}
     if isinstance(value, Config):
-        return {_KIND: "Config", "constants": _pairs(value.constants), "hints": _pairs(value.hints)}
+        parts = {"constants": _pairs(value.constants), "hints": _pairs(value.hints), "kernel": value.kernel}
+        return {_KIND: "Config", **parts}
     if isinstance(value, Problem):
         return {_KIND: "Problem", "values": _pairs(value)}
     if _messages.get(type(value).__name__) is type(value):
@@ -191,8 +192,9 @@ def _arch(text: Any) -> Arch:
     return Arch.parse(_as(str, text, "Arch"))
 
 
-def _config(constants: Any, hints: Any) -> Config:
-    return Config(constants=_named(constants, "Config.constants"), hints=_named(hints, "Config.hints"))
+def _config(constants: Any, hints: Any, kernel: Any) -> Config:
+    named = {"constants": _named(constants, "Config.constants"), "hints": _named(hints, "Config.hints")}
+    return Config(**named, kernel=_as(str | None, kernel, "Config.kernel"))
 
 
 def _problem(values: Any) -> Problem:
@@ -202,7 +204,7 @@ def _problem(values: Any) -> Problem:
 _BUILT: Mapping[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
     "Path": (("path",), _path),
     "Arch": (("arch",), _arch),
-    "Config": (("constants", "hints"), _config),
+    "Config": (("constants", "hints", "kernel"), _config),
     "Problem": (("values",), _problem),
 }
 """The types of `aot_tune.values` and paths: the names of their fields, and how one is made of these."""

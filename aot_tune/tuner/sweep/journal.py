@@ -328,6 +328,7 @@ def _parsed(text: bytes) -> Record | None:
     """The record of a text; None where the text is no record, although its checksum is right."""
     try:
         record: Record = json.loads(text, parse_constant=_no_number)
+        _line(record, "0" * 16)  # too large a number, and too long a record, cannot be written again
     except (ValueError, RecursionError):
         return None
     if _IDENTITY_KEY in record:

@@ -27,7 +27,7 @@ from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled, CompileJob, CompileResult, compiles_nowhere
 from aot_tune.tuner.measure.supervise import ProblemFailedError
 from aot_tune.tuner.measure.trials import Conditions
-from aot_tune.tuner.outcome import STRIKES, Failure, Measurement, Outcome
+from aot_tune.tuner.outcome import STRIKES, Failure, Measurement, Outcome, Stage
 from aot_tune.tuner.plan.candidates import ProblemPlan, SweepPlan, plan_only
 from aot_tune.tuner.plan.model import least_us
 from aot_tune.tuner.plan.shortlist import shortlist
@@ -66,7 +66,8 @@ class Measurer(Protocol):
             configs: The configs, each with its cubin.
             on_outcome: Receives each outcome the moment it stands: a time that will be taken again first as
                 provisional.
-            known: Provisional times of an earlier run, whose configs are not verified again.
+            known: Times of an earlier run. Configs with one are not verified again; those of others say how
+                fast the problem is.
             least_us: The least time that this problem can take, microseconds; a shorter one is taken again.
         """
 
@@ -90,8 +91,8 @@ class Measurer(Protocol):
     def recheck(self, problem: Problem, configs: Cubins) -> list[Failure]:
         """Verify winners again in a fresh process; return a failure for each that does not pass."""
 
-    def remember_fault(self, problem: Problem, config: Config, message: str) -> None:
-        """Count a fault that an earlier run recorded in the journal."""
+    def remember_fault(self, problem: Problem, config: Config, message: str, stage: Stage) -> None:
+        """Count a fault or time-out that an earlier run recorded in the journal."""
 
 
 @dataclass(kw_only=True)
@@ -316,11 +317,10 @@ class KernelSweep:
         problem, results = each.problem, self._results
         missing = self._missing(step, problem, configs)
         if missing:
-            known = {
-                config: time
-                for config in missing
-                if (time := results.provisional(step, problem, config)) is not None
-            }
+            known = self._times(step, problem, configs)
+            for config in missing:
+                if (time := results.provisional(step, problem, config)) is not None:
+                    known[config] = time
             cubins = self._cubins(step, each, missing)
             kernel = self._plan.kernel
             least = least_us((kernel.launched(problem, config) for config in missing), kernel.device)
@@ -360,7 +360,7 @@ class KernelSweep:
                 missing.append(config)
             elif isinstance(outcome, Failure):
                 if outcome.stage in STRIKES:
-                    self._session.remember_fault(problem, config, outcome.message)
+                    self._session.remember_fault(problem, config, outcome.message, outcome.stage)
                 self._note_failure(step, problem, outcome)
         return missing
 

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import cast
 
 from aot_tune.declare.checks import declaration_problems
 from aot_tune.declare.discovery import FoundKernel
@@ -29,7 +28,7 @@ from aot_tune.tuner.plan.candidates import plan
 from aot_tune.tuner.sweep import predict
 from aot_tune.tuner.sweep.decision import Decision
 from aot_tune.tuner.sweep.journal import Journal, JournalWriteError, check_resumable
-from aot_tune.tuner.sweep.kernel import KernelSweep, KernelTimes, Measurer
+from aot_tune.tuner.sweep.kernel import KernelSweep, KernelTimes
 from aot_tune.tuner.sweep.progress import Progress
 from aot_tune.tuner.sweep.report import JOURNALS, SweepReport, SweepRequest, SweptKernel
 from aot_tune.tuner.sweep.results import SweepResults, accepts
@@ -106,7 +105,7 @@ def _refused(request: SweepRequest, progress: Progress) -> dict[str, SweptKernel
     left = [found for found in request.kernels if found.tunable.name not in rows]
     if request.gpu is None or request.fresh or not left:
         return rows
-    with MeasureSession(left[0], request.gpu, on_event=progress.note) as session:
+    with MeasureSession(left[0], request.gpu) as session:
         conditions = session.identity()
     for found in left:
         try:
@@ -223,7 +222,7 @@ def _measure_kernel(
             kernel_sweep = KernelSweep(
                 planned,
                 feed,
-                cast("Measurer", session),
+                session,
                 results,
                 progress,
                 portfolio=decision.portfolio,

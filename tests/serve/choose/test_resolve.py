@@ -11,6 +11,7 @@ import pytest
 from aot_tune.errors import LaunchError, TableWarning, UsageError
 from aot_tune.serve.choose.index import Index, Shipped
 from aot_tune.serve.choose.resolve import Choice, Legality, miss_message, resolve, tune_command
+from aot_tune.serve.launch.messages import passed_over_message
 from aot_tune.tables.table import Table
 from aot_tune.tunable import Tunable
 from aot_tune.values.config import Config
@@ -110,6 +111,18 @@ def test_b3_a_config_that_may_not_run_is_passed_over_wherever_it_comes_from(bad:
     assert choose(at(64), table).config in (AT_256, DEFAULT)
     assert choose(at(100), remembered=lambda bucket: bad).config == DEFAULT
     assert choose(at(4096), search=lambda problem, found: bad).config == DEFAULT
+
+
+def test_b3_legal_is_not_asked_of_a_winner_that_no_search_space_holds() -> None:
+    """B3: the launch that passes such a winner over says so, and does not raise with the author's `legal`."""
+    strict = dataclasses.replace(scale)
+    object.__setattr__(strict, "legal", lambda config, arch, problem: int(config["tile_m"]) > 0)
+    word = Config(constants={"tile_m": "x", "tile_n": 64}, hints={"occupancy": 1, "num_ctas": 1})
+    choice = choose(at(64), with_entry(TABLE, 1, config=word), tunable=strict)
+    assert choice.config in (AT_64, AT_256, DEFAULT)
+    message = passed_over_message(strict, SM90, at(64), choice)
+    assert message is not None
+    assert "it is not in the search space" in message
 
 
 def test_b3_a_given_config_that_is_not_legal_is_an_error_with_the_reason() -> None:

@@ -48,6 +48,12 @@ def test_what_is_written_is_read_again(folder: Path) -> None:
     assert found.constants["fast"] is True
 
 
+def test_a_config_that_names_its_kernel_is_read_again(folder: Path) -> None:
+    named = Config(constants=CONFIG.constants, hints=CONFIG.hints, kernel="other")
+    UserCache(folder).write(KEY, named, 12.5)
+    assert UserCache(folder).read(KEY) == named
+
+
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Key)])
 def test_an_entry_is_found_by_nothing_but_its_whole_key(folder: Path, field: str) -> None:
     UserCache(folder).write(KEY, CONFIG, 12.5)

@@ -24,7 +24,13 @@ from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.measure.supervise import GpuLostError, Limits, ProblemFailedError
 from aot_tune.tuner.measure.worker import gpu_state
 from aot_tune.tuner.measure.worker.backend import LAUNCHES
-from aot_tune.tuner.measure.worker.runner import BUSY_BETWEEN_S, BUSY_FIRST_S, LEAST_LAUNCHES, SAMPLES
+from aot_tune.tuner.measure.worker.runner import (
+    BUSY_BETWEEN_S,
+    BUSY_FIRST_S,
+    LEAST_LAUNCHES,
+    MOST_TEXT,
+    SAMPLES,
+)
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.tuner.sweep.journal import Journal
 from aot_tune.values.config import Config
@@ -389,8 +395,11 @@ def test_what_raises_at_the_launch_fails_alone_in_the_same_worker(
     start: Start, folder: Path, fault: str
 ) -> None:
     session = start({"bad": Does(fault=fault), "b": Does()})
-    assert by_name(session.measure(ONE, of("bad", "b"))) == {"bad": fault, "b": "ok"}
+    outcomes = session.measure(ONE, of("bad", "b"))
+    assert by_name(outcomes) == {"bad": fault, "b": "ok"}
     assert events(folder).count("start") == 1
+    assert isinstance(outcomes[0], Failure)
+    assert len(outcomes[0].message) <= MOST_TEXT  # of 27 MB
 
 
 # A12: sharing -----------------------------------------------------------------------------------------------

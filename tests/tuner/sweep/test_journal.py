@@ -262,6 +262,8 @@ def _sealed(text: bytes, digest: bytes) -> bytes:
     [
         b"{not json}",
         b'{"us":NaN}',
+        b'{"n":1,"us":1e999}',
+        b'{"n":1,"message":"' + "é".encode() * 5000 + b'"}',
         b'{"n":' + b"9" * 5000 + b"}",
         b'{"a":' * 3000 + b"1" + b"}" * 3000,
         b'{"message":"\xff"}',

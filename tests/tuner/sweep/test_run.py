@@ -65,7 +65,7 @@ class Session:
     meanwhile: ClassVar[list[Callable[[], object]]] = []
     """What happens while winners are checked: others' tunes, each once."""
 
-    def __init__(self, found: Any, gpu_index: int, *, on_event: Any) -> None:
+    def __init__(self, found: Any, gpu_index: int, *, on_event: Any = None) -> None:
         self.conditions: list[Any] = []
         self.verify_s = 0.0
         self.name = found.tunable.name
@@ -143,7 +143,7 @@ class Session:
             if (int(config["tile_m"]), problem.size("M")) in self.wrong_late
         ]
 
-    def remember_fault(self, problem: Problem, config: Config, message: str) -> None:
+    def remember_fault(self, problem: Problem, config: Config, message: str, stage: Stage) -> None:
         pass
 
     def _open(self, what: str, problem: Problem, configs: Mapping[Config, Path | None]) -> None:

@@ -76,6 +76,9 @@ LAUNCHES_SECONDS = 0.3
 """Seconds after which it gets no more than that. A sweep launches the configs of a problem some 1500 times,
 so that these launches add a few percent."""
 
+MOST_TEXT = 4000
+"""Most characters of an error that a failure repeats: a compiler may say megabytes, and each is kept."""
+
 PAUSE_SECONDS = 0.5
 """Seconds of waiting before spoilt samples are taken again."""
 
@@ -346,10 +349,10 @@ class TrialRunner:
         except DeclarationError as error:
             raise DeclarationError(f"{error} (the config that ran last: {trial.config})") from error
         except Exception as error:
-            stage = self._backend.stage(error)
+            stage, message = self._backend.stage(error), error_in_words(error)[:MOST_TEXT]
             if stage == "fault":
-                self._dead(trial, stage, error_in_words(error), error)
-            return Failure(config=trial.config, stage=stage, message=error_in_words(error))
+                self._dead(trial, stage, message, error)
+            return Failure(config=trial.config, stage=stage, message=message)
 
     def _dead(self, trial: Trial, stage: Stage, message: str, error: Exception | None = None) -> NoReturn:
         self._report(Poisoned(config=trial.config, stage=stage, message=message))
