@@ -52,6 +52,7 @@ test-gpu: venv ## run the tests that need a GPU
 
 faults: venv ## do every fault of the READMEs' tables: injected, lost, wrong, hung; ARGS="--row A8 --full"
 	@$(RUN) -m tests.faults $(ARGS)
+
 fuzz: venv ## give every reader damaged bytes for SECONDS=60, with atheris where the extra `fuzz` is installed; ARGS="--runs 1000000"
 	$(RUN) -m tests.fuzz --seconds $(SECONDS) $(ARGS)
 

@@ -935,10 +935,9 @@ def _with_entry(
     _, key = _place(row, tuned)
     path = top / key.place
     for folder in reversed(path.relative_to(top).parents):
-        (top / folder).mkdir(mode=0o700, exist_ok=True)
+        (top / folder).mkdir(mode=0o755, exist_ok=True)
     path.write_bytes(content(key))
     path.chmod(0o600)
-    top.chmod(0o755)  # others may enter it
     spoil(top)
     row.injected()
     row.launched.clear()
