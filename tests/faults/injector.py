@@ -176,16 +176,16 @@ def count(folder: Path, name: str = "injected") -> int:
     return file.stat().st_size if file.exists() else 0
 
 
-def log(line: str) -> None:
-    """Write down what the GPU did."""
-    descriptor = os.open(here() / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+def log(line: str, name: str = "log") -> None:
+    """Write down what the GPU did, or, as `acknowledged`, what the tuner said to be done."""
+    descriptor = os.open(here() / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.write(descriptor, line.encode() + b"\n")
     os.close(descriptor)
 
 
-def logged(folder: Path) -> list[str]:
-    """What the GPU did, in order, over all processes."""
-    file = folder / "log"
+def logged(folder: Path, name: str = "log") -> list[str]:
+    """What was written down in a scenario, in order, over all processes."""
+    file = folder / name
     return file.read_text().splitlines() if file.exists() else []
 
 

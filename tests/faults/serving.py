@@ -735,7 +735,7 @@ def failing_searches(row: Row) -> None:
     for value in ("0", "1e-9", "9.3e9", "1e308"):
         os.environ[environment.SEARCH_SECONDS] = value
         row.injected()
-        # The variable is refused by name.
+        # A value that cannot be is refused by a UsageError.
         with (
             row.no_loss(f"B11 {environment.SEARCH_SECONDS}={value}", limit_s=15),
             contextlib.suppress(UsageError),
@@ -935,10 +935,9 @@ def _with_entry(
     _, key = _place(row, tuned)
     path = top / key.place
     for folder in reversed(path.relative_to(top).parents):
-        (top / folder).mkdir(mode=0o700, exist_ok=True)
+        (top / folder).mkdir(mode=0o755, exist_ok=True)
     path.write_bytes(content(key))
     path.chmod(0o600)
-    top.chmod(0o755)  # others may enter it
     spoil(top)
     row.injected()
     row.launched.clear()

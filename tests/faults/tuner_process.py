@@ -89,12 +89,29 @@ def _fail_calls(plan: injector.Plan) -> None:
         os.close = close
 
 
+def _log_acknowledged() -> None:
+    """Write down each timing that the sweep takes for done: its record was written before."""
+    from aot_tune.tuner.outcome import Measurement
+    from aot_tune.tuner.sweep.results import SweepResults
+
+    write = SweepResults.write
+
+    def written(self: Any, step: str, problem: Any, outcome: Any, *more: Any, **named: Any) -> None:
+        write(self, step, problem, outcome, *more, **named)
+        if isinstance(outcome, Measurement):
+            config = outcome.config
+            timed = f"time {problem['M']} {config['tile_m']}-{config['tile_n']}"
+            injector.log(f"{timed} in {step}, {more} {named}", "acknowledged")
+
+    SweepResults.write = written  # type: ignore[method-assign]
+
+
 def main() -> None:
     """Prepare the process, then run the command line with this one's arguments."""
     plan = injector.plan()
     nvml.install()
     _fail_calls(plan)
-
+    _log_acknowledged()
     from aot_tune.tuner.measure import session, supervise
     from tests.faults import compilers
 

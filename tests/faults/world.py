@@ -112,7 +112,8 @@ class Sweep:
 
     def start(self, plan: Plan, *more: str, **variables: str) -> subprocess.Popen[str]:
         """Begin a sweep."""
-        plan = dataclasses.replace(plan, uuid=f"GPU-{self.name}")
+        if plan.uuid == Plan.uuid:
+            plan = dataclasses.replace(plan, uuid=f"GPU-{self.name}")
         plan.write(self.folder)
         cubins = self.folder / "cubins" if plan.compilers else CUBINS
         if plan.compilers and not cubins.exists():
@@ -185,6 +186,11 @@ class Sweep:
     def timed(self) -> Counter[str]:
         """How often each config was timed on each problem, over all sweeps of this folder."""
         return Counter(line for line in injector.logged(self.folder) if line.startswith("time "))
+
+    def acknowledged(self) -> Counter[str]:
+        """How many of these timings are reported as done: they were on disk when the sweep went on."""
+        places = set(injector.logged(self.folder, "acknowledged"))  # a place may be written more than once
+        return Counter(place.partition(" in ")[0] for place in places)
 
     def judge(self, wanted: bytes | None, ended: Ended | None = None) -> None:
         """Compare the table's bytes; a traceback is wrong as well."""
