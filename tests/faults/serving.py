@@ -119,6 +119,20 @@ def _stand_in(row: Row) -> None:
     cuda.tile.launch = record
 
 
+def _launch_for_real(row: Row) -> None:
+    """Let cuTile launch, and so compile, whatever is written down: it asks for each new signature."""
+    import cuda.tile
+    from cuda.tile._cext import launch
+
+    record = cuda.tile.launch
+
+    def launch_and_record(*args: Any) -> None:
+        launch(*args)
+        record(*args)
+
+    cuda.tile.launch = launch_and_record
+
+
 def _tuned(folder: Path) -> Tunable:
     write(folder, scale_table())
     return dataclasses.replace(scale, tables=folder)
@@ -791,6 +805,7 @@ def many_shapes(row: Row) -> None:
 
 def layouts(row: Row) -> None:
     """B13: tensors of other strides and alignments; what may not be written is refused each time."""
+    _launch_for_real(row)
     tuned = _tuned(row.place("layouts"))
     base = torch.empty(512, 2048, dtype=torch.bfloat16, device="meta")
     tuned.launch(*_tensors(256))
@@ -803,7 +818,7 @@ def layouts(row: Row) -> None:
     }
     for name, source in layouts.items():
         row.injected()
-        with row.no_loss(f"B13 {name}"):
+        with row.no_loss(f"B13 {name}", limit_s=60):
             tuned.launch(source, _tensors(256)[1])
             row.expect(row.launched[-1] == FAR, f"B13 {name}: {row.launched[-1]}")
     for attempt in range(3):
@@ -984,11 +999,7 @@ def compiler_caches(row: Row) -> None:
             (folder / name).write_bytes(os.urandom(4096))
 
     stand_in.DRIVER.launches.clear()
-    import importlib
-
-    import cuda.tile
-
-    cuda.tile.launch = importlib.import_module("cuda.tile._cext").launch
+    _launch_for_real(row)
     for name, spoil in (("a file", a_file), ("garbage", garbage), ("nowhere", lambda folder: None)):
         folder = Path("/dev/null/cache") if name == "nowhere" else row.place("B17") / name.replace(" ", "_")
         spoil(folder)
