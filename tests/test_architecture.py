@@ -195,6 +195,6 @@ def test_no_test_module_is_imported_by_another(path: Path) -> None:
 
 
 def test_tests_lie_where_what_they_test_lies() -> None:
-    """Each folder of tests is a room of the package; a file at its top, and in `faults`, is about the whole."""
+    """Each folder of tests is a room of the package; a file at its top or in `faults` is about the whole."""
     folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")} - {Path("faults")}
     assert {folder for folder in folders if not (PACKAGE / folder).is_dir()} == set()

@@ -262,8 +262,11 @@ class MeasureSession:
         return [outcome for outcome in outcomes.values() if isinstance(outcome, Failure)]
 
     def remember_fault(self, problem: Problem, config: Config, message: str, stage: Stage = "fault") -> None:
-        """Count a config's fault or time-out that an earlier run recorded in the journal."""
-        self._strikes.count(problem, config, stage)
+        """Count what an earlier run recorded in the journal: a config's fault, time-out or wrong result."""
+        if stage == "verify":
+            self._strikes.wrong.add(config)
+        else:
+            self._strikes.count(problem, config, stage)
 
     # Running ------------------------------------------------------------------------------------------------
 

@@ -84,9 +84,11 @@ class Strikes:
     def pardon(self, problem: Problem, config: Config, stage: Stage) -> bool:
         """Whether a config may run again after a fault: once on each problem, else a flaky one never ends.
 
-        One that hung on another problem and hangs again is not pardoned: each try costs a time limit.
+        One that hung on another problem and hangs again is not pardoned: each try costs a time limit. Nor is
+        one that damages the check once more.
         """
-        if stage == "timeout" and "timeout" in self._faults.get(config, {}).values():
+        hung = "timeout" in self._faults.get(config, {}).values()
+        if (stage == "timeout" and hung) or (stage == "verify" and config in self.wrong):
             return False
         first = (problem, config) not in self._pardoned
         self._pardoned.add((problem, config))

@@ -729,6 +729,20 @@ def test_one_that_damages_the_check_is_blamed_and_innocents_are_not(start: Start
     )
 
 
+def test_one_that_damaged_the_check_before_has_no_second_try(start: Start, folder: Path) -> None:
+    session = start({"a": Does(), "culprit": Does(fault="damage")})
+    for problem in (ONE, TWO):
+        assert by_name(session.measure(problem, of("culprit", "a"))) == {"culprit": "verify", "a": "ok"}
+    assert events(folder).count("verify culprit") == 3
+
+
+def test_a_wrong_result_remembered_from_a_journal_needs_no_confirmation(start: Start, folder: Path) -> None:
+    session = start({"a": Does(), "bad": Does(wrong="nan")})
+    session.remember_fault(ONE, config("bad"), "nan", "verify")
+    assert by_name(session.measure(TWO, of("a", "bad"))) == {"a": "ok", "bad": "verify"}
+    assert events(folder).count("start") == 1
+
+
 def test_one_that_damages_the_check_in_its_turn_is_found(start: Start) -> None:
     long = {name: Does(us=[1000.0]) for name in "abc"}
     culprit = Does(us=[1000.0], fault="damage", only_in="sample")

@@ -286,8 +286,9 @@ class TrialRunner:
                     taken[trial].append(outcome.mean_us)
                 elif outcome is not None:
                     failed[trial] = outcome
-        if trials and (damage := self._backend.damage()):
-            self._report(Poisoned(config=None, stage="verify", message=_harmful(damage)))
+        harm = self._tried(trials[-1], self._harm) if trials else None
+        if isinstance(harm, Failure) and harm.stage == "verify":
+            self._report(Poisoned(config=None, stage="verify", message=harm.message))
             raise _ContextDead
         return {
             trial: failed.get(trial) or replace(from_samples(trial.config, us), disturbed=disturbance)
@@ -360,7 +361,8 @@ class TrialRunner:
 
     def _harm(self, trial: Trial) -> Failure | None:
         damage = self._backend.damage()
-        return Failure(config=trial.config, stage="verify", message=_harmful(damage)) if damage else None
+        message = f"the kernel writes outside of its arguments: {damage}"
+        return Failure(config=trial.config, stage="verify", message=message) if damage else None
 
     def _verify(self, trial: Trial) -> Failure | None:
         began = time.monotonic()
@@ -448,7 +450,3 @@ class TrialRunner:
         self._patience_s -= PAUSE_SECONDS
         time.sleep(min(PAUSE_SECONDS, max(self._patience_s, 0.0)))
         return True
-
-
-def _harmful(damage: str) -> str:
-    return f"the kernel writes outside of its arguments: {damage}"
