@@ -33,6 +33,9 @@ TESTED_VERSIONS = ((1, 6), (1, 7))
 TUNE_SINCE = (1, 7)
 """The first release whose ``exhaustive_search`` takes ``flush_l2=False``, which leaves the L2 cache alone."""
 
+_OWN = "_own_search_of_cutile"
+"""The attribute of a function in the place of cuTile's ``exhaustive_search`` that holds cuTile's own."""
+
 T = TypeVar("T")
 
 
@@ -271,8 +274,7 @@ def search(
         CutileError: `flush_l2` is False and the installed release cannot leave the cache alone.
         ValueError: No config ran.
     """
-    from cuda.tile.tune import exhaustive_search
-
+    exhaustive_search = own_search()
     options: dict[str, Any] = {} if hints_of is None else {"hints_fn": hints_of}
     if not flush_l2:
         if release() < TUNE_SINCE:
@@ -283,6 +285,35 @@ def search(
             )
         options["flush_l2"] = False
     return exhaustive_search(configs, stream, grid_of, kernel, args_of, quiet=True, **options)
+
+
+def own_search() -> Callable[..., Any]:
+    """The ``exhaustive_search`` of cuTile, also where another function stands in its place."""
+    from cuda.tile.tune import exhaustive_search
+
+    original: Callable[..., Any] = getattr(exhaustive_search, _OWN, exhaustive_search)
+    return original
+
+
+def stands_in(function: object) -> bool:
+    """Whether a function was marked by `standing_in`."""
+    return hasattr(function, _OWN)
+
+
+def standing_in(function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a function that stands in the place of cuTile's ``exhaustive_search``, and return it."""
+    setattr(function, _OWN, original)
+    return function
+
+
+def tuning_result(config: Any, *, mean_us: float, error_margin_us: float, num_samples: int) -> Any:
+    """A ``TuningResult`` of cuTile with one measured config, the best."""
+    from cuda.tile.tune import Measurement, TuningResult
+
+    best = Measurement(
+        config=config, mean_us=mean_us, num_samples=num_samples, error_margin_us=error_margin_us
+    )
+    return TuningResult(best=best, successes=(best,), failures=())
 
 
 def limit_samples(most: int) -> None:
