@@ -247,9 +247,9 @@ def _elapsed(out: Any, start: Any, end: Any) -> int:
 
 @_plays("cuGraphAddKernelNode", POINTER(c_void_p), c_void_p, c_void_p, c_size_t, c_void_p)
 def _kernel_node(node: Any, graph: Any, dependencies: Any, count: int, parameters: int) -> int:
-    handle = cast(parameters, POINTER(c_void_p))[
-        0
-    ]  # the function is the first field of CUDA_KERNEL_NODE_PARAMS
+    # CUDA_KERNEL_NODE_PARAMS_v2 names a function, its first field, or a kernel, its eighth pointer-sized one.
+    fields = cast(parameters, POINTER(c_void_p))
+    handle = fields[0] or fields[7]
     _last_symbol[0] = _symbols.get(handle or 0, "")
     node[0] = 0x90DE
     return 0

@@ -21,7 +21,8 @@ def scale_kernel(x, out, n, factor, TILE: ct.Constant[int]):
     """Multiply a vector by a number."""
     place = ct.bid(0)
     if place * TILE < n:
-        ct.store(out, index=(place,), tile=ct.load(x, index=(place,), shape=(TILE,)) * factor)
+        tile = ct.load(x, index=(place,), shape=(TILE,)) * factor
+        ct.store(out, index=(place,), tile=ct.astype(tile, out.dtype))
 
 
 def hints_of(config: Any) -> dict[str, int]:
