@@ -31,7 +31,7 @@ ROOT_README = "README.md"
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One fault of a table, an archive or a folder of them."""
+    """One fault of a table, an archive or a folder of them, or something else to know of it."""
 
     path: str
     """The file or folder that is at fault."""
@@ -45,8 +45,12 @@ class Finding:
     fix: str
     """What to do about it."""
 
+    remark: bool = False
+    """Whether it is no fault, so that it fails no check."""
+
     def __str__(self) -> str:
-        return ": ".join(part for part in (self.path, self.entry, self.what, self.fix) if part)
+        parts = ("remark" if self.remark else "", self.path, self.entry, self.what, self.fix)
+        return ": ".join(part for part in parts if part)
 
 
 def check(found: Mapping[str, FoundKernel], path: Path | None = None) -> list[Finding]:
@@ -232,8 +236,18 @@ def _table(
         yield _undeclared(path, table.kernel, kernels)
         return
     tunable = kernels[table.kernel].tunable
+    yield from _remarks(path, table, tunable)
     for place_in_file, what, fix in _table_complaints(table, tunable, own=own):
         yield Finding(path=str(path), entry=place_in_file, what=what, fix=fix)
+
+
+def _remarks(path: Path, table: Table, tunable: Declaration) -> Iterator[Finding]:
+    """What a reviewer should know of a table's figures, though the table is as it should be."""
+    for entry in table.entries:
+        if entry.disturbed is not None:
+            what = f"its times were taken while the GPU was disturbed: {entry.disturbed}"
+            step = f"if they matter, {_tune(tunable, str(table.arch))} on a quiet GPU"
+            yield Finding(path=str(path), entry=str(entry.bucket), what=what, fix=step, remark=True)
 
 
 def _bytes_findings(path: Path, table: Table, data: bytes) -> Iterator[Finding]:
@@ -251,6 +265,9 @@ def _bytes_findings(path: Path, table: Table, data: bytes) -> Iterator[Finding]:
 def _table_complaints(table: Table, tunable: Declaration, *, own: bool) -> Iterator[tuple[str, str, str]]:
     """Every fault of one table: its place in the file, what is wrong, and what to do about it."""
     again = _tune(tunable, str(table.arch))
+    if table.kind != "declared":
+        yield "kind", f"it is a {table.kind} table, and {table.kernel} is declared", again
+        return
     if list(table.axes.items()) != list(tunable.axes.items()):
         declared = " ".join(f"{name}:{axis.kind}" for name, axis in tunable.axes.items())
         yield "axes", f"the declaration has {declared}", again

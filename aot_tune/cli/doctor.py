@@ -239,9 +239,11 @@ def _table_state(path: Path, tunable: Declaration, arch: Arch) -> tuple[str, boo
         return f"not used: {reason}", False
     evidence = "+".join(sorted({entry.evidence for entry in table.entries})) or "empty"
     fresh = table.source_hash == hashing.source_hash(tunable)
+    disturbed = sum(entry.disturbed is not None for entry in table.entries)
+    spoilt = f"; {disturbed} measured while disturbed" if disturbed else ""
     stale = "" if fresh else "; the kernel's code has changed since: tune again"
     entries = counted(len(table.entries), "entry", "entries")
-    return f"{entries}, {evidence}, {table.built_with.device_name}{stale}", bool(table.entries)
+    return f"{entries}, {evidence}, {table.built_with.device_name}{spoilt}{stale}", bool(table.entries)
 
 
 def _cache_state() -> CacheState:

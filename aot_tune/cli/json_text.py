@@ -26,7 +26,7 @@ def plain(value: object) -> Plain:
     if isinstance(value, Arch | Path):
         return str(value)
     if isinstance(value, Config):
-        return {"constants": plain(value.constants), "hints": plain(value.hints)}
+        return plain(value.document)
     if isinstance(value, Mapping):
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -132,24 +132,39 @@ def overview_lines(tables: Sequence[tuple[Path, Table]]) -> list[str]:
 
 
 def table_lines(path: Path, table: Table) -> list[str]:
-    """A whole table: what it was built with, its portfolio as P0, P1 and so on, and its entries."""
+    """A whole table: what it was built with, its portfolio as P0, P1 and so on, and its entries.
+
+    Below them are the entries whose samples were disturbed, and the times in the GPU's other states.
+    """
     built = table.built_with
     versions = f"cuda-tile {built.cuda_tile}, tileiras {built.tileiras}"
     versions += f", driver {built.driver}" if built.driver else ""
     names = {config: f"P{place}" for place, config in enumerate(table.portfolio)}
     heads = ("bucket", "us", "+-", "default us", "gain", "regret", "evidence", "points", "config")
+    kind = "" if table.kind == "declared" else f", {table.kind}"
     return [
-        f"{table.kernel} on {table.arch}: {path}",
+        f"{table.kernel} on {table.arch}{kind}: {path}",
         f"{built.device_name}, {built.sm_count} multiprocessors, {versions}; source {table.source_hash}",
         f"portfolio of {counted(len(table.portfolio), 'config')}, worst regret {table.portfolio_regret:.1%}",
         *(f"  {name}: {config}" for config, name in names.items()),
         *aligned([heads, *(_entry_row(entry, names) for entry in table.entries)]),
+        *(f"disturbed: {entry.bucket}: {entry.disturbed}" for entry in table.entries if entry.disturbed),
+        *(_states_line(entry) for entry in table.entries if entry.states),
     ]
 
 
 def table_data(path: Path, table: Table) -> dict[str, object]:
     """A table for a script: its document, and the path of its file."""
     return {"path": path, **json.loads(writer.dump(table))}
+
+
+def _states_line(entry: Entry) -> str:
+    """The times at the edge in the GPU's other states, which `_entry_row` has no room for."""
+    states = ", ".join(
+        f"{name} {times.mean_us:.2f} us, default {times.default_us:.2f} us"
+        for name, times in entry.states.items()
+    )
+    return f"in other states: {entry.bucket}: {states}"
 
 
 def _entry_row(entry: Entry, names: dict[Config, str]) -> tuple[str, ...]:

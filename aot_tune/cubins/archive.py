@@ -20,7 +20,6 @@ import hashlib
 import os
 import struct
 import zlib
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +28,7 @@ from aot_tune.errors import AotTuneError, ArchiveError, StoreError
 from aot_tune.tables import strict_json
 from aot_tune.tables.files import open_regular
 from aot_tune.values.arch import Arch
+from aot_tune.values.lazy import lazy
 
 FILE_NAME = "cubins.aot"
 """The name of an archive's file."""
@@ -200,7 +200,7 @@ class Section:
         dictionary = self._dictionary if block else b""
         return self._archive.unpacked(place, what, most=_MOST_CUBIN, dictionary=dictionary)
 
-    @cached_property
+    @lazy
     def _dictionary(self) -> bytes:
         return self._archive.start(self._blocks[0], f"cubin 0 of {self._kernel}", most=_MOST_CUBIN)
 

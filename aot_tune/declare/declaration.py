@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Axis, bucket_of
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
+from aot_tune.values.lazy import lazy
 from aot_tune.values.problem import Problem
 
 if TYPE_CHECKING:
@@ -158,12 +158,12 @@ class Declaration:
 
     # What follows from the fields ---------------------------------------------------------------------------
 
-    @cached_property
+    @lazy
     def parameters(self) -> tuple[str, ...]:
         """The names of the launch arguments."""
         return tuple(inspect.signature(self.problem).parameters)
 
-    @cached_property
+    @lazy
     def constant_names(self) -> tuple[str, ...]:
         """The kernel's ``ct.Constant`` parameters, in order."""
         return cutile.constant_parameters(self.kernel)
@@ -218,12 +218,12 @@ class Declaration:
         """The search space without the configs that `legal` refuses."""
         return tuple(c for c in self.space(arch, problem) if self.refusal(c, arch, problem) is None)
 
-    @cached_property
+    @lazy
     def typical_problems(self) -> tuple[Problem, ...]:
         """`typical` expanded, in order, without repetitions."""
         return tuple(dict.fromkeys(expanded(self.typical)))
 
-    @cached_property
+    @lazy
     def buckets(self) -> tuple[Problem, ...]:
         """The buckets of the typical problems, in order, without repetitions."""
         return tuple(dict.fromkeys(self.bucket_of(problem) for problem in self.typical_problems))

@@ -99,6 +99,8 @@ def _config_complaints(table: Table, tunable: Declaration, entry: Entry) -> Iter
 
 def mismatch(tunable: Declaration, arch: Arch, table: Table) -> str | None:
     """Why a well-formed table cannot serve this declaration on this arch; None when it can."""
+    if table.kind != "declared":
+        return f"it is a {table.kind} table, which serves no declaration"
     if table.kernel != tunable.name:
         return f"it is the table of {table.kernel!r}, and not of {tunable.name!r}"
     if table.arch != arch:

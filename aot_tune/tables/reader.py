@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from typing import cast
+from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 import orjson
 
@@ -20,7 +21,18 @@ from aot_tune.tables.strict_json import (
     expected,
     loads,
 )
-from aot_tune.tables.table import SCHEMA, BuiltWith, Entry, Evidence, Point, Table, entry_order
+from aot_tune.tables.table import (
+    FIRST_SCHEMA,
+    SCHEMA,
+    BuiltWith,
+    Entry,
+    Evidence,
+    Kind,
+    Point,
+    StateTimes,
+    Table,
+    entry_order,
+)
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import AXIS_KINDS, Axes, edge
 from aot_tune.values.config import HINTS, Config
@@ -28,6 +40,9 @@ from aot_tune.values.problem import Problem
 
 MOST_CONFIGS = 16
 """The most configs of a portfolio; a live search runs all of them."""
+
+MOST_STATES = 8
+"""The most states of a GPU in which an entry or a point has times."""
 
 _HASH = re.compile(r"[0-9a-f]{16}")
 
@@ -50,7 +65,24 @@ ENTRY_KEYS = ("bucket", "config", "mean_us", "error_margin_us", "default_us", "r
 
 _CONFIG_KEYS = ("constants", "hints")
 _POINT_KEYS = ("size", "us")
+_STATE_KEYS = ("mean_us", "default_us")
 _EVIDENCE = ("measured", "predicted")
+_KINDS = ("declared", "recorded")
+
+
+class _Newer(NamedTuple):
+    """The keys that came after the first schema; each may be absent."""
+
+    top: tuple[str, ...] = ()
+    entry: tuple[str, ...] = ()
+    point: tuple[str, ...] = ()
+    config: tuple[str, ...] = ()
+
+
+_NEWER = {
+    FIRST_SCHEMA: _Newer(),
+    SCHEMA: _Newer(top=("kind",), entry=("disturbed", "states"), point=("states",), config=("kernel",)),
+}
 
 
 def parse(data: bytes | str) -> Table:
@@ -67,14 +99,17 @@ def parse(data: bytes | str) -> Table:
     document = loads(data)
     if type(document) is not dict:
         expected("an object", document, "")
-    _check_schema(document.get("schema"))
-    check_keys(document, "", TOP_KEYS)
+    newer = _NEWER[_schema(document.get("schema"))]
+    check_keys(document, "", TOP_KEYS, newer.top)
     kernel, source_hash = document["kernel"], document["source_hash"]
     if not is_name(kernel):
         expected("a kernel's name", kernel, "kernel")
     if type(source_hash) is not str or not _HASH.fullmatch(source_hash):
         expected("16 hex digits", source_hash, "source_hash")
-    axes, configs = _axes(document["axes"]), Configs()
+    kind = document.get("kind", "declared")
+    if kind not in _KINDS:
+        expected(f"one of {', '.join(_KINDS)}", kind, "kind")
+    axes, configs = _axes(document["axes"]), Configs(newer.config)
     portfolio = _portfolio(document["portfolio"], configs)
     return Table(
         kernel=kernel,
@@ -84,19 +119,21 @@ def parse(data: bytes | str) -> Table:
         axes=axes,
         portfolio=portfolio,
         portfolio_regret=as_number(document["portfolio_regret"], "portfolio_regret"),
-        entries=read_entries(document["entries"], axes, configs, len(portfolio) + 1),
+        entries=_Entries(axes, configs, len(portfolio) + 1, newer).read(document["entries"]),
+        kind=cast(Kind, kind),
     )
 
 
-def _check_schema(schema: Json) -> None:
-    if type(schema) is not int or schema < 1:
-        expected(f"the table's schema, {SCHEMA}", schema, "schema")
+def _schema(schema: Json) -> int:
+    if type(schema) is not int or schema < FIRST_SCHEMA:
+        expected(f"the table's schema, {FIRST_SCHEMA} or {SCHEMA}", schema, "schema")
     if schema > SCHEMA:
         raise NewerSchemaError(
             f"a later release of aot_tune wrote this table: its schema is {schema}, this release reads "
             f"{SCHEMA}; upgrade aot_tune or tune again",
             "schema",
         )
+    return schema
 
 
 def _portfolio(value: Json, configs: Configs) -> tuple[Config, ...]:
@@ -143,9 +180,14 @@ def _axes(value: Json) -> Axes:
 
 
 class Configs:
-    """Reads configs, and checks each different one once: a table repeats few of them often."""
+    """Reads configs, and checks each different one once: a table repeats few of them often.
 
-    def __init__(self) -> None:
+    Args:
+        optional: Keys that a config may have beside its constants and hints: ``kernel``.
+    """
+
+    def __init__(self, optional: tuple[str, ...] = ()) -> None:
+        self._optional = optional
         self._known: dict[bytes, Config] = {}
 
     def read(self, value: Json, path: str) -> Config:
@@ -153,12 +195,12 @@ class Configs:
         text = orjson.dumps(value)
         config = self._known.get(text)
         if config is None:
-            config = self._known[text] = _config(value, path)
+            config = self._known[text] = _config(value, path, self._optional)
         return config
 
 
-def _config(value: Json, path: str) -> Config:
-    check_keys(value, path, _CONFIG_KEYS)
+def _config(value: Json, path: str, optional: tuple[str, ...]) -> Config:
+    check_keys(value, path, _CONFIG_KEYS, optional)
     constants, hints = value["constants"], value["hints"]
     check_identifiers(constants, f"{path}.constants")
     if type(hints) is not dict:
@@ -173,49 +215,121 @@ def _config(value: Json, path: str) -> Config:
             raise TableError(f"expected one of {', '.join(HINTS)}, got {name!r:.80}", f"{path}.hints")
         if type(hint) is not int or hint not in HINTS[name]:
             expected(f"one of {', '.join(map(str, HINTS[name]))}", hint, f"{path}.hints.{name}")
+    kernel = value.get("kernel")
+    if "kernel" in value and not is_name(kernel):
+        expected("a kernel's name", kernel, f"{path}.kernel")
     try:
-        return Config(constants=constants, hints=hints)
+        return Config(constants=constants, hints=hints, kernel=kernel)
     except DeclarationError as error:
         raise TableError(str(error), path) from None
 
 
-def read_entries(value: Json, axes: Axes, configs: Configs, columns: int) -> tuple[Entry, ...]:
-    """Read a table's entries and sort them.
+@dataclass(frozen=True)
+class _Entries:
+    """Reads a table's entries."""
 
-    Args:
-        value: The list of entries.
-        axes: The table's axes.
-        configs: The reader of configs, shared with the portfolio.
-        columns: How many times each point has: one for each config of the portfolio and the default's.
+    axes: Axes
+    """The table's axes."""
 
-    Raises:
-        TableError: A value is not what the schema demands.
-    """
-    items = as_list(value, "entries")
-    keys: tuple[str, ...] | None = None
-    entries: dict[Problem, Entry] = {}
-    for i, item in enumerate(items):
-        path = f"entries[{i}]"
-        check_keys(item, path, ENTRY_KEYS)
-        bucket = _bucket(item["bucket"], f"{path}.bucket", axes, keys)
-        keys = keys or tuple(bucket)
-        if bucket in entries:
-            raise TableError(f"a second entry for {bucket}", f"{path}.bucket")
+    configs: Configs
+    """The reader of configs, shared with the portfolio."""
+
+    columns: int
+    """How many times each point has: one for each config of the portfolio and the default's."""
+
+    newer: _Newer
+    """The keys that the table's schema allows beside those of the first."""
+
+    def read(self, value: Json) -> tuple[Entry, ...]:
+        """Read the entries and sort them, because reviewers may have merged lines by hand."""
+        keys: tuple[str, ...] | None = None
+        entries: dict[Problem, Entry] = {}
+        for i, item in enumerate(as_list(value, "entries")):
+            path = f"entries[{i}]"
+            check_keys(item, path, ENTRY_KEYS, self.newer.entry)
+            bucket = _bucket(item["bucket"], f"{path}.bucket", self.axes, keys)
+            keys = keys or tuple(bucket)
+            if bucket in entries:
+                raise TableError(f"a second entry for {bucket}", f"{path}.bucket")
+            entries[bucket] = self._entry(item, path, bucket)
+        return tuple(sorted(entries.values(), key=lambda entry: entry_order(self.axes, entry.bucket)))
+
+    def _entry(self, item: Json, path: str, bucket: Problem) -> Entry:
         evidence = item["evidence"]
         if evidence not in _EVIDENCE:
             expected(f"one of {', '.join(_EVIDENCE)}", evidence, f"{path}.evidence")
-        entries[bucket] = Entry(
+        return Entry(
             bucket=bucket,
-            config=configs.read(item["config"], f"{path}.config"),
+            config=self.configs.read(item["config"], f"{path}.config"),
             mean_us=as_number(item["mean_us"], f"{path}.mean_us", zero=False),
             error_margin_us=as_number(item["error_margin_us"], f"{path}.error_margin_us"),
             default_us=as_number(item["default_us"], f"{path}.default_us", zero=False),
             regret=as_number(item["regret"], f"{path}.regret"),
             evidence=cast(Evidence, evidence),
-            points=_points(item["points"], f"{path}.points", axes, bucket, columns),
+            points=self._points(item["points"], f"{path}.points", bucket),
+            **(_newer_values(item, path) if len(item) > len(ENTRY_KEYS) else {}),
         )
-    # Sorted, because reviewers may have merged lines by hand.
-    return tuple(sorted(entries.values(), key=lambda entry: entry_order(axes, entry.bucket)))
+
+    def _points(self, value: Json, path: str, bucket: Problem) -> tuple[Point, ...]:
+        inside = tuple(name for name, axis in self.axes.items() if axis.kind == "pow2")
+        points: dict[tuple[int, ...], Point] = {}
+        for i, item in enumerate(as_list(value, path)):
+            check_keys(item, f"{path}[{i}]", _POINT_KEYS, self.newer.point)
+            check_keys(item["size"], f"{path}[{i}].size", inside)
+            size = tuple(item["size"][name] for name in inside)
+            for name, number in zip(inside, size, strict=True):
+                if type(number) is not int or number < 1 or edge(number) != bucket[name]:
+                    expected(
+                        f"a size in the bucket {name}={bucket[name]}", number, f"{path}[{i}].size.{name}"
+                    )
+            if size in points:
+                raise TableError("a second point of the same size", f"{path}[{i}].size")
+            states = {}
+            if "states" in item:
+                states = {
+                    name: _times(times, f"{path}[{i}].states.{name}", self.columns)
+                    for name, times in _states(item["states"], f"{path}[{i}].states").items()
+                }
+            points[size] = Point(
+                size=dict(zip(inside, size, strict=True)),
+                us=_times(item["us"], f"{path}[{i}].us", self.columns),
+                states=states,
+            )
+        return tuple(points[size] for size in sorted(points))
+
+
+def _newer_values(item: Json, path: str) -> dict[str, Json]:
+    """The values of an entry's keys that came after the first schema, of those that are there."""
+    found: dict[str, Json] = {}
+    if "disturbed" in item:
+        check_text(item["disturbed"], f"{path}.disturbed")
+        if not item["disturbed"]:
+            raise TableError(
+                "expected what spoilt the samples; leave the key out where nothing did", f"{path}.disturbed"
+            )
+        found["disturbed"] = item["disturbed"]
+    if "states" in item:
+        found["states"] = {
+            name: _state(times, f"{path}.states.{name}")
+            for name, times in _states(item["states"], f"{path}.states").items()
+        }
+    return found
+
+
+def _states(value: Json, path: str) -> dict[str, Json]:
+    """The values by states' names, which are sorted, so that they are written back in one order."""
+    check_identifiers(value, path)
+    if not 0 < len(value) <= MOST_STATES:
+        raise TableError(f"expected 1 to {MOST_STATES} states, got {len(value)}", path)
+    return dict(sorted(value.items()))
+
+
+def _state(value: Json, path: str) -> StateTimes:
+    check_keys(value, path, _STATE_KEYS)
+    return StateTimes(
+        mean_us=as_number(value["mean_us"], f"{path}.mean_us", zero=False),
+        default_us=as_number(value["default_us"], f"{path}.default_us", zero=False),
+    )
 
 
 def _bucket(value: Json, path: str, axes: Axes, keys: tuple[str, ...] | None) -> Problem:
@@ -236,24 +350,6 @@ def _bucket(value: Json, path: str, axes: Axes, keys: tuple[str, ...] | None) ->
         elif type(value[name]) is not bool:
             expected("a str or bool, or an axis", value[name], f"{path}.{name}")
     return Problem(value)
-
-
-def _points(value: Json, path: str, axes: Axes, bucket: Problem, columns: int) -> tuple[Point, ...]:
-    inside = tuple(name for name, axis in axes.items() if axis.kind == "pow2")
-    points: dict[tuple[int, ...], Point] = {}
-    for i, item in enumerate(as_list(value, path)):
-        check_keys(item, f"{path}[{i}]", _POINT_KEYS)
-        check_keys(item["size"], f"{path}[{i}].size", inside)
-        size = tuple(item["size"][name] for name in inside)
-        for name, number in zip(inside, size, strict=True):
-            if type(number) is not int or number < 1 or edge(number) != bucket[name]:
-                expected(f"a size in the bucket {name}={bucket[name]}", number, f"{path}[{i}].size.{name}")
-        if size in points:
-            raise TableError("a second point of the same size", f"{path}[{i}].size")
-        points[size] = Point(
-            size=dict(zip(inside, size, strict=True)), us=_times(item["us"], f"{path}[{i}].us", columns)
-        )
-    return tuple(points[size] for size in sorted(points))
 
 
 _TIME_TYPES = frozenset({float, type(None)})

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import partial
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 from aot_tune.tables.table import Entry, Point, Table
 from aot_tune.values.bucket import Axes, Pow2
 from aot_tune.values.config import Config
+from aot_tune.values.lazy import lazy
 from aot_tune.values.problem import Problem
 
 Allowed = Callable[[Config], bool]
@@ -176,7 +177,7 @@ class _Grown:
     def __init__(self, problem: Problem, names: Sequence[str]) -> None:
         self._problem, self._names = problem, names
 
-    @cached_property
+    @lazy
     def problems(self) -> list[Problem]:
         """One problem for each axis: where it has more tiles, the last tile was full."""
         return [self._problem.replaced(**{name: self._problem.size(name) + 1}) for name in self._names]
@@ -292,7 +293,7 @@ class BucketRule:
             self._columns[default] = columns
         return columns
 
-    @cached_property
+    @lazy
     def _of_portfolio(self) -> tuple[_Column, ...]:
         configs = dict.fromkeys(self._portfolio)  # of a repeated config the first column counts
         return tuple(self._column(config, self._portfolio.index(config)) for config in configs)
@@ -315,11 +316,11 @@ class BucketRule:
         kinds = [cell.full for cell in cells if cell is not None]
         return _Column(config, in_flight, any(full != kinds[0] for full in kinds), tuple(cells))
 
-    @cached_property
+    @lazy
     def _problems(self) -> tuple[Problem, ...]:
         return tuple(self._bucket.replaced(**point.size) for point in self._points)
 
-    @cached_property
+    @lazy
     def _where(self) -> tuple[tuple[float, ...], ...]:
         return tuple(self._logs(problem) for problem in self._problems)
 

@@ -74,17 +74,19 @@ def _distinct(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     return found
 
 
-def check_keys(value: Json, path: str, keys: tuple[str, ...]) -> None:
-    """Refuse a value that is not an object of exactly these keys, in any order."""
+def check_keys(value: Json, path: str, keys: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
+    """Refuse a value that is not an object of exactly these keys, in any order; `optional` ones may lack."""
     if type(value) is not dict:
         expected("an object", value, path)
-    if tuple(value) == keys or value.keys() == set(keys):
+    if tuple(value) == keys:  # the usual case, quickly
         return
     for key in keys:
         if key not in value:
             raise TableError(f"the key {key!r} is missing", path)
-    unknown = next(key for key in value if key not in keys)
-    raise TableError(f"the key {unknown!r:.80} is unknown; expected {', '.join(keys) or 'none'}", path)
+    known = (*keys, *optional)
+    unknown = next((key for key in value if key not in known), None)
+    if unknown is not None:
+        raise TableError(f"the key {unknown!r:.80} is unknown; expected {', '.join(known) or 'none'}", path)
 
 
 def check_identifiers(value: Json, path: str) -> None:

@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Literal
 
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Axes
 from aot_tune.values.config import Config
+from aot_tune.values.lazy import lazy
 from aot_tune.values.problem import Problem
 
-SCHEMA = 1
-"""The version of the format that this release writes, and the newest that it reads."""
+SCHEMA = 2
+"""The newest version of the format that this release reads, and the version of tables that need it."""
+
+FIRST_SCHEMA = 1
+"""The version of tables that hold nothing which came with a later schema."""
 
 Evidence = Literal["measured", "predicted"]
+
+Kind = Literal["declared", "recorded"]
+"""Whether a kernel's declaration was swept, or the searches of a library were recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +58,20 @@ class Point:
     us: tuple[float | None, ...]
     """The mean microseconds of the portfolio's configs in order, then the default's; None: it cannot run."""
 
+    states: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    """The same times in other states of the GPU, by the state's name; schema 2."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateTimes:
+    """The times at a bucket's edge in one state of the GPU, such as under load."""
+
+    mean_us: float
+    """The winner's mean time, microseconds."""
+
+    default_us: float
+    """The default's mean time, microseconds."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
@@ -80,6 +100,12 @@ class Entry:
 
     points: tuple[Point, ...]
     """The sizes that were timed in the bucket, ascending; the edge is the last."""
+
+    disturbed: str | None = None
+    """What spoilt samples that could not be taken again, in words; None where nothing did; schema 2."""
+
+    states: Mapping[str, StateTimes] = field(default_factory=dict)
+    """The times at the edge in other states of the GPU, by the state's name; schema 2."""
 
     @property
     def gain(self) -> float:
@@ -115,13 +141,29 @@ class Table:
     entries: tuple[Entry, ...]
     """The entries, sorted by `entry_order`."""
 
+    kind: Kind = "declared"
+    """What was tuned; ``recorded`` is schema 2."""
+
+    @property
+    def schema(self) -> int:
+        """The version that the table is written in: the first, where it holds nothing of a later one."""
+        named = any(config.kernel is not None for config in self.portfolio)
+        newer = self.kind != "declared" or named or any(map(_needs_two, self.entries))
+        return SCHEMA if newer else FIRST_SCHEMA
+
     def entry(self, bucket: Problem) -> Entry | None:
         """The entry of exactly this bucket."""
         return self._by_bucket.get(bucket)
 
-    @cached_property
+    @lazy
     def _by_bucket(self) -> Mapping[Problem, Entry]:
         return {entry.bucket: entry for entry in self.entries}
+
+
+def _needs_two(entry: Entry) -> bool:
+    if entry.disturbed is not None or entry.states or entry.config.kernel is not None:
+        return True
+    return any(point.states for point in entry.points)
 
 
 def entry_order(axes: Axes, bucket: Problem) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:

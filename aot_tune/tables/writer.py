@@ -6,11 +6,10 @@ import dataclasses
 import json
 import math
 
-from aot_tune.tables.reader import BUILT_WITH_KEYS, ENTRY_KEYS, TOP_KEYS, parse
+from aot_tune.tables.reader import BUILT_WITH_KEYS, TOP_KEYS, parse
 from aot_tune.tables.strict_json import Json
-from aot_tune.tables.table import SCHEMA, Entry, Table, entry_order
+from aot_tune.tables.table import Entry, StateTimes, Table, entry_order
 from aot_tune.values.bucket import Axes
-from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
 _US_DECIMALS = 3
@@ -23,7 +22,8 @@ _REGRET_DECIMALS = 4
 def dump(table: Table) -> bytes:
     """Write a table's text: fixed key order, one config or entry a line, sorted entries, rounded figures.
 
-    ``dump(parse(text)) == text`` holds for every text that this function writes.
+    ``dump(parse(text)) == text`` holds for every text that this function writes. A table that holds nothing
+    which came with a later schema is written as the first.
 
     Raises:
         TableError: The table has a value that `parse` would refuse: no unreadable text is ever written.
@@ -35,45 +35,60 @@ def dump(table: Table) -> bytes:
     )
     built_with = {name: getattr(table.built_with, name) for name in BUILT_WITH_KEYS}
     values: dict[str, str] = {
-        "schema": str(SCHEMA),
+        "schema": str(table.schema),
+        "kind": _line(table.kind),
         "kernel": _line(table.kernel),
         "arch": _line(str(table.arch)),
         "source_hash": _line(table.source_hash),
         "built_with": _line(built_with),
         "axes": _line({name: axis.kind for name, axis in table.axes.items()}),
-        "portfolio": _lines([_config_json(config) for config in table.portfolio]),
+        "portfolio": _lines([config.document for config in table.portfolio]),
         "portfolio_regret": _line(_rounded(table.portfolio_regret, _REGRET_DECIMALS)),
         "entries": _lines([_entry_json(entry, table.axes) for entry in entries]),
     }
-    body = ",\n".join(f'  "{key}": {values[key]}' for key in TOP_KEYS)
+    keys = TOP_KEYS if table.kind == "declared" else (TOP_KEYS[0], "kind", *TOP_KEYS[1:])
+    body = ",\n".join(f'  "{key}": {values[key]}' for key in keys)
     text = f"{{\n{body}\n}}\n"
     parse(text)
     return text.encode()
-
-
-def _config_json(config: Config) -> dict[str, Json]:
-    return {"constants": dict(config.constants), "hints": dict(config.hints)}
 
 
 def _entry_json(entry: Entry, axes: Axes) -> dict[str, Json]:
     points = [
         {
             "size": {name: point.size[name] for name in axes if name in point.size},
-            "us": [None if us is None else _microseconds(us) for us in point.us],
+            "us": _times(point.us),
+            **_states({name: _times(times) for name, times in point.states.items()}),
         }
         for point in entry.points
     ]
     values: dict[str, Json] = {
         "bucket": dict(entry.bucket),
-        "config": _config_json(entry.config),
+        "config": entry.config.document,
         "mean_us": _microseconds(entry.mean_us),
         "error_margin_us": _rounded(entry.error_margin_us, _US_DECIMALS),
         "default_us": _microseconds(entry.default_us),
         "regret": _rounded(entry.regret, _REGRET_DECIMALS),
         "evidence": entry.evidence,
-        "points": sorted(points, key=lambda point: tuple(point["size"].values())),
     }
-    return {key: values[key] for key in ENTRY_KEYS}
+    if entry.disturbed is not None:
+        values["disturbed"] = entry.disturbed
+    values |= _states({name: _state(times) for name, times in entry.states.items()})
+    values["points"] = sorted(points, key=lambda point: tuple(point["size"].values()))
+    return values
+
+
+def _states(of: dict[str, Json]) -> dict[str, Json]:
+    """The key ``states`` and its value, sorted by name; nothing where there is no state."""
+    return {"states": dict(sorted(of.items()))} if of else {}
+
+
+def _state(times: StateTimes) -> dict[str, Json]:
+    return {"mean_us": _microseconds(times.mean_us), "default_us": _microseconds(times.default_us)}
+
+
+def _times(us: tuple[float | None, ...]) -> list[Json]:
+    return [None if time is None else _microseconds(time) for time in us]
 
 
 def _in_order(bucket: Problem, names: tuple[str, ...]) -> Problem:

@@ -35,12 +35,13 @@ class Config:
     Args:
         constants: Each constant's value, by name: a bool, int, float or str.
         hints: Each hint's value, by a name of `HINTS`.
+        kernel: The name of the kernel that it is for, where a declaration has several.
 
     Raises:
         DeclarationError: A value is of another type, a hint is unknown, or cuTile would refuse its value.
     """
 
-    __slots__ = ("_hash", "_key", "constants", "hints")
+    __slots__ = ("_hash", "_key", "constants", "hints", "kernel")
 
     _hash: int
     _key: tuple[object, ...]
@@ -51,8 +52,15 @@ class Config:
     hints: Mapping[str, int]
     """The compiler hints."""
 
+    kernel: str | None
+    """The name of the kernel that it is for; None where the declaration has one kernel."""
+
     def __init__(
-        self, *, constants: Mapping[str, Constant] | None = None, hints: Mapping[str, int] | None = None
+        self,
+        *,
+        constants: Mapping[str, Constant] | None = None,
+        hints: Mapping[str, int] | None = None,
+        kernel: str | None = None,
     ) -> None:
         given_constants, given_hints = dict(constants or {}), dict(hints or {})
         for name, value in given_constants.items():
@@ -65,14 +73,18 @@ class Config:
                 raise DeclarationError(f"{hint!r} is not a compiler hint; write one of {' '.join(HINTS)}")
             if isinstance(number, bool) or not isinstance(number, int) or number not in HINTS[hint]:
                 raise DeclarationError(f"hint {hint} is {number!r}; cuTile takes {_values(HINTS[hint])}")
+        if kernel is not None and not (type(kernel) is str and kernel.isidentifier()):
+            raise DeclarationError(f"kernel is {kernel!r:.80}; write the name of one of the kernels, or None")
         ordered_hints = {hint: given_hints[hint] for hint in HINTS if hint in given_hints}
         # True == 1 in Python, but they are different constants to a kernel: the type is part of the key.
         key = (
             frozenset((name, type(value).__name__, value) for name, value in given_constants.items()),
             tuple(ordered_hints.items()),
+            kernel,
         )
         object.__setattr__(self, "constants", MappingProxyType(given_constants))
         object.__setattr__(self, "hints", MappingProxyType(ordered_hints))
+        object.__setattr__(self, "kernel", kernel)
         object.__setattr__(self, "_key", key)
         object.__setattr__(self, "_hash", hash(key))
 
@@ -90,13 +102,14 @@ class Config:
         return self._hash
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (dict(self.constants), dict(self.hints))
+        return _rebuild, (dict(self.constants), dict(self.hints), self.kernel)
 
     def __repr__(self) -> str:
         return f"Config({self})"
 
     def __str__(self) -> str:
-        parts = [f"{name}={value}" for name, value in (*self.constants.items(), *self.hints.items())]
+        named = [("kernel", self.kernel)] if self.kernel is not None else []
+        parts = [f"{name}={value}" for name, value in (*named, *self.constants.items(), *self.hints.items())]
         return " ".join(parts) or "no constants, no hints"
 
     def with_constant_order(self, names: tuple[str, ...]) -> Config:
@@ -104,7 +117,13 @@ class Config:
         if tuple(self.constants) == names:
             return self
         ordered = {name: self.constants[name] for name in names if name in self.constants}
-        return Config(constants=ordered, hints=self.hints)
+        return Config(constants=ordered, hints=self.hints, kernel=self.kernel)
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The config as JSON files hold it; a kernel is written only where one is named."""
+        named = {} if self.kernel is None else {"kernel": self.kernel}
+        return {**named, "constants": dict(self.constants), "hints": dict(self.hints)}
 
 
 def _plain(name: object, value: object) -> Constant:
@@ -118,8 +137,8 @@ def _plain(name: object, value: object) -> Constant:
     raise DeclarationError(f"constant {name} is {value!r:.80}; write a bool, int, float or str")
 
 
-def _rebuild(constants: dict[str, Constant], hints: dict[str, int]) -> Config:
-    return Config(constants=constants, hints=hints)
+def _rebuild(constants: dict[str, Constant], hints: dict[str, int], kernel: str | None) -> Config:
+    return Config(constants=constants, hints=hints, kernel=kernel)
 
 
 def _values(values: tuple[int, ...]) -> str:

@@ -421,3 +421,26 @@ def test_make_wheel_checks_archives_before_it_packs_them(arch: str) -> None:
     compiled_at = next((at for at, line in enumerate(steps) if "aot_tune compile" in line), -1)
     assert compiled_at < checked < packed_at
     assert (compiled_at >= 0) == bool(arch)
+
+
+def test_disturbed_times_are_a_remark_that_fails_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = with_entry(scale_table(), 1, disturbed="the clocks fell")
+    path = write(tmp_path, table)
+    (finding,) = check(scale_in(tmp_path), path)
+    assert finding.remark
+    assert finding.entry == str(table.entries[1].bucket)
+    assert str(finding).startswith(f"remark: {path}: {finding.entry}: its times were taken while")
+    monkeypatch.setattr(
+        discovery, "survey", lambda modules: discovery.Survey(found=scale_in(tmp_path), broken=())
+    )
+    result = CliRunner().invoke(app, ["check", str(path)])
+    assert result.exit_code == 0
+    assert "no problems found, 1 remark" in result.output
+
+
+def test_a_recorded_table_is_no_table_of_a_declaration(tmp_path: Path) -> None:
+    path = write(tmp_path, dataclasses.replace(scale_table(), kind="recorded"))
+    (line,) = _told(tmp_path)
+    assert line.startswith(f"{path}: kind: it is a recorded table, and scale is declared: run aot-tune tune")

@@ -16,8 +16,9 @@ from aot_tune.cli.show import overview_lines, table_data, table_lines, tables_fo
 from aot_tune.cubins.origin_walk import origin_of
 from aot_tune.cubins.pack import KernelCubins, pack
 from aot_tune.errors import UsageError
+from aot_tune.tables.table import StateTimes
 from aot_tune.values.arch import Arch
-from tests.support.samples import SM90, scale, scale_in, scale_table, write
+from tests.support.samples import SM90, scale, scale_in, scale_table, with_entry, write
 
 SM100 = Arch.parse("sm100")
 
@@ -218,3 +219,16 @@ def test_one_damaged_archive_fails_and_the_others_are_printed(tmp_path: Path) ->
     assert result.exit_code == 1
     assert ["matmul", "20"] in _rows(result)
     assert result.stderr.startswith(f"aot-tune: {tmp_path}/sm90/cubins.aot")
+
+
+def test_disturbed_entries_and_other_states_are_said_below_the_entries() -> None:
+    table = with_entry(
+        scale_table(), 1, disturbed="the clocks fell", states={"cool": StateTimes(mean_us=9, default_us=12)}
+    )
+    *_, disturbed, states = table_lines(Path("x"), table)
+    bucket = table.entries[1].bucket
+    assert disturbed == f"disturbed: {bucket}: the clocks fell"
+    assert states == f"in other states: {bucket}: cool 9.00 us, default 12.00 us"
+    entries = table_data(Path("x"), table)["entries"]
+    assert isinstance(entries, list)
+    assert entries[1]["disturbed"] == "the clocks fell"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -89,15 +91,16 @@ go.set(); thread.join()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forking is POSIX")
+@pytest.mark.parametrize("rows", [64, 100], ids=["the edge of a bucket", "a size inside, by the rule"])
 def test_a_worker_forked_while_a_thread_of_the_server_resolves_launches(
-    tuned: Tunable, driver: Driver
+    rows: int, tuned: Tunable, driver: Driver
 ) -> None:
     inside, go = threading.Event(), threading.Event()
     go.set()  # while it is declared
 
     def slow(config: object, problem: object) -> int:
         inside.set()
-        go.wait(30)
+        go.wait(60)
         return 1
 
     held = dataclasses.replace(tuned, tiles=slow)
@@ -106,17 +109,51 @@ def test_a_worker_forked_while_a_thread_of_the_server_resolves_launches(
     thread = threading.Thread(target=lambda: held.launch(*tensors(100)))
     thread.start()
     assert inside.wait(30)
+    try:
+        assert forked(lambda: tuned.launch(*tensors(rows))) == 0
+    finally:
+        go.set()
+        thread.join()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forking is POSIX")
+def test_workers_forked_while_threads_ask_for_configs_get_theirs(tuned: Tunable, driver: Driver) -> None:
+    done = threading.Event()
+
+    def ask(first: int, tunable: Tunable = tuned) -> None:
+        for rows in range(first, 2**20, 7):
+            if done.is_set():
+                return
+            fresh = dataclasses.replace(tunable)  # the rules of its buckets are made anew
+            dispatcher_of(fresh).choice(SM90, tunable.problem_of(*tensors(rows % 250 + 1)))
+
+    def ask_a_few() -> None:
+        for rows in (3, 100, 200):
+            dispatcher_of(tuned).choice(SM90, tuned.problem_of(*tensors(rows)))
+
+    threads = [threading.Thread(target=ask, args=(first,)) for first in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert [forked(ask_a_few) for _ in range(20)] == [0] * 20
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+
+
+def forked(work: Callable[[], None], limit_s: int = 30) -> int:
+    """Do something in a forked child, which is killed when it takes longer; its exit code, 0 if it did it."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            tuned.launch(*tensors(64))
+            signal.alarm(limit_s)
+            work()
             code = 0
         finally:
             os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    go.set()
-    thread.join()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_threads_resolve_and_launch_at_once_and_a_fresh_one_joins_them(

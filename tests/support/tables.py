@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from aot_tune.tables.table import BuiltWith, Entry, Point, Table
+import dataclasses
+
+from aot_tune.tables.table import BuiltWith, Entry, Point, StateTimes, Table
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Exact, Pow2
 from aot_tune.values.config import Config
@@ -42,3 +44,23 @@ TABLE = Table(
     portfolio_regret=0.024,
     entries=(small_entry(64), small_entry(128), small_entry(64, "float16")),
 )
+
+_SPLIT = Config(constants={"tile_m": 64}, hints={"num_ctas": 1}, kernel="split_k")
+
+WITH_STATES = dataclasses.replace(
+    TABLE,
+    portfolio=(SMALL, _SPLIT),
+    entries=(
+        dataclasses.replace(
+            small_entry(64),
+            disturbed="another process ran on the GPU",
+            states={"cool": StateTimes(mean_us=20.0, default_us=26.0)},
+            points=(
+                Point(size={"M": 40}, us=(23.0, None, 30.0), states={"cool": (19.0, None, 25.0)}),
+                Point(size={"M": 64}, us=(23.1, 24.0, 30.2)),
+            ),
+        ),
+        dataclasses.replace(small_entry(128), config=_SPLIT),
+    ),
+)
+"""A table that holds whatever schema 2 added, but for its kind."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,13 +13,15 @@ from hypothesis import strategies as st
 
 from aot_tune.errors import AotTuneError, NewerSchemaError, TableError
 from aot_tune.tables.reader import parse
-from aot_tune.tables.table import Entry, Point, Table, entry_order
+from aot_tune.tables.table import Entry, Point, StateTimes, Table, entry_order
 from aot_tune.tables.writer import dump
 from aot_tune.values.arch import KNOWN_ARCHS
 from aot_tune.values.bucket import Exact, Pow2, bucket_of
 from aot_tune.values.config import HINTS, Config
 from aot_tune.values.problem import Problem
-from tests.support.tables import BUILT_WITH, LARGE, TABLE, small_entry
+from tests.support.tables import BUILT_WITH, LARGE, TABLE, WITH_STATES, small_entry
+
+SHIPPED = sorted((Path(__file__).parents[2] / "tuned_configs").glob("*/*.json"))
 
 TEXT = """\
 {
@@ -53,6 +56,54 @@ def test_a_document_is_written_in_the_fixed_order_with_one_config_or_entry_a_lin
 
 def test_what_was_written_is_read_as_the_same_table():
     assert parse(dump(TABLE)) == TABLE
+
+
+def test_every_shipped_table_is_written_back_as_the_same_bytes():
+    assert len(SHIPPED) >= 16
+    for path in SHIPPED:
+        data = path.read_bytes()
+        assert dump(parse(data)) == data, path
+
+
+def test_what_came_with_schema_2_is_written_only_where_it_is_needed():
+    assert [json.loads(dump(table))["schema"] for table in (TABLE, WITH_STATES)] == [1, 2]
+    text = dump(WITH_STATES).decode()
+    assert (
+        '"evidence": "measured", "disturbed": "another process ran on the GPU", '
+        '"states": {"cool": {"mean_us": 20.0, "default_us": 26.0}}, '
+        '"points": [{"size": {"M": 40}, "us": [23.0, null, 30.0], "states": {"cool": [19.0, null, 25.0]}}, '
+        '{"size": {"M": 64}, "us": [23.1, 24.0, 30.2]}]},\n'
+    ) in text
+    assert '    {"kernel": "split_k", "constants": {"tile_m": 64}, "hints": {"num_ctas": 1}}\n' in text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "recorded"},
+        {"portfolio": WITH_STATES.portfolio},
+        *({"entries": (dataclasses.replace(small_entry(64), **values),)} for values in (
+            {"disturbed": "x"},
+            {"states": {"cool": StateTimes(mean_us=1.0, default_us=2.0)}},
+            {"config": WITH_STATES.portfolio[1]},
+            {"points": WITH_STATES.entries[0].points},
+        )),
+    ],
+    ids=["kind", "kernel in the portfolio", "disturbed", "states", "kernel", "states of points"],
+)  # fmt: skip
+def test_each_value_of_schema_2_is_carried_and_makes_a_table_of_schema_2(change):
+    table = dataclasses.replace(TABLE, **change)
+    data = dump(table)
+    assert json.loads(data)["schema"] == 2
+    assert parse(data) == table
+    assert dump(parse(data)) == data
+
+
+def test_a_table_of_schema_2_that_needs_nothing_of_it_is_the_first_again():
+    assert dump(parse(_changed(_set("schema", 2)))) == dump(TABLE)
+    document = {"schema": 2, "kind": "declared", **json.loads(TEXT)}
+    document["schema"] = 2
+    assert dump(parse(json.dumps(document))).decode() == TEXT
 
 
 def test_entries_and_points_are_sorted_whatever_order_they_were_found_in():
@@ -103,10 +154,12 @@ AXES = [
 ]
 CLASSES = {"dtype": st.sampled_from(["bfloat16", "float16"]), "causal": st.booleans()}
 CONFIGS = st.builds(
-    lambda constants, hints: Config(constants=constants, hints=hints),
+    lambda constants, hints, kernel: Config(constants=constants, hints=hints, kernel=kernel),
     st.dictionaries(st.sampled_from(["tile_m", "tile_n", "mode"]), CONSTANTS, max_size=3),
     st.fixed_dictionaries({}, optional={name: st.sampled_from(of) for name, of in HINTS.items()}),
+    st.sampled_from([None, None, None, "split_k"]),
 )
+STATES = st.sampled_from([(), (), ("loaded",), ("loaded", "cool")])
 
 
 @st.composite
@@ -117,7 +170,10 @@ def points(draw, bucket, inside, columns):
         st.lists(st.fixed_dictionaries(bounds), max_size=3, unique_by=lambda size: str(sorted(size.items())))
     )
     times = st.lists(st.none() | US, min_size=columns, max_size=columns)
-    return tuple(Point(size=size, us=tuple(draw(times))) for size in sizes)
+    return tuple(
+        Point(size=size, us=tuple(draw(times)), states={name: tuple(draw(times)) for name in draw(STATES)})
+        for size in sizes
+    )
 
 
 @st.composite
@@ -149,6 +205,8 @@ def tables(draw):
                 regret=draw(REGRETS),
                 evidence=draw(st.sampled_from(["measured", "predicted"])),
                 points=draw(points(bucket, inside, len(portfolio) + 1)),
+                disturbed=draw(st.sampled_from([None, None, "the clocks fell"])),
+                states={name: StateTimes(mean_us=draw(US), default_us=draw(US)) for name in draw(STATES)},
             )
             for bucket in buckets
         ),
@@ -176,6 +234,12 @@ def test_reading_changes_nothing_but_the_rounding_and_the_order(table):
     for entry in again.entries:
         before = table.entry(entry.bucket)
         assert entry.config == before.config
+        assert entry.disturbed == before.disturbed
+        assert entry.states.keys() == before.states.keys()
+        assert {str(point.size): point.states.keys() for point in entry.points} == {
+            str({name: point.size[name] for name in again.axes if name in point.size}): point.states.keys()
+            for point in before.points
+        }
         assert entry.mean_us == pytest.approx(before.mean_us, abs=0.00051)
         assert {tuple(sorted(point.size.items())) for point in entry.points} == {
             tuple(sorted(point.size.items())) for point in before.points
@@ -193,8 +257,8 @@ def test_problems_that_name_their_sizes_in_another_order_are_written_in_one_orde
 # Malformed documents ----------------------------------------------------------------------------------------
 
 
-def _changed(change) -> bytes:
-    document = json.loads(dump(TABLE))
+def _changed(change, table=TABLE) -> bytes:
+    document = json.loads(dump(table))
     change(document)
     return json.dumps(document).encode()
 
@@ -277,6 +341,58 @@ def test_b2_a_wrong_value_is_refused_with_its_dotted_path(change, path):
     assert len(str(caught.value)) < 400
 
 
+WRONG_IN_2 = [
+    (_set("kind", "searched"), "kind"),
+    (_set("kind", None), "kind"),
+    (_set("kinds", "declared"), ""),
+    (_set("portfolio", 1, "kernel", "../x"), "portfolio[1].kernel"),
+    (_set("portfolio", 1, "kernel", None), "portfolio[1].kernel"),
+    (_set("entries", 0, "disturbed", None), "entries[0].disturbed"),
+    (_set("entries", 0, "disturbed", ""), "entries[0].disturbed"),
+    (_set("entries", 0, "disturbed", "x" * 201), "entries[0].disturbed"),
+    (_set("entries", 0, "disturbed", "[2J"), "entries[0].disturbed"),
+    (_set("entries", 0, "states", {}), "entries[0].states"),
+    (_set("entries", 0, "states", []), "entries[0].states"),
+    (_set("entries", 0, "states", "a b", {}), "entries[0].states"),
+    (_set("entries", 0, "states", {f"s{n}": {"mean_us": 1.0, "default_us": 1.0} for n in range(9)}),
+     "entries[0].states"),
+    (_set("entries", 0, "states", "cool", "us", 1.0), "entries[0].states.cool"),
+    (_set("entries", 0, "states", "cool", {"mean_us": 1.0}), "entries[0].states.cool"),
+    (_set("entries", 0, "states", "cool", "mean_us", 0), "entries[0].states.cool.mean_us"),
+    (_set("entries", 0, "states", "cool", "default_us", True), "entries[0].states.cool.default_us"),
+    (_set("entries", 0, "points", 0, "states", None), "entries[0].points[0].states"),
+    (_set("entries", 0, "points", 0, "states", "cool", [1.0]), "entries[0].points[0].states.cool"),
+    (_set("entries", 0, "points", 0, "states", "cool", 0, -1), "entries[0].points[0].states.cool[0]"),
+    (_set("entries", 0, "points", 0, "disturbed", "x"), "entries[0].points[0]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "path"), WRONG_IN_2, ids=[f"{i}-{path}" for i, (_, path) in enumerate(WRONG_IN_2)]
+)
+def test_b2_a_wrong_value_of_schema_2_is_refused_with_its_path(change, path):
+    with pytest.raises(TableError) as caught:
+        parse(_changed(change, WITH_STATES))
+    assert caught.value.path == path
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        (_set("kind", "declared"), ""),
+        (_set("portfolio", 0, "kernel", "x"), "portfolio[0]"),
+        (_set("entries", 0, "disturbed", "x"), "entries[0]"),
+        (_set("entries", 0, "states", {"cool": {"mean_us": 1.0, "default_us": 1.0}}), "entries[0]"),
+        (_set("entries", 0, "points", 0, "states", {"cool": [1.0, 1.0, 1.0]}), "entries[0].points[0]"),
+    ],
+    ids=["kind", "kernel", "disturbed", "states", "states of a point"],
+)
+def test_the_first_schema_has_none_of_the_second_s_keys(change, path):
+    with pytest.raises(TableError, match="is unknown; expected") as caught:
+        parse(_changed(change))
+    assert caught.value.path == path
+
+
 @pytest.mark.parametrize("key", list(json.loads(TEXT)))
 def test_every_key_is_needed(key):
     document = json.loads(TEXT)
@@ -301,8 +417,8 @@ def test_b2_a_schema_that_is_no_version_is_refused(schema):
 
 
 def test_a_table_of_a_later_release_is_told_apart_whatever_else_it_holds():
-    with pytest.raises(NewerSchemaError, match="schema is 2, this release reads 1; upgrade"):
-        parse('{"schema": 2, "kernels": ["another", "layout"]}')
+    with pytest.raises(NewerSchemaError, match="schema is 3, this release reads 2; upgrade"):
+        parse('{"schema": 3, "kernels": ["another", "layout"]}')
 
 
 @pytest.mark.parametrize("text", ["[]", "3", '"x"', "null", "true", "{}"])

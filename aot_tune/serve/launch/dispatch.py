@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from aot_tune.serve.runtime import Runtime, runtime
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
+from aot_tune.values.lazy import lazy
 from aot_tune.values.problem import Problem
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Dispatcher:
         self._messages.source(machine.device.arch, machine.index, self.kernels.cubins)
         return machine
 
-    @cached_property
+    @lazy
     def _search(self) -> LiveSearch:
         # Imported late: a process whose problems are all tuned does not need it.
         from aot_tune.serve.search.live import LiveSearch

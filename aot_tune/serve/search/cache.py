@@ -172,7 +172,7 @@ class UserCache:
         entry = {
             "schema": SCHEMA,
             "key": key.document,
-            "config": {"constants": dict(config.constants), "hints": dict(config.hints)},
+            "config": config.document,
             "mean_us": round(mean_us, 3),
         }
         try:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from importlib import metadata
 from math import prod
 from typing import Any
@@ -29,6 +28,7 @@ from aot_tune.serve.search.cache import Key, Places, UserCache, folder_here
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
+from aot_tune.values.lazy import lazy
 from aot_tune.values.problem import Problem
 
 _COMPILE_S = 0.8
@@ -257,7 +257,7 @@ class LiveSearch:
             source_hash=self._kernels.cubins.source_hash(arch) or self._hashed,
         )  # fmt: skip
 
-    @cached_property
+    @lazy
     def _cache(self) -> UserCache:
         return UserCache(folder_here())  # found once: it takes as long as the rest of a look-up
 
@@ -266,7 +266,7 @@ class LiveSearch:
             self._of_gpu[arch, device_name] = Places(self.key(arch, device_name, Problem({})))
         return self._of_gpu[arch, device_name]
 
-    @cached_property
+    @lazy
     def _distribution(self) -> str:
         name = self._tunable.distribution or self._tunable.package.partition(".")[0]
         try:
@@ -277,7 +277,7 @@ class LiveSearch:
         ):  # a checkout, or a declaration outside any package
             return f"{name} (not installed)"
 
-    @cached_property
+    @lazy
     def _hashed(self) -> str:
         from aot_tune.declare.fingerprint.hashing import source_hash
 

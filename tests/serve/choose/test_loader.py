@@ -49,7 +49,7 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     "duplicate keys": lambda path: path.write_bytes(WHOLE.replace(b'"arch":', b'"kernel": "x", "arch":', 1)),
     "BOM": lambda path: path.write_bytes(b"\xef\xbb\xbf" + WHOLE),
     "lone surrogate": lambda path: path.write_bytes(WHOLE.replace(b"NVIDIA", b"\\ud800", 1)),
-    "newer schema": lambda path: path.write_bytes(WHOLE.replace(b'"schema": 1', b'"schema": 2', 1)),
+    "newer schema": lambda path: path.write_bytes(WHOLE.replace(b'"schema": 1', b'"schema": 3', 1)),
 }
 
 

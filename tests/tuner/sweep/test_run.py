@@ -98,6 +98,8 @@ class Session:
         return Measurement(config=config, mean_us=us * self.noise, error_margin_us=0.01, num_samples=5)
 
 
+pytestmark = pytest.mark.process  # a sweep compiles, but where an earlier run left its cubins
+
 sessions: list[Session] = []
 
 
@@ -143,7 +145,6 @@ def _path(folder: Path) -> Path:
     return store.table_path(folder / "tables", SM90, "scale")
 
 
-@pytest.mark.process
 def test_a_sweep_publishes_the_fastest_right_config_of_each_bucket(folder: Path) -> None:
     report = _tune(folder)
     table = store.read_table(_path(folder))
@@ -186,7 +187,6 @@ def test_a_second_sweep_with_the_same_outcome_changes_no_byte(
     assert report.rows[0].changed == 0
 
 
-@pytest.mark.process
 def test_a_config_that_is_wrong_wins_nowhere_and_is_counted(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,7 +253,6 @@ def test_a_selection_published_meanwhile_leaves_the_journal_of_a_stopped_sweep(
     assert _tune(folder).rows[0].resumed > 0
 
 
-@pytest.mark.process
 def test_a_whole_sweep_counts_and_names_the_entries_that_it_removes(folder: Path) -> None:
     _tune(folder)
     whole = _path(folder).read_bytes()
