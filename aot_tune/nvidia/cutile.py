@@ -306,14 +306,48 @@ def standing_in(function: Callable[..., Any], original: Callable[..., Any]) -> C
     return function
 
 
-def tuning_result(config: Any, *, mean_us: float, error_margin_us: float, num_samples: int) -> Any:
-    """A ``TuningResult`` of cuTile with one measured config, the best."""
-    from cuda.tile.tune import Measurement, TuningResult
+def measurement(config: Any, *, mean_us: float, error_margin_us: float, num_samples: int) -> Any:
+    """A ``Measurement`` of cuTile: a config of a library with its time in microseconds."""
+    from cuda.tile.tune import Measurement
 
-    best = Measurement(
+    return Measurement(
         config=config, mean_us=mean_us, num_samples=num_samples, error_margin_us=error_margin_us
     )
-    return TuningResult(best=best, successes=(best,), failures=())
+
+
+def result_of(best: Any, successes: tuple[Any, ...], failures: tuple[Any, ...] = ()) -> Any:
+    """A ``TuningResult`` of cuTile, made of measurements and of (config, type of exception, message)."""
+    from cuda.tile.tune import TuningResult
+
+    return TuningResult(best=best, successes=successes, failures=failures)
+
+
+def launch(stream: Any, grid: tuple[int, ...], kernel: Any, args: tuple[Any, ...]) -> None:
+    """Launch a kernel of somebody else's."""
+    import cuda.tile as ct
+
+    ct.launch(stream, grid, kernel, args)
+
+
+def hints_of(kernel: Any, arch: Arch) -> dict[str, int]:
+    """The hints with which a kernel is compiled for an arch, those of its decorator among them."""
+    found: dict[str, int] = {}
+    for name, value in default_hints(kernel).items():
+        number: Any = _for_target(value, arch)
+        if number is not None:
+            found[name] = int(number)
+    return found
+
+
+def _for_target(value: object, arch: Arch) -> object:
+    """The number that a hint has on an arch: a ``ByTarget`` lists archs and may have a default."""
+    if isinstance(value, int):
+        return value
+    by_target: Mapping[str, object] = getattr(value, "_by_target", {})
+    if arch.cutile_name in by_target:
+        return by_target[arch.cutile_name]
+    default = getattr(value, "_default", None)
+    return default if isinstance(default, int) else None
 
 
 def limit_samples(most: int) -> None:

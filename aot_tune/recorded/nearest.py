@@ -48,7 +48,7 @@ def distance(recorded: Problem, asked: Problem, most: float = NEAR) -> int | Non
             return None
     moved = [(one, other) for one, other in wholes if one != other]
     if moved:
-        sizes = zip(_sizes(theirs), _sizes(ours), strict=True)
+        sizes = zip(sizes_of(theirs), sizes_of(ours), strict=True)
         followed = {pair for one, other in sizes for pair in ((one, other), (_bucket(one), _bucket(other)))}
         if any(pair not in followed for pair in moved):
             return None
@@ -83,7 +83,7 @@ def _between(one: Array, other: Array, most: float) -> int | None:
     return doublings
 
 
-def _sizes(arguments: Sequence[Argument]) -> Iterator[int]:
+def sizes_of(arguments: Sequence[Argument]) -> Iterator[int]:
     """Each dimension of each tensor and each product of neighbouring ones, always in the same order."""
     for one in arguments:
         if isinstance(one, Array):

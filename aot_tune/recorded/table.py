@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from aot_tune.recorded.problem import Problem
 from aot_tune.recorded.spelling import Json, text_of
 from aot_tune.tables.table import BuiltWith
 from aot_tune.values.arch import Arch
+from aot_tune.values.lazy import lazy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class RecordedEntry:
     count: int = 1
     """The number of recorded searches of this problem that this config won."""
 
-    @cached_property
+    @lazy
     def text(self) -> str:
         """The winner's spelling as a line: what a search space's configs are compared with."""
         return text_of(self.config)
@@ -100,7 +100,7 @@ class RecordedTable:
     entries: tuple[RecordedEntry, ...]
     """The winners."""
 
-    @cached_property
+    @lazy
     def by_space(self) -> Mapping[str, tuple[RecordedEntry, ...]]:
         """The entries of each search space, in their order."""
         found: dict[str, list[RecordedEntry]] = {}

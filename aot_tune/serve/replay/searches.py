@@ -132,17 +132,13 @@ def answered(original: Callable[..., Any]) -> Callable[..., Any]:
 def answer(call: SearchCall) -> Any:
     """Answer a search from the recorded tables, or as AOT_TUNE_ON_MISS says."""
     mode = environment.on_miss()
-    restricted = _may_not_search()
+    restricted = may_not_search()
     if not _is_sequence(call.space) or not len(call.space):
         return call.search()  # raises as the caller expects
     found, why = _look_up(call, ANY if mode == "nearest" or (restricted and mode == "search") else NEAR)
     if found is not None:
-        return cutile.tuning_result(
-            call.space[found.place],
-            mean_us=found.entry.mean_us,
-            error_margin_us=found.entry.error_margin_us,
-            num_samples=found.entry.num_samples,
-        )
+        entry = found.entry
+        return _result(call.space[found.place], entry.mean_us, entry.error_margin_us, entry.num_samples)
     name = _name_of(call)
     what = f"no recorded search of {name} answers this call ({why})"
     if mode == "error":
@@ -150,7 +146,15 @@ def answer(call: SearchCall) -> Any:
     if mode == "search" and not restricted:
         return call.search()
     _warn_of_miss(name, f"{what}; the first of its {len(call.space)} configs is taken")
-    return cutile.tuning_result(call.space[0], mean_us=math.inf, error_margin_us=math.inf, num_samples=0)
+    return _result(call.space[0], math.inf, math.inf, 0)
+
+
+def _result(config: Any, mean_us: float, error_margin_us: float, num_samples: int) -> Any:
+    """What the library gets: one measured config, the best."""
+    best = cutile.measurement(
+        config, mean_us=mean_us, error_margin_us=error_margin_us, num_samples=num_samples
+    )
+    return cutile.result_of(best, (best,))
 
 
 def _look_up(call: SearchCall, most: float) -> tuple[Found | None, str]:
@@ -190,7 +194,8 @@ def records_of(kernel: Any, arch: Arch) -> KernelRecords:
     return records
 
 
-def _may_not_search() -> bool:
+def may_not_search() -> bool:
+    """Whether this process makes no search now: it is a rank, was primed, captures, or is told so."""
     return is_rank() or is_primed() or environment.search_disabled() or runtime().capturing()
 
 
