@@ -12,6 +12,8 @@ KERNEL ?=
 PROBLEM ?=
 LIMIT ?=
 REQUIRE ?=
+# How long `make fuzz` takes, all readers together.
+SECONDS ?= 60
 # Further arguments of whatever the target runs.
 ARGS ?=
 
@@ -20,7 +22,7 @@ TUNE = $(if $(ARCH),--arch $(ARCH)) $(foreach kernel,$(KERNEL),--kernel $(kernel
        $(if $(LIMIT),--limit $(LIMIT)) $(if $(REQUIRE),--require $(REQUIRE))
 
 .DEFAULT_GOAL := help
-.PHONY: help tune cubins test test-fast test-slow test-gpu check check-archs bench lint fmt wheel clean venv
+.PHONY: help tune cubins test test-fast test-slow test-gpu faults fuzz check check-archs bench lint fmt wheel clean venv
 
 help: ## print this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -47,6 +49,12 @@ test-slow: venv ## run the long proofs, which `make test` leaves out
 
 test-gpu: venv ## run the tests that need a GPU
 	$(RUN) -m pytest -m gpu $(ARGS)
+
+faults: venv ## do every fault of the READMEs' tables: injected, lost, wrong, hung; ARGS="--row A8 --full"
+	@$(RUN) -m tests.faults $(ARGS)
+
+fuzz: venv ## give every reader damaged bytes for SECONDS=60, with atheris where the extra `fuzz` is installed; ARGS="--runs 1000000"
+	$(RUN) -m tests.fuzz --seconds $(SECONDS) $(ARGS)
 
 check: venv ## check the committed tables against the kernels, as a pull request does
 	$(RUN) -m aot_tune check $(ARGS)

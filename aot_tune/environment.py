@@ -41,6 +41,9 @@ DEFAULT_SEARCH_SECONDS = 1.0
 """The default limit, seconds. A search over prebuilt cubins takes 44 ms and fits; eight compilations take 5 s
 and do not (measured on an H200)."""
 
+MOST_SEARCH_SECONDS = 1e6
+"""The longest limit, seconds: 12 days. A wait for a lock takes at most 9.2e9 seconds."""
+
 
 def table_folders() -> tuple[Path, ...]:
     """The folders named by AOT_TUNE_TABLES, in order."""
@@ -61,7 +64,7 @@ def forces_default() -> bool:
     """
     value = os.environ.get(CONFIG, "")
     if value not in ("", "default"):
-        raise UsageError(f"{CONFIG}={value!r}: write 'default' to launch defaults, or unset it")
+        raise UsageError(f"{CONFIG}={value!r:.80}: write 'default' to launch defaults, or unset it")
     return value == "default"
 
 
@@ -78,8 +81,11 @@ def search_seconds() -> float:
         seconds = float(value)
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise UsageError(f"{SEARCH_SECONDS}={value!r}: write a number of seconds, 0 to forbid live searches")
+    if not 0 <= seconds <= MOST_SEARCH_SECONDS:
+        raise UsageError(
+            f"{SEARCH_SECONDS}={value!r:.80}: write a number of seconds, {MOST_SEARCH_SECONDS:.0f} at most; "
+            "0 forbids live searches"
+        )
     return seconds
 
 
@@ -120,7 +126,7 @@ def world_size() -> int:
     """
     sizes = [os.environ.get(name, "").strip() for name in (RANKED, "WORLD_SIZE")]
     if sizes[0] and not _is_number(sizes[0]):
-        raise UsageError(f"{RANKED}={sizes[0]!r}: write the world size, a whole number, or unset it")
+        raise UsageError(f"{RANKED}={sizes[0]!r:.80}: write the world size, a whole number, or unset it")
     return max([1, *(int(value) for value in sizes if _is_number(value))])
 
 
@@ -138,8 +144,12 @@ CHECKED = (forces_default, search_seconds, world_size, on_miss)
 """The functions that raise where their variable has a wrong value."""
 
 
+_MOST_DIGITS = 18
+"""The most digits of a world size; Python refuses to read a number of more than 4300."""
+
+
 def _is_number(value: str) -> bool:
-    return value.isascii() and value.isdigit()
+    return value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS
 
 
 def _on(name: str) -> bool:

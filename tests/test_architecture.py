@@ -150,7 +150,8 @@ def test_cutiles_private_names_are_in_one_module(module: str) -> None:
     assert {n for n in imported(module) if n.startswith("cuda.tile") and "._" in n} == set()
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("aot_tune.kernels")])
+# Not the package itself, which prepares the import of cuda.tile where no folder can be written to.
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("aot_tune.kernels.")])
 def test_a_shipped_kernel_imports_what_anybodys_kernel_could(module: str) -> None:
     public = {f"aot_tune.{home}" for home in aot_tune._HOMES.values()} | {"aot_tune.inputs"}
     outside = {name for name in ours(module) if room(name) != "kernels"}
@@ -194,6 +195,6 @@ def test_no_test_module_is_imported_by_another(path: Path) -> None:
 
 
 def test_tests_lie_where_what_they_test_lies() -> None:
-    """Each folder of tests is a room of the package; a file at its top is about the whole."""
-    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
+    """Each folder of tests is a room of the package; a file at its top or in `faults` is about the whole."""
+    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")} - {Path("faults")}
     assert {folder for folder in folders if not (PACKAGE / folder).is_dir()} == set()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -83,6 +83,10 @@ def tune(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over where a journal could be resumed.")
     ] = False,
+    allow_worse: Annotated[
+        bool,
+        typer.Option("--allow-worse", help="Publish entries that gain less although nothing has changed."),
+    ] = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
@@ -116,11 +120,12 @@ def tune(
             journal=journal,
             cubins=cubins,
             fresh=fresh,
+            allow_worse=allow_worse,
             verbose=verbose,
         )
     )
     command.put(json_text(report) if as_json else (str(row.path) for row in report.rows if row.path))
-    command.leave(failed=not report.published)
+    command.leave(failed=not report.complete)
 
 
 def _sweep(request: SweepRequest) -> SweepReport:
@@ -129,15 +134,17 @@ def _sweep(request: SweepRequest) -> SweepReport:
     from aot_tune.tuner.sweep import run as sweep
     from aot_tune.tuner.sweep.progress import prediction_notice, progress_on
 
-    with closing(progress_on(sys.stderr)) as progress, command.sigterm_stops():
+    with closing(progress_on(sys.stderr)) as progress, command.signals_stop():
         if request.predicts:
             progress.note("\n".join(prediction_notice(request, compiler_version())))
         try:
             return sweep.run(request, progress)
         except KeyboardInterrupt:
-            progress.close()
+            command.ignore_signals()
             kept = "what was compiled is kept" if request.predicts else "what was measured is saved"
-            command.say(f"stopped; {kept}. To go on: {request.command()}")
+            with suppress(OSError):  # the terminal may be gone
+                progress.close()
+                command.say(f"stopped; {kept}. To go on: {request.command()}")
             raise
 
 
@@ -188,12 +195,14 @@ def compile(
         jobs=jobs,
         cubins=cubins or CUBINS,
     )
-    with command.sigterm_stops():
+    with command.signals_stop():
         try:
             reports = build(request, command.say)
         except KeyboardInterrupt:
+            command.ignore_signals()
             kept = f"what was compiled is kept in {request.cubins}"
-            command.say(f"stopped; {kept}. To go on, run the same command again")
+            with suppress(OSError):  # the terminal may be gone
+                command.say(f"stopped; {kept}. To go on, run the same command again")
             raise
     for report in reports:
         for line in report.failures:
@@ -257,6 +266,49 @@ def show(
             command.put(overview_lines(tables))
     for error in unreadable:
         command.say(f"aot-tune: {error}")
+    command.leave(failed=bool(unreadable))
+
+
+@app.command()
+@guarded
+def journal(
+    which: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="PATH|KERNEL", help="Journals, folders of journals or names of kernels; all by default."
+        ),
+    ] = None,
+    arch: Annotated[
+        str | None, typer.Option("--arch", metavar="sm90", help="One arch; all archs by default.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--journal", help="Folder of journals; build/journal by default.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each record as a line of JSON.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print each record as a row of CSV.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Print what sweeps have measured so far, or export every record; a running sweep is not disturbed.
+
+    Exit code 1 when a journal cannot be read.
+    """
+    from aot_tune.cli.journal import contents, csv_lines, damage_lines, json_lines, paths_of, summary_lines
+    from aot_tune.tuner.sweep.report import JOURNALS
+    from aot_tune.values.arch import Arch
+
+    if as_json and as_csv:
+        raise UsageError("--json and --csv: choose one")
+    target = Arch.parse(arch) if arch is not None else None
+    found, unreadable = contents(paths_of(which or (), target, folder or JOURNALS))
+    if as_json or as_csv:
+        command.put(json_lines(found) if as_json else csv_lines(found))
+        for path, content in found:
+            for line in damage_lines(content):
+                command.say(f"{path}: {line}")
+    else:
+        command.put(line for path, content in found for line in summary_lines(path, content))
+    for line in unreadable:
+        command.say(f"aot-tune: {line}")
     command.leave(failed=bool(unreadable))
 
 
@@ -335,7 +387,7 @@ def check_archs(
     started = time.monotonic()
     kernels = selection.chosen_kernels(find_tunables(module or ()), kernel or ())
     archs = tuple(dict.fromkeys(map(Arch.parse, arch or ()))) or ARCHS
-    with command.sigterm_stops():
+    with command.signals_stop():
         checks = compiled(kernels, archs, command.say, jobs=jobs, most=most)
     command.put(json_text(checks) if as_json else lines(checks))
     command.say(f"{sum(one.asked for one in checks)} compilations, {duration(time.monotonic() - started)}")

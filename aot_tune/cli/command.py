@@ -20,8 +20,8 @@ P = ParamSpec("P")
 EXIT_FAILED, EXIT_USAGE = 1, 2
 """Exit codes of a verb that failed or found a problem, and of one that was called in a wrong way."""
 
-EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143
-"""Exit codes after SIGINT and SIGTERM: 128 + the signal's number, as shells report it."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that stop a verb: Ctrl-C, a job that is ended, a terminal that is closed."""
 
 Kernels = Annotated[
     list[str] | None, typer.Argument(metavar="KERNEL", help="Names of kernels; all kernels by default.")
@@ -52,8 +52,16 @@ Verbose = Annotated[
 ]
 
 
-class Terminated(KeyboardInterrupt):
-    """The process received SIGTERM; it stops as it does after Ctrl-C."""
+class Stopped(KeyboardInterrupt):
+    """The process received SIGTERM or SIGHUP; it stops as it does after Ctrl-C.
+
+    Attributes:
+        number: The signal's number.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
 
 
 def guarded(verb: Callable[P, None]) -> Callable[P, None]:
@@ -69,7 +77,8 @@ def guarded(verb: Callable[P, None]) -> Callable[P, None]:
                 warnings.showwarning = _shown(warnings.showwarning)
                 verb(*args, **kwargs)
         except KeyboardInterrupt as stop:
-            raise typer.Exit(EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED) from None
+            number = stop.number if isinstance(stop, Stopped) else signal.SIGINT
+            raise typer.Exit(128 + number) from None  # as shells report it
         except AotTuneError as error:
             if kwargs.get("verbose"):
                 traceback.print_exc()
@@ -109,14 +118,25 @@ def leave(*, failed: bool) -> None:
 
 
 @contextmanager
-def sigterm_stops() -> Iterator[None]:
-    """Raise `Terminated` on SIGTERM, so that the verb saves its work and ends its children."""
+def signals_stop() -> Iterator[None]:
+    """Raise `Stopped` on SIGTERM and SIGHUP, so that the verb saves its work and ends its children."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
-        raise Terminated
+        raise Stopped(number)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if before[number] is not signal.SIG_IGN:  # nohup wants a closed terminal to be ignored
+            signal.signal(number, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            if handler is not None:  # set by other than Python
+                signal.signal(number, handler)
+
+
+def ignore_signals() -> None:
+    """Let nothing interrupt the last lines of a verb that was stopped; `signals_stop` undoes it."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

@@ -116,7 +116,12 @@ def diff_paths(old: Path, new: Path) -> tuple[TableDiff, ...]:
         StoreError: A file cannot be read.
     """
     for path in (old, new):
-        if not path.exists():
+        try:
+            exists = path.exists()
+        except (OSError, ValueError) as error:  # a name too long, a NUL: no file can have it
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise UsageError(f"{path!s:.80}: {reason}; give two tables or two folders of tables") from error
+        if not exists:
             raise UsageError(f"{path} does not exist; give two tables or two folders of tables")
     if old.is_dir() != new.is_dir():
         raise UsageError(f"{old} and {new}: one is a folder and the other a file; give two of a kind")

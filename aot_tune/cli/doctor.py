@@ -20,7 +20,7 @@ from aot_tune.serve.choose import loader
 from aot_tune.serve.rank import is_rank
 from aot_tune.serve.search import cache
 from aot_tune.tables import store
-from aot_tune.tables.fit import mismatch
+from aot_tune.tables.fit import mismatch, undeclared
 from aot_tune.values.arch import Arch
 from aot_tune.values.text import aligned, counted
 
@@ -229,8 +229,12 @@ def _table_states(tunable: Declaration, arch: Arch) -> Iterator[TableState]:
 
 
 def _table_state(path: Path, tunable: Declaration, arch: Arch) -> tuple[str, bool]:
-    if not path.exists():
+    try:
+        os.stat(path)
+    except FileNotFoundError:
         return "no table", False
+    except OSError as error:
+        return f"not used: {error.strerror}", False
     try:
         table = store.read_table(path)
     except (TableError, StoreError) as error:
@@ -239,8 +243,10 @@ def _table_state(path: Path, tunable: Declaration, arch: Arch) -> tuple[str, boo
         return f"not used: {reason}", False
     evidence = "+".join(sorted({entry.evidence for entry in table.entries})) or "empty"
     fresh = table.source_hash == hashing.source_hash(tunable)
+    outside = len(undeclared(tunable, table))
+    spoilt = f"; {counted(outside, 'config')} in no search space and left out: tune again" if outside else ""
     disturbed = sum(entry.disturbed is not None for entry in table.entries)
-    spoilt = f"; {disturbed} measured while disturbed" if disturbed else ""
+    spoilt += f"; {disturbed} measured while disturbed" if disturbed else ""
     stale = "" if fresh else "; the kernel's code has changed since: tune again"
     entries = counted(len(table.entries), "entry", "entries")
     return f"{entries}, {evidence}, {table.built_with.device_name}{spoilt}{stale}", bool(table.entries)

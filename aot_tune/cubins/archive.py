@@ -179,6 +179,11 @@ class Section:
             raise ArchiveError(f"{archive.path}: {what} is not as this release writes it: {error}") from None
 
     @property
+    def archive(self) -> Archive:
+        """The archive that it is of."""
+        return self._archive
+
+    @property
     def keys(self) -> tuple[CubinKey, ...]:
         """The keys of its cubins."""
         return tuple(self._at)

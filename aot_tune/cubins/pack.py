@@ -76,7 +76,7 @@ def _section(one: KernelCubins, body: _Body) -> dict[str, Any]:
     """Add a kernel's cubins and return its section."""
     # The cubin of middle size resembles most others. The order and this choice depend on the bytes alone.
     distinct = sorted(set(one.cubins.values()), key=lambda cubin: (len(cubin), cubin))
-    distinct.insert(0, distinct.pop(len(distinct) // 2))
+    distinct[:0] = [distinct.pop(len(distinct) // 2)] if distinct else []
     number = {cubin: place for place, cubin in enumerate(distinct)}
     keys = sorted(one.cubins)
     hints = sorted({hints for hints, _ in keys})

@@ -21,6 +21,7 @@ from aot_tune.declare.mistakes import (
     problem_mistakes,
     space_kind,
     space_mistakes,
+    too_large,
 )
 from aot_tune.declare.stand_in import NotFollowedError, returned
 from aot_tune.errors import DeclarationError
@@ -194,6 +195,8 @@ def _an_arch(tunable: Declaration, problem: Problem) -> Arch:
             raised = raised or error
             continue
         kind = space_kind(space)
+        if kind is None and (large := too_large(space)):
+            _refuse(tunable, f"search_space({problem}) returned {large}")
         if kind is None and len(space) > 0:
             return arch
         not_a_list = not_a_list or kind

@@ -70,9 +70,9 @@ def find_tunables(modules: Sequence[str] = ()) -> dict[str, FoundKernel]:
 def survey(modules: Sequence[str] = ()) -> Survey:
     """Find all declarations of the named modules; without names, those of every installed entry point.
 
-    The current folder is importable, as it is for ``python -m``. A module's globals are examined, imported
-    ones too; the files of a package are not walked. A broken entry point of another package is left out,
-    because it must not keep anybody from the other kernels.
+    Modules are found in the current folder too, after installed ones. A module's globals are examined,
+    imported ones too; the files of a package are not walked. A broken entry point of another package is left
+    out, because it must not keep anybody from the other kernels.
 
     Args:
         modules: Module names such as ``mylib.kernels``, or paths such as ``mylib/kernels.py``.
@@ -127,7 +127,7 @@ def warn_of(broken: Iterable[Broken]) -> None:
 def module_names(modules: Sequence[str] = ()) -> list[str]:
     """The import names of the named modules; without names, of those of every installed entry point.
 
-    The current folder is importable from then on. None of the modules is imported.
+    From then on modules are found in the current folder too. None of the modules is imported.
 
     Raises:
         UsageError: A path is outside the current folder.
@@ -138,6 +138,8 @@ def module_names(modules: Sequence[str] = ()) -> list[str]:
 
 def load(module: str, name: str) -> Declaration:
     """The declaration called `name` in a module: how a child process finds what its parent found.
+
+    The child imports by its own ``sys.path``, which is that of its parent.
 
     Raises:
         UsageError: The module cannot be imported or has no such kernel; it lists those that it has.
@@ -185,8 +187,9 @@ def _tunables_in(module: str) -> Iterable[FoundKernel]:
 
 
 def _add_current_folder() -> None:
+    """Let modules be found in the current folder, after all installed ones: no file there replaces these."""
     if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
 
 
 class _ImportFailed(UsageError):
@@ -198,7 +201,6 @@ class _ImportFailed(UsageError):
 
 
 def _imported(module: str) -> object:
-    _add_current_folder()
     try:
         return importlib.import_module(module)
     except DeclarationError:

@@ -14,6 +14,9 @@ from aot_tune.values.text import counted, described
 if TYPE_CHECKING:
     from aot_tune.declare.declaration import Declaration
 
+MOST_CONFIGS = 100_000
+"""Most configs of a search space. Compiling as many for one problem takes hours on any machine."""
+
 _CLUSTERS_SINCE = Arch(10, 0)
 """From this arch on two blocks can share a matrix product, so that num_ctas 2 is always worth a trial."""
 
@@ -68,6 +71,7 @@ def config_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Itera
         space: Any = tunable.search_space(arch, problem)
         called = "default"
         default: Any = tunable.default(arch, problem)
+        again: Any = tunable.default(arch, problem)
     except Exception as error:
         yield Mistake(called, f"{called}{where} raised {described(error, getattr(tunable, called))}")
         return
@@ -76,6 +80,9 @@ def config_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Itera
         return
     if len(space) == 0:
         yield Mistake("search_space", f"search_space{where} is empty; return at least the default")
+        return
+    if large := too_large(space):
+        yield Mistake("search_space", f"search_space{where} returned {large}")
         return
     known = frozenset(tunable.constant_names)
     for config in (default, *space):
@@ -103,6 +110,11 @@ def config_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Itera
     if len(set(space)) < len(space):
         twice = next(config for i, config in enumerate(space) if config in space[:i])
         yield Mistake("twice", f"search_space{where} holds {twice} twice; list it once")
+    if again != default:
+        yield Mistake(
+            "default", f"default{where} is {default}, and {again} when called again; return the same config"
+        )
+        return
     if default not in space:
         yield Mistake(
             "default", f"default{where} is {default}, which search_space lacks{_outside(default, space)}"
@@ -118,6 +130,13 @@ def space_kind(space: object) -> str | None:
         return f"a {type(space).__name__}, whose order is not fixed; return a list of Config"
     kind = "None" if space is None else f"a {type(space).__name__}"
     return f"{kind}; return a list of Config"
+
+
+def too_large(space: Sequence[object]) -> str | None:
+    """The size of a search space that no sweep could compile, and what to return; None for any other."""
+    if len(space) <= MOST_CONFIGS:
+        return None
+    return f"{len(space)} configs; return at most {MOST_CONFIGS}, those that may win"
 
 
 def _outside(default: Config, space: Iterable[Config]) -> str:
@@ -154,7 +173,7 @@ def _evaluation_mistakes(
         (
             "grid_fn",
             lambda: tunable.grid_fn(default, Device.reference(arch), problem),
-            _is_grid,
+            is_grid,
             "return a tuple of one to three block counts, each 1 or more",
         ),
     ]
@@ -188,7 +207,8 @@ def _is_work(value: object) -> bool:
     return isinstance(value, Work)
 
 
-def _is_grid(value: object) -> bool:
+def is_grid(value: object) -> bool:
+    """Whether a value is what `grid_fn` must return: one to three block counts, each 1 or more."""
     return isinstance(value, tuple | list) and 1 <= len(value) <= 3 and all(map(_is_count, value))
 
 

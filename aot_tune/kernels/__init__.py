@@ -1,5 +1,10 @@
 """The shipped kernels: host functions that take PyTorch tensors, and the declarations that tune them."""
 
+# ruff: noqa: E402 - the modules imported below import cuda.tile
+from aot_tune.nvidia.cutile import allow_no_temporary_folder
+
+allow_no_temporary_folder()
+
 from aot_tune.kernels.decode.attention_decode import attention_decode_tunable
 from aot_tune.kernels.elementwise.gated_activation import gated_activation_tunable
 from aot_tune.kernels.elementwise.rope import rope_tunable

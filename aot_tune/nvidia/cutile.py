@@ -15,6 +15,8 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -36,6 +38,16 @@ TUNE_SINCE = (1, 7)
 _OWN = "_own_search_of_cutile"
 """The attribute of a function in the place of cuTile's ``exhaustive_search`` that holds cuTile's own."""
 
+TEMP_DIR = "CUDA_TILE_TEMP_DIR"
+"""The environment variable that names the folder for the compiler's files. Without it, importing cuda.tile
+makes one among the temporary files, which is removed at exit."""
+
+_NOT_FOR_FILES = str(Path(__file__).parent)
+"""The folder that `TEMP_DIR` names where none can be written to. Nothing is written there."""
+
+UNCHECKED = "arguments_unchecked"
+"""A global variable of functions that launch without looking at the arguments again: see `with_hints`."""
+
 T = TypeVar("T")
 
 
@@ -51,6 +63,20 @@ class Cubin(NamedTuple):
 
 CubinSource = Callable[[str, Arch], "Cubin | None"]
 """A function from (signature, arch of the GPU) to the cubin made for them, or None to let cuTile compile."""
+
+
+def allow_no_temporary_folder() -> None:
+    """Let cuda.tile be imported where no folder can be written to; to be called before it is.
+
+    Its import would fail for want of a temporary folder, which only compiling needs. Elsewhere nothing is
+    changed: in a folder that cuTile did not make, it would leave the compiler's files behind.
+    """
+    if "cuda.tile" in sys.modules or os.environ.get(TEMP_DIR):
+        return
+    try:
+        tempfile.gettempdir()  # cuTile's import asks the same, and this answer is kept
+    except FileNotFoundError:
+        os.environ[TEMP_DIR] = _NOT_FOR_FILES
 
 
 # What is installed ------------------------------------------------------------------------------------------
@@ -93,10 +119,13 @@ def compiler_version() -> str | None:
 
 
 def may_have_compiler() -> bool:
-    """Whether a compiler seems to be installed. Spares importing cuTile's compiling half, which takes 143 ms.
+    """Whether there seems to be a compiler. Spares importing cuTile's compiling half, which takes 143 ms.
 
-    It looks where cuTile looks: its pip package, PATH, CUDA_HOME and the toolkit's usual folder.
+    It looks where cuTile looks: its pip package, PATH, CUDA_HOME and the toolkit's usual folder. One that has
+    no folder for its files does not count.
     """
+    if os.environ.get(TEMP_DIR) == _NOT_FOR_FILES:
+        return False
     try:
         metadata.version("nvidia-cuda-tileiras")
         return True
@@ -140,6 +169,12 @@ def constant_parameters(kernel: Any) -> tuple[str, ...]:
 
 def with_hints(kernel: Any, hints: Mapping[str, int], cubins: CubinSource | None = None) -> Any:
     """Make a kernel with these hints and an empty JIT cache of its own. Takes 52 to 65 us.
+
+    Where `cubins` is given and heeded, a function with a true global `UNCHECKED` cannot make the kernel load
+    code for an array whose own elements may share memory, as those of an expanded view do: its launch raises
+    a TypeError. This costs other launches nothing, because cuTile's JIT key says of each array whether its
+    elements may share memory. So a caller that checked the arguments of one launch need not look at those of
+    the next: code for such arrays is there only if it was loaded for checked ones.
 
     Args:
         kernel: A ``@ct.kernel``.
@@ -185,6 +220,9 @@ def _prebuilt_class() -> Any:
             self._cubins = cubins
 
         def _compile(self, signature: Any, context: Any, compute_capability: Any = None) -> Any:
+            unchecked = sys._getframe(1).f_globals.get(UNCHECKED)  # cuTile's launch has no frame of its own
+            if unchecked and any(getattr(p, "may_alias_internally", False) for p in signature.parameters):
+                raise TypeError("the elements of an argument may share memory, and it was not checked")
             symbol = symbol_of(signature, self._pyfunc.__name__)
             cubin = self._cubins(symbol, Arch(*(compute_capability or get_compute_capability())))
             if cubin is not None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +75,7 @@ def visible_gpus() -> tuple[Gpu, ...] | None:
     except Exception:  # a MIG slice or a container may forbid some of these queries
         return None
     finally:
-        nvml.nvmlShutdown()
+        _shut_down(nvml)
 
 
 def driver_version() -> str | None:
@@ -86,38 +88,56 @@ def driver_version() -> str | None:
     except Exception:  # as in `visible_gpus`
         return None
     finally:
+        _shut_down(nvml)
+
+
+def _shut_down(nvml: Any) -> None:
+    with suppress(Exception):  # whatever it answers, what was asked is known
         nvml.nvmlShutdown()
+
+
+_PATIENCE_S = 5.0
+"""Seconds that imports and forks wait for NVML, all of them together. It answers in 58 ms on an H200 host,
+and in a few seconds where the driver must first wake the GPUs up."""
 
 
 class _Question:
     """The one query of `visible_gpus` that runs in the background, and its answer."""
 
     thread: threading.Thread | None = None
+    asked_at_s: float = 0.0
     gpus: tuple[Gpu, ...] | None = None
 
     @classmethod
     def ask(cls) -> None:
         cls.gpus = visible_gpus()
 
+    @classmethod
+    def wait(cls) -> None:
+        """Wait for the answer, until `_PATIENCE_S` after the question at the latest."""
+        if cls.thread is not None:
+            cls.thread.join(max(0.0, cls.asked_at_s + _PATIENCE_S - time.monotonic()))
+
 
 def ask_for_gpus() -> None:
     """Start `visible_gpus` in the background, because it takes 58 ms on an H200 host, while imports go on."""
     if _Question.thread is None:
+        _Question.asked_at_s = time.monotonic()
         _Question.thread = threading.Thread(target=_Question.ask, name="aot_tune asks NVML", daemon=True)
         _Question.thread.start()
 
 
 def known_gpus() -> tuple[Gpu, ...] | None:
-    """The answer of `visible_gpus`, which runs once in a process; waits for it."""
+    """The answer of `visible_gpus`, which runs once in a process; None where NVML does not answer in time."""
     ask_for_gpus()
-    if _Question.thread is not None:
-        _Question.thread.join()
+    _Question.wait()
     return _Question.gpus
 
 
 if hasattr(os, "register_at_fork"):
     # A child forked in the middle of the query would inherit NVML's locks with no thread to release them.
-    os.register_at_fork(before=lambda: _Question.thread.join() if _Question.thread else None)
+    # A child forked while NVML hangs does not ask again, and reads its tables at the first launch.
+    os.register_at_fork(before=_Question.wait)
 
 
 def _visible_places(variable: str | None, uuids: Sequence[str]) -> list[int]:

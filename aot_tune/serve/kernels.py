@@ -112,7 +112,7 @@ class Cubins:
             arch: The arch of the GPU.
         """
         sections = self.sections(arch)
-        cubin = self._stored(sections, hints, signature)
+        cubin = self._stored(sections, hints, signature, arch)
         if cubin is not None or not sections:
             return cubin
         missing = f"no cubin of {self._tunable.name} for {signature} on {arch}"
@@ -120,7 +120,8 @@ class Cubins:
             if not self.has(hints, signature, arch):  # `_stored` warned of a damaged one
                 self._warn(f"{missing}; cuTile compiles it", signature)
             return None
-        weak = self._stored(sections, hints, cutile.weakest_signature(self._tunable.kernel, signature))
+        weakest = cutile.weakest_signature(self._tunable.kernel, signature)
+        weak = self._stored(self.sections(arch), hints, weakest, arch)
         if weak is not None:
             self._warn(
                 f"{missing}, and no compiler here; the cubin that assumes nothing of strides and "
@@ -174,11 +175,18 @@ class Cubins:
             return None
         return section
 
-    def _stored(self, sections: tuple[Section, ...], hints: Hints, signature: str) -> cutile.Cubin | None:
-        for section in sections:
+    def _stored(
+        self, sections: tuple[Section, ...], hints: Hints, signature: str, arch: Arch
+    ) -> cutile.Cubin | None:
+        for one in sections:
+            section = one
             try:
-                code = section.cubin(hints, signature)
-            except Exception as error:  # a block is damaged, or the file was replaced or removed
+                try:
+                    code = section.cubin(hints, signature)
+                except Exception:  # a block is damaged, or the file was replaced or removed
+                    section = self._reopened(section, arch)
+                    code = section.cubin(hints, signature)
+            except Exception as error:
                 # Warn once per section: one block may be the dictionary of all others.
                 self._warn(
                     f"{error_in_words(error)}; {self._tunable.name} is compiled for {signature}, and for "
@@ -189,6 +197,23 @@ class Cubins:
             if code is not None:
                 return cutile.Cubin(code, section.symbol)
         return None
+
+    def _reopened(self, section: Section, arch: Arch) -> Section:
+        """The same kernel's section of the archive that lies there now; itself where that may not be served.
+
+        A server goes on when its archive is replaced by another build of the same code.
+        """
+        path = section.archive.path
+        try:
+            replaced = _opened(path) is not section.archive
+        except ArchiveError:  # it was removed: reading the section again says so
+            return section
+        renewed = self._section(path, arch) if replaced else None
+        if renewed is None:
+            return section
+        found = self._sections[arch]
+        self._sections[arch] = tuple(renewed if one is section else one for one in found)
+        return renewed
 
     def _warn(self, message: str, about: object = None) -> None:
         """Warn once about each thing, `_MOST_WARNINGS` times at most."""
@@ -220,4 +245,6 @@ def _opened(path: Path) -> Archive:
     archive = _archives.get(key)
     if archive is None:
         archive = _archives.setdefault(key, Archive(path))
+        for old in [known for known in _archives.copy() if known[0] == path and known != key]:
+            _archives.pop(old, None)  # the file was replaced
     return archive

@@ -40,6 +40,12 @@ class Runtime(Protocol):
     def index_of(self, tensor: Any) -> int | None:
         """The index of the GPU that holds a tensor; None for a tensor on any other device."""
 
+    def has_memory(self, tensor: Any) -> bool:
+        """Whether a tensor has an address, or no element that would need one."""
+
+    def has_tangent(self, tensor: Any) -> bool:
+        """Whether forward-mode autograd would compute a tangent of what is computed from a tensor."""
+
     def device(self, index: int) -> Device:
         """A GPU's arch, name and number of multiprocessors."""
 
@@ -91,6 +97,18 @@ class TorchRuntime:
     def index_of(self, tensor: Any) -> int | None:
         """The index of the GPU that holds a tensor."""
         return int(tensor.get_device()) if tensor.is_cuda else None
+
+    def has_memory(self, tensor: Any) -> bool:
+        """Ask for the address: it is 0 where the storage was freed, and for zero tensors of forward mode."""
+        try:
+            return bool(tensor.data_ptr() or not tensor.numel())
+        except RuntimeError:  # a tensor that tells no address, for cuTile to judge
+            return True
+
+    def has_tangent(self, tensor: Any) -> bool:
+        """Unpack the tensor, which is a dual tensor only inside ``forward_ad.dual_level()``."""
+        forward_mode: Any = self._torch.autograd.forward_ad
+        return forward_mode.unpack_dual(tensor).tangent is not None
 
     def device(self, index: int) -> Device:
         """The limits of the arch's reference device with this GPU's name and multiprocessors."""

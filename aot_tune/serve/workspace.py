@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from aot_tune.errors import LaunchError
+from aot_tune.serve.fork import ForkSafe
 from aot_tune.serve.runtime import runtime
 from aot_tune.values.bucket import edge
 
@@ -42,7 +43,7 @@ _spare: dict[torch.device, Workspace] = {}
 """One unused workspace per device, for a capture: it is on a new stream and cannot allocate."""
 
 _outgrown: list[Workspace] = []
-_lock = threading.Lock()
+_changes = ForkSafe()
 _posed = threading.local()
 
 
@@ -67,7 +68,7 @@ def workspace(device: torch.device, partials: int, counters: int) -> Workspace:
         if (most := getattr(_posed, "most", None)) is not None:
             _posed.most = max(most[0], partials), max(most[1], counters)
         return _new(device, _rounded(partials), _rounded(counters))
-    with _lock:
+    with _changes.lock:
         given = (
             _from_spare(device, partials, counters)
             if _captures(device)

@@ -5,13 +5,18 @@ Mistakes that show without the declaration (types, edges, columns) are refused b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from aot_tune.tables.table import Entry, Table
+from aot_tune.tables.table import Entry, Point, Table
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Pow2
+from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
+from aot_tune.values.text import shortened
 
 if TYPE_CHECKING:
     from aot_tune.declare.declaration import Declaration
@@ -87,14 +92,68 @@ def _config_complaints(table: Table, tunable: Declaration, entry: Entry) -> Iter
         yield f"{config} does not hold the declaration's constants in the kernel's order: {wanted}", ""
         return
     if config not in tunable.space(table.arch, entry.bucket):
-        yield f"{config} is outside the search space", ""
-    refusal = tunable.refusal(config, table.arch, entry.bucket)
-    if refusal is not None:
+        yield f"{config} is outside the search space", ""  # the author's `legal` need not take such a one
+    elif (refusal := tunable.refusal(config, table.arch, entry.bucket)) is not None:
         yield f"{config} is not legal: {refusal}", ""
     if config != default and config not in table.portfolio:
         yield f"{config} is neither in the portfolio nor the default", ""
     if config == default and entry.mean_us != entry.default_us:
         yield f"the default won with {entry.mean_us} us, but default_us is {entry.default_us}", ""
+
+
+def undeclared(tunable: Declaration, table: Table) -> list[Config]:
+    """The table's configs that are in no search space, so that no function of the declaration may meet them.
+
+    It looks in the spaces of the declared problems and, for a table of other shapes, in those of the table's
+    own buckets, `_MOST_BUCKETS` of them at most.
+
+    Args:
+        tunable: The kernel's declaration.
+        table: A table in which `mismatch` finds nothing.
+    """
+    left = set(table.portfolio).union(entry.config for entry in table.entries)
+    for problem in _asked(tunable, table):
+        # The space of a bucket from a file, by the author's code: whatever it raises, it holds no config.
+        with contextlib.suppress(Exception):
+            left.difference_update(tunable.search_space(table.arch, problem))
+        if not left:
+            return []
+    configs = (*table.portfolio, *(entry.config for entry in table.entries))
+    return [config for config in dict.fromkeys(configs) if config in left]
+
+
+def _asked(tunable: Declaration, table: Table) -> Iterator[Problem]:
+    """The problems whose spaces `undeclared` looks in; the declared ones first: they have most configs."""
+    yield from tunable.typical_problems
+    pattern = tunable.typical_problems[0]
+    kinds = {name: type(value) for name, value in pattern.items()}
+    own = (entry.bucket for entry in table.entries)
+    yield from islice(
+        (bucket for bucket in own if {name: type(value) for name, value in bucket.items()} == kinds),
+        _MOST_BUCKETS,
+    )
+
+
+_MOST_BUCKETS = 256
+"""The most buckets of a table whose search space is looked at when it is read: a space takes up to 1 ms."""
+
+
+def without(table: Table, configs: Collection[Config]) -> Table:
+    """The table without these configs in its portfolio, and without their times; entries keep winners."""
+    kept = [place for place, config in enumerate(table.portfolio) if config not in configs]
+    columns = [*kept, len(table.portfolio)]  # the last column is the default's
+
+    def of(times: tuple[float | None, ...]) -> tuple[float | None, ...]:
+        return tuple(times[place] for place in columns)
+
+    def point(one: Point) -> Point:
+        return replace(one, us=of(one.us), states={name: of(times) for name, times in one.states.items()})
+
+    return replace(
+        table,
+        portfolio=tuple(table.portfolio[place] for place in kept),
+        entries=tuple(replace(e, points=tuple(map(point, e.points))) for e in table.entries),
+    )
 
 
 def mismatch(tunable: Declaration, arch: Arch, table: Table) -> str | None:
@@ -108,12 +167,12 @@ def mismatch(tunable: Declaration, arch: Arch, table: Table) -> str | None:
     declared = {name: axis.kind for name, axis in tunable.axes.items()}
     kinds = {name: axis.kind for name, axis in table.axes.items()}
     if kinds != declared:
-        return f"its axes are {kinds}, the declaration's {declared}"
+        return f"its axes are {shortened(str(kinds))}, the declaration's {declared}"
     constants = tunable.config_constants(arch)
     for config in (*table.portfolio, *(entry.config for entry in table.entries)):
         if config.constants.keys() != set(constants):
             return (
-                f"its configs have the constants {' '.join(config.constants) or 'none'}, "
+                f"its configs have the constants {shortened(' '.join(config.constants) or 'none')}, "
                 f"the declaration's have {' '.join(constants) or 'none'}"
             )
     return None

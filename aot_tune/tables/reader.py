@@ -37,9 +37,14 @@ from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import AXIS_KINDS, Axes, edge
 from aot_tune.values.config import HINTS, Config
 from aot_tune.values.problem import Problem
+from aot_tune.values.text import shortened
 
 MOST_CONFIGS = 16
 """The most configs of a portfolio; a live search runs all of them."""
+
+MOST_ENTRIES = 4096
+"""The most entries of a table. The largest shipped one has 134. Where all of them are equally near to a new
+size, finding the nearest takes about 5 ms; more shapes may be in a table of another folder."""
 
 MOST_STATES = 8
 """The most states of a GPU in which an entry or a point has times."""
@@ -244,13 +249,16 @@ class _Entries:
         """Read the entries and sort them, because reviewers may have merged lines by hand."""
         keys: tuple[str, ...] | None = None
         entries: dict[Problem, Entry] = {}
-        for i, item in enumerate(as_list(value, "entries")):
+        items = as_list(value, "entries")
+        if len(items) > MOST_ENTRIES:
+            raise TableError(f"expected at most {MOST_ENTRIES} entries, got {len(items)}", "entries")
+        for i, item in enumerate(items):
             path = f"entries[{i}]"
             check_keys(item, path, ENTRY_KEYS, self.newer.entry)
             bucket = _bucket(item["bucket"], f"{path}.bucket", self.axes, keys)
             keys = keys or tuple(bucket)
             if bucket in entries:
-                raise TableError(f"a second entry for {bucket}", f"{path}.bucket")
+                raise TableError(f"a second entry for {shortened(str(bucket))}", f"{path}.bucket")
             entries[bucket] = self._entry(item, path, bucket)
         return tuple(sorted(entries.values(), key=lambda entry: entry_order(self.axes, entry.bucket)))
 
@@ -336,8 +344,8 @@ def _bucket(value: Json, path: str, axes: Axes, keys: tuple[str, ...] | None) ->
     if keys is None or type(value) is not dict:
         check_identifiers(value, path)
     elif tuple(value) != keys:
-        wanted = ", ".join(keys)
-        raise TableError(f"expected the keys {wanted} as in entries[0], got {', '.join(value):.200}", path)
+        wanted, got = shortened(", ".join(keys)), shortened(", ".join(value))
+        raise TableError(f"expected the keys {wanted} as in entries[0], got {got}", path)
     for name, axis in axes.items():
         size = value.get(name)
         if type(size) is not int or size < 1:

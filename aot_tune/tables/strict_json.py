@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import orjson
 
 from aot_tune.errors import TableError
+from aot_tune.values.text import shortened
 
 MOST_BYTES = 16 * 1024 * 1024
 """The most bytes of a document: larger ones are refused unread. The largest shipped table has 1 % of it."""
@@ -57,7 +58,11 @@ def loads(data: bytes | str) -> Json:
         raise TableError(f"not JSON: {error}") from None
     # orjson keeps the last of two equal keys. Where no string holds an escape, a quote before a colon always
     # ends a key, so the keys in the text are counted against those kept; only a difference is read slowly.
-    if b"\\" in data or len(_KEY.findall(data)) != orjson.dumps(document).count(b'":'):
+    try:
+        kept = orjson.dumps(document).count(b'":')
+    except orjson.JSONEncodeError as error:  # it reads objects and lists nested 1024 deep, and writes 254
+        raise TableError(f"not a document of this kind: {error}") from None
+    if b"\\" in data or len(_KEY.findall(data)) != kept:
         try:
             json.loads(data, object_pairs_hook=_distinct)
         except (ValueError, RecursionError) as error:
@@ -86,7 +91,9 @@ def check_keys(value: Json, path: str, keys: tuple[str, ...], optional: tuple[st
     known = (*keys, *optional)
     unknown = next((key for key in value if key not in known), None)
     if unknown is not None:
-        raise TableError(f"the key {unknown!r:.80} is unknown; expected {', '.join(known) or 'none'}", path)
+        raise TableError(
+            f"the key {unknown!r:.80} is unknown; expected {shortened(', '.join(known) or 'none')}", path
+        )
 
 
 def check_identifiers(value: Json, path: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,10 @@ from aot_tune.errors import TuneError
 from aot_tune.tables import files, store, writer
 from aot_tune.tables.fit import entry_complaints, portfolio_complaints
 from aot_tune.tables.table import Table
+from aot_tune.tuner.choose.times import TIE
 from aot_tune.values.bucket import Axes
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
 
 PATIENCE_S = 60.0
 """Longest wait for another writer, seconds. Reading and replacing a table takes milliseconds, at worst
@@ -27,7 +30,14 @@ _POLL_S = 0.05
 """Seconds between two attempts to take the lock."""
 
 
-def refusals(new: Table, old: Table | None, tunable: Declaration) -> list[str]:
+def refusals(
+    new: Table,
+    old: Table | None,
+    tunable: Declaration,
+    *,
+    wrong: Collection[Config] = (),
+    allow_worse: bool = False,
+) -> list[str]:
     """The reasons why a table must not be published; empty when it may be.
 
     1. It has no entries.
@@ -36,11 +46,15 @@ def refusals(new: Table, old: Table | None, tunable: Declaration) -> list[str]:
     4. It mixes predictions with measurements, or replaces measurements by predictions.
     5. An entry is slower than its default, or has a config that is illegal, outside the search space, or
        neither in the portfolio nor the default; or the portfolio has a config that no entry may run.
+    6. An entry gains less over its default than the old table's, beyond the tie band, although nothing
+       explains it (`worse_entries`).
 
     Args:
         new: The table to be published.
         old: The present table, if any.
         tunable: The kernel's declaration.
+        wrong: Configs that were found to compute wrong results. An entry that had one may become slower.
+        allow_worse: Whether entries may become slower.
     """
     if not new.entries:
         return ["it has no entries: the default has no time in any bucket; the failures above say why"]
@@ -52,7 +66,47 @@ def refusals(new: Table, old: Table | None, tunable: Declaration) -> list[str]:
         *_against_code(new, tunable),
         *_against_old(new, old, tunable),
         *_against_declaration(new, tunable),
+        *(
+            f"{bucket}: {what}, with the same source, device, compiler and driver; look at the GPU's state "
+            "and tune it again, or publish it with --allow-worse"
+            for bucket, what in worse_entries(new, old, tunable, wrong).items()
+            if not allow_worse
+        ),
     ]
+
+
+def worse_entries(
+    new: Table, old: Table | None, tunable: Declaration, wrong: Collection[Config] = ()
+) -> dict[Problem, str]:
+    """The entries that gain less over their default than the old table's, and by how much, in words.
+
+    Gains are compared, because clocks move all times of a problem together. They tie within the tie band or
+    within the winners' error margins. Nothing is compared where source, device, compiler, driver or evidence
+    differ, nor an entry whose old winner is not in the search space any more. Every other old winner is a
+    candidate of each sweep, and was timed again beside the new one.
+
+    Args:
+        new: The table to be published.
+        old: The present table, if any.
+        tunable: The kernel's declaration.
+        wrong: Configs that were found to compute wrong results: an entry that had one is not compared.
+    """
+    if old is None or (old.source_hash, old.built_with) != (new.source_hash, new.built_with):
+        return {}
+    found = {}
+    for entry in new.entries:
+        before = old.entry(entry.bucket)
+        if before is None or before.evidence != entry.evidence or before.config in wrong:
+            continue
+        if before.config not in tunable.candidates(new.arch, entry.bucket):
+            continue
+        noise = sum(one.error_margin_us / one.mean_us for one in (before, entry))
+        if before.gain / entry.gain - 1 > max(TIE, noise):
+            found[entry.bucket] = (
+                f"its gain over the default falls from {before.gain:.2f}x with {before.config} "
+                f"to {entry.gain:.2f}x with {entry.config}"
+            )
+    return found
 
 
 def check_place(path: Path, table: Table) -> None:

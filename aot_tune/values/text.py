@@ -18,6 +18,11 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
+def shortened(text: str, most: int = 200) -> str:
+    """A text of at most `most` characters: of a longer one the beginning, for messages that quote a file."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun: ``1 problem``, ``2 problems``; `plural` where adding an s is wrong."""
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"

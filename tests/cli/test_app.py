@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from aot_tune.cli import command
 from aot_tune.cli.app import app
 from aot_tune.declare import discovery, selection
 from aot_tune.errors import TuneError
 from aot_tune.nvidia.nvml import Gpu
 from aot_tune.tuner.sweep import run as sweep
-from aot_tune.tuner.sweep.progress import Progress
+from aot_tune.tuner.sweep.progress import PlainProgress, Progress
 from aot_tune.tuner.sweep.report import SweepReport, SweepRequest, SweptKernel
 from aot_tune.values.arch import Arch
 from tests.support.samples import SM90, scale_in, scale_table, with_entry, write
@@ -94,6 +95,11 @@ def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
         (["doctor", "scala"], "there is scale"),
         (["check", "/nonexistent"], "does not exist"),
         (["diff", "/nonexistent", "/nonexistent"], "does not exist"),
+        (["diff", "x" * 5000, "x" * 5000], "File name too long; give two tables"),
+        (["journal", "scala"], "no journal of scala is in build/journal; name the folder"),
+        (["journal", "/nonexistent"], "no journal is at /nonexistent; give a journal's path"),
+        (["journal", "x/" * 3000], "File name too long; give a journal's path"),
+        (["journal", "--json", "--csv"], "choose one"),
         (["diff", "--exit-code", str(EMPTY), str(EMPTY)], "no tables in"),
         (["check", str(EMPTY)], "no tables in"),
     ],
@@ -161,8 +167,9 @@ def test_every_option_of_tune_reaches_the_sweep(
 ) -> None:
     _h200(monkeypatch)
     words = (
-        "tune scale --arch 90 --module tests.support.samples --problem M=300,N=8,dtype=bfloat16 --limit 2 "
-        "--exhaustive --require measured --out O --jobs 3 --gpu 0 --journal J --cubins C --fresh"
+        "tune scale --arch 90 --module tests.support.samples --problem M=300,N=8,dtype=bfloat16 "
+        "--limit 2 --allow-worse --exhaustive --require measured --out O --jobs 3 --gpu 0 --journal J "
+        "--cubins C --fresh"
     )
     assert _run(*words.split()).exit_code == 0
     (request,) = requests
@@ -176,6 +183,7 @@ def test_every_option_of_tune_reaches_the_sweep(
     assert request.exhaustive
     assert request.require_measured
     assert request.fresh
+    assert request.allow_worse
 
 
 def test_without_a_gpu_tune_says_first_that_it_predicts_from_what_and_where_it_writes(
@@ -239,6 +247,16 @@ def test_a_required_measurement_without_a_gpu_is_exit_code_1(requests: list[Swee
     assert requests == []
 
 
+def test_a_problem_without_times_is_exit_code_1(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(request: SweepRequest, progress: Progress) -> SweepReport:
+        row = replace(REPORT, unopened=("M=64: make_args was killed",))
+        return SweepReport(arch=request.arch, device_name="NVIDIA H200", rows=(row,), seconds=1.0)
+
+    monkeypatch.setattr(sweep, "run", run)
+    result = _run("tune")
+    assert (result.exit_code, result.stdout) == (1, "tuned_configs/sm90/scale.json\n")
+
+
 def test_a_table_that_is_not_published_is_exit_code_1(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(request: SweepRequest, progress: Progress) -> SweepReport:
         row = SweptKernel(**{**vars(REPORT), "path": None, "refusals": ("fewer entries",)})
@@ -251,7 +269,9 @@ def test_a_table_that_is_not_published_is_exit_code_1(tables: Path, monkeypatch:
     assert data["rows"][0]["refusals"] == ["fewer entries"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_signal_stops_a_sweep_and_says_how_to_go_on(
     number: signal.Signals, code: int, tables: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +290,42 @@ def test_a_signal_stops_a_sweep_and_says_how_to_go_on(
     last = result.stderr.splitlines()[-1]
     assert last == "stopped; what was compiled is kept. To go on: aot-tune tune scale --arch sm100 --limit 2"
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_second_ctrl_c_changes_nothing_of_what_is_said(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(request: SweepRequest, progress: Progress) -> SweepReport:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("the signal should have stopped this")
+
+    more = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+    def close(self: PlainProgress) -> None:
+        while more:
+            os.kill(os.getpid(), more.pop())
+
+    monkeypatch.setattr(sweep, "run", run)
+    monkeypatch.setattr(PlainProgress, "close", close)
+    outside = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        result = _run("tune")
+    finally:
+        signal.signal(signal.SIGINT, outside)
+    assert result.exit_code == 143
+    assert "To go on: aot-tune tune --arch" in result.stderr.splitlines()[-1]
+
+
+def test_a_closed_terminal_that_nohup_hides_stops_nothing(
+    requests: list[SweepRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with command.signals_stop():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 # The verbs that read ------------------------------------------------------------------------------

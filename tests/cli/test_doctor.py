@@ -14,7 +14,8 @@ from aot_tune.errors import UsageError
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.nvml import Gpu
 from aot_tune.values.arch import Arch
-from tests.support.samples import SM90, scale_in, scale_table, write
+from aot_tune.values.config import Config
+from tests.support.samples import SM90, scale, scale_in, scale_table, with_entry, write
 
 
 @pytest.fixture
@@ -146,3 +147,22 @@ def test_a_cuda_tile_that_was_not_tested_is_remarked(
 ) -> None:
     monkeypatch.setattr(cutile, "version", lambda: "1.99.0")
     assert any("cuda-tile 1.99.0 was not tested" in remark for remark in doctor.diagnose(SM90).remarks)
+
+
+def test_what_is_left_out_of_a_table_or_was_disturbed_is_told(tmp_path: Path) -> None:
+    foreign = Config(constants={"tile_m": 0, "tile_n": 64}, hints={})
+    table = with_entry(scale_table(), 1, disturbed="the clocks fell")
+    path = write(tmp_path, dataclasses.replace(table, portfolio=(foreign, table.portfolio[1])))
+    state, usable = doctor._table_state(path, scale, SM90)
+    assert "1 config in no search space and left out: tune again; 1 measured while disturbed" in state
+    assert usable
+
+
+def test_a_folder_that_may_not_be_looked_into_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(doctor.os, "stat", refuse)
+    assert doctor._table_state(tmp_path / "x.json", scale, SM90) == ("not used: Permission denied", False)

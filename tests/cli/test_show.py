@@ -232,3 +232,17 @@ def test_disturbed_entries_and_other_states_are_said_below_the_entries() -> None
     entries = table_data(Path("x"), table)["entries"]
     assert isinstance(entries, list)
     assert entries[1]["disturbed"] == "the clocks fell"
+
+
+@pytest.mark.parametrize("depth", [300, 1000])
+def test_b2_a_table_nested_deeply_is_an_error_of_its_own_and_the_rest_is_shown(
+    folder: Path, depth: int
+) -> None:
+    (folder / "sm90" / "scale.json").write_text("[" * depth + "]" * depth)
+    tables, unreadable = tables_found(None, None)
+    assert [table.arch for _, table in tables] == [SM100]
+    assert [str(folder / "sm90" / "scale.json") in str(error) for error in unreadable] == [True]
+    result = CliRunner().invoke(app, ["diff", str(folder / "sm90"), str(folder / "sm100")])
+    assert result.exit_code == 1
+    assert "Traceback" not in result.output
+    assert not isinstance(result.exception, TypeError)

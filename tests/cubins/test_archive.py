@@ -95,6 +95,11 @@ def test_bytes_depend_on_the_content_and_not_on_its_order(
     assert everything(path) == [kernels[1], kernels[0]]
 
 
+def test_a_kernel_without_cubins_is_packed_and_read_back(path: Path) -> None:
+    path.write_bytes(pack(SM90, [cubins("matmul")]))
+    assert everything(path) == [cubins("matmul")]
+
+
 def test_equal_cubins_are_stored_once(path: Path) -> None:
     section = Archive(path).section("matmul")
     assert section is not None

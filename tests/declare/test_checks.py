@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 import time
@@ -91,6 +92,8 @@ def _raise(error: Exception):
     raise error
 
 
+TURNS = itertools.cycle(SPACE[:2])
+
 MISTAKES = {
     # name: (changes, what the error must say)
     "a path as a name": ({"name": "../x"}, "lower-case name"),
@@ -165,6 +168,14 @@ MISTAKES = {
     "a space that raises": (
         {"search_space": lambda arch, problem: _raise(KeyError("h"))},
         "search_space.* KeyError",
+    ),
+    "a space of a million": (
+        {"search_space": lambda arch, problem: SPACE[:1] * 10**6},
+        r"search_space\(.*\) returned 1000000 configs; return at most 100000",
+    ),
+    "a random default": (
+        {"default": lambda arch, problem: next(TURNS)},
+        "when called again; return the same config",
     ),
     "a space twice over": (
         {"search_space": lambda arch, problem: SPACE * 2},

@@ -106,6 +106,18 @@ def test_a_named_module_is_found_in_the_current_folder_and_alone(here: Path) -> 
     assert load("mylib.kernels", "double") is found["double"].tunable
 
 
+def test_a_file_in_the_current_folder_does_not_replace_an_installed_module(
+    here: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (here / "thirdlib.py").write_text("raise SystemExit('the file in the current folder ran')")
+    (here / "lone.py").write_text(KERNELS.format(name="alone"))
+    elsewhere = tmp_path_factory.mktemp("site-packages")
+    (elsewhere / "thirdlib.py").write_text(KERNELS.format(name="double"))
+    monkeypatch.setattr(sys, "path", [*(folder for folder in sys.path if folder), str(elsewhere)])
+    assert list(find_tunables(["thirdlib"])) == ["double"]
+    assert list(find_tunables(["lone"])) == ["alone"], "what is nowhere else is found there"
+
+
 @pytest.mark.parametrize(
     "text", ["mylib/kernels.py", "./mylib/kernels.py", "mylib/kernels", "{here}/mylib/kernels.py"]
 )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
+import time
 import types
 
 import pytest
@@ -104,9 +108,6 @@ def test_the_gpus_are_asked_for_once_in_the_background(nvml, monkeypatch):
 
 @pytest.mark.process
 def test_a_fork_waits_for_the_answer_so_that_no_child_inherits_nvmls_locks(nvml, monkeypatch):
-    import os
-    import time
-
     began = nvml.nvmlInit
 
     def slowly():
@@ -122,3 +123,37 @@ def test_a_fork_waits_for_the_answer_so_that_no_child_inherits_nvmls_locks(nvml,
         os._exit(own._Question.thread.is_alive())
     assert not own._Question.thread.is_alive()
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.process
+def test_an_nvml_that_hangs_costs_imports_and_forks_a_bounded_time(nvml, monkeypatch):
+    go = threading.Event()
+    nvml.nvmlInit = lambda: go.wait(60)
+    monkeypatch.setattr(own._Question, "thread", None)
+    monkeypatch.setattr(own._Question, "gpus", None)
+    monkeypatch.setattr(own, "_PATIENCE_S", 0.5)
+    started = time.monotonic()
+    try:
+        for _ in range(20):
+            assert own.known_gpus() is None
+        for _ in range(3):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(30)
+                os._exit(own.known_gpus() is not None)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert time.monotonic() - started < 5
+    finally:
+        go.set()
+    own._Question.thread.join()
+    assert len(own.known_gpus()) == len(THREE), "an answer that came late is used"
+
+
+def test_an_nvml_that_fails_when_it_is_closed_has_answered_all_the_same(nvml):
+    def fail():
+        raise RuntimeError("closed already")
+
+    nvml.nvmlShutdown = fail
+    nvml.nvmlSystemGetDriverVersion = lambda: "580"
+    assert len(visible_gpus()) == len(THREE)
+    assert driver_version() == "580"

@@ -286,6 +286,46 @@ def test_a_file_removed_while_serving_is_a_miss(tunable: Tunable) -> None:
         assert cubins.find(HINTS, ALIGNED, SM90) is None
 
 
+def _replace(path: Path, origin: object = None) -> None:
+    """Another build of the same code, in whose file each cubin lies elsewhere."""
+    held = {(HINTS, signature): b"newer " * 50 + signature.encode() for signature in (RAGGED, ALIGNED, UNIT)}
+    kernel = KernelCubins(
+        kernel="scale", symbol="_newer", origin=origin or origin_of(scale, "13.4.92"), cubins=held
+    )  # type: ignore[arg-type]
+    new = path.with_suffix(".new")
+    new.write_bytes(pack(SM90, [kernel]))
+    os.replace(new, path)
+
+
+def test_an_archive_that_is_replaced_while_serving_is_opened_again(tunable: Tunable) -> None:
+    path = put(folder_of(tunable))
+    cubins = Cubins(tunable)
+    assert cubins.find(HINTS, ALIGNED, SM90) == cutile.Cubin(b"aligned", "_scale_kernel")
+    _replace(path)
+    for signature in (UNIT, ALIGNED):  # a warning would be an error
+        found = cubins.find(HINTS, signature, SM90)
+        assert found is not None
+        assert found.symbol == "_newer"
+        assert found.code.endswith(signature.encode())
+    assert cubins.has(HINTS, RAGGED, SM90)
+    assert len(serving._archives) == 1
+
+
+def test_an_archive_replaced_by_that_of_other_code_is_left_out_with_the_reason(tunable: Tunable) -> None:
+    path = put(folder_of(tunable))
+    cubins = Cubins(tunable)
+    assert cubins.has(HINTS, UNIT, SM90)
+    _replace(
+        path,
+        dataclasses.replace(
+            origin_of(scale, "13.4.92"), source_hash="0" * 16, files={"tests.support.samples": "0" * 64}
+        ),
+    )
+    with pytest.warns(CubinWarning) as told:
+        assert cubins.find(HINTS, UNIT, SM90) is None
+    assert any("is left out for scale because" in str(one.message) for one in told)
+
+
 def test_nothing_is_written_and_no_descriptor_stays_open(tunable: Tunable) -> None:
     path = put(folder_of(tunable))
     before = sorted(os.listdir("/proc/self/fd"))

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from aot_tune.kernels import rms_norm_tunable, softmax_tunable
+from aot_tune.kernels import TUNABLES, rms_norm_tunable, softmax_tunable
+from aot_tune.nvidia import cutile
 from tests.support.shipped import with_cubins
 
 ROOT = Path(__file__).parent.parent.parent
@@ -129,3 +130,52 @@ def test_b4_serving_writes_nothing_and_makes_no_folder(folder: Path, who: str) -
     assert {"own", "nearest"} <= set(answer["sources"])  # type: ignore[call-overload]
     if who == "stranger":
         assert (answer["uid"], answer["folder"]) == (54321, None)
+
+
+IMPORT = """
+import errno, os, sys, tempfile
+sys.dont_write_bytecode = True
+attempts = []
+
+def read_only(event, args):
+    writes = event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    if writes or event in ("os.mkdir", "os.rename", "os.link", "os.symlink", "os.remove", "os.truncate"):
+        attempts.append(f"{event} {args[0]}")
+        raise OSError(errno.EROFS, "Read-only file system")
+
+import torch
+sys.addaudithook(read_only)
+from aot_tune import kernels
+from aot_tune.nvidia import cutile
+print(len(kernels.TUNABLES), cutile.may_have_compiler(), os.environ.get(cutile.TEMP_DIR))
+"""
+
+
+@pytest.mark.process
+def test_b4_the_kernels_are_imported_where_no_folder_can_be_written_to() -> None:
+    """B4: cuTile's import asks for a temporary folder, which only compiling needs; nothing compiles then."""
+    environ = {name: value for name, value in os.environ.items() if name != cutile.TEMP_DIR}
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    number, compiles, folder = done.stdout.split()
+    assert (int(number), compiles) == (len(TUNABLES), "False")
+    assert Path(folder) == ROOT / "aot_tune" / "nvidia"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("named", [True, False], ids=["a named folder", "its own"])
+def test_importing_the_kernels_makes_no_folder_where_one_is_named(named: bool, tmp_path: Path) -> None:
+    environ = {name: value for name, value in os.environ.items() if name != cutile.TEMP_DIR}
+    code = "import os, sys; from aot_tune import kernels; print(os.listdir(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=ROOT,
+        env=environ | {"TMPDIR": str(tmp_path)} | ({cutile.TEMP_DIR: str(tmp_path)} if named else {}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout.strip() == "[]") is named
+    assert list(tmp_path.iterdir()) == []

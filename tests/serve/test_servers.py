@@ -69,11 +69,11 @@ def test_a_forked_child_loads_while_another_thread_of_its_parent_holds_the_lock(
     code = """
 import os, threading
 from aot_tune.serve.launch.dispatch import dispatcher_of
-from aot_tune.serve.launch.dispatch import Guard
+from aot_tune.serve.launch.dispatch import SLOW_PATH
 from tests.support.samples import SM90, scale
 held, go = threading.Event(), threading.Event()
 def hold():
-    with Guard.lock:
+    with SLOW_PATH.lock:
         held.set(); go.wait()
 thread = threading.Thread(target=hold); thread.start(); held.wait()
 child = os.fork()

@@ -16,7 +16,7 @@ from aot_tune.values.bucket import Pow2
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
-RIGHT, FAULTS, HANGS, PARTIAL, NOTHING, NAN = range(6)
+RIGHT, FAULTS, HANGS, PARTIAL, NOTHING, NAN, BESIDE = range(7)
 """What a value of ``mode`` does."""
 
 TILE = 256
@@ -32,6 +32,9 @@ def add_one_kernel(x, out, mode: ct.Constant[int]):  # type: ignore[no-untyped-d
     if mode == FAULTS:
         places = ct.arange(TILE, dtype=ct.int32) + FAR
         ct.scatter(out, places, tile, check_bounds=False)
+    if mode == BESIDE:  # as much as the output has, right behind it: in torch's heap, where nothing faults
+        beside = ct.arange(TILE, dtype=ct.int32) + (ct.num_blocks(0) + block) * TILE
+        ct.scatter(out, beside, tile, check_bounds=False)
     if mode == HANGS:
         while ct.load(x, (block,), (1,)).item() < 1e30:
             ct.store(out, (block,), tile)
@@ -79,7 +82,7 @@ def _problem(x: torch.Tensor, out: torch.Tensor) -> Mapping[str, object]:
 
 
 def _space(arch: Arch, problem: Problem) -> list[Config]:
-    return [config(mode) for mode in range(6)] + [config(RIGHT, 2)]
+    return [config(mode) for mode in range(7)] + [config(RIGHT, 2)]
 
 
 def _declared(name: str, kernel: Any) -> Tunable:

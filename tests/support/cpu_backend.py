@@ -5,8 +5,10 @@ Arguments, poison and comparison are the real ones, on CPU tensors; only launchi
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from aot_tune.tuner.outcome import Measurement, Stage
 from aot_tune.values.arch import Arch
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
+from tests.support.gpu_locks import shared_folder
 
 
 class CpuBackend:
@@ -56,6 +59,15 @@ class CpuBackend:
                 return wrong
         return None
 
+    def again(self, trial: Trial, number: int) -> str | None:
+        return self.verify(trial)
+
+    def check(self) -> str | None:
+        return None
+
+    def damage(self) -> str | None:
+        return next(filter(None, (case.damage() for case in self._cases)), None)
+
     def time(self, trial: Trial) -> Measurement:
         us = 10.0 - int(trial.config["tile"]) / 1024  # larger tiles are clearly faster
         return Measurement(config=trial.config, mean_us=us, error_margin_us=0.01, num_samples=5)
@@ -71,9 +83,11 @@ def play_an_h200() -> Any:
     """Let this process's command line find one sm90 GPU, on which a worker measures with this backend."""
     from aot_tune.declare import selection
     from aot_tune.nvidia.nvml import Gpu
+    from aot_tune.tuner.measure import gpu_lock
     from aot_tune.tuner.measure.session import MeasureSession
 
     selection.visible_gpus = lambda: (Gpu(index=0, name="NVIDIA H200", arch=Arch(9, 0), uuid="GPU-0"),)
+    gpu_lock.FOLDERS = (shared_folder(Path(tempfile.mkdtemp())),)  # that GPU is this process's own
     defaults = MeasureSession.__init__.__kwdefaults__
     assert "backend" in defaults
     defaults["backend"] = f"{__name__}:CpuBackend"

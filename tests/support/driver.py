@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from aot_tune.values.arch import Arch
 from aot_tune.values.device import Device
@@ -393,6 +394,7 @@ class FakeRuntime:
         self.grad_enabled: Callable[[], bool] = lambda: self.grad
         self.streams: dict[int, int] = {}
         self.entries: list[int] = []
+        self.freed: set[int] = set()  # ids of tensors without memory
         self._device = Device.reference(Arch.parse(arch)).with_sm_count(name, 132)
         DRIVER.capability = (self._device.arch.major, self._device.arch.minor)
 
@@ -403,6 +405,12 @@ class FakeRuntime:
         if isinstance(tensor, FakeTensor):
             return tensor.get_device()
         return 0 if tensor.is_meta else None
+
+    def has_memory(self, tensor: Any) -> bool:
+        return id(tensor) not in self.freed
+
+    def has_tangent(self, tensor: Any) -> bool:
+        return isinstance(tensor, torch.Tensor) and forward_ad.unpack_dual(tensor).tangent is not None
 
     def device(self, index: int) -> Device:
         other = DRIVER.capability_of.get(index)

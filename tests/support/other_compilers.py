@@ -36,6 +36,18 @@ class DiesAtOccupancyTwo(Compiler):
         super().compile(job)
 
 
+class DiesOnce(Compiler):
+    """The compiling process itself is killed, the first time."""
+
+    def compile(self, job: CompileJob) -> None:
+        once = self._folder / "once"
+        if not once.exists():
+            once.write_text("")
+            self._report("compiling")
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().compile(job)
+
+
 class HangsAtOccupancyTwo(Compiler):
     """Tracing a kernel never ends, on some jobs: no time limit of the compiler's helps."""
 

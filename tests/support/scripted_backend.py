@@ -10,8 +10,9 @@ import os
 import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from aot_tune.errors import DeclarationError
 from aot_tune.tuner.measure.worker.backend import Trial
@@ -47,13 +48,18 @@ class Does:
     """The error margin of each."""
 
     fault: str = ""
-    """What goes wrong at a launch: poison, quiet poison, hang, crash, oom, compile, launch, undeclared."""
+    """What goes wrong at a launch: poison, quiet poison, hang, crash, oom, compile, launch, undeclared; or
+    damage: it overwrites what the check expects, so that all are wrong in this process from then on; or
+    garbage: what is no message is written to the pipe."""
 
     times: int = ALWAYS
     """How often it goes wrong, over all processes."""
 
     at_launch: int = 1
     """The first launch in a process that may go wrong; a verification is two launches, a timing eight."""
+
+    only_in: str = ""
+    """The one sort of launch that may go wrong: verify, again, time or sample; any of them without it."""
 
     only_on: int = 0
     """The M of the one problem where it goes wrong; 0 for all."""
@@ -63,6 +69,21 @@ class Does:
 
     wrong_for_seed: int = -1
     """The one seed with which it finds that; -1 for all."""
+
+    wrong_times: int = ALWAYS
+    """How often it is found, over all processes."""
+
+    wrong_again: str = ""
+    """What one of the further launches finds."""
+
+    wrong_timed: str = ""
+    """What is found after timed launches."""
+
+    seconds: float = 0.0
+    """How long a verification takes, seconds."""
+
+    seconds_again: float = 0.0
+    """How long each of the further launches takes, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +108,20 @@ class Script:
     short_opens: Collection[int] = ()
     """Which opens run out of memory, counted likewise."""
 
+    bad_opens: Mapping[int, str] = field(default_factory=dict)
+    """What happens when the problem with this M is opened: kill, hang or raise."""
+
     disturbances: Sequence[str] = field(default_factory=tuple)
     """What disturbs, one for each question from the first; nothing afterwards."""
+
+
+def plain(script: Script) -> dict[str, Any]:
+    """A script as values that can be sent to a process which has not imported this module yet."""
+    return {
+        **{one.name: getattr(script, one.name) for one in fields(script)},
+        "configs": {name: asdict(does) for name, does in script.configs.items()},
+        "bad_opens": [list(pair) for pair in script.bad_opens.items()],
+    }
 
 
 def config(name: str) -> Config:
@@ -102,19 +135,33 @@ def events(folder: Path) -> list[str]:
     return log.read_text().splitlines() if log.exists() else []
 
 
+def write_garbage() -> None:
+    """Write to every pipe of this process that can be written, as a kernel with a wild pointer may."""
+    for number in os.listdir("/proc/self/fd"):
+        descriptor = int(number)
+        try:
+            if descriptor > 2 and os.readlink(f"/proc/self/fd/{number}").startswith("pipe:"):
+                os.write(descriptor, b"garbage" * 10)
+        except OSError:
+            continue  # the reading end of the other pipe
+    time.sleep(600)
+
+
 class ScriptedBackend:
     """A `Backend` that follows a `Script`."""
 
-    def __init__(self, *, script: Script) -> None:
-        self._script = script
-        self._dead = False
+    def __init__(self, *, script: dict[str, Any]) -> None:
+        configs = {name: Does(**does) for name, does in script["configs"].items()}
+        script = {**script, "configs": configs, "bad_opens": dict(script["bad_opens"])}
+        self._script = Script(**script)
+        self._dead = self._damaged = False
         self._launches: dict[str, int] = {}
         self._problem = Problem({"M": 0})
         self._seeds: Sequence[int] = ()
         self._log("start")
-        if self._happens("slow start", script.slow_starts):
+        if self._happens("slow start", self._script.slow_starts):
             time.sleep(600)
-        if self._happens("dead start", script.dead_starts):
+        if self._happens("dead start", self._script.dead_starts):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def device(self) -> Device:
@@ -137,15 +184,37 @@ class ScriptedBackend:
         self._alive()
         if self._count("open") in self._script.short_opens:
             raise OutOfGpuMemory("tried to allocate 96 GiB")
+        bad = self._script.bad_opens.get(problem.size("M"), "")
+        if bad == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif bad == "hang":
+            time.sleep(600)
+        elif bad:
+            raise RuntimeError("no such size")
+        self._damaged = False
         self._problem, self._seeds = problem, seeds
 
     def verify(self, trial: Trial) -> str | None:
         name, does = self._asked(trial, "verify")
+        time.sleep(does.seconds)
         for seed in self._seeds:
             self._launch(name, does)
-            if does.wrong and does.wrong_for_seed in (-1, seed):
+            here = does.wrong_for_seed in (-1, seed) and does.only_on in (0, self._problem["M"])
+            if does.wrong and here and self._happens(f"wrong {name}", does.wrong_times):
                 return does.wrong
-        return None
+        return "out: all are wrong" if self._damaged else None
+
+    def again(self, trial: Trial, number: int) -> str | None:
+        name, does = self._asked(trial, "again")
+        time.sleep(does.seconds_again)
+        self._launch(name, does)
+        return does.wrong_again or None
+
+    def check(self) -> str | None:
+        return self._script.configs[self._last].wrong_timed or None
+
+    def damage(self) -> str | None:
+        return "the expected out changed, seed 0" if self._damaged else None
 
     def time(self, trial: Trial) -> Measurement:
         name, does = self._asked(trial, "time")
@@ -173,14 +242,15 @@ class ScriptedBackend:
         return "compile" if isinstance(error, CompilerError) else "launch"
 
     def _asked(self, trial: Trial, what: str) -> tuple[str, Does]:
-        name = str(trial.config["name"])
+        name = self._last = str(trial.config["name"])
+        self._what = what
         self._log(f"{what} {name}")
         self._alive()
         return name, self._script.configs[name]
 
     def _launch(self, name: str, does: Does) -> None:
         launch = self._launches[name] = self._launches.get(name, 0) + 1
-        here = does.only_on in (0, self._problem["M"])
+        here = does.only_on in (0, self._problem["M"]) and does.only_in in ("", self._what)
         if does.fault and here and launch >= does.at_launch and self._happens(f"fault of {name}", does.times):
             self._go_wrong(does.fault)
 
@@ -194,7 +264,11 @@ class ScriptedBackend:
         elif fault == "compile":
             raise CompilerError("tile of 3 is no power of two")
         elif fault == "launch":
-            raise RuntimeError("too much shared memory")
+            raise RuntimeError("too much shared memory" + " and more" * 3_000_000)
+        elif fault == "damage":
+            self._damaged = True
+        elif fault == "garbage":
+            write_garbage()
         elif fault == "undeclared":
             raise DeclarationError("scripted: the kernel changes its argument weight")
         else:

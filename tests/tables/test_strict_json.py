@@ -188,3 +188,14 @@ def test_an_error_names_the_place_the_kind_and_a_short_value(value, got):
     assert f"expected an int, got {got}" in str(caught.value)
     assert str(caught.value).endswith("(at entries[3].config.hints.num_ctas)")
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("depth", [254, 255, 300, 1000, 1024, 1025, 5000])
+@pytest.mark.parametrize("around", [("[", "]"), ('{"a":', "}")], ids=["lists", "objects"])
+def test_b2_what_is_nested_too_deeply_to_be_written_is_refused(depth: int, around: tuple[str, str]) -> None:
+    text = around[0] * depth + "1" + around[1] * depth
+    if depth == 254:
+        loads(text)
+        return
+    with pytest.raises(TableError):
+        loads(text)

@@ -29,16 +29,16 @@ SMALL, LARGE, HUGE = (Problem({"n": n}) for n in (1 << 16, 1 << 20, 1 << 29))
 QUICK = Limits(config_s=8.0, patience_s=5.0)
 """A compilation in the worker, where a test gives no cubin, takes up to 1 s."""
 
-Start = Callable[[Tunable], MeasureSession]
+Start = Callable[..., MeasureSession]
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
     sessions: list[MeasureSession] = []
 
-    def started(tunable: Tunable) -> MeasureSession:
+    def started(tunable: Tunable, on_event: Callable[[str], None] = print) -> MeasureSession:
         found = FoundKernel(module="tests.support.broken_kernels", tunable=tunable)
-        sessions.append(MeasureSession(found, 0, QUICK, on_event=print))
+        sessions.append(MeasureSession(found, 0, QUICK, on_event=on_event))
         return sessions[-1]
 
     yield started
@@ -111,6 +111,41 @@ def test_a_winner_passes_its_second_check_in_a_fresh_process(start: Start) -> No
     assert session.recheck(SMALL, modes(broken.RIGHT)) == []
     (failure,) = session.recheck(LARGE, modes(broken.PARTIAL))
     assert failure.stage == "verify"
+
+
+def test_a_write_beside_the_arguments_is_blamed_on_its_config_alone(start: Start) -> None:
+    """What lies there, an expected value or a saved copy, is what later configs would be judged by."""
+    session = start(broken.add_one)
+    right_again = broken.config(broken.RIGHT, occupancy=2)
+    outcomes = session.measure(SMALL, {**modes(broken.RIGHT, broken.BESIDE), right_again: None})
+    assert [o.stage if isinstance(o, Failure) else "ok" for o in outcomes] == ["ok", "verify", "ok"]
+    assert isinstance(outcomes[1], Failure)
+    print(outcomes[1].message)
+    assert session.recheck(SMALL, modes(broken.RIGHT)) == []
+
+
+def test_a_problem_is_opened_right_after_a_worker_was_killed(start: Start) -> None:
+    """The killed worker held most of the memory, which is not free at once."""
+    events: list[str] = []
+    session = start(broken.add_one, on_event=events.append)
+    for _ in range(3):
+        outcomes = session.measure(HUGE, modes(broken.RIGHT))
+        assert by_mode(outcomes) == {broken.RIGHT: "ok"}
+        session._supervisor.replace("for this test")
+    print(events)
+
+
+def test_the_many_launches_of_a_winner_take_a_fraction_of_a_second(start: Start) -> None:
+    session = start(broken.add_one)
+    session.recheck(LARGE, modes(broken.RIGHT))  # the start and the compilation are not counted
+    for problem in (SMALL, LARGE, HUGE):
+        session.recheck(problem, modes(broken.RIGHT), launches=0)
+        began = time.monotonic()
+        assert session.recheck(problem, modes(broken.RIGHT)) == []
+        seconds = time.monotonic() - began
+        print(f"{problem}: {seconds:.2f} s")
+        if problem != HUGE:
+            assert seconds < 1.0
 
 
 def test_an_undeclared_mutation_is_a_hard_error_that_names_the_argument(start: Start) -> None:

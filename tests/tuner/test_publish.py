@@ -11,7 +11,7 @@ import pytest
 from aot_tune.errors import StoreError, TableError, TuneError
 from aot_tune.tables import reader, store, writer
 from aot_tune.tables.table import Table
-from aot_tune.tuner.publish import locked, publish, publish_beside, refusals
+from aot_tune.tuner.publish import locked, publish, publish_beside, refusals, worse_entries
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Exact
 from aot_tune.values.config import Config
@@ -121,6 +121,57 @@ def test_code_that_can_not_be_hashed_is_refused_with_what_stands_in_the_way(
     (reason,) = refusals(samples.scale_table(), None, SCALE)
     assert "cannot be hashed" in reason
     assert "a lock" in reason
+
+
+# Entries that would be worse --------------------------------------------------------------------------------
+
+
+def _gaining(gain: float, **values: object) -> Table:
+    """A table whose second entry gains `gain` over its default."""
+    return samples.with_entry(samples.scale_table(), 1, default_us=10.0 * gain, **values)
+
+
+def test_an_entry_that_gains_less_for_no_reason_is_refused_unless_allowed() -> None:
+    old, new = _gaining(1.5), _gaining(1.4)
+    (reason,) = refusals(new, old, SCALE)
+    assert "M=64 N=1024: its gain over the default falls from 1.50x with tile_m=32" in reason
+    assert "--allow-worse" in reason
+    assert refusals(new, old, SCALE, allow_worse=True) == []
+    assert refusals(old, new, SCALE) == [], "more is no fault"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (_gaining(1.5), _gaining(1.48)),
+        (_gaining(1.5, error_margin_us=0.5), _gaining(1.4, error_margin_us=0.5)),
+        (dataclasses.replace(_gaining(1.5), source_hash="0" * 16), _gaining(1.4)),
+        (
+            dataclasses.replace(
+                _gaining(1.5), built_with=dataclasses.replace(_gaining(1.5).built_with, driver="590.2")
+            ),
+            _gaining(1.4),
+        ),
+        (_gaining(1.5, evidence="predicted"), _gaining(1.4)),
+        (_gaining(1.5, config=Config(constants={"tile_m": 8, "tile_n": 64})), _gaining(1.4)),
+    ],
+    ids=[
+        "a tie",
+        "noise",
+        "another source",
+        "another driver",
+        "a prediction",
+        "a config gone from the space",
+    ],
+)
+def test_a_smaller_gain_that_something_explains_is_no_reason(old: Table, new: Table) -> None:
+    assert refusals(new, old, SCALE) == []
+
+
+def test_an_entry_whose_old_winner_is_wrong_may_gain_less() -> None:
+    old, new = _gaining(1.5), _gaining(1.4)
+    assert refusals(new, old, SCALE, wrong={old.entries[1].config}) == []
+    assert list(worse_entries(new, old, SCALE)) == [new.entries[1].bucket]
 
 
 # Writing ----------------------------------------------------------------------------------------------------

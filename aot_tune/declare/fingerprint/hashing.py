@@ -82,6 +82,23 @@ def kernel_hash(kernel: Any) -> tuple[str, tuple[str, ...]]:
     return hasher.digest(), tuple(dict.fromkeys(hasher.obstacles))
 
 
+def check_hash(tunable: Declaration) -> str:
+    """Hash what results are checked with: ``make_args``, ``reference`` with its tolerances, what is written.
+
+    A part that cannot be hashed is left out. The hash decides whether a sweep may be resumed, and one that
+    differed at every call would forbid that.
+
+    Returns:
+        16 hexadecimal digits.
+    """
+    hasher = _Hasher()
+    hasher.add("make_args", tunable.make_args)
+    hasher.add("reference", tunable.reference)
+    for name in ("outputs", "inplace", "reset"):
+        hasher.add(name, tuple(getattr(tunable, name)))
+    return hasher.digest()
+
+
 def unhashable(tunable: Declaration) -> tuple[str, ...]:
     """The parts of a kernel's code that cannot be hashed, and why; empty where the hash is stable."""
     return _fingerprint(tunable)[1]

@@ -70,8 +70,8 @@ def attention_decode(
         scale: The factor of the scores, a finite number; None stands for head_dim ** -0.5.
         window: Number of last keys that a sequence attends to, its own included; None stands for all.
         return_lse: Whether to return the log-sum-exp of the scores too.
-        out: The result, of the shape and dtype of `q`; it must share no memory with `q` or the caches. A new
-            tensor is made if it is None.
+        out: The result, of the shape and dtype of `q`; it must share no memory with the others. A new tensor
+            is made if it is None.
 
     Returns:
         `out`, or the new tensor; 0 for an empty sequence. With `return_lse` also (batch, heads), float32: the
@@ -92,7 +92,10 @@ def attention_decode(
             seq_lens=seq_lens, out=written,
         )  # fmt: skip
         if out is not None:
-            check_apart("attention_decode", "out", out, q=q, k_cache=k_cache, v_cache=v_cache)
+            caches = {"k_cache": k_cache, "v_cache": v_cache}
+            check_apart(
+                "attention_decode", "out", out, q=q, **caches, block_table=block_table, seq_lens=seq_lens
+            )
         attention_decode_tunable.launch(*counted, lse, _scratch(q, kv_heads), scale, window)
     else:  # no keys anywhere
         written.zero_()

@@ -133,7 +133,8 @@ def attention_varlen(
             cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
         )  # fmt: skip
         if out is not None:
-            check_apart("attention_varlen", "out", out, q=q, k=k, v=v)
+            read = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+            check_apart("attention_varlen", "out", out, **read)
         attention_varlen_tunable.launch(
             *counted, lse, starts_q, starts_k, min(max_seqlen_q, total_q), scale, causal, window
         )

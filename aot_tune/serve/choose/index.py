@@ -76,8 +76,17 @@ class _Group:
     """The answers of `_closest`, by exponents and reach."""
 
 
-_Reached = tuple[float, _Group]
-"""A group, after the sum of the distances to it on the Exact axes, in doublings."""
+class _Distances(NamedTuple):
+    """How far the groups of some classes are from a bucket on the Exact axes."""
+
+    logs: list[float]
+    """The base-2 logarithms of the bucket's sizes on these axes."""
+    aparts: list[float]
+    """The sum of the distances to each group, in doublings."""
+    groups: list[_Group]
+    """The groups."""
+    order: list[int]
+    """The groups' places in these lists, the nearest first."""
 
 
 class Index:
@@ -99,7 +108,7 @@ class Index:
         self._groups: dict[Classes, dict[tuple[int, ...], _Group]] = {}
         self._rules: dict[int, BucketRule] = {}
         self._last: tuple[Problem | None, Problem] = (None, Problem({}))
-        self._reached: tuple[Problem | None, list[_Reached]] = (None, [])
+        self._reached: tuple[Problem | None, _Distances] = (None, _Distances([], [], [], []))
         for shipped in self.tables:
             for entry in shipped.table.entries:
                 if entry.bucket not in self._own:
@@ -134,45 +143,58 @@ class Index:
         """The closest entry of the same classes: see `aot_tune.values.bucket.nearest`."""
         wanted = self.bucket_of(problem)
         exponents = self._exponents(wanted)
+        logs, aparts, groups, order = self._distances(wanted)
+        reach = (len(self._exact) * within if self._exact else 0.0) + _ROUNDED
+        farthest = math.inf
         best: tuple[float, tuple[int, ...], int] | None = None
         chosen: Match | None = None
-        farthest = (len(self._exact) * within if self._exact else 0.0) + _ROUNDED
-        for apart, group in self._distances(wanted):
-            if apart > farthest or (apart >= within and not self._reaches(wanted, group, within)):
+        # Written for speed: a table may have thousands of groups that are equally near.
+        for place in order:
+            apart = aparts[place]
+            if apart > reach or apart > farthest:
+                break
+            group = groups[place]
+            if apart >= within and not self._reaches(wanted, logs, group, within):
                 continue
             closest = _closest(group, exponents, within)
-            if closest is None:
+            if closest is None or apart + closest[0] > farthest:
                 continue
             steps, member = closest
             # Rounded, so that sums of the same distances in another order still tie.
             rank = (round(round(apart, 9) + steps, 9), member.smaller, member.place)
             if best is None or rank < best:
                 best, chosen = rank, member.found
-                farthest = min(farthest, best[0] + _ROUNDED)
+                farthest = best[0] + _ROUNDED
         return chosen
 
-    def _distances(self, wanted: Problem) -> list[_Reached]:
-        """The groups of a bucket's classes, each with its distance on the Exact axes.
+    def _distances(self, wanted: Problem) -> _Distances:
+        """The groups of a bucket's classes with their distances on the Exact axes.
 
         The answer for the last bucket is kept, since a miss asks twice.
         """
-        asked, reached = self._reached
+        asked, distances = self._reached
         if asked is not wanted:
             logs = [math.log2(max(wanted.size(name), 1)) for name in self._exact]
-            groups = self._groups.get(classes_of(self._axes, wanted), {}).values()
+            groups = list(self._groups.get(classes_of(self._axes, wanted), {}).values())
             # Written for speed: a miss looks at every group, of which a table has dozens.
             if len(logs) == 2:
                 first, second = logs
-                reached = [
-                    (abs(first - group.logs[0]) + abs(second - group.logs[1]), group) for group in groups
-                ]
+                aparts = [abs(first - group.logs[0]) + abs(second - group.logs[1]) for group in groups]
             else:
-                reached = [(sum(map(abs, map(sub, logs, group.logs))), group) for group in groups]
-            self._reached = (wanted, reached)
-        return reached
+                aparts = [sum(map(abs, map(sub, logs, group.logs))) for group in groups]
+            order = sorted(range(len(groups)), key=aparts.__getitem__)
+            distances = _Distances(logs, aparts, groups, order)
+            self._reached = (wanted, distances)
+        return distances
 
-    def _reaches(self, wanted: Problem, group: _Group, within: float) -> bool:
-        """Whether a group is at most `within` doublings away on each Exact axis, by the sizes' ratios."""
+    def _reaches(self, wanted: Problem, logs: list[float], group: _Group, within: float) -> bool:
+        """Whether a group is at most `within` doublings away on each Exact axis.
+
+        At the very limit the sizes' ratios decide, since the logarithms are rounded.
+        """
+        most = max(map(abs, map(sub, logs, group.logs)), default=0.0)
+        if abs(most - within) > _ROUNDED:
+            return most < within
         return within == math.inf or all(
             abs(math.log2(max(wanted.size(name), 1) / max(other, 1))) <= within
             for name, other in zip(self._exact, group.exact, strict=True)

@@ -1,6 +1,8 @@
 """Read a declaration's tables for this machine's archs. Makes no CUDA context; writes and raises nothing.
 
-A faulty table gives one `TableWarning` and is left out, so that its problems are misses.
+A faulty table gives one `TableWarning` and is left out, so that its problems are misses. A config that is in
+no search space is left out of its table with a warning: a file never decides what the declaration's functions
+are asked about.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
+from functools import lru_cache
 from pathlib import Path
 
 from aot_tune import environment
@@ -15,11 +18,11 @@ from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import AotTuneError, TableWarning
 from aot_tune.nvidia.nvml import Gpu, known_gpus
 from aot_tune.serve.choose.index import Index, Shipped
-from aot_tune.tables.fit import mismatch
+from aot_tune.tables.fit import mismatch, undeclared, without
 from aot_tune.tables.store import package_folder, read_table, right_place, table_path
 from aot_tune.tables.table import Table
 from aot_tune.values.arch import KNOWN_ARCHS, Arch
-from aot_tune.values.text import error_in_words
+from aot_tune.values.text import counted, error_in_words, shortened
 
 
 def gpus() -> tuple[Gpu, ...] | None:
@@ -46,12 +49,12 @@ def folders(tunable: Declaration) -> list[tuple[Path, bool]]:
 
 def load(tunable: Declaration, arch: Arch) -> Index:
     """Read the tables of one declaration for one arch."""
-    tables = []
+    tables, mistakes = [], []
     for folder, named in folders(tunable):
         path = table_path(folder, arch, tunable.name)
-        if not os.path.lexists(path):
+        if not _is_there(path, folder):
             if named and (mistake := folder_mistake(folder)):
-                _warn(mistake)
+                mistakes.append(mistake)
             continue  # there is no table: the warning of a miss names the command that makes one
         try:
             table = read_table(path)
@@ -64,8 +67,31 @@ def load(tunable: Declaration, arch: Arch) -> Index:
             step = f"move it to {right}, or remove it" if right else "tune it again"
             _warn(f"{path}: {reason}; {tunable.name} is served without it on {arch}: {step}")
             continue
-        tables.append(Shipped(table=table if named else _measured_only(path, table), path=path))
+        table = _declared_only(path, table if named else _measured_only(path, table), tunable)
+        tables.append(Shipped(table=table, path=path))
+    if mistakes:
+        more = f" (and {counted(len(mistakes) - 1, 'folder')} more)" if len(mistakes) > 1 else ""
+        _warn_once(shortened(mistakes[0], _LONGEST) + more)
     return Index(tunable.axes, tunable.tiles, tables)
+
+
+def _is_there(path: Path, folder: Path) -> bool:
+    """Whether there is a file; where that cannot be known, one warning for its folder gives the reason."""
+    try:
+        os.lstat(path)
+        return True
+    except FileNotFoundError:
+        return False
+    except NotADirectoryError:
+        place = next((one for one in (path.parent, *path.parent.parents) if os.path.lexists(one)), folder)
+        _warn_once(
+            f"tables are looked for in {path.parent}, but {place} is not a folder: install the package "
+            f"unpacked, or name a folder of tables in {environment.TABLES}"
+        )
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        _warn_once(f"no table in {path.parent} is read: {reason}; allow reading the folder, or remove it")
+    return False
 
 
 def folder_mistake(folder: Path) -> str | None:
@@ -87,5 +113,26 @@ def _measured_only(path: Path, table: Table) -> Table:
     return dataclasses.replace(table, entries=measured)
 
 
+def _declared_only(path: Path, table: Table, tunable: Declaration) -> Table:
+    left = undeclared(tunable, table)
+    if not left:
+        return table
+    _warn(
+        f"{path}: {counted(len(left), 'config')} of it in no search space of {tunable.name}, which are "
+        f"left out, such as {shortened(str(left[0]))}: tune it again"
+    )
+    return without(table, left)
+
+
+_LONGEST = 2000
+"""The most characters of a warning: a path may have 4096, and messages quote files."""
+
+
 def _warn(message: str) -> None:
-    warnings.warn(message, TableWarning, stacklevel=2)
+    warnings.warn(shortened(message, _LONGEST), TableWarning, stacklevel=2)
+
+
+@lru_cache(maxsize=256)
+def _warn_once(message: str) -> None:
+    """Warn of what all kernels meet once."""
+    _warn(message)

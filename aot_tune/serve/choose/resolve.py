@@ -1,15 +1,16 @@
-"""Choose the config of a problem, once per unseen problem. Pure: effects are passed in as functions."""
+"""Choose the config of a problem, once per unseen problem. Effects are passed in; warnings are its own."""
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
 from aot_tune.declare.declaration import Declaration
-from aot_tune.errors import LaunchError
+from aot_tune.errors import LaunchError, TableWarning, UsageError
 from aot_tune.serve.choose.index import Classes, Index, Match, classes_of
 from aot_tune.tables.rule import Pick, pick
 from aot_tune.tables.table import Entry
@@ -17,6 +18,7 @@ from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import NEAR_DOUBLINGS
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem, problem_option
+from aot_tune.values.text import described, shortened
 
 Source = Literal["given", "asked default", "own", "cached", "nearest", "searched", "far", "default"]
 """Where a config came from: steps 1, 1, 2, 2, 3, 4, 4 and 5 of `resolve`."""
@@ -65,11 +67,27 @@ class Legality:
         self._arch = arch
         self._declared: dict[Classes, _Space] = {}
         self._last: tuple[Problem | None, frozenset[Config]] = (None, frozenset())
+        self._failures: set[str] = set()
 
     def refusal(self, config: Config, problem: Problem) -> str | None:
         """Why a config may not run for a problem; None when it may."""
-        reason = self._tunable.refusal(config, self._arch, problem)
-        return reason or (None if self._in_space(config, problem) else "it is not in the search space")
+        # First, because `legal` may only be asked about configs of a search space.
+        if not self._in_space(config, problem):
+            return "it is not in the search space"
+        return self._tunable.refusal(config, self._arch, problem)
+
+    def failed(self, error: Exception, problem: Problem, what: str) -> None:
+        """Warn once of a function of the declaration that raised for a config from a file."""
+        reason = described(error)
+        if reason not in self._failures and len(self._failures) < _MOST_FAILURES:
+            self._failures.add(reason)
+            warnings.warn(
+                f"{self._tunable.name}: {shortened(what)} is passed over for {shortened(str(problem))} on "
+                f"{self._arch}, because the declaration raises {shortened(reason, 400)}; correct it, or tune "
+                "again",
+                TableWarning,
+                stacklevel=2,
+            )
 
     def _in_space(self, config: Config, problem: Problem) -> bool:
         classes = classes_of(self._tunable.axes, problem)
@@ -102,6 +120,9 @@ class Legality:
             self._last = (problem, configs)
         return configs
 
+
+_MOST_FAILURES = 8
+"""The most warnings of functions that raise."""
 
 _MOST_SPACES = 64
 """The most sets of classes whose search space is kept: more than any kernel has dtypes."""
@@ -138,7 +159,8 @@ def resolve(
     4. a miss: `search`, else the nearest bucket at any distance
     5. the default
 
-    A config that is not legal, or not in the search space, is passed over on each step.
+    A config that is not legal, or not in the search space, is passed over on each step. So is what makes a
+    function of the declaration raise, with a warning: no file and no search decides whether a launch is made.
 
     Args:
         tunable: The declaration.
@@ -160,14 +182,23 @@ def resolve(
     """
 
     def allowed(config: Config) -> bool:
-        return legality.refusal(config, problem) is None and (unfit is None or unfit(config) is None)
+        try:
+            return legality.refusal(config, problem) is None and (unfit is None or unfit(config) is None)
+        except Exception as error:
+            legality.failed(error, problem, str(config))
+            return False
 
     def from_table(found: Match | None, source: Source, where: str) -> Choice | None:
         if found is None:
             return None
-        chosen = pick(
-            found.entry, found.shipped.table, tunable.tiles, default, problem, allowed, rule=index.rule(found)
-        )
+        try:
+            chosen = pick(
+                found.entry, found.shipped.table, tunable.tiles, default, problem, allowed,
+                rule=index.rule(found),
+            )  # fmt: skip
+        except Exception as error:
+            legality.failed(error, problem, f"{where} {found.entry.bucket} of {found.shipped.path}")
+            return None
         if chosen is None:
             return None
         return Choice(
@@ -176,6 +207,15 @@ def resolve(
             entry=found.entry,
             why=partial(_table_reason, found, where, chosen),
         )
+
+    def searched(far: Match | None) -> Config | None:
+        try:
+            return search(problem, far) if search is not None else None
+        except UsageError:
+            raise  # an environment variable has a wrong value
+        except Exception as error:
+            legality.failed(error, problem, "a live search")
+            return None
 
     if given is not None:
         return _given(tunable, arch, problem, given)
@@ -193,7 +233,7 @@ def resolve(
     if choice := from_table(index.nearest(problem, NEAR_DOUBLINGS), "nearest", "nearest bucket"):
         return choice
     far = index.nearest(problem, math.inf)
-    winner = search(problem, far) if search is not None else None
+    winner = searched(far)
     if winner is not None and allowed(winner):
         return Choice(config=winner, source="searched", why=lambda: "the winner of a live search")
     if choice := from_table(far, "far", "no bucket within one doubling; the nearest is"):

@@ -1,4 +1,9 @@
-"""Check the arguments and the grid of a launch the first time it is seen; each mistake has its own error."""
+"""Check the arguments and the grid of a launch the first time it is seen; each mistake has its own error.
+
+What could be wrong of a later launch of the same problem is either in the key of its plan, or refused by the
+launch function, or by cuTile. Two things are not seen there, since to ask for them would take 60 ns for each
+tensor: that a tensor has no memory, and that it is a dual tensor of forward-mode autograd.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +52,22 @@ def check_arguments(
                 f"{place} requires grad while grad is enabled, but autograd does not record a launch; launch "
                 "under torch.no_grad(), pass .detach(), or launch in the forward of a torch.autograd.Function"
             )
+        if here.has_tangent(arg):
+            raise LaunchError(
+                f"{place} is a dual tensor of forward-mode autograd, which does not see a launch; pass its "
+                "primal, or launch in the forward of a torch.autograd.Function that has a jvp"
+            )
         on = here.index_of(arg)
         if on is None:
             raise LaunchError(f"{place} is on device {arg.device}; pass a CUDA tensor, such as {name}.cuda()")
         if index is not None and on != index:
             raise LaunchError(
                 f"{place} is on cuda:{on}, argument {first} on cuda:{index}; pass tensors on one device"
+            )
+        if not here.has_memory(arg):
+            raise LaunchError(
+                f"{place} has no memory: its storage was freed, or it is a zero tensor of forward-mode "
+                f"autograd; pass a tensor that holds its elements, such as torch.zeros_like({name})"
             )
         if name in mutated:
             _check_writable(place, arg)

@@ -5,8 +5,7 @@ Tables are read by `aot_tune.serve.choose`; a miss is searched by `aot_tune.serv
 
 from __future__ import annotations
 
-import os
-import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -15,15 +14,17 @@ from typing import TYPE_CHECKING, Any
 from aot_tune import environment
 from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import CompilerMissingError, LaunchError
+from aot_tune.nvidia import cutile
 from aot_tune.serve.choose import loader
 from aot_tune.serve.choose.index import Index, Match
-from aot_tune.serve.choose.resolve import Choice, Legality, resolve
+from aot_tune.serve.choose.resolve import Choice, Legality, Source, resolve
+from aot_tune.serve.fork import ForkSafe
 from aot_tune.serve.kernels import HintedKernels
 from aot_tune.serve.launch.checks import check_arguments, check_problem, checked_grid, explain, unfit
 from aot_tune.serve.launch.function import CallPattern, Kind, LaunchFunction
 from aot_tune.serve.launch.messages import Messages
-from aot_tune.serve.launch.reads import ArgumentReads, ProblemReads, follow_args, follow_problem
-from aot_tune.serve.rank import is_primed, is_rank
+from aot_tune.serve.launch.reads import ArgumentReads, ProblemReads, Read, follow_args, follow_problem
+from aot_tune.serve.rank import evidence, is_primed, is_rank
 from aot_tune.serve.runtime import Runtime, runtime
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
@@ -33,6 +34,9 @@ from aot_tune.values.problem import Problem
 
 if TYPE_CHECKING:
     from aot_tune.serve.search.live import LiveSearch
+
+_FOUND_LIVE: frozenset[Source] = frozenset({"cached", "searched"})
+"""The sources of choices that no rank makes."""
 
 _MOST_PLANS = 4096
 """The most plans that each memo keeps: a few MB per kernel; a server does not soon meet more shapes again."""
@@ -61,19 +65,25 @@ class Machine:
     legality: Legality
 
 
-class Guard:
-    """The lock of the slow path. A forked child gets a fresh one: the holder stayed in the parent."""
-
-    lock = threading.RLock()
-
-    @classmethod
-    def renew(cls) -> None:
-        """Take a new lock."""
-        cls.lock = threading.RLock()
+SLOW_PATH = ForkSafe()
+"""The lock of the slow path of all declarations."""
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=Guard.renew)
+class UnrankedRow:
+    """A row of the launch function's memo that holds only as long as this process does not become a rank.
+
+    Rows of configs that a live search found, now or before, are of this kind: a rank must not use them. The
+    launch function unpacks a row, so only these rows take the time of a check, 0.3 us.
+    """
+
+    def __init__(self, row: tuple[Any, ...], unranked: tuple[object, ...]) -> None:
+        self._row = row
+        self._unranked = unranked
+
+    def __iter__(self) -> Iterator[Any]:
+        if evidence() != self._unranked:
+            raise KeyError("the process may have become a rank")  # the launch function asks the slow path
+        return iter(self._row)
 
 
 def attach(tunable: Declaration) -> None:
@@ -105,7 +115,7 @@ class Dispatcher:
         self._function = LaunchFunction(tunable.name, tunable.problem, self._slow)
         self.launch = self._function.call
         self._pattern: CallPattern | None = None
-        self._memo: dict[Any, tuple[Any, ...]] = {}
+        self._memo: dict[Any, tuple[Any, ...] | UnrankedRow] = {}
         self._plans: dict[tuple[int, Problem, Config | None], LaunchPlan] = {}
         self._indexes: dict[Arch, Index] = {}
         self._machines: dict[int, Machine] = {}
@@ -116,7 +126,7 @@ class Dispatcher:
 
     def load(self, arch: Arch) -> Index:
         """Read the tables for an arch once, and make the kernels of their configs and of the default."""
-        with Guard.lock:
+        with SLOW_PATH.lock:
             if arch not in self._indexes:
                 index = loader.load(self._tunable, arch)
                 first = self._tunable.typical_problems[0]
@@ -169,7 +179,7 @@ class Dispatcher:
     ) -> LaunchPlan:
         ranked = is_rank()
         if ranked != self._ranked:  # the process became a rank: ranks must agree, so its own choices must go
-            with Guard.lock:
+            with SLOW_PATH.lock:
                 self._ranked = ranked
                 self._plans.clear()
                 self._memo.clear()
@@ -177,7 +187,7 @@ class Dispatcher:
         plan = self._plans.get(key)
         if plan is None:
             plan = self._new_plan(device_index, problem, given, args, here)
-            with Guard.lock:
+            with SLOW_PATH.lock:
                 _put(self._plans, key, plan)
         return plan
 
@@ -196,12 +206,12 @@ class Dispatcher:
             occasion = Occasion(
                 problem=wanted,
                 args=args,
-                number=device_index,
+                device_index=device_index,
                 device=machine.device,
                 index=machine.index,
                 legality=machine.legality,
                 nearest=nearest,
-                here=here,
+                runtime=here,
             )
             return self._search.winner(occasion)
 
@@ -306,7 +316,11 @@ class Dispatcher:
         here: Runtime,
     ) -> None:
         followed, passed = read
-        with Guard.lock:
+        unranked = evidence()
+        found_live = plan.choice.source in _FOUND_LIVE
+        if found_live and is_rank():  # it became one since the plan was made
+            return
+        with SLOW_PATH.lock:
             pattern = self._grown(args, followed, passed, here)
             if pattern != self._pattern:
                 self._memo = self._function.rewrite(pattern, self._names(here))
@@ -316,8 +330,9 @@ class Dispatcher:
             else:
                 assert passed is not None
                 row = (plan.grid, plan.kernel, *passed.constants)
+            kept = UnrankedRow(row, unranked) if found_live else row
             try:
-                _put(self._memo, pattern.key(device_index, args, here.tensor_types), row)
+                _put(self._memo, pattern.key(device_index, args, here.tensor_types), kept)
             except TypeError:
                 return  # an argument used by its value has no hash: each such launch takes the slow path
 
@@ -327,6 +342,7 @@ class Dispatcher:
         """The call pattern after this call. It only ever grows, so that it settles."""
         kinds: tuple[Kind, ...] = tuple("tensor" if type(a) in here.tensor_types else "plain" for a in args)
         reads = (followed.reads or frozenset()) | (passed.reads if passed else frozenset())
+        reads |= self._reads_that_tell_expanded(args, here)
         layout = passed.layout if passed else None
         known = self._pattern
         if known is not None:
@@ -336,6 +352,22 @@ class Dispatcher:
             layout = layout if layout == known.layout else None
         several = here.device_count() > 1
         return CallPattern(kinds=kinds, reads=reads, layout=layout, several_devices=several)
+
+    def _reads_that_tell_expanded(self, args: tuple[Any, ...], here: Runtime) -> frozenset[Read]:
+        """The strides of written tensors, where nothing else keeps expanded views from being launched.
+
+        Usually cuTile's key does, because code for arrays whose elements may share memory is loaded only for
+        checked arguments (`cutile.with_hints`). But a stride of 0 along a dimension of size 1 is harmless and
+        has the same code as an expanded view; and an untested release of cuda-tile loads code without asking.
+        """
+        written = [
+            (place, arg)
+            for place, (name, arg) in enumerate(zip(self._tunable.parameters, args, strict=True))
+            if name in self._tunable.mutated and type(arg) in here.tensor_types
+        ]
+        if cutile.private_names_known() and not any(0 in arg.stride() for _, arg in written):
+            return frozenset()
+        return frozenset((place, "stride") for place, _ in written)
 
     def _names(self, here: Runtime) -> dict[str, Any]:
         from cuda.tile import launch

@@ -15,6 +15,7 @@ from types import CodeType, FunctionType
 from typing import Any, Literal
 
 from aot_tune.errors import CompilerMissingError, DeclarationError
+from aot_tune.nvidia.cutile import UNCHECKED
 from aot_tune.serve.launch.reads import Read, What
 
 Kind = Literal["tensor", "mixed", "plain"]
@@ -92,7 +93,12 @@ class LaunchFunction:
         self.names = tuple(parameter.name for parameter in parameters)
         self._check(name, tuple(parameters))
         self._args = "".join(f"{one}, " for one in self.names)
-        self.globals: dict[str, Any] = {"__name__": __name__, "slow": slow, "missed": _MISSED}
+        self.globals: dict[str, Any] = {
+            "__name__": __name__,
+            "slow": slow,
+            "missed": _MISSED,
+            UNCHECKED: True,
+        }
         self._generation = 0
         defaults = tuple(p.default for p in parameters if p.default is not p.empty)
         # `config` is not keyword-only: CPython calls functions with keyword-only parameters on a slower path.
@@ -173,7 +179,6 @@ class LaunchFunction:
             if parameter.name in _RESERVED:
                 raise DeclarationError(
                     f"{name}: problem() has a parameter {parameter.name!r}, which launch uses; rename it"
-                    "rename it"
                 )
 
 
@@ -194,7 +199,8 @@ the current device, so the current device must be the one that holds the tensors
 
 _MISSED = (KeyError, AttributeError, TypeError, ValueError, CompilerMissingError)
 """Errors after which the slow path is taken, since nothing was launched: there is no plan; an argument is of
-another kind than before or has no hash; cuTile refuses the arguments; there is neither cubin nor compiler."""
+another kind than before or has no hash; cuTile refuses the arguments; they must be checked before code for
+them is loaded (`aot_tune.nvidia.cutile.with_hints`); there is neither cubin nor compiler."""
 
 _RESERVED = frozenset(
     {"config", "slow", "missed", "ct_launch", "raw_stream", "current_device", "grad_enabled", "entered",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from contextlib import suppress
 
 from aot_tune import environment
 from aot_tune.declare.declaration import Declaration
@@ -44,7 +45,7 @@ class Messages:
         """Print a new choice where AOT_TUNE_LOG asks for it, and warn once of a miss."""
         if environment.logs_choices():
             what = f"{self._tunable.name} {problem} on {arch}"
-            sys.stderr.write(f"aot_tune: {what}: {choice.config} ({choice.source}: {choice.reason})\n")
+            _write(f"aot_tune: {what}: {choice.config} ({choice.source}: {choice.reason})\n")
         if not self._passed_over and (message := passed_over_message(self._tunable, arch, problem, choice)):
             self._passed_over = True
             _warn(message, TableWarning)
@@ -76,8 +77,9 @@ def passed_over_message(tunable: Declaration, arch: Arch, problem: Problem, choi
     entry = choice.entry
     if entry is None or entry.bucket != problem or choice.config == entry.config:
         return None
-    reason = tunable.refusal(entry.config, arch, problem)
-    if reason is None and entry.config not in tunable.search_space(arch, problem):
+    if entry.config in tunable.search_space(arch, problem):
+        reason = tunable.refusal(entry.config, arch, problem)
+    else:
         reason = "it is not in the search space"
     if reason is None:  # it does not fit this GPU, which may be smaller than others of its arch
         return None
@@ -91,9 +93,19 @@ def _again(tunable: Declaration, arch: Arch) -> str:
     return f"tune again: aot-tune tune {tunable.name} --arch {arch}{tunable.module_option}"
 
 
+def _write(line: str) -> None:
+    """Write to stderr. What cannot be written is left out: stderr may be None, closed or a full disk."""
+    with suppress(AttributeError, OSError, ValueError):
+        sys.stderr.write(line)
+
+
 def _warn(message: str, category: type[Warning]) -> None:
-    """Warn at the caller's line. Python's registry of warnings is not used: it would keep every text."""
+    """Warn at the caller's line. Python's registry of warnings is not used: it would keep every text.
+
+    A warning that cannot be written is no error, as in `_write`. One that a filter makes an error is raised.
+    """
     frame = sys._getframe(1)
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("aot_tune."):
         frame = frame.f_back
-    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, registry={})
+    with suppress(OSError, ValueError):
+        warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, registry={})

@@ -1,7 +1,8 @@
 """The user's cache: the winners of live searches, one file each. A look-up writes nothing, makes no folder.
 
 A winner's file is ``<folder>/v1/<arch>/<kernel>/<digest>.json``. The schema is in the path, so that each
-release finds only files of its own. A file is data: no name, import or pickle in it is ever followed.
+release finds only files of its own; a file of a later release that lies there all the same is left as it is.
+A file is data: no name, import or pickle in it is ever followed. Each folder of its path is checked.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from aot_tune import environment
-from aot_tune.errors import AotTuneError, CacheWarning, TableError
+from aot_tune.errors import AotTuneError, CacheWarning, NewerSchemaError, TableError
 from aot_tune.tables import strict_json
 from aot_tune.tables.files import read_bytes, write_atomic
 from aot_tune.tables.reader import Configs
+from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
+from aot_tune.values.text import error_in_words, shortened
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
+
+    from aot_tune.declare.declaration import Declaration
 
 SCHEMA = 1
 """The version of the file format that this release reads and writes."""
@@ -124,10 +128,13 @@ class UserCache:
 
     Args:
         folder: The folder; it need not exist. None for a process that has none.
+        tunable: The declaration whose winners are read; with it, a config of other constants is left out.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, tunable: Declaration | None = None) -> None:
         self.folder = folder
+        self._tunable = tunable
+        self._unlocked: Exception | None = None
         self._listed: dict[str, tuple[float, frozenset[str]]] = {}
 
     def read(self, key: Key) -> Config | None:
@@ -136,13 +143,31 @@ class UserCache:
             return None
         path = self.folder / key.place
         # Most shapes have no file, and `lexists` handles that by an exception, which takes longer.
-        if not os.access(path, os.F_OK) or not self._trusted():
+        if not os.access(path, os.F_OK) or not self._trusted(key):
             return None
         try:
-            return _parse(read_bytes(path), key)
-        except (AotTuneError, OSError, ValueError) as error:
-            _warn(f"{path}: {error}; this remembered winner is left out: remove the file")
+            config = _parse(read_bytes(path), key)
+            self._check(config, key)
+        except NewerSchemaError as error:
+            _warn_once(
+                (self.folder, "newer"),
+                f"{path}: {error}; such winners are left out, and left as they are",
+            )
             return None
+        except Exception as error:  # whatever a file holds, serving goes on
+            reason = shortened(error_in_words(error), 400)
+            _warn(f"{path}: {reason}; this remembered winner is left out: remove the file")
+            return None
+        return config
+
+    def _check(self, config: Config, key: Key) -> None:
+        """Refuse a config of other constants: the declaration's functions may not be asked about it."""
+        if self._tunable is None:
+            return
+        wanted = self._tunable.config_constants(Arch.parse(key.arch))
+        if config.constants.keys() != set(wanted):
+            names = shortened(" ".join(config.constants)) or "none"
+            raise TableError(f"expected {' '.join(wanted) or 'none'}, got {names}", "config.constants")
 
     def places(self, folder: str) -> frozenset[str]:
         """The places of the files in one of the cache's folders, as listed about a second ago at most.
@@ -164,9 +189,10 @@ class UserCache:
     def write(self, key: Key, config: Config, mean_us: float) -> None:
         """Remember a winner for later processes; warn where that cannot be done."""
         if self.folder is None:
-            _warn(
-                f"there is no folder for the cache; the winner of {key.kernel} is kept for this process "
-                f"only: name a folder in {environment.CACHE_DIR}"
+            _warn_once(
+                "no folder",
+                "there is no folder for the cache; what a live search finds is kept for this process only: "
+                f"name a folder in {environment.CACHE_DIR}",
             )
             return
         entry = {
@@ -175,12 +201,26 @@ class UserCache:
             "config": config.document,
             "mean_us": round(mean_us, 3),
         }
+        path = self.folder / key.place
         try:
-            self._make()
-            if self._trusted():
-                write_atomic(self.folder / key.place, json.dumps(entry).encode() + b"\n")
-        except (AotTuneError, OSError) as error:
-            self._cannot(error)
+            self._make(key)
+            if not self._trusted(key) or _is_newer(path):
+                return
+            write_atomic(path, json.dumps(entry).encode() + b"\n")
+        except (AotTuneError, OSError, ValueError) as error:
+            _warn_once(
+                (self.folder, "written"),
+                f"the cache folder {self.folder} cannot be written ({error}); what a live search finds is "
+                f"kept for this process only: name a folder you can write in {environment.CACHE_DIR}",
+            )
+            return
+        if self._unlocked is not None:
+            _warn_once(
+                (self.folder, "locked"),
+                f"there are no locks in the cache folder {self.folder} ({self._unlocked}); what a live "
+                "search finds is written there, but several processes may search for the same: name a folder "
+                f"of a local disk in {environment.CACHE_DIR}",
+            )
 
     @contextlib.contextmanager
     def locked(self, key: Key, timeout_s: float) -> Iterator[LockState]:
@@ -193,62 +233,83 @@ class UserCache:
         lock: BaseFileLock | None = None
         try:
             if self.folder is not None:
-                self._make()
-                if self._trusted():
+                self._make(key)
+                if self._trusted(key):
                     lock, state = _acquired((self.folder / key.place).with_suffix(".lock"), timeout_s)
-        except (OSError, NotImplementedError) as error:
-            self._cannot(error)
+        except (OSError, ValueError, NotImplementedError) as error:
+            self._unlocked = error  # said by `write`, which knows whether the winner is written all the same
         try:
             yield state
         finally:
             if lock is not None:
                 lock.release()
 
-    def _make(self) -> None:
+    def _make(self, key: Key) -> None:
+        """Make the folders of a key's file, and those above the cache, for this user alone."""
         assert self.folder is not None
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = (self.folder / key.place).parent
+        for place in reversed([one for one in (folder, *folder.parents) if not os.path.lexists(one)]):
+            with contextlib.suppress(FileExistsError):  # another process made it first
+                os.mkdir(place, 0o700)
+                os.chmod(place, 0o700)  # mkdir leaves out what the process's umask forbids
 
-    def refusal(self) -> str | None:
+    def refusal(self, key: Key | None = None) -> str | None:
         """Why the folder is left out; None where only this user may write to it, or where it does not exist.
 
         A file that others put there would decide which config runs.
-        """
-        try:
-            status = os.lstat(self.folder) if self.folder is not None else None
-        except OSError:
-            status = None
-        if status is None:
-            return None
-        if stat.S_ISLNK(status.st_mode):
-            return "it is a symbolic link"
-        if not stat.S_ISDIR(status.st_mode):
-            return "it is not a folder"
-        if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
-            return f"it belongs to user {status.st_uid}, not to {os.geteuid()}"
-        return "anybody may write to it" if status.st_mode & stat.S_IWOTH else None
 
-    def _trusted(self) -> bool:
+        Args:
+            key: The key whose file is wanted: the folders down to it and the file are looked at too.
+        """
+        if self.folder is None:
+            return None
+        places = [self.folder]
+        if key is not None:
+            file = self.folder / key.place
+            inside = file.relative_to(self.folder).parents
+            places += [*(self.folder / one for one in reversed(inside[:-1])), file]
+        alone = False
+        for place in places:
+            try:
+                status = os.lstat(place)
+            except OSError:
+                return None  # there is nothing that could be read
+            reason = _refusal(status, is_file=key is not None and place == places[-1], alone=alone)
+            if reason:
+                return reason if place == self.folder else f"{place.relative_to(self.folder)} in it: {reason}"
+            # What lies in a folder that nobody else may enter can be changed by nobody else.
+            alone = alone or not status.st_mode & (stat.S_IXGRP | stat.S_IXOTH)
+        return None
+
+    def _trusted(self, key: Key) -> bool:
         if self.folder is None or not os.path.lexists(self.folder):
             return False
-        reason = self.refusal()
+        reason = self.refusal(key)
         if reason:
             _warn_once(
+                (self.folder, "trusted"),
                 f"the cache folder {self.folder} is left out: {reason}; name another in "
-                f"{environment.CACHE_DIR}, or make it a folder of your own with mode 700"
+                f"{environment.CACHE_DIR}, or make it a folder of your own with mode 700",
             )
         return reason is None
 
-    def _cannot(self, error: Exception) -> None:
-        _warn_once(
-            f"the cache folder {self.folder} cannot be written ({error}); what a live search finds is kept "
-            f"for this process only: name a folder you can write in {environment.CACHE_DIR}"
-        )
+
+def _refusal(status: os.stat_result, *, is_file: bool, alone: bool) -> str | None:
+    """Why a folder of the cache, or the file in it, is not this user's alone."""
+    if stat.S_ISLNK(status.st_mode):
+        return "it is a symbolic link"
+    if not (stat.S_ISREG if is_file else stat.S_ISDIR)(status.st_mode):
+        return "it is not a file" if is_file else "it is not a folder"
+    if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+        return f"it belongs to user {status.st_uid}, not to {os.geteuid()}"
+    if status.st_mode & stat.S_IWOTH and not alone:
+        return "anybody may write to it"
+    return "its group may write to it" if status.st_mode & stat.S_IWGRP and not alone else None
 
 
 def _acquired(path: Path, timeout_s: float) -> tuple[BaseFileLock | None, LockState]:
     from filelock import FileLock, Timeout
 
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = FileLock(path, timeout=timeout_s, thread_local=False)
     try:
         lock.acquire()
@@ -259,18 +320,41 @@ def _acquired(path: Path, timeout_s: float) -> tuple[BaseFileLock | None, LockSt
 
 def _parse(data: bytes, key: Key) -> Config:
     document = strict_json.loads(data)
+    _check_schema(document)
     strict_json.check_keys(document, "", ("schema", "key", "config", "mean_us"))
-    if type(document["schema"]) is not int or document["schema"] != SCHEMA:
-        raise TableError(f"schema {document['schema']!r:.40}; expected {SCHEMA}", "schema")
     if document["key"] != json.loads(json.dumps(key.document)):
         raise TableError("it was written for another problem or another build", "key")
     strict_json.as_number(document["mean_us"], "mean_us", zero=False)
-    return Configs().read(document["config"], "config")
+    return Configs(("kernel",)).read(document["config"], "config")
 
 
-@cache
-def _warn_once(message: str) -> None:
-    _warn(message)
+def _check_schema(document: strict_json.Json) -> None:
+    schema = document.get("schema") if type(document) is dict else None
+    if type(schema) is not int or schema < SCHEMA:
+        raise TableError(f"schema {schema!r:.40}; expected {SCHEMA}", "schema")
+    if schema > SCHEMA:
+        raise NewerSchemaError(f"a later release of aot_tune wrote it: schema {schema}", "schema")
+
+
+def _is_newer(path: Path) -> bool:
+    """Whether a later release wrote the file that is there: it may not be replaced."""
+    try:
+        _check_schema(strict_json.loads(read_bytes(path)))
+    except NewerSchemaError:
+        return True
+    except Exception:  # there is none, or it is none that any release could read
+        return False
+    return False
+
+
+_said: set[object] = set()
+
+
+def _warn_once(about: object, message: str) -> None:
+    """Warn once of a folder, whatever happens in it and to whichever kernel."""
+    if about not in _said:
+        _said.add(about)
+        _warn(message)
 
 
 def _warn(message: str) -> None:

@@ -28,6 +28,13 @@ _START_S = 6.0
 _CANDIDATE_S = 1.0
 """Seconds to compile, check and time one candidate."""
 
+_START = (
+    "import sys; sys.path[:] = sys.argv[1:]; del sys.argv[1:]; "
+    "from aot_tune.serve.search.child_main import main; main()"
+)
+"""The child's program. Python puts the current folder first on ``sys.path`` for ``-m`` and ``-c``, so the
+first statement replaces the path with that of this process: a file there must not pass for a module."""
+
 
 def few(limit_s: float) -> int:
     """The number of candidates that fit the time limit; 0 where even starting the process takes longer."""
@@ -44,7 +51,12 @@ def module_of(tunable: Declaration) -> str | None:
 
 
 def fastest(
-    tunable: Declaration, problem: Problem, configs: Sequence[Config], *, number: int, limit_s: float
+    tunable: Declaration,
+    problem: Problem,
+    configs: Sequence[Config],
+    *,
+    device_index: int,
+    limit_s: float,
 ) -> Winner | None:
     """Check and time configs on generated arguments; None where the child fails or exceeds the limit."""
     module = module_of(tunable)
@@ -53,13 +65,11 @@ def fastest(
     request = {
         "module": module,
         "kernel": tunable.name,
-        "device": number,
+        "device": device_index,
         "problem": dict(problem),
         "configs": [{"constants": dict(c.constants), "hints": dict(c.hints)} for c in configs],
     }
-    answer = run(
-        [sys.executable, "-m", "aot_tune.serve.search.child_main"], json.dumps(request).encode(), limit_s
-    )
+    answer = run(command(), json.dumps(request).encode(), limit_s)
     if answer is None:
         return None
     try:
@@ -71,15 +81,33 @@ def fastest(
         return None
 
 
+def command() -> list[str]:
+    """The command that starts the child. Where this process ignores its environment, so does the child."""
+    ignored = {"-I": sys.flags.isolated, "-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site}
+    options = (option for option, is_set in ignored.items() if is_set)
+    return [sys.executable, *options, "-c", _START, *_import_path()]
+
+
+def _import_path() -> list[str]:
+    """The folders of ``sys.path``: an empty text is the current one; Python itself skips other types."""
+    path = [folder for folder in sys.path if isinstance(folder, str)]
+    try:
+        return [folder or os.getcwd() for folder in path]
+    except OSError:  # the current folder was removed
+        return [folder for folder in path if folder]
+
+
 def run(command: Sequence[str], request: bytes, limit_s: float) -> bytes | None:
     """A command's output; None where it fails, or exceeds the limit and is killed with all it started."""
-    variables = {**os.environ, environment.DISABLE: "1", environment.CONFIG: "default"}
-    variables["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=variables,
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, environment.DISABLE: "1", environment.CONFIG: "default"},
             start_new_session=True,
-        )  # fmt: skip
+        )
     except OSError:
         return None
     started = time.monotonic()

@@ -1,7 +1,7 @@
 """The process that checks and times unverified configs: one JSON request on stdin, one JSON answer on stdout.
 
-`aot_tune.serve.search.child` runs it as ``python -m aot_tune.serve.search.child_main`` and kills it when it
-takes too long. A fault or a hang stays in this process and never reaches the one that serves.
+`aot_tune.serve.search.child` starts a Python that calls `main`, and kills it when it takes too long. A fault
+or a hang stays in this process and never reaches the one that serves.
 """
 
 from __future__ import annotations
@@ -46,21 +46,28 @@ def main() -> None:
 
 
 def search(
-    tunable: Declaration, problem: Problem, configs: Sequence[Config], number: int
+    tunable: Declaration, problem: Problem, configs: Sequence[Config], device_index: int
 ) -> tuple[Config, float] | None:
     """The fastest of the configs whose results are right, with its mean in microseconds."""
     here = runtime()
-    device = here.device(number)
-    with here.entered(number):
-        args = tunable.make_args(problem, f"cuda:{number}", 0)
+    device = here.device(device_index)
+    with here.entered(device_index):
+        args = tunable.make_args(problem, f"cuda:{device_index}", 0)
         kernels = HintedKernels(tunable)
-        right = [c for c in configs if _is_right(tunable, problem, args, c, kernels, number)]
+        right = [c for c in configs if _is_right(tunable, problem, args, c, kernels, device_index)]
         if not right:
             return None
         return fastest(
-            tunable, problem, args, right, lambda config: kernels.of(config.hints),
-            device=device, number=number, here=here, limit_s=_LIMIT_S,
-        )  # fmt: skip
+            tunable,
+            problem,
+            args,
+            right,
+            lambda config: kernels.of(config.hints),
+            device=device,
+            device_index=device_index,
+            runtime=here,
+            limit_s=_LIMIT_S,
+        )
 
 
 def _is_right(
@@ -69,7 +76,7 @@ def _is_right(
     args: Sequence[Any],
     config: Config,
     kernels: HintedKernels,
-    number: int,
+    device_index: int,
 ) -> bool:
     """Whether one run, on outputs that held other values before, gives the reference's results."""
     from cuda.tile import launch
@@ -80,14 +87,10 @@ def _is_right(
         if name in tunable.outputs:
             poison(value, 0)
     try:
-        grid = tunable.grid(config, here.device(number), problem)
-        launch(here.raw_stream(number), grid, kernels.of(config.hints), tunable.args_fn(config, *trial))
+        grid = tunable.grid(config, here.device(device_index), problem)
+        launch(here.raw_stream(device_index), grid, kernels.of(config.hints), tunable.args_fn(config, *trial))
     except Exception:  # it does not compile or cannot be launched, so it is not a candidate
         return False
     results = dict(zip(tunable.parameters, trial, strict=True))
     expected = closes_of(tunable, tunable.reference(*args), results)
     return all(compare(name, results[name], close) is None for name, close in expected.items())
-
-
-if __name__ == "__main__":
-    main()

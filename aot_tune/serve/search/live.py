@@ -9,7 +9,6 @@ timed.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -21,6 +20,7 @@ from aot_tune.declare.declaration import Declaration
 from aot_tune.nvidia import cutile
 from aot_tune.serve.choose.index import Index, Match
 from aot_tune.serve.choose.resolve import Legality
+from aot_tune.serve.fork import ForkSafe
 from aot_tune.serve.kernels import HintedKernels
 from aot_tune.serve.runtime import Runtime
 from aot_tune.serve.search import child, trial
@@ -70,7 +70,7 @@ class Occasion:
     args: tuple[Any, ...]
     """The launch arguments."""
 
-    number: int
+    device_index: int
     """The GPU's index."""
 
     device: Device
@@ -85,7 +85,7 @@ class Occasion:
     nearest: Match | None
     """The nearest entry at any distance; the duration of a search is estimated from its times."""
 
-    here: Runtime
+    runtime: Runtime
     """The runtime in use."""
 
 
@@ -99,7 +99,7 @@ class LiveSearch:
     def __init__(self, tunable: Declaration, kernels: HintedKernels) -> None:
         self._tunable = tunable
         self._kernels = kernels
-        self._lock = threading.Lock()
+        self._turn = ForkSafe()
         self._known: dict[tuple[Arch, str, Problem], Config | None] = {}
         self._tried: set[tuple[Arch, str, Problem]] = set()
         self._searches = 0
@@ -113,9 +113,8 @@ class LiveSearch:
         places = self._places(arch, device_name)
         there = self._cache.places(places.folder)
         if not there or places.of(bucket) not in there:
-            return (
-                None  # not kept: for millions of shapes the garbage collector would take longer than asking
-            )
+            # It is not kept: for millions of shapes the garbage collector would take longer than asking.
+            return None
         if len(self._known) >= _MOST_REMEMBERED:
             self._forget()
         found = self._known[place] = self._cache.read(self.key(arch, device_name, bucket))
@@ -144,7 +143,7 @@ class LiveSearch:
             or self._searches >= _MOST_SEARCHES
         ):
             return None
-        if occasion.here.capturing():
+        if occasion.runtime.capturing():
             return None
         way = self._in_process if self._is_verified(occasion.index) else self._in_child
         run = way(occasion, limit_s)
@@ -153,9 +152,10 @@ class LiveSearch:
         if run is None:
             self._tried.add(place)
             return None
-        if occasion.here.captures_elsewhere(occasion.number):
+        if occasion.runtime.captures_elsewhere(occasion.device_index):
             return None
-        if not self._lock.acquire(timeout=limit_s):
+        turn = self._turn.lock
+        if not turn.acquire(timeout=limit_s):
             return None
         try:
             self._tried.add(place)
@@ -169,7 +169,7 @@ class LiveSearch:
             self._searches -= 1
             return None
         finally:
-            self._lock.release()
+            turn.release()
 
     def _shared(self, key: Key, run: Callable[[], trial.Winner | None], limit_s: float) -> Config | None:
         """Search, unless another process of this host does so; then wait for its winner, within the limit."""
@@ -198,14 +198,20 @@ class LiveSearch:
             return None
 
         def run() -> trial.Winner | None:
-            if occasion.here.captures_elsewhere(
-                occasion.number
-            ):  # a capture may have begun since `winner` asked
+            # A capture may have begun since `winner` asked.
+            if occasion.runtime.captures_elsewhere(occasion.device_index):
                 raise _CaptureError
             return trial.fastest(
-                self._tunable, occasion.problem, occasion.args, configs, lambda c: self._kernels.of(c.hints),
-                device=occasion.device, number=occasion.number, here=occasion.here, limit_s=limit_s,
-            )  # fmt: skip
+                self._tunable,
+                occasion.problem,
+                occasion.args,
+                configs,
+                lambda config: self._kernels.of(config.hints),
+                device=occasion.device,
+                device_index=occasion.device_index,
+                runtime=occasion.runtime,
+                limit_s=limit_s,
+            )
 
         return run
 
@@ -244,7 +250,11 @@ class LiveSearch:
         configs = first + [rest[place * len(rest) // more] for place in range(more)]  # spread evenly
         # A capture that begins meanwhile does no harm: the other process has its own CUDA context.
         return lambda: child.fastest(
-            self._tunable, occasion.problem, configs, number=occasion.number, limit_s=limit_s
+            self._tunable,
+            occasion.problem,
+            configs,
+            device_index=occasion.device_index,
+            limit_s=limit_s,
         )
 
     # What is remembered -------------------------------------------------------------------------------------
@@ -252,14 +262,20 @@ class LiveSearch:
     def key(self, arch: Arch, device_name: str, bucket: Problem) -> Key:
         """The key under which the cache keeps a bucket's winner."""
         return Key(
-            kernel=self._tunable.name, arch=str(arch), device_name=device_name,
-            distribution=self._distribution, cuda_tile=cutile.version(), bucket=tuple(sorted(bucket.items())),
+            kernel=self._tunable.name,
+            arch=str(arch),
+            device_name=device_name,
+            distribution=self._distribution,
+            cuda_tile=cutile.version(),
+            bucket=tuple(sorted(bucket.items())),
             source_hash=self._kernels.cubins.source_hash(arch) or self._hashed,
-        )  # fmt: skip
+        )
 
     @lazy
     def _cache(self) -> UserCache:
-        return UserCache(folder_here())  # found once: it takes as long as the rest of a look-up
+        return UserCache(
+            folder_here(), self._tunable
+        )  # found once: it takes as long as the rest of a look-up
 
     def _places(self, arch: Arch, device_name: str) -> Places:
         if (arch, device_name) not in self._of_gpu:
@@ -271,10 +287,8 @@ class LiveSearch:
         name = self._tunable.distribution or self._tunable.package.partition(".")[0]
         try:
             return f"{name} {metadata.version(name)}"
-        except (
-            metadata.PackageNotFoundError,
-            ValueError,
-        ):  # a checkout, or a declaration outside any package
+        except (metadata.PackageNotFoundError, ValueError):
+            # This is a checkout, or a declaration outside any package.
             return f"{name} (not installed)"
 
     @lazy

@@ -29,8 +29,8 @@ def fastest(
     kernel_of: Callable[[Config], Any],
     *,
     device: Device,
-    number: int,
-    here: Runtime,
+    device_index: int,
+    runtime: Runtime,
     limit_s: float,
 ) -> Winner | None:
     """Run cuTile's search over configs whose results are known to be right.
@@ -42,8 +42,8 @@ def fastest(
         configs: The configs to time.
         kernel_of: Config -> the kernel with its hints, which the caller keeps.
         device: The GPU.
-        number: The GPU's index.
-        here: The runtime in use.
+        device_index: The GPU's index.
+        runtime: The runtime in use.
         limit_s: Seconds after which no further run is started.
 
     Returns:
@@ -62,11 +62,11 @@ def fastest(
     try:
         # Another thread may begin a capture while this one allocates and synchronises; in relaxed mode its
         # graph is not broken.
-        with here.entered(number), here.relaxed_capture():
+        with runtime.entered(device_index), runtime.relaxed_capture():
             clones = cloned(tunable, args)
             result = cutile.search(
                 list(configs),
-                here.raw_stream(number),
+                runtime.raw_stream(device_index),
                 kernel=kernel_of,
                 grid_of=lambda config: tunable.grid(config, device, problem),
                 args_of=args_of,

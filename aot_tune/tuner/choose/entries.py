@@ -110,9 +110,9 @@ def choose_entries(
     the default is taken, then the config that ties at most edges, then the fastest.
 
     Where source, device, compiler and portfolio are as before, an entry whose config stays and whose new mean
-    ties with the old one, or whose gain over the default does, keeps its line, points included. When every
-    entry does, the incumbent itself is returned. As soon as one entry changes, `built_with` is that of the
-    newest sweep.
+    ties with the old one, or whose gain over the default does, keeps its line, points included. A line whose
+    samples were disturbed gives way to one of undisturbed samples. When every entry keeps its line, the
+    incumbent itself is returned. As soon as one entry changes, `built_with` is that of the newest sweep.
 
     Args:
         sweep: The kernel's times, both passes.
@@ -166,15 +166,17 @@ def _swept_entries(
     for edge in edges:
         old = incumbent.entry(edge) if incumbent is not None else None
         points = _points(sweep, portfolio, {problem: times[problem] for problem in inside[edge]})
+        spoilt = _disturbed(sweep, portfolio, edge, [races[edge], *(times[p] for p in inside[edge])])
         if (
             old is not None
             and lines_may_stay
+            and (old.disturbed is None or spoilt is not None)
             and _line_stays(old, portfolio, races[edge], tied[edge], sweep.default(edge), points)
         ):
             entries.append(old)
         else:
             config = _winner(races[edge], tied[edge], sweep.default(edge), old, serves)
-            entries.append(_entry(sweep, portfolio, edge, races[edge][config], races[edge], points))
+            entries.append(_entry(sweep, portfolio, edge, races[edge][config], races[edge], points, spoilt))
     return entries
 
 
@@ -250,6 +252,7 @@ def _entry(
     winner: Measurement,
     times: Mapping[Config, Measurement],
     points: tuple[Point, ...],
+    disturbed: str | None,
 ) -> Entry:
     default = sweep.default(edge)
     return Entry(
@@ -270,7 +273,19 @@ def _entry(
         ),
         evidence=sweep.evidence,
         points=points,
+        disturbed=disturbed,
     )
+
+
+def _disturbed(
+    sweep: SweepTimes,
+    portfolio: Sequence[Config],
+    edge: Problem,
+    runs: Sequence[Mapping[Config, Measurement]],
+) -> str | None:
+    """What spoilt samples of the times that an entry shows, each cause once; None where nothing did."""
+    shown = [run[config] for run in runs for config in (*portfolio, sweep.default(edge)) if config in run]
+    return "; ".join(dict.fromkeys(time.disturbed for time in shown if time.disturbed)) or None
 
 
 def leave_one_out_regret(

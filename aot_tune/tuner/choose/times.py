@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aot_tune.tables.rule import Tiles
@@ -56,14 +56,27 @@ def scaled(measurement: Measurement, by: float) -> Measurement:
     )
 
 
+SPOILT = 0.10
+"""A time that changes by more than this fraction when it is taken again was spoilt: clocks change it by 2 to
+5 %."""
+
+
 def finalists(times: Mapping[Config, Measurement], keep: Sequence[Config]) -> list[Config]:
-    """The configs to time again: those near the fastest, and those of `keep` that were timed."""
+    """The configs to time again: those near the fastest, and those of `keep` that were timed.
+
+    Where nothing else is near the fastest, its time may be a glitch. Then those near the second are timed
+    again too.
+    """
     if not times:
         return []
-    fastest = min(one.mean_us for one in times.values())
-    near = [config for config, one in times.items() if one.mean_us <= fastest * (1 + FINALS_BAND)]
-    near.sort(key=lambda config: times[config].mean_us)
-    return list(dict.fromkeys([*near[:MOST_FINALISTS], *(config for config in keep if config in times)]))
+    ranked = sorted(times, key=lambda config: times[config].mean_us)
+
+    def near(place: int) -> list[Config]:
+        limit = times[ranked[place]].mean_us * (1 + FINALS_BAND)
+        return [config for config in ranked if times[config].mean_us <= limit]
+
+    close = near(0) if len(near(0)) > 1 or len(ranked) == 1 else near(1)
+    return list(dict.fromkeys([*close[:MOST_FINALISTS], *(config for config in keep if config in times)]))
 
 
 def as_of_first_run(
@@ -72,11 +85,12 @@ def as_of_first_run(
     """Scale the finals' times to the clocks of the first run, to compare them with the other configs' times.
 
     Under its power cap a GPU's clocks change from second to second. The median change of the finalists' times
-    is the factor.
+    is the factor. A change by more than `SPOILT` does not count, unless all changed by as much.
     """
     if not finals:
         return {}
-    change = statistics.median(times[config].mean_us / one.mean_us for config, one in finals.items())
+    changes = [times[config].mean_us / one.mean_us for config, one in finals.items()]
+    change = statistics.median([one for one in changes if abs(one - 1) <= SPOILT] or changes)
     return {config: scaled(one, change) for config, one in finals.items()}
 
 
@@ -119,6 +133,9 @@ class SweepTimes:
     wrong: frozenset[Config] = frozenset()
     """Configs that computed a wrong result anywhere: they win nowhere."""
 
+    barred: Mapping[Problem, Collection[Config]] = field(default_factory=dict)
+    """Configs that failed in another way when they were verified again as winners: they do not win there."""
+
     evidence: Evidence = "measured"
     """Whether the times are measured or predicted by the model."""
 
@@ -131,7 +148,7 @@ class SweepTimes:
         return {
             problem: right
             for problem, times in self.candidates.items()
-            if self.default(problem) in (right := self._right(times))
+            if self.default(problem) in (right := self._right(problem, times))
         }
 
     def times(self) -> Times:
@@ -141,11 +158,11 @@ class SweepTimes:
         only through a config that both have, the default.
         """
         problems = dict.fromkeys((*self.candidates, *self.finals))
-        return {problem: self._right(self._as_of_the_second(problem)) for problem in problems}
+        return {problem: self._right(problem, self._as_of_the_second(problem)) for problem in problems}
 
     def race(self, edge: Problem, times: Times) -> Mapping[Config, Measurement]:
         """The times that decide at an edge, all of one run: the run-off's, else those of the second pass."""
-        runoff = self._right(self.runoffs.get(edge, {}))
+        runoff = self._right(edge, self.runoffs.get(edge, {}))
         return runoff if self.default(edge) in runoff else times[edge]
 
     def _as_of_the_second(self, problem: Problem) -> Mapping[Config, Measurement]:
@@ -166,8 +183,9 @@ class SweepTimes:
         """The edges that can have an entry, because the default has a time there."""
         return [p for p in times if bucket_of(self.axes, p) == p and self.default(p) in times[p]]
 
-    def _right(self, times: Mapping[Config, Measurement]) -> dict[Config, Measurement]:
-        return {config: time for config, time in times.items() if config not in self.wrong}
+    def _right(self, problem: Problem, times: Mapping[Config, Measurement]) -> dict[Config, Measurement]:
+        out = {*self.wrong, *self.barred.get(problem, ())}
+        return {config: time for config, time in times.items() if config not in out}
 
 
 def unserved(sweep: SweepTimes) -> tuple[str, ...]:

@@ -84,11 +84,12 @@ class CompileFeed:
     def _run(self) -> None:
         try:
             with self._make() as pool:
-                while not self._stopping:
+                while True:
                     with self._changed:
+                        self._changed.wait_for(lambda: self._stopping or self._asked or pool.unfinished)
+                        if self._stopping:
+                            return
                         asked, self._asked = self._asked, []
-                        if not asked and not pool.unfinished:
-                            self._changed.wait()
                     for job in asked:
                         pool.submit(job)
                     self._take(pool.poll(_POLL_SECONDS))

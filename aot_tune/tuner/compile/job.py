@@ -12,9 +12,11 @@ from pathlib import Path
 from aot_tune.nvidia.cubin import Resources
 from aot_tune.nvidia.sass import Loop
 from aot_tune.tables import files
+from aot_tune.tuner.process.codec import message
 from aot_tune.values.arch import Arch
 
 
+@message
 @dataclass(frozen=True, kw_only=True)
 class CompileJob:
     """One kernel for one signature, set of hints and arch."""
@@ -85,6 +87,17 @@ CompileResult = Compiled | CompileFailure
 
 _PLACE = re.compile(r'^\s*"([^"]+)", lines? (\d+)', re.MULTILINE)
 """The place in the kernel that a compiler's message names; the last of several is the innermost."""
+
+
+_TRANSIENT = re.compile(
+    r"was killed by |out of memory|cannot allocate|bad_alloc|MemoryError|disappeared", re.IGNORECASE
+)
+"""Words of failures that may pass: the compiler was killed, memory was short, or the cubin was removed."""
+
+
+def is_transient(result: CompileResult) -> bool:
+    """Whether another run should compile this job again: it was killed, or memory was short."""
+    return isinstance(result, CompileFailure) and _TRANSIENT.search(result.message) is not None
 
 
 def compiles_nowhere(results: Iterable[CompileResult]) -> str | None:

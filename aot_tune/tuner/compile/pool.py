@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import selectors
 import time
@@ -13,7 +14,15 @@ from typing import Any
 
 from aot_tune.errors import StoreError, TuneError
 from aot_tune.tuner.compile.job import CompileFailure, CompileJob, CompileResult, cached
-from aot_tune.tuner.process.worker import START_SECONDS, Kind, RemoteError, Worker, WorkerDied, ending
+from aot_tune.tuner.process.worker import (
+    START_SECONDS,
+    Kind,
+    RemoteError,
+    Worker,
+    WorkerDied,
+    ending,
+    temporary_file,
+)
 
 COMPILE_SECONDS = 120.0
 """A compiler's time limit, seconds. The slowest seen, 256x256 tiles that spill, took 6 s on 16 cores (H200
@@ -53,8 +62,9 @@ class _Seat:
 class CompilePool:
     """Up to `workers` children that compile. For use by one thread.
 
-    A compiler that crashes, hangs or is killed is a failure of its job. The child's whole process group is
-    then killed and a fresh child takes its place.
+    A compiler that hangs is a failure of its job. One that a signal ended is tried once more, because the
+    system kills also what is innocent when memory is short; then it is a failure too. The child and all that
+    it started are then killed, and a fresh child takes its place.
 
     Args:
         workers: Most children; they start when there is work.
@@ -62,6 +72,10 @@ class CompilePool:
         folder: The folder that keeps each cubin as ``<key>.cubin`` with a note ``<key>.json``; later runs
             reuse them.
         target: ``package.module:Class`` of the compiler in a child; tests name a faulty one.
+
+    Raises:
+        StoreError: The folder cannot be made.
+        TuneError: The system's temporary folder, which the compiler needs, cannot be written.
     """
 
     def __init__(
@@ -78,6 +92,8 @@ class CompilePool:
         self._results: deque[CompileResult] = deque()
         self._seats: list[_Seat] = []
         self._failed_starts = 0
+        self._tried_again: set[str] = set()
+        _check_temporary_folder()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -177,7 +193,8 @@ class CompilePool:
             while seat in self._seats and (message := seat.worker.receive(0.0)) is not None:
                 self._take_in(seat, *message)
         except WorkerDied as death:
-            self._end(seat, f"the compiling process {ending(death.code)}: {death.said[-500:]}".rstrip(": "))
+            how = f"the compiling process {death.how}: {death.said[-500:]}".rstrip(": ")
+            self._end(seat, how, signalled=death.code is not None and death.code < 0)
 
     def _take_in(self, seat: _Seat, kind: Kind, value: Any) -> None:
         if kind == "progress":
@@ -196,17 +213,18 @@ class CompilePool:
             self.close()
             raise TuneError(f"nothing can be compiled: {error.message}") from error
         message = error.message if error.kind in ("CutileError", "TuneError") else str(error)
-        self._results.append(self._failure(seat, in_words(message)))
+        signalled = _SIGNALLED.search(message) is not None
+        self._failed(seat, in_words(message), signalled=signalled)
         seat.job = None
-        # A compiler that was killed or timed out may have left processes of its own behind: end the group.
-        if "exceeded timeout" in message or _SIGNALLED.search(message):
+        # A compiler that was killed or timed out may have left processes of its own behind: end them.
+        if signalled or "exceeded timeout" in message:
             self._drop(seat)
 
-    def _end(self, seat: _Seat, message: str) -> None:
+    def _end(self, seat: _Seat, message: str, *, signalled: bool = False) -> None:
         """Deal with a child that died or is late; its job is to blame only if it was compiling."""
         self._drop(seat)
         if seat.job is not None and seat.compiling:
-            self._results.append(self._failure(seat, message))
+            self._failed(seat, message, signalled=signalled)
             return
         self._failed_starts += 1
         if seat.job is not None:
@@ -215,6 +233,24 @@ class CompilePool:
             self.close()
             raise TuneError(f"no compiling process starts here, tried {_MOST_STARTS} times: {message}")
 
+    def _failed(self, seat: _Seat, message: str, *, signalled: bool) -> None:
+        """Record that a seat's job failed, or queue it once more where a signal ended it the first time.
+
+        Raises:
+            TuneError: The temporary folder is to blame: it is full, or has become unwritable.
+        """
+        assert seat.job is not None
+        try:
+            _check_temporary_folder()
+        except TuneError:
+            self.close()
+            raise
+        if signalled and seat.job.key not in self._tried_again:
+            self._tried_again.add(seat.job.key)
+            self._waiting.appendleft(seat.job)
+            return
+        self._results.append(self._failure(seat, message))
+
     def _failure(self, seat: _Seat, message: str) -> CompileFailure:
         assert seat.job is not None
         return CompileFailure(key=seat.job.key, message=message, seconds=time.monotonic() - seat.since)
@@ -222,6 +258,23 @@ class CompilePool:
     def _drop(self, seat: _Seat) -> None:
         self._seats.remove(seat)
         seat.worker.kill()
+
+
+def _check_temporary_folder() -> None:
+    """Write to the temporary folder that compilers use: Python goes to another one where TMPDIR is unusable.
+
+    Raises:
+        TuneError: It cannot be written.
+    """
+    folder = os.environ.get("TMPDIR") or None
+    try:
+        with temporary_file(folder) as file:
+            file.write(bytes(1 << 16))
+    except OSError as error:
+        raise TuneError(
+            f"temporary folder {folder or '/tmp'} cannot be written ({error.strerror}); "
+            "set TMPDIR to one that can be"
+        ) from error
 
 
 _SIGNALLED = re.compile(r"Return code -(\d+)\s*")

@@ -109,6 +109,7 @@ def combined(config: Config, rounds: Sequence[Measurement]) -> Measurement:
         mean_us=statistics.median(means),
         error_margin_us=max(inside, between),
         num_samples=sum(one.num_samples for one in kept),
+        disturbed=next((one.disturbed for one in kept if one.disturbed), None),
     )
 
 

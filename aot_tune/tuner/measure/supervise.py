@@ -5,12 +5,12 @@ Runs in the tuner's own process, which never creates a CUDA context. Does not kn
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aot_tune.errors import DeclarationError, TuneError, UsageError
-from aot_tune.tuner.outcome import Outcome
 from aot_tune.tuner.process.worker import START_SECONDS, RemoteError, Worker, WorkerDied, WorkerTimeout
 from aot_tune.values.problem import Problem
 
@@ -35,27 +35,41 @@ class Limits:
     """Longest silence while one config is verified and timed, seconds. A search measures for 5 s at most; the
     rest is for a compilation where no cubin was given."""
 
+    least_s: float = 5.0
+    """Least such limit where it follows from the other configs of the problem, seconds: the first launch in a
+    fresh worker loads the config's module and torch's own, which took up to 2 s on a busy host."""
+
     recoveries: int = 3
-    """Number of workers in a row that may fail before they run a trial; then the sweep stops."""
+    """Number of workers in a row that may fail to start or to pass the canary; then the GPU is lost. It is
+    also the number of workers in a row that may fail on one problem before they run a trial; then the problem
+    fails."""
+
+    pause_s: float = 3.0
+    """Pause before a problem that did not fit into a fresh worker's memory is tried once more, seconds: the
+    memory of a killed process is not free at once."""
 
     patience_s: float = 60.0
     """Longest wait for throttling or another process to end, in the whole life of one worker, seconds."""
 
 
 class GpuLostError(TuneError):
-    """The GPU is lost: several fresh workers in a row could not use it.
+    """The GPU is lost: several fresh workers in a row could not use it."""
+
+
+class ProblemFailedError(TuneError):
+    """A problem's arguments cannot be made, although the GPU passes its canaries.
 
     Attributes:
-        outcomes: What the request under way had measured before.
+        problem: The problem.
+        reason: What happened, in words.
     """
 
-    def __init__(self, message: str, outcomes: Sequence[Outcome] = ()) -> None:
-        super().__init__(message)
-        self.outcomes = tuple(outcomes)
-
-
-class OutOfMemory(Exception):
-    """A problem's arguments and references do not fit into the memory of an empty GPU."""
+    def __init__(self, problem: Problem, reason: str) -> None:
+        self.problem, self.reason = problem, reason
+        super().__init__(
+            f"{problem} cannot be measured, while the GPU is well: {reason}. Look at make_args and reference "
+            "for this problem, or leave it out"
+        )
 
 
 class Supervisor:
@@ -73,7 +87,11 @@ class Supervisor:
         self._on_event = on_event
         self._worker: Worker | None = None
         self._open: tuple[Problem, tuple[int, ...]] | None = None
-        self._failures: list[str] = []
+        self._lost: list[str] = []
+        """Why workers in a row failed to start or to pass the canary."""
+        self._broken: list[str] = []
+        """Why workers in a row broke on a problem before they ran a trial."""
+        self._broken_on: Problem | None = None
         self.unused = False
         """Whether the current worker has run no trial yet."""
 
@@ -81,49 +99,59 @@ class Supervisor:
         """Return a worker that passed the canary when it started, with the problem open in it.
 
         Raises:
-            GpuLostError: `Limits.recoveries` workers in a row failed before that.
-            OutOfMemory: The problem does not fit into a fresh worker either.
+            GpuLostError: `Limits.recoveries` workers in a row failed to start or to pass the canary.
+            ProblemFailedError: As many passed it, but the problem could not be opened in them.
             DeclarationError: A function of the declaration raises or contradicts the declaration.
         """
         while True:
+            worker = self._worker or self._started()
+            if problem is None or self._open == (problem, tuple(seeds)):
+                return worker
+            used, self._open = self._open is not None or not self.unused, None
             try:
-                worker = self._worker or self._started()
-                return worker if problem is None else self._opened(worker, problem, tuple(seeds))
-            except RemoteError as error:
-                if error.kind in _WRONG_FROM_THE_START:
-                    raise _WRONG_FROM_THE_START[error.kind](error.message) from error
-                self.discard(str(error))
-            except (WorkerDied, WorkerTimeout) as error:
-                self.discard(str(error))
+                short = worker.request("open", {"problem": problem, "seeds": seeds}, self._limits.open_s)
+            except (RemoteError, WorkerDied, WorkerTimeout) as error:
+                _raise_if_wrong_from_the_start(error)
+                self.discard(problem, str(error))
+                continue
+            if short is None:
+                self._open = (problem, tuple(seeds))
+                return worker
+            if used:  # what lay there before took the memory
+                self.replace(f"out of memory for {problem}")
+                continue
+            self.discard(problem, short)
+            time.sleep(self._limits.pause_s)
 
     def _started(self) -> Worker:
-        worker = self._worker = Worker("aot_tune.tuner.measure.worker.runner:TrialRunner", self._init)
-        self._open, self.unused = None, True
-        worker.wait_ready(self._limits.start_s)
-        worker.request("canary", {}, self._limits.canary_s)
-        return worker
-
-    def _opened(self, worker: Worker, problem: Problem, seeds: tuple[int, ...]) -> Worker:
-        if self._open == (problem, seeds):
-            return worker
+        """Start workers until one passes the canary."""
         while True:
-            fresh, self._open = self._open is None, None
-            short = worker.request("open", {"problem": problem, "seeds": seeds}, self._limits.open_s)
-            if short is None:
-                self._open = (problem, seeds)
+            worker = self._worker = Worker("aot_tune.tuner.measure.worker.runner:TrialRunner", self._init)
+            self._open, self.unused = None, True
+            try:
+                worker.wait_ready(self._limits.start_s)
+                worker.request("canary", {}, self._limits.canary_s)
+            except (RemoteError, WorkerDied, WorkerTimeout) as error:
+                _raise_if_wrong_from_the_start(error)
+                self.replace(str(error))
+                self._lost.append(str(error))
+                if len(self._lost) >= self._limits.recoveries:
+                    raise GpuLostError(
+                        f"{len(self._lost)} fresh workers in a row could not use the GPU: "
+                        f"{'; '.join(self._lost)}. All results so far are kept; check the GPU (nvidia-smi), "
+                        "then give the same command to go on"
+                    ) from error
+            else:
+                self._lost.clear()
                 return worker
-            self.replace(f"out of memory for {problem}")
-            if fresh:
-                raise OutOfMemory(short)
-            worker = self._started()
 
     def ask(self, method: str) -> Any:
         """Send a request that runs no trial to a ready worker, and return its answer."""
         return self.ready().request(method, {}, self._limits.canary_s)
 
     def worked(self) -> None:
-        """Note that a trial ran: earlier failures to start do not count any more."""
-        self._failures.clear()
+        """Note that a trial ran: earlier failures on its problem do not count any more."""
+        self._broken.clear()
 
     def replace(self, reason: str) -> None:
         """Kill the worker; the next call of `ready` starts another."""
@@ -131,23 +159,30 @@ class Supervisor:
             self._on_event(f"worker replaced: {reason}")
         self.close()
 
-    def discard(self, reason: str) -> None:
-        """`replace` a worker that broke while no trial was running.
+    def discard(self, problem: Problem, reason: str) -> None:
+        """`replace` a worker that broke on a problem while no trial was running.
 
         Raises:
-            GpuLostError: It was the last of `Limits.recoveries` in a row.
+            ProblemFailedError: It was the last of `Limits.recoveries` in a row, and the next passes the
+                canary.
+            GpuLostError: The next workers do not pass it.
         """
-        self.replace(reason)
-        self._failures.append(reason)
-        if len(self._failures) >= self._limits.recoveries:
-            raise GpuLostError(
-                f"{len(self._failures)} fresh workers in a row could not use the GPU: "
-                f"{'; '.join(self._failures)}. "
-                "All results so far are kept; check the GPU (nvidia-smi), then give the same command to go on"
-            )
+        self.replace(f"{problem}: {reason}")
+        if problem != self._broken_on:
+            self._broken_on, self._broken = problem, []
+        self._broken.append(reason)
+        if len(self._broken) >= self._limits.recoveries:
+            self._broken.clear()
+            self.ready()  # the canary tells whether the GPU or the problem is to blame
+            raise ProblemFailedError(problem, reason)
 
     def close(self) -> None:
         """Kill the worker, if there is one."""
         if self._worker is not None:
             self._worker.kill()
         self._worker = self._open = None
+
+
+def _raise_if_wrong_from_the_start(error: TuneError) -> None:
+    if isinstance(error, RemoteError) and error.kind in _WRONG_FROM_THE_START:
+        raise _WRONG_FROM_THE_START[error.kind](error.message) from error

@@ -13,6 +13,7 @@ from typing import Any
 from aot_tune.declare.declaration import Work
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.fingerprint.hashing import source_hash
+from aot_tune.declare.mistakes import is_grid
 from aot_tune.errors import AotTuneError, CutileError, DeclarationError, LaunchError, TuneError
 from aot_tune.nvidia import cutile
 from aot_tune.tables.table import Table
@@ -46,7 +47,8 @@ class ProblemPlan:
     """All configs that `legal` and the device's limits admit, each once."""
 
     refused: tuple[Failure, ...]
-    """The other configs of the search space, and why they are refused."""
+    """The other configs of the search space: a rule refuses them (``legal``), or ``grid_fn`` fails for them
+    (``launch``)."""
 
     jobs: Mapping[Config, CompileJob]
     """The compilation that each candidate needs; many candidates share one."""
@@ -92,6 +94,7 @@ class DeviceKernel:
             )
         self._versions = (source_hash(self.tunable), cutile.version(), compiler)
         self._args: dict[tuple[Problem, int], tuple[Any, ...]] = {}
+        self._defaults: dict[Problem, Config] = {}
         self._signatures: dict[Hashable, str] = {}
 
     def job(self, problem: Problem, config: Config) -> CompileJob:
@@ -150,17 +153,30 @@ class DeviceKernel:
         """The grid of a launch on this device."""
         return self.tunable.grid(config, self.device, problem)
 
-    def refusal(self, problem: Problem, config: Config) -> str | None:
-        """The reason why a config may not run a problem on this device, by the declaration or by the grid."""
+    def default(self, problem: Problem) -> Config:
+        """The declared default. It is asked for once, because all steps must mean the same config."""
+        if problem not in self._defaults:
+            self._defaults[problem] = self.tunable.default_config(self.arch, problem)
+        return self._defaults[problem]
+
+    def failure(self, problem: Problem, config: Config) -> Failure | None:
+        """Why a config may not run a problem on this device: a rule refuses it, or its grid fails."""
         reason = self.tunable.refusal(config, self.arch, problem) or self.device.refusal(
             config.hints.get("occupancy", 1)
         )
-        if reason is None:
-            try:
-                self.grid(problem, config)
-            except LaunchError as error:  # this GPU is smaller than the arch's others
-                return str(error)
-        return reason
+        if reason is not None:
+            return Failure(config=config, stage="legal", message=reason)
+        try:
+            grid = self.grid(problem, config)
+        except LaunchError as error:  # this GPU is smaller than the arch's others
+            return Failure(config=config, stage="legal", message=str(error))
+        except Exception as error:  # the author's code fails for this config alone, else the default says so
+            raised = described(error, self.tunable.grid_fn)
+            return Failure(config=config, stage="launch", message=f"grid_fn raised {raised}")
+        if not is_grid(grid):
+            message = f"grid_fn returned {grid!r:.200}; return one to three block counts, each 1 or more"
+            return Failure(config=config, stage="launch", message=message)
+        return None
 
     def kernel_args(self, problem: Problem, config: Config, seed: int = _SEED) -> tuple[Any, ...]:
         """The kernel's arguments as tensors without storage.
@@ -240,9 +256,9 @@ def plan(
 def plan_only(kernel: DeviceKernel, problem: Problem, configs: Sequence[Config]) -> ProblemPlan:
     """Plan one problem with its default and some configs, of which those that may not run are left out."""
     tunable, arch = kernel.tunable, kernel.arch
-    default, space = tunable.default_config(arch, problem), set(tunable.space(arch, problem))
+    default, space = kernel.default(problem), set(tunable.space(arch, problem))
     wanted = dict.fromkeys([default, *(config for config in configs if config in space)])
-    admitted = tuple(config for config in wanted if kernel.refusal(problem, config) is None)
+    admitted = tuple(config for config in wanted if kernel.failure(problem, config) is None)
     return ProblemPlan(
         problem=problem,
         default=default,
@@ -255,19 +271,20 @@ def plan_only(kernel: DeviceKernel, problem: Problem, configs: Sequence[Config])
 
 def _planned(kernel: DeviceKernel, problem: Problem, table: Table | None) -> ProblemPlan:
     tunable, arch = kernel.tunable, kernel.arch
-    default = tunable.default_config(arch, problem)
+    default = kernel.default(problem)
     space = tunable.space(arch, problem)
     entry = table.entry(tunable.bucket_of(problem)) if table is not None else None
     kept = [entry.config] if entry is not None and entry.config in space else []
     refused: dict[Config, Failure] = {}
     admitted: list[Config] = []
     for config in dict.fromkeys([default, *kept, *space]):
-        reason = kernel.refusal(problem, config)
-        if reason is None:
+        failure = kernel.failure(problem, config)
+        if failure is None:
             admitted.append(config)
         else:
-            refused[config] = Failure(config=config, stage="legal", message=reason)
-    if default in refused and admitted and tunable.refusal(default, arch, problem) is None:
+            refused[config] = failure
+    too_small = default in refused and refused[default].stage == "legal"
+    if too_small and admitted and tunable.refusal(default, arch, problem) is None:
         default = admitted[0]  # as a launch on this GPU would take
     if default in refused:
         raise DeclarationError(

@@ -1,17 +1,18 @@
 """A child process that answers requests, and that can be killed and replaced. Knows no kernel and no GPU.
 
-The child is a fresh interpreter with the parent's ``sys.path``. It is never a fork, because a fork of a
-process with threads or CUDA may deadlock. It has a session and process group of its own, so that killing the
-group also ends a compiler that it started. A *guard*, a second small process, holds one end of a pipe whose
-other end only the parent has: when the parent dies for whatever reason, the guard kills the group.
-PR_SET_PDEATHSIG does not serve: it fires when the *thread* that started the child ends, and it leaves the
-child's own children running.
+The child is a fresh interpreter with the parent's ``sys.path``. It is never a fork of the parent, because a
+fork of a process with threads or CUDA may deadlock. Above it stands a *guard*
+(`aot_tune.tuner.process.guard`), a second small process that holds one end of a pipe whose other end only the
+parent has: when the parent closes it or dies for whatever reason, the guard kills the child and all that it
+started.
+
+What a child sends is not trusted, because a kernel may have damaged its memory: messages are JSON of a few
+known types (`aot_tune.tuner.process.codec`). A child that sends anything else is killed: a `WorkerDied`.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import select
 import signal
 import subprocess
@@ -20,9 +21,10 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Literal
+from typing import IO, Any, Literal, get_args
 
 from aot_tune.errors import TuneError
+from aot_tune.tuner.process.codec import MOST_BYTES, MessageError, decode
 from aot_tune.tuner.process.worker_main import HEADER, send
 
 START_SECONDS = 120.0
@@ -53,11 +55,12 @@ class WorkerDied(TuneError):
     Attributes:
         code: Its exit code, or minus the signal that killed it; None when it is unknown.
         said: The end of its output to stderr.
+        how: How it ended, in words.
     """
 
-    def __init__(self, code: int | None, said: str) -> None:
-        self.code, self.said = code, said
-        super().__init__(f"the worker process {ending(code)}" + (f": {_last_lines(said)}" if said else ""))
+    def __init__(self, code: int | None, said: str, how: str = "") -> None:
+        self.code, self.said, self.how = code, said, how or ending(code)
+        super().__init__(f"the worker process {self.how}" + (f": {_last_lines(said)}" if said else ""))
 
 
 class WorkerTimeout(TuneError):
@@ -107,9 +110,13 @@ class Worker:
 
     Args:
         target: ``package.module:Class``. The child builds ``Class(report, **init)`` and requests call its
-            methods. ``report(message)`` sends a progress message, any picklable value.
-        init: Keyword arguments of the class; picklable.
+            methods. ``report(message)`` sends a progress message. Messages, arguments and answers are what
+            `aot_tune.tuner.process.codec` can send.
+        init: Keyword arguments of the class.
         environment: Variables to set in the child in addition to the parent's.
+
+    Raises:
+        TuneError: No temporary file can be made for what the child prints.
     """
 
     def __init__(
@@ -121,11 +128,11 @@ class Worker:
     ) -> None:
         self.ready = False
         """Whether the child has built its target."""
+        self._stderr = temporary_file()
         child_in, to_child = os.pipe()
         from_child, child_out = os.pipe()
         guard_in, self._lifeline = os.pipe()
         theirs = (child_in, child_out, guard_in)
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the worker)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START, *map(str, theirs), *map(os.path.abspath, sys.path)],
@@ -142,11 +149,12 @@ class Worker:
         self._to_child, self._from_child = os.fdopen(to_child, "wb"), from_child
         self._received = bytearray()
         self._last_said = ""
-        self._write((target, dict(init or {})))
+        self._write(target)
+        self._write(dict(init or {}))
 
     @property
     def pid(self) -> int:
-        """The child's process id, which is also that of its group."""
+        """The process id of the child's guard, with which the child dies."""
         return self._process.pid
 
     def fileno(self) -> int:
@@ -187,16 +195,16 @@ class Worker:
         self,
         method: str,
         payload: Mapping[str, object],
-        timeout_s: float,
+        timeout_s: float | Callable[[], float],
         on_progress: Callable[[Any], None] | None = None,
     ) -> Any:
         """Call ``target.method(**payload)`` in the child and wait for the returned value.
 
         Args:
             method: A method of the target.
-            payload: Its keyword arguments; picklable.
-            timeout_s: The longest silence, seconds; each progress message restarts it. A start does not
-                count.
+            payload: Its keyword arguments.
+            timeout_s: The longest silence, seconds, or a function that says how long the next silence may
+                last. Each progress message ends a silence. A start does not count.
             on_progress: Called with each progress message.
 
         Raises:
@@ -207,9 +215,10 @@ class Worker:
         self.wait_ready()
         self.send(method, payload)
         while True:
-            message = self.receive(timeout_s)
+            limit_s = timeout_s() if callable(timeout_s) else timeout_s
+            message = self.receive(limit_s)
             if message is None:
-                raise WorkerTimeout(method, timeout_s)
+                raise WorkerTimeout(method, limit_s)
             kind, value = message
             if kind == "reply":
                 return value
@@ -226,7 +235,8 @@ class Worker:
         """The next message, or None when none came in time.
 
         Raises:
-            WorkerDied: The child ended, and all of its messages were received.
+            WorkerDied: The child ended, and all of its messages were received; or it sent what is no message,
+                and was killed.
         """
         limit = time.monotonic() + timeout_s
         while True:
@@ -245,12 +255,23 @@ class Worker:
     def _unpack(self) -> tuple[Kind, Any] | None:
         if len(self._received) < HEADER:
             return None
-        end = HEADER + int.from_bytes(self._received[:HEADER], "little")
+        size = int.from_bytes(self._received[:HEADER], "little")
+        if size > MOST_BYTES:
+            raise self._garbled(f"a length of {size} bytes")
+        end = HEADER + size
         if len(self._received) < end:
             return None
-        message: tuple[Kind, Any] = pickle.loads(bytes(self._received[HEADER:end]))
+        try:
+            message = _checked(decode(bytes(self._received[HEADER:end])))
+        except MessageError as error:
+            raise self._garbled(str(error)) from error
         del self._received[:end]
         return message
+
+    def _garbled(self, what: str) -> WorkerDied:
+        """Kill a child whose messages cannot be read: where the next one begins cannot be known either."""
+        self.kill()
+        return WorkerDied(None, self._last_said, f"sent what is no message, and was killed ({what})")
 
     def _write(self, message: object) -> None:
         try:
@@ -267,17 +288,22 @@ class Worker:
 
     def kill(self) -> None:
         """End the child and all processes that it started. May be called again, and after its end."""
-        # Also where the child is dead: processes that it started may still run.
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # a child stuck in the driver cannot be waited for
+        if self._lifeline >= 0:
+            os.close(self._lifeline)  # the guard kills all below it
+            self._lifeline = -1
+            with suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGCONT)
+        try:
             self._process.wait(_REAP_SECONDS)
+        except subprocess.TimeoutExpired:  # a child stuck in the driver cannot be waited for
+            self._process.kill()
         self._last_said = self.said()
-        pipes = map(_closer, (self._from_child, self._lifeline))
-        for close in (self._to_child.close, self._stderr.close, *pipes):
+        for close in (self._to_child.close, self._stderr.close):
             with suppress(OSError, ValueError):
                 close()
-        self._from_child = self._lifeline = -1
+        if self._from_child >= 0:
+            os.close(self._from_child)
+            self._from_child = -1
 
     def __enter__(self) -> Worker:
         return self
@@ -286,8 +312,28 @@ class Worker:
         self.kill()
 
 
-def _closer(descriptor: int) -> Callable[[], None]:
-    return lambda: os.close(descriptor) if descriptor >= 0 else None
+def temporary_file(folder: str | None = None) -> IO[bytes]:
+    """A file without a name, in the system's temporary folder unless another is given.
+
+    Raises:
+        TuneError: It cannot be made; the message says what to set.
+    """
+    try:
+        return tempfile.TemporaryFile(dir=folder)
+    except OSError as error:
+        where = folder or tempfile.tempdir or os.environ.get("TMPDIR", "/tmp")
+        raise TuneError(
+            f"temporary folder {where} cannot be written ({error.strerror}); set TMPDIR to one that can be"
+        ) from error
+
+
+def _checked(message: Any) -> tuple[Kind, Any]:
+    if not (isinstance(message, list) and len(message) == 2 and message[0] in get_args(Kind)):
+        raise MessageError("no pair of a kind and a value")
+    kind, value = message
+    if kind == "error" and not (isinstance(value, list) and [type(part) for part in value] == [str] * 3):
+        raise MessageError("an error without its three texts")
+    return kind, value
 
 
 def _last_lines(text: str, most: int = 5) -> str:

@@ -1,22 +1,30 @@
-"""The child's half of a `Worker`: build the target, answer requests, fork the guard."""
+"""The child's half of a `Worker`: build the target and answer requests, below a guard. Knows no target."""
 
 from __future__ import annotations
 
 import os
-import pickle
-import signal
 import sys
 import traceback
 from importlib import import_module
 from typing import Any, BinaryIO
 
+from aot_tune.tuner.process.codec import MOST_BYTES, MessageError, decode, encode
+from aot_tune.tuner.process.guard import guarded
+
 HEADER = 8
-"""Size of a message's length field, which precedes its pickle, bytes."""
+"""Size of a message's length field, which precedes the message, bytes."""
+
+_MOST_TEXT = 100_000
+"""Most characters of an error's message and of its traceback that are sent."""
 
 
 def send(pipe: BinaryIO, message: object) -> None:
-    """Write one whole message."""
-    data = pickle.dumps(message)
+    """Write one whole message.
+
+    Raises:
+        MessageError: The message has a part that cannot be sent; nothing was written.
+    """
+    data = encode(message)
     pipe.write(len(data).to_bytes(HEADER, "little") + data)
     pipe.flush()
 
@@ -25,22 +33,24 @@ def _next(pipe: BinaryIO) -> Any:
     header = pipe.read(HEADER)
     if len(header) < HEADER:
         raise EOFError
-    return pickle.loads(pipe.read(int.from_bytes(header, "little")))
+    size = int.from_bytes(header, "little")
+    if size > MOST_BYTES:
+        raise MessageError(f"a request has {size} bytes")
+    return decode(pipe.read(size))
 
 
 def main(requests_from: int, replies_to: int, lifeline: int) -> None:
     """Build the target, then answer requests until the parent closes the pipe. Takes descriptors."""
-    _guard(lifeline, (requests_from, replies_to))
-    os.close(lifeline)
+    guarded(lifeline, (requests_from, replies_to))  # returns in a process of its own
     for descriptor in (requests_from, replies_to):
         # A compiler that inherited them and outlived this process would keep the pipes open.
         os.set_inheritable(descriptor, False)
     requests, replies = os.fdopen(requests_from, "rb"), os.fdopen(replies_to, "wb")
     try:
-        name, init = _next(requests)
-        module, _, attribute = name.partition(":")
+        module, _, attribute = str(_next(requests)).partition(":")
         target = getattr(import_module(module), attribute)
-        served = target(lambda message: send(replies, ("progress", message)), **init)
+        # The types of the arguments are known only now that the target's module is imported.
+        served = target(lambda message: send(replies, ("progress", message)), **_next(requests))
         send(replies, ("ready", None))
         _serve(served, requests, replies)
     except (EOFError, BrokenPipeError):
@@ -65,19 +75,4 @@ def _serve(target: object, requests: BinaryIO, replies: BinaryIO) -> None:
 
 
 def _described(error: Exception) -> tuple[str, str, str]:
-    return type(error).__name__, str(error), traceback.format_exc()
-
-
-def _guard(lifeline: int, others: tuple[int, ...]) -> None:
-    """Fork the guard, which waits until the parent's end of `lifeline` closes and then kills this group."""
-    group = os.getpid()
-    if os.fork():
-        return
-    try:
-        os.setpgid(0, 0)  # out of the group that it will kill
-        for descriptor in (0, 1, 2, *others):
-            os.close(descriptor)
-        os.read(lifeline, 1)
-        os.killpg(group, signal.SIGKILL)
-    finally:
-        os._exit(0)
+    return type(error).__name__, str(error)[:_MOST_TEXT], traceback.format_exc()[-_MOST_TEXT:]

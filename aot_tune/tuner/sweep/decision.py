@@ -36,7 +36,7 @@ class Decision:
         self.old = old
         """The present table, whose entries win ties and may stay."""
         self._whole = whole
-        self._joined: tuple[Config, ...] | None = None
+        self._joined = False
         self._empty = SweepTimes(
             kernel=self.tunable.name,
             arch=planned.kernel.arch,
@@ -63,6 +63,7 @@ class Decision:
             finals=swept.portfolio_times,
             runoffs=swept.runoffs,
             wrong=frozenset(swept.wrong),
+            barred=swept.barred,
         )
 
     def portfolio(self, swept: KernelTimes) -> tuple[Config, ...]:
@@ -77,14 +78,14 @@ class Decision:
         """
         sweep = self.sweep(swept)
         portfolio = swept.portfolio
-        if self._joined is not None:
+        if self._joined:
             # The configs of another tune were not timed everywhere here: they win none of this sweep's edges.
-            portfolio = self._joined
-            theirs = set(self._joined) - self._timed(swept)
+            portfolio = self._joined_portfolio(sweep, swept)
+            theirs = set(portfolio) - self._timed(swept)
             sweep = replace(sweep, candidates=_without(sweep.candidates, theirs))
         return choose_entries(sweep, portfolio, incumbent=self.old, keep=self._keep)
 
-    def join(self, now: Table | None, swept: KernelTimes) -> None:
+    def join(self, now: Table | None) -> None:
         """Take into account the table that another tune has written since the sweep began.
 
         The portfolio of a whole sweep stays. That of a partial sweep gives way: the other entries' points
@@ -96,11 +97,13 @@ class Decision:
         """
         check_joinable(self._empty, now, self.old, tuple(self._empty.defaults) if self._whole else ())
         self.old = now
-        if not self._whole:
-            sweep, timed = self.sweep(swept), self._timed(swept)
-            others = {config for times in sweep.candidates.values() for config in times} - timed
-            of_these = replace(sweep, candidates=_without(sweep.candidates, others))
-            self._joined = settle_portfolio(of_these, now, keep=self._keep)
+        self._joined = not self._whole
+
+    def _joined_portfolio(self, sweep: SweepTimes, swept: KernelTimes) -> tuple[Config, ...]:
+        timed = self._timed(swept)
+        others = {config for times in sweep.candidates.values() for config in times} - timed
+        of_these = replace(sweep, candidates=_without(sweep.candidates, others))
+        return settle_portfolio(of_these, self.old, keep=self._keep)
 
     @property
     def _keep(self) -> tuple[Problem, ...]:

@@ -1,8 +1,8 @@
 """A sweep's journal: every record is on disk before it is acknowledged. Does not interpret its records.
 
 Each line holds one record: ``crc32 length identity {json}``. The length and the checksum let the reader find
-intact records between any damage. The identity is a digest of the conditions of the sweep. It says which
-sweep a record belongs to even when the first line, which spells the conditions out, is lost.
+intact records between any damage. The identity is a digest of the conditions of the sweep and of the schema.
+It says which sweep a record belongs to even when the first line, which spells both out, is lost.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from filelock import FileLock, Timeout
 
@@ -25,8 +25,28 @@ from aot_tune.tables import files
 
 Record = dict[str, Any]
 
-_START = re.compile(rb"([0-9a-f]{8}) ([0-9]{1,8}) ([0-9a-f]{16}) (?=\{)")
-_IDENTITY_KEY = "made_with"
+Accepts = Callable[[Record], bool]
+"""Says whether a record of this schema has the content that its reader expects."""
+
+SCHEMA = 2
+"""The version of the records' form. Journals of schema 1 held the results of a whole step in one record, and
+their first line names no schema."""
+
+MOST_RECORD_BYTES = 16_384
+"""Most bytes of a record, its checksum and length not counted. A record holds one measurement, of which the
+longest part is a failure's message, and `aot_tune.tuner.sweep.results` cuts that. The bound keeps the search
+for records behind damage linear in the file's size."""
+
+_START = re.compile(rb"([0-9a-f]{8}) ([0-9]{1,5}) ([0-9a-f]{16}) (?=\{)")
+_IDENTITY_KEY, _SCHEMA_KEY = "made_with", "schema"
+
+
+class JournalWriteError(TuneError):
+    """The journal cannot be read or written: the disk is full or broken, or the folder cannot be used."""
+
+
+def _all(record: Record) -> bool:
+    return True
 
 
 class Journal:
@@ -37,10 +57,12 @@ class Journal:
             bytes; None for an intact file.
     """
 
-    def __init__(self, path: Path, lock: FileLock, identity: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, lock: FileLock, identity: Mapping[str, str], accepts: Accepts) -> None:
         self._path = path
         self._lock = lock
+        self._identity = dict(identity)
         self._digest = _digest(identity)
+        self._accepts = accepts
         self._records: list[Record] = []
         self._descriptor: int | None = None
         self._failed: str | None = None
@@ -48,35 +70,37 @@ class Journal:
         self.damage: str | None = None
 
     @classmethod
-    def open(cls, path: Path, identity: Mapping[str, str]) -> Journal:
-        """Open a journal to resume it, or start one.
+    def open(
+        cls, path: Path, identity: Mapping[str, str], *, accepts: Accepts = _all, fresh: bool = False
+    ) -> Journal:
+        """Open a journal to resume it, or start one. Where `path` is a link, the file it points to is used.
 
         Args:
             path: The file; a missing folder is made.
             identity: The conditions of its records, name to text: driver, compiler, source, GPU.
+            accepts: A record that it does not accept counts as damage.
+            fresh: Whether to set an earlier journal aside as ``<name>.old``, once the lock is held.
 
         Raises:
-            JournalMismatchError: It was made under other conditions; the message names those that differ.
-            TuneError: Another process has locked it (the message names its pid), or it cannot be read or
-                written.
+            JournalMismatchError: It was made under other conditions or in the form of another release; the
+                message says what differs.
+            TuneError: Another process has locked it; the message names its pid.
+            JournalWriteError: It cannot be read or written.
         """
-        path = Path(path)
+        path = Path(os.path.realpath(path))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = _locked(path)
         except OSError as error:
-            raise TuneError(
-                f"{path}: cannot open the journal: {_reason(error)}; name another folder with --journal"
-            ) from error
-        journal = cls(path, lock, identity)
+            _cannot_open(path, error)
+        journal = cls(path, lock, identity, accepts)
         try:
-            journal._start(identity)
+            if fresh and path.exists():
+                path.replace(path.with_suffix(".old"))
+            journal._start()
         except OSError as error:
             journal.close()
-            raise TuneError(
-                f"{path}: cannot open the journal: {_reason(error)}; "
-                "make room or name another folder with --journal"
-            ) from error
+            _cannot_open(path, error)
         except BaseException:
             journal.close()
             raise
@@ -94,9 +118,9 @@ class Journal:
             record: Plain JSON values that come back equal. NaN and infinities are refused.
 
         Raises:
-            ValueError: The record would not come back equal.
-            TuneError: It could not be written. The journal accepts no further record, and keeps all earlier
-                ones.
+            ValueError: The record would not come back equal, or is longer than `MOST_RECORD_BYTES`.
+            JournalWriteError: It could not be written. The journal accepts no further record, and keeps all
+                earlier ones.
         """
         if _IDENTITY_KEY in record:
             raise ValueError(
@@ -104,12 +128,28 @@ class Journal:
             )
         self._write(_line(record, self._digest))
 
+    def retire(self) -> str | None:
+        """Rename the file to ``<name>.done``, so that the next sweep measures anew.
+
+        Returns:
+            The reason why it cannot be renamed, and what to do; None where it was.
+        """
+        try:
+            self._path.replace(self._path.with_suffix(".done"))
+        except OSError as error:
+            return (
+                f"{self._path}: the table is published, but its journal cannot be renamed: {_reason(error)}; "
+                "remove it, else the next sweep takes its measurements over"
+            )
+        return None
+
     def close(self) -> None:
         """Close and unlock the file. May be called twice."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-        self._lock.release(force=True)
+        with contextlib.suppress(OSError):  # the system frees the lock when the process ends
+            self._lock.release(force=True)
 
     def __enter__(self) -> Journal:
         return self
@@ -117,29 +157,28 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self, identity: Mapping[str, str]) -> None:
+    def _start(self) -> None:
         """Read the file, check its identity, set damaged bytes aside, and open it for appending."""
-        if self._path.exists() and not self._path.is_file():
-            raise TuneError(
-                f"{self._path}: is not a plain file; move it away or name another folder with --journal"
-            )
-        data = self._path.read_bytes() if self._path.exists() else b""
-        found = _scan(data)
-        _check_identity(self._path, found.records, identity, self._digest)
+        data = _content(self._path)
+        found = _scan(data, self._digest, self._accepts)
+        _check_identity(self._path, found.records, self._identity, self._digest)
         self._records = [record for _, record in found.records if _IDENTITY_KEY not in record]
-        header = _line({_IDENTITY_KEY: dict(identity)}, self._digest)
+        header = _line({_IDENTITY_KEY: self._identity, _SCHEMA_KEY: SCHEMA}, self._digest)
         clean = header + b"".join(_line(record, self._digest) for record in self._records)
         # An empty file is left by a crash between its creation and its first line: nothing was lost.
         if data and data != clean:
-            self.damage = self._set_aside(found.damaged)
+            headers = len(found.records) - len(self._records)
+            self.damage = self._set_aside(found.damaged, headers)
         if data != clean:
             files.write_atomic(self._path, clean)
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._saved = len(clean)
 
-    def _set_aside(self, damaged: Sequence[bytes]) -> str:
+    def _set_aside(self, damaged: Sequence[bytes], headers: int) -> str:
         if not damaged:
-            return f"{self._path}: lacked a line end or its first line; {len(self._records)} records are kept"
+            what = "lacked a line end" if headers == 1 else "lacked its first line"
+            what = f"held its first line {headers} times" if headers > 1 else what
+            return f"{self._path}: {what}; {len(self._records)} records are kept"
         aside = self._path.with_name(self._path.name + ".damaged")
         with aside.open("ab") as file:
             file.write(b"\n".join([*damaged, b""]))
@@ -152,7 +191,7 @@ class Journal:
 
     def _write(self, line: bytes) -> None:
         if self._descriptor is None:
-            raise TuneError(self._failed or f"{self._path}: the journal is closed")
+            raise JournalWriteError(self._failed or f"{self._path}: the journal is closed")
         try:
             left = memoryview(line)
             while left:
@@ -164,7 +203,7 @@ class Journal:
                 "make room and run the same command again"
             )
             self._stop()
-            raise TuneError(self._failed) from error
+            raise JournalWriteError(self._failed) from error
         self._saved += len(line)
 
     def _stop(self) -> None:
@@ -174,6 +213,63 @@ class Journal:
             os.ftruncate(self._descriptor, self._saved)
         os.close(self._descriptor)
         self._descriptor = None
+
+
+# Reading without opening ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class JournalContent:
+    """What a journal's file holds. Reading it takes no lock and changes nothing."""
+
+    identity: Mapping[str, str]
+    """The conditions of its records, name to text; empty where the first line is lost."""
+
+    records: tuple[Record, ...]
+    """The intact records of these conditions, in their order."""
+
+    foreign: int
+    """Number of records that were made under other conditions."""
+
+    damaged_places: int
+    """Number of places between intact records where bytes are damaged."""
+
+    damaged_bytes: int
+    """Number of damaged bytes."""
+
+
+def read(path: Path, accepts: Accepts = _all) -> JournalContent:
+    """Read what a journal holds, also while a sweep writes it.
+
+    Raises:
+        JournalMismatchError: It has the form of another release.
+        JournalWriteError: It cannot be read.
+    """
+    data = _readable(path)
+    every = _scan(data, "", _all)
+    headers = [(digest, record) for digest, record in every.records if _IDENTITY_KEY in record]
+    _check_schema(path, [record for _, record in every.records])
+    own = headers[0][0] if headers else next((digest for digest, _ in every.records), "")
+    found = _scan(data, own, accepts)
+    records = [(digest, record) for digest, record in found.records if _IDENTITY_KEY not in record]
+    return JournalContent(
+        identity=dict(headers[0][1][_IDENTITY_KEY]) if headers else {},
+        records=tuple(record for digest, record in records if digest == own),
+        foreign=sum(digest != own for digest, _ in records),
+        damaged_places=len(found.damaged),
+        damaged_bytes=sum(map(len, found.damaged)),
+    )
+
+
+def check_resumable(path: Path, identity: Mapping[str, str]) -> None:
+    """Refuse a journal that could not be resumed, before anything is measured. A missing one is fine.
+
+    Raises:
+        JournalMismatchError: As `Journal.open`.
+        JournalWriteError: It cannot be read.
+    """
+    digest = _digest(identity)
+    _check_identity(path, _scan(_readable(path), digest, _all).records, identity, digest)
 
 
 # Bytes ------------------------------------------------------------------------------------------------------
@@ -195,31 +291,60 @@ def _line(record: Record, digest: str) -> bytes:
     if json.loads(text) != record:
         raise ValueError(f"a record would come back from the journal as {text:.200}; use lists and str keys")
     body = f"{digest} {text}".encode()
+    if len(body) > MOST_RECORD_BYTES:
+        raise ValueError(f"a journal's record has at most {MOST_RECORD_BYTES} bytes: {text:.200}")
     return b"%08x %d %b\n" % (zlib.crc32(body), len(body), body)
 
 
-def _scan(data: bytes) -> _Scanned:
-    """Find every intact record, wherever the damage is."""
+def _scan(data: bytes, digest: str, accepts: Accepts) -> _Scanned:
+    """Find every intact record, wherever the damage is. `accepts` judges those of the conditions `digest`."""
     records: list[tuple[str, Record]] = []
     damaged: list[bytes] = []
+    view = memoryview(data)
     done = at = 0
     while start := _START.search(data, at):
-        end = start.start(3) + int(start[2])
-        body = data[start.start(3) : end]
-        if end > len(data) or zlib.crc32(body) != int(start[1], 16):
+        length, end = int(start[2]), start.start(3) + int(start[2])
+        whole = length <= MOST_RECORD_BYTES and end <= len(data)
+        if not whole or zlib.crc32(view[start.start(3) : end]) != int(start[1], 16):
             at = start.start() + 1
             continue
+        theirs = start[3].decode()
+        record = _parsed(data[start.end() : end])
+        if record is not None and _IDENTITY_KEY not in record and theirs == digest and not accepts(record):
+            record = None
+        at = end + 1 if data[end : end + 1] == b"\n" else end
+        if record is None:
+            continue  # its bytes are among the damaged ones before the next record
         if start.start() > done:
             damaged.append(data[done : start.start()])
-        records.append((start[3].decode(), json.loads(body[start.end() - start.start(3) :])))
-        done = at = end + 1 if data[end : end + 1] == b"\n" else end
+        records.append((theirs, record))
+        done = at
     if done < len(data):
         damaged.append(data[done:])
     return _Scanned(records=tuple(records), damaged=tuple(damaged))
 
 
+def _parsed(text: bytes) -> Record | None:
+    """The record of a text; None where the text is no record, although its checksum is right."""
+    try:
+        record: Record = json.loads(text, parse_constant=_no_number)
+        _line(record, "0" * 16)  # too large a number, and too long a record, cannot be written again
+    except (ValueError, RecursionError):
+        return None
+    if _IDENTITY_KEY in record:
+        identity = record[_IDENTITY_KEY]
+        named = isinstance(identity, dict) and all(isinstance(value, str) for value in identity.values())
+        if not named or not isinstance(record.get(_SCHEMA_KEY, 1), int):
+            return None
+    return record
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON")
+
+
 def _digest(identity: Mapping[str, str]) -> str:
-    return hashlib.sha256(json.dumps(sorted(identity.items())).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([SCHEMA, sorted(identity.items())]).encode()).hexdigest()[:16]
 
 
 def _check_identity(
@@ -228,21 +353,60 @@ def _check_identity(
     foreign = [record for theirs, record in records if theirs != digest]
     if not foreign:
         return
+    _check_schema(path, foreign)
     spelled = next((record[_IDENTITY_KEY] for record in foreign if _IDENTITY_KEY in record), None)
-    differences = "its first line, which named them, is damaged"
     if spelled is not None:
         differences = "; ".join(
             f"{name} was {spelled.get(name, 'not set')}, is {identity.get(name, 'not set')}"
             for name in dict.fromkeys((*identity, *spelled))
             if spelled.get(name) != identity.get(name)
         )
+    elif len(foreign) < len(records):
+        differences = f"{len(foreign)} of its records are of another sweep, whose first line is not there"
+    else:
+        differences = "its first line, which named them, is damaged"
     raise JournalMismatchError(
         f"{path}: this sweep was begun under other conditions: {differences}; its times cannot be mixed "
-        "with new ones: move the file away to start over, or restore the conditions to go on"
+        "with new ones: move the file away or start over with --fresh, or restore the conditions to go on"
     )
 
 
+def _check_schema(path: Path, records: Sequence[Record]) -> None:
+    """Refuse the journal of another release, by its first line or by what only such a journal holds."""
+    schemas = [record.get(_SCHEMA_KEY, 1) for record in records if _IDENTITY_KEY in record]
+    other = next((schema for schema in schemas if schema != SCHEMA), None)
+    if other is None and not schemas and any(record.get("kind") == "page" for record in records):
+        other = 1
+    if other is not None:
+        raise JournalMismatchError(
+            f"{path}: this journal was written by another release of aot_tune: its schema is {other}, this "
+            f"release reads {SCHEMA}; move the file away, or start over with --fresh"
+        )
+
+
 # Files ------------------------------------------------------------------------------------------------------
+
+
+def _content(path: Path) -> bytes:
+    """The file's bytes; none where there is no file."""
+    if path.exists() and not path.is_file():
+        raise JournalWriteError(
+            f"{path}: is not a plain file; move it away or name another folder with --journal"
+        )
+    return path.read_bytes() if path.exists() else b""
+
+
+def _readable(path: Path) -> bytes:
+    try:
+        return _content(path)
+    except OSError as error:
+        raise JournalWriteError(f"{path}: cannot read the journal: {_reason(error)}") from error
+
+
+def _cannot_open(path: Path, error: OSError) -> NoReturn:
+    raise JournalWriteError(
+        f"{path}: cannot open the journal: {_reason(error)}; make room or name another folder with --journal"
+    ) from error
 
 
 def _locked(path: Path) -> FileLock:

@@ -168,8 +168,9 @@ def predict(planned: SweepPlan, compiled: Mapping[str, CompileResult], progress:
     reported: set[tuple[Config, str]] = set()
     for each in planned.problems:
         listed = shortlist(kernel, each, compiled, exhaustive=True)
-        failures[each.problem] = listed.failures
-        for failure in listed.failures:
+        grids = tuple(failure for failure in each.refused if failure.stage != "legal")
+        failures[each.problem] = (*grids, *listed.failures)
+        for failure in failures[each.problem]:
             if (failure.config, failure.message) not in reported:
                 reported.add((failure.config, failure.message))
                 progress.failure(

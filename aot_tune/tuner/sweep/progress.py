@@ -29,7 +29,7 @@ log."""
 
 MESSAGE_CHARACTERS = 160
 """Most characters shown of the first line of a failure's message. A compiler's message may run over pages;
-the journal keeps all of it."""
+the journal keeps more of it."""
 
 
 class Progress(Protocol):
@@ -329,13 +329,16 @@ def failure_line(kernel: str, problem: Problem | None, config: Config, stage: St
 
 
 def closing_table(rows: Sequence[SweptKernel]) -> list[str]:
-    """The table at the end of a sweep, aligned; below it the reasons why tables were not published."""
+    """The table at the end of a sweep, aligned; below it what a person must know of each kernel.
+
+    These are the reasons why tables were not published, problems without times and disturbed samples.
+    """
     heads = ("kernel", "problems", "speed-up", "failures", "compile s", "measure s", "verify s", "table")
     cells = [
         (
             row.kernel,
             str(row.problems),
-            f"{row.speedup:.2f}x" + (" predicted" if row.evidence == "predicted" else ""),
+            "-" if row.failed else f"{row.speedup:.2f}x" + " predicted" * (row.evidence == "predicted"),
             str(row.failures),
             f"{row.compile_s:.1f}",
             f"{row.measure_s:.1f}",
@@ -345,4 +348,6 @@ def closing_table(rows: Sequence[SweptKernel]) -> list[str]:
         for row in rows
     ]
     reasons = [f"{row.kernel}: not published: {reason}" for row in rows for reason in row.refusals]
-    return aligned([heads, *cells]) + reasons
+    unopened = [f"{row.kernel}: left out: {problem}" for row in rows for problem in row.unopened]
+    disturbed = [f"{row.kernel}: disturbed samples: {bucket}" for row in rows for bucket in row.disturbed]
+    return [*aligned([heads, *cells]), *reasons, *unopened, *disturbed]

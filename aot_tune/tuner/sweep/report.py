@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 PREDICTED_FOLDER = Path("build") / "tuned_configs"
 """The folder of predicted tables unless --out names another; it is never a folder of measured tables."""
 
+JOURNALS = Path("build") / "journal"
+"""The folder of journals unless --journal names another. That of a whole sweep is ``<arch>/<kernel>.jsonl``
+below it."""
+
 FIRST_LOOK_BUCKETS = 12
 """Most buckets of each kernel in a first look. It is a number and no time limit, so that every machine writes
 the same tables. With five candidates each, sixteen kernels need 297 compilations: 75 seconds on two cores.
@@ -69,13 +73,17 @@ class SweepRequest:
     """Index, as torch counts, of the GPU of `arch` to measure on; None to predict without a GPU."""
 
     journal: Path | None = None
-    """Folder of journals; None for `aot_tune.tuner.sweep.run.JOURNALS`."""
+    """Folder of journals; None for `JOURNALS`."""
 
     cubins: Path | None = None
     """Folder of cubins to reuse and add to; None for `aot_tune.tuner.sweep.run.CUBINS`."""
 
     fresh: bool = False
     """Whether to set an existing journal aside and start over."""
+
+    allow_worse: bool = False
+    """Whether to publish entries that gain less over the default than before, although nothing has
+    changed."""
 
     verbose: bool = False
     """Whether to show each bucket's winner and its figures."""
@@ -117,6 +125,7 @@ class SweepRequest:
         for option, value in {**valued, "--journal": self.journal, "--cubins": self.cubins}.items():
             words += [] if value is None else [option, str(value)]
         words += ["--exhaustive"] if self.exhaustive else []
+        words += ["--allow-worse"] if self.allow_worse else []
         words += ["--require", "measured"] if self.require_measured else []
         return words
 
@@ -164,6 +173,20 @@ class SweptKernel:
     refusals: tuple[str, ...] = ()
     """The reasons why the table was not published, one sentence each; empty when it was."""
 
+    failed: bool = False
+    """Whether an error ended the kernel's sweep; `refusals` has its message."""
+
+    unopened: tuple[str, ...] = ()
+    """The problems that could not be opened and have no times, each with the reason."""
+
+    disturbed: tuple[str, ...] = ()
+    """The buckets whose entries rest on disturbed samples, each with what disturbed them."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the table was published with all its problems."""
+        return not self.refusals and not self.unopened
+
 
 @dataclass(frozen=True, kw_only=True)
 class SweepReport:
@@ -188,3 +211,8 @@ class SweepReport:
     def published(self) -> bool:
         """Whether every kernel's table was published."""
         return all(not row.refusals for row in self.rows)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every kernel's table was published with all its problems; the exit code says so."""
+        return all(row.complete for row in self.rows)

@@ -1,13 +1,20 @@
-"""The results of a kernel's sweep so far, kept in its journal. Knows neither a GPU nor a compiler."""
+"""The results of a kernel's sweep so far, each a record of its journal. Knows neither a GPU nor a compiler.
+
+A record holds one result and its place in the whole: step, problem, config and round, and the GPU. So a
+result is found again whatever set of configs it was measured with, and several GPUs can share the form.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from aot_tune.tuner.outcome import Failure, Measurement, Outcome
-from aot_tune.tuner.sweep.journal import Journal
+from aot_tune.errors import AotTuneError, TuneError
+from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileResult, is_transient
+from aot_tune.tuner.measure.rounds import usable
+from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
+from aot_tune.tuner.sweep.journal import Journal, Record
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
@@ -16,115 +23,248 @@ Step = Literal["candidates", "candidate finals", "portfolio", "portfolio finals"
 again, interleaved; the portfolio at an edge or a point inside its bucket; at an edge those near the fastest
 again; the winners are verified once more in a fresh process (``recheck``)."""
 
-_KIND = "page"
-"""The ``kind`` of a step's record in the journal. The word is part of the format on disk: journals of earlier
-releases have it."""
+Kind = Literal["compile", "result", "spent"]
+"""The kinds of records: a compilation's result, a config's result in a step, and the time that a step took.
+"""
 
+MESSAGE_BYTES = 4096
+"""Most bytes of a failure's message in a record, as JSON text."""
 
-@dataclass(frozen=True, kw_only=True)
-class StepResult:
-    """The result of one step on one problem."""
+_CUT = " [cut]"
 
-    outcomes: tuple[Outcome, ...]
-    """One outcome for each config."""
-
-    measure_s: float = 0.0
-    """Time spent on timing, seconds."""
-
-    verify_s: float = 0.0
-    """Time spent on comparing with the reference, seconds."""
-
-    conditions: tuple[Mapping[str, Any], ...] = ()
-    """The GPU's state before and after each request: clocks, why they are held back, whether locked."""
-
-    def measurements(self) -> dict[Config, Measurement]:
-        """The outcomes that are times, by config."""
-        return {outcome.config: outcome for outcome in self.outcomes if isinstance(outcome, Measurement)}
-
-    def failures(self) -> tuple[Failure, ...]:
-        """The outcomes that are failures."""
-        return tuple(outcome for outcome in self.outcomes if isinstance(outcome, Failure))
+Place = tuple[Step, Problem, Config]
+"""The place of a result in the whole sweep."""
 
 
 class SweepResults:
-    """A kernel's results by step, problem and configs; each is on disk before `write` returns.
+    """A kernel's results by step, problem and config; each is on disk before a method that adds it returns.
 
     Args:
         journal: An open journal; the results of an earlier run are taken from it.
+        gpu: The uuid of the GPU that measures; each new record names it.
 
     Attributes:
-        resumed: Number of outcomes taken from the journal.
+        resumed: Number of measurements and failures taken from the journal.
+        measure_s: Time spent timing, that of earlier runs included, seconds.
+        verify_s: Time spent verifying, that of earlier runs included, seconds.
     """
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, gpu: str) -> None:
         self._journal = journal
-        self._results: dict[tuple[Step, Problem, frozenset[Config]], StepResult] = {}
-        self.resumed = 0
+        self._gpu = gpu
+        self._outcomes: dict[Place, Outcome] = {}
+        self._provisional: dict[Place, Measurement] = {}
+        self._rounds: dict[Place, dict[int, Measurement]] = {}
+        self._rechecks: dict[tuple[Problem, Config], Failure | None] = {}
+        self._compiled: dict[str, str | None] = {}
+        self.measure_s = self.verify_s = 0.0
         for record in journal.records:
-            if record.get("kind") == _KIND:
-                step, problem, result = _from_record(record)
-                self._results[step, problem, _configs(result.outcomes)] = result
-                self.resumed += len(result.outcomes)
+            self._take(record)
+        self.resumed = len({*self._outcomes, *self._provisional, *self._rounds}) + len(self._rechecks)
 
-    def read(self, step: Step, problem: Problem, configs: Iterable[Config]) -> StepResult | None:
-        """The result for exactly these configs, or None when they were not measured together."""
-        return self._results.get((step, problem, frozenset(configs)))
+    # What is there ------------------------------------------------------------------------------------------
 
-    def write(self, step: Step, problem: Problem, result: StepResult) -> None:
-        """Write a result to disk, then keep it.
+    def outcome(self, step: Step, problem: Problem, config: Config) -> Outcome | None:
+        """The outcome that stands; None where there is none yet."""
+        return self._outcomes.get((step, problem, config))
+
+    def provisional(self, step: Step, problem: Problem, config: Config) -> Measurement | None:
+        """The time that was to be taken again, in turn with those of rivals; None where there is none."""
+        return self._provisional.get((step, problem, config))
+
+    def rounds(self, step: Step, problem: Problem, config: Config) -> list[Measurement]:
+        """The times of the rounds so far, in their order."""
+        rounds = self._rounds.get((step, problem, config), {})
+        return [rounds[number] for number in sorted(rounds)]
+
+    def is_rechecked(self, problem: Problem, config: Config) -> bool:
+        """Whether a winner was verified again."""
+        return (problem, config) in self._rechecks
+
+    def recheck_failure(self, problem: Problem, config: Config) -> Failure | None:
+        """The failure of a winner that was verified again; None where it passed."""
+        return self._rechecks[problem, config]
+
+    def compile_failure(self, key: str) -> CompileFailure | None:
+        """The failure of a compilation that would fail again; None for any other."""
+        message = self._compiled.get(key)
+        if message is None:
+            return None
+        failure = CompileFailure(key=key, message=message, seconds=0.0)
+        return None if is_transient(failure) else failure
+
+    # What is added ------------------------------------------------------------------------------------------
+
+    def write(self, step: Step, problem: Problem, outcome: Outcome, number: int | None = None) -> None:
+        """Write a config's outcome, or its time in the round `number`, to disk. Then it stands.
 
         Raises:
-            TuneError: It could not be written; nothing is reported as done.
+            JournalWriteError: It could not be written; nothing may be reported as done.
         """
-        self._journal.append(_record(step, problem, result))
-        self._results[step, problem, _configs(result.outcomes)] = result
+        record = {**self._place(step, problem, outcome.config, number), **_outcome_record(outcome)}
+        self._append(record)
+
+    def write_recheck(self, problem: Problem, config: Config, failure: Failure | None) -> None:
+        """Write the result of verifying a winner again."""
+        result = {"stage": None} if failure is None else _outcome_record(failure)
+        self._append({**self._place("recheck", problem, config, None), **result})
+
+    def write_compiled(self, step: Step, problem: Problem, config: Config, result: CompileResult) -> None:
+        """Write the result of a compilation, unless it is there already."""
+        message = result.message if isinstance(result, CompileFailure) else None
+        if result.key in self._compiled and self._compiled[result.key] == _cut(message):
+            return
+        place = {**self._place(step, problem, config, None), "kind": "compile", "key": result.key}
+        if isinstance(result, Compiled):
+            self._append({**place, "code": result.code})
+        else:
+            self._append({**place, "message": _cut(message), "transient": is_transient(result)})
+
+    def write_spent(
+        self,
+        step: Step,
+        problem: Problem,
+        *,
+        measure_s: float,
+        verify_s: float,
+        conditions: Iterable[Mapping[str, Any]],
+    ) -> None:
+        """Write the time that a step took on a problem, and the GPU's state around each request."""
+        spent = {"kind": "spent", "gpu": self._gpu, "step": step, "problem": dict(problem)}
+        states: list[Mapping[str, Any]] = [dict(one) for one in conditions]
+        # A step of many requests keeps the first and the last states: a record is bounded.
+        kept = [*states[:2], *states[-2:]] if len(states) > 4 else states
+        self._append({**spent, "measure_s": measure_s, "verify_s": verify_s, "conditions": kept})
+
+    def _place(self, step: Step, problem: Problem, config: Config, number: int | None) -> Record:
+        return {
+            "kind": "result",
+            "gpu": self._gpu,
+            "step": step,
+            "problem": dict(problem),
+            "config": config.document,
+            "round": number,
+        }
+
+    def _append(self, record: Record) -> None:
+        try:
+            self._journal.append(record)
+        except ValueError as error:
+            raise TuneError(f"a result does not fit into the journal: {error}") from error
+        self._take(record)
+
+    def _take(self, record: Record) -> None:
+        """Take a record in; a later one of the same place counts."""
+        if record["kind"] == "spent":
+            self.measure_s += record["measure_s"]
+            self.verify_s += record["verify_s"]
+            return
+        if record["kind"] == "compile":
+            self._compiled[record["key"]] = record.get("message")
+            return
+        step, problem, config = record["step"], Problem(record["problem"]), config_of(record)
+        outcome = outcome_of(record)
+        if step == "recheck":
+            assert not isinstance(outcome, Measurement)
+            self._rechecks[problem, config] = outcome
+        elif isinstance(outcome, Measurement) and record["round"] is not None:
+            self._rounds.setdefault((step, problem, config), {})[record["round"]] = outcome
+        elif isinstance(outcome, Measurement) and outcome.provisional:
+            self._provisional[step, problem, config] = outcome
+        elif outcome is not None:
+            self._outcomes[step, problem, config] = outcome
 
 
-def _configs(outcomes: Iterable[Outcome]) -> frozenset[Config]:
-    return frozenset(outcome.config for outcome in outcomes)
+# Records ----------------------------------------------------------------------------------------------------
 
 
-def _record(step: Step, problem: Problem, result: StepResult) -> dict[str, Any]:
-    return {
-        "kind": _KIND,
-        "step": step,
-        "problem": dict(problem),
-        "outcomes": [_outcome_record(outcome) for outcome in result.outcomes],
-        "measure_s": result.measure_s,
-        "verify_s": result.verify_s,
-        "conditions": [dict(one) for one in result.conditions],
-    }
+def accepts(record: Record) -> bool:
+    """Whether a record is one of these: the journal takes any other for damage."""
+    try:
+        return _is_sound(record)
+    except (AotTuneError, AttributeError, KeyError, TypeError, ValueError, OverflowError):
+        return False
 
 
-def _from_record(record: Mapping[str, Any]) -> tuple[Step, Problem, StepResult]:
-    result = StepResult(
-        outcomes=tuple(_outcome(each) for each in record["outcomes"]),
-        measure_s=record["measure_s"],
-        verify_s=record["verify_s"],
-        conditions=tuple(record["conditions"]),
+def config_of(record: Mapping[str, Any]) -> Config:
+    """The config of a result or compilation."""
+    return Config(**record["config"])
+
+
+def outcome_of(record: Mapping[str, Any]) -> Outcome | None:
+    """The outcome of a result; None for a winner that passed when it was verified again."""
+    config = config_of(record)
+    if "stage" not in record:
+        return Measurement(
+            config=config,
+            mean_us=record["mean_us"],
+            error_margin_us=record["error_margin_us"],
+            num_samples=record["num_samples"],
+            provisional=record["provisional"],
+            disturbed=record["disturbed"],
+        )
+    if record["stage"] is None:
+        return None
+    return Failure(config=config, stage=record["stage"], message=record["message"])
+
+
+def _is_sound(record: Record) -> bool:
+    kind = record["kind"]
+    if kind not in get_args(Kind) or record["step"] not in get_args(Step):
+        return False
+    if not isinstance(record["gpu"], str) or not Problem(record["problem"]):
+        return False
+    if kind == "spent":
+        return min(_number(record["measure_s"]), _number(record["verify_s"])) >= 0
+    if kind == "compile":
+        config_of(record)
+        return isinstance(record["key"], str) and isinstance(record.get("message", ""), str)
+    number = record["round"]
+    if number is not None and (type(number) is not int or number < 0):
+        return False
+    outcome = outcome_of(record)
+    if outcome is None or isinstance(outcome, Failure):
+        passed = outcome is None and record["step"] == "recheck"
+        return passed or (record["stage"] in get_args(Stage) and isinstance(record["message"], str))
+    disturbed = outcome.disturbed
+    return (
+        record["step"] != "recheck"
+        and isinstance(outcome.provisional, bool)
+        and (disturbed is None or isinstance(disturbed, str))
+        and type(outcome.num_samples) is int
+        and _number(outcome.mean_us) >= 0
+        and _number(outcome.error_margin_us) >= 0
+        and usable(outcome)
     )
-    return record["step"], Problem(record["problem"]), result
 
 
-def _outcome_record(outcome: Outcome) -> dict[str, Any]:
-    config = {"constants": dict(outcome.config.constants), "hints": dict(outcome.config.hints)}
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r:.80} is no number")
+    return float(value)
+
+
+def _outcome_record(outcome: Outcome) -> Record:
     if isinstance(outcome, Failure):
-        return {**config, "stage": outcome.stage, "message": outcome.message}
+        return {"stage": outcome.stage, "message": _cut(outcome.message)}
     return {
-        **config,
         "mean_us": outcome.mean_us,
         "error_margin_us": outcome.error_margin_us,
         "num_samples": outcome.num_samples,
+        "provisional": outcome.provisional,
+        "disturbed": _cut(outcome.disturbed),
     }
 
 
-def _outcome(record: Mapping[str, Any]) -> Outcome:
-    config = Config(constants=record["constants"], hints=record["hints"])
-    if "stage" in record:
-        return Failure(config=config, stage=record["stage"], message=record["message"])
-    return Measurement(
-        config=config,
-        mean_us=record["mean_us"],
-        error_margin_us=record["error_margin_us"],
-        num_samples=record["num_samples"],
-    )
+def _cut(message: str | None) -> str | None:
+    """A message of at most `MESSAGE_BYTES` as JSON text; one that is cut says so at its end."""
+    if message is None or len(json.dumps(message)) <= MESSAGE_BYTES:
+        return message
+    shortest, longest = 0, MESSAGE_BYTES
+    while shortest < longest:
+        middle = (shortest + longest + 1) // 2
+        if len(json.dumps(message[:middle] + _CUT)) <= MESSAGE_BYTES:
+            shortest = middle
+        else:
+            longest = middle - 1
+    return message[:shortest] + _CUT

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from time import monotonic
 
 from aot_tune.declare.checks import declaration_problems
 from aot_tune.declare.discovery import FoundKernel
-from aot_tune.declare.fingerprint.hashing import source_hash
-from aot_tune.errors import DeclarationError, TuneError
+from aot_tune.declare.fingerprint.hashing import check_hash, source_hash
+from aot_tune.errors import AotTuneError, DeclarationError, StoreError, TuneError
 from aot_tune.nvidia import cutile
 from aot_tune.tables import files, store
 from aot_tune.tables.table import Table, geometric_mean
@@ -22,25 +23,31 @@ from aot_tune.tuner.choose.times import unserved
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.pool import CompilePool
 from aot_tune.tuner.measure.session import MeasureSession
+from aot_tune.tuner.measure.supervise import GpuLostError
 from aot_tune.tuner.plan.candidates import plan
 from aot_tune.tuner.sweep import predict
 from aot_tune.tuner.sweep.decision import Decision
-from aot_tune.tuner.sweep.journal import Journal
+from aot_tune.tuner.sweep.journal import Journal, JournalWriteError, check_resumable
 from aot_tune.tuner.sweep.kernel import KernelSweep, KernelTimes
 from aot_tune.tuner.sweep.progress import Progress
-from aot_tune.tuner.sweep.report import SweepReport, SweepRequest, SweptKernel
-from aot_tune.tuner.sweep.results import SweepResults
+from aot_tune.tuner.sweep.report import JOURNALS, SweepReport, SweepRequest, SweptKernel
+from aot_tune.tuner.sweep.results import SweepResults, accepts
 
 CUBINS = Path("build/cubins")
 """The folder where cubins are kept between runs, for all archs: each name is a digest that contains the
 arch."""
 
-JOURNALS = Path("build/journal")
-"""The folder of journals. That of a whole sweep is ``<arch>/<kernel>.jsonl`` below it."""
+
+_STOPS_ALL = (GpuLostError, JournalWriteError, StoreError)
+"""Errors after which no other kernel could be swept either: the GPU is lost, or nothing can be written."""
 
 
 def run(request: SweepRequest, progress: Progress) -> SweepReport:
     """Sweep the kernels asked for and publish their tables.
+
+    A kernel that cannot be swept leaves the others running: its row has the reason. The error of the only
+    kernel is raised. What can be found before anything is measured is found for all kernels first: wrong
+    declarations, tables that could not be replaced, and journals made under other conditions.
 
     Args:
         request: What to sweep; a request without a GPU predicts.
@@ -48,7 +55,8 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
 
     Raises:
         TuneError: The sweep cannot start, go on or be saved; all finished results are in the journal.
-        DeclarationError: A declaration is wrong; nothing was measured of that kernel.
+        StoreError: Nothing can be written.
+        AotTuneError: The only kernel cannot be swept.
     """
     started = monotonic()
     if cutile.release() < cutile.TUNE_SINCE:
@@ -57,26 +65,80 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
             f"cuda-tile {cutile.version() or 'is not installed; version'} "
             f"{since} or later is needed to tune: pip install 'aot-tune[tune]'"
         )
-    for found in request.kernels:
-        _check(found, request)
     pool = partial(CompilePool, request.jobs or os.cpu_count() or 1, folder=request.cubins or CUBINS)
     tune = predict.predict_kernel if request.predicts else _measure_kernel
+    refused = _refused(request, progress)
     rows: list[SweptKernel] = []
-    with CompileFeed(pool) as feed:
+    with ExitStack() as stack:
+        feed = stack.enter_context(CompileFeed(pool))
         for found in request.kernels:
-            row = tune(request, found, feed, progress)
+            row = refused.get(found.tunable.name)
+            if row is None:
+                try:
+                    row = tune(request, found, feed, progress)
+                except AotTuneError as error:
+                    row = _failed(request, found, error, progress)
+                    stack.close()  # what is queued is the failed kernel's, and the feed may have ended
+                    feed = stack.enter_context(CompileFeed(pool))
             rows.append(row)
             if request.verbose:
                 _note_choices(row, progress)
     report = SweepReport(
         arch=request.arch,
-        device_name=rows[0].device_name if rows else "",
+        device_name=next((row.device_name for row in rows if row.device_name), ""),
         rows=tuple(rows),
         seconds=monotonic() - started,
         resumed=sum(row.resumed for row in rows),
     )
     progress.finished(report.rows)
     return report
+
+
+def _refused(request: SweepRequest, progress: Progress) -> dict[str, SweptKernel]:
+    """Find the kernels that cannot be swept before anything is compiled; return their rows by name."""
+    rows: dict[str, SweptKernel] = {}
+    for found in request.kernels:
+        try:
+            _check(found, request)
+        except AotTuneError as error:
+            rows[found.tunable.name] = _failed(request, found, error, progress)
+    left = [found for found in request.kernels if found.tunable.name not in rows]
+    if request.gpu is None or request.fresh or not left:
+        return rows
+    with MeasureSession(left[0], request.gpu) as session:
+        conditions = session.identity()
+    for found in left:
+        try:
+            check_resumable(_journal_path(request, found), _identity(conditions, request, found))
+        except AotTuneError as error:
+            rows[found.tunable.name] = _failed(request, found, error, progress)
+    return rows
+
+
+def _failed(
+    request: SweepRequest, found: FoundKernel, error: AotTuneError, progress: Progress
+) -> SweptKernel:
+    """The row of a kernel that cannot be swept; called where the error is handled.
+
+    Raises:
+        AotTuneError: The error, where it stops all kernels or where there is no other kernel.
+    """
+    if isinstance(error, _STOPS_ALL) or len(request.kernels) == 1:
+        raise error
+    progress.note(f"{found.tunable.name}: cannot be swept: {error}")
+    return SweptKernel(
+        kernel=found.tunable.name,
+        evidence="predicted" if request.predicts else "measured",
+        problems=len(request.buckets(found)),
+        speedup=1.0,
+        failures=0,
+        compile_s=0.0,
+        measure_s=0.0,
+        verify_s=0.0,
+        path=None,
+        refusals=(str(error),),
+        failed=True,
+    )
 
 
 def _note_choices(row: SweptKernel, progress: Progress) -> None:
@@ -148,15 +210,14 @@ def _measure_kernel(
             jobs=len(planned.jobs),
             device=device.name,
         )
-        identity = {**session.identity(), "source_hash": source_hash(found.tunable)}
-        # A journal may be resumed on another card of the same model: figures of one model are comparable.
-        identity.pop("uuid")
+        conditions = session.identity()
+        identity = _identity(conditions, request, found)
         whole = _whole(request, found)
         decision = Decision(planned, identity, old, whole=whole)
-        journal_path = _journal_path(request, found)
-        with Journal.open(journal_path, identity) as journal:
-            results = SweepResults(journal)
-            for line in _opened(journal, results, journal_path):
+        path_of_journal = _journal_path(request, found)
+        with Journal.open(path_of_journal, identity, accepts=accepts, fresh=request.fresh) as journal:
+            results = SweepResults(journal, conditions["uuid"])
+            for line in _opened(journal, results, path_of_journal):
                 progress.note(line)
             kernel_sweep = KernelSweep(
                 planned,
@@ -171,40 +232,70 @@ def _measure_kernel(
 
             def beside(there: Table | None) -> tuple[Table, list[str]]:
                 if there != decision.old:
-                    decision.join(there, swept)
+                    decision.join(there)
                 table = _rechecked_table(kernel_sweep, decision, swept)
-                broken = kernel_sweep.broken()
-                return table, [broken] if broken else publish.refusals(table, there, found.tunable)
+                if broken := kernel_sweep.broken():
+                    return table, [broken]
+                return table, publish.refusals(
+                    table, there, found.tunable, wrong=swept.wrong, allow_worse=request.allow_worse
+                )
 
             published = publish.publish_beside(path, old, read=present_table, decide=beside)
             table = published.table
-            times = decision.sweep(swept)
-            for line in (*unserved(times), *crowded_out(times, table.portfolio, whole=whole)):
-                progress.note(line)
-        if not published.refusals:
-            for line in publish.removed_entries(published.old, table):
+            for line in _remarks(decision, published, swept, whole=whole):
                 progress.note(line)
             # The table holds the results now; the next sweep measures anew.
-            journal_path.replace(journal_path.with_suffix(".done"))
+            if not published.refusals and (kept := journal.retire()):
+                progress.note(kept)
     return SweptKernel(
         kernel=found.tunable.name,
         evidence="measured",
-        problems=len(swept.candidates),
+        problems=len(planned.problems),
         speedup=geometric_mean(entry.gain for entry in table.entries),
         failures=swept.failures,
         compile_s=max(feed.last_result_s - started, 0.0) if feed.counts() != before else 0.0,
-        measure_s=swept.measure_s,
-        verify_s=swept.verify_s,
+        measure_s=results.measure_s,
+        verify_s=results.verify_s,
         path=None if published.refusals else path,
         changed=publish.changed_entries(published.old, table),
         resumed=results.resumed,
         device_name=device.name,
         refusals=published.refusals,
+        unopened=tuple(f"{problem}: {reason}" for problem, reason in swept.unopened.items()),
+        disturbed=tuple(
+            f"{entry.bucket}: {entry.disturbed}" for entry in table.entries if entry.disturbed is not None
+        ),
     )
 
 
+def _remarks(
+    decision: Decision, published: publish.Published, swept: KernelTimes, *, whole: bool
+) -> Iterator[str]:
+    """Lines that a person should see about a table that was just decided."""
+    table, times = published.table, decision.sweep(swept)
+    yield from unserved(times)
+    yield from crowded_out(times, table.portfolio, whole=whole)
+    if not published.refusals:
+        yield from publish.removed_entries(published.old, table)
+        for bucket, what in publish.worse_entries(table, published.old, decision.tunable).items():
+            yield f"{bucket}: {what}"
+
+
+def _identity(conditions: Mapping[str, str], request: SweepRequest, found: FoundKernel) -> dict[str, str]:
+    """The conditions under which a kernel's results hold: they are the identity of its journal."""
+    # A journal may be resumed on another card of the same model: figures of one model are comparable.
+    same = {name: text for name, text in conditions.items() if name != "uuid"}
+    return {
+        "kernel": found.tunable.name,
+        "arch": str(request.arch),
+        **same,
+        "source_hash": source_hash(found.tunable),
+        "check_hash": check_hash(found.tunable),
+    }
+
+
 def _journal_path(request: SweepRequest, found: FoundKernel) -> Path:
-    """The path of a kernel's journal; with ``--fresh`` an earlier journal there is set aside.
+    """The path of a kernel's journal.
 
     A partial selection has a journal of its own, so that publishing it leaves that of an unfinished whole
     sweep.
@@ -213,10 +304,7 @@ def _journal_path(request: SweepRequest, found: FoundKernel) -> Path:
     if not _whole(request, found):
         chosen = "\n".join(str(bucket) for bucket in request.buckets(found))
         name += f".{hashlib.sha256(chosen.encode()).hexdigest()[:8]}"
-    path = (request.journal or JOURNALS) / str(request.arch) / f"{name}.jsonl"
-    if request.fresh and path.exists():
-        path.replace(path.with_suffix(".old"))
-    return path
+    return (request.journal or JOURNALS) / str(request.arch) / f"{name}.jsonl"
 
 
 def _opened(journal: Journal, results: SweepResults, path: Path) -> Iterator[str]:
@@ -228,14 +316,15 @@ def _opened(journal: Journal, results: SweepResults, path: Path) -> Iterator[str
 
 
 def _rechecked_table(kernel_sweep: KernelSweep, decision: Decision, swept: KernelTimes) -> Table:
-    """Choose a table, verify its winners in a fresh process, and repeat until all of them are right."""
+    """Choose a table and verify its winners in a fresh process; where one falls, choose anew without it."""
     while True:
         table = decision.table(swept)
         winners = {
             entry.bucket: entry.config for entry in table.entries if entry.bucket in swept.portfolio_times
         }
-        if not kernel_sweep.recheck(winners):
+        if kernel_sweep.recheck(winners):
             return table
+        kernel_sweep.choose_portfolio()
 
 
 def _whole(request: SweepRequest, found: FoundKernel) -> bool:

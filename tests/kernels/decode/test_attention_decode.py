@@ -854,5 +854,8 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
     refused(r"out has shape \(2, 64, 4\)", out=half.reshape(2, 64, 4))
     refused("out is float16", out=half.half())
     refused("out and q share memory", q=half, out=half)
+    inside = half.view(torch.int32).flatten()
+    refused("out and block_table share memory", out=half, block_table=inside[:6].view(2, 3))
+    refused("out and seq_lens share memory", out=half, seq_lens=inside[:2])
     refused("seq_lens is on meta, not on cpu", seq_lens=torch.zeros((2,), dtype=torch.int32, device="meta"))
     assert launched == []

@@ -254,6 +254,9 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
     refused("max_seqlen_k is tensor", max_seqlen_k=torch.tensor(3))
     refused("window is -2", window=-2)
     refused("out and q share memory", out=q)
+    start = q.view(torch.int32).flatten()[:3].copy_(cu_seqlens)
+    refused("out and cu_seqlens_q share memory", q=q.clone(), out=q, cu_seqlens_q=start)
+    refused("out and cu_seqlens_k share memory", q=q.clone(), out=q, cu_seqlens_k=start)
     refused("cu_seqlens_q is on meta, not on cpu", cu_seqlens_q=cu_seqlens.to("meta"))
     assert launched == []
 

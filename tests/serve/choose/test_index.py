@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aot_tune.serve.choose.index import Index, Shipped
+from aot_tune.tables.reader import MOST_ENTRIES
 from aot_tune.tables.table import Table
 from aot_tune.values.bucket import Exact, Pow2, bucket_of, nearest
 from aot_tune.values.problem import Problem
@@ -68,3 +70,19 @@ def test_the_rule_of_an_entry_is_made_once() -> None:
     found = index.own(Problem({"dtype": "bfloat16", "M": 40, "N": 1024}))
     assert found is not None
     assert index.rule(found) is index.rule(found)
+
+
+def test_b12_the_largest_table_costs_a_new_shape_a_few_milliseconds() -> None:
+    """Every entry an Exact bucket of its own, and all about equally near."""
+    buckets = [
+        Problem({"dtype": "bfloat16", "M": 64, "N": 8192 + place, "K": 12288 - place})
+        for place in range(MOST_ENTRIES)
+    ]
+    index = index_of(table_of(buckets))
+    took = []
+    for size in range(1000, 1020):
+        wanted = Problem({"dtype": "bfloat16", "M": 8, "N": size, "K": 16 * size})
+        started = time.process_time()
+        assert index.nearest(wanted, math.inf) is not None
+        took.append(time.process_time() - started)
+    assert min(took) < 0.02

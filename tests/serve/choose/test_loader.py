@@ -5,20 +5,29 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import aot_tune.kernels
 from aot_tune import environment
 from aot_tune.errors import DeclarationError, TableWarning
 from aot_tune.serve.choose import loader
 from aot_tune.serve.choose.loader import load
+from aot_tune.serve.choose.resolve import Legality, resolve
 from aot_tune.tables import writer
-from aot_tune.tables.table import Table
+from aot_tune.tables.store import read_table
+from aot_tune.tables.table import StateTimes, Table
+from aot_tune.tunable import Tunable
+from aot_tune.tuner.plan.sizes import sizes_inside
 from aot_tune.values.arch import Arch
-from aot_tune.values.config import Config
-from tests.support.samples import SM90, scale, scale_table, with_entry, write
+from aot_tune.values.config import Config, Constant
+from aot_tune.values.problem import Problem
+from tests.support.samples import DEFAULT, SM90, scale, scale_table, with_entry, write
+
+ROOT = Path(__file__).parents[3]
 
 WHOLE = writer.dump(scale_table())
 
@@ -169,3 +178,135 @@ def test_b14_a_table_that_names_a_kernel_elsewhere_is_a_miss(tmp_path: Path) -> 
     tunable = dataclasses.replace(scale, tables=tmp_path)
     with pytest.warns(TableWarning, match="scale.json"):
         assert load(tunable, SM90).tables == ()
+
+
+# Configs of no search space ---------------------------------------------------------------------------------
+
+
+def _hostile(table: Table, value: Constant) -> Table:
+    """The table with each constant of each config replaced by a value that no search space has."""
+
+    def other(config: Config, place: int = 0) -> Config:
+        constants = {**dict.fromkeys(config.constants, value)}
+        return Config(constants=constants, hints={"occupancy": 1 + place})
+
+    portfolio = tuple(other(config, place) for place, config in enumerate(table.portfolio))
+    entries = tuple(dataclasses.replace(entry, config=portfolio[0]) for entry in table.entries)
+    return dataclasses.replace(table, portfolio=portfolio, entries=entries)
+
+
+@pytest.mark.parametrize("value", [0, -1, "x", 1e308, True, 2**63 - 1])
+@pytest.mark.parametrize("name", sorted(path.stem for path in ROOT.glob("tuned_configs/sm90/*.json")))
+def test_b3_constants_of_no_search_space_reach_no_function_of_a_declaration(
+    name: str, value: Constant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B3: `tiles` and `legal` divide by constants and count with them; sizes between points ask them all."""
+    tunable: Tunable = getattr(aot_tune.kernels, f"{name}_tunable")
+    table = read_table(ROOT / "tuned_configs" / "sm90" / f"{name}.json")
+    write(tmp_path, _hostile(table, value))
+    monkeypatch.setenv(environment.TABLES, str(tmp_path))
+    with pytest.warns(TableWarning, match="in no search space of") as seen:
+        index = load(dataclasses.replace(tunable, tables=tmp_path / "none"), SM90)
+    assert len(seen) == 1
+    assert index.tables[0].table.portfolio == ()
+    legality = Legality(tunable, SM90)
+    for entry in table.entries[:: max(len(table.entries) // 8, 1)]:
+        for problem in (entry.bucket, *sizes_inside(tunable.axes, entry.bucket)):
+            choice = resolve(tunable, SM90, problem, index, legality)
+            assert choice.config in tunable.space(SM90, problem)
+
+
+def test_b3_the_other_configs_of_a_table_keep_their_times(tmp_path: Path) -> None:
+    bad = Config(constants={"tile_m": 0, "tile_n": 64}, hints={"occupancy": 1, "num_ctas": 1})
+    table = scale_table()
+    good = table.portfolio[1]
+    entries = tuple(
+        dataclasses.replace(
+            entry,
+            config=good,
+            states={"cool": StateTimes(mean_us=1.0, default_us=2.0)},
+            points=tuple(
+                dataclasses.replace(point, states={"cool": (1.0, 2.0, 3.0)}) for point in entry.points
+            ),
+        )
+        for entry in table.entries
+    )
+    write(tmp_path, dataclasses.replace(table, portfolio=(bad, good), entries=entries))
+    tunable = dataclasses.replace(scale, tables=tmp_path)
+    with pytest.warns(TableWarning, match=r"1 config of it in no search space of scale.*tile_m=0") as seen:
+        index = load(tunable, SM90)
+    assert len(seen) == 1
+    (read,) = [shipped.table for shipped in index.tables]
+    assert read.portfolio == (good,)
+    assert [point.us for point in read.entries[1].points] == [
+        point.us[1:] for point in table.entries[1].points
+    ]
+    assert {point.states["cool"] for point in read.entries[1].points} == {(2.0, 3.0)}
+    choice = resolve(tunable, SM90, table.entries[1].bucket.replaced(M=40), index, Legality(tunable, SM90))
+    assert choice.config in (good, DEFAULT)
+    assert choice.source == "own"
+
+
+def test_a_table_of_shapes_that_are_not_declared_keeps_their_configs(tmp_path: Path) -> None:
+    """A user's own table may hold configs that only the space of its own buckets has."""
+    wide = Config(constants={"tile_m": 128, "tile_n": 64}, hints={"occupancy": 1, "num_ctas": 1})
+    tunable = dataclasses.replace(scale, tables=tmp_path)
+    spaces = lambda arch, problem: [DEFAULT, *([wide] if problem.size("N") == 8192 else [])]  # noqa: E731
+    object.__setattr__(tunable, "search_space", spaces)
+    table = scale_table()
+    bucket = Problem({"dtype": "bfloat16", "M": 64, "N": 8192})
+    own = dataclasses.replace(table.entries[1], bucket=bucket, config=wide)
+    write(tmp_path, dataclasses.replace(table, portfolio=(wide, table.portfolio[1]), entries=(own,)))
+    with pytest.warns(TableWarning, match=r"1 config of it"):
+        index = load(tunable, SM90)
+    assert index.tables[0].table.portfolio == (wide,)
+    assert resolve(tunable, SM90, bucket, index, Legality(tunable, SM90)).config == wide
+
+
+# Warnings ---------------------------------------------------------------------------------------------------
+
+
+def test_b2_a_warning_is_short_whatever_the_file_holds(tmp_path: Path) -> None:
+    names = {f"constant_{number}": 1 for number in range(20_000)}
+    many = Config(constants=names)
+    table = dataclasses.replace(scale_table(), portfolio=(many,), entries=())
+    write(tmp_path, table)
+    with pytest.warns(TableWarning, match="its configs have the constants") as seen:
+        load(dataclasses.replace(scale, tables=tmp_path), SM90)
+    assert [len(str(one.message)) < 1000 for one in seen] == [True]
+
+
+def test_folders_that_are_not_there_are_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = [str(tmp_path / f"gone{number}") for number in range(2000)]
+    monkeypatch.setenv(environment.TABLES, os.pathsep.join(gone))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for name in ("scale", "another"):
+            load(dataclasses.replace(scale, name=name, tables=tmp_path), SM90)
+    (one,) = seen
+    assert "gone0, which is not a folder" in str(one.message)
+    assert "(and 1999 folders more)" in str(one.message)
+
+
+@pytest.mark.parametrize("kind", ["no permission", "archive"])
+def test_b1_a_folder_that_cannot_be_looked_into_is_said_once(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "archive":  # as where zipimport loads the package
+        (tmp_path / "app.zip").write_bytes(b"PK")
+        folder, said = tmp_path / "app.zip" / "mylib" / "tuned_configs", "app.zip is not a folder"
+    else:
+        folder, said = tmp_path, "Permission denied"
+        real = os.lstat
+
+        def lstat(path: str | Path) -> os.stat_result:
+            if str(path).endswith(".json"):
+                raise PermissionError(13, "Permission denied", str(path))
+            return real(path)
+
+        monkeypatch.setattr(os, "lstat", lstat)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for name in ("scale", "another"):
+            assert load(dataclasses.replace(scale, name=name, tables=folder), SM90).tables == ()
+    assert [said in str(one.message) for one in seen] == [True]

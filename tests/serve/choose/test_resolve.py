@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from aot_tune.errors import LaunchError
+from aot_tune.errors import LaunchError, TableWarning, UsageError
 from aot_tune.serve.choose.index import Index, Shipped
 from aot_tune.serve.choose.resolve import Choice, Legality, miss_message, resolve, tune_command
+from aot_tune.serve.launch.messages import passed_over_message
 from aot_tune.tables.table import Table
 from aot_tune.tunable import Tunable
 from aot_tune.values.config import Config
@@ -112,6 +113,18 @@ def test_b3_a_config_that_may_not_run_is_passed_over_wherever_it_comes_from(bad:
     assert choose(at(4096), search=lambda problem, found: bad).config == DEFAULT
 
 
+def test_b3_legal_is_not_asked_of_a_winner_that_no_search_space_holds() -> None:
+    """B3: the launch that passes such a winner over says so, and does not raise with the author's `legal`."""
+    strict = dataclasses.replace(scale)
+    object.__setattr__(strict, "legal", lambda config, arch, problem: int(config["tile_m"]) > 0)
+    word = Config(constants={"tile_m": "x", "tile_n": 64}, hints={"occupancy": 1, "num_ctas": 1})
+    choice = choose(at(64), with_entry(TABLE, 1, config=word), tunable=strict)
+    assert choice.config in (AT_64, AT_256, DEFAULT)
+    message = passed_over_message(strict, SM90, at(64), choice)
+    assert message is not None
+    assert "it is not in the search space" in message
+
+
 def test_b3_a_given_config_that_is_not_legal_is_an_error_with_the_reason() -> None:
     """B3: the caller is told, instead of being given something else."""
     with pytest.raises(LaunchError, match="64 x 128 does not fit"):
@@ -170,3 +183,52 @@ def test_b10_the_same_files_and_problem_give_the_same_choice_without_cache_and_s
     for rows in range(1, 600, 7):
         one, other = choose(at(rows), TABLE), choose(at(rows), scale_table())
         assert (one.config, one.source) == (other.config, other.source)
+
+
+# The declaration's functions --------------------------------------------------------------------------------
+
+
+def test_b3_legal_is_asked_only_about_configs_of_a_search_space() -> None:
+    asked: list[Config] = []
+    watching = dataclasses.replace(scale)
+    object.__setattr__(watching, "legal", lambda config, arch, problem: asked.append(config) or True)
+    strange = Config(constants={"other": 1}, hints={})
+    assert choose(at(100), tunable=watching, remembered=lambda bucket: strange).config == DEFAULT
+    assert choose(at(100), tunable=watching, search=lambda problem, found: FOREIGN).config == DEFAULT
+    assert set(asked) == {DEFAULT}
+
+
+def _raising(*_: object) -> Any:
+    raise ZeroDivisionError("by the author")
+
+
+@pytest.mark.parametrize("function", ["tiles", "legal"])
+def test_b3_a_function_that_raises_for_a_tables_config_is_a_fallback(function: str) -> None:
+    """B3: one warning, and no launch fails because of what a table holds."""
+    broken = dataclasses.replace(scale)
+    real = getattr(scale, function)
+    object.__setattr__(
+        broken, function, lambda config, *rest: real(config, *rest) if config == DEFAULT else _raising()
+    )
+    index = Index(broken.axes, broken.tiles, [Shipped(table=TABLE, path=Path("t.json"))])
+    legality = Legality(broken, SM90)
+    with pytest.warns(TableWarning, match=r"declaration raises ZeroDivisionError: by the author") as seen:
+        chosen = {rows: resolve(broken, SM90, at(rows), index, legality) for rows in (40, 64, 100, 4096)}
+    assert len(seen) == 1
+    edge = AT_64 if function == "tiles" else DEFAULT  # at an edge no tiles are counted
+    assert {rows: choice.config for rows, choice in chosen.items()} == {
+        40: DEFAULT, 64: edge, 100: DEFAULT, 4096: DEFAULT,
+    }  # fmt: skip
+
+
+def test_b11_a_live_search_that_raises_is_a_fallback() -> None:
+    with pytest.warns(TableWarning, match="a live search is passed over"):
+        assert choose(at(4096), TABLE, search=_raising).source == "far"
+
+
+def test_a_wrong_variable_is_reported_and_no_fallback() -> None:
+    def search(problem: Problem, found: object) -> Config:
+        raise UsageError("AOT_TUNE_SEARCH_SECONDS='x'")
+
+    with pytest.raises(UsageError):
+        choose(at(4096), TABLE, search=search)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sqlite3
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import cuda.tile as ct
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from aot_tune import environment
 from aot_tune.errors import LaunchError, MissWarning, TableWarning, UsageError
 from aot_tune.serve.choose import loader
 from aot_tune.serve.launch import dispatch
 from aot_tune.serve.launch.dispatch import dispatcher_of
+from aot_tune.serve.runtime import TorchRuntime
 from aot_tune.tunable import Tunable
 from aot_tune.values.bucket import Exact, Pow2
 from aot_tune.values.config import Config
@@ -469,12 +474,112 @@ def test_a_parameter_is_launched_like_a_tensor(tuned: Tunable, launched: Launche
     assert launched() == [blocks(64, 1024, AT_64)]
 
 
-def test_an_expanded_output_is_refused(tuned: Tunable) -> None:
-    source, _ = tensors(64)
-    with pytest.raises(
-        LaunchError, match=r"argument target is written by the kernel and is an expanded view"
-    ):
-        tuned.launch(source, torch.empty(1, 1024, dtype=torch.bfloat16, device="meta").expand(64, 1024))
+@pytest.mark.process
+@pytest.mark.parametrize("warm", ["not launched", "launched", "launched with an expanded source"])
+def test_an_expanded_output_is_refused_at_each_call(
+    warm: str, tuned: Tunable, launched: Launched, driver: Driver
+) -> None:
+    source, target = tensors(64)
+    expanded = torch.empty(1, 1024, dtype=torch.bfloat16, device="meta").expand(64, 1024)
+    if warm == "launched":
+        tuned.launch(source, target)
+    elif warm != "not launched":
+        tuned.launch(expanded, target)
+        tuned.launch(expanded, target)
+    loaded, count = len(driver.compiled), len(launched())
+    for _ in range(2):
+        with pytest.raises(
+            LaunchError, match="argument target is written by the kernel and is an expanded view"
+        ):
+            tuned.launch(source, expanded)
+    assert (launched(), len(driver.compiled)) == ([], loaded)
+    for given in (source, expanded):
+        tuned.launch(given, target)
+    assert len(launched()) == 2
+    assert count == {"not launched": 0, "launched": 1}.get(warm, 2)
+
+
+@pytest.mark.process
+def test_an_expanded_output_is_refused_beside_one_with_a_harmless_stride_of_zero(
+    tuned: Tunable, launched: Launched
+) -> None:
+    source, target = tensors(1)
+    harmless, expanded = (
+        torch.empty_strided((1, 1024), strides, dtype=torch.bfloat16, device="meta")
+        for strides in ((0, 16), (0, 0))  # both have the same signature
+    )
+    for written in (target, harmless, harmless, target):
+        tuned.launch(source, written)
+    assert len(launched()) == 4
+    with pytest.raises(LaunchError, match="is an expanded view"):
+        tuned.launch(source, expanded)
+    assert launched() == []
+
+
+@pytest.mark.process
+def test_an_untested_cutile_s_plans_are_keyed_by_the_strides_of_what_is_written(
+    tuned: Tunable, launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aot_tune.nvidia.cutile.private_names_known", lambda: False)
+    source, target = tensors(64)
+    fresh = dataclasses.replace(tuned)
+    fresh.launch(source, target)
+    with pytest.raises(LaunchError, match="is an expanded view"):
+        fresh.launch(source, torch.empty(1, 1024, dtype=torch.bfloat16, device="meta").expand(64, 1024))
+    assert len(launched()) == 1
+
+
+def test_a_tensor_without_memory_is_refused(tuned: Tunable, driver: Driver, launched: Launched) -> None:
+    source, target = tensors(64)
+    driver.runtime.freed.add(id(target))
+    with pytest.raises(LaunchError, match=r"argument target has no memory: .* torch\.zeros_like\(target\)"):
+        tuned.launch(source, target)
+    assert launched() == []
+
+
+def test_a_dual_tensor_of_forward_mode_is_refused(tuned: Tunable, launched: Launched) -> None:
+    source, target = tensors(64)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(source, torch.empty_like(source))
+        with pytest.raises(LaunchError, match="argument source is a dual tensor of forward-mode autograd"):
+            tuned.launch(dual, target)
+    assert launched() == []
+
+
+def test_torch_says_which_tensors_have_neither_memory_nor_a_tangent() -> None:
+    here = TorchRuntime()
+    zero, freed, empty = torch._efficientzerotensor((3,)), torch.ones(3), torch.empty(0)
+    freed.untyped_storage().resize_(0)
+    assert [here.has_memory(one) for one in (torch.ones(3), empty, zero, freed)] == [True, True, False, False]
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.ones(3), torch.ones(3))
+        assert [here.has_tangent(one) for one in (dual, torch.ones(3))] == [True, False]
+    assert not here.has_tangent(torch.ones(3))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("stderr", ["none", "closed", "full", "broken pipe"])
+def test_a_choice_that_cannot_be_logged_is_launched(
+    stderr: str, tuned: Tunable, launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(environment.LOG, "1")
+    reading, writing = os.pipe()
+    os.close(reading)
+    descriptor = os.open("/dev/full", os.O_WRONLY) if stderr == "full" else os.dup(writing)
+    os.close(writing)
+    file = None if stderr == "none" else os.fdopen(descriptor, "w", buffering=1)
+    if stderr == "closed":
+        with suppress(OSError):
+            file.close()
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", file)
+        for _ in range(2):
+            tuned.launch(*tensors(64))
+            tuned.launch(*tensors(100))
+    with suppress(OSError):
+        os.close(descriptor) if file is None else file.close()
+    assert len(launched()) == 4
+    assert len(dispatcher_of(tuned)._memo) == 2
 
 
 def test_a_missing_argument_is_python_s_own_error(tuned: Tunable) -> None:

@@ -19,16 +19,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aot_tune import environment
-from aot_tune.errors import CacheWarning
+from aot_tune.errors import CacheWarning, StoreError
 from aot_tune.serve.search import cache
 from aot_tune.serve.search.cache import Key, Places, UserCache, folder_here
 from aot_tune.values.config import Config
+from tests.support.samples import DEFAULT, scale
 from tests.support.user_cache import CONFIG, KEY
 
 
 @pytest.fixture(autouse=True)
 def _warn_again() -> None:
-    cache._warn_once.cache_clear()
+    cache._said.clear()
 
 
 @pytest.fixture
@@ -45,6 +46,12 @@ def test_what_is_written_is_read_again(folder: Path) -> None:
     found = UserCache(folder).read(KEY)
     assert found == CONFIG
     assert found.constants["fast"] is True
+
+
+def test_a_config_that_names_its_kernel_is_read_again(folder: Path) -> None:
+    named = Config(constants=CONFIG.constants, hints=CONFIG.hints, kernel="other")
+    UserCache(folder).write(KEY, named, 12.5)
+    assert UserCache(folder).read(KEY) == named
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Key)])
@@ -261,6 +268,9 @@ def test_b15_a_folder_that_is_not_ours_alone_is_left_out_with_a_warning(
         lambda text: text.replace('"tile_m": 64', '"tile_m": ["__import__(1)"]'),
         lambda text: text.replace("mylib 1.0", "mylib 2.0"),
         lambda text: json.dumps([text]),
+        lambda text: "[" * 300 + "]" * 300,
+        lambda text: text.replace('"tile_m": 64', '"tile_m": ' + "[" * 500 + "]" * 500),
+        lambda text: '{"a":' * 1000 + "1" + "}" * 1000,
     ],
 )
 def test_b15_a_file_that_is_no_entry_is_a_miss_with_a_warning(folder: Path, change: object) -> None:
@@ -291,3 +301,176 @@ def test_b14_a_bucket_with_a_path_in_it_stays_inside_the_folder(folder: Path, tm
     UserCache(folder).write(key, CONFIG, 1.0)
     assert UserCache(folder).read(key) == CONFIG
     assert everything(tmp_path) == sorted([folder, *everything(folder)])
+
+
+def test_b16_a_newer_file_at_our_own_path_is_neither_replaced_nor_removed(folder: Path) -> None:
+    """B16: the schema in the file counts too."""
+    UserCache(folder).write(KEY, CONFIG, 12.5)
+    path = folder / KEY.place
+    theirs = path.read_bytes().replace(b'"schema": 1', b'"schema": 7, "more": [1]')
+    path.write_bytes(theirs)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert UserCache(folder).read(KEY) is None
+            UserCache(folder).write(KEY, Config(hints={"occupancy": 1}), 1.0)
+    assert path.read_bytes() == theirs
+    (one,) = seen
+    assert "a later release of aot_tune wrote it: schema 7" in str(one.message)
+    assert "remove" not in str(one.message)
+
+
+def test_a_file_that_no_release_could_read_is_replaced(folder: Path) -> None:
+    UserCache(folder).write(KEY, CONFIG, 12.5)
+    (folder / KEY.place).write_bytes(b"{")
+    UserCache(folder).write(KEY, CONFIG, 12.5)
+    assert UserCache(folder).read(KEY) == CONFIG
+
+
+@pytest.mark.parametrize("constants", [{}, {"tile_x": 1, "tile_n": 64}, {"tile_m": 16}])
+def test_b3_an_entry_of_other_constants_than_the_declaration_s_is_left_out(
+    folder: Path, constants: dict[str, int]
+) -> None:
+    """B3: `legal` would be asked for a constant that is not there; the search is made again instead."""
+    UserCache(folder).write(KEY, Config(constants=constants), 12.5)
+    with pytest.warns(CacheWarning, match=r"expected tile_m tile_n, got .*: remove the file"):
+        assert UserCache(folder, scale).read(KEY) is None
+    UserCache(folder, scale).write(KEY, DEFAULT, 12.5)
+    assert UserCache(folder, scale).read(KEY) == DEFAULT
+
+
+# The folders of a file's path -------------------------------------------------------------------------------
+
+
+INSIDE = ["v1", "v1/sm90", "v1/sm90/scale"]
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077, 0o777])
+def test_b15_every_folder_is_made_for_this_user_alone_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    folder = tmp_path / "above" / "mine"
+    before = os.umask(umask)
+    try:
+        UserCache(folder).write(KEY, CONFIG, 12.5)
+    finally:
+        os.umask(before)
+    made = [folder.parent, folder, *(folder / name for name in INSIDE)]
+    assert [oct(path.stat().st_mode & 0o7777) for path in made] == ["0o700"] * 5
+
+
+@pytest.mark.parametrize("inside", ["", *INSIDE, KEY.place])
+@pytest.mark.parametrize("mode", [0o020, 0o002])
+def test_b15_what_others_may_write_to_on_the_way_is_left_out(folder: Path, inside: str, mode: int) -> None:
+    """B15: the folder itself may be looked into by all, as one that a user made has it."""
+    UserCache(folder).write(KEY, CONFIG, 12.5)
+    for name in ("", *INSIDE):
+        (folder / name).chmod(0o755)
+    assert UserCache(folder).read(KEY) == CONFIG
+    place = folder / inside
+    place.chmod(place.stat().st_mode | mode)
+    text = (folder / KEY.place).read_text()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert UserCache(folder).read(KEY) is None
+            UserCache(folder).write(KEY, Config(hints={"occupancy": 1}), 1.0)
+    (one,) = seen
+    assert "may write to it" in str(one.message)
+    assert inside in str(one.message)
+    assert (folder / KEY.place).read_text() == text
+
+
+def test_b15_modes_below_a_folder_that_nobody_else_may_enter_do_no_harm(folder: Path) -> None:
+    """Earlier releases made the inner folders with the process's umask."""
+    UserCache(folder).write(KEY, CONFIG, 12.5)
+    for name in INSIDE:
+        (folder / name).chmod(0o775)
+    assert UserCache(folder).read(KEY) == CONFIG
+
+
+@pytest.mark.parametrize("inside", [*INSIDE, KEY.place])
+def test_b15_a_link_on_the_way_is_neither_read_nor_written_through(
+    folder: Path, tmp_path: Path, inside: str
+) -> None:
+    UserCache(folder).write(KEY, CONFIG, 12.5)
+    elsewhere = tmp_path / "elsewhere"
+    (folder / inside).rename(elsewhere)
+    (folder / inside).symlink_to(elsewhere)
+    before = [(path, path.stat().st_mtime_ns) for path in everything(tmp_path)]
+    with pytest.warns(CacheWarning, match=f"{inside} in it: it is a symbolic link") as seen:
+        assert UserCache(folder).read(KEY) is None
+    UserCache(folder).write(KEY, Config(hints={"occupancy": 1}), 1.0)
+    with UserCache(folder).locked(KEY, 0.1) as state:
+        assert state == "none"
+    assert len(seen) == 1
+    assert [(path, path.stat().st_mtime_ns) for path in everything(tmp_path)] == before
+
+
+@pytest.mark.parametrize("inside", [*INSIDE, KEY.place])
+def test_b15_what_another_user_owns_on_the_way_is_left_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, inside: str
+) -> None:
+    UserCache(folder).write(KEY, CONFIG, 12.5)
+    real = os.lstat
+
+    def lstat(path: str | Path) -> os.stat_result:
+        status = real(path)
+        if Path(path) == folder / inside:
+            status = os.stat_result((*status[:4], status.st_uid + 1, *status[5:]))
+        return status
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    with pytest.warns(CacheWarning, match="it belongs to user"):
+        assert UserCache(folder).read(KEY) is None
+
+
+# Warnings ---------------------------------------------------------------------------------------------------
+
+
+OTHER_KEYS = [dataclasses.replace(KEY, bucket=(("M", m), ("dtype", "bfloat16"))) for m in (64, 128, 256)]
+
+
+@pytest.mark.parametrize("error", [OSError(30, "Read-only file system"), OSError(28, "No space left")])
+def test_b5_a_folder_that_cannot_be_written_is_one_warning_for_all_winners(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    """B5: the file's path and the system's words differ from bucket to bucket."""
+
+    def refuse(path: Path, data: bytes) -> None:
+        raise StoreError(f"cannot write {path}: {error.strerror}")
+
+    monkeypatch.setattr(cache, "write_atomic", refuse)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for key in OTHER_KEYS:
+            UserCache(folder).write(key, CONFIG, 12.5)
+    (one,) = seen
+    assert "is kept for this process only" in str(one.message)
+
+
+def test_b8_where_only_the_lock_fails_the_warning_says_that_winners_are_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def acquired(path: Path, timeout: float) -> object:
+        raise OSError(f"no locks for {path.name}")
+
+    monkeypatch.setattr(cache, "_acquired", acquired)
+    there = UserCache(folder)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for key in OTHER_KEYS:
+            with there.locked(key, 1) as state:
+                assert state == "none"
+            there.write(key, CONFIG, 12.5)
+            assert there.read(key) == CONFIG
+    (one,) = seen
+    assert "there are no locks in the cache folder" in str(one.message)
+    assert "is written there" in str(one.message)
+    assert "this process only" not in str(one.message)
+
+
+def test_b5_without_a_folder_all_winners_are_one_warning() -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for key in OTHER_KEYS:
+            UserCache(None).write(key, CONFIG, 12.5)
+    assert len(seen) == 1

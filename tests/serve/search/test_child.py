@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,6 +21,7 @@ from aot_tune.values.problem import Problem
 from tests.support.driver import Driver
 from tests.support.samples import DEFAULT, SPACE, scale
 
+ROOT = str(Path(__file__).parents[3])
 PROBLEM = Problem({"dtype": "bfloat16", "M": 64, "N": 1024})
 
 
@@ -67,6 +70,49 @@ def _gone(pid: int) -> bool:
         return True
 
 
+@pytest.mark.process
+def test_the_child_imports_from_the_parents_path_and_not_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file there that is called like a module would run in the server's name."""
+    for name in ("json", "ctypes", "signal", "aot_tune"):
+        (tmp_path / f"{name}.py").write_text("import os; os._exit(7)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [ROOT, *(folder for folder in sys.path if folder)])
+    request = json.dumps({"module": "tests.support.samples", "kernel": "scale", "device": 0})
+    command = child.command()
+    asked = subprocess.run(command, input=request, capture_output=True, text=True, check=False)
+    assert asked.stderr.strip().endswith("KeyError: 'configs'"), "it read the request, which is incomplete"
+
+
+@pytest.mark.process
+def test_a_child_starts_whatever_else_sys_path_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "removed"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [ROOT, tmp_path, b"bytes", None, "", *sys.path])
+    assert child.command()[3:5] == [ROOT, str(folder)]
+    folder.rmdir()
+    path = child.command()[3:]
+    assert str(tmp_path) not in path
+    assert "" not in path
+    monkeypatch.setattr(child, "_START", "import sys; sys.stdout.write(sys.stdin.read())")
+    assert child.run(child.command(), b"started", 30) == b"started"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("options", "flag"), [(["-I"], "-I"), (["-E"], "-E"), (["-s"], "-s"), ([], None)])
+def test_the_child_ignores_what_its_parent_ignores(options: list[str], flag: str | None) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {ROOT!r}); "
+        "from aot_tune.serve.search import child; print(child.command())"
+    )
+    told = subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True, check=True)
+    command = ast.literal_eval(told.stdout)
+    before = command[1 : command.index("-c")]
+    assert (flag in before) if flag else before == []
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -80,7 +126,7 @@ def _gone(pid: int) -> bool:
 )
 def test_an_answer_that_is_none_is_no_winner(answer: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "run", lambda *args: answer)
-    assert child.fastest(scale, PROBLEM, SPACE[:2], number=0, limit_s=1) is None
+    assert child.fastest(scale, PROBLEM, SPACE[:2], device_index=0, limit_s=1) is None
 
 
 def test_the_request_names_the_declaring_module_and_the_answer_one_of_the_configs(
@@ -93,7 +139,7 @@ def test_the_request_names_the_declaring_module_and_the_answer_one_of_the_config
         return b'{"best": 1, "mean_us": 7.5}'
 
     monkeypatch.setattr(child, "run", run)
-    assert child.fastest(scale, PROBLEM, SPACE[:2], number=1, limit_s=1) == (SPACE[1], 7.5)
+    assert child.fastest(scale, PROBLEM, SPACE[:2], device_index=1, limit_s=1) == (SPACE[1], 7.5)
     assert requests[0]["module"] == "tests.support.samples"
     assert requests[0]["problem"] == {"dtype": "bfloat16", "M": 64, "N": 1024}
     assert requests[0]["device"] == 1

@@ -6,6 +6,9 @@ import dataclasses
 import gc
 import itertools
 import multiprocessing
+import os
+import signal
+import threading
 import time
 import tracemalloc
 import warnings
@@ -19,7 +22,7 @@ import torch
 from aot_tune import environment
 from aot_tune.errors import CacheWarning
 from aot_tune.serve.kernels import HintedKernels
-from aot_tune.serve.launch.dispatch import dispatcher_of
+from aot_tune.serve.launch.dispatch import UnrankedRow, dispatcher_of
 from aot_tune.serve.runtime import runtime
 from aot_tune.serve.search import cache, trial
 from aot_tune.serve.search import live as search
@@ -235,7 +238,7 @@ def test_b9_nothing_is_searched_where_a_capture_began_while_a_lock_was_waited_fo
 
     with monkeypatch.context() as patched:
         if lock == "thread's":
-            patched.setattr(live, "_lock", awaited := _Awaited(begin))
+            patched.setattr(live._turn, "lock", awaited := _Awaited(begin))
         else:
             acquired = cache._acquired
 
@@ -265,7 +268,7 @@ def test_b9_another_process_searches_whatever_is_captured_meanwhile(
     monkeypatch.setattr(search.child, "fastest", lambda tunable, problem, configs, **_: (configs[-1], 5.0))
     unknown = dataclasses.replace(scale, tables=tmp_path / "none")
     awaited = _Awaited(lambda: setattr(driver, "captures_elsewhere", True))
-    monkeypatch.setattr(dispatcher_of(unknown)._search, "_lock", awaited)
+    monkeypatch.setattr(dispatcher_of(unknown)._search._turn, "lock", awaited)
     unknown.launch(*tensors(64))
     assert driver.captures_elsewhere
     assert dispatcher_of(unknown)._plans.popitem()[1].choice.source == "searched"
@@ -287,16 +290,92 @@ def test_b10_a_rank_does_not_read_the_user_s_cache(
     assert chosen == [(64, 16, 1)] * 2
 
 
-@pytest.mark.process
-def test_b10_a_process_that_becomes_a_rank_forgets_what_it_chose_for_itself(
-    tuned: Tunable, driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """B10: torch.distributed may be initialised after the first launches; the next unseen call notices."""
-    tuned.launch(*tensors(4096))
+def _by_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+
+def _by_own_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(environment.RANKED, "2")
-    tuned.launch(*tensors(64))
+
+
+def _by_a_changed_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")  # it was 1
+
+
+def _by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("found", ["searched", "cached"])
+@pytest.mark.parametrize("becomes", [_by_variable, _by_own_variable, _by_a_changed_variable, _by_torch])
+def test_b10_a_process_that_becomes_a_rank_launches_what_ranks_do(
+    becomes: Callable[[pytest.MonkeyPatch], None],
+    found: str,
+    tuned: Tunable,
+    driver: Driver,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """B10: torch.distributed may be initialised after the first launches; known shapes notice it too."""
+    if becomes is _by_a_changed_variable:
+        monkeypatch.setenv("WORLD_SIZE", "1")
+    if found == "cached":
+        dataclasses.replace(tuned).launch(*tensors(4096))
+    for _ in range(2):
+        tuned.launch(*tensors(4096))
+        tuned.launch(*tensors(64))
+    [private, shared] = dispatcher_of(tuned)._memo.values()
+    assert (type(private), type(shared)) == (UnrankedRow, tuple)
     tuned.launch(*tensors(4096))
-    assert grid_of(driver) == (64, 16, 1)
+    assert grid_of(driver) == (128, 16, 1)
+    becomes(monkeypatch)
+    for _ in range(2):
+        tuned.launch(*tensors(4096))
+        assert grid_of(driver) == (64, 16, 1)
+    assert {type(row) for row in dispatcher_of(tuned)._memo.values()} == {tuple}
+
+
+@pytest.mark.process
+def test_a_process_that_is_initialised_alone_keeps_what_it_searched(
+    tuned: Tunable, driver: Driver, searched: list[list[Config]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned.launch(*tensors(4096))
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 1)
+    for _ in range(3):
+        tuned.launch(*tensors(4096))
+    assert len(searched) == 1
+    assert grid_of(driver) == (128, 16, 1)
+    tuned.launch.__globals__["slow"] = lambda *args: pytest.fail("a known shape took the slow path")
+    tuned.launch(*tensors(4096))
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forking is POSIX")
+def test_b7_a_child_forked_during_a_search_does_not_wait_for_its_end(tuned: Tunable, driver: Driver) -> None:
+    """B7: the thread that searches stayed in the parent."""
+    held, go = threading.Event(), threading.Event()
+    turn = dispatcher_of(tuned)._search._turn
+
+    def hold() -> None:
+        with turn.lock:
+            held.set()
+            go.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert held.wait(30)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)  # the limit of the search is 1000 s
+            tuned.launch(*tensors(4096))
+            os._exit(0 if grid_of(driver) == (128, 16, 1) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        go.set()
+        thread.join()
 
 
 # When it fails ---------------------------------------------------------------------------------------------
@@ -525,7 +604,7 @@ def test_b5_without_a_cache_the_winner_serves_this_process(
     """B5: one warning; the search is made and its result used."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(environment.CACHE_DIR, str(tmp_path / "file" / "below"))
-    cache._warn_once.cache_clear()
+    cache._said.clear()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         tuned.launch(*tensors(4096))
@@ -542,7 +621,7 @@ def test_b8_a_search_is_made_where_no_lock_can_be_had(
     monkeypatch.setattr(
         cache, "_acquired", lambda path, timeout: (_ for _ in ()).throw(OSError("no locks here"))
     )
-    cache._warn_once.cache_clear()
+    cache._said.clear()
     live = LiveSearch(tuned, dispatcher_of(tuned).kernels)
     key = live.key(SM90, "NVIDIA H200", Problem({"dtype": "bfloat16", "M": 4096, "N": 1024}))
     with pytest.warns(CacheWarning, match="no locks here"):

@@ -15,7 +15,7 @@ from aot_tune.tables.table import Entry, Point, Table
 from aot_tune.tuner.choose.entries import choose_entries, settle_portfolio
 from aot_tune.tuner.choose.incumbent import keeps_figures
 from aot_tune.tuner.choose.portfolio import MOST_WHEN_WORSE, crowded_out
-from aot_tune.tuner.choose.times import SweepTimes, as_of_first_run, is_tie, unserved
+from aot_tune.tuner.choose.times import SweepTimes, as_of_first_run, finalists, is_tie, unserved
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
@@ -531,3 +531,60 @@ def test_finalists_are_told_at_the_clocks_of_the_first_run() -> None:
     told = as_of_first_run(_at(default=100.0, tall=50.0), _at(default=120.0, tall=60.0))
     assert {one.mean_us for one in told.values()} == {100.0, 50.0}
     assert as_of_first_run(_at(default=100.0), {}) == {}
+
+
+# Glitches and disturbances ----------------------------------------------------------------------------------
+
+
+def _named(**us: float) -> dict[Config, Measurement]:
+    return {
+        Config(constants={"name": name}): Measurement(
+            config=Config(constants={"name": name}), mean_us=time, error_margin_us=0.1, num_samples=5
+        )
+        for name, time in us.items()
+    }
+
+
+def _names(configs: Iterable[Config]) -> set[object]:
+    return {config["name"] for config in configs}
+
+
+@pytest.mark.parametrize("factor", [0.9, 0.7, 0.5, 0.1, 1e-4])
+def test_one_glitch_does_not_keep_the_contenders_out_of_the_finals(factor: float) -> None:
+    times = _named(best=100.0, near=103.0, glitch=110.0 * factor, far=150.0)
+    assert _names(finalists(times, [])) >= {"best", "near", "glitch"}
+    assert _names(finalists(_named(best=100.0, near=103.0, far=150.0), [])) == {"best", "near"}
+    assert _names(finalists(_named(best=100.0), [])) == {"best"}
+
+
+def test_a_glitch_does_not_move_the_times_of_those_that_were_not_timed_again() -> None:
+    first, again = _named(glitch=50.0, best=100.0), _named(glitch=110.0, best=100.0)
+    told = {config["name"]: time.mean_us for config, time in as_of_first_run(first, again).items()}
+    assert told == {"glitch": 110.0, "best": 100.0}
+
+
+def _disturbed_at(edge: Problem, by: str | None) -> SweepTimes:
+    times = {
+        config: dataclasses.replace(time, disturbed=by if config == DEFAULT else None)
+        for config, time in _at(default=100.0, tall=80.0).items()
+    }
+    return recorded.sweep(candidates={edge: times}, finals={edge: times}, runoffs={edge: times})
+
+
+def test_what_disturbed_samples_is_in_the_entry_until_a_clean_run() -> None:
+    edge, portfolio = problem(256), (_called("tall"),)
+    spoilt = choose_entries(_disturbed_at(edge, "throttling"), portfolio)
+    assert [entry.disturbed for entry in spoilt.entries] == ["throttling"]
+    again = choose_entries(_disturbed_at(edge, "another process"), portfolio, incumbent=spoilt)
+    assert again is spoilt, "one disturbance is as good as another"
+    clean = choose_entries(_disturbed_at(edge, None), portfolio, incumbent=spoilt)
+    assert [entry.disturbed for entry in clean.entries] == [None]
+    assert choose_entries(_disturbed_at(edge, "throttling"), portfolio, incumbent=clean) is clean
+
+
+def test_a_config_that_is_barred_at_an_edge_wins_elsewhere() -> None:
+    edges = problem(256), problem(512)
+    times = {edge: _at(default=100.0, tall=80.0) for edge in edges}
+    sweep = recorded.sweep(candidates=times, finals=times, barred={edges[0]: {_called("tall")}})
+    table = choose_entries(sweep, (_called("tall"),))
+    assert [entry.config for entry in table.entries] == [DEFAULT, _called("tall")]

@@ -128,11 +128,47 @@ def test_a_compiler_that_is_killed_is_that_jobs_failure_with_the_signal(
     assert_none_left(mark)
 
 
+def test_a_compiler_that_is_killed_once_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    """A3: the system kills an innocent process when memory is short."""
+    put_on_path(monkeypatch, tmp_path / "bin", "if [ ! -f $0.once ]; then echo > $0.once; kill -9 $$; fi")
+    with CompilePool(1, 60.0, tmp_path / "cubins", target=other("CompilerOnPath")) as pool:
+        pool.submit(job(32))
+        (result,) = all_results(pool).values()
+    assert isinstance(result, Compiled)
+    assert (tmp_path / "bin" / "tileiras.once").exists()
+    assert_none_left(mark)
+
+
+def test_a_compiling_process_that_is_killed_once_is_tried_again(tmp_path: Path) -> None:
+    """A3."""
+    with CompilePool(1, 60.0, tmp_path, target=other("DiesOnce")) as pool:
+        pool.submit(job(16))
+        (result,) = all_results(pool).values()
+    assert isinstance(result, Compiled)
+
+
+def test_a_crash_that_leaves_a_child_is_told_as_a_crash_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    """A3: the child holds the pipe that the compiler's output is read from."""
+    put_on_path(monkeypatch, tmp_path / "bin", "setsid sleep 1000 & sleep 1000 & kill -11 $$")
+    begun = time.monotonic()
+    with CompilePool(1, 120.0, tmp_path / "cubins", target=other("CompilerOnPath")) as pool:
+        pool.submit(job(32))
+        (failed,) = all_results(pool).values()
+        assert isinstance(failed, CompileFailure)
+        assert "the compiler was killed by SIGSEGV" in failed.message
+        assert time.monotonic() - begun < 60
+        assert_none_left(mark)
+
+
 def test_a_compiler_that_hangs_is_killed_with_all_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
 ) -> None:
     """A3."""
-    put_on_path(monkeypatch, tmp_path / "bin", "sleep 1000 & sleep 1000")
+    put_on_path(monkeypatch, tmp_path / "bin", "setsid sleep 1000 & sleep 1000")
     with CompilePool(1, 4.0, tmp_path / "cubins", target=other("CompilerOnPath")) as pool:
         pool.submit(job(32))
         (failed,) = all_results(pool).values()
@@ -257,5 +293,28 @@ def test_a_folder_that_cannot_be_written_ends_the_run_and_blames_no_job(tmp_path
         folder.write_text("")
         pool.submit(job(16))
         with pytest.raises(TuneError, match="cannot write"):
+            all_results(pool)
+    assert_none_left(mark)
+
+
+def test_a_temporary_folder_that_cannot_be_written_is_said_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler, unlike Python, would go nowhere else, and end with "Return code 5"."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    with pytest.raises(TuneError, match=r"temporary folder .*none cannot be written.*set TMPDIR to one"):
+        CompilePool(1, 60.0, tmp_path / "cubins")
+
+
+def test_a_temporary_folder_that_disappears_ends_the_run_and_blames_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    put_on_path(monkeypatch, tmp_path / "bin", f"rm -r {temporary}; exit 5")
+    with CompilePool(1, 60.0, tmp_path / "cubins", target=other("CompilerOnPath")) as pool:
+        pool.submit(job(32))
+        with pytest.raises(TuneError, match=r"temporary folder .*cannot be written"):
             all_results(pool)
     assert_none_left(mark)

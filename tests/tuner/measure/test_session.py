@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,19 +18,29 @@ import pytest
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import DeclarationError, JournalMismatchError, TuneError
+from aot_tune.tuner.measure import gpu_lock
 from aot_tune.tuner.measure.rounds import LEAST_ROUNDS, MOST_ROUNDS
 from aot_tune.tuner.measure.session import MeasureSession
-from aot_tune.tuner.measure.supervise import GpuLostError, Limits
-from aot_tune.tuner.measure.worker.runner import BUSY_BETWEEN_S, BUSY_FIRST_S, SAMPLES
+from aot_tune.tuner.measure.supervise import GpuLostError, Limits, ProblemFailedError
+from aot_tune.tuner.measure.worker import gpu_state
+from aot_tune.tuner.measure.worker.backend import LAUNCHES
+from aot_tune.tuner.measure.worker.runner import (
+    BUSY_BETWEEN_S,
+    BUSY_FIRST_S,
+    LEAST_LAUNCHES,
+    MOST_TEXT,
+    SAMPLES,
+)
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.tuner.sweep.journal import Journal
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
-from tests.support.scripted_backend import Does, Script, config, events
+from tests.support.gpu_locks import shared_folder
+from tests.support.scripted_backend import Does, Script, config, events, plain
 
 pytestmark = pytest.mark.process
 
-QUICK = Limits(start_s=5, canary_s=5, open_s=5, config_s=0.6, patience_s=0.0)
+QUICK = Limits(start_s=15, canary_s=5, open_s=5, config_s=0.6, patience_s=0.0, pause_s=0.1)
 ONE, TWO, THREE = (Problem({"M": m}) for m in (16, 32, 64))
 
 Start = Callable[..., MeasureSession]
@@ -39,7 +48,7 @@ Start = Callable[..., MeasureSession]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(gpu_lock, "FOLDERS", (shared_folder(tmp_path / "lock"),))
     return tmp_path
 
 
@@ -61,7 +70,7 @@ def start(folder: Path, told: list[str]) -> Iterator[Start]:
             limits,
             on_event=told.append,
             backend="tests.support.scripted_backend:ScriptedBackend",
-            arguments={"script": Script(folder=folder, configs=configs, **script)},
+            arguments={"script": plain(Script(folder=folder, configs=configs, **script))},
         )
         sessions.append(session)
         return session
@@ -98,7 +107,10 @@ def test_configs_are_verified_and_timed_one_after_another_in_their_order(start: 
         Measurement(config=config("a"), mean_us=12.0, error_margin_us=0.01, num_samples=5),
         Measurement(config=config("b"), mean_us=11.0, error_margin_us=0.2, num_samples=5),
     ]
-    assert events(folder) == ["start", "canary", "open M=16", "verify a", "time a", "verify b", "time b"]
+    assert events(folder) == [
+        *("start", "canary", "open M=16", "verify a", "time a", "verify b", "time b"),
+        "time b",  # it leads
+    ]
 
 
 def test_a_problem_that_is_open_is_not_opened_again(start: Start, folder: Path) -> None:
@@ -214,13 +226,42 @@ def test_a_hang_at_any_launch_is_killed_and_the_sweep_goes_on(
 
 
 def test_a_lost_gpu_stops_the_sweep_with_its_outcomes_kept(start: Start) -> None:
-    session = start({"a": Does(), "bad": Does(fault="hang")}, bad_canaries=range(1, 1000))
-    with pytest.raises(
-        GpuLostError, match=r"3 fresh workers in a row.*device unavailable.*nvidia-smi"
-    ) as caught:
-        session.measure(ONE, of("a", "bad"))
-    assert by_name(list(caught.value.outcomes)) == {"a": "ok"}
-    assert isinstance(caught.value, TuneError)
+    session = start(
+        {"wrong": Does(fault="launch"), "a": Does(), "bad": Does(fault="hang")}, bad_canaries=[*range(1, 99)]
+    )
+    stood: list[Outcome] = []
+    with pytest.raises(GpuLostError, match=r"3 fresh workers in a row.*device unavailable.*nvidia-smi"):
+        session.measure(ONE, of("wrong", "a", "bad"), on_outcome=stood.append)
+    assert by_name(stood) == {"wrong": "launch", "a": "ok"}
+    assert [one.provisional for one in stood if isinstance(one, Measurement)] == [True]
+
+
+@pytest.mark.parametrize("bad", ["kill", "raise"])
+def test_a_problem_whose_arguments_cannot_be_made_fails_and_not_the_gpu(start: Start, bad: str) -> None:
+    session = start({"a": Does()}, bad_opens={32: bad})
+    session.measure(ONE, of("a"))
+    for ask in (session.measure, session.finals, session.recheck):
+        with pytest.raises(
+            ProblemFailedError, match=r"M=32 cannot be measured, while the GPU is well"
+        ) as failed:
+            ask(TWO, of("a"))
+        assert failed.value.problem == TWO
+        assert ("SIGKILL" if bad == "kill" else "no such size") in failed.value.reason
+    assert by_name(session.measure(THREE, of("a"))) == {"a": "ok"}
+
+
+def test_a_problem_whose_arguments_take_for_ever_fails_too(start: Start, folder: Path) -> None:
+    session = start({"a": Does()}, replace(QUICK, open_s=0.5), bad_opens={32: "hang"})
+    with pytest.raises(ProblemFailedError, match=r"no answer to open within 0\.5 s"):
+        session.measure(TWO, of("a"))
+    assert events(folder).count("canary") == 4  # the last one shows that the GPU is well
+    assert by_name(session.measure(ONE, of("a"))) == {"a": "ok"}
+
+
+def test_where_the_gpu_is_lost_by_making_arguments_no_problem_is_blamed(start: Start) -> None:
+    session = start({"a": Does()}, bad_opens={32: "kill"}, bad_canaries=[*range(1, 99)])
+    with pytest.raises(GpuLostError):
+        session.measure(TWO, of("a"))
 
 
 def test_two_failed_recoveries_are_survived(start: Start) -> None:
@@ -269,7 +310,7 @@ def test_a_winner_is_checked_again_in_a_fresh_process_on_other_seeds(start: Star
     assert by_name(session.measure(ONE, of("a", "b"))) == {"a": "ok", "b": "ok"}
     (failure,) = session.recheck(ONE, of("a", "b"))
     assert (failure.config, failure.stage) == (config("a"), "verify")
-    assert events(folder).count("start") == 2
+    assert events(folder).count("start") == 3  # the second finds it wrong, the third confirms it
 
 
 def test_rechecks_in_a_row_share_a_process_that_has_measured_nothing(start: Start, folder: Path) -> None:
@@ -318,12 +359,35 @@ def test_a_problem_that_needs_the_last_ones_memory_gets_a_fresh_worker(start: St
     assert events(folder).count("start") == 2
 
 
-def test_a_problem_that_fits_nowhere_fails_each_config_for_memory(start: Start) -> None:
-    session = start({"a": Does(), "b": Does()}, short_opens=range(2))
-    outcomes = session.measure(ONE, of("a", "b"))
-    assert by_name(outcomes) == {"a": "memory", "b": "memory"}
-    assert by_name(session.measure(TWO, of("a"))) == {"a": "memory"}  # the second of the two
-    assert by_name(session.measure(THREE, of("a"))) == {"a": "ok"}
+def test_a_problem_that_fits_nowhere_fails_and_no_config_is_blamed(start: Start) -> None:
+    session = start({"a": Does(), "b": Does()}, short_opens=[*range(3)])
+    stood: list[Outcome] = []
+    with pytest.raises(ProblemFailedError, match=r"M=16 .*arguments and reference: .*96 GiB"):
+        session.measure(ONE, of("a", "b"), on_outcome=stood.append)
+    assert stood == []
+    assert by_name(session.measure(TWO, of("a", "b"))) == {"a": "ok", "b": "ok"}
+
+
+def test_a_fresh_worker_that_is_short_of_memory_once_blames_nobody(start: Start, folder: Path) -> None:
+    """The memory of a killed worker is not free at once."""
+    session = start({"a": Does(), "bad": Does(fault="crash"), "b": Does()}, short_opens=[0, 2, 3])
+    assert by_name(session.measure(ONE, of("a", "bad", "b"))) == {"a": "ok", "bad": "fault", "b": "ok"}
+    log = events(folder)
+    assert log.count("start") == 6
+    session.recheck(ONE, of("a"))
+
+
+def test_a_recheck_that_is_short_of_memory_once_fails_no_winner(start: Start) -> None:
+    session = start({"a": Does()}, short_opens=[1, 2])
+    session.measure(ONE, of("a"))
+    assert session.recheck(ONE, of("a")) == []
+
+
+def test_a_pause_comes_before_a_problem_is_opened_again(start: Start) -> None:
+    session = start({"a": Does()}, replace(QUICK, pause_s=1.5), short_opens=[0])
+    began = time.monotonic()
+    session.measure(ONE, of("a"))
+    assert time.monotonic() - began > 1.5
 
 
 @pytest.mark.parametrize("fault", ["compile", "launch"])
@@ -331,8 +395,11 @@ def test_what_raises_at_the_launch_fails_alone_in_the_same_worker(
     start: Start, folder: Path, fault: str
 ) -> None:
     session = start({"bad": Does(fault=fault), "b": Does()})
-    assert by_name(session.measure(ONE, of("bad", "b"))) == {"bad": fault, "b": "ok"}
+    outcomes = session.measure(ONE, of("bad", "b"))
+    assert by_name(outcomes) == {"bad": fault, "b": "ok"}
     assert events(folder).count("start") == 1
+    assert isinstance(outcomes[0], Failure)
+    assert len(outcomes[0].message) <= MOST_TEXT  # of 27 MB
 
 
 # A12: sharing -----------------------------------------------------------------------------------------------
@@ -340,12 +407,12 @@ def test_what_raises_at_the_launch_fails_alone_in_the_same_worker(
 
 def test_a_second_tuner_on_a_gpu_is_refused_with_the_holders_name(start: Start, folder: Path) -> None:
     holder = (
-        "import sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
-        "from aot_tune.tuner.measure.gpu_lock import GpuLock\n"
-        "lock = GpuLock('cuda-0', 'tuning matmul'); print('held', flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from aot_tune.tuner.measure import gpu_lock\n"
+        "gpu_lock.FOLDERS = (Path(sys.argv[1]),)\n"
+        "lock = gpu_lock.GpuLock('cuda-0', 'tuning matmul'); print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", holder, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", holder, str(folder / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
@@ -501,7 +568,7 @@ def test_the_finals_of_what_takes_long_are_in_turn_from_the_start(start: Start, 
     session.measure(ONE, of("a", "b"))
     a, b = session.finals(ONE, of("a", "b"))
     assert (a.mean_us, b.mean_us) == (1100.0, 900.0)  # type: ignore[union-attr]
-    assert events(folder).count("time a") == 1
+    assert events(folder).count("time b") == 1
     assert events(folder).count("sample a") == SAMPLES * (1 + LEAST_ROUNDS)
 
 
@@ -621,3 +688,298 @@ def test_an_interrupted_request_leaves_no_worker_to_the_next_request(
     assert time.monotonic() - began < 20
     assert events(folder).count("start") == 2
     assert told == []  # no worker had to be replaced for its silence
+
+
+# Wrong results are confirmed --------------------------------------------------------------------------------
+
+
+def test_a_wrong_result_counts_only_when_a_fresh_worker_confirms_it(start: Start, folder: Path) -> None:
+    session = start(
+        {"a": Does(), "once": Does(wrong="out: 3 are wrong", wrong_times=1), "bad": Does(wrong="nan")}
+    )
+    stood: list[Outcome] = []
+    outcomes = session.measure(ONE, of("a", "once", "bad"), on_outcome=stood.append)
+    assert by_name(outcomes) == {"a": "ok", "once": "ok", "bad": "verify"}
+    assert [o.stage for o in stood if isinstance(o, Failure)] == ["verify"]
+    assert events(folder).count("start") == 2  # both are checked in the same fresh worker
+    assert events(folder).count("again once") == LAUNCHES  # one that is wrong now and then is found
+
+
+def test_a_config_that_is_wrong_in_few_launches_is_not_forgiven(start: Start) -> None:
+    flaky = Does(wrong="nan", wrong_times=1, wrong_again="nan")
+    assert by_name(start({"flaky": flaky}).measure(ONE, of("flaky"))) == {"flaky": "verify"}
+
+
+def test_a_config_confirmed_wrong_is_believed_to_be_on_other_problems(start: Start, folder: Path) -> None:
+    session = start({"a": Does(), "bad": Does(wrong="nan")})
+    for problem in (ONE, TWO, THREE):
+        assert by_name(session.measure(problem, of("a", "bad"))) == {"a": "ok", "bad": "verify"}
+    assert events(folder).count("start") == 2
+
+
+@pytest.mark.parametrize("launch", [1, 6], ids=["verifying", "timing"])
+def test_one_that_damages_the_check_is_blamed_and_innocents_are_not(start: Start, launch: int) -> None:
+    culprit = Does(us=[1.0], fault="damage", at_launch=launch)
+    session = start({"a": Does(), "culprit": culprit, "b": Does(), "c": Does()})
+    outcomes = session.measure(ONE, of("a", "culprit", "b", "c"))
+    assert by_name(outcomes) == {"a": "ok", "culprit": "verify", "b": "ok", "c": "ok"}
+    assert isinstance(outcomes[1], Failure)
+    assert outcomes[1].message == (
+        "the kernel writes outside of its arguments: the expected out changed, seed 0"
+    )
+
+
+def test_one_that_damaged_the_check_before_has_no_second_try(start: Start, folder: Path) -> None:
+    session = start({"a": Does(), "culprit": Does(fault="damage")})
+    for problem in (ONE, TWO):
+        assert by_name(session.measure(problem, of("culprit", "a"))) == {"culprit": "verify", "a": "ok"}
+    assert events(folder).count("verify culprit") == 3
+
+
+def test_a_wrong_result_remembered_from_a_journal_needs_no_confirmation(start: Start, folder: Path) -> None:
+    session = start({"a": Does(), "bad": Does(wrong="nan")})
+    session.remember_fault(ONE, config("bad"), "nan", "verify")
+    assert by_name(session.measure(TWO, of("a", "bad"))) == {"a": "ok", "bad": "verify"}
+    assert events(folder).count("start") == 1
+
+
+def test_one_that_damages_the_check_in_its_turn_is_found(start: Start) -> None:
+    long = {name: Does(us=[1000.0]) for name in "abc"}
+    culprit = Does(us=[1000.0], fault="damage", only_in="sample")
+    outcomes = start({**long, "culprit": culprit}).measure(ONE, of("a", "culprit", "b", "c"))
+    assert by_name(outcomes) == {"a": "ok", "culprit": "verify", "b": "ok", "c": "ok"}
+
+
+def test_one_that_damages_the_check_once_is_forgiven(start: Start) -> None:
+    session = start({"a": Does(), "once": Does(fault="damage", times=1), "b": Does()})
+    assert by_name(session.measure(ONE, of("a", "once", "b"))) == {"a": "ok", "once": "ok", "b": "ok"}
+
+
+def test_a_config_that_is_wrong_in_timed_launches_alone_cannot_win(start: Start) -> None:
+    session = start({"a": Does(), "bad": Does(us=[1.0], wrong_timed="out: 64 are wrong")})
+    outcomes = session.measure(ONE, of("a", "bad"))
+    assert by_name(outcomes) == {"a": "ok", "bad": "verify"}
+    assert isinstance(outcomes[1], Failure)
+    assert outcomes[1].message == "out: 64 are wrong, after timed launches"
+    assert by_name(session.finals(ONE, of("a", "bad"))) == {"a": "ok", "bad": "verify"}
+
+
+@pytest.mark.parametrize("launch", [1, 6], ids=["verifying", "timing"])
+def test_an_undeclared_mutation_names_the_config_that_ran_last(start: Start, launch: int) -> None:
+    session = start({"a": Does(), "last": Does(fault="undeclared", at_launch=launch)})
+    with pytest.raises(DeclarationError, match=r"argument weight \(the config that ran last: name=last\)"):
+        session.measure(ONE, of("a", "last"))
+
+
+# Winners are launched many times ----------------------------------------------------------------------------
+
+
+def test_a_winner_is_launched_many_times_before_it_counts(start: Start, folder: Path) -> None:
+    session = start({"a": Does(), "flaky": Does(wrong_again="out: 1 is wrong")})
+    session.measure(ONE, of("a", "flaky"))
+    (failure,) = session.recheck(ONE, of("a", "flaky"))
+    assert (str(failure.config["name"]), failure.stage) == ("flaky", "verify")
+    assert failure.message == "out: 1 is wrong, at launch 1 after one that was right"
+    assert events(folder).count("again a") == LAUNCHES
+
+
+def test_many_launches_that_take_long_are_fewer_and_no_hang(start: Start, folder: Path) -> None:
+    session = start({"a": Does(seconds_again=0.02)})
+    assert session.recheck(ONE, of("a")) == []
+    assert LEAST_LAUNCHES <= events(folder).count("again a") < LAUNCHES
+    assert QUICK.config_s < 0.02 * LEAST_LAUNCHES
+
+
+def test_a_recheck_launches_as_often_as_it_is_told(start: Start, folder: Path) -> None:
+    start({"a": Does()}).recheck(ONE, of("a"), launches=0)
+    assert events(folder).count("again a") == 0
+
+
+# What a hang costs ------------------------------------------------------------------------------------------
+
+
+FAST = replace(QUICK, config_s=30.0, least_s=0.5)
+
+
+def with_cubins(*names: str) -> dict[Config, Path | None]:
+    """The scripted backend reads none; a config without one may compile in the worker, which takes long."""
+    return {config(name): Path("its.cubin") for name in names}
+
+
+def test_a_hang_costs_what_its_neighbours_take_and_has_no_second_try(start: Start, folder: Path) -> None:
+    session = start({name: Does() for name in "abcd"} | {"bad": Does(fault="hang")}, FAST)
+    names = with_cubins("a", "b", "c", "bad", "d")
+    began = time.monotonic()
+    outcomes = session.measure(ONE, names)
+    assert by_name(outcomes) == {"a": "ok", "b": "ok", "c": "ok", "bad": "timeout", "d": "ok"}
+    assert time.monotonic() - began < 12
+    assert events(folder).count("verify bad") == 1
+    session.measure(TWO, names)
+    assert events(folder).count("verify bad") == 2
+    assert by_name(session.measure(THREE, names))["bad"] == "fault"  # struck
+    assert events(folder).count("verify bad") == 2
+
+
+def test_a_slow_config_is_not_taken_for_a_hang(start: Start) -> None:
+    """Neighbours take 0.6 s: twice that is allowed, however low the least limit is."""
+    slow = {name: Does(seconds=0.6) for name in "abc"} | {"slower": Does(seconds=1.0)}
+    outcomes = start(slow, FAST).measure(ONE, with_cubins("a", "b", "c", "slower"))
+    assert set(by_name(outcomes).values()) == {"ok"}
+
+
+def test_a_hang_not_much_longer_than_usual_has_a_second_try(start: Start, folder: Path) -> None:
+    session = start({name: Does(seconds=0.1) for name in "abc"} | {"once": Does(fault="hang", times=1)}, FAST)
+    assert by_name(session.measure(ONE, with_cubins("a", "b", "c", "once")))["once"] == "ok"
+
+
+def test_the_first_config_of_a_problem_has_the_whole_limit(start: Start) -> None:
+    session = start({"a": Does(seconds=1.0)}, FAST)
+    assert by_name(session.measure(ONE, with_cubins("a"))) == {"a": "ok"}
+
+
+def test_a_config_that_compiles_in_the_worker_has_the_whole_limit(start: Start) -> None:
+    session = start({**{name: Does() for name in "abc"}, "compiles": Does(seconds=1.5)}, FAST)
+    assert by_name(session.measure(ONE, of("a", "b", "c", "compiles")))["compiles"] == "ok"
+
+
+def test_one_that_hung_before_runs_last_and_has_one_try(start: Start, folder: Path) -> None:
+    session = start({"a": Does(), "b": Does(), "bad": Does(fault="hang")}, replace(FAST, config_s=2.0))
+    names = with_cubins("bad", "a", "b")
+    assert by_name(session.measure(ONE, names)) == {"bad": "timeout", "a": "ok", "b": "ok"}
+    assert events(folder).count("verify bad") == 2  # nobody had told yet what is usual
+    session.measure(TWO, names)
+    ran = [line for line in events(folder) if line.startswith("verify")]
+    assert ran[-3:] == ["verify a", "verify b", "verify bad"]
+    assert ran.count("verify bad") == 3
+
+
+# Provisional times, and going on ----------------------------------------------------------------------------
+
+
+def test_each_time_is_reported_as_provisional_when_it_is_taken(start: Start) -> None:
+    session = start({"a": Does(us=[1000.0], in_turn=[1100.0]), "b": Does(us=[1005.0], in_turn=[1090.0])})
+    stood: list[Measurement] = []
+    session.measure(ONE, of("a", "b"), on_outcome=stood.append)  # type: ignore[arg-type]
+    assert [(str(one.config["name"]), one.mean_us, one.provisional) for one in stood] == [
+        ("a", 1000.0, True),
+        ("b", 1005.0, True),
+        ("a", 1100.0, False),
+        ("b", 1090.0, False),
+    ]
+
+
+def test_a_fault_throws_no_time_of_a_long_kernel_away(start: Start, folder: Path) -> None:
+    long = {f"c{number}": Does(us=[1000.0 + number]) for number in range(10)}
+    bad = {f"bad{number}": Does(us=[1000.0], fault="crash") for number in range(2)}
+    names = [*list(long)[:5], "bad0", *list(long)[5:], "bad1"]
+    outcomes = start({**long, **bad}).measure(ONE, of(*names))
+    assert [o.stage for o in outcomes if isinstance(o, Failure)] == ["fault", "fault"]
+    log = events(folder)
+    assert [log.count(f"verify {name}") for name in long] == [1] * 10
+    assert sum(line.startswith("sample") for line in log) == 10 * SAMPLES
+
+
+def test_times_of_an_earlier_run_are_not_taken_again(start: Start, folder: Path) -> None:
+    session = start({"a": Does(us=[999.0], in_turn=[1100.0]), "b": Does(us=[1005.0], in_turn=[1090.0])})
+    known = {
+        config("a"): Measurement(
+            config=config("a"), mean_us=1000.0, error_margin_us=0.1, num_samples=5, provisional=True
+        )
+    }
+    a, b = session.measure(ONE, of("a", "b"), known=known)
+    assert (a.mean_us, b.mean_us) == (1100.0, 1090.0)  # type: ignore[union-attr]
+    assert not a.provisional  # type: ignore[union-attr]
+    log = events(folder)
+    assert (log.count("verify a"), log.count("time a"), log.count("verify b")) == (0, 0, 1)
+
+
+def test_known_times_of_short_rivals_spare_long_ones_their_turns(start: Start, folder: Path) -> None:
+    short = Measurement(config=config("short"), mean_us=10.0, error_margin_us=0.1, num_samples=5)
+    session = start({"a": Does(us=[1000.0], in_turn=[1.0])})
+    (a,) = session.measure(ONE, of("a"), known={config("short"): short})
+    assert a.mean_us == 1000.0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 7, 2 * MOST_ROUNDS])
+def test_finals_report_each_round_and_go_on_from_any_point(start: Start, folder: Path, cut: int) -> None:
+    script = {"a": Does(us=[10.0, 10.2, 9.9, 10.1]), "b": Does(us=[10.3, 9.8, 10.2, 10.0])}
+    seen: list[tuple[int, Any]] = []
+    session = start(script)
+    whole = session.finals(ONE, of("a", "b"), on_round=lambda *one: seen.append(one))
+    assert [number for number, _ in seen] == [number for number in range(MOST_ROUNDS) for _ in range(2)]
+    assert not any(one.provisional for _, one in seen)
+    session.close()
+    taken: dict[Config, list[Measurement]] = {}
+    for _, one in seen[:cut]:
+        taken.setdefault(one.config, []).append(one)
+    for name in "ab":  # the backend goes on where it stopped, as a GPU that has not changed would
+        (folder / f"rounds of {name}").write_bytes(b"." * len(taken.get(config(name), ())))
+    more: list[tuple[int, Any]] = []
+    resumed = start(script).finals(ONE, of("a", "b"), taken=taken, on_round=lambda *one: more.append(one))
+    assert resumed == whole
+    assert seen[:cut] + more == seen
+
+
+# Times too good to be true ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("us", [1e-9, 1e-320, 4.9])
+def test_an_impossible_time_is_taken_again_and_one_that_stays_fails(start: Start, us: float) -> None:
+    session = start({"once": Does(us=[us, 10.0]), "always": Does(us=[us])})
+    outcomes = session.measure(ONE, of("once", "always"), least_us=5.0)
+    assert by_name(outcomes) == {"once": "ok", "always": "timing"}
+    assert outcomes[0].mean_us == 10.0  # type: ignore[union-attr]
+    assert isinstance(outcomes[1], Failure)
+    assert "less than 5 us is impossible" in outcomes[1].message
+
+
+@pytest.mark.parametrize("factor", [0.8, 0.5, 1e-4])
+def test_one_time_that_is_too_fast_leads_nobody_astray(start: Start, factor: float) -> None:
+    session = start(
+        {"glitch": Does(us=[12.0 * factor, 12.0, 12.0]), "best": Does(us=[10.0]), "b": Does(us=[10.1])}
+    )
+    glitch, best, _ = session.measure(ONE, of("glitch", "best", "b"))
+    assert (glitch.mean_us, best.mean_us) == (12.0, 10.0)  # type: ignore[union-attr]
+
+
+def test_a_leader_that_ties_with_the_next_is_not_timed_again(start: Start, folder: Path) -> None:
+    start({"a": Does(us=[10.0]), "b": Does(us=[10.1])}).measure(ONE, of("a", "b"))
+    assert (events(folder).count("time a"), events(folder).count("time b")) == (1, 1)
+
+
+# What the worker says is not trusted ------------------------------------------------------------------------
+
+
+def test_garbage_on_the_pipe_is_the_fault_of_the_config_that_ran(start: Start) -> None:
+    session = start({"a": Does(), "bad": Does(fault="garbage"), "b": Does()}, replace(QUICK, config_s=5.0))
+    outcomes = session.measure(ONE, of("a", "bad", "b"))
+    assert by_name(outcomes) == {"a": "ok", "bad": "fault", "b": "ok"}
+    assert isinstance(outcomes[1], Failure)
+    assert "sent what is no message" in outcomes[1].message
+
+
+# Disturbances are carried -----------------------------------------------------------------------------------
+
+
+def test_a_time_taken_beside_another_process_carries_it(start: Start) -> None:
+    other = "another process on the GPU: 4711"
+    session = start({"a": Does(), "b": Does(us=[10.1])}, disturbances=[other])
+    a, b = session.measure(ONE, of("a", "b"))
+    assert (a.disturbed, b.disturbed) == (other, None)  # type: ignore[union-attr]
+
+
+def test_the_median_of_rounds_carries_what_disturbed_one_of_them(start: Start) -> None:
+    session = start({"a": Does(), "b": Does(us=[12.0])}, disturbances=["", "hot"])
+    a, b = session.finals(ONE, of("a", "b"))
+    assert (a.disturbed, b.disturbed) == (None, "hot")  # type: ignore[union-attr]
+
+
+def test_another_process_on_the_gpu_is_told_at_the_start(
+    start: Start, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_state.GpuMonitor, "processes", lambda self: frozenset({4711, 12}))
+    start({})
+    (line,) = told
+    assert line.startswith(
+        "other processes compute on the GPU (12, 4711): times taken beside them are marked"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from aot_tune.nvidia.cubin import Resources
 from aot_tune.nvidia.sass import Loop
 from aot_tune.tunable import Tunable
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileResult
-from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, SweepPlan, plan
+from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, SweepPlan, plan, plan_only
 from aot_tune.tuner.plan.shortlist import BEST_BY_MODEL, MOST_CANDIDATES, is_ranked, predictions, shortlist
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
@@ -73,6 +74,47 @@ def test_a_config_that_the_gpu_is_too_small_for_is_left_out_and_another_stands_i
     assert samples.DEFAULT not in each.candidates
     assert each.default == each.candidates[0]
     assert "16 multiprocessors are too few" in {failure.message for failure in each.refused}
+
+
+@pytest.mark.parametrize(
+    ("fails", "told"),
+    [
+        (lambda: 1 // 0, "grid_fn raised ZeroDivisionError: "),
+        (lambda: None, "grid_fn raised TypeError: "),
+        (lambda: (0, 1), r"grid_fn returned (0, 1); return one to three block counts"),
+    ],
+)
+def test_a_grid_that_fails_for_one_config_is_that_config_s_failure(
+    fails: Callable[[], Any], told: str
+) -> None:
+    bad = samples.SPACE[3]
+
+    def grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
+        return fails() if config == bad else samples.scale.grid_fn(config, device, problem)
+
+    found = FoundKernel(module=samples.MODULE, tunable=dataclasses.replace(samples.scale, grid_fn=grid))
+    (each,) = plan(found, SM90, [SMALL]).problems
+    (failure,) = [one for one in each.refused if one.config == bad]
+    assert failure.stage == "launch"
+    assert failure.message.startswith(told)
+    assert bad not in each.candidates
+    assert bad not in plan_only(DeviceKernel(found, SM90), SMALL, [bad]).candidates
+
+
+def test_a_grid_that_fails_for_the_default_on_this_gpu_is_a_wrong_declaration() -> None:
+    def grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
+        return samples.scale.grid_fn(config, device, problem) if device.sm_count == 132 else (0,)
+
+    found = FoundKernel(module=samples.MODULE, tunable=dataclasses.replace(samples.scale, grid_fn=grid))
+    with pytest.raises(DeclarationError, match=r"the default .* grid_fn returned \(0,\)"):
+        plan(found, SM90, [SMALL], device=Device.reference(SM90).with_sm_count("a slice", 16))
+
+
+def test_a_default_is_asked_for_once_a_sweep() -> None:
+    turn = itertools.chain([samples.DEFAULT] * 4, samples.SPACE[1:])  # the declaration's check asks too
+    tunable = dataclasses.replace(samples.scale, default=lambda arch, problem: next(turn))
+    kernel = DeviceKernel(FoundKernel(module=samples.MODULE, tunable=tunable), SM90)
+    assert kernel.default(SMALL) == plan_only(kernel, SMALL, []).default == kernel.default(SMALL)
 
 
 def test_problems_of_one_signature_class_share_their_compilations() -> None:

@@ -15,7 +15,7 @@ from aot_tune.declare.declaration import Work
 from aot_tune.nvidia.cubin import Resources
 from aot_tune.nvidia.sass import Loop
 from aot_tune.tuner.plan import model
-from aot_tune.tuner.plan.model import Launched, predict_us, residency, spills
+from aot_tune.tuner.plan.model import Launched, least_us, predict_us, residency, spills
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
@@ -189,3 +189,43 @@ def test_a_spill_counts_where_the_loop_runs_and_anywhere_without_a_known_loop() 
     assert not spills(spilled, dataclasses.replace(long, local_accesses=10))
     assert spills(spilled, dataclasses.replace(long, local_accesses=11))
     assert not spills(HELD, None)
+
+
+# The least time ---------------------------------------------------------------------------------------------
+
+
+def _loads(mib: float, *, memory_mib: float = 1024.0) -> Launched:
+    work = Work(steps=4, load_bytes=mib * 2**20 / 8, store_bytes=1e9)
+    return Launched(work=work, tiles=2, blocks=2, ctas=1, memory_bytes=memory_mib * 2**20)
+
+
+def test_the_least_time_is_that_of_what_must_come_from_memory() -> None:
+    seconds = 96 * 2**20 / (model.CAUTION * H200.memory_gbps * 1e9)
+    assert least_us([_loads(96)], H200) == pytest.approx(seconds * 1e6)
+    assert least_us([_loads(9600, memory_mib=96)], H200) == pytest.approx(seconds * 1e6), "tiles share loads"
+    assert least_us([_loads(500), _loads(96)], H200) == pytest.approx(seconds * 1e6), "of any of them"
+
+
+def test_without_work_no_time_is_impossible() -> None:
+    launched = Launched(work=Work(), tiles=1, blocks=1, ctas=1, memory_bytes=1e9)
+    assert least_us([launched], H200) == 0.0
+    assert least_us([], H200) == 0.0
+
+
+def test_no_recorded_time_is_below_the_least() -> None:
+    for problem, times in recorded.times().items():
+        m = problem.size("M")
+        launches = [
+            Launched(
+                work=Work(
+                    steps=-(-K // int(config["tile_k"])),
+                    load_bytes=2.0 * (int(config["tile_m"]) + int(config["tile_n"])) * int(config["tile_k"]),
+                ),
+                tiles=recorded.tiles(config, problem),
+                blocks=recorded.tiles(config, problem),
+                ctas=1,
+                memory_bytes=2.0 * (m * K + K * N + m * N),
+            )
+            for config in times
+        ]
+        assert 0.0 < least_us(launches, H200) < min(time.mean_us for time in times.values()) / 2

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from aot_tune.errors import TuneError
 from aot_tune.tuner.process.worker import (
     RemoteError,
     Report,
@@ -62,14 +64,34 @@ class Target:
         print("x" * 200_000)
         return "done"
 
-    def unpicklable(self) -> object:
+    def write(self, data: str) -> None:
+        """Write to the pipe what is no message, as a kernel with a wild pointer may."""
+        pipe = self.report.__closure__[0].cell_contents  # type: ignore[attr-defined]
+        pipe.write(bytes.fromhex(data))
+        pipe.flush()
+        time.sleep(600)
+
+    def start_a_child_of_its_own_session(self) -> int:
+        return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
+
+    def start_an_orphan(self) -> int:
+        """A grandchild whose parent has ended, in a session of its own."""
+        script = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid)"
+        return int(subprocess.check_output([sys.executable, "-c", script], stderr=subprocess.DEVNULL))
+
+    def wait_for_a_crash_that_leaves_a_child(self) -> int:
+        """What cuTile does with a compiler: read its output to the end."""
+        script = "import os, subprocess; subprocess.Popen(['sleep', '600']); os.kill(os.getpid(), 11)"
+        return subprocess.run([sys.executable, "-c", script], capture_output=True).returncode
+
+    def something_else(self) -> object:
         return lambda: None
 
     def variable(self, name: str) -> str | None:
         return os.environ.get(name)
 
-    def big(self, size: int) -> bytes:
-        return bytes(size)
+    def big(self, size: int) -> str:
+        return "x" * size
 
 
 class SlowToBuild:
@@ -133,9 +155,9 @@ def test_an_exception_of_the_target_is_reported_and_the_child_lives_on(worker: W
     assert worker.request("greet", {"name": "again"}, 30) == "good day again"
 
 
-def test_an_answer_that_cannot_be_pickled_is_an_error_and_not_a_dead_child(worker: Worker) -> None:
+def test_an_answer_that_cannot_be_sent_is_an_error_and_not_a_dead_child(worker: Worker) -> None:
     with pytest.raises(RemoteError):
-        worker.request("unpicklable", {}, 30)
+        worker.request("something_else", {}, 30)
     assert worker.request("greet", {"name": "x"}, 30) == "good day x"
 
 
@@ -182,6 +204,68 @@ def test_what_a_crashed_child_started_is_killed_too(worker: Worker) -> None:
         worker.request("crash", {"number": signal.SIGABRT}, 30)
     worker.kill()
     assert gone(grandchild)
+
+
+def test_a_child_of_a_child_in_a_session_of_its_own_is_killed_too(worker: Worker) -> None:
+    grandchild = worker.request("start_a_child_of_its_own_session", {}, 30)
+    assert not gone(grandchild, 0.1)
+    worker.kill()
+    assert gone(grandchild)
+
+
+def test_what_a_crashed_child_started_in_another_session_is_killed(worker: Worker) -> None:
+    grandchild = worker.request("start_a_child_of_its_own_session", {}, 30)
+    with pytest.raises(WorkerDied, match="SIGKILL"):
+        worker.request("crash", {"number": signal.SIGKILL}, 30)
+    assert gone(grandchild)
+
+
+def test_an_orphan_is_killed_while_the_worker_goes_on(worker: Worker) -> None:
+    assert gone(worker.request("start_an_orphan", {}, 30))
+    assert worker.request("greet", {"name": "x"}, 30) == "good day x"
+
+
+def test_a_crash_that_leaves_a_child_is_noticed_at_once(worker: Worker) -> None:
+    began = time.monotonic()
+    assert worker.request("wait_for_a_crash_that_leaves_a_child", {}, 60) == -signal.SIGSEGV
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "ff" * 8,  # a length beyond all bounds
+        "0500000000000000" + b"hello".hex(),
+        "0400000000000000" + b"null".hex(),
+        "0e00000000000000" + b'["reply",{"is"'.hex(),
+        "0c00000000000000" + b'["error",[]]'.hex(),
+        "0400000000000000" + "80049500",  # how a pickle begins
+    ],
+)
+def test_what_is_no_message_is_the_childs_death_with_a_reason(worker: Worker, data: str) -> None:
+    with pytest.raises(WorkerDied, match="the worker process sent what is no message, and was killed"):
+        worker.request("write", {"data": data}, 30)
+    assert not worker.running()
+
+
+def test_half_a_message_is_a_silence_and_no_traceback(worker: Worker) -> None:
+    with pytest.raises(WorkerTimeout):
+        worker.request("write", {"data": "0500000000000000" + b"he".hex()}, 0.5)
+
+
+def test_the_longest_silence_may_change_from_message_to_message(worker: Worker) -> None:
+    worker.wait_ready()
+    limits = iter([30.0, 30.0, 0.1])
+    with pytest.raises(WorkerTimeout, match=r"within 0\.1 s"):
+        worker.request("count", {"upto": 9, "pause_s": 0.5}, lambda: next(limits))
+
+
+def test_a_temporary_folder_that_cannot_be_written_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(TuneError, match=r"temporary folder .*/none cannot be written.*set TMPDIR"):
+        Worker(f"{HERE}:Target")
 
 
 def test_killing_twice_is_no_error(worker: Worker) -> None:

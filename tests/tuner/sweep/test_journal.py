@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aot_tune.errors import JournalMismatchError, TuneError
-from aot_tune.tuner.sweep.journal import Journal
+from aot_tune.tuner.sweep.journal import MOST_RECORD_BYTES, Journal, check_resumable
+from aot_tune.tuner.sweep.journal import read as content
 
 IDENTITY = {"driver": "580.159.04", "tileiras": "13.4.92", "source": "3f0c9a51d2e4b678"}
 
@@ -95,6 +97,7 @@ def test_what_was_appended_comes_back_equal(items: list[dict[str, Any]]) -> None
         {1: "an int key"},
         {"a": (1, 2)},
         {"made_with": {}},
+        {"message": "x" * MOST_RECORD_BYTES},
     ],
 )
 def test_a_record_that_would_not_come_back_is_refused_and_nothing_is_written(
@@ -248,12 +251,76 @@ def test_every_record_that_damage_did_not_touch_is_kept(
         assert told is not None
 
 
+def _sealed(text: bytes, digest: bytes) -> bytes:
+    """A line with the right checksum, whatever its text is."""
+    body = digest + b" " + text
+    return b"%08x %d %b\n" % (zlib.crc32(body), len(body), body)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"{not json}",
+        b'{"us":NaN}',
+        b'{"n":1,"us":1e999}',
+        b'{"n":1,"message":"' + "é".encode() * 5000 + b'"}',
+        b'{"n":' + b"9" * 5000 + b"}",
+        b'{"a":' * 3000 + b"1" + b"}" * 3000,
+        b'{"message":"\xff"}',
+        b'{"made_with":["driver"],"schema":2}',
+        b'{"made_with":{"driver":1},"schema":2}',
+        b'{"made_with":{"driver":"1"},"schema":"2"}',
+        b'{"kind":"nothing that the reader knows"}',
+    ],
+)
+def test_a_right_checksum_with_bad_content_is_damage_and_no_traceback(path: Path, text: bytes) -> None:
+    whole = write(path, records(2))
+    digest = whole.split(b" ")[2]
+    path.write_bytes(whole + _sealed(text, digest) + whole.splitlines(keepends=True)[1])
+    with Journal.open(path, IDENTITY, accepts=lambda record: "n" in record and record["n"] < 10) as journal:
+        assert journal.records == [*records(2), records(2)[0]]
+        assert journal.damage is not None
+    assert text in damaged_bytes(path)
+
+
+def test_false_starts_cost_no_more_than_the_size_allows(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"00000000 99999 0123456789abcdef {" * 30_000)
+    started = time.perf_counter()
+    assert read(path)[0] == []
+    assert time.perf_counter() - started < 2.0
+
+
+def test_a_journal_that_is_a_link_is_written_through(path: Path) -> None:
+    path.parent.mkdir()
+    target = path.parent.parent / "elsewhere" / "journal.jsonl"
+    path.symlink_to(target)
+    write(path, records(2))
+    assert path.is_symlink()
+    target.write_bytes(target.read_bytes() + b"rubbish")
+    assert read(path)[0] == records(2)
+    assert path.is_symlink()
+    with Journal.open(path, IDENTITY) as journal:
+        assert journal.retire() is None
+    assert target.with_suffix(".done").exists()
+    assert read(path) == ([], None)
+
+
+def test_doubled_lines_are_told_as_what_they_are(path: Path) -> None:
+    whole = write(path, records(1))
+    path.write_bytes(whole * 2)
+    kept, damage = read(path)
+    assert kept == records(1) * 2
+    assert damage == f"{path}: held its first line 2 times; 2 records are kept"
+
+
 # A8: kill -9 ------------------------------------------------------------------------------------------------
 
 _CHILD = """
 import sys
 from pathlib import Path
-from aot_tune.tuner.sweep.journal import Journal
+from aot_tune.tuner.sweep.journal import MOST_RECORD_BYTES, Journal, check_resumable
+from aot_tune.tuner.sweep.journal import read as content
 journal = Journal.open(Path(sys.argv[1]), {"driver": "1"})
 number = len(journal.records)
 print("open", number, flush=True)
@@ -427,6 +494,41 @@ def test_an_opening_that_fails_lets_go_of_the_lock(path: Path) -> None:
     assert read(path)[0] == records(1)
 
 
+def test_fresh_sets_a_journal_aside_only_once_the_lock_is_held(path: Path) -> None:
+    with Journal.open(path, IDENTITY) as journal:
+        journal.append({"n": 0})
+        with pytest.raises(TuneError, match="holds this journal"):
+            Journal.open(path, {"driver": "other"}, fresh=True)
+        journal.append({"n": 1})
+    assert read(path)[0] == [{"n": 0}, {"n": 1}]
+    with Journal.open(path, {"driver": "other"}, fresh=True) as journal:
+        assert journal.records == []
+    assert path.with_suffix(".old").exists()
+
+
+def test_a_journal_that_cannot_be_renamed_is_one_line_that_says_what_to_do(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    with Journal.open(path, IDENTITY) as journal:
+        monkeypatch.setattr(Path, "replace", broken)
+        told = journal.retire()
+    assert told is not None
+    assert "Read-only file system; remove it" in told
+
+
+def test_a_lock_that_cannot_be_let_go_is_no_traceback(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    journal = Journal.open(path, IDENTITY)
+    with monkeypatch.context() as patch:
+        patch.setattr("filelock.FileLock.release", broken)
+        journal.close()
+
+
 # A14: changed conditions ------------------------------------------------------------------------------------
 
 
@@ -454,3 +556,36 @@ def test_the_order_of_the_conditions_does_not_matter(path: Path) -> None:
     write(path, records(2))
     with Journal.open(path, dict(reversed(IDENTITY.items()))) as journal:
         assert journal.records == records(2)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_journal_of_another_release_is_refused_with_one_line(path: Path, lost: bool) -> None:
+    digest = b"0123456789abcdef"
+    header = _sealed(b'{"made_with":{"driver":"580.159.04"}}', digest)
+    page = _sealed(b'{"kind":"page","step":"candidates","problem":{"M":1},"outcomes":[]}', digest)
+    path.parent.mkdir()
+    path.write_bytes(page if lost else header + page)
+    before = path.read_bytes()
+    for look in (lambda: Journal.open(path, IDENTITY), lambda: content(path)):
+        with pytest.raises(JournalMismatchError, match=r"schema is 1.*move the file away.*--fresh") as caught:
+            look()
+        assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
+
+
+def test_ours_and_a_foreign_record_are_told_as_that(path: Path) -> None:
+    whole = write(path, records(1))
+    path.write_bytes(whole + _sealed(b'{"n":7}', b"0123456789abcdef"))
+    with pytest.raises(JournalMismatchError, match="1 of its records are of another sweep"):
+        check_resumable(path, IDENTITY)
+    assert content(path).foreign == 1
+
+
+def test_a_journal_is_read_while_it_is_written_and_left_as_it_is(path: Path) -> None:
+    with Journal.open(path, IDENTITY) as journal:
+        journal.append({"n": 0})
+        path.write_bytes(path.read_bytes() + b"torn")
+        found = content(path)
+        assert (found.identity, list(found.records)) == (IDENTITY, [{"n": 0}])
+        assert (found.damaged_places, found.damaged_bytes) == (1, 4)
+    assert path.read_bytes().endswith(b"torn")

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from aot_tune.errors import AotTuneError, DeclarationError, JournalMismatchError, TuneError
+from aot_tune.declare.declaration import Close, Work
+from aot_tune.errors import AotTuneError, DeclarationError, JournalMismatchError, StoreError, TuneError
 from aot_tune.tables import store, writer
 from aot_tune.tables.table import Table
-from aot_tune.tuner.outcome import Failure, Measurement, Outcome
+from aot_tune.tuner.measure.supervise import GpuLostError, ProblemFailedError
+from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
 from aot_tune.tuner.sweep import run as sweep
+from aot_tune.tuner.sweep.journal import Journal, JournalWriteError
+from aot_tune.tuner.sweep.progress import closing_table
 from aot_tune.tuner.sweep.report import SweepReport, SweepRequest
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
@@ -29,11 +34,30 @@ class Session:
     wrong: frozenset[int] = frozenset()
     """Values of tile_m that compute a wrong result."""
 
+    wrong_at: frozenset[tuple[int, int]] = frozenset()
+    """Values of tile_m and M: with that tile the result is wrong at that size alone."""
+
+    wrong_late: frozenset[tuple[int, int]] = frozenset()
+    """Values of tile_m and M: with that tile the result is wrong there when it is verified again."""
+
+    late_stage: Stage = "verify"
+    """The stage at which they fail then."""
+
+    raises: ClassVar[dict[str, Exception]] = {}
+    """Errors by the name of the kernel whose first measurement meets them."""
+
+    provisional = False
+    """Whether each time is told as provisional first, when all of them are taken."""
+
+    unopened: frozenset[int] = frozenset()
+    """Values of M of the problems whose arguments cannot be made."""
+
     fails_after: int | None = None
-    """Requests after which the GPU is lost."""
+    """Outcomes, rounds counted one by one, after which the GPU is lost."""
 
     noise = 1.0
     driver = "580.1"
+    disturbed: str | None = None
 
     fastest: Callable[[Problem], int] | None = None
     """The tile_m that is fastest, where a test wants another than the formula's."""
@@ -41,11 +65,14 @@ class Session:
     meanwhile: ClassVar[list[Callable[[], object]]] = []
     """What happens while winners are checked: others' tunes, each once."""
 
-    def __init__(self, found: Any, gpu_index: int, *, on_event: Any) -> None:
+    def __init__(self, found: Any, gpu_index: int, *, on_event: Any = None) -> None:
         self.conditions: list[Any] = []
         self.verify_s = 0.0
+        self.name = found.tunable.name
         self.asked: list[tuple[str, Problem, frozenset[Config]]] = []
-        sessions.append(self)
+        self.told: list[tuple[str, Problem, Config, int | None]] = []
+        self.known: set[Config] = set()
+        self.least: dict[Problem, float] = {}
 
     def __enter__(self) -> Session:
         return self
@@ -63,39 +90,90 @@ class Session:
         }
 
     def device(self) -> Device:
+        sessions.append(self)  # one that is asked for its identity alone measures nothing
         return Device.reference(SM90)
 
-    def measure(self, problem: Problem, configs: Mapping[Config, Path | None]) -> list[Outcome]:
-        return self._answer("measure", problem, configs)
+    def measure(
+        self,
+        problem: Problem,
+        configs: Mapping[Config, Path | None],
+        *,
+        on_outcome: Callable[[Outcome], None],
+        known: Mapping[Config, Measurement] = {},
+        least_us: float = 0.0,
+    ) -> list[Outcome]:
+        self._open("measure", problem, configs)
+        self.known |= known.keys()
+        self.least[problem] = least_us
+        outcomes = []
+        for config in configs if self.provisional else ():
+            first = self._outcome(problem, config)
+            if isinstance(first, Measurement) and config not in known:
+                self._told("alone", problem, config)
+                on_outcome(dataclasses.replace(first, provisional=True))
+        for config in configs:
+            outcomes.append(self._outcome(problem, config))
+            self._told("measure", problem, config)
+            on_outcome(outcomes[-1])
+        return outcomes
 
-    def finals(self, problem: Problem, configs: Mapping[Config, Path | None]) -> list[Outcome]:
-        return self._answer("finals", problem, configs)
+    def finals(
+        self,
+        problem: Problem,
+        configs: Mapping[Config, Path | None],
+        *,
+        on_round: Callable[[int, Outcome], None],
+        taken: Mapping[Config, Sequence[Measurement]] = {},
+    ) -> list[Outcome]:
+        self._open("finals", problem, configs)
+        for number in range(3):
+            for config in configs:
+                if len(taken.get(config, ())) <= number:
+                    self._told("finals", problem, config, number)
+                    on_round(number, self._outcome(problem, config))
+        return [self._outcome(problem, config) for config in configs]
 
     def recheck(self, problem: Problem, configs: Mapping[Config, Path | None]) -> list[Failure]:
         self.asked.append(("recheck", problem, frozenset(configs)))
         if self.meanwhile:
             self.meanwhile.pop()()
-        return []
+        return [
+            Failure(config=config, stage=self.late_stage, message="a race")
+            for config in configs
+            if (int(config["tile_m"]), problem.size("M")) in self.wrong_late
+        ]
 
-    def remember_fault(self, problem: Problem, config: Config, message: str) -> None:
+    def remember_fault(self, problem: Problem, config: Config, message: str, stage: Stage) -> None:
         pass
 
-    def _answer(self, what: str, problem: Problem, configs: Mapping[Config, Path | None]) -> list[Outcome]:
-        if self.fails_after is not None and len(self.asked) >= self.fails_after:
-            raise TuneError("the GPU is lost")
+    def _open(self, what: str, problem: Problem, configs: Mapping[Config, Path | None]) -> None:
+        if self.name in self.raises:
+            raise self.raises[self.name]
+        if problem.size("M") in self.unopened:
+            raise ProblemFailedError(problem, "make_args was killed by SIGKILL")
         self.asked.append((what, problem, frozenset(configs)))
         assert all(path is not None and path.read_bytes()[:4] == b"\x7fELF" for path in configs.values())
-        return [self._outcome(problem, config) for config in configs]
+
+    def _told(self, what: str, problem: Problem, config: Config, number: int | None = None) -> None:
+        if self.fails_after is not None and len(self.told) >= self.fails_after:
+            raise GpuLostError("the GPU is lost")
+        self.told.append((what, problem, config, number))
 
     def _outcome(self, problem: Problem, config: Config) -> Outcome:
         tall = int(config["tile_m"])
-        if tall in self.wrong:
+        if tall in self.wrong or (tall, problem.size("M")) in self.wrong_at:
             return Failure(config=config, stage="verify", message="half of it is NaN")
         us = 10.0 + problem.size("M") / tall + (tall if problem.size("M") == 1 else 0)
         if self.fastest is not None:
             us = 10.0 if tall == self.fastest(problem) else 20.0
         us += config.hints["num_ctas"] + config.hints["occupancy"] + int(config["tile_n"]) / 64
-        return Measurement(config=config, mean_us=us * self.noise, error_margin_us=0.01, num_samples=5)
+        return Measurement(
+            config=config,
+            mean_us=us * self.noise,
+            error_margin_us=0.01,
+            num_samples=5,
+            disturbed=self.disturbed,
+        )
 
 
 pytestmark = pytest.mark.process  # a sweep compiles, but where an earlier run left its cubins
@@ -119,9 +197,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sweep, "MeasureSession", Session)
     monkeypatch.setattr(sweep, "CUBINS", Path("build/test-cubins").absolute())
     monkeypatch.setattr(sweep, "JOURNALS", tmp_path / "journal")
-    for name, value in {"wrong": frozenset(), "fails_after": None, "noise": 1.0, "driver": "580.1"}.items():
-        monkeypatch.setattr(Session, name, value)
     monkeypatch.setattr(Session, "meanwhile", [])
+    monkeypatch.setattr(Session, "raises", {})
     sessions.clear()
     return tmp_path
 
@@ -198,7 +275,7 @@ def test_a_config_that_is_wrong_wins_nowhere_and_is_counted(
     assert report.rows[0].failures > 0
 
 
-@pytest.mark.parametrize("lost_after", [1, 3, 6, 9])
+@pytest.mark.parametrize("lost_after", [1, 30, 47, 75])
 def test_a_sweep_that_was_stopped_goes_on_and_repeats_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, lost_after: int
 ) -> None:
@@ -208,19 +285,19 @@ def test_a_sweep_that_was_stopped_goes_on_and_repeats_nothing(
     assert not _path(folder).exists()
     monkeypatch.setattr(Session, "fails_after", None)
     _tune(folder)
-    first, second = sessions[0].asked, sessions[1].asked
+    first, second = sessions[0].told, sessions[1].told
     assert len(first) == lost_after
     whole = _path(folder).read_bytes()
     _path(folder).unlink()
     _tune(folder)
     assert _path(folder).read_bytes() == whole, "stopped and resumed, or in one go: the same table"
-    assert sessions[2].asked == first + second
+    assert sessions[2].told == first + second
 
 
 def test_a_changed_driver_is_not_mixed_with_what_was_measured(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Session, "fails_after", 2)
+    monkeypatch.setattr(Session, "fails_after", 20)
     with pytest.raises(TuneError):
         _tune(folder)
     monkeypatch.setattr(Session, "driver", "590.2")
@@ -228,6 +305,270 @@ def test_a_changed_driver_is_not_mixed_with_what_was_measured(
         _tune(folder)
     monkeypatch.setattr(Session, "fails_after", None)
     assert _tune(folder, fresh=True).published
+
+
+def test_a_journal_checked_against_another_reference_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "fails_after", 20)
+    with pytest.raises(TuneError, match="lost"):
+        _tune(folder)
+    found = scale_in(folder / "tables")["scale"]
+    looser = dataclasses.replace(
+        found.tunable, reference=lambda source, target: Close(value=source.double() * 2, rtol=0.5, atol=0.01)
+    )
+    request = SweepRequest(kernels=(dataclasses.replace(found, tunable=looser),), arch=SM90, gpu=0, jobs=2)
+    with pytest.raises(JournalMismatchError, match="check_hash was"):
+        sweep.run(request, Quiet())
+
+
+def test_a_result_is_taken_over_whatever_it_was_measured_with(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "fastest", lambda self, problem: 32)
+    _tune(folder)
+    monkeypatch.setattr(Session, "fastest", None)
+    monkeypatch.setattr(Session, "fails_after", 70)
+    with pytest.raises(TuneError, match="lost"):
+        _tune(folder)
+    _path(folder).unlink()  # without the incumbent other configs are timed again
+    monkeypatch.setattr(Session, "fails_after", None)
+    _tune(folder)
+    _path(folder).unlink()
+    _tune(folder)
+    before, after, whole = (Counter(session.told) for session in sessions[1:])
+    assert before - whole, "it timed the incumbent too"
+    assert not after - (whole - before), "it measured again what was there"
+
+
+def test_a_provisional_time_is_handed_back_and_not_taken_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "provisional", True)
+    monkeypatch.setattr(Session, "fails_after", 12)
+    with pytest.raises(TuneError, match="lost"):
+        _tune(folder)
+    alone = [config for what, _, config, _ in sessions[0].told if what == "alone"]
+    monkeypatch.setattr(Session, "fails_after", None)
+    _tune(folder)
+    assert sessions[1].known
+    assert sessions[1].known <= set(alone)
+    _path(folder).unlink()
+    _tune(folder)
+    assert sessions[2].told == sessions[0].told + sessions[1].told
+
+
+def test_a_journal_that_cannot_be_renamed_is_a_note_after_a_good_publish(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Journal, "retire", lambda self: "it cannot be renamed; remove it")
+    progress = Quiet()
+    assert _tune(folder, progress).complete
+    assert any("it cannot be renamed; remove it" in line for line in progress.said)
+
+
+# Members that fall ------------------------------------------------------------------------------------------
+
+
+def _bytes_without_tall_tiles(folder: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """The table of a sweep in which 64 rows are wrong from the start."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "wrong", frozenset({64}))
+        patch.setattr(sweep, "JOURNALS", folder / "other journal")
+        _tune(folder)
+    whole = _path(folder).read_bytes()
+    _path(folder).unlink()
+    sessions.clear()
+    return whole
+
+
+@pytest.mark.parametrize("size", [192, 149, 64, 256])
+def test_a_member_that_is_wrong_at_one_size_is_replaced_by_the_next_best(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    whole = _bytes_without_tall_tiles(folder, monkeypatch)
+    monkeypatch.setattr(Session, "wrong_at", frozenset({(64, size)}))
+    assert _tune(folder).complete
+    assert _path(folder).read_bytes() == whole
+    assert max(entry.gain for entry in store.read_table(_path(folder)).entries) > 1.2
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_winner_that_falls_in_the_recheck_is_replaced_also_after_a_resume(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    whole = _bytes_without_tall_tiles(folder, monkeypatch)
+    monkeypatch.setattr(Session, "wrong_late", frozenset({(64, 256)}))
+    if killed:
+
+        def full(path: Path, table: Table) -> bool:
+            raise StoreError("the disk is full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("aot_tune.tuner.publish.publish", full)
+            with pytest.raises(StoreError):
+                _tune(folder)
+    report = _tune(folder)
+    assert _path(folder).read_bytes() == whole
+    assert report.rows[0].failures > 0
+    if killed:
+        assert sessions[1].told == []
+        assert sessions[1].asked == [], "it verified again what it had verified"
+
+
+def test_a_winner_that_fails_in_another_way_does_not_win_there_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "fastest", lambda self, problem: 64)
+    monkeypatch.setattr(Session, "wrong_late", frozenset({(64, 64)}))
+    monkeypatch.setattr(Session, "late_stage", "memory")
+    _tune(folder)
+    winners = {
+        entry.bucket.size("M"): entry.config["tile_m"] for entry in store.read_table(_path(folder)).entries
+    }
+    assert winners == {1: 64, 64: 16, 256: 64}
+
+
+# Entries that would be worse --------------------------------------------------------------------------------
+
+
+def test_an_entry_that_gains_less_for_no_reason_is_published_only_when_allowed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _tune(folder)
+    before = _path(folder).read_bytes()
+    monkeypatch.setattr(Session, "fastest", lambda self, problem: 16)
+    report = _tune(folder)
+    assert not report.complete
+    assert any("gain over the default falls from" in reason for reason in report.rows[0].refusals)
+    assert all("--allow-worse" in reason for reason in report.rows[0].refusals)
+    assert _path(folder).read_bytes() == before
+    progress = Quiet()
+    assert _tune(folder, progress, allow_worse=True).complete
+    assert sessions[2].told == []
+    assert any("gain over the default falls from" in line for line in progress.said)
+    assert _path(folder).read_bytes() != before
+
+
+def test_an_entry_whose_old_winner_is_wrong_now_may_gain_less(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _tune(folder)
+    monkeypatch.setattr(Session, "wrong", frozenset({32, 64}))
+    progress = Quiet()
+    assert _tune(folder, progress).complete
+    assert all(entry.gain == 1 for entry in store.read_table(_path(folder)).entries)
+    assert any("gain over the default falls from" in line for line in progress.said)
+
+
+def test_disturbed_samples_are_told_in_the_table_and_at_the_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "disturbed", "another process used the GPU")
+    report = _tune(folder)
+    assert len(report.rows[0].disturbed) == 3
+    table = store.read_table(_path(folder))
+    assert {entry.disturbed for entry in table.entries} == {"another process used the GPU"}
+    assert "disturbed samples: dtype=bfloat16 M=1" in "\n".join(closing_table(report.rows))
+    monkeypatch.setattr(Session, "disturbed", None)
+    _tune(folder)
+    assert {entry.disturbed for entry in store.read_table(_path(folder)).entries} == {None}
+
+
+# Problems and kernels that fail -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [64, 192])
+def test_a_problem_that_cannot_be_opened_is_left_out_and_the_others_go_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(Session, "unopened", frozenset({size}))
+    report = _tune(folder)
+    assert report.published
+    assert not report.complete
+    (told,) = report.rows[0].unopened
+    assert f"M={size} N=1024: make_args was killed by SIGKILL" in told
+    assert f"left out: dtype=bfloat16 M={size}" in "\n".join(closing_table(report.rows))
+    entries = store.read_table(_path(folder)).entries
+    assert [entry.bucket.size("M") for entry in entries] == ([1, 256] if size == 64 else [1, 64, 256])
+    assert all(point.size["M"] != size for entry in entries for point in entry.points)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [DeclarationError("the kernel changes its argument source"), TuneError("the default is wrong")],
+)
+def test_a_kernel_that_fails_at_its_turn_leaves_the_others_running(folder: Path, error: Exception) -> None:
+    Session.raises["other"] = error
+    report, progress = _two(folder)
+    assert not report.complete
+    assert [row.failed for row in report.rows] == [True, False]
+    assert report.rows[0].refusals == (str(error),)
+    assert any(f"other: cannot be swept: {error}" in line for line in progress.said)
+    assert _path(folder).exists()
+    assert "other: not published: " + str(error) in closing_table(report.rows)
+
+
+@pytest.mark.parametrize("error", [GpuLostError("the GPU is lost"), JournalWriteError("no space left")])
+def test_a_lost_gpu_and_a_full_disk_stop_all_kernels(folder: Path, error: Exception) -> None:
+    Session.raises["other"] = error
+    with pytest.raises(TuneError, match=str(error)):
+        _two(folder)
+    assert [session.name for session in sessions] == ["other"]
+
+
+def test_a_grid_that_fails_for_one_config_is_told_and_the_least_time_goes_to_the_session(
+    folder: Path,
+) -> None:
+    found = scale_in(folder / "tables")["scale"]
+
+    def grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
+        if config["tile_m"] == 64 and config.hints["occupancy"] == 2:
+            raise KeyError("no such row")
+        return found.tunable.grid_fn(config, device, problem)
+
+    tunable = dataclasses.replace(
+        found.tunable, grid_fn=grid, work=lambda config, problem: Work(load_bytes=1e9)
+    )
+    progress = Quiet()
+    request = SweepRequest(kernels=(dataclasses.replace(found, tunable=tunable),), arch=SM90, gpu=0, jobs=2)
+    sweep.run(request, progress)
+    assert any("launch" in line and "grid_fn raised KeyError" in line for line in progress.said)
+    assert all(0 < least < 1 for least in sessions[0].least.values())
+
+
+def test_a_kernel_that_a_child_cannot_import_leaves_the_others_compiling(folder: Path) -> None:
+    report, _ = _two(folder, grid_fn=lambda config, device, problem: (1, 1))
+    assert "no kernel 'other'" in report.rows[0].refusals[0]
+    assert [row.failed for row in report.rows] == [True, False]
+
+
+def test_a_stale_journal_is_told_before_the_first_kernel_is_measured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "fails_after", 5)
+    with pytest.raises(TuneError, match="lost"):
+        _tune(folder)
+    monkeypatch.setattr(Session, "fails_after", None)
+    monkeypatch.setattr(Session, "driver", "590.2")
+    sessions.clear()
+    report, progress = _two(folder)
+    assert "scale: cannot be swept" in progress.said[0]
+    assert "driver was 580.1, is 590.2" in progress.said[0]
+    assert [session.name for session in sessions] == ["other"]
+    assert [row.failed for row in report.rows] == [False, True]
+
+
+def test_fresh_leaves_the_journal_of_a_running_sweep_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def second() -> None:
+        with pytest.raises(TuneError, match="holds this journal"):
+            _tune(folder, fresh=True)
+
+    Session.meanwhile.append(second)
+    assert _tune(folder).complete
+    assert not list((folder / "journal/sm90").glob("*.old"))
 
 
 def test_a_partial_sweep_keeps_the_other_entries(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +585,7 @@ def test_a_partial_sweep_keeps_the_other_entries(folder: Path, monkeypatch: pyte
 def test_a_selection_published_meanwhile_leaves_the_journal_of_a_stopped_sweep(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Session, "fails_after", 4)
+    monkeypatch.setattr(Session, "fails_after", 40)
     with pytest.raises(TuneError, match="lost"):
         _tune(folder)
     monkeypatch.setattr(Session, "fails_after", None)
@@ -391,14 +732,26 @@ def test_a_table_that_cannot_be_replaced_is_refused_before_anything_is_measured(
     assert _contents(path.parent) == before
 
 
-def test_a_table_that_cannot_be_replaced_is_refused_before_another_kernel_is_measured(folder: Path) -> None:
+def _two(folder: Path, **changes: Any) -> tuple[SweepReport, Quiet]:
+    """A sweep of `other`, which is `scale` under another name with `changes`, and then of `scale`."""
     scale = scale_in(folder / "tables")["scale"]
-    other = dataclasses.replace(scale, tunable=dataclasses.replace(scale.tunable, name="other"))
+    tunable = dataclasses.replace(scale.tunable, name="other", **changes)
+    other = dataclasses.replace(scale, tunable=tunable)
+    progress = Quiet()
+    request = SweepRequest(kernels=(other, scale), arch=SM90, gpu=0, jobs=2)
+    return sweep.run(request, progress), progress
+
+
+def test_a_table_that_cannot_be_replaced_is_told_first_and_another_kernel_is_swept(folder: Path) -> None:
     store.table_path(folder / "tables", SM90, "other").parent.mkdir(parents=True)
     store.table_path(folder / "tables", SM90, "other").write_bytes(b"{")
-    with pytest.raises(TuneError, match=r"other\.json.*remove it to start over"):
-        sweep.run(SweepRequest(kernels=(scale, other), arch=SM90, gpu=0, jobs=2), Quiet())
-    assert not sessions
+    report, progress = _two(folder)
+    assert not report.complete
+    assert "other: cannot be swept" in progress.said[0]
+    assert "remove it to start over" in report.rows[0].refusals[0]
+    assert report.rows[0].failed
+    assert report.rows[1].complete
+    assert [session.name for session in sessions] == ["scale"]
 
 
 def test_a_truncated_table_stops_the_sweep_and_is_left_as_it_was(folder: Path) -> None:

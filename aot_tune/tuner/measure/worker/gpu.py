@@ -76,7 +76,7 @@ class GpuBackend:
         self._product = torch.empty_like(self._factors[0])
         self._problem: Problem | None = None
         self._cases: list[Case] = []
-        self._run_since_open: set[Config] = set()
+        self._results: list[dict[str, torch.Tensor]] = []
         # Never emptied: cuTile unloads the module of a collected kernel, which a launch under way may still
         # need.
         self._kernels: dict[tuple[Any, ...], Any] = {}
@@ -107,39 +107,50 @@ class GpuBackend:
 
     def open(self, problem: Problem, seeds: Sequence[int]) -> None:
         """Make this problem's arguments and references."""
-        self._cases, self._problem = [], problem
+        self._cases, self._results, self._problem = [], [], problem
         self._cases = [Case.make(self._tunable, problem, self._torch_device, seed) for seed in seeds]
         torch.cuda.synchronize()
-        self._run_since_open.clear()
         self._launches.clear()
 
     def verify(self, trial: Trial) -> str | None:
-        """Launch once per seed on poisoned outputs and compare; return what is wrong, or None.
-
-        Another config may have written out of bounds into the arguments. So where one ran on them, a wrong
-        result is checked again on new arguments.
-        """
-        wrong = self._wrong(trial)
-        if wrong and self._run_since_open - {trial.config} and self._problem is not None:
-            self.open(self._problem, [case.seed for case in self._cases])
-            wrong = self._wrong(trial)
-        self._run_since_open.add(trial.config)
-        return wrong
-
-    def _wrong(self, trial: Trial) -> str | None:
+        """Launch once per seed on poisoned outputs and compare; return what is wrong, or None."""
+        self._results = []
         for case in self._cases:
-            case.prepare()
-            self._launch(trial, case)
-            torch.cuda.synchronize()
+            self._launch_prepared(trial, case)
             wrong = case.check()
             if wrong:
                 return wrong
         return None
 
+    def again(self, trial: Trial, number: int) -> str | None:
+        """Launch a verified config once more, on each seed in turn; return what is wrong, or None."""
+        if not self._results:
+            self._results = [case.results() for case in self._cases]
+        place = number % len(self._cases)
+        self._launch_prepared(trial, self._cases[place])
+        return self._cases[place].repeated(self._results[place])
+
+    def _launch_prepared(self, trial: Trial, case: Case) -> None:
+        case.prepare()
+        self._launch(trial, case)
+        torch.cuda.synchronize()
+
+    def check(self) -> str | None:
+        """Compare what the last launch of `time` wrote; return what is wrong, or None."""
+        torch.cuda.synchronize()
+        return self._cases[0].check()
+
+    def damage(self) -> str | None:
+        """What of the expected values, saved copies and inputs changed; None when nothing did."""
+        torch.cuda.synchronize()
+        return next(filter(None, (case.damage() for case in self._cases)), None)
+
     def time(self, trial: Trial) -> Measurement:
         """Time a config on the first seed's arguments, which are renewed before each launch and not timed."""
         case = self._cases[0]
         kernel = self._kernel(trial)
+        self._results = []
+        case.prepare()  # poisoned: a launch that writes nothing must not pass with what an earlier one wrote
         while self._launches[trial.config] < WARM_LAUNCHES:
             case.renew()
             self._launch(trial, case)
@@ -150,7 +161,6 @@ class GpuBackend:
             self._round.flush()  # reads; cuTile's flush writes, and a kernel waits while that goes to memory
             return arguments
 
-        self._run_since_open.add(trial.config)
         result = cutile.search(
             [trial.config],
             self._stream,
@@ -179,7 +189,6 @@ class GpuBackend:
         """Time one launch on the first seed's arguments, which are renewed before it; return microseconds."""
         case, kernel = self._cases[0], self._kernel(trial)
         arguments, grid = self._arguments(trial.config, case), self._grid(trial.config)
-        self._run_since_open.add(trial.config)
         case.renew()
         [us] = self._round([lambda: ct_launch(self._stream, grid, kernel, arguments)])
         return us

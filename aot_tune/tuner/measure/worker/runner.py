@@ -8,24 +8,35 @@ timed launch by launch, in turn, and large products keep the GPU busy before eac
 The winner depends on it: an fp8 tile of 128 x 128 was 1.5 % faster than one of 64 x 128 after pauses and 4 %
 slower under load.
 
-A time that no clock can give (zero, negative, not finite) is discarded, and so are samples taken while the
-GPU was throttled or shared. Both are measured again, a bounded number of times.
+A time that no clock can give (zero, negative, not finite) is discarded, as is one in which the memory cannot
+move the problem's arguments, and so are samples taken while the GPU was throttled or shared. All are measured
+again, a bounded number of times. A config that leads by more than the tie band is timed again as well, before
+its time decides what is near: one sample that is too fast would keep all real contenders out.
+
+Each time is reported as provisional when it is taken, so that a later fault throws none away. The parent
+hands the provisional times back with the rest of a request whose worker broke.
+
+A launch may also write where nothing faults. So after each config the worker makes sure that the expected
+values and saved copies are as they were made (`Backend.damage`). Where they are not, the config that ran is
+blamed and the process runs no more.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
+from typing import NoReturn
 
 from aot_tune.errors import DeclarationError
+from aot_tune.tuner.choose.times import is_tie
 from aot_tune.tuner.measure.rounds import RESOLUTION_US, from_samples, in_turn, usable
 from aot_tune.tuner.measure.worker.backend import Backend, Done, Poisoned, Running, Trial
 from aot_tune.tuner.measure.worker.gpu_state import GpuState
-from aot_tune.tuner.outcome import Failure, Measurement, Outcome
+from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
 from aot_tune.tuner.process.worker import Report
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
@@ -58,6 +69,16 @@ pause."""
 BUSY_BETWEEN_S = 0.001
 """Seconds of large products before each launch of a round of turns."""
 
+LEAST_LAUNCHES = 50
+"""Launches that a config which is launched again and again gets however long they take."""
+
+LAUNCHES_SECONDS = 0.3
+"""Seconds after which it gets no more than that. A sweep launches the configs of a problem some 1500 times,
+so that these launches add a few percent."""
+
+MOST_TEXT = 4000
+"""Most characters of an error that a failure repeats: a compiler may say megabytes, and each is kept."""
+
 PAUSE_SECONDS = 0.5
 """Seconds of waiting before spoilt samples are taken again."""
 
@@ -66,9 +87,8 @@ PATIENCE_SECONDS = 60.0
 disturbed: an idle process of somebody else may stay on the GPU all day."""
 
 
-_Run = Callable[[Trial], "tuple[Outcome | None, str | None]"]
-"""Runs a trial; returns its outcome (None: only checked, and right) and what disturbed its samples, if
-anything."""
+_Run = Callable[[Trial], "Outcome | None"]
+"""Runs a trial; returns its outcome, None where it was only checked and is right."""
 
 
 class _ContextDead(Exception):
@@ -98,6 +118,8 @@ class TrialRunner:
         self._report = report
         self._patience_s = patience_s
         self._verify_s = 0.0
+        self._least_us = 0.0
+        self._careful = False
         self._timed_alone: dict[Config, Measurement] = {}
         """The first time of each config on the open problem, taken one config after another and not in
         turn."""
@@ -131,71 +153,123 @@ class TrialRunner:
             return f"arguments and reference: {error_in_words(error)}"
         return None
 
-    def measure(self, trials: Sequence[Trial]) -> tuple[GpuState, GpuState]:
+    def measure(
+        self,
+        trials: Sequence[Trial],
+        known: Sequence[Measurement] = (),
+        least_us: float = 0.0,
+        careful: bool = False,
+    ) -> tuple[GpuState, GpuState]:
         """Verify and time each config; time long ones near the fastest in turn.
 
+        Args:
+            trials: The configs.
+            known: Times that were taken before. Their configs are not verified and timed alone again; those
+                that are no trials only say how fast the others are.
+            least_us: A shorter time cannot be, microseconds.
+            careful: Whether to look for damage after each launch of a turn.
+
         Returns:
             The GPU's state before and after.
         """
         before = self._backend.state()
+        self._least_us, self._careful = least_us, careful
+        self._timed_alone.update((one.config, one) for one in known)
         with suppress(_ContextDead):
-            held = self._run_each(trials, self._verify_and_time, hold_from=LONG_US)
-            fastest = self._fastest(trials)
-            near = [trial for trial, _ in held if self._timed_alone[trial.config].mean_us <= NEAR * fastest]
-            self._report_held(held, self._in_turn(near) if fastest >= LONG_US else {})
+            new = [trial for trial in trials if trial.config not in self._timed_alone]
+            self._run_each(new, self._verify_and_time)
+            times = {one.config for one in known} | {trial.config for trial in trials}
+            self._time_leader_again(trials, times)
+            held = [trial for trial in trials if trial.config in self._timed_alone]
+            fastest = self._fastest(times)
+            near = [trial for trial in held if self._timed_alone[trial.config].mean_us <= NEAR * fastest]
+            self._report_held(held, self._timed_alone, self._in_turn(near if fastest >= LONG_US else []))
         return before, self._backend.state()
 
-    def time(self, trials: Sequence[Trial]) -> tuple[GpuState, GpuState]:
+    def time(
+        self, trials: Sequence[Trial], known: Sequence[Measurement] = (), careful: bool = False
+    ) -> tuple[GpuState, GpuState]:
         """Time each config for one round of the finals, in turn if even the fastest is long.
+
+        Args:
+            trials: The configs.
+            known: Times that were taken alone in this round, in a worker that broke.
+            careful: As for `measure`.
 
         Returns:
             The GPU's state before and after.
         """
         before = self._backend.state()
+        self._least_us, self._careful = 0.0, careful
+        taken = {one.config: one for one in known}
+        for config, one in taken.items():
+            self._timed_alone.setdefault(config, one)
         with suppress(_ContextDead):
-            known = all(trial.config in self._timed_alone for trial in trials)
-            if known and self._fastest(trials) >= LONG_US:
-                held = [(trial, Done(outcome=self._timed_alone[trial.config])) for trial in trials]
+            configs = {trial.config for trial in trials}
+            if not (configs <= self._timed_alone.keys() and self._fastest(configs) >= LONG_US):
+                new = [trial for trial in trials if trial.config not in taken]
+                taken |= self._run_each(new, self._check_and_time)
             else:
-                held = self._run_each(trials, self._time, hold_from=LONG_US)
-            long = [trial for trial, _ in held] if self._fastest(trials) >= LONG_US else []
-            self._report_held(held, self._in_turn(long))
+                taken = {config: self._timed_alone[config] for config in configs}
+            held = [trial for trial in trials if trial.config in taken]
+            long = held if self._fastest(configs) >= LONG_US else []
+            self._report_held(held, taken, self._in_turn(long))
         return before, self._backend.state()
 
     def check(self, trials: Sequence[Trial]) -> None:
-        """Verify each config without timing it."""
+        """Verify each config without timing it, with as many launches as its trial asks for."""
         with suppress(_ContextDead):
-            self._run_each(trials, lambda trial: (self._verify(trial), None))
+            self._run_each(trials, self._verify)
 
-    def _fastest(self, trials: Sequence[Trial]) -> float:
-        """The shortest time of these trials, microseconds; infinite where none was timed."""
-        times = (self._timed_alone.get(trial.config) for trial in trials)
+    def _fastest(self, configs: Iterable[Config]) -> float:
+        """The shortest time of these configs, microseconds; infinite where none was timed."""
+        times = (self._timed_alone.get(config) for config in configs)
         return min((one.mean_us for one in times if one is not None), default=math.inf)
 
-    def _run_each(
-        self, trials: Sequence[Trial], run: _Run, *, hold_from: float = math.inf
-    ) -> list[tuple[Trial, Done]]:
-        """Run each trial and report its outcome, but return those with times of `hold_from` us or more."""
-        held: list[tuple[Trial, Done]] = []
+    def _run_each(self, trials: Sequence[Trial], run: _Run) -> dict[Config, Measurement]:
+        """Run each trial and report its outcome, a time as provisional; return the times."""
+        taken: dict[Config, Measurement] = {}
         for trial in trials:
             self._report(Running(config=trial.config))
             self._verify_s = 0.0
-            outcome, disturbance = self._guarded(trial, run)
-            done = Done(outcome=outcome, disturbance=disturbance, verify_s=self._verify_s)
+            outcome = self._guarded(trial, run)
             if isinstance(outcome, Measurement):
                 self._timed_alone.setdefault(trial.config, outcome)
-            if isinstance(outcome, Measurement) and outcome.mean_us >= hold_from:
-                held.append((trial, done))
-            else:
-                self._report(done)
-        return held
+                taken[trial.config] = outcome
+                outcome = replace(outcome, provisional=True)
+            self._report(Done(outcome=outcome, verify_s=self._verify_s))
+        return taken
 
-    def _in_turn(self, trials: Sequence[Trial]) -> dict[Trial, tuple[Outcome, str | None]]:
-        """Time trials launch by launch, in turn.
+    def _time_leader_again(self, trials: Sequence[Trial], rivals: Iterable[Config]) -> None:
+        """Time a config again that leads all others by more than the tie band, until one does that was.
 
-        Returns:
-            The outcome of each trial, and what disturbed any of the turns.
+        Where its two times do not tie, a third is taken and the middle one counts.
         """
+        rivals, sure = set(rivals), set[Config]()
+        by_config = {trial.config: trial for trial in trials}
+        while True:
+            order = sorted(self._timed_alone.keys() & rivals, key=lambda one: self._timed_alone[one].mean_us)
+            if len(order) < 2 or order[0] in sure or order[0] not in by_config:
+                return
+            first, second = (self._timed_alone[config] for config in order[:2])
+            if is_tie(first, second):
+                return
+            sure.add(first.config)
+            times = [first]
+            while len(times) < 3 and not (len(times) == 2 and is_tie(*times)):
+                self._report(Running(config=first.config))
+                outcome = self._guarded(by_config[first.config], self._time)
+                if not isinstance(outcome, Measurement):
+                    del self._timed_alone[first.config]
+                    self._report(Done(outcome=outcome))
+                    break
+                times.append(outcome)
+            else:
+                if len(times) == 3:
+                    self._timed_alone[first.config] = sorted(times, key=lambda one: one.mean_us)[1]
+
+    def _in_turn(self, trials: Sequence[Trial]) -> dict[Trial, Outcome]:
+        """Time trials launch by launch, in turn; return the outcome of each."""
         taken: dict[Trial, list[float]] = {trial: [] for trial in trials}
         failed: dict[Trial, Outcome] = {}
         disturbance: str | None = None
@@ -212,8 +286,12 @@ class TrialRunner:
                     taken[trial].append(outcome.mean_us)
                 elif outcome is not None:
                     failed[trial] = outcome
+        harm = self._tried(trials[-1], self._harm) if trials else None
+        if isinstance(harm, Failure) and harm.stage == "verify":
+            self._report(Poisoned(config=None, stage="verify", message=harm.message))
+            raise _ContextDead
         return {
-            trial: (failed.get(trial) or from_samples(trial.config, us), disturbance)
+            trial: failed.get(trial) or replace(from_samples(trial.config, us), disturbed=disturbance)
             for trial, us in taken.items()
         }
 
@@ -232,57 +310,89 @@ class TrialRunner:
                 return outcomes, disturbance
 
     def _report_held(
-        self, held: Sequence[tuple[Trial, Done]], turns: Mapping[Trial, tuple[Outcome, str | None]]
+        self, held: Sequence[Trial], alone: Mapping[Config, Measurement], turns: Mapping[Trial, Outcome]
     ) -> None:
-        """Report the held results, failures first: a failure may make the parent retry the whole group."""
-        failures: list[tuple[Trial, Done]] = []
-        times: list[tuple[Trial, Done]] = []
-        for trial, done in held:
-            if trial in turns:
-                outcome, disturbance = turns[trial]
-                done = replace(done, outcome=outcome, disturbance=disturbance)
-            kind = times if isinstance(done.outcome, Measurement) else failures
-            kind.append((trial, done))
-        for trial, done in (*failures, *times):
+        """Report what stands now, failures first: one may make the parent retry the whole group."""
+        outcomes = {trial: turns.get(trial) or alone[trial.config] for trial in held}
+        for trial in sorted(held, key=lambda trial: isinstance(outcomes[trial], Measurement)):
             self._report(Running(config=trial.config))
-            self._report(done)
+            outcome = outcomes[trial]
+            if isinstance(outcome, Measurement):
+                outcome = replace(outcome, provisional=False)
+            self._report(Done(outcome=outcome))
 
-    def _guarded(self, trial: Trial, run: _Run) -> tuple[Outcome | None, str | None]:
+    def _guarded(self, trial: Trial, run: _Run, *, look: bool = True) -> Outcome | None:
         """Run a trial; an exception becomes a failure of its stage.
 
+        Args:
+            trial: The trial.
+            run: What to do with it.
+            look: Whether to look for damage.
+
         Raises:
-            _ContextDead: The trial left a dead context, and that is reported.
+            _ContextDead: The trial left a dead context, or damage, and that is reported.
+            DeclarationError: The kernel changed an argument that the declaration does not name.
         """
-        disturbance = None
-        try:
-            outcome, disturbance = run(trial)
-        except DeclarationError:
-            raise
-        except Exception as error:
-            stage = self._backend.stage(error)
-            if stage == "fault":
-                self._report(Poisoned(config=trial.config, message=error_in_words(error)))
-                raise _ContextDead from error
-            outcome = Failure(config=trial.config, stage=stage, message=error_in_words(error))
+        outcome = self._tried(trial, run)
         # A launch is asynchronous: a fault may show only now. The next trial must not be blamed for it.
         if not self._backend.healthy():
-            self._report(
-                Poisoned(config=trial.config, message="the GPU's context is dead after this config ran")
-            )
-            raise _ContextDead
-        return outcome, disturbance
+            self._dead(trial, "fault", "the GPU's context is dead after this config ran")
+        if look:
+            harm = self._tried(trial, self._harm)
+            if isinstance(harm, Failure) and harm.stage == "verify":
+                self._dead(trial, "verify", harm.message)
+            outcome = harm or outcome
+        return outcome
+
+    def _tried(self, trial: Trial, run: _Run) -> Outcome | None:
+        try:
+            return run(trial)
+        except DeclarationError as error:
+            raise DeclarationError(f"{error} (the config that ran last: {trial.config})") from error
+        except Exception as error:
+            stage, message = self._backend.stage(error), error_in_words(error)[:MOST_TEXT]
+            if stage == "fault":
+                self._dead(trial, stage, message, error)
+            return Failure(config=trial.config, stage=stage, message=message)
+
+    def _dead(self, trial: Trial, stage: Stage, message: str, error: Exception | None = None) -> NoReturn:
+        self._report(Poisoned(config=trial.config, stage=stage, message=message))
+        raise _ContextDead from error
+
+    def _harm(self, trial: Trial) -> Failure | None:
+        damage = self._backend.damage()
+        message = f"the kernel writes outside of its arguments: {damage}"
+        return Failure(config=trial.config, stage="verify", message=message) if damage else None
 
     def _verify(self, trial: Trial) -> Failure | None:
         began = time.monotonic()
         wrong = self._backend.verify(trial)
+        for number in range(trial.launches):
+            if wrong or (number >= LEAST_LAUNCHES and time.monotonic() - began > LAUNCHES_SECONDS):
+                break
+            self._report(Running(config=trial.config))  # many launches are no hang
+            wrong = self._backend.again(trial, number)
+            if wrong:
+                wrong = f"{wrong}, at launch {number + 1} after one that was right"
         self._verify_s = time.monotonic() - began
         return None if wrong is None else Failure(config=trial.config, stage="verify", message=wrong)
 
-    def _verify_and_time(self, trial: Trial) -> tuple[Outcome, str | None]:
-        failure = self._verify(trial)
-        return (failure, None) if failure else self._time(trial)
+    def _verify_and_time(self, trial: Trial) -> Outcome:
+        return self._verify(trial) or self._time(trial)
 
-    def _time(self, trial: Trial) -> tuple[Outcome, str | None]:
+    def _check_and_time(self, trial: Trial) -> Outcome:
+        """Time a config that was verified before; one whose last result was wrong is verified first."""
+        return (self._verify(trial) if trial.launches else None) or self._time(trial)
+
+    def _time(self, trial: Trial) -> Outcome:
+        """Time a config, and compare what the last timed launch wrote."""
+        outcome = self._timed(trial)
+        wrong = self._backend.check() if isinstance(outcome, Measurement) else None
+        if wrong:
+            return Failure(config=trial.config, stage="verify", message=f"{wrong}, after timed launches")
+        return outcome
+
+    def _timed(self, trial: Trial) -> Outcome:
         """Time a config until the result is usable, `TRIES` times at most.
 
         A try that something disturbed does not count while there is patience to wait for its end.
@@ -297,34 +407,41 @@ class TrialRunner:
             if disturbance and self._wait():
                 continue
             tries += 1
-            if not usable(taken):
+            taken = replace(taken, disturbed=disturbance)
+            if not self._possible(taken):
                 refused.append(f"{taken.mean_us:g} us ± {taken.error_margin_us:g}")
                 continue
             if best is None or taken.error_margin_us < best.error_margin_us:
                 best = taken
             if disturbance or best.error_margin_us <= max(WIDE * best.mean_us, RESOLUTION_US):
-                return best, disturbance
-        if best is not None:
-            return best, None
-        return _untimed(trial, refused), None
+                break
+        return best or self._untimed(trial, refused)
 
     def _sample(self, trial: Trial) -> Outcome | None:
         """The time of one launch, or a failure."""
         self._report(Running(config=trial.config))
 
-        def sample(trial: Trial) -> tuple[Outcome | None, str | None]:
+        def sample(trial: Trial) -> Outcome:
             refused: list[str] = []
             for _ in range(TRIES):
                 self._backend.busy(BUSY_BETWEEN_S)
                 us = self._backend.sample(trial)
                 one = Measurement(config=trial.config, mean_us=us, error_margin_us=0.0, num_samples=1)
-                if usable(one):
-                    return one, None
+                if self._possible(one):
+                    return one
                 refused.append(f"{us:g} us")
-            return _untimed(trial, refused), None
+            return self._untimed(trial, refused)
 
-        outcome, _ = self._guarded(trial, sample)
-        return outcome
+        return self._guarded(trial, sample, look=self._careful)
+
+    def _possible(self, taken: Measurement) -> bool:
+        return usable(taken) and taken.mean_us >= self._least_us
+
+    def _untimed(self, trial: Trial, refused: Sequence[str]) -> Failure:
+        message = f"no usable time in {TRIES} tries: {', '.join(refused)}"
+        if self._least_us:
+            message += f" (less than {self._least_us:.3g} us is impossible)"
+        return Failure(config=trial.config, stage="timing", message=message)
 
     def _wait(self) -> bool:
         """Wait for a disturbance to end; return False when the patience is used up."""
@@ -333,8 +450,3 @@ class TrialRunner:
         self._patience_s -= PAUSE_SECONDS
         time.sleep(min(PAUSE_SECONDS, max(self._patience_s, 0.0)))
         return True
-
-
-def _untimed(trial: Trial, refused: Sequence[str]) -> Failure:
-    message = f"no usable time in {TRIES} tries: {', '.join(refused)}"
-    return Failure(config=trial.config, stage="timing", message=message)

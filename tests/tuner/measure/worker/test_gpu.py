@@ -19,10 +19,13 @@ def test_the_cache_is_filled_by_reading_after_the_arguments_are_renewed_and_befo
     done: list[str] = []
     trial = Trial(config=Config(constants={"tile": 64}))
     backend: Any = GpuBackend.__new__(GpuBackend)
-    backend._cases = [SimpleNamespace(renew=lambda: done.append("renewed"), args=())]
+    case = SimpleNamespace(
+        prepare=lambda: done.append("poisoned"), renew=lambda: done.append("renewed"), args=()
+    )
+    backend._cases = [case]
     backend._round = SimpleNamespace(flush=lambda: done.append("read"))
     backend._launches = Counter({trial.config: WARM_LAUNCHES})
-    backend._run_since_open, backend._stream = set(), 0
+    backend._stream = 0
     monkeypatch.setattr(backend, "_kernel", lambda trial: "kernel")
     monkeypatch.setattr(backend, "_arguments", lambda config, case: ("arguments",))
 
@@ -35,4 +38,4 @@ def test_the_cache_is_filled_by_reading_after_the_arguments_are_renewed_and_befo
 
     monkeypatch.setattr("cuda.tile.tune.exhaustive_search", search)
     assert backend.time(trial).mean_us == 5.0
-    assert done == ["renewed", "read", "launched"] * 2
+    assert done == ["poisoned", *["renewed", "read", "launched"] * 2]

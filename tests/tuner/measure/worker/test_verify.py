@@ -16,7 +16,7 @@ from aot_tune.declare.comparison import bits, compare, poison
 from aot_tune.declare.declaration import Close
 from aot_tune.errors import DeclarationError
 from aot_tune.tuner.measure.worker.backend import SEEDS
-from aot_tune.tuner.measure.worker.verify import Case
+from aot_tune.tuner.measure.worker.verify import Case, digests
 from aot_tune.values.problem import Problem
 
 CPU = torch.device("cpu")
@@ -257,6 +257,75 @@ def test_strides_and_offset_are_those_that_make_args_gave() -> None:
     case.prepare()
     assert case.args[0].stride() == (9, 1)
     assert case.args[1].storage_offset() == 10
+
+
+# Memory that no argument covers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reach", "what"),
+    [
+        (lambda case: case.expected["out"].value, "the expected out changed, seed 1"),
+        (lambda case: case.saved["state"], "the saved copy of state changed, seed 1"),
+        (lambda case: case.saved["x"], "the saved copy of x changed, seed 1"),
+        (lambda case: case.tensor("x"), "its argument x changed, seed 1"),
+    ],
+)
+def test_damage_anywhere_that_a_check_reads_is_noticed(
+    reach: Callable[[Case], torch.Tensor], what: str
+) -> None:
+    case = Case.make(declared(), Problem({"M": 6}), CPU, 1)
+    case.prepare()
+    right_kernel(*case.args)
+    assert case.check() is None
+    assert case.damage() is None
+    bits(reach(case)).view(-1)[-1] += 1
+    assert case.damage() == what
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_digest_is_of_every_dtype_and_of_strided_views(dtype: torch.dtype) -> None:
+    whole = torch.zeros(6, 10).to(dtype)
+    view = whole[:, 2:5]
+    before = digests([view, torch.zeros(0)])
+    bits(whole)[:, 0] = 1
+    assert digests([view, torch.zeros(0)]) == before == [0, 0]
+    bits(whole)[5, 4] = 1
+    assert digests([view]) == [1]
+
+
+def test_a_damaged_copy_is_not_taken_for_a_changed_argument() -> None:
+    """The declaration is right, and the config is what failed."""
+    case = Case.make(declared(), Problem({"M": 6}), CPU, 0)
+    case.prepare()
+    right_kernel(*case.args)
+    case.saved["x"][0, 0] += 1
+    assert case.check() == "the saved copy of x changed, seed 0"
+
+
+def test_a_launch_with_the_same_bits_is_not_compared_with_the_reference() -> None:
+    case = Case.make(declared(), Problem({"M": 6}), CPU, 0)
+    case.prepare()
+    right_kernel(*case.args)
+    results = case.results()
+    case.prepare()
+    right_kernel(*case.args)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("aot_tune.tuner.measure.worker.verify.compare", None)
+        assert case.repeated(results) is None
+
+
+def test_a_launch_with_other_bits_may_differ_within_the_tolerance() -> None:
+    case = Case.make(declared(), Problem({"M": 6}), CPU, 0)
+    case.prepare()
+    right_kernel(*case.args)
+    results = case.results()
+    case.tensor("out").mul_(1 + 1e-5)
+    assert case.repeated(results) is None
+    case.tensor("out")[2, 3] += 1
+    assert str(case.repeated(results)).startswith("out: 1 of 48 elements are wrong, first out[2, 3]")
+    case.prepare()  # and nothing is launched
+    assert "48 of 48" in str(case.repeated(results))
 
 
 # Declarations that contradict themselves --------------------------------------------------------------------

@@ -1,0 +1,214 @@
+"""`aot-tune journal`: what the journals of sweeps hold, as lines for a person and as rows for a script.
+
+It takes no lock and changes nothing, so a running sweep may be looked at.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aot_tune.errors import JournalMismatchError, UsageError
+from aot_tune.tuner.outcome import Failure, Measurement
+from aot_tune.tuner.sweep import journal as journals
+from aot_tune.tuner.sweep.journal import JournalContent, JournalWriteError, Record
+from aot_tune.tuner.sweep.results import accepts, outcome_of
+from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem, problem_option
+from aot_tune.values.text import aligned, counted, duration
+
+SUFFIXES = (".jsonl", ".done", ".old")
+"""The ends of journals' names: one that goes on, one whose table is published, one that --fresh set aside."""
+
+COLUMNS = (
+    "journal", "kind", "gpu", "step", "problem", "config", "round", "mean_us", "error_margin_us",
+    "num_samples", "provisional", "disturbed", "stage", "message", "key", "code", "transient", "measure_s",
+    "verify_s",
+)  # fmt: skip
+"""The columns of --csv. A record leaves those empty that it does not have."""
+
+
+@dataclass(kw_only=True)
+class StepSummary:
+    """One step of a sweep on one problem."""
+
+    measured: set[Config] = field(default_factory=set)
+    """Configs whose result stands, or that passed when they were verified again."""
+
+    provisional: set[Config] = field(default_factory=set)
+    """Configs with a time that was to be taken again."""
+
+    failed: set[Config] = field(default_factory=set)
+    """Configs that failed."""
+
+    rounds: int = 0
+    """Number of times taken in rounds."""
+
+    fastest: Measurement | None = None
+    """The shortest time that stands."""
+
+
+def paths_of(words: Sequence[str], arch: Arch | None, folder: Path) -> list[Path]:
+    """The journals that are asked for: files, all of folders, and all of kernels named.
+
+    Args:
+        words: Paths and names of kernels; all journals in `folder` where there is none.
+        arch: Only those of this arch, where journals are looked for by name.
+        folder: The folder of journals, ``build/journal`` unless another is named.
+
+    Raises:
+        UsageError: A path does not exist, or there is no such journal.
+    """
+    found: list[Path] = []
+    for word in words or [""]:
+        path = Path(word)
+        if word and ("/" in word or path.suffix in (*SUFFIXES, ".damaged")):
+            found += _at(path)
+            continue
+        here = [one for one in _below(folder, arch) if not word or one.name.partition(".")[0] == word]
+        if not here:
+            of = f" of {word}" if word else ""
+            on = f" on {arch}" if arch else ""
+            raise UsageError(
+                f"no journal{of}{on} is in {folder}; name the folder with --journal, or give a journal's path"
+            )
+        found += here
+    return list(dict.fromkeys(found))
+
+
+def _at(path: Path) -> list[Path]:
+    try:
+        if path.is_dir():
+            here = [one for suffix in SUFFIXES for one in sorted(path.rglob(f"*{suffix}"))]
+            if here:
+                return here
+        elif path.is_file():
+            return [path]
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; give a journal's path or a kernel's name") from error
+    raise UsageError(f"no journal is at {path}; give a journal's path or a kernel's name")
+
+
+def _below(folder: Path, arch: Arch | None) -> list[Path]:
+    found = [path for path in folder.glob(f"{arch or '*'}/*") if path.suffix in SUFFIXES]
+    return sorted(found, key=lambda path: (path.parent.name, path.name.partition(".")[0], path.name))
+
+
+def contents(paths: Sequence[Path]) -> tuple[list[tuple[Path, JournalContent]], list[str]]:
+    """What journals hold, and a line for each that cannot be read."""
+    found, unreadable = [], []
+    for path in paths:
+        try:
+            found.append((path, journals.read(path, accepts)))
+        except (JournalMismatchError, JournalWriteError) as error:
+            unreadable.append(str(error))
+    return found, unreadable
+
+
+def steps_of(content: JournalContent) -> dict[tuple[Problem, str], StepSummary]:
+    """The steps that a journal holds results of, by problem and step, in the journal's order."""
+    steps: dict[tuple[Problem, str], StepSummary] = {}
+    for record in content.records:
+        if record["kind"] != "result":
+            continue
+        step = steps.setdefault((Problem(record["problem"]), record["step"]), StepSummary())
+        outcome = outcome_of(record)
+        config = Config(**record["config"])
+        if isinstance(outcome, Failure):
+            step.failed.add(config)
+        elif outcome is not None and record["round"] is not None:
+            step.rounds += 1
+        elif outcome is not None and outcome.provisional:
+            step.provisional.add(config)
+        else:
+            step.measured.add(config)
+            if outcome and (step.fastest is None or outcome.mean_us < step.fastest.mean_us):
+                step.fastest = outcome
+    return steps
+
+
+def summary_lines(path: Path, content: JournalContent) -> list[str]:
+    """One journal for a person: its conditions, its totals, its damage, and a row for each step."""
+    heads = ("problem", "step", "measured", "failed", "rounds", "provisional", "fastest us", "config")
+    rows = [
+        (
+            str(problem),
+            step,
+            str(len(summary.measured)),
+            str(len(summary.failed)),
+            str(summary.rounds or "-"),
+            str(len(summary.provisional - summary.measured) or "-"),
+            f"{summary.fastest.mean_us:.2f}" if summary.fastest else "-",
+            str(summary.fastest.config) if summary.fastest else "-",
+        )
+        for (problem, step), summary in steps_of(content).items()
+    ]
+    identity = ", ".join(f"{name} {value}" for name, value in content.identity.items())
+    return [
+        f"{path}:",
+        f"made with {identity or 'conditions that the lost first line named'}",
+        _totals(content.records),
+        *damage_lines(content),
+        *(aligned([heads, *rows]) if rows else ["no results yet"]),
+    ]
+
+
+def _totals(records: Sequence[Record]) -> str:
+    results = [record for record in records if record["kind"] == "result"]
+    failures = sum(isinstance(outcome_of(record), Failure) for record in results)
+    compiled = [record for record in records if record["kind"] == "compile"]
+    refused = sum("message" in record for record in compiled)
+    spent = [record for record in records if record["kind"] == "spent"]
+    gpus = sorted({record["gpu"] for record in records})
+    return (
+        f"{counted(len(results) - failures, 'result')}, {counted(failures, 'failure')}, "
+        f"{counted(len(compiled), 'compilation')} ({refused} failed); "
+        f"{_seconds(sum(record['measure_s'] for record in spent))} timing, "
+        f"{_seconds(sum(record['verify_s'] for record in spent))} verifying"
+        + (f"; on {' '.join(gpus)}" if gpus else "")
+    )
+
+
+def _seconds(seconds: float) -> str:
+    return duration(seconds) if seconds >= 1 else f"{seconds:.1f} s"
+
+
+def damage_lines(content: JournalContent) -> list[str]:
+    """What is wrong with a journal's file; nothing where it is intact."""
+    lines = []
+    if content.damaged_places:
+        lines.append(
+            f"damaged in {counted(content.damaged_places, 'place')}: the next sweep sets "
+            f"{counted(content.damaged_bytes, 'byte')} aside and measures again what they held"
+        )
+    if content.foreign:
+        lines.append(
+            f"{counted(content.foreign, 'record')} of other conditions: no sweep resumes it; move it away, "
+            "or start over with --fresh"
+        )
+    return lines
+
+
+def json_lines(found: Sequence[tuple[Path, JournalContent]]) -> Iterator[str]:
+    """Each record as one line of JSON, with its journal's path and conditions."""
+    for path, content in found:
+        for record in content.records:
+            yield json.dumps({"journal": str(path), "made_with": content.identity, **record})
+
+
+def csv_lines(found: Sequence[tuple[Path, JournalContent]]) -> Iterator[str]:
+    """Each record as one row of `COLUMNS`, below a row of their names."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
+    table.writeheader()
+    for path, content in found:
+        for record in content.records:
+            config = Config(**record["config"]) if "config" in record else None
+            where = {"journal": path, "problem": problem_option(Problem(record["problem"]))}
+            table.writerow({**record, **where, "config": "" if config is None else str(config)})
+    return iter(text.getvalue().rstrip("\n").split("\n"))

@@ -1,0 +1,32 @@
+"""Whole sweeps survive the faults A1 to A15: nothing is lost, wrong or hung."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults import rows, sweeps
+from tests.faults.world import Tally, World
+
+pytestmark = pytest.mark.process
+
+QUICK = ("A6",)
+"""Rows of a few sweeps, for `make test`. A sweep starts three processes that import torch: 6 s of a core."""
+
+
+@pytest.mark.parametrize(
+    "row", [row if row in QUICK else pytest.param(row, marks=pytest.mark.slow) for row in sweeps.SCENARIOS]
+)
+def test_a_fault_of_a_sweep_costs_no_measurement_and_no_table(row: str, world: World) -> None:
+    tally = Tally()
+    rows.run_row(row, world, tally)
+    assert tally.why == []
+    assert tally.injected >= rows.stated(row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", rows.LONG)
+def test_a_sweep_with_flaky_and_failing_configs_has_the_right_winners(row: str, world: World) -> None:
+    tally = Tally()
+    rows.run_long(row, world, tally)
+    assert tally.why == []
+    assert tally.injected > 0

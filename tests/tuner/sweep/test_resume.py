@@ -1,0 +1,91 @@
+"""A sweep in a real tuner with real workers, killed with SIGKILL again and again, and resumed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+_SWEEP = """
+import sys
+from pathlib import Path
+from aot_tune.tuner.measure import session
+from aot_tune.tuner.sweep import run as sweep
+from aot_tune.tuner.sweep.progress import PlainProgress
+from aot_tune.tuner.sweep.report import SweepRequest
+from tests.support.samples import SM90, scale_in
+
+folder = Path(sys.argv[1])
+
+
+class NoLock:
+    def __init__(self, *_):
+        pass
+
+    def release(self):
+        pass
+
+
+def measure(found, gpu, **more):
+    return session.MeasureSession(
+        found, gpu, backend="tests.support.hashed_backend:HashedBackend",
+        arguments={"folder": str(folder)}, **more,
+    )
+
+
+session.GpuLock, sweep.MeasureSession = NoLock, measure
+kernels = (scale_in(folder / "tables")["scale"],)
+request = SweepRequest(
+    kernels=kernels, arch=SM90, gpu=0, jobs=2, journal=folder / "journal", cubins=Path(sys.argv[2])
+)
+print(sweep.run(request, PlainProgress()).resumed)
+"""
+
+
+def _start(folder: Path, cubins: Path) -> subprocess.Popen[str]:
+    folder.mkdir(exist_ok=True)
+    words = [sys.executable, "-c", _SWEEP, str(folder), str(cubins)]
+    return subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def _lines(folder: Path) -> list[str]:
+    log = folder / "log"
+    return log.read_text().splitlines() if log.exists() else []
+
+
+def _table(folder: Path) -> bytes:
+    return (folder / "tables" / "sm90" / "scale.json").read_bytes()
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_sweep_killed_at_any_instant_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    whole, killed, cubins = tmp_path / "whole", tmp_path / "killed", tmp_path / "cubins"
+    child = _start(whole, cubins)
+    _, said = child.communicate(timeout=300)
+    assert child.returncode == 0, said
+    kills = 0
+    for more in random.Random(3).sample(range(2, len(_lines(whole)) // 3), 6):
+        child = _start(killed, cubins)
+        limit = len(_lines(killed)) + more
+        while child.poll() is None and len(_lines(killed)) < limit:
+            time.sleep(0.002)
+        if child.poll() is None:
+            os.kill(child.pid, signal.SIGKILL)
+            kills += 1
+        child.communicate()
+    child = _start(killed, cubins)
+    _, said = child.communicate(timeout=300)
+    assert child.returncode == 0, said
+    assert kills >= 2
+    assert _table(killed) == _table(whole)
+    # A kill may lose what is in flight, verified or timed but not told yet.
+    assert len(_lines(whole)) <= len(_lines(killed)) <= len(_lines(whole)) + 4 * kills
