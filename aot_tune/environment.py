@@ -19,6 +19,10 @@ RECORD = "AOT_TUNE_RECORD"
 DISABLE = "DISABLE_AUTOTUNE"
 DISABLE_OURS = "AOT_TUNE_DISABLE_AUTOTUNE"
 
+AT_START = "AOT_TUNE_AT_START"
+START_OPTIONS = "AOT_TUNE_START_OPTIONS"
+"""What `aot-tune run` and `aot-tune record` tell the program that they start. Not for people."""
+
 OnMiss = Literal["search", "nearest", "default", "error"]
 """What a miss does: search live, take the nearest recorded or tuned config at any distance, take the default
 (of a recorded search: the first config), or raise."""

@@ -36,6 +36,9 @@ class SearchJournal:
         if record["what"] == "begun":
             self._begun.add(at)
             return
+        if record["what"] == "abandoned":
+            self._begun.discard(at)
+            return
         config = Config(constants={"place": at})
         if record["what"] == "failed":
             stage, message = record["stage"], record["message"]
@@ -68,6 +71,10 @@ class SearchJournal:
         """Write that a config runs next."""
         if at not in self._begun:
             self._journal.append({"search": self._key, "config": at, "what": "begun"})
+
+    def abandon(self, at: int) -> None:
+        """Write that a config was left in the middle for a reason that is not its own."""
+        self._journal.append({"search": self._key, "config": at, "what": "abandoned"})
 
     def write(self, at: int, outcome: Measurement | Failure, *, number: int | None = None) -> None:
         """Write an outcome to disk.

@@ -1,4 +1,4 @@
-"""Record every search of a process: search, write the table, answer the library, note what to tell its author."""
+"""Record every search of a process: search, write the table, answer the library, note what to tell."""
 
 from __future__ import annotations
 

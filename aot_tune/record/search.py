@@ -174,6 +174,9 @@ class LibrarySearch:
         except Exception as error:
             self._fail(at, error)
             return
+        except BaseException:  # Ctrl-C: the config is not to blame
+            self._journal.abandon(at)
+            raise
         self._found.times[at] = outcome
         self._journal.write(at, outcome)
 

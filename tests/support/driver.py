@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from aot_tune.serve import runtime
 from aot_tune.values.arch import Arch
 from aot_tune.values.device import Device
 
@@ -442,3 +443,18 @@ class FakeRuntime:
 def stream_on(device: int) -> int:
     """The handle of a stream that is not the default one."""
     return (device + 1) << 16
+
+
+@contextlib.contextmanager
+def stand_in() -> Iterator[Driver]:
+    """One idle H200, on the stand-in driver and runtime; nothing runs on it."""
+    install()
+    DRIVER.reset()
+    here = FakeRuntime()
+    runtime.use(here)
+    DRIVER.runtime = here
+    try:
+        yield DRIVER
+    finally:
+        runtime.use(None)
+        DRIVER.reset()

@@ -29,6 +29,8 @@ from tests.support import recorded_tables, tuned_once
 from tests.support.driver import Driver, FakeTensor
 from tests.support.tuned_once import SPACE, launch, scale_kernel, tuned
 
+pytestmark = pytest.mark.process  # what is not answered compiles
+
 PARAMETERS = [("x", False), ("out", False), ("n", False), ("factor", False), ("TILE", True)]
 
 
