@@ -32,8 +32,7 @@ RESOLUTION_US = 0.5
 """Resolution of GPU timing events, microseconds. A smaller difference from the median is never an outlier."""
 
 SHORTEST_US = 0.1
-"""A shorter time was not measured, microseconds: an empty grid takes ten times as long from its first block to
-its last."""
+"""A shorter time was not measured, microseconds: an empty grid takes ten times as long."""
 
 TIED = 0.01
 """Noise below this fraction of the fastest time ends the finals: it is half of the tie band, and further
