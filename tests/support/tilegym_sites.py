@@ -1,7 +1,7 @@
 """Sites of TileGym 1.5.1 that tune on their first call, called unchanged on the stand-in driver.
 
-Run as a program it calls one site at some sizes, and prints what reached the driver:
-``python -m tests.support.tilegym_sites NAME SIZE...``. Tensors are meta tensors, which say that they lie on a
+Run as a program it calls one site, and prints what reached the driver:
+``python -m tests.support.tilegym_sites NAME SIZE``. Tensors are meta tensors, which say that they lie on a
 GPU; of two kernels the one that was loaded later is the faster.
 """
 
@@ -52,8 +52,8 @@ class Site(NamedTuple):
     searches: int = 1
     """How often a first call searches."""
 
-    as_found: bool = True
-    """Whether the library launches what its search measured; False where it takes other hints or arguments."""
+    as_found: tuple[str, ...] = ("grid", "symbol", "hints")
+    """What the library's launch has of what its search measured."""
 
 
 def empty(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
@@ -132,7 +132,7 @@ SITES = {
     "softmax": Site("ops.cutile.softmax", lambda m, n: m.softmax(empty(n, 512), use_tma=True), 500),
     "recurrent_gated_delta_rule": Site("ops.cutile.recurrent_gated_delta_rule", _delta_rule, 16, searches=3),
     "group_gemm": Site("ops.cutile.group_gemm", _group_gemm, 512, 400),
-    "attention": Site("ops.cutile.attention", _attention, 500, 400, as_found=False),
+    "attention": Site("ops.cutile.attention", _attention, 500, 400, as_found=("grid", "symbol")),
     "geglu": Site(
         "suites.unsloth.cutile.geglu",
         lambda m, n: m.geglu_exact_forward(empty(1, n, 512), empty(1, n, 512)),
@@ -146,7 +146,7 @@ SITES = {
     "fused_add_rms_norm": Site("suites.liger.cutile.fused_add_rms_norm", _add_norm_backward, 512),
     "ragged_bmm": Site("suites.flashinfer.cutile.gemm.ragged_bmm", _ragged, 128, searches=2),
     "grpo_loss": Site("suites.liger.cutile.grpo_loss", _policy_loss, 4),
-    "cross_entropy": Site("suites.liger.cutile.cross_entropy", _cross_entropy, 512, as_found=False),
+    "cross_entropy": Site("suites.liger.cutile.cross_entropy", _cross_entropy, 512, as_found=("hints",)),
 }
 
 
@@ -226,8 +226,14 @@ def counted() -> list[int]:
     return calls
 
 
-def main(name: str, *sizes: str) -> None:
-    sys.path.append(str(FOLDER))
+def shorten(module: Any) -> None:
+    """From now on the library searches spaces that lack their last config."""
+    search = module.exhaustive_search
+    module.exhaustive_search = lambda space, *args, **kwargs: search(space[:-1], *args, **kwargs)
+
+
+def main(name: str, size: str, *options: str) -> None:
+    sys.path.append(str(FOLDER))  # behind a copy that a test changed
     site = SITES[name]
     with on_the_stand_in(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
@@ -235,8 +241,9 @@ def main(name: str, *sizes: str) -> None:
         warnings.simplefilter("always")
         launches = noted()
         searched = counted() if cutile.stands_in(sys.modules["cuda.tile.tune"].exhaustive_search) else []
-        for size in sizes:
-            site.call(module, int(size))
+        if "--shorter" in options:
+            shorten(module)
+        site.call(module, int(size))
     said = [str(one.message) for one in caught]
     print(json.dumps({"launches": launches, "searched": searched, "warnings": said}))
 
