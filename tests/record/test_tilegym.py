@@ -72,8 +72,13 @@ def ran(verb: str, folder: Path, name: str, size: int, *options: str, ahead: Pat
     path = os.pathsep.join([*([str(ahead)] if ahead else []), str(ROOT)])
     done = subprocess.run(
         [sys.executable, "-m", "aot_tune", verb, tables, "tables", "--", *program],
-        cwd=folder, env={**kept, "PYTHONPATH": path}, capture_output=True, text=True, timeout=540, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        env={**kept, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return Ran(**json.loads(done.stdout.splitlines()[-1]), told=done.stderr)
 
@@ -141,12 +146,14 @@ def test_at_least_four_sites_have_a_size_that_is_near() -> None:
     assert len(EACH) >= 12
 
 
+@pytest.mark.slow
 def test_a_shorter_space_is_searched(recorded: dict[str, tuple[Path, Ran]]) -> None:
     folder, _ = recorded["silu_and_mul"]
     size = SITES["silu_and_mul"].size
     assert ran("run", folder, "silu_and_mul", size, "--shorter").searched == [6]
 
 
+@pytest.mark.slow
 def test_another_version_of_the_library_is_searched(
     recorded: dict[str, tuple[Path, Ran]], tmp_path: Path
 ) -> None:
@@ -160,6 +167,7 @@ def test_another_version_of_the_library_is_searched(
     assert "it was recorded with tilegym 1.5.1, and 1.5.2 is here; record again: aot-tune record" in said
 
 
+@pytest.mark.slow
 def test_other_code_of_the_kernel_is_searched(recorded: dict[str, tuple[Path, Ran]], tmp_path: Path) -> None:
     shutil.copytree(FOLDER / "tilegym", tmp_path / "tilegym")
     path = tmp_path / "tilegym" / "ops" / "cutile" / "silu_and_mul.py"
