@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import re
 import sqlite3
 import sys
 import threading
@@ -19,7 +21,7 @@ import torch
 from torch.autograd import forward_ad
 
 from aot_tune import environment
-from aot_tune.errors import LaunchError, MissWarning, TableWarning, UsageError
+from aot_tune.errors import LaunchError, MissError, MissWarning, TableWarning, UsageError
 from aot_tune.serve.choose import loader
 from aot_tune.serve.launch import dispatch
 from aot_tune.serve.launch.dispatch import dispatcher_of
@@ -136,12 +138,15 @@ def test_a_winner_that_the_declaration_no_longer_allows_is_warned_of_once(
         "legal": lambda config, arch, problem: "too wide" if config == AT_64 else True,
         "search_space": lambda arch, problem: [c for c in tuned.search_space(arch, problem) if c != AT_64],
     }
-    changed = dataclasses.replace(tuned, **{by: changes[by]})
-    reason = "too wide" if by == "legal" else "it is not in the search space"
-    with pytest.warns(
-        TableWarning, match=f"its table's winner, .* may not run: {reason}; .* tune again"
-    ) as told:
+    said = {
+        "legal": "its table's winner, .* may not run: too wide; .* tune again",
+        "search_space": "1 config in no search space of scale, left out, .* tune it again",
+    }
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        changed = dataclasses.replace(tuned, **{by: changes[by]})
         changed.launch(*tensors(64))
+    assert re.search(said[by], str(told[0].message))
     assert len(told) == 1
     assert launched()[0] != blocks(64, 1024, AT_64)
     with warnings.catch_warnings():
@@ -687,6 +692,26 @@ def test_a_miss_is_warned_of_once_with_the_command_that_tunes_it(tuned: Tunable)
         "--problem dtype=bfloat16,M=4096,N=1024" in messages[0]
     )
     assert caught[0].filename == __file__
+
+
+@pytest.mark.process
+def test_a_server_may_have_a_miss_raise_and_have_its_problem_written(
+    tuned: Tunable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: Driver
+) -> None:
+    monkeypatch.setenv(environment.ON_MISS, "error")
+    monkeypatch.setenv(environment.RECORD, str(tmp_path / "missed"))
+    tuned.launch(*tensors(64))
+    for _ in range(2):
+        with pytest.raises(MissError, match="AOT_TUNE_ON_MISS=error"):
+            tuned.launch(*tensors(4096))
+    assert len(driver.launches) == 1
+    (line,) = (tmp_path / f"missed.{os.getpid()}").read_text().splitlines()
+    assert json.loads(line) == {
+        "kernel": "scale",
+        "arch": "sm90",
+        "problem": {"dtype": "bfloat16", "M": 4096, "N": 1024},
+    }
+    assert dispatcher_of(tuned).choice(SM90, Problem(json.loads(line)["problem"])).source == "far"
 
 
 @pytest.mark.process
