@@ -187,6 +187,7 @@ def test_an_exit_names_the_code(worker: Worker) -> None:
 def test_talking_to_a_dead_child_says_that_it_died(worker: Worker) -> None:
     worker.wait_ready()
     os.kill(worker.pid, signal.SIGKILL)
+    assert gone(worker.pid)
     with pytest.raises(WorkerDied, match="was killed by SIGKILL"):
         worker.request("greet", {"name": "x"}, 30)
 
