@@ -178,7 +178,7 @@ def _tunables_in(module: str) -> Iterable[FoundKernel]:
     Those in a module's tuple ``TUNABLES`` come first, where it has one.
     """
     seen: set[int] = set()
-    names = vars(_imported(module))
+    names = vars(imported(module))
     listed = names.get("TUNABLES", ())
     for value in (*(listed if isinstance(listed, tuple) else ()), *names.values()):
         if isinstance(value, Declaration) and id(value) not in seen:
@@ -200,7 +200,13 @@ class _ImportFailed(UsageError):
         self.what = what
 
 
-def _imported(module: str) -> object:
+def imported(module: str) -> object:
+    """Import a module of somebody's.
+
+    Raises:
+        UsageError: It cannot be imported; the message says why, and what to do.
+        DeclarationError: A declaration in it contradicts itself.
+    """
     try:
         return importlib.import_module(module)
     except DeclarationError:
