@@ -473,7 +473,7 @@ def limit_samples(most: int) -> None:
 
 def compile_cubin(
     kernel: Any,
-    hints: Mapping[str, int],
+    hints: Mapping[str, int | None],
     signature: str,
     arch: Arch,
     *,
@@ -487,7 +487,7 @@ def compile_cubin(
 
     Args:
         kernel: A ``@ct.kernel``.
-        hints: The compiler hints.
+        hints: The compiler hints; None takes one of the decorator's away.
         signature: A signature that `signature_of` returned.
         arch: The arch to compile for.
         timeout_s: The longest time that the compiler may run, seconds.

@@ -31,7 +31,7 @@ def misfit(table: RecordedTable, kernel: Any, arch: Arch, now: str) -> str | Non
 
 
 def other_library(library: Library) -> str | None:
-    """Why a table is of another version of its library, in words; None where it is of the one that is here."""
+    """Why a table is of another version of its library, in words; None where it is of the one here."""
     if not library.name:
         return None
     try:
@@ -57,6 +57,11 @@ def hash_now(kernel: Any) -> str:
     return "" if obstacles else digest
 
 
+def is_local(table: RecordedTable) -> bool:
+    """Whether a table's kernel is made within a function, so that importing its module makes none."""
+    return "<locals>" in table.kernel
+
+
 def kernel_of(module: str, name: str) -> Any:
     """The kernel that a module has of a function: what `aot-tune compile` and `check` import.
 
@@ -71,14 +76,9 @@ def kernel_of(module: str, name: str) -> Any:
         UsageError: The module cannot be imported, or has no such kernel.
     """
     names = vars(imported(module))
-    there = [
-        value for value in names.values() if cutile.is_kernel_like(value) and _is_of(value, module, name)
-    ]
+    there = [value for value in names.values() if cutile.is_kernel(value) and _is_of(value, module, name)]
     if not there:
-        raise UsageError(
-            f"no global of {module} is a ct.kernel of the function {name}; where the kernel is made when it is "
-            "called, nothing can be compiled ahead"
-        )
+        raise UsageError(f"no global of {module} is a ct.kernel of the function {name}")
     named = names.get(name.rpartition(".")[2])
     return next((one for one in there if one is named), there[0])
 

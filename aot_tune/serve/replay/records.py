@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from aot_tune import environment
-from aot_tune.errors import AotTuneError, TableError, TableWarning
+from aot_tune.errors import AotTuneError, TableWarning
 from aot_tune.nvidia import cutile
-from aot_tune.recorded.document import parse
+from aot_tune.recorded.files import read_recorded
 from aot_tune.recorded.fit import hash_now, misfit
 from aot_tune.recorded.nearest import distance, larger
 from aot_tune.recorded.problem import Problem, read_problem
 from aot_tune.recorded.table import RecordedEntry, RecordedTable, file_name
 from aot_tune.serve.replay.places import further_folders
-from aot_tune.tables.files import read_bytes
 from aot_tune.tables.store import folder_of_package
 from aot_tune.values.arch import Arch
 from aot_tune.values.text import error_in_words
@@ -123,7 +122,7 @@ def _tables(kernel: Any, arch: Arch) -> Iterator[RecordedTable]:
         if not os.path.lexists(path):
             continue
         try:
-            table = _read(path)
+            table = read_recorded(path)
             if now is None:
                 now = hash_now(kernel)
             reason = misfit(table, kernel, arch, now)
@@ -134,13 +133,6 @@ def _tables(kernel: Any, arch: Arch) -> Iterator[RecordedTable]:
             _warn(f"{path} is left out: {reason}; record again: aot-tune record")
             continue
         yield table
-
-
-def _read(path: Path) -> RecordedTable:
-    try:
-        return parse(read_bytes(path))
-    except TableError as error:
-        raise type(error)(f"{path}: {error.problem}", error.path) from None
 
 
 def _warn(message: str) -> None:
