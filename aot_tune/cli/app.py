@@ -194,15 +194,23 @@ def compile(
 ) -> None:
     """Compile all defaults and every config that a table can choose, for serving without a compiler.
 
-    Write one archive of cubins for each arch.
+    Winners of recorded tables are compiled too. Write one archive of cubins for each arch.
     """
-    from aot_tune.declare.discovery import find_tunables, module_names
+    from aot_tune.cli import recorded
+    from aot_tune.declare.discovery import module_names
+    from aot_tune.recorded.files import listed_recorded
     from aot_tune.tuner.archives.build import build
     from aot_tune.tuner.archives.report import CUBINS, CubinRequest, report_lines
 
     named = [*(arch or ()), *(more or ())]
+    found = recorded.declared(module or ())
+    tables = listed_recorded(recorded.folders(module or ()))
+    names, dotted = recorded.split(kernel or ())
     request = CubinRequest(
-        kernels=selection.chosen_kernels(find_tunables(module or ()), kernel or ()),
+        kernels=()
+        if not names and (dotted or (tables and not found))
+        else selection.chosen_kernels(found, names),
+        recorded=tuple(tables) if not kernel else recorded.chosen(tables, dotted),
         archs=tuple(dict.fromkeys(map(selection.chosen_arch, named or [None]))),
         only_these=bool(kernel),
         modules=tuple(module_names(module)) if module else (),

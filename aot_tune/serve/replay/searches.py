@@ -96,6 +96,11 @@ def record_with(recorder: Callable[[SearchCall], Any] | None) -> None:
     _recorder[:] = [] if recorder is None else [recorder]
 
 
+def is_recording() -> bool:
+    """Whether searches are handed to a recorder."""
+    return bool(_recorder)
+
+
 def forget() -> None:
     """Read recorded tables anew at the next search."""
     _records.clear()
