@@ -160,7 +160,7 @@ class LiveSearch:
         try:
             self._tried.add(place)
             self._searches += 1
-            found = self._shared(self.key(arch, name, bucket), run, limit_s)
+            found = self._shared(self.key(arch, name, bucket), occasion, run, limit_s)
             if found is not None:  # where there is none, another process may still find one
                 self._known[place] = found
             return found
@@ -171,16 +171,29 @@ class LiveSearch:
         finally:
             turn.release()
 
-    def _shared(self, key: Key, run: Callable[[], trial.Winner | None], limit_s: float) -> Config | None:
-        """Search, unless another process of this host does so; then wait for its winner, within the limit."""
+    def _shared(
+        self, key: Key, occasion: Occasion, run: Callable[[], trial.Winner | None], limit_s: float
+    ) -> Config | None:
+        """Search, unless another process of this host does so; then wait for its winner, within the limit.
+
+        A winner in the cache that may not run any more, or not here, is replaced.
+        """
         with self._cache.locked(key, limit_s) as state:
             found = self._cache.read(key)
-            if found is not None or state == "busy":
+            if state == "busy" or (found is not None and self._may_run(found, occasion)):
                 return found
             winner = run()
             if winner is not None:
                 self._cache.write(key, *winner)
             return None if winner is None else winner[0]
+
+    @staticmethod
+    def _may_run(config: Config, occasion: Occasion) -> bool:
+        try:
+            return occasion.legality.refusal(config, occasion.problem) is None
+        except Exception as error:  # the author's `legal`, asked about a config from a file
+            occasion.legality.failed(error, occasion.problem, str(config))
+            return False
 
     # What is searched ---------------------------------------------------------------------------------------
 

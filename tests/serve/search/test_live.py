@@ -102,6 +102,22 @@ def test_another_process_finds_the_winner_without_searching(
     assert dispatcher_of(again)._plans.popitem()[1].choice.source == "cached"
 
 
+@pytest.mark.process
+def test_a_winner_in_the_cache_that_the_space_lacks_now_is_replaced(
+    tuned: Tunable, driver: Driver, searched: list[list[Config]]
+) -> None:
+    tuned.launch(*tensors(4096))
+    [entry] = list((folder_here() or Path()).rglob("*.json"))
+    good = entry.read_bytes()
+    entry.write_bytes(good.replace(b'"tile_m": 32', b'"tile_m": 48'))
+    assert entry.read_bytes() != good
+    again = dataclasses.replace(tuned)
+    again.launch(*tensors(4096))
+    assert len(searched) == 2
+    assert grid_of(driver) == (128, 16, 1)
+    assert b'"tile_m": 32' in entry.read_bytes()
+
+
 def test_what_the_kernel_mutates_is_cloned_and_the_rest_is_not(tuned: Tunable) -> None:
     source, target = tensors(64)
     first, second = trial.cloned(tuned, (source, target))
