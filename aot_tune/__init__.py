@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from aot_tune.declare.declaration import Close as Close
     from aot_tune.declare.declaration import Work as Work
     from aot_tune.serve.prime import prime as prime
+    from aot_tune.serve.replay.door import exhaustive_search as exhaustive_search
+    from aot_tune.serve.replay.install import install as install
+    from aot_tune.serve.replay.install import uninstall as uninstall
     from aot_tune.serve.workspace import Workspace as Workspace
     from aot_tune.serve.workspace import workspace as workspace
     from aot_tune.tunable import Tunable as Tunable
@@ -32,7 +35,10 @@ _HOMES = {
     "Tunable": "tunable",
     "Work": "declare.declaration",
     "Workspace": "serve.workspace",
+    "exhaustive_search": "serve.replay.door",
+    "install": "serve.replay.install",
     "prime": "serve.prime",
+    "uninstall": "serve.replay.install",
     "workspace": "serve.workspace",
 }
 
@@ -48,7 +54,10 @@ __all__ = [
     "Work",
     "Workspace",
     "__version__",
+    "exhaustive_search",
+    "install",
     "prime",
+    "uninstall",
     "workspace",
 ]
 

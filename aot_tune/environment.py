@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal, cast, get_args
 
 from aot_tune.errors import UsageError
 
@@ -13,7 +14,18 @@ CONFIG = "AOT_TUNE_CONFIG"
 RANKED = "AOT_TUNE_RANKED"
 SEARCH_SECONDS = "AOT_TUNE_SEARCH_SECONDS"
 LOG = "AOT_TUNE_LOG"
+ON_MISS = "AOT_TUNE_ON_MISS"
+RECORD = "AOT_TUNE_RECORD"
 DISABLE = "DISABLE_AUTOTUNE"
+DISABLE_OURS = "AOT_TUNE_DISABLE_AUTOTUNE"
+
+AT_START = "AOT_TUNE_AT_START"
+START_OPTIONS = "AOT_TUNE_START_OPTIONS"
+"""What `aot-tune run` and `aot-tune record` tell the program that they start. Not for people."""
+
+OnMiss = Literal["search", "nearest", "default", "error"]
+"""What a miss does: search live, take the nearest recorded or tuned config at any distance, take the default
+(of a recorded search: the first config), or raise."""
 
 DESCRIPTIONS = {
     TABLES: "folders of tables, as in PATH, read before a package's own; predictions are read only there",
@@ -22,7 +34,10 @@ DESCRIPTIONS = {
     RANKED: "the world size where nothing else tells it; above 1 nothing is searched and no cache is read",
     SEARCH_SECONDS: "the longest live search that a miss may start, seconds; default 1",
     LOG: "'1' prints each choice and its reason to stderr, once per unseen problem",
+    ON_MISS: "what a miss does: 'search' (the default), 'nearest', 'default', or 'error' for servers",
+    RECORD: "a file to which problems that missed are appended, each once; a process writes to FILE.<pid>",
     DISABLE: "'1' forbids live searches, as it does for Triton and others",
+    DISABLE_OURS: "the same for aot_tune alone; where it is set, DISABLE_AUTOTUNE does not count",
 }
 """What each variable does, in one line: the README's table and `aot-tune doctor` show this."""
 
@@ -79,8 +94,27 @@ def search_seconds() -> float:
 
 
 def search_disabled() -> bool:
-    """Whether DISABLE_AUTOTUNE forbids live searches."""
-    return _on(DISABLE)
+    """Whether live searches are forbidden: by AOT_TUNE_DISABLE_AUTOTUNE, or where unset, DISABLE_AUTOTUNE."""
+    return _on(DISABLE_OURS) if os.environ.get(DISABLE_OURS, "").strip() else _on(DISABLE)
+
+
+def on_miss() -> OnMiss:
+    """What is done for a problem that no table answers.
+
+    Raises:
+        UsageError: AOT_TUNE_ON_MISS is none of the modes.
+    """
+    value = os.environ.get(ON_MISS, "").strip() or "search"
+    for mode in get_args(OnMiss):
+        if value == mode:
+            return cast(OnMiss, mode)
+    raise UsageError(f"{ON_MISS}={value!r:.80}: write one of {', '.join(get_args(OnMiss))}, or unset it")
+
+
+def missed_file() -> Path | None:
+    """The file that AOT_TUNE_RECORD names for problems that missed; None where it names none."""
+    named = os.environ.get(RECORD, "").strip()
+    return Path(named) if named else None
 
 
 def logs_choices() -> bool:
@@ -110,7 +144,7 @@ def check() -> None:
         read()
 
 
-CHECKED = (forces_default, search_seconds, world_size)
+CHECKED = (forces_default, search_seconds, world_size, on_miss)
 """The functions that raise where their variable has a wrong value."""
 
 

@@ -13,9 +13,12 @@
         TuneError                 a sweep that cannot start, go on or publish
           JournalMismatchError    a journal made under other conditions
         LaunchError               a call that cannot be launched
+          MissError               a miss where AOT_TUNE_ON_MISS=error
         CutileError               a request that cuTile cannot meet in this installation
           CompilerMissingError    a compilation where no compiler is installed
         ArchiveError              a file that is not a whole archive of cubins
+        NotRecordableError        a library's search that has no identity: cuTile's own search is made
+          UnspelledError          a config whose content cannot be told
     UserWarning
       AotTuneWarning              a base for the warnings; serving goes on after each
         TableWarning              a table left out, or used with a reservation
@@ -78,6 +81,10 @@ class LaunchError(AotTuneError):
     """A call cannot be launched; the message names the argument and what to pass instead."""
 
 
+class MissError(LaunchError):
+    """No table answers a problem, or code would be compiled after `prime`, and AOT_TUNE_ON_MISS=error."""
+
+
 class CutileError(AotTuneError):
     """cuTile cannot meet a request in this installation, because of a version, the compiler or a symbol."""
 
@@ -88,6 +95,14 @@ class CompilerMissingError(CutileError):
 
 class ArchiveError(AotTuneError):
     """A file is not an archive of cubins, or is damaged; the message names the place in it."""
+
+
+class NotRecordableError(AotTuneError):
+    """A library's search cannot be told from others; the message says what of it."""
+
+
+class UnspelledError(NotRecordableError):
+    """A config, a hint or a constant is of a type whose content cannot be told."""
 
 
 class AotTuneWarning(UserWarning):

@@ -2,7 +2,8 @@
 
 `aot_tune/README.md` draws the rooms. Each may import those to its right:
 
-    cli -> bench -> kernels -> tunable -> {serve | tuner} -> cubins -> tables -> declare -> nvidia -> values
+    cli -> bench -> kernels -> record -> tunable -> {serve | tuner} -> cubins -> recorded -> tables -> declare
+        -> nvidia -> values
 
 Below all of them are `environment` and `inputs`, and below these `errors`.
 """
@@ -27,9 +28,11 @@ ROOMS = (
     ("nvidia",),
     ("declare",),
     ("tables",),
+    ("recorded",),
     ("cubins",),
     ("serve", "tuner"),
     ("tunable",),
+    ("record",),
     ("kernels",),
     ("bench",),
     ("cli",),
@@ -39,7 +42,7 @@ ROOMS = (
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 
 WITHIN = {
-    "serve": ("rank", "runtime", "choose", "kernels", "search", "launch", "prime"),
+    "serve": ("rank", "runtime", "choose", "kernels", "search", "launch", "prime", "replay"),
     "tuner": ("outcome", "process", "compile", "plan", "choose", "measure", "archives", "sweep"),
     "kernels": ("host", "rows", "products", "prefill", "decode", "ops"),
 }

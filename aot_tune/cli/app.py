@@ -418,6 +418,55 @@ def diff(
 
 @app.command()
 @guarded
+def record(
+    program: Annotated[
+        list[str] | None, typer.Argument(metavar="-- PROGRAM...", help="The program and its arguments.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of tables; by default that of each library's own package.")
+    ] = None,
+    package: Annotated[
+        str | None, typer.Option(metavar="lib", help="Record only kernels of this package.")
+    ] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Run a program and record every search that a library makes: aot-tune record -- python -m pytest tests.
+
+    The exit code is the program's.
+    """
+    from aot_tune.cli.record import recording_lines
+    from aot_tune.record import program as recorded
+
+    recording = recorded.record(program or (), out=out, package=package)
+    for line in recording_lines(recording):
+        command.say(line)
+    raise typer.Exit(recording.exit_code)
+
+
+@app.command()
+@guarded
+def run(
+    program: Annotated[
+        list[str] | None, typer.Argument(metavar="-- PROGRAM...", help="The program and its arguments.")
+    ] = None,
+    tables: Annotated[
+        list[Path] | None,
+        typer.Option(help="A folder of recorded tables, read after a library's own; may be repeated."),
+    ] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Run a program that gets recorded winners where it would search: aot-tune run -- python serve.py.
+
+    The exit code is the program's.
+    """
+    from aot_tune.serve.replay import program as replayed
+
+    folders = [str(folder.absolute()) for folder in tables or ()]
+    raise typer.Exit(replayed.run(program or (), tables=folders))
+
+
+@app.command()
+@guarded
 def doctor(
     kernel: Kernel = None,
     problem: Problems = None,

@@ -35,6 +35,9 @@ TESTED_VERSIONS = ((1, 6), (1, 7))
 TUNE_SINCE = (1, 7)
 """The first release whose ``exhaustive_search`` takes ``flush_l2=False``, which leaves the L2 cache alone."""
 
+_OWN = "_own_search_of_cutile"
+"""The attribute of a function in the place of cuTile's ``exhaustive_search`` that holds cuTile's own."""
+
 TEMP_DIR = "CUDA_TILE_TEMP_DIR"
 """The environment variable that names the folder for the compiler's files. Without it, importing cuda.tile
 makes one among the temporary files, which is removed at exit."""
@@ -309,8 +312,7 @@ def search(
         CutileError: `flush_l2` is False and the installed release cannot leave the cache alone.
         ValueError: No config ran.
     """
-    from cuda.tile.tune import exhaustive_search
-
+    exhaustive_search = own_search()
     options: dict[str, Any] = {} if hints_of is None else {"hints_fn": hints_of}
     if not flush_l2:
         if release() < TUNE_SINCE:
@@ -321,6 +323,69 @@ def search(
             )
         options["flush_l2"] = False
     return exhaustive_search(configs, stream, grid_of, kernel, args_of, quiet=True, **options)
+
+
+def own_search() -> Callable[..., Any]:
+    """The ``exhaustive_search`` of cuTile, also where another function stands in its place."""
+    from cuda.tile.tune import exhaustive_search
+
+    original: Callable[..., Any] = getattr(exhaustive_search, _OWN, exhaustive_search)
+    return original
+
+
+def stands_in(function: object) -> bool:
+    """Whether a function was marked by `standing_in`."""
+    return hasattr(function, _OWN)
+
+
+def standing_in(function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a function that stands in the place of cuTile's ``exhaustive_search``, and return it."""
+    setattr(function, _OWN, original)
+    return function
+
+
+def measurement(config: Any, *, mean_us: float, error_margin_us: float, num_samples: int) -> Any:
+    """A ``Measurement`` of cuTile: a config of a library with its time in microseconds."""
+    from cuda.tile.tune import Measurement
+
+    return Measurement(
+        config=config, mean_us=mean_us, num_samples=num_samples, error_margin_us=error_margin_us
+    )
+
+
+def result_of(best: Any, successes: tuple[Any, ...], failures: tuple[Any, ...] = ()) -> Any:
+    """A ``TuningResult`` of cuTile, made of measurements and of (config, type of exception, message)."""
+    from cuda.tile.tune import TuningResult
+
+    return TuningResult(best=best, successes=successes, failures=failures)
+
+
+def launch(stream: Any, grid: tuple[int, ...], kernel: Any, args: tuple[Any, ...]) -> None:
+    """Launch a kernel of somebody else's."""
+    import cuda.tile as ct
+
+    ct.launch(stream, grid, kernel, args)
+
+
+def hints_of(kernel: Any, arch: Arch) -> dict[str, int]:
+    """The hints with which a kernel is compiled for an arch, those of its decorator among them."""
+    found: dict[str, int] = {}
+    for name, value in default_hints(kernel).items():
+        number: Any = _for_target(value, arch)
+        if number is not None:
+            found[name] = int(number)
+    return found
+
+
+def _for_target(value: object, arch: Arch) -> object:
+    """The number that a hint has on an arch: a ``ByTarget`` lists archs and may have a default."""
+    if isinstance(value, int):
+        return value
+    by_target: Mapping[str, object] = getattr(value, "_by_target", {})
+    if arch.cutile_name in by_target:
+        return by_target[arch.cutile_name]
+    default = getattr(value, "_default", None)
+    return default if isinstance(default, int) else None
 
 
 def limit_samples(most: int) -> None:

@@ -96,12 +96,12 @@ def _log_acknowledged() -> None:
 
     write = SweepResults.write
 
-    def written(self: Any, step: str, problem: Any, outcome: Any, *more: Any, **named: Any) -> None:
-        write(self, step, problem, outcome, *more, **named)
-        if isinstance(outcome, Measurement):
-            config = outcome.config
-            timed = f"time {problem['M']} {config['tile_m']}-{config['tile_n']}"
-            injector.log(f"{timed} in {step}, {more} {named}", "acknowledged")
+    def written(self: Any, step: str, problem: Any, outcome: Any, number: int | None = None) -> None:
+        write(self, step, problem, outcome, number)
+        # Finals are written round by round, and once more when they are over.
+        if isinstance(outcome, Measurement) and (number is not None or "finals" not in step):
+            timed = f"time {problem['M']} {outcome.config['tile_m']}-{outcome.config['tile_n']}"
+            injector.log(f"{timed} in {step}, round {number}", "acknowledged")
 
     SweepResults.write = written  # type: ignore[method-assign]
 

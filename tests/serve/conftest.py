@@ -9,7 +9,6 @@ import pytest
 
 from aot_tune import environment
 from aot_tune.nvidia.nvml import Gpu
-from aot_tune.serve import runtime
 from aot_tune.serve.choose import loader
 from tests.support import driver as fake_driver
 from tests.support.samples import SM90
@@ -25,16 +24,10 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_driver.Driver]:
     """One H200 that NVML tells of too; nothing runs on it."""
-    fake_driver.install()
-    fake_driver.DRIVER.reset()
-    here = fake_driver.FakeRuntime()
-    runtime.use(here)
-    fake_driver.DRIVER.runtime = here
     gpu = Gpu(index=0, name="NVIDIA H200", arch=SM90, uuid="GPU-0")
     monkeypatch.setattr(loader, "gpus", lambda: (gpu,))
-    yield fake_driver.DRIVER
-    runtime.use(None)
-    fake_driver.DRIVER.reset()
+    with fake_driver.stand_in() as driver:
+        yield driver
 
 
 @pytest.fixture

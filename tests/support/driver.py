@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from aot_tune.serve import runtime
 from aot_tune.values.arch import Arch
 from aot_tune.values.device import Device
 
@@ -248,9 +249,9 @@ def _elapsed(out: Any, start: Any, end: Any) -> int:
 
 @_plays("cuGraphAddKernelNode", POINTER(c_void_p), c_void_p, c_void_p, c_size_t, c_void_p)
 def _kernel_node(node: Any, graph: Any, dependencies: Any, count: int, parameters: int) -> int:
-    handle = cast(parameters, POINTER(c_void_p))[
-        0
-    ]  # the function is the first field of CUDA_KERNEL_NODE_PARAMS
+    # CUDA_KERNEL_NODE_PARAMS_v2 names a function, its first field, or a kernel, its eighth pointer-sized one.
+    fields = cast(parameters, POINTER(c_void_p))
+    handle = fields[0] or fields[7]
     _last_symbol[0] = _symbols.get(handle or 0, "")
     node[0] = 0x90DE
     return 0
@@ -442,3 +443,18 @@ class FakeRuntime:
 def stream_on(device: int) -> int:
     """The handle of a stream that is not the default one."""
     return (device + 1) << 16
+
+
+@contextlib.contextmanager
+def stand_in() -> Iterator[Driver]:
+    """One idle H200, on the stand-in driver and runtime; nothing runs on it."""
+    install()
+    DRIVER.reset()
+    here = FakeRuntime()
+    runtime.use(here)
+    DRIVER.runtime = here
+    try:
+        yield DRIVER
+    finally:
+        runtime.use(None)
+        DRIVER.reset()

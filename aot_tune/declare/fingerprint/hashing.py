@@ -69,6 +69,19 @@ def source_hash(tunable: Declaration) -> str:
     return secrets.token_hex(HEX_DIGITS // 2) if obstacles else digest
 
 
+def kernel_hash(kernel: Any) -> tuple[str, tuple[str, ...]]:
+    """Hash a kernel that no declaration names: its function, all that this reads, and its decorator's hints.
+
+    Returns:
+        16 hexadecimal digits, and the parts that cannot be hashed, and why: with any of them the digits mean
+        nothing.
+    """
+    hasher = _Hasher()
+    hasher.add("kernel", cutile.python_function(kernel))
+    hasher.add("hints", cutile.default_hints(kernel))
+    return hasher.digest(), tuple(dict.fromkeys(hasher.obstacles))
+
+
 def check_hash(tunable: Declaration) -> str:
     """Hash what results are checked with: ``make_args``, ``reference`` with its tolerances, what is written.
 

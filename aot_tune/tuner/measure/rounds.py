@@ -31,6 +31,9 @@ more."""
 RESOLUTION_US = 0.5
 """Resolution of GPU timing events, microseconds. A smaller difference from the median is never an outlier."""
 
+SHORTEST_US = 0.1
+"""A shorter time was not measured, microseconds: an empty grid takes ten times as long."""
+
 TIED = 0.01
 """Noise below this fraction of the fastest time ends the finals: it is half of the tie band, and further
 rounds cannot separate two tied configs."""
@@ -62,10 +65,10 @@ def in_turn(contenders: Sequence[_T], number: int) -> list[_T]:
 
 
 def usable(measurement: Measurement) -> bool:
-    """Whether a time is finite and above zero. Events that were never recorded give other values."""
+    """Whether a time is finite and no shorter than a launch can be. Lost events give other values."""
     return (
         math.isfinite(measurement.mean_us)
-        and measurement.mean_us > 0
+        and measurement.mean_us >= SHORTEST_US
         and math.isfinite(measurement.error_margin_us)
         and measurement.error_margin_us >= 0
         and measurement.num_samples > 0

@@ -105,7 +105,7 @@ def test_a_lone_finalist_settles() -> None:
     assert settled([taken(10.0, 10.5, 9.5)])
 
 
-@pytest.mark.parametrize("us", [0.0, -1.0, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("us", [0.0, -1.0, 1e-9, 0.09, math.nan, math.inf, -math.inf])
 def test_a_time_that_cannot_be_is_not_usable(us: float) -> None:
     assert not usable(taken(us)[0])
 

@@ -1,0 +1,49 @@
+"""The lines of `aot-tune record`: what was recorded where, and remarks for the library's author."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from aot_tune.record.program import Recording
+from aot_tune.record.recorder import Site
+from aot_tune.values.text import aligned, counted
+
+
+def recording_lines(recording: Recording) -> Iterator[str]:
+    """One row for each place that searched, then the remarks and the tables."""
+    if not recording.sites:
+        yield "no search was met: nothing called cuda.tile.tune.exhaustive_search"
+        return
+    header = ("where", "kernel", "problems", "gain", "failed", "wrong")
+    yield from aligned([header, *(_row(site) for site in recording.sites)])
+    for site in recording.sites:
+        for remark in site.remarks:
+            yield f"{_short(site.place)}: {remark}"
+    written = counted(len(recording.tables), "table")
+    yield f"{written} written" + (":" if recording.tables else "")
+    yield from (f"  {path}" for path in recording.tables)
+
+
+def _row(site: Site) -> Sequence[str]:
+    return (
+        _short(site.place),
+        site.kernel,
+        str(site.problems),
+        f"{_mean(site.gains):.2f}x the first config" if site.gains else "-",
+        str(site.failures),
+        str(site.wrong),
+    )
+
+
+def _mean(gains: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, gains)) / len(gains))
+
+
+def _short(place: str) -> str:
+    """A file and line, the file as one would type it here."""
+    path, _, line = place.rpartition(":")
+    relative = os.path.relpath(path)
+    return f"{relative if not relative.startswith('..') else Path(path).name}:{line}"

@@ -1,0 +1,101 @@
+"""One search's outcomes in the journal of its kernel. Knows neither a GPU nor a library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aot_tune.tuner.outcome import Failure, Measurement
+from aot_tune.tuner.sweep.journal import Journal
+from aot_tune.values.config import Config
+
+_LONGEST_MESSAGE = 2_000
+"""The most characters of a failure's message that are kept."""
+
+
+class SearchJournal:
+    """The outcomes of one search by place of the config in the search space.
+
+    Args:
+        journal: The journal of the search's kernel; several searches share it.
+        key: What tells this search from the others of its kernel.
+    """
+
+    def __init__(self, journal: Journal, key: str) -> None:
+        self._journal = journal
+        self._key = key
+        self._begun: set[int] = set()
+        self._outcomes: dict[int, Measurement | Failure] = {}
+        self._rounds: dict[tuple[int, int], Measurement] = {}
+        for record in journal.records:
+            if record.get("search") == key:
+                self._read(record)
+
+    def _read(self, record: Mapping[str, Any]) -> None:
+        at = record["config"]
+        if record["what"] == "begun":
+            self._begun.add(at)
+            return
+        if record["what"] == "abandoned":
+            self._begun.discard(at)
+            return
+        config = Config(constants={"place": at})
+        if record["what"] == "failed":
+            stage, message = record["stage"], record["message"]
+            self._outcomes[at] = Failure(config=config, stage=stage, message=message)
+            return
+        time = Measurement(
+            config=config,
+            mean_us=record["mean_us"],
+            error_margin_us=record["error_margin_us"],
+            num_samples=record["num_samples"],
+        )
+        if record["round"] is None:
+            self._outcomes[at] = time
+        else:
+            self._rounds[at, record["round"]] = time
+
+    def outcome(self, at: int) -> Measurement | Failure | None:
+        """The outcome of an earlier run; None where there is none."""
+        return self._outcomes.get(at)
+
+    def round(self, at: int, number: int) -> Measurement | None:
+        """The time of a round of the finals of an earlier run; None where there is none."""
+        return self._rounds.get((at, number))
+
+    def killed(self, at: int) -> bool:
+        """Whether an earlier run began with a config and did not live to write an outcome."""
+        return at in self._begun and at not in self._outcomes
+
+    def begin(self, at: int) -> None:
+        """Write that a config runs next."""
+        if at not in self._begun:
+            self._journal.append({"search": self._key, "config": at, "what": "begun"})
+
+    def abandon(self, at: int) -> None:
+        """Write that a config was left in the middle for a reason that is not its own."""
+        self._journal.append({"search": self._key, "config": at, "what": "abandoned"})
+
+    def write(self, at: int, outcome: Measurement | Failure, *, number: int | None = None) -> None:
+        """Write an outcome to disk.
+
+        Args:
+            at: The config's place.
+            outcome: What came of it.
+            number: The round of the finals; None for the first time.
+        """
+        if number is None and self._outcomes.get(at) == outcome:
+            return
+        record: dict[str, Any] = {"search": self._key, "config": at}
+        if isinstance(outcome, Failure):
+            message = outcome.message[:_LONGEST_MESSAGE]
+            record |= {"what": "failed", "stage": outcome.stage, "message": message}
+        else:
+            record |= {
+                "what": "timed",
+                "round": number,
+                "mean_us": outcome.mean_us,
+                "error_margin_us": outcome.error_margin_us,
+                "num_samples": outcome.num_samples,
+            }
+        self._journal.append(record)

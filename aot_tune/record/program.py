@@ -1,0 +1,94 @@
+"""Run a program in which every search of a library is recorded, and tell what was recorded."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from aot_tune.record.recorder import Recorder, Site
+from aot_tune.serve.replay.install import install
+from aot_tune.serve.replay.program import options, run
+from aot_tune.serve.replay.searches import record_with
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """What came of recording a program."""
+
+    exit_code: int
+    """The program's exit code."""
+
+    sites: tuple[Site, ...]
+    """What was recorded at each place, over all processes of the program."""
+
+    tables: tuple[str, ...]
+    """The tables that were written."""
+
+
+def record(command: Sequence[str], *, out: Path | None, package: str | None) -> Recording:
+    """Run a program and record its searches.
+
+    Args:
+        command: The program and its arguments.
+        out: The folder of tables; None for that of each library's own package.
+        package: Record only kernels of this package; None for all.
+
+    Raises:
+        UsageError: There is no such program.
+    """
+    with tempfile.TemporaryDirectory(prefix="aot-tune-record-") as folder:
+        code = run(
+            command,
+            start="aot_tune.record.program:begin",
+            out=[str(out.absolute())] if out is not None else [],
+            package=[package] if package is not None else [],
+            told=[folder],
+        )
+        sites: dict[tuple[str, str], Site] = {}
+        tables: dict[str, None] = {}
+        for path in sorted(Path(folder).glob("*.json")):
+            one = json.loads(path.read_text())
+            tables |= dict.fromkeys(one["tables"])
+            for site in one["sites"]:
+                _add(sites, Site(**{**site, "remarks": dict.fromkeys(site["remarks"])}))
+    return Recording(exit_code=code, sites=tuple(sites.values()), tables=tuple(tables))
+
+
+def _add(sites: dict[tuple[str, str], Site], site: Site) -> None:
+    there = sites.setdefault((site.place, site.kernel), site)
+    if there is not site:
+        there.problems += site.problems
+        there.searches += site.searches
+        there.gains += site.gains
+        there.failures += site.failures
+        there.wrong += site.wrong
+        there.remarks |= site.remarks
+
+
+def begin() -> None:
+    """Record every search of this process, and tell the parent at its end. Called when Python starts."""
+    told = options()
+    recorder = Recorder(
+        out=Path(told["out"][0]) if told.get("out") else None,
+        package=told["package"][0] if told.get("package") else None,
+    )
+    install()
+    record_with(recorder)
+    atexit.register(_tell, recorder, Path(told["told"][0]))
+
+
+def _tell(recorder: Recorder, folder: Path) -> None:
+    if not recorder.sites:
+        return
+    sites = [{**asdict(site), "remarks": list(site.remarks)} for site in recorder.sites.values()]
+    tables = [str(path) for path in recorder.tables]
+    try:
+        (folder / f"{os.getpid()}.json").write_text(json.dumps({"sites": sites, "tables": tables}))
+    except OSError as error:  # the parent is gone
+        sys.stderr.write(f"aot-tune: what was recorded cannot be told: {error.strerror}\n")

@@ -1,0 +1,135 @@
+"""Spell a library's configs and hints as JSON, so that equal ones are equal texts in every process.
+
+A library's configs are whatever its author liked: namespaces, dictionaries, data classes, named tuples,
+tuples, numbers, None, and these in each other. Nothing is ever made of a spelling: a config that was recorded
+is looked up in the search space of the day by its text. So a spelling names types, and nothing is imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from types import SimpleNamespace
+from typing import Any
+
+from aot_tune.errors import UnspelledError
+
+Json = Any
+"""None, bool, int, float, str, and lists and str-keyed dictionaries of these."""
+
+MOST_DEPTH = 8
+"""The deepest nesting of a config. A real one has two levels."""
+
+LONGEST = 8_000
+"""The most characters of one spelled config; a real one has about a hundred."""
+
+HASH_DIGITS = 16
+"""The hexadecimal digits of a search space's hash, 64 bits: nobody gains by forging one."""
+
+_PRINTED = ("torch", "numpy", "cuda.tile")
+"""Modules whose values are told by their printed form: ``torch.float16``, ``ByTarget(sm_100=2)``."""
+
+_LARGEST = 2**63
+"""Readers of JSON differ in whole numbers from here on."""
+
+
+def spelled(value: object, depth: int = 0) -> Json:
+    """A config, hint or constant as JSON.
+
+    Numbers, texts and None are themselves, a list is a list. Anything else is an object of one key, its type:
+    ``{"SimpleNamespace": {"TILE_M": 64}}``, ``{"tuple": [1, 2]}``, ``{"mylib.Config": {"num_ctas": 1}}``.
+
+    Raises:
+        UnspelledError: The value is of a type whose content cannot be told; the message names it.
+    """
+    if depth > MOST_DEPTH:
+        raise UnspelledError(f"it is nested more than {MOST_DEPTH} deep")
+    if value is None or type(value) in (bool, str):
+        return value
+    if type(value) is int:
+        if not -_LARGEST <= value < _LARGEST:
+            raise UnspelledError(f"the number {value} has more than 64 bits")
+        return value
+    if type(value) is float:
+        if not math.isfinite(value):
+            raise UnspelledError(f"{value} is no finite number")
+        return value
+    if type(value) is list:
+        return [spelled(one, depth + 1) for one in value]
+    if type(value) is tuple:
+        return {"tuple": [spelled(one, depth + 1) for one in value]}
+    if isinstance(value, enum.Enum):
+        return {_type_name(value): value.name}
+    return {_type_name(value): _fields(value, depth + 1)}
+
+
+def _fields(value: Any, depth: int) -> Json:
+    """The content of an object by name, the names in alphabetical order."""
+    named: Mapping[Any, Any]
+    if type(value) is dict:
+        named = value
+    elif isinstance(value, SimpleNamespace):
+        named = vars(value)
+    elif dataclasses.is_dataclass(value):
+        named = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    elif isinstance(value, tuple) and hasattr(value, "_asdict"):
+        named = value._asdict()
+    elif type(value).__module__.startswith(_PRINTED):
+        return _printed(value)
+    else:
+        raise UnspelledError(
+            f"a {type(value).__module__}.{type(value).__qualname__} cannot be spelled; use a "
+            "SimpleNamespace, a dict, a dataclass, a NamedTuple, a tuple or plain values"
+        )
+    if not all(type(name) is str for name in named):
+        raise UnspelledError("a dict with keys that are no texts cannot be spelled")
+    return {name: spelled(named[name], depth) for name in sorted(named)}
+
+
+def _printed(value: object) -> str:
+    text = repr(value)
+    if " at 0x" in text or "\n" in text:
+        raise UnspelledError(f"a {type(value).__module__}.{type(value).__qualname__} cannot be spelled")
+    return text
+
+
+def _type_name(value: object) -> str:
+    kind = type(value)
+    plain = kind in (dict, SimpleNamespace)
+    return kind.__name__ if plain else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def text_of(spelling: Json) -> str:
+    """A spelling as one line; equal spellings are equal lines.
+
+    Raises:
+        UnspelledError: It has more than `LONGEST` characters.
+    """
+    text = json.dumps(spelling, ensure_ascii=True, separators=(",", ":"), allow_nan=False, sort_keys=True)
+    if len(text) > LONGEST:
+        raise UnspelledError(f"it has {len(text)} characters, more than {LONGEST}")
+    return text
+
+
+def texts_of(space: Sequence[object]) -> tuple[str, ...]:
+    """The spelled configs of a search space, in its order.
+
+    Raises:
+        UnspelledError: A config cannot be spelled; the message says which and why.
+    """
+    found: list[str] = []
+    for number, config in enumerate(space):
+        try:
+            found.append(text_of(spelled(config)))
+        except UnspelledError as error:
+            raise UnspelledError(f"config {number} of {len(space)}: {error}") from None
+    return tuple(found)
+
+
+def space_hash(texts: Sequence[str]) -> str:
+    """The hash of a search space: of its configs' texts in their order."""
+    return sha256("\n".join(texts).encode()).hexdigest()[:HASH_DIGITS]

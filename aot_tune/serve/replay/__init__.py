@@ -1,0 +1,1 @@
+"""Replay what was recorded of a library: its searches answered from tables, its launches from archives."""
