@@ -586,7 +586,7 @@ def _search_cold(tunable: Tunable, folder: Path, number: int) -> None:
         return AT_64, 10.0
 
     key = live.key(SM90, "NVIDIA H200", Problem({"dtype": "bfloat16", "M": 4096, "N": 1024}))
-    found = live._shared(key, run, 20.0)
+    found = live._shared(key, run, 20.0, lambda config: True)
     (folder / f"found.{number}").write_text(str(found))
 
 
@@ -641,7 +641,7 @@ def test_b8_a_search_is_made_where_no_lock_can_be_had(
     live = LiveSearch(tuned, dispatcher_of(tuned).kernels)
     key = live.key(SM90, "NVIDIA H200", Problem({"dtype": "bfloat16", "M": 4096, "N": 1024}))
     with pytest.warns(CacheWarning, match="no locks here"):
-        assert live._shared(key, lambda: (AT_64, 10.0), 1.0) == AT_64
+        assert live._shared(key, lambda: (AT_64, 10.0), 1.0, lambda config: True) == AT_64
     assert UserCache(folder_here()).read(key) == AT_64
 
 
@@ -651,4 +651,4 @@ def test_a_lock_held_by_another_for_too_long_means_no_search(tuned: Tunable) -> 
     run: Callable[[], Any] = lambda: pytest.fail("searched")  # noqa: E731
     with UserCache(folder_here()).locked(key, 5.0) as state:
         assert state == "held"
-        assert live._shared(key, run, 0.2) is None
+        assert live._shared(key, run, 0.2, lambda config: True) is None
