@@ -195,16 +195,21 @@ class KernelSweep:
             if not swept.wrong.intersection(swept.portfolio):
                 return
 
-    def recheck(self, winners: Mapping[Problem, Config]) -> bool:
+    def recheck(self, winners: Iterable[tuple[Problem, Config]]) -> bool:
         """Verify winners once more in a fresh process. One that is wrong wins nowhere any more.
 
         A winner that fails in another way, and one whose problem cannot be opened, does not win there.
+
+        Args:
+            winners: Each config with the problem at which it is verified, those of one problem in a row.
 
         Returns:
             Whether all passed.
         """
         passed = True
-        for problem, config in winners.items():
+        for problem, config in winners:
+            if problem in self._swept.unopened:
+                continue
             failure = None
             with self._opening(problem):
                 failure = self._rechecked(problem, config)
