@@ -72,8 +72,13 @@ def ran(verb: str, folder: Path, name: str, size: int, *options: str, ahead: Pat
     path = os.pathsep.join([*([str(ahead)] if ahead else []), str(ROOT)])
     done = subprocess.run(
         [sys.executable, "-m", "aot_tune", verb, tables, "tables", "--", *program],
-        cwd=folder, env={**kept, "PYTHONPATH": path}, capture_output=True, text=True, timeout=540, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        env={**kept, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return Ran(**json.loads(done.stdout.splitlines()[-1]), told=done.stderr)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import warnings
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import AotTuneError, TableWarning
 from aot_tune.nvidia.nvml import Gpu, known_gpus
 from aot_tune.serve.choose.index import Index, Shipped
+from aot_tune.serve.warn import warn
 from aot_tune.tables.fit import mismatch, undeclared, without
 from aot_tune.tables.store import package_folder, read_table, right_place, table_path
 from aot_tune.tables.table import Table
@@ -129,7 +129,7 @@ _LONGEST = 2000
 
 
 def _warn(message: str) -> None:
-    warnings.warn(shortened(message, _LONGEST), TableWarning, stacklevel=2)
+    warn(shortened(message, _LONGEST), TableWarning)
 
 
 @lru_cache(maxsize=256)

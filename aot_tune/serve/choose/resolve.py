@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +13,7 @@ from aot_tune.declare.declaration import Declaration
 from aot_tune.environment import OnMiss
 from aot_tune.errors import LaunchError, MissError, TableWarning, UsageError
 from aot_tune.serve.choose.index import Classes, Index, Match, classes_of
+from aot_tune.serve.warn import warn
 from aot_tune.tables.rule import Pick, pick
 from aot_tune.tables.table import Entry
 from aot_tune.values.arch import Arch
@@ -83,12 +83,11 @@ class Legality:
         reason = described(error)
         if reason not in self._failures and len(self._failures) < _MOST_FAILURES:
             self._failures.add(reason)
-            warnings.warn(
+            warn(
                 f"{self._tunable.name}: {shortened(what)} is passed over for {shortened(str(problem))} on "
                 f"{self._arch}, because the declaration raises {shortened(reason, 400)}; correct it, or tune "
                 "again",
                 TableWarning,
-                stacklevel=2,
             )
 
     def _in_space(self, config: Config, problem: Problem) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from contextlib import suppress
 
 from aot_tune import environment
@@ -13,6 +12,7 @@ from aot_tune.serve.choose.index import Index
 from aot_tune.serve.choose.resolve import Choice, miss_message
 from aot_tune.serve.kernels import Cubins
 from aot_tune.serve.missed import note
+from aot_tune.serve.warn import warn
 from aot_tune.values.arch import Arch
 from aot_tune.values.problem import Problem
 
@@ -40,7 +40,7 @@ class Messages:
 
             now = source_hash(self._tunable)
         for message in stale_messages(self._tunable, arch, index, now):
-            _warn(message, TableWarning)
+            warn(message, TableWarning)
 
     def missed(self, arch: Arch, problem: Problem) -> None:
         """Append a problem that missed to the file of AOT_TUNE_RECORD."""
@@ -53,7 +53,7 @@ class Messages:
             _write(f"aot_tune: {what}: {choice.config} ({choice.source}: {choice.reason})\n")
         if not self._passed_over and (message := passed_over_message(self._tunable, arch, problem, choice)):
             self._passed_over = True
-            _warn(message, TableWarning)
+            warn(message, TableWarning)
         if not choice.missed:
             return
         self.missed(arch, problem)
@@ -61,9 +61,9 @@ class Messages:
             return
         self._warned.add(problem)
         if len(self._warned) <= _MOST_WARNINGS:
-            _warn(miss_message(self._tunable, arch, problem, choice), MissWarning)
+            warn(miss_message(self._tunable, arch, problem, choice), MissWarning)
         else:
-            _warn(
+            warn(
                 f"{self._tunable.name} met more than {_MOST_WARNINGS} problems that nothing was tuned for; "
                 f"further ones are printed only with {environment.LOG}=1",
                 MissWarning,
@@ -104,15 +104,3 @@ def _write(line: str) -> None:
     """Write to stderr. What cannot be written is left out: stderr may be None, closed or a full disk."""
     with suppress(AttributeError, OSError, ValueError):
         sys.stderr.write(line)
-
-
-def _warn(message: str, category: type[Warning]) -> None:
-    """Warn at the caller's line. Python's registry of warnings is not used: it would keep every text.
-
-    A warning that cannot be written is no error, as in `_write`. One that a filter makes an error is raised.
-    """
-    frame = sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("aot_tune."):
-        frame = frame.f_back
-    with suppress(OSError, ValueError):
-        warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, registry={})
