@@ -26,7 +26,7 @@ from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.measure.supervise import GpuLostError
 from aot_tune.tuner.plan.candidates import plan
 from aot_tune.tuner.sweep import predict
-from aot_tune.tuner.sweep.decision import Decision
+from aot_tune.tuner.sweep.decision import Decision, to_recheck
 from aot_tune.tuner.sweep.journal import Journal, JournalWriteError, check_resumable
 from aot_tune.tuner.sweep.kernel import KernelSweep, KernelTimes
 from aot_tune.tuner.sweep.progress import Progress
@@ -319,10 +319,7 @@ def _rechecked_table(kernel_sweep: KernelSweep, decision: Decision, swept: Kerne
     """Choose a table and verify its winners in a fresh process; where one falls, choose anew without it."""
     while True:
         table = decision.table(swept)
-        winners = {
-            entry.bucket: entry.config for entry in table.entries if entry.bucket in swept.portfolio_times
-        }
-        if kernel_sweep.recheck(winners):
+        if kernel_sweep.recheck(to_recheck(table, swept)):
             return table
         kernel_sweep.choose_portfolio()
 
