@@ -95,9 +95,7 @@ def test_a_recorded_search_is_replayed_without_a_search(
 
 
 def test_each_config_is_compiled_once(recorder: Recorder, driver: Driver) -> None:
-    driver.elapsed_ms = lambda symbol: (
-        0.02 + 0.001 * (len(driver.launches) % 3)
-    )
+    driver.elapsed_ms = lambda symbol: 0.02 + 0.001 * (len(driver.launches) % 3)
     tuned(*tensors(1024))
     assert len(driver.compiled) == len(SPACE)
 
