@@ -431,9 +431,15 @@ def result_of(best: Any, successes: tuple[Any, ...], failures: tuple[Any, ...] =
 
 def launch(stream: Any, grid: tuple[int, ...], kernel: Any, args: tuple[Any, ...]) -> None:
     """Launch a kernel of somebody else's."""
+    launching()(stream, grid, kernel, args)
+
+
+def launching() -> Callable[..., Any]:
+    """The function that launches a kernel: ``cuda.tile.launch``, or what a library put in its place."""
     import cuda.tile as ct
 
-    ct.launch(stream, grid, kernel, args)
+    function: Callable[..., Any] = ct.launch
+    return function
 
 
 def hints_of(kernel: Any, arch: Arch) -> dict[str, int]:

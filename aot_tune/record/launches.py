@@ -48,10 +48,8 @@ class Launches:
         of_kernel.hints.extend(one for one in hints if one not in of_kernel.hints)
         of_kernel.problems.append(problem)
         if self._original is None:
-            import cuda.tile as ct
-
-            self._original = ct.launch
-            self._watching = self._watched(ct.launch)
+            self._original = cutile.launching()
+            self._watching = self._watched(self._original)
             exchange(self._original, self._watching)
 
     def end(self) -> None:
