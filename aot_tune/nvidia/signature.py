@@ -37,6 +37,13 @@ class _Array(NamedTuple):
     alignment: int
 
 
+class _List(NamedTuple):
+    """A list of arrays of one dtype and rank."""
+
+    element: _Array
+    """What all of them have in common."""
+
+
 class _Scalar(NamedTuple):
     """A number that is passed at launch."""
 
@@ -51,7 +58,7 @@ class _Constant(NamedTuple):
     value: Any
 
 
-_Parameter = _Array | _Scalar | _Constant
+_Parameter = _Array | _List | _Scalar | _Constant
 
 
 def signature_of(name: str, parameters: Sequence[tuple[str, Any]], kernel_args: Sequence[Any]) -> str:
@@ -62,7 +69,7 @@ def signature_of(name: str, parameters: Sequence[tuple[str, Any]], kernel_args: 
     Args:
         name: The name of the kernel's function.
         parameters: The name and cuTile's annotation node of each parameter.
-        kernel_args: The tensors and numbers that the kernel takes.
+        kernel_args: The tensors, lists of tensors and numbers that the kernel takes.
 
     Raises:
         CutileError: An argument is of a kind that has no signature, or their number is wrong.
@@ -74,16 +81,21 @@ def signature_of(name: str, parameters: Sequence[tuple[str, Any]], kernel_args: 
         )
     # cuTile takes the first convention that suffices: the second only for static shapes or sizes of 1.
     static = any(_static_shape(node) for _, node in parameters)
-    unit = any(1 in arg.shape for arg in kernel_args if _is_array(arg))
+    unit = any(map(_has_unit_size, kernel_args))
     return _mangled(name, unit or static, _specialised(parameters, kernel_args, unit))
 
 
 def check_arguments(parameters: Sequence[tuple[str, Any]], kernel_args: Sequence[Any]) -> None:
-    """Refuse kernel arguments, one for each parameter, that have no signature. Far quicker than making one.
+    """Refuse a declared kernel's arguments, one for each parameter, that have no signature, and lists.
+
+    It is far quicker than making a signature.
 
     Raises:
-        CutileError: An argument is of a kind that has no signature; it names the parameter and what to pass.
+        CutileError: An argument is of another kind; the message names the parameter and what to pass.
     """
+    for arg, (name, _) in zip(kernel_args, parameters, strict=True):
+        if isinstance(arg, list):
+            raise _no_signature(name, arg)
     _specialised(parameters, kernel_args, unit=False)
 
 
@@ -157,19 +169,32 @@ def _is_array(arg: object) -> bool:
     return hasattr(arg, "shape") and hasattr(arg, "dtype") and hasattr(arg, "stride")
 
 
+def _has_unit_size(arg: Any) -> bool:
+    """Whether a size of an array, or of all arrays of a list, is 1."""
+    if isinstance(arg, list):
+        return any(set(sizes) == {1} for sizes in zip(*(one.shape for one in arg if _is_array(one))))
+    return _is_array(arg) and 1 in arg.shape
+
+
 def _parameter(arg: Any, node: Any, name: str, unit: bool) -> _Parameter:
     if getattr(node, "constant", False):
         _check_constant(arg, name)
         return _Constant(type(arg).__name__, repr(arg), arg)
     if _is_array(arg):
-        return _array(arg, node, unit)
+        return _array(arg, getattr(node, "array", None), unit)
+    if isinstance(arg, list):
+        return _list(arg, node, name, unit)
     if isinstance(arg, bool):
         return _Scalar("bool_")
     if isinstance(arg, int):
         return _Scalar("int32" if getattr(node, "scalar", None) is None else "int64")
     if isinstance(arg, float):
         return _Scalar("float32")
-    raise CutileError(
+    raise _no_signature(name, arg)
+
+
+def _no_signature(name: str, arg: object) -> CutileError:
+    return CutileError(
         f"kernel argument {name} is a {type(arg).__name__}; pass a tensor, an int, a float or a bool"
     )
 
@@ -188,14 +213,42 @@ def _check_constant(arg: object, name: str) -> None:
         ) from None
 
 
-def _array(arg: Any, node: Any, unit: bool) -> _Array:
+def _list(arg: list[Any], node: Any, name: str, unit: bool) -> _List:
+    annotation = getattr(getattr(node, "list", None), "element", None)
+    if not arg or not all(map(_is_array, arg)):
+        raise CutileError(f"kernel argument {name} is a list; pass one or more tensors in it")
+    arrays = [_array(one, annotation, unit) for one in arg]
+    first = arrays[0]
+    if any(
+        (one.dtype, len(one.stride_constant)) != (first.dtype, len(first.stride_constant)) for one in arrays
+    ):
+        raise CutileError(f"kernel argument {name} is a list; pass tensors of one dtype and rank in it")
+    return _List(
+        first._replace(
+            stride_constant=_shared([one.stride_constant for one in arrays]),
+            shape_constant=_shared([one.shape_constant for one in arrays]),
+            stride_divisible=tuple(map(min, zip(*(one.stride_divisible for one in arrays), strict=True))),
+            shape_divisible=tuple(map(min, zip(*(one.shape_divisible for one in arrays), strict=True))),
+            overlaps=any(one.overlaps for one in arrays),
+            alignment=min(one.alignment for one in arrays),
+        )
+    )
+
+
+def _shared(constants: Sequence[tuple[int | None, ...]]) -> tuple[int | None, ...]:
+    """The constants that all arrays have."""
+    return tuple(one[0] if len(set(one)) == 1 else None for one in zip(*constants, strict=True))
+
+
+def _array(arg: Any, annotation: Any, unit: bool) -> _Array:
     import cuda.tile as ct
 
     dtype = {"bool": "bool_"}.get(name := str(arg.dtype).removeprefix("torch."), name)
     bits = getattr(ct, dtype).bitwidth
     shape, strides = tuple(arg.shape), tuple(arg.stride())
     rank = len(shape)
-    static_shape, static_stride = _static_shape(node), _static_stride(node)
+    static_shape = tuple(getattr(annotation, "static_shape_dims", None) or ())
+    static_stride = tuple(getattr(annotation, "static_stride_dims", None) or ())
     stride_constant: list[int | None] = [None] * rank
     shape_constant: list[int | None] = [None] * rank
     stride_divisible, shape_divisible = [1] * rank, [1] * rank
@@ -213,7 +266,7 @@ def _array(arg: Any, node: Any, unit: bool) -> _Array:
         shape_constant[i % rank] = shape[i % rank]
     for i in static_stride:
         stride_constant[i % rank] = strides[i % rank]
-    index_dtype = getattr(getattr(node, "array", None), "index_dtype", None)
+    index_dtype = getattr(annotation, "index_dtype", None)
     address = 0 if getattr(arg, "is_meta", False) else arg.data_ptr()
     return _Array(
         dtype=dtype,
@@ -259,12 +312,14 @@ def _mangled(name: str, second_convention: bool, parameters: tuple[_Parameter, .
 
 def _constraint(parameter: _Parameter) -> Any:
     import cuda.tile as ct
-    from cuda.tile.compilation import ArrayConstraint, ConstantConstraint, ScalarConstraint
+    from cuda.tile.compilation import ArrayConstraint, ConstantConstraint, ListConstraint, ScalarConstraint
 
     if isinstance(parameter, _Constant):
         return ConstantConstraint(parameter.value)
     if isinstance(parameter, _Scalar):
         return ScalarConstraint(getattr(ct, parameter.dtype))
+    if isinstance(parameter, _List):
+        return ListConstraint(_constraint(parameter.element), alias_groups=(), elements_may_alias=True)
     return ArrayConstraint(
         getattr(ct, parameter.dtype),
         len(parameter.stride_constant),

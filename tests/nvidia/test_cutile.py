@@ -80,6 +80,38 @@ def test_signatures_of_random_arrays_equal_cutiles_own() -> None:
         checked += 1
 
 
+def test_signatures_of_random_lists_equal_cutiles_own() -> None:
+    choose = random.Random(1)
+    other = torch.empty((32, 32), dtype=torch.float16, device="meta")
+    checked = 0
+    while checked < 1000:
+        first = _random_layout(choose)
+        more = [_random_layout(choose) for _ in range(300)]
+        same = [one for one in more if (one.dtype, one.dim()) == (first.dtype, first.dim())]
+        layouts = [first, *same[: choose.randint(0, 2)]]
+        if any(stride >= 2**31 for layout in layouts for stride in layout.stride()):
+            continue
+        unit = any(set(sizes) == {1} for sizes in zip(*(one.shape for one in layouts), strict=True))
+        convention = CallingConvention.cutile_python_v2() if unit else CallingConvention.cutile_python_v1()
+        arrays = [_Array(layout) for layout in layouts]
+        own = KernelSignature.from_kernel_args(_copy, (arrays, _Array(other), 3, 1.5, 32), convention)
+        assert cutile.signature_of(_copy, (layouts, other, 3, 1.5, 32)) == own.symbol
+        checked += 1
+
+
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        ([], "pass one or more tensors in it"),
+        ([3], "pass one or more tensors in it"),
+        ([torch.empty(8, device="meta"), torch.empty(8, 8, device="meta")], "of one dtype and rank in it"),
+    ],
+)
+def test_a_list_that_has_no_signature_is_refused(items: list[object], said: str) -> None:
+    with pytest.raises(CutileError, match=f"kernel argument source is a list; .*{said}"):
+        cutile.signature_of(_copy, (items, torch.empty(8, device="meta"), 3, 1.5, 32))
+
+
 @pytest.mark.parametrize(("value", "mark"), [(3, "Si32"), (1.5, "Sf32"), (True, "Sb8")])
 def test_scalars_have_cutiles_own_types(value: object, mark: str) -> None:
     array = torch.empty((32, 32), dtype=torch.float16, device="meta")

@@ -123,6 +123,12 @@ def _stream_context(stream: int | None, out: Any) -> int:
     return 0
 
 
+@_plays("cuStreamGetId", c_void_p, POINTER(c_uint64))
+def _stream_id(stream: int | None, out: Any) -> int:
+    out[0] = 1 + (stream or 0)
+    return 0
+
+
 @_plays("cuCtxGetDevice", POINTER(c_int))
 def _context_device(out: Any) -> int:
     out[0] = current_device()
