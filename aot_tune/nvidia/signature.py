@@ -172,7 +172,8 @@ def _is_array(arg: object) -> bool:
 def _has_unit_size(arg: Any) -> bool:
     """Whether a size of an array, or of all arrays of a list, is 1."""
     if isinstance(arg, list):
-        return any(set(sizes) == {1} for sizes in zip(*(one.shape for one in arg if _is_array(one))))
+        shapes = [one.shape for one in arg if _is_array(one)]
+        return any(set(sizes) == {1} for sizes in zip(*shapes, strict=False))
     return _is_array(arg) and 1 in arg.shape
 
 
@@ -219,9 +220,7 @@ def _list(arg: list[Any], node: Any, name: str, unit: bool) -> _List:
         raise CutileError(f"kernel argument {name} is a list; pass one or more tensors in it")
     arrays = [_array(one, annotation, unit) for one in arg]
     first = arrays[0]
-    if any(
-        (one.dtype, len(one.stride_constant)) != (first.dtype, len(first.stride_constant)) for one in arrays
-    ):
+    if len({(one.dtype, len(one.stride_constant)) for one in arrays}) > 1:
         raise CutileError(f"kernel argument {name} is a list; pass tensors of one dtype and rank in it")
     return _List(
         first._replace(

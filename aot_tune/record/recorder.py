@@ -223,7 +223,11 @@ class Recorder:
             raise_as_cutile(call, found.failures)
         timed = [cutile.hints_of(search.kernel(at), device.arch) for at in found.times]
         self._launches.searched(kernel, timed, known.problem)
-        entry = self._entry(call, known, search, found, device)
+        try:
+            entry = self._entry(call, known, search, found, device)
+        except AotTuneError as error:  # such as an argument that has no signature
+            site.remarks[f"not recorded: {error}"] = None
+            return as_result(call, found)
         times = {known.texts[at]: time for at, time in found.times.items()}
         won.append(_Won(entry=entry, times=times))
         site.gains.append(entry.gain or 1.0)

@@ -84,9 +84,9 @@ def test_signatures_of_random_lists_equal_cutiles_own() -> None:
     choose = random.Random(1)
     other = torch.empty((32, 32), dtype=torch.float16, device="meta")
     checked = 0
-    while checked < 1000:
+    while checked < 500:
         first = _random_layout(choose)
-        more = [_random_layout(choose) for _ in range(300)]
+        more = [_random_layout(choose) for _ in range(40)]
         same = [one for one in more if (one.dtype, one.dim()) == (first.dtype, first.dim())]
         layouts = [first, *same[: choose.randint(0, 2)]]
         if any(stride >= 2**31 for layout in layouts for stride in layout.stride()):

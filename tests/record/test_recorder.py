@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from aot_tune import environment
+from aot_tune.errors import CutileError
 from aot_tune.nvidia import cutile
 from aot_tune.record import recorder as recording
 from aot_tune.record.recorder import Recorder, Site, following
@@ -183,6 +184,18 @@ def test_a_folder_that_cannot_be_written_is_a_remark(
     tuned(*tensors(1024))
     assert replayed == [9]
     assert "not recorded: " in next(iter(site(other).remarks))
+
+
+def test_a_launch_without_a_signature_is_answered_and_remarked(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> str:
+        raise CutileError("kernel argument x is a tuple")
+
+    monkeypatch.setattr(cutile, "signature_of", refuse)
+    assert tuned(*tensors(1024)).best.config.TILE == 32
+    assert list(site(recorder).remarks) == ["not recorded: kernel argument x is a tuple"]
+    assert recorder.tables == {}
 
 
 def test_another_package_is_left_alone(recorder: Recorder, tmp_path: Path, replayed: list[int]) -> None:
