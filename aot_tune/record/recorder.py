@@ -240,7 +240,10 @@ class Recorder:
             built_with=_built_with(device, gpu),
             entries=_joined(won),
         )
-        self._write(path, table, won, site)
+        try:
+            self._write(path, table, won, site)
+        except AotTuneError as error:  # such as a full disk
+            site.remarks[f"not recorded: {error}"] = None
         return as_result(call, found)
 
     def _entry(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from aot_tune import environment
-from aot_tune.errors import CutileError
+from aot_tune.errors import CutileError, StoreError
 from aot_tune.nvidia import cutile
 from aot_tune.record import recorder as recording
 from aot_tune.record.recorder import Recorder, Site, following
@@ -196,6 +196,19 @@ def test_a_launch_without_a_signature_is_answered_and_remarked(
     assert tuned(*tensors(1024)).best.config.TILE == 32
     assert list(site(recorder).remarks) == ["not recorded: kernel argument x is a tuple"]
     assert recorder.tables == {}
+
+
+def test_a_table_that_cannot_be_written_is_a_remark(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise StoreError(f"{path} cannot be written: the disk is full")
+
+    monkeypatch.setattr(recording, "write_atomic", full)
+    assert tuned(*tensors(1024)).best.config.TILE == 32
+    (remark,) = site(recorder).remarks
+    assert remark.startswith("not recorded: ")
+    assert remark.endswith("the disk is full")
 
 
 def test_another_package_is_left_alone(recorder: Recorder, tmp_path: Path, replayed: list[int]) -> None:
