@@ -267,7 +267,7 @@ class Recorder:
 
     def _write(self, path: Path, table: RecordedTable, won: Sequence[_Won], site: Site) -> None:
         """Put the winners into the table that is there; entries of other problems stay."""
-        present = self.tables.get(path) or _present(path)
+        present = _present(path)  # another process of the program may have written meanwhile
         there = present.entries if present is not None and _same_code(present, table) else ()
         others = [one for one in there if not _same_problem(one, won[0].entry)]
         earlier = [one for one in there if _same_problem(one, won[0].entry)]

@@ -16,6 +16,7 @@ from aot_tune.nvidia import cutile
 from aot_tune.record import recorder as recording
 from aot_tune.record.recorder import Recorder, Site, following
 from aot_tune.recorded.document import parse
+from aot_tune.recorded.problem import Whole
 from aot_tune.recorded.table import RecordedTable, file_name
 from aot_tune.serve.replay import searches
 from aot_tune.serve.replay.install import install, uninstall
@@ -130,6 +131,21 @@ def test_recording_again_gives_the_same_bytes(recorder: Recorder, tmp_path: Path
     searches.record_with(Recorder(out=tmp_path / "tables"))
     tuned(*tensors(1024))
     assert read(tmp_path).entries[0].config == {"SimpleNamespace": {"TILE": 64, "occupancy": None}}
+
+
+def test_what_two_processes_record_is_kept(recorder: Recorder, tmp_path: Path) -> None:
+    other = Recorder(out=tmp_path / "tables")
+    tuned(*tensors(1024))
+    searches.record_with(other)
+    tuned(*tensors(5000))
+    other.end()
+    searches.record_with(recorder)
+    tuned(*tensors(300))
+    assert {entry.problem.arguments[2] for entry in read(tmp_path).entries} == {
+        Whole(1024),
+        Whole(5000),
+        Whole(300),
+    }
 
 
 def test_a_process_that_was_stopped_takes_its_measurements_over(
