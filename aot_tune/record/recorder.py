@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aot_tune.declare.fingerprint.hashing import kernel_hash
-from aot_tune.errors import AotTuneError, NotRecordableError, TuneError
+from aot_tune.errors import AotTuneError, JournalMismatchError, NotRecordableError, TuneError
 from aot_tune.nvidia import cutile
 from aot_tune.record.journal import SearchJournal
 from aot_tune.record.launches import Launches
@@ -208,7 +208,7 @@ class Recorder:
         try:
             check_replaceable(path)
             journal_path = JOURNALS / str(device.arch) / path.with_suffix(".jsonl").name
-            with Journal.open(journal_path, identity) as journal:
+            with _journal(journal_path, identity) as journal:
                 outcomes = SearchJournal(journal, f"{key}.{number}")
                 search = LibrarySearch(call, known, outcomes, index)
                 found = search.run()
@@ -309,6 +309,18 @@ def following(one: Problem, other: Problem) -> list[str]:
             if all(type(value) is int for value in values) and values in pairs:
                 found.append(name)
     return found
+
+
+def _journal(path: Path, identity: dict[str, str]) -> Journal:
+    """Open a kernel's journal; one for other code, another GPU or another compiler is set aside.
+
+    Raises:
+        TuneError: Another process records this kernel, or the journal cannot be written.
+    """
+    try:
+        return Journal.open(path, identity)
+    except JournalMismatchError:
+        return Journal.open(path, identity, fresh=True)
 
 
 def _key(path: Path, known: Identified) -> str:

@@ -148,6 +148,22 @@ def test_what_two_processes_record_is_kept(recorder: Recorder, tmp_path: Path) -
     }
 
 
+def test_code_that_changed_since_is_recorded_anew(
+    recorder: Recorder, tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned(*tensors(1024))
+    monkeypatch.setattr(recording, "kernel_hash", lambda kernel: ("feedfacefeedface", ()))
+    driver.elapsed_ms = lambda symbol: 0.01 if "_I64" in symbol else 0.05
+    again = Recorder(out=tmp_path / "tables")
+    searches.record_with(again)
+    tuned(*tensors(5000))
+    again.end()
+    assert list(site(again).remarks) == []
+    assert read(tmp_path).source_hash == "feedfacefeedface"
+    (entry,) = read(tmp_path).entries  # what was recorded of the other code is gone
+    assert entry.config == {"SimpleNamespace": {"TILE": 64, "occupancy": None}}
+
+
 def test_a_process_that_was_stopped_takes_its_measurements_over(
     recorder: Recorder, tmp_path: Path, driver: Driver
 ) -> None:
