@@ -38,6 +38,12 @@ def survey(modules: Sequence[str] = ()) -> Survey:
     return discovery.survey(modules, may_be_bare=bare)
 
 
+def bare_folders(modules: Sequence[str] = ()) -> list[Path]:
+    """The folders with recorded tables of the named modules' packages."""
+    names = module_names(modules) if modules else ()
+    return list(dict.fromkeys(store.folder_of_package(name) for name in names if _has_recorded(name)))
+
+
 def declared(modules: Sequence[str] = ()) -> dict[str, FoundKernel]:
     """The declarations that `survey` finds; warns of each entry point that is left out."""
     if not any(map(_has_recorded, module_names(modules) if modules else ())):
