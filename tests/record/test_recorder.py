@@ -94,6 +94,12 @@ def test_a_recorded_search_is_replayed_without_a_search(
     assert table.built_with.device_name == "NVIDIA H200"
 
 
+def test_each_config_is_compiled_once(recorder: Recorder, driver: Driver) -> None:
+    driver.elapsed_ms = lambda symbol: 0.02 + 0.001 * (len(driver.launches) % 3)
+    tuned(*tensors(1024))
+    assert len(driver.compiled) == len(SPACE)
+
+
 def test_what_was_recorded_is_told(recorder: Recorder, tmp_path: Path) -> None:
     tuned(*tensors(1024))
     tuned(*tensors(4096))

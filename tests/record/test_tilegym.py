@@ -146,12 +146,14 @@ def test_at_least_four_sites_have_a_size_that_is_near() -> None:
     assert len(EACH) >= 12
 
 
+@pytest.mark.slow
 def test_a_shorter_space_is_searched(recorded: dict[str, tuple[Path, Ran]]) -> None:
     folder, _ = recorded["silu_and_mul"]
     size = SITES["silu_and_mul"].size
     assert ran("run", folder, "silu_and_mul", size, "--shorter").searched == [6]
 
 
+@pytest.mark.slow
 def test_another_version_of_the_library_is_searched(
     recorded: dict[str, tuple[Path, Ran]], tmp_path: Path
 ) -> None:
@@ -165,6 +167,7 @@ def test_another_version_of_the_library_is_searched(
     assert "it was recorded with tilegym 1.5.1, and 1.5.2 is here; record again: aot-tune record" in said
 
 
+@pytest.mark.slow
 def test_other_code_of_the_kernel_is_searched(recorded: dict[str, tuple[Path, Ran]], tmp_path: Path) -> None:
     shutil.copytree(FOLDER / "tilegym", tmp_path / "tilegym")
     path = tmp_path / "tilegym" / "ops" / "cutile" / "silu_and_mul.py"

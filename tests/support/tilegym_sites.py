@@ -1,29 +1,23 @@
 """Sites of TileGym 1.5.1 that tune on their first call, called unchanged on the stand-in driver.
 
 Run as a program it calls one site, and prints what reached the driver:
-``python -m tests.support.tilegym_sites NAME SIZE``. Tensors are meta tensors, which say that they lie on a
-GPU; of two kernels the one that was loaded later is the faster.
+``python -m tests.support.tilegym_sites NAME SIZE``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from aot_tune.nvidia import cutile
-from aot_tune.serve import runtime
-from tests.support import driver as fake_driver
-from tests.support.driver import DRIVER
+from tests.support.played_cuda import counted, noted, on_the_stand_in
 
 FOLDER = Path(__file__).parents[2] / "build" / "third-party" / "tilegym"
 """Where `make` puts the library."""
@@ -150,82 +144,6 @@ SITES = {
 }
 
 
-_ANSWERS: dict[Any, Any] = {
-    torch.Tensor.is_cuda.__get__: True,  # type: ignore[attr-defined]
-    torch.Tensor.__bool__: True,
-    torch.Tensor.item: 1,
-}
-"""What is read of a tensor without contents."""
-
-
-class _LooksLikeCuda(TorchFunctionMode):
-    """Meta tensors that say that they lie on a GPU, and "cuda" as another name of their device."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if function in _ANSWERS:
-            return _ANSWERS[function]
-        if str(kwargs.get("device")).startswith("cuda"):
-            kwargs["device"] = "meta"
-        return function(*args, **kwargs)
-
-
-class _Stream(int):
-    """The default stream: its handle, which cuTile takes, with the attribute of torch's streams."""
-
-    cuda_stream = 0
-
-
-@contextlib.contextmanager
-def on_the_stand_in() -> Iterator[None]:
-    """One H200 that torch.cuda tells of."""
-    fake_driver.install()
-    runtime.use(fake_driver.FakeRuntime())
-    DRIVER.elapsed_ms = lambda symbol: 0.5 * 0.95**DRIVER.last_kernel
-    stream = _Stream()
-    cuda: Any = torch.cuda
-    cuda.current_stream = cuda.default_stream = cuda.Stream = lambda *args, **kwargs: stream
-    cuda.current_device = lambda: 0
-    cuda.get_device_capability = lambda device=None: DRIVER.capability
-    cuda.get_device_properties = lambda device=None: SimpleNamespace(
-        multi_processor_count=132, major=9, minor=0, name="NVIDIA H200", shared_memory_per_block_optin=232_448
-    )
-    with _LooksLikeCuda():
-        yield
-
-
-def noted() -> list[dict[str, Any]]:
-    """From now on: what the library itself launches, in order. The library wraps the launch when imported."""
-    import cuda.tile as ct
-
-    launches: list[dict[str, Any]] = []
-    launch = ct.launch
-
-    def noted(stream: Any, grid: Any, kernel: Any, args: Any) -> None:
-        launch(stream, grid, kernel, args)
-        if str(sys._getframe(1).f_globals.get("__name__")).startswith("tilegym."):
-            last = DRIVER.launches[-1]
-            hints = cutile.hints_of(kernel, runtime.runtime().device(0).arch)
-            launches.append({"grid": list(last.grid), "symbol": last.symbol, "hints": hints})
-
-    ct.launch = noted
-    return launches
-
-
-def counted() -> list[int]:
-    """From now on: the lengths of the spaces that cuTile's own search is asked to search."""
-    import cuda.tile.tune as tune
-
-    own, calls = cutile.own_search(), []
-
-    def search(search_space: Any, *args: Any, **kwargs: Any) -> Any:
-        calls.append(len(search_space))
-        return own(search_space, *args, **kwargs)
-
-    cutile.standing_in(tune.exhaustive_search, search)
-    return calls
-
-
 def shorten(module: Any) -> None:
     """From now on the library searches spaces that lack their last config."""
     search = module.exhaustive_search
@@ -239,7 +157,7 @@ def main(name: str, size: str, *options: str) -> None:
         warnings.simplefilter("ignore")
         module = importlib.import_module(f"tilegym.{site.module}")
         warnings.simplefilter("always")
-        launches = noted()
+        launches = noted("tilegym")
         searched = counted() if cutile.stands_in(sys.modules["cuda.tile.tune"].exhaustive_search) else []
         if "--shorter" in options:
             shorten(module)
