@@ -58,6 +58,14 @@ def tune(
     module: Modules = None,
     named: Annotated[list[str] | None, typer.Option("--kernel", help="The same as an argument.")] = None,
     problem: Problems = None,
+    problems_file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--problems",
+            metavar="FILE",
+            help="Problems that servers missed: the file that AOT_TUNE_RECORD named there; may be repeated.",
+        ),
+    ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Most buckets of each kernel, evenly spread.")
     ] = None,
@@ -95,6 +103,7 @@ def tune(
     A prediction of which nothing is chosen is a first look at every kernel: few buckets, few candidates.
     """
     from aot_tune.declare.discovery import find_tunables
+    from aot_tune.declare.missed_problems import problems_of_files
     from aot_tune.tuner.sweep.report import SweepRequest
 
     if require not in (None, "measured"):
@@ -102,16 +111,22 @@ def tune(
     target = selection.chosen_arch(arch)
     kernels = selection.chosen_kernels(find_tunables(module or ()), [*(kernel or ()), *(named or ())])
     problems = selection.problems_by_kernel(kernels, problem or ())
+    if problems_file:
+        missed, notes = problems_of_files(kernels, problems_file, target)
+        for note in notes:
+            command.say(note)
+        for name, those in missed.items():
+            problems[name] = tuple(dict.fromkeys((*problems.get(name, ()), *those)))
     device = selection.chosen_gpu(target, gpu, required=require is not None)
     report = _sweep(
         SweepRequest(
-            kernels=tuple(found for found in kernels if not problem or found.tunable.name in problems),
+            kernels=tuple(found for found in kernels if not problems or found.tunable.name in problems),
             arch=target,
             modules=tuple(module or ()),
             problems=problems,
             limit=limit,
             first_look=device is None
-            and not (kernel or named or module or problem or limit or exhaustive or full),
+            and not (kernel or named or module or problems or limit or exhaustive or full),
             exhaustive=exhaustive,
             require_measured=require is not None,
             out=out,
@@ -179,15 +194,23 @@ def compile(
 ) -> None:
     """Compile all defaults and every config that a table can choose, for serving without a compiler.
 
-    Write one archive of cubins for each arch.
+    Winners of recorded tables are compiled too. Write one archive of cubins for each arch.
     """
-    from aot_tune.declare.discovery import find_tunables, module_names
+    from aot_tune.cli import recorded
+    from aot_tune.declare.discovery import module_names
+    from aot_tune.recorded.files import listed_recorded
     from aot_tune.tuner.archives.build import build
     from aot_tune.tuner.archives.report import CUBINS, CubinRequest, report_lines
 
     named = [*(arch or ()), *(more or ())]
+    found = recorded.declared(module or ())
+    tables = listed_recorded(recorded.folders(module or ()))
+    names, dotted = recorded.split(kernel or ())
     request = CubinRequest(
-        kernels=selection.chosen_kernels(find_tunables(module or ()), kernel or ()),
+        kernels=()
+        if not names and (dotted or (tables and not found))
+        else selection.chosen_kernels(found, names),
+        recorded=tuple(tables) if not kernel else recorded.chosen(tables, dotted),
         archs=tuple(dict.fromkeys(map(selection.chosen_arch, named or [None]))),
         only_these=bool(kernel),
         modules=tuple(module_names(module)) if module else (),

@@ -64,7 +64,7 @@ def _installed_tables(
     kernel: str | None, arch: Arch | None, modules: Sequence[str]
 ) -> tuple[list[Path], list[Path]]:
     """The chosen tables' files, and those of all tables that were found."""
-    installed, broken = _package_folders(modules)
+    installed, broken = package_folders(modules)
     folders = [*environment.table_folders(), *installed]
     paths = [path for folder in dict.fromkeys(folders) for path in store.listed(folder)]
     chosen = _chosen(paths, kernel, arch)
@@ -77,7 +77,7 @@ def _installed_tables(
     return chosen, paths
 
 
-def _package_folders(modules: Sequence[str]) -> tuple[list[Path], list[Broken]]:
+def package_folders(modules: Sequence[str]) -> tuple[list[Path], list[Broken]]:
     """The folders of tables of the named modules' packages, or of all installed packages that can be found.
 
     The second list has the entry points whose package cannot be found.
@@ -237,7 +237,7 @@ def archives_found(
     if only is not None:
         folders = [only]
     else:
-        installed, broken = _package_folders(modules)
+        installed, broken = package_folders(modules)
         warn_of(broken)
         folders = list(dict.fromkeys((*environment.table_folders(), *installed)))
     found: list[ArchiveSizes] = []

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.fingerprint.source import counts_by_name
+from aot_tune.nvidia import cutile
+from aot_tune.recorded.table import name_of
 
 _PLAIN = (bool, int, float, str, type(None))
 _ABSENT = object()
@@ -18,11 +21,52 @@ _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True, kw_only=True)
+class KernelCode:
+    """A kernel and how its code is told from other code, whether a declaration names it or a record."""
+
+    name: str
+    """Its name: that of its section in an archive."""
+
+    kernel: Any
+    """The ``@ct.kernel``."""
+
+    source_hash: Callable[[], str]
+    """Hashes all that its cubins depend on but hints and signature; takes 8 to 16 ms."""
+
+
+def declared_code(tunable: Declaration) -> KernelCode:
+    """The code of a declaration's kernel."""
+
+    def source_hash() -> str:
+        from aot_tune.declare.fingerprint.hashing import source_hash
+
+        return source_hash(tunable)
+
+    return KernelCode(name=tunable.name, kernel=tunable.kernel, source_hash=source_hash)
+
+
+def recorded_code(kernel: Any) -> KernelCode:
+    """The code of a kernel that no declaration names.
+
+    Its own hints do not count: libraries replace them, and a cubin is found by those that a launch has.
+    """
+
+    def source_hash() -> str:
+        from aot_tune.declare.fingerprint.hashing import function_hash
+
+        return function_hash(kernel)
+
+    function = cutile.python_function(kernel)
+    name = name_of(function.__module__, function.__qualname__)
+    return KernelCode(name=name, kernel=kernel, source_hash=source_hash)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Origin:
     """What a kernel's cubins were compiled from and with. They serve only where that is the same."""
 
     source_hash: str
-    """The declaration's `aot_tune.declare.fingerprint.hashing.source_hash`."""
+    """The hash of the code: `KernelCode.source_hash`."""
 
     files: Mapping[str, str]
     """The SHA-256 of the file of every module that contains code of the kernel, by module."""
@@ -40,7 +84,7 @@ class Origin:
     """Version of cuTile's compiler."""
 
 
-def difference(tunable: Declaration, origin: Origin) -> str | None:
+def difference(code: KernelCode, origin: Origin) -> str | None:
     """Say what differs between the sources here and those of an archive; None where the code is the same.
 
     Files and values are compared first, in less than a millisecond. Where one differs, or where they are not
@@ -49,9 +93,7 @@ def difference(tunable: Declaration, origin: Origin) -> str | None:
     changed = _changed(origin)
     if changed is None and origin.complete:
         return None
-    from aot_tune.declare.fingerprint.hashing import source_hash
-
-    now = source_hash(tunable)
+    now = code.source_hash()
     if now == origin.source_hash:
         return None
     return f"{changed or 'the code'} is not as it was compiled (source {origin.source_hash}, now {now})"

@@ -1,6 +1,6 @@
 """Find what a kernel's cubins depend on, in a form that a serving process compares quickly. Compiles nothing.
 
-`source_hash` covers everything, but it parses the sources, which takes 8 to 16 ms: more than a whole first
+The source hash covers everything, but it parses the sources, which takes 8 to 16 ms: more than a whole first
 launch. So an archive names the files that contain the kernel's code, and the global values that it reads.
 """
 
@@ -10,21 +10,19 @@ import inspect
 import types
 from typing import Any
 
-from aot_tune.cubins.origin import Origin, file_digest, printed
-from aot_tune.declare.declaration import Declaration
-from aot_tune.declare.fingerprint.hashing import source_hash
+from aot_tune.cubins.origin import KernelCode, Origin, file_digest, printed
 from aot_tune.declare.fingerprint.source import NoSourceError, closure_of, counts_by_name, function_trees
 from aot_tune.declare.fingerprint.syntax import outer_names
 from aot_tune.nvidia import cutile
 
 
-def origin_of(tunable: Declaration, tileiras: str) -> Origin:
-    """The origin of cubins that this process would compile of a declaration's kernel."""
+def origin_of(code: KernelCode, tileiras: str) -> Origin:
+    """The origin of cubins that this process would compile of a kernel."""
     walk = _Walk()
-    walk.function(cutile.python_function(tunable.kernel))
+    walk.function(cutile.python_function(code.kernel))
     digests = {module: file_digest(module) for module in walk.modules}
     return Origin(
-        source_hash=source_hash(tunable),
+        source_hash=code.source_hash(),
         files={module: digest for module, digest in digests.items() if digest is not None},
         values=walk.values,
         complete=walk.complete and None not in digests.values(),

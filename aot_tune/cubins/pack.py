@@ -20,7 +20,7 @@ class KernelCubins:
     """One kernel's cubins in memory, to be packed."""
 
     kernel: str
-    """The kernel's declared name."""
+    """The kernel's declared name, or module and qualified name where none declares it."""
 
     symbol: str
     """The kernel's name in every cubin."""

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -67,7 +67,7 @@ def find_tunables(modules: Sequence[str] = ()) -> dict[str, FoundKernel]:
     return result.found
 
 
-def survey(modules: Sequence[str] = ()) -> Survey:
+def survey(modules: Sequence[str] = (), *, may_be_bare: Container[str] = ()) -> Survey:
     """Find all declarations of the named modules; without names, those of every installed entry point.
 
     Modules are found in the current folder too, after installed ones. A module's globals are examined,
@@ -76,6 +76,7 @@ def survey(modules: Sequence[str] = ()) -> Survey:
 
     Args:
         modules: Module names such as ``mylib.kernels``, or paths such as ``mylib/kernels.py``.
+        may_be_bare: Names of modules that may declare nothing.
 
     Raises:
         UsageError: A named module cannot be imported or declares nothing, or two declare the same name.
@@ -85,7 +86,7 @@ def survey(modules: Sequence[str] = ()) -> Survey:
     broken: list[Broken] = []
     for module in module_names(modules):
         try:
-            here = _declared_in(module)
+            here = list(_tunables_in(module)) if module in may_be_bare else _declared_in(module)
         except AotTuneError as error:
             if modules or module == OWN_KERNELS:
                 raise
@@ -178,7 +179,7 @@ def _tunables_in(module: str) -> Iterable[FoundKernel]:
     Those in a module's tuple ``TUNABLES`` come first, where it has one.
     """
     seen: set[int] = set()
-    names = vars(_imported(module))
+    names = vars(imported(module))
     listed = names.get("TUNABLES", ())
     for value in (*(listed if isinstance(listed, tuple) else ()), *names.values()):
         if isinstance(value, Declaration) and id(value) not in seen:
@@ -200,7 +201,13 @@ class _ImportFailed(UsageError):
         self.what = what
 
 
-def _imported(module: str) -> object:
+def imported(module: str) -> object:
+    """Import a module of somebody's.
+
+    Raises:
+        UsageError: It cannot be imported; the message says why, and what to do.
+        DeclarationError: A declaration in it contradicts itself.
+    """
     try:
         return importlib.import_module(module)
     except DeclarationError:

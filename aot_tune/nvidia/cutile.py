@@ -35,8 +35,8 @@ TESTED_VERSIONS = ((1, 6), (1, 7))
 TUNE_SINCE = (1, 7)
 """The first release whose ``exhaustive_search`` takes ``flush_l2=False``, which leaves the L2 cache alone."""
 
-_OWN = "_own_search_of_cutile"
-"""The attribute of a function in the place of cuTile's ``exhaustive_search`` that holds cuTile's own."""
+_OWN = "_own_of_cutile"
+"""The attribute of a function in the place of one of cuTile's that holds cuTile's own."""
 
 TEMP_DIR = "CUDA_TILE_TEMP_DIR"
 """The environment variable that names the folder for the compiler's files. Without it, importing cuda.tile
@@ -190,23 +190,15 @@ def with_hints(kernel: Any, hints: Mapping[str, int], cubins: CubinSource | None
 @cache
 def _prebuilt_class() -> Any:
     import cuda.tile as ct
-    from cuda.tile._cext import TileContext, get_compute_capability
-    from cuda.tile.compilation import _name_mangling as names
 
-    # cuTile would import these two during the first launch. Neither makes a CUDA context.
+    # cuTile would import these during the first launch. None of them makes a CUDA context.
+    import_module("cuda.tile.compilation._name_mangling")
     with suppress(ImportError, OSError, AttributeError):  # this machine has no driver
         import_module("cuda.tile._load_libcuda")
     with suppress(
         Exception
     ):  # not installed, or built for another numpy, which raises errors of several types
         import_module("ml_dtypes")
-
-    def symbol_of(signature: Any, name: str) -> str:
-        # `with_mangled_symbol` makes the same text, and parses it as a check: 0.7 ms of a launch's 2 ms.
-        groups, _ = names._map_alias_groups(signature.parameters)
-        collected = names._CollectedGlobals(dataclasses=set(), enums=set())
-        parts = (names._mangle_constraint(one, groups, collected) for one in signature.parameters)
-        return "_".join([f"{name}_K{signature.calling_convention.code}", *parts])
 
     class PrebuiltKernel(ct.kernel):
         """A kernel whose cubins were compiled elsewhere; cuTile calls `_compile` for code not yet loaded."""
@@ -223,25 +215,7 @@ def _prebuilt_class() -> Any:
             unchecked = sys._getframe(1).f_globals.get(UNCHECKED)  # cuTile's launch has no frame of its own
             if unchecked and any(getattr(p, "may_alias_internally", False) for p in signature.parameters):
                 raise TypeError("the elements of an argument may share memory, and it was not checked")
-            symbol = symbol_of(signature, self._pyfunc.__name__)
-            cubin = self._cubins(symbol, Arch(*(compute_capability or get_compute_capability())))
-            if cubin is not None:
-                return cubin.code, cubin.symbol, None, () if release() >= (1, 7) else []
-            # Asked this way because the compiling half of cuTile is missing from a serving image.
-            if not may_have_compiler():
-                raise CompilerMissingError(
-                    f"no cubin was shipped for {symbol}, and no compiler (tileiras) is here to make one; "
-                    "ship it (aot-tune compile), or install the compiler: pip install 'aot-tune[tune]'"
-                )
-            try:
-                return super()._compile(signature, context, compute_capability)
-            except Exception as error:
-                of_disk_cache = isinstance(error, OSError) or type(error).__module__ == "sqlite3"
-                if context.config.cache_dir is None or not of_disk_cache:
-                    raise
-                # The disk cache's folder cannot be made, or its database is broken; compiling needs neither.
-                config = dataclasses.replace(context.config, cache_dir=None)
-                return super()._compile(signature, TileContext(config=config), compute_capability)
+            return _code(self, self._cubins, signature, context, _arch_of(compute_capability))
 
         def replace_hints(self, **hints: Any) -> Any:
             # exhaustive_search calls this even without hints, and would get a plain kernel, which compiles
@@ -249,6 +223,101 @@ def _prebuilt_class() -> Any:
             return super().replace_hints(**hints) if hints else self
 
     return PrebuiltKernel
+
+
+CubinsOf = Callable[[Any, Arch], "CubinSource | None"]
+"""A function from (kernel, arch of the GPU) to the source of its cubins; None to leave the kernel alone."""
+
+_cubins_of: list[CubinsOf] = []
+"""What `let_kernels_ask` was given last."""
+
+
+def let_kernels_ask(cubins_of: CubinsOf | None) -> None:
+    """Let every kernel of this process ask for a cubin before code of it is compiled; None ends that.
+
+    A launch of code that is loaded costs what it always did. On a cuda-tile release that was not tested
+    nothing is changed.
+    """
+    if not private_names_known():
+        return
+    from cuda.tile._execution import kernel  # cuda.tile itself may be half imported
+
+    own = _own_compile()
+    _cubins_of[:] = [] if cubins_of is None else [cubins_of]
+    if cubins_of is not None and kernel._compile is own:
+        kernel._compile = _asking(own)
+    elif cubins_of is None and hasattr(kernel._compile, _OWN):
+        kernel._compile = own
+
+
+def _asking(own: Callable[..., Any]) -> Callable[..., Any]:
+    """The method in the place of cuTile's own."""
+
+    def _compile(self: Any, signature: Any, context: Any, compute_capability: Any = None) -> Any:
+        for cubins_of in _cubins_of:  # none, where another's method stands before this one for good
+            arch = _arch_of(compute_capability)
+            cubins = cubins_of(self, arch)
+            if cubins is not None:
+                return _code(self, cubins, signature, context, arch)
+        return own(self, signature, context, compute_capability)
+
+    setattr(_compile, _OWN, own)
+    return _compile
+
+
+def _own_compile() -> Callable[..., Any]:
+    """CuTile's method that compiles, also where another stands in its place."""
+    from cuda.tile._execution import kernel
+
+    own: Callable[..., Any] = getattr(kernel._compile, _OWN, kernel._compile)
+    return own
+
+
+def _arch_of(compute_capability: tuple[int, int] | None) -> Arch:
+    """The arch that cuTile asks for code for."""
+    from cuda.tile._cext import get_compute_capability
+
+    return Arch(*(compute_capability or get_compute_capability()))
+
+
+def _code(kernel: Any, cubins: CubinSource, signature: Any, context: Any, arch: Arch) -> Any:
+    """What cuTile loads for a signature: the cubin that was made for it, else what cuTile compiles.
+
+    Raises:
+        CompilerMissingError: There is neither a cubin nor a compiler.
+    """
+    symbol = _mangled(signature, symbol_of(kernel))
+    cubin = cubins(symbol, arch)
+    if cubin is not None:
+        return cubin.code, cubin.symbol, None, () if release() >= (1, 7) else []
+    # Asked this way because the compiling half of cuTile is missing from a serving image.
+    if not may_have_compiler():
+        raise CompilerMissingError(
+            f"no cubin was shipped for {symbol}, and no compiler (tileiras) is here to make one; "
+            "ship it (aot-tune compile), or install the compiler: pip install 'aot-tune[tune]'"
+        )
+    own, capability = _own_compile(), (arch.major, arch.minor)
+    try:
+        return own(kernel, signature, context, capability)
+    except Exception as error:
+        of_disk_cache = isinstance(error, OSError) or type(error).__module__ == "sqlite3"
+        if context.config.cache_dir is None or not of_disk_cache:
+            raise
+        from cuda.tile._cext import TileContext
+
+        # The disk cache's folder cannot be made, or its database is broken; compiling needs neither.
+        config = dataclasses.replace(context.config, cache_dir=None)
+        return own(kernel, signature, TileContext(config=config), capability)
+
+
+def _mangled(signature: Any, name: str) -> str:
+    """The text that ``with_mangled_symbol`` makes, which parses it as a check: 0.7 ms of a launch's 2 ms."""
+    from cuda.tile.compilation import _name_mangling as names
+
+    groups, _ = names._map_alias_groups(signature.parameters)
+    collected = names._CollectedGlobals(dataclasses=set(), enums=set())
+    parts = (names._mangle_constraint(one, groups, collected) for one in signature.parameters)
+    return "_".join([f"{name}_K{signature.calling_convention.code}", *parts])
 
 
 # Signatures -------------------------------------------------------------------------------------------------
@@ -404,7 +473,7 @@ def limit_samples(most: int) -> None:
 
 def compile_cubin(
     kernel: Any,
-    hints: Mapping[str, int],
+    hints: Mapping[str, int | None],
     signature: str,
     arch: Arch,
     *,
@@ -418,7 +487,7 @@ def compile_cubin(
 
     Args:
         kernel: A ``@ct.kernel``.
-        hints: The compiler hints.
+        hints: The compiler hints; None takes one of the decorator's away.
         signature: A signature that `signature_of` returned.
         arch: The arch to compile for.
         timeout_s: The longest time that the compiler may run, seconds.

@@ -67,12 +67,12 @@ def dump(table: RecordedTable) -> bytes:
 
 def _order(entry: RecordedEntry) -> tuple[Any, ...]:
     """Entries of one problem keep their order, since the first of them counts."""
-    return (entry.space, entry.problem.sm_count, _line(_arguments_json(entry.problem)))
+    return (entry.space, entry.problem.sm_count, _line(arguments_json(entry.problem)))
 
 
 def _entry_json(entry: RecordedEntry) -> Json:
     return {
-        "arguments": _arguments_json(entry.problem),
+        "arguments": arguments_json(entry.problem),
         "sm_count": entry.problem.sm_count,
         "space": entry.space,
         "config": entry.config,
@@ -92,7 +92,8 @@ def _us(us: float) -> float:
     return float(max(round(us, _US_DECIMALS), 10**-_US_DECIMALS))
 
 
-def _arguments_json(problem: Problem) -> Json:
+def arguments_json(problem: Problem) -> Json:
+    """A problem's arguments by name, as a table has them."""
     pairs = zip(problem.names, problem.arguments, strict=True)
     return {name: _argument_json(argument) for name, argument in pairs}
 

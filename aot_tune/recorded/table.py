@@ -109,6 +109,11 @@ class RecordedTable:
         return {space: tuple(entries) for space, entries in found.items()}
 
 
+def name_of(module: str, kernel: str) -> str:
+    """The name by which people and archives call a recorded kernel: ``tilegym.ops.cutile.matmul._matmul``."""
+    return f"{module}.{kernel}"
+
+
 def file_name(module: str, kernel: str) -> str:
     """The name of a kernel's recorded table: ``tilegym.ops.cutile.matmul._matmul_kernel.json``.
 
@@ -116,4 +121,4 @@ def file_name(module: str, kernel: str) -> str:
     table of a declared kernel, whose name has none. The brackets of a function within a function are left
     out.
     """
-    return f"{module}.{kernel}.json".replace("<", "").replace(">", "")
+    return f"{name_of(module, kernel)}.json".replace("<", "").replace(">", "")

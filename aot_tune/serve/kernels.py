@@ -1,4 +1,4 @@
-"""A declaration's kernels with hints, and the prebuilt cubins that they launch. Compiles nothing.
+"""A declaration's kernels with hints, and the prebuilt cubins of any kernel. Compiles nothing.
 
 A kernel is made once per distinct set of hints and never dropped: the process aborts when a launched kernel
 is garbage-collected while a graph is captured.
@@ -12,17 +12,19 @@ the reason. A checkout without archives is served without warnings.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from aot_tune import environment
 from aot_tune.cubins.archive import FILE_NAME, Archive, Hints, Section
-from aot_tune.cubins.origin import difference
+from aot_tune.cubins.origin import KernelCode, declared_code, difference
 from aot_tune.declare.declaration import Declaration
-from aot_tune.errors import ArchiveError, CubinWarning, LaunchError
+from aot_tune.errors import ArchiveError, CubinWarning, LaunchError, MissError
 from aot_tune.nvidia import cutile
 from aot_tune.serve.choose import loader
+from aot_tune.serve.rank import may_compile
 from aot_tune.serve.runtime import runtime
 from aot_tune.serve.warn import warn
 from aot_tune.values.arch import Arch
@@ -36,7 +38,7 @@ _AGAIN = "build it again with aot-tune compile"
 """The next step that warnings name for an archive that cannot be used."""
 
 _MOST_WARNINGS = 32
-"""The most warnings about the cubins of one declaration."""
+"""The most warnings about the cubins of one kernel."""
 
 _archives: dict[tuple[Path, int, int], Archive] = {}
 """Open archives by path, inode and time of change, so that all kernels of a package share one."""
@@ -47,7 +49,7 @@ class HintedKernels:
 
     def __init__(self, tunable: Declaration) -> None:
         self._tunable = tunable
-        self.cubins = Cubins(tunable)
+        self.cubins = declared_cubins(tunable)
         self._made: dict[Hints, Any] = {}
         self._loaded: set[tuple[Hints, str, Arch]] = set()
         _KEPT.append(self._made)
@@ -75,25 +77,58 @@ class HintedKernels:
     def _cubin(self, hints: Hints, signature: str, arch: Arch) -> cutile.Cubin | None:
         """The cubin that cuTile asks for before it loads or compiles: the last moment to spare a capture."""
         name = self._tunable.name
-        if runtime().capturing():
-            raise LaunchError(
-                f"{name} would be loaded during graph capture, for the signature {signature} on {arch}, and "
-                f"that would break the graph; load it before: aot_tune.prime(...) with the declaration of "
-                f"{name}, or one launch of these shapes"
-            )
+        step = f"aot_tune.prime(...) with the declaration of {name}, or one launch of these shapes"
+        refuse_capture(name, signature, arch, step)
+        cubin = self.cubins.find(hints, signature, arch)
+        if cubin is None:
+            refuse_compiling(name, signature, arch)
         self._loaded.add((hints, signature, arch))
-        return self.cubins.find(hints, signature, arch)
+        return cubin
+
+
+def refuse_capture(name: str, signature: str, arch: Arch, step: str) -> None:
+    """Refuse to load a kernel while a graph is captured.
+
+    Raises:
+        LaunchError: A graph is captured; the message ends with the next step.
+    """
+    if runtime().capturing():
+        raise LaunchError(
+            f"{name} would be loaded during graph capture, for the signature {signature} on {arch}, and "
+            f"that would break the graph; load it before: {step}"
+        )
+
+
+def refuse_compiling(name: str, signature: str, arch: Arch) -> None:
+    """Refuse to compile a kernel where this process may not.
+
+    Raises:
+        MissError: The process was primed, and AOT_TUNE_ON_MISS is ``error``.
+    """
+    if not may_compile():
+        raise MissError(
+            f"{name} would be compiled for the signature {signature} on {arch} after aot_tune.prime, and "
+            f"{environment.ON_MISS}=error; ship its cubin (aot-tune compile --arch {arch}), or launch these "
+            "shapes before prime"
+        )
+
+
+def declared_cubins(tunable: Declaration) -> Cubins:
+    """The cubins of a declaration's kernel; archives are looked for in the folders of its tables."""
+    return Cubins(declared_code(tunable), lambda: [folder for folder, _ in loader.folders(tunable)])
 
 
 class Cubins:
-    """The prebuilt cubins of one declaration on every arch. Reads nothing until the first question.
+    """The prebuilt cubins of one kernel on every arch. Reads nothing until the first question.
 
     Args:
-        tunable: The declaration; archives are looked for in the folders of its tables.
+        code: The kernel and its code.
+        folders: Returns the folders in which its archives are looked for, in reading order.
     """
 
-    def __init__(self, tunable: Declaration) -> None:
-        self._tunable = tunable
+    def __init__(self, code: KernelCode, folders: Callable[[], Sequence[Path]]) -> None:
+        self._code = code
+        self._folders = folders
         self._sections: dict[Arch, tuple[Section, ...]] = {}
         self._warned: set[object] = set()
 
@@ -115,12 +150,12 @@ class Cubins:
         cubin = self._stored(sections, hints, signature, arch)
         if cubin is not None or not sections:
             return cubin
-        missing = f"no cubin of {self._tunable.name} for {signature} on {arch}"
+        missing = f"no cubin of {self._code.name} for {signature} on {arch}"
         if cutile.may_have_compiler():
             if not self.has(hints, signature, arch):  # `_stored` warned of a damaged one
                 self._warn(f"{missing}; cuTile compiles it", signature)
             return None
-        weakest = cutile.weakest_signature(self._tunable.kernel, signature)
+        weakest = cutile.weakest_signature(self._code.kernel, signature)
         weak = self._stored(self.sections(arch), hints, weakest, arch)
         if weak is not None:
             self._warn(
@@ -135,7 +170,7 @@ class Cubins:
         return any(section.has(hints, signature) for section in self.sections(arch))
 
     def source_hash(self, arch: Arch) -> str | None:
-        """The declaration's source hash, from an archive that may be served; None where there is none."""
+        """The code's source hash, from an archive that may be served; None where there is none."""
         return next((section.origin.source_hash for section in self.sections(arch)), None)
 
     def sections(self, arch: Arch) -> tuple[Section, ...]:
@@ -147,7 +182,7 @@ class Cubins:
         return found
 
     def _read(self, arch: Arch) -> tuple[Section, ...]:
-        paths = [folder / str(arch) / FILE_NAME for folder, _ in loader.folders(self._tunable)]
+        paths = [folder / str(arch) / FILE_NAME for folder in self._folders()]
         if not cutile.private_names_known():
             for path in filter(os.path.lexists, paths):
                 _warn_untested(cutile.version(), path)
@@ -162,16 +197,16 @@ class Cubins:
             archive = _opened(path)
             if archive.arch != arch:
                 raise ArchiveError(f"{path} is for {archive.arch}, not for {arch}")
-            section = archive.section(self._tunable.name)
-            reason = difference(self._tunable, section.origin) if section is not None else None
+            section = archive.section(self._code.name)
+            reason = difference(self._code, section.origin) if section is not None else None
         except Exception as error:  # whatever a file holds, serving goes on
             self._warn(
-                f"{error_in_words(error)}; {self._tunable.name} is compiled at its first launch on {arch}: "
+                f"{error_in_words(error)}; {self._code.name} is compiled at its first launch on {arch}: "
                 f"{_AGAIN}"
             )
             return None
         if reason is not None:
-            self._warn(f"{path} is left out for {self._tunable.name} because {reason}: {_AGAIN}")
+            self._warn(f"{path} is left out for {self._code.name} because {reason}: {_AGAIN}")
             return None
         return section
 
@@ -189,7 +224,7 @@ class Cubins:
             except Exception as error:
                 # Warn once per section: one block may be the dictionary of all others.
                 self._warn(
-                    f"{error_in_words(error)}; {self._tunable.name} is compiled for {signature}, and for "
+                    f"{error_in_words(error)}; {self._code.name} is compiled for {signature}, and for "
                     f"every other signature that cannot be read there: {_AGAIN}",
                     section,
                 )

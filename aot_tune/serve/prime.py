@@ -16,7 +16,7 @@ from aot_tune.errors import LaunchError, UsageError
 from aot_tune.nvidia import cutile
 from aot_tune.serve.launch.checks import unfit
 from aot_tune.serve.launch.dispatch import Dispatcher, Machine, dispatcher_of
-from aot_tune.serve.rank import set_primed
+from aot_tune.serve.rank import priming, set_primed
 from aot_tune.serve.runtime import Runtime, runtime
 from aot_tune.serve.workspace import for_all_posed
 from aot_tune.values.config import Config
@@ -94,7 +94,7 @@ def prime(
     loaded = compiled = plans = 0
     import torch
 
-    with here.relaxed_capture(), here.entered(number):  # another thread may be capturing
+    with priming(), here.relaxed_capture(), here.entered(number):  # another thread may be capturing
         with for_all_posed(torch.device("cuda", number)):
             for part in parts:
                 named = (problems or {}).get(part.tunable.name)

@@ -1,4 +1,4 @@
-"""Whether this process may search live: it may unless it is a rank or was primed. Imports nothing heavy.
+"""Whether this process may search live, or compile. Imports nothing heavy.
 
 A rank is one of several processes that must all choose the same config.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from aot_tune import environment
@@ -63,3 +65,22 @@ def is_primed() -> bool:
 def set_primed(primed: bool) -> None:
     """Set whether this process was primed; a forked child inherits this."""
     _primed[:] = [True] if primed else []
+
+
+_priming: list[bool] = []
+"""One item for each `aot_tune.prime` that runs now."""
+
+
+@contextmanager
+def priming() -> Iterator[None]:
+    """Say that this process is being primed, so that `may_compile`."""
+    _priming.append(True)
+    try:
+        yield
+    finally:
+        _priming.pop()
+
+
+def may_compile() -> bool:
+    """Whether code may be compiled: not after `aot_tune.prime` where AOT_TUNE_ON_MISS is ``error``."""
+    return not is_primed() or bool(_priming) or environment.on_miss() != "error"

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from aot_tune.cubins.origin import Origin, difference
+from aot_tune.cubins.origin import Origin, declared_code, difference
 from aot_tune.cubins.origin_walk import origin_of
 from aot_tune.declare.fingerprint import hashing
 from aot_tune.tunable import Tunable
@@ -81,7 +81,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library
 
 
 def origin(tunable: Tunable) -> Origin:
-    return origin_of(tunable, "13.4.92")
+    return origin_of(declared_code(tunable), "13.4.92")
 
 
 def test_unchanged_code_is_told_without_taking_its_hash(
@@ -97,19 +97,19 @@ def test_unchanged_code_is_told_without_taking_its_hash(
         f"{library.names[1]}:DTYPE": told.values[f"{library.names[1]}:DTYPE"],
     }
     monkeypatch.setattr(hashing, "source_hash", lambda tunable: pytest.fail("it was hashed"))
-    assert difference(plain, told) is None
+    assert difference(declared_code(plain), told) is None
 
 
 def test_a_comment_changes_the_file_but_not_the_code(library: Library) -> None:
     told = origin(library.load().plain)
     library.write(1, "# A comment.\n\n" + _HELPERS)
-    assert difference(library.load().plain, told) is None
+    assert difference(declared_code(library.load().plain), told) is None
 
 
 def test_other_code_in_a_helper_is_named(library: Library) -> None:
     told = origin(library.load().plain)
     library.write(1, _HELPERS.replace("* FACTOR", "* FACTOR + 1"))
-    reason = difference(library.load().plain, told)
+    reason = difference(declared_code(library.load().plain), told)
     assert reason is not None
     assert f"the file of {library.names[1]}" in reason
 
@@ -121,7 +121,7 @@ def test_a_global_that_is_set_otherwise_at_run_time_is_seen(
     plain = library.load().plain
     told = origin(plain)
     setattr(sys.modules[library.names[1]], name, value)
-    reason = difference(plain, told)
+    reason = difference(declared_code(plain), told)
     assert reason is not None
     assert f"the value of {name}" in reason
 
@@ -132,7 +132,7 @@ def test_a_dtype_that_is_set_otherwise_at_run_time_is_seen(library: Library) -> 
     plain = library.load().plain
     told = origin(plain)
     sys.modules[library.names[1]].DTYPE = ct.float16  # type: ignore[attr-defined]
-    assert difference(plain, told) is not None
+    assert difference(declared_code(plain), told) is not None
 
 
 @pytest.mark.parametrize("name", ["closed", "tabled"])
@@ -140,7 +140,7 @@ def test_where_files_and_globals_do_not_tell_all_the_hash_is_taken(library: Libr
     module = library.load()
     told = origin(getattr(module, name))
     assert not told.complete
-    assert difference(getattr(module, name), told) is None
+    assert difference(declared_code(getattr(module, name)), told) is None
     import dataclasses
 
     if name == "closed":
@@ -148,12 +148,12 @@ def test_where_files_and_globals_do_not_tell_all_the_hash_is_taken(library: Libr
     else:
         module.TABLE["a"][1] = 5
         changed = module.tabled
-    assert difference(changed, told) is not None
+    assert difference(declared_code(changed), told) is not None
 
 
 def test_a_module_that_is_not_imported_is_never_imported(library: Library) -> None:
     plain = library.load().plain
     told = origin(plain)
     named = Origin(**{**vars(told), "files": {**told.files, "antigravity": "00"}, "source_hash": "0"})
-    assert difference(plain, named) is not None
+    assert difference(declared_code(plain), named) is not None
     assert "antigravity" not in sys.modules

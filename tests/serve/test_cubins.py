@@ -18,13 +18,14 @@ import torch
 from aot_tune import environment
 from aot_tune.cubins import archive
 from aot_tune.cubins.archive import FILE_NAME, CubinKey, Hints
+from aot_tune.cubins.origin import declared_code
 from aot_tune.cubins.origin_walk import origin_of
 from aot_tune.cubins.pack import KernelCubins, pack
 from aot_tune.errors import CompilerMissingError, CubinWarning
 from aot_tune.nvidia import cutile
 from aot_tune.serve import kernels as serving
 from aot_tune.serve.choose.resolve import Choice
-from aot_tune.serve.kernels import Cubins
+from aot_tune.serve.kernels import declared_cubins
 from aot_tune.serve.launch.dispatch import Dispatcher
 from aot_tune.tunable import Tunable
 from aot_tune.values.arch import Arch
@@ -56,7 +57,7 @@ def tunable(tmp_path: Path) -> Tunable:
 
 def put(folder: Path, *, arch: Arch = SM90, inside: Arch | None = None, **changed: str) -> Path:
     """An archive of made-up code for two signatures, as `arch` keeps it."""
-    origin = dataclasses.replace(origin_of(scale, "13.4.92"), **changed)  # type: ignore[arg-type]
+    origin = dataclasses.replace(origin_of(declared_code(scale), "13.4.92"), **changed)  # type: ignore[arg-type]
     held = {(HINTS, ALIGNED): b"aligned", (HINTS, UNIT): b"unit", (HINTS, WEAKEST): b"weakest"}
     path = folder / str(arch) / FILE_NAME
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +77,7 @@ def with_compiler(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
 
 def test_the_cubin_of_exactly_this_signature_is_served_with_its_symbol(tunable: Tunable) -> None:
     put(folder_of(tunable))
-    cubins = Cubins(tunable)
+    cubins = declared_cubins(tunable)
     assert cubins.find(HINTS, ALIGNED, SM90) == cutile.Cubin(b"aligned", "_scale_kernel")
     assert cubins.find(HINTS, UNIT, SM90) == cutile.Cubin(b"unit", "_scale_kernel")
     assert cubins.has(HINTS, ALIGNED, SM90)
@@ -89,23 +90,23 @@ def test_other_hints_are_another_kernel(tunable: Tunable, monkeypatch: pytest.Mo
         with_compiler(monkeypatch, compiler)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CubinWarning)
-            assert Cubins(tunable).find((("num_ctas", 2), ("occupancy", 1)), ALIGNED, SM90) is None
+            assert declared_cubins(tunable).find((("num_ctas", 2), ("occupancy", 1)), ALIGNED, SM90) is None
 
 
 def test_another_archs_archive_is_not_read(tunable: Tunable, monkeypatch: pytest.MonkeyPatch) -> None:
     put(folder_of(tunable))
     monkeypatch.setattr(archive, "_read", lambda *a: pytest.fail("it was read"))
-    assert Cubins(tunable).find(HINTS, ALIGNED, SM100) is None
+    assert declared_cubins(tunable).find(HINTS, ALIGNED, SM100) is None
 
 
 def test_an_archive_in_the_wrong_archs_folder_is_left_out(tunable: Tunable) -> None:
     put(folder_of(tunable), arch=SM100, inside=SM90)
     with pytest.warns(CubinWarning, match="is for sm90, not for sm100"):
-        assert Cubins(tunable).find(HINTS, ALIGNED, SM100) is None
+        assert declared_cubins(tunable).find(HINTS, ALIGNED, SM100) is None
 
 
 def test_without_any_archive_nothing_is_said(tunable: Tunable) -> None:
-    assert Cubins(tunable).find(HINTS, ALIGNED, SM90) is None
+    assert declared_cubins(tunable).find(HINTS, ALIGNED, SM90) is None
 
 
 def test_a_release_whose_contract_was_not_tested_gets_no_cubin(
@@ -113,7 +114,7 @@ def test_a_release_whose_contract_was_not_tested_gets_no_cubin(
 ) -> None:
     path = put(folder_of(tunable))
     monkeypatch.setattr(cutile, "version", lambda: "9.9.0")
-    several = [Cubins(tunable) for _ in range(2)]  # as of two declarations of a package
+    several = [declared_cubins(tunable) for _ in range(2)]  # as of two declarations of a package
     with pytest.warns(CubinWarning) as told:
         assert [cubins.find(HINTS, ALIGNED, SM90) for cubins in several * 2] == [None] * 4
     assert not any(cubins.has(HINTS, ALIGNED, SM90) for cubins in several)
@@ -137,7 +138,7 @@ def test_a_release_that_was_not_tested_is_told_of_where_tables_are_loaded_and_on
 
 def test_other_source_is_left_out_with_one_warning(tunable: Tunable) -> None:
     put(folder_of(tunable), source_hash="0" * 16, files={"tests.support.samples": "0" * 64})  # type: ignore[arg-type]
-    cubins = Cubins(tunable)
+    cubins = declared_cubins(tunable)
     with pytest.warns(
         CubinWarning, match="the file of tests.support.samples is not as it was compiled"
     ) as told:
@@ -147,7 +148,7 @@ def test_other_source_is_left_out_with_one_warning(tunable: Tunable) -> None:
 
 def test_an_edited_comment_does_not_cost_the_cubins(tunable: Tunable) -> None:
     put(folder_of(tunable), files={"tests.support.samples": "0" * 64})  # type: ignore[arg-type]
-    assert Cubins(tunable).find(HINTS, ALIGNED, SM90) is not None
+    assert declared_cubins(tunable).find(HINTS, ALIGNED, SM90) is not None
 
 
 # What is not there ------------------------------------------------------------------------------------------
@@ -158,7 +159,7 @@ def test_with_a_compiler_a_missing_class_is_compiled_and_said_once(
 ) -> None:
     put(folder_of(tunable))
     with_compiler(monkeypatch, True)
-    cubins = Cubins(tunable)
+    cubins = declared_cubins(tunable)
     with pytest.warns(CubinWarning, match="cuTile compiles it") as told:
         assert [cubins.find(HINTS, RAGGED, SM90) for _ in range(2)] == [None] * 2
     assert len(told) == 1
@@ -169,7 +170,7 @@ def test_without_a_compiler_a_missing_class_of_the_default_runs_the_weakest(
 ) -> None:
     put(folder_of(tunable))
     with_compiler(monkeypatch, False)
-    cubins = Cubins(tunable)
+    cubins = declared_cubins(tunable)
     with pytest.warns(CubinWarning, match="no compiler here"):
         assert cubins.find(HINTS, RAGGED, SM90) == cutile.Cubin(b"weakest", "_scale_kernel")
     assert cubins.find(HINTS, ALIGNED, SM90) == cutile.Cubin(b"aligned", "_scale_kernel")
@@ -180,7 +181,7 @@ def test_a_folder_that_the_user_names_comes_first(
 ) -> None:
     put(tmp_path / "mine")
     monkeypatch.setenv(environment.TABLES, str(tmp_path / "mine"))
-    assert Cubins(tunable).find(HINTS, ALIGNED, SM90) is not None
+    assert declared_cubins(tunable).find(HINTS, ALIGNED, SM90) is not None
 
 
 # Faults of the file: rows B1 and B2 of the fault list in spirit ---------------------------------------------
@@ -219,7 +220,7 @@ def test_a_broken_archive_is_a_miss_with_one_warning(
 ) -> None:
     path = put(folder_of(tunable))
     damage(path)
-    cubins = Cubins(tunable)
+    cubins = declared_cubins(tunable)
     with pytest.warns(CubinWarning, match=r"cubins\.aot.*aot-tune compile") as told:
         assert [cubins.find(HINTS, ALIGNED, SM90) for _ in range(3)] == [None] * 3
     assert len(told) == 1
@@ -235,7 +236,7 @@ def test_a_damaged_cubin_is_a_miss_and_the_others_are_served(tunable: Tunable) -
     start = archive.Archive(path)._body + last.offset
     data[start + last.stored - 3] ^= 0xFF
     path.write_bytes(data)
-    cubins = Cubins(tunable)
+    cubins = declared_cubins(tunable)
     wanted = {ALIGNED: b"aligned", UNIT: b"unit"}
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -260,18 +261,20 @@ def test_a_damaged_dictionary_is_one_fault_and_told_once(
         for signature in (ALIGNED, RAGGED, UNIT)
     ]
     held = {key: like + bytes([number]) for number, key in enumerate(keys)}
-    kernel = KernelCubins(kernel="scale", symbol="_scale_kernel", origin=origin_of(scale, "1"), cubins=held)
+    kernel = KernelCubins(
+        kernel="scale", symbol="_scale_kernel", origin=origin_of(declared_code(scale), "1"), cubins=held
+    )
     path = folder_of(tunable) / str(SM90) / FILE_NAME
     path.parent.mkdir(parents=True)
     path.write_bytes(pack(SM90, [kernel]))
-    assert all(Cubins(tunable).find(*key, SM90) for key in keys)
+    assert all(declared_cubins(tunable).find(*key, SM90) for key in keys)
     section = archive.Archive(path).section("scale")
     assert section is not None
     data = bytearray(path.read_bytes())
     data[archive.Archive(path)._body + section._blocks[0].offset + byte] ^= 0xFF
     path.write_bytes(data)
     serving._archives.clear()
-    cubins = Cubins(tunable)
+    cubins = declared_cubins(tunable)
     with pytest.warns(CubinWarning, match="is damaged.*aot-tune compile") as told:
         assert not any(cubins.find(*key, SM90) for key in keys)
     assert len(told) == 1
@@ -279,7 +282,7 @@ def test_a_damaged_dictionary_is_one_fault_and_told_once(
 
 def test_a_file_removed_while_serving_is_a_miss(tunable: Tunable) -> None:
     path = put(folder_of(tunable))
-    cubins = Cubins(tunable)
+    cubins = declared_cubins(tunable)
     assert cubins.has(HINTS, ALIGNED, SM90)
     path.unlink()
     with pytest.warns(CubinWarning, match="No such file"):
@@ -290,7 +293,10 @@ def _replace(path: Path, origin: object = None) -> None:
     """Another build of the same code, in whose file each cubin lies elsewhere."""
     held = {(HINTS, signature): b"newer " * 50 + signature.encode() for signature in (RAGGED, ALIGNED, UNIT)}
     kernel = KernelCubins(
-        kernel="scale", symbol="_newer", origin=origin or origin_of(scale, "13.4.92"), cubins=held
+        kernel="scale",
+        symbol="_newer",
+        origin=origin or origin_of(declared_code(scale), "13.4.92"),
+        cubins=held,
     )  # type: ignore[arg-type]
     new = path.with_suffix(".new")
     new.write_bytes(pack(SM90, [kernel]))
@@ -299,7 +305,7 @@ def _replace(path: Path, origin: object = None) -> None:
 
 def test_an_archive_that_is_replaced_while_serving_is_opened_again(tunable: Tunable) -> None:
     path = put(folder_of(tunable))
-    cubins = Cubins(tunable)
+    cubins = declared_cubins(tunable)
     assert cubins.find(HINTS, ALIGNED, SM90) == cutile.Cubin(b"aligned", "_scale_kernel")
     _replace(path)
     for signature in (UNIT, ALIGNED):  # a warning would be an error
@@ -313,12 +319,14 @@ def test_an_archive_that_is_replaced_while_serving_is_opened_again(tunable: Tuna
 
 def test_an_archive_replaced_by_that_of_other_code_is_left_out_with_the_reason(tunable: Tunable) -> None:
     path = put(folder_of(tunable))
-    cubins = Cubins(tunable)
+    cubins = declared_cubins(tunable)
     assert cubins.has(HINTS, UNIT, SM90)
     _replace(
         path,
         dataclasses.replace(
-            origin_of(scale, "13.4.92"), source_hash="0" * 16, files={"tests.support.samples": "0" * 64}
+            origin_of(declared_code(scale), "13.4.92"),
+            source_hash="0" * 16,
+            files={"tests.support.samples": "0" * 64},
         ),
     )
     with pytest.warns(CubinWarning) as told:
@@ -330,7 +338,7 @@ def test_nothing_is_written_and_no_descriptor_stays_open(tunable: Tunable) -> No
     path = put(folder_of(tunable))
     before = sorted(os.listdir("/proc/self/fd"))
     tree = sorted(path.parent.parent.rglob("*"))
-    assert Cubins(tunable).find(HINTS, ALIGNED, SM90) is not None
+    assert declared_cubins(tunable).find(HINTS, ALIGNED, SM90) is not None
     assert sorted(os.listdir("/proc/self/fd")) == before
     assert sorted(path.parent.parent.rglob("*")) == tree
 
@@ -342,7 +350,7 @@ def test_without_cubin_and_compiler_nothing_is_launched_and_the_next_step_is_nam
     driver: fake_driver.Driver, tunable: Tunable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_compiler(monkeypatch, False)
-    cubins = Cubins(tunable)
+    cubins = declared_cubins(tunable)
     kernel = cutile.with_hints(scale.kernel, DEFAULT.hints, partial(cubins.find, HINTS))
     array = fake_driver.FakeTensor((50, 64), torch.bfloat16)
     with pytest.raises(CompilerMissingError, match=r"aot-tune compile.*pip install"):
@@ -357,7 +365,7 @@ def test_a_launch_takes_the_archives_cubin_and_its_symbol(
 
     monkeypatch.setattr(_compile, "compile_tile", lambda *a, **k: pytest.fail("it compiled"))
     put(folder_of(tunable))
-    cubins = Cubins(tunable)
+    cubins = declared_cubins(tunable)
     kernel = cutile.with_hints(scale.kernel, DEFAULT.hints, partial(cubins.find, HINTS))
     for rows in (64, 1):
         array = fake_driver.FakeTensor((rows, 64), torch.bfloat16)
@@ -385,7 +393,7 @@ def test_a_layout_without_a_cubin_of_the_tuned_config_runs_the_defaults_weakest(
     path = tmp_path / "tables" / str(SM90) / FILE_NAME
     path.parent.mkdir(parents=True)
     kernel = KernelCubins(
-        kernel="scale", symbol="_scale_kernel", origin=origin_of(scale, "13.4.92"), cubins=held
+        kernel="scale", symbol="_scale_kernel", origin=origin_of(declared_code(scale), "13.4.92"), cubins=held
     )
     path.write_bytes(pack(SM90, [kernel]))
     with_compiler(monkeypatch, False)

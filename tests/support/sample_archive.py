@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from aot_tune.cubins.origin import declared_code
 from aot_tune.cubins.origin_walk import origin_of
 from aot_tune.cubins.pack import KernelCubins, pack
 from aot_tune.declare.discovery import FoundKernel
@@ -20,7 +21,7 @@ def packed(name: str = "scale", **origin: object) -> KernelCubins:
     return KernelCubins(
         kernel=name,
         symbol=cutile.symbol_of(scale.kernel),
-        origin=dataclasses.replace(origin_of(scale, ""), **origin),  # type: ignore[arg-type]
+        origin=dataclasses.replace(origin_of(declared_code(scale), ""), **origin),  # type: ignore[arg-type]
         cubins={(one.hints, one.signature): b"code" for one in wanted},
     )
 

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from aot_tune.cubins.archive import FILE_NAME
+from aot_tune.cubins.origin import declared_code
 from aot_tune.cubins.origin_walk import origin_of
 from aot_tune.cubins.pack import KernelCubins, pack
 from aot_tune.declare.discovery import OWN_KERNELS, find_tunables
@@ -37,6 +38,8 @@ def with_cubins(tunable: Tunable, folder: Path) -> Tunable:
     symbol = cutile.symbol_of(tunable.kernel)
     wanted = compilations(kernel, [table] if table else [])
     cubins = {(one.hints, one.signature): b"code" for one in wanted}
-    packed = KernelCubins(kernel=tunable.name, symbol=symbol, origin=origin_of(tunable, ""), cubins=cubins)
+    packed = KernelCubins(
+        kernel=tunable.name, symbol=symbol, origin=origin_of(declared_code(tunable), ""), cubins=cubins
+    )
     (folder / str(SM90) / FILE_NAME).write_bytes(pack(SM90, [packed]))
     return dataclasses.replace(tunable, tables=folder)

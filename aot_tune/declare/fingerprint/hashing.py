@@ -82,6 +82,19 @@ def kernel_hash(kernel: Any) -> tuple[str, tuple[str, ...]]:
     return hasher.digest(), tuple(dict.fromkeys(hasher.obstacles))
 
 
+def function_hash(kernel: Any) -> str:
+    """Hash a kernel's function and all that this reads, without the kernel's hints.
+
+    Where something cannot be hashed, the hash differs at every call.
+
+    Returns:
+        16 hexadecimal digits.
+    """
+    hasher = _Hasher()
+    hasher.add("kernel", cutile.python_function(kernel))
+    return secrets.token_hex(HEX_DIGITS // 2) if hasher.obstacles else hasher.digest()
+
+
 def check_hash(tunable: Declaration) -> str:
     """Hash what results are checked with: ``make_args``, ``reference`` with its tolerances, what is written.
 

@@ -118,8 +118,8 @@ def _declared_only(path: Path, table: Table, tunable: Declaration) -> Table:
     if not left:
         return table
     _warn(
-        f"{path}: {counted(len(left), 'config')} of it in no search space of {tunable.name}, which are "
-        f"left out, such as {shortened(str(left[0]))}: tune it again"
+        f"{path}: {counted(len(left), 'config')} in no search space of {tunable.name}, left out, such as "
+        f"{shortened(str(left[0]))}: tune it again"
     )
     return without(table, left)
 

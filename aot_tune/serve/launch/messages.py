@@ -11,6 +11,7 @@ from aot_tune.errors import MissWarning, TableWarning
 from aot_tune.serve.choose.index import Index
 from aot_tune.serve.choose.resolve import Choice, miss_message
 from aot_tune.serve.kernels import Cubins
+from aot_tune.serve.missed import note
 from aot_tune.serve.warn import warn
 from aot_tune.values.arch import Arch
 from aot_tune.values.problem import Problem
@@ -41,6 +42,10 @@ class Messages:
         for message in stale_messages(self._tunable, arch, index, now):
             warn(message, TableWarning)
 
+    def missed(self, arch: Arch, problem: Problem) -> None:
+        """Append a problem that missed to the file of AOT_TUNE_RECORD."""
+        note({"kernel": self._tunable.name, "arch": str(arch), "problem": dict(problem)})
+
     def choice(self, arch: Arch, problem: Problem, choice: Choice) -> None:
         """Print a new choice where AOT_TUNE_LOG asks for it, and warn once of a miss."""
         if environment.logs_choices():
@@ -49,7 +54,10 @@ class Messages:
         if not self._passed_over and (message := passed_over_message(self._tunable, arch, problem, choice)):
             self._passed_over = True
             warn(message, TableWarning)
-        if not choice.missed or problem in self._warned or len(self._warned) > _MOST_WARNINGS:
+        if not choice.missed:
+            return
+        self.missed(arch, problem)
+        if problem in self._warned or len(self._warned) > _MOST_WARNINGS:
             return
         self._warned.add(problem)
         if len(self._warned) <= _MOST_WARNINGS:
@@ -77,10 +85,9 @@ def passed_over_message(tunable: Declaration, arch: Arch, problem: Problem, choi
     entry = choice.entry
     if entry is None or entry.bucket != problem or choice.config == entry.config:
         return None
-    if entry.config in tunable.search_space(arch, problem):
-        reason = tunable.refusal(entry.config, arch, problem)
-    else:
-        reason = "it is not in the search space"
+    if entry.config not in tunable.search_space(arch, problem):
+        return None  # `legal` may not be asked about it; the loader has said that it is left out
+    reason = tunable.refusal(entry.config, arch, problem)
     if reason is None:  # it does not fit this GPU, which may be smaller than others of its arch
         return None
     return (

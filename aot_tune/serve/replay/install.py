@@ -1,5 +1,7 @@
 """Put ours in the place of cuTile's ``exhaustive_search``, and take it back: no line of a library changes.
 
+Launches of recorded kernels load prebuilt cubins from then on.
+
 Nothing heavy is imported: where a program has not imported cuTile yet, the function is replaced when it does.
 """
 
@@ -26,8 +28,8 @@ _NAME = "exhaustive_search"
 def install(*, tables: Path | str | Sequence[Path | str] = ()) -> None:
     """Answer every call of cuTile's ``exhaustive_search`` in this process from recorded tables.
 
-    It is replaced in cuTile's module and in every module that has imported it by name. Calling it again
-    changes only `tables`.
+    It is replaced in cuTile's module and in every module that has imported it by name. Launches of recorded
+    kernels load the cubins that `aot-tune compile` made for them. Calling it again changes only `tables`.
 
     Args:
         tables: Folders of recorded tables that are read after a library's own.
@@ -46,6 +48,9 @@ def uninstall() -> None:
     sys.meta_path[:] = [one for one in sys.meta_path if not isinstance(one, _Finder)]
     ours = getattr(sys.modules.get(_HOME), _NAME, None)
     if cutile.stands_in(ours):
+        from aot_tune.serve.replay import cubins
+
+        cubins.end()
         _exchange(ours, cutile.own_search())
 
 
@@ -56,11 +61,13 @@ def installed() -> bool:
 
 
 def _replace() -> None:
+    from aot_tune.serve.replay import cubins
     from aot_tune.serve.replay.searches import answered
 
     own: Any = getattr(sys.modules[_HOME], _NAME)
     if not cutile.stands_in(own):
         _exchange(own, answered(own))
+    cubins.begin()
 
 
 def _exchange(one: object, other: object) -> None:

@@ -12,20 +12,18 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from aot_tune import environment
-from aot_tune.declare.fingerprint.hashing import kernel_hash
-from aot_tune.errors import AotTuneError, TableError, TableWarning
+from aot_tune.errors import AotTuneError, TableWarning
 from aot_tune.nvidia import cutile
-from aot_tune.recorded.document import parse
+from aot_tune.recorded.files import read_recorded
+from aot_tune.recorded.fit import hash_now, misfit
 from aot_tune.recorded.nearest import distance, larger
 from aot_tune.recorded.problem import Problem, read_problem
 from aot_tune.recorded.table import RecordedEntry, RecordedTable, file_name
 from aot_tune.serve.replay.places import further_folders
-from aot_tune.tables.files import read_bytes
 from aot_tune.tables.store import folder_of_package
 from aot_tune.values.arch import Arch
 from aot_tune.values.text import error_in_words
@@ -102,14 +100,19 @@ def _rank(found: Found) -> tuple[int, int]:
     return found.doublings, -larger(found.entry.problem)
 
 
+def folders_of(kernel: Any) -> tuple[Path, ...]:
+    """The folders of recorded tables and of cubins of a kernel, in reading order."""
+    folders = list(environment.table_folders())
+    with suppress(AotTuneError):  # a program's own module, or one without a folder
+        folders.append(folder_of_package(cutile.python_function(kernel).__module__))
+    return tuple(dict.fromkeys((*folders, *further_folders())))
+
+
 def paths_of(kernel: Any, arch: Arch) -> Iterator[Path]:
     """The files where recorded searches of a kernel may lie, in reading order."""
     function = cutile.python_function(kernel)
     name = file_name(function.__module__, function.__qualname__)
-    folders = list(environment.table_folders())
-    with suppress(AotTuneError):  # a program's own module, or one without a folder
-        folders.append(folder_of_package(function.__module__))
-    for folder in dict.fromkeys((*folders, *further_folders())):
+    for folder in folders_of(kernel):
         yield folder / str(arch) / name
 
 
@@ -119,11 +122,10 @@ def _tables(kernel: Any, arch: Arch) -> Iterator[RecordedTable]:
         if not os.path.lexists(path):
             continue
         try:
-            table = _read(path)
+            table = read_recorded(path)
             if now is None:
-                digest, obstacles = kernel_hash(kernel)
-                now = "" if obstacles else digest
-            reason = _misfit(table, kernel, arch, now)
+                now = hash_now(kernel)
+            reason = misfit(table, kernel, arch, now)
         except Exception as error:  # whatever a file holds, serving goes on
             _warn(f"{error_in_words(error)}; it is left out: restore {path}, or remove it")
             continue
@@ -131,34 +133,6 @@ def _tables(kernel: Any, arch: Arch) -> Iterator[RecordedTable]:
             _warn(f"{path} is left out: {reason}; record again: aot-tune record")
             continue
         yield table
-
-
-def _read(path: Path) -> RecordedTable:
-    try:
-        return parse(read_bytes(path))
-    except TableError as error:
-        raise type(error)(f"{path}: {error.problem}", error.path) from None
-
-
-def _misfit(table: RecordedTable, kernel: Any, arch: Arch, now: str) -> str | None:
-    """Why a table is not for this kernel, in words; None where it is."""
-    function = cutile.python_function(kernel)
-    if (table.module, table.kernel) != (function.__module__, function.__qualname__):
-        return f"it is of {table.module}.{table.kernel}"
-    if table.arch != arch:
-        return f"it is for {table.arch}"
-    if table.library.name:
-        try:
-            version = metadata.version(table.library.name)
-        except metadata.PackageNotFoundError:
-            version = "not installed"
-        if version != table.library.version:
-            return f"it was recorded with {table.library.name} {table.library.version}, and {version} is here"
-    if not now:
-        return f"the code of {table.kernel} cannot be hashed, so nothing shows that it is the same"
-    if table.source_hash != now:
-        return f"the code of {table.kernel} is not as it was recorded ({table.source_hash}, now {now})"
-    return None
 
 
 def _warn(message: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aot_tune import environment
 from aot_tune.cubins.archive import FILE_NAME, Archive, Section
-from aot_tune.cubins.origin import file_digest
+from aot_tune.cubins.origin import KernelCode, declared_code, file_digest, recorded_code
 from aot_tune.cubins.origin_walk import origin_of
 from aot_tune.cubins.pack import KernelCubins, pack
 from aot_tune.declare.declaration import Declaration
@@ -22,11 +22,12 @@ from aot_tune.errors import ArchiveError, TableError, TuneError
 from aot_tune.nvidia import cutile
 from aot_tune.tables import files, store
 from aot_tune.tables.table import Table
+from aot_tune.tuner.archives.recorded import RecordedKernel, recorded_kernel
 from aot_tune.tuner.archives.report import ArchivedKernel, ArchiveReport, CubinRequest
 from aot_tune.tuner.archives.signatures import Compilation, compilations
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, CompileResult
 from aot_tune.tuner.compile.pool import CompilePool
-from aot_tune.tuner.plan.candidates import DeviceKernel
+from aot_tune.tuner.plan.candidates import NO_COMPILER, DeviceKernel
 from aot_tune.values.arch import Arch
 
 COMPILE_SECONDS = 600.0
@@ -47,7 +48,8 @@ _SAY_SECONDS = 10.0
 class _Wanted:
     """The jobs of one kernel on one arch, and the folder of its archive."""
 
-    kernel: DeviceKernel
+    code: KernelCode
+    arch: Arch
     folder: Path
     jobs: Mapping[Compilation, CompileJob]
 
@@ -64,15 +66,16 @@ def build(request: CubinRequest, say: Callable[[str], None]) -> tuple[ArchiveRep
 
     Raises:
         TuneError: Nothing can be compiled here.
-        TableError: A kernel's table cannot be read or used, so that its archive would lack cubins that it
-            needs.
+        TableError: A kernel's table, declared or recorded, cannot be read or used, so that its archive would
+            lack cubins that it needs.
         StoreError: A folder cannot be written.
     """
     wanted = [_wanted(request, found, arch) for arch in request.archs for found in request.kernels]
+    wanted += _recorded(request, say)
     for one in wanted:
-        files.check_writable(one.folder / str(one.kernel.arch))
+        files.check_writable(one.folder / str(one.arch))
     results = _compiled(request, [job for one in wanted for job in one.jobs.values()], say)
-    places = dict.fromkeys((one.kernel.arch, one.folder) for one in wanted)
+    places = dict.fromkeys((one.arch, one.folder) for one in wanted)
     return tuple(_written(request, place, wanted, results, say) for place in places)
 
 
@@ -83,7 +86,28 @@ def _wanted(request: CubinRequest, found: FoundKernel, arch: Arch) -> _Wanted:
     folders = [*environment.table_folders(), own]
     tables = [table for folder in folders if (table := table_of(folder, arch, found.tunable)) is not None]
     jobs = {one: _job(kernel, one, source) for one in compilations(kernel, tables)}
-    return _Wanted(kernel=kernel, folder=request.out or own, jobs=jobs)
+    code = declared_code(found.tunable)
+    return _Wanted(code=code, arch=arch, folder=request.out or own, jobs=jobs)
+
+
+def _recorded(request: CubinRequest, say: Callable[[str], None]) -> Iterator[_Wanted]:
+    """The jobs of recorded tables. An archive lies beside its table: who reads the one finds the other."""
+    jobs: dict[tuple[Arch, Path, str], dict[Compilation, CompileJob]] = {}
+    codes: dict[str, KernelCode] = {}
+    for path in request.recorded:
+        if path.parent.name not in map(str, request.archs):
+            continue
+        if cutile.compiler_version() is None:
+            raise TuneError(NO_COMPILER)
+        one = recorded_kernel(path)
+        if one.kernel is None:
+            say(f"{path}: its kernel is made only when its library calls a function; nothing is compiled")
+            continue
+        codes.setdefault(one.name, recorded_code(one.kernel))
+        same = jobs.setdefault((one.table.arch, request.out or one.folder, one.name), {})
+        same |= {compilation: _recorded_job(one, compilation) for compilation in one.compilations}
+    for (arch, folder, name), each in jobs.items():
+        yield _Wanted(code=codes[name], arch=arch, folder=folder, jobs=each)
 
 
 def table_of(folder: Path, arch: Arch, tunable: Declaration) -> Table | None:
@@ -108,15 +132,8 @@ def table_of(folder: Path, arch: Arch, tunable: Declaration) -> Table | None:
 
 def _job(kernel: DeviceKernel, one: Compilation, source: str) -> CompileJob:
     symbol = cutile.symbol_of(kernel.tunable.kernel)
-    parts = [
-        source,
-        cutile.version(),
-        cutile.compiler_version(),
-        str(kernel.arch),
-        symbol,
-    ]
     return CompileJob(
-        key=hashlib.sha256(json.dumps([*parts, one.signature, one.hints]).encode()).hexdigest(),
+        key=_key(source, kernel.arch, symbol, one),
         module=kernel.found.module,
         name=kernel.tunable.name,
         signature=one.signature,
@@ -124,6 +141,25 @@ def _job(kernel: DeviceKernel, one: Compilation, source: str) -> CompileJob:
         arch=kernel.arch,
         symbol=symbol,
     )
+
+
+def _recorded_job(recorded: RecordedKernel, one: Compilation) -> CompileJob:
+    symbol = cutile.symbol_of(recorded.kernel)
+    return CompileJob(
+        key=_key(f"recorded {recorded.table.source_hash}", recorded.table.arch, symbol, one),
+        module=recorded.table.module,
+        name=recorded.table.kernel,
+        recorded=True,
+        signature=one.signature,
+        hints=dict(one.hints),
+        arch=recorded.table.arch,
+        symbol=symbol,
+    )
+
+
+def _key(source: str, arch: Arch, symbol: str, one: Compilation) -> str:
+    parts = [source, cutile.version(), cutile.compiler_version(), str(arch), symbol]
+    return hashlib.sha256(json.dumps([*parts, one.signature, one.hints]).encode()).hexdigest()
 
 
 # Compiling --------------------------------------------------------------------------------------------------
@@ -160,15 +196,15 @@ def _written(
     say: Callable[[str], None],
 ) -> ArchiveReport:
     arch, folder = place
-    wanted = [one for one in everything if (one.kernel.arch, one.folder) == place]
+    wanted = [one for one in everything if (one.arch, one.folder) == place]
     path = folder / str(arch) / FILE_NAME
-    mine = {one.kernel.tunable.name: _cubins(one, results) for one in wanted}
+    mine = {one.code.name: _cubins(one, results) for one in wanted}
     others = _kept(path, arch, set(mine), request, say)
     data = pack(arch, [*(cubins for cubins in mine.values() if cubins.cubins), *others])
     changed = not path.is_file() or path.read_bytes() != data
     if changed:
         files.write_atomic(path, data)
-    compiled = {one.kernel.tunable.name: _fresh(one, results) for one in wanted}
+    compiled = {one.code.name: _fresh(one, results) for one in wanted}
     return ArchiveReport(
         path=path,
         arch=arch,
@@ -187,9 +223,9 @@ def _cubins(one: _Wanted, results: Mapping[str, CompileResult]) -> KernelCubins:
         if isinstance(result, Compiled):
             cubins[compilation.hints, compilation.signature] = _read(result.path)
     return KernelCubins(
-        kernel=one.kernel.tunable.name,
-        symbol=cutile.symbol_of(one.kernel.tunable.kernel),
-        origin=origin_of(one.kernel.tunable, tileiras),
+        kernel=one.code.name,
+        symbol=cutile.symbol_of(one.code.kernel),
+        origin=origin_of(one.code, tileiras),
         cubins=cubins,
     )
 
@@ -257,7 +293,7 @@ def _failures(one: _Wanted, results: Mapping[str, CompileResult]) -> Iterator[st
         if isinstance(result, CompileFailure):
             hints = " ".join(f"{name}={value}" for name, value in compilation.hints) or "no hints"
             reason = " ".join(result.message.split())
-            yield f"{job.name} on {job.arch} with {hints} for {compilation.signature}: {reason}"
+            yield f"{one.code.name} on {job.arch} with {hints} for {compilation.signature}: {reason}"
 
 
 def _kernel_reports(archive: Archive, compiled: Mapping[str, int]) -> tuple[ArchivedKernel, ...]:

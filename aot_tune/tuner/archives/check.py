@@ -7,15 +7,18 @@ first to notice would be a server that has no compiler.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from aot_tune.cubins.archive import FILE_NAME, Archive, Section
-from aot_tune.cubins.origin import difference
+from aot_tune.cubins.origin import declared_code, difference, recorded_code
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import AotTuneError
+from aot_tune.recorded.files import has_recorded_name
 from aot_tune.tuner.archives.build import table_of
+from aot_tune.tuner.archives.recorded import recorded_kernel
 from aot_tune.tuner.archives.signatures import compilations
 from aot_tune.tuner.plan.candidates import DeviceKernel
 
@@ -34,7 +37,7 @@ class Fit:
     """The kernels that the archive has cubins of."""
 
     missing: tuple[str, ...]
-    """The declared kernels that it has no cubins of; these are compiled at their first launch."""
+    """The declared and recorded kernels that it has no cubins of; their first launch compiles."""
 
     faults: tuple[str, ...]
     """Why the archive does not fit, one line for each reason; empty when it fits."""
@@ -60,9 +63,12 @@ def fit(path: Path, folder: Path, kernels: Mapping[str, FoundKernel]) -> Fit:
         kernels: The declarations whose tables are in that folder.
     """
     held: tuple[str, ...] = ()
+    recorded: list[str] = []
     faults: list[str] = []
     try:
         archive = Archive(path)
+        beside = sorted((folder / str(archive.arch)).glob("*.json"))
+        recorded = [one.stem for one in beside if has_recorded_name(one)]
         if path != folder / str(archive.arch) / FILE_NAME:
             faults.append(f"an archive of {archive.arch} belongs in {archive.arch}/{FILE_NAME}")
         held = archive.kernels
@@ -75,7 +81,7 @@ def fit(path: Path, folder: Path, kernels: Mapping[str, FoundKernel]) -> Fit:
         path=path,
         bytes=path.lstat().st_size,
         kernels=held,
-        missing=tuple(name for name in kernels if name not in held),
+        missing=tuple(name for name in (*kernels, *recorded) if name not in held),
         faults=tuple(faults),
     )
 
@@ -84,14 +90,23 @@ def _fault(archive: Archive, name: str, found: FoundKernel | None, folder: Path)
     """Why one kernel's cubins do not fit; None when they do."""
     section = archive.section(name)
     assert section is not None
-    if found is None:
-        return "no such kernel is declared"
-    changed = difference(found.tunable, section.origin)
+    table = folder / str(archive.arch) / f"{name}.json"
+    if found is None and has_recorded_name(table) and os.path.lexists(table):
+        recorded = recorded_kernel(table)
+        if recorded.kernel is None:
+            return "its kernel is made only when its library calls a function"
+        code, asked = recorded_code(recorded.kernel), recorded.compilations
+    elif found is None:
+        kind = "recorded" if "." in name else "declared"
+        return f"no such kernel is {kind}"
+    else:
+        code = declared_code(found.tunable)
+        declared = table_of(folder, archive.arch, found.tunable)
+        asked = compilations(DeviceKernel(found, archive.arch), [declared] if declared else [])
+    changed = difference(code, section.origin)
     if changed is not None:
         return changed
-    table = table_of(folder, archive.arch, found.tunable)
-    kernel = DeviceKernel(found, archive.arch)
-    wanted = {(one.hints, one.signature) for one in compilations(kernel, [table] if table else [])}
+    wanted = {(one.hints, one.signature) for one in asked}
     lacking = len(wanted - set(section.keys))
     if lacking:
         return f"{lacking} of the {len(wanted)} signatures that its table asks for have no cubin"

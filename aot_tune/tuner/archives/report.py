@@ -24,6 +24,9 @@ class CubinRequest:
     archs: tuple[Arch, ...]
     """The targets."""
 
+    recorded: tuple[Path, ...] = ()
+    """The files of recorded tables; those of other archs are left out."""
+
     only_these: bool = False
     """Whether kernels were named, so that an archive's other kernels are kept."""
 
@@ -32,7 +35,8 @@ class CubinRequest:
     modules."""
 
     out: Path | None = None
-    """Folder to write ``<arch>/cubins.aot`` to; None for each package's folder of tables."""
+    """Folder to write ``<arch>/cubins.aot`` to; None for each package's folder of tables, or that of a
+    recorded table."""
 
     jobs: int | None = None
     """Number of compiling processes; None for one per core."""

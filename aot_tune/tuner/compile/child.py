@@ -9,6 +9,7 @@ from pathlib import Path
 from aot_tune.declare.discovery import load
 from aot_tune.nvidia import cubin, cutile
 from aot_tune.nvidia.sass import inner_loop
+from aot_tune.recorded.fit import kernel_of
 from aot_tune.tuner.compile.job import Compiled, CompileJob, keep
 
 
@@ -32,13 +33,18 @@ class Compiler:
             CutileError: The compiler refused the kernel, crashed or ran too long.
             TuneError: The cubin cannot be read.
             StoreError: The cubin cannot be written.
-            UsageError: The module that the job names does not declare the kernel.
+            UsageError: The module that the job names does not have the kernel.
         """
-        kernel = load(job.module, job.name).kernel
+        hints: dict[str, int | None] = dict(job.hints)
+        if job.recorded:
+            kernel = kernel_of(job.module, job.name)
+            hints = {**dict.fromkeys(cutile.default_hints(kernel)), **hints}
+        else:
+            kernel = load(job.module, job.name).kernel
         self._report("compiling")  # the import is over: from here on the job is to blame for slowness
         begun = time.monotonic()
         data = cutile.compile_cubin(
-            kernel, job.hints, job.signature, job.arch, timeout_s=self._timeout_s, symbol=job.symbol
+            kernel, hints, job.signature, job.arch, timeout_s=self._timeout_s, symbol=job.symbol
         )
         result = Compiled(
             key=job.key,

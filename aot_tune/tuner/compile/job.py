@@ -25,10 +25,10 @@ class CompileJob:
     """Digest of everything that the cubin depends on; also the name of its file."""
 
     module: str
-    """The module that declares the kernel."""
+    """The module that declares the kernel, or that of a recorded kernel's function."""
 
     name: str
-    """The kernel's declared name."""
+    """The kernel's declared name, or the qualified name of a recorded kernel's function."""
 
     signature: str
     """The compiler's assumptions about the arguments, constants included (`cutile.signature_of`)."""
@@ -41,6 +41,9 @@ class CompileJob:
 
     symbol: str | None = None
     """The kernel's name in its cubin; the signature itself when None."""
+
+    recorded: bool = False
+    """Whether the kernel was recorded and not declared; it then has these hints and no other."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,11 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 from aot_tune.values.text import described
 
+NO_COMPILER = (
+    "no cuTile compiler (tileiras) is installed here; install the tuner's parts: pip install 'aot-tune[tune]'"
+)
+"""The message where nothing can be compiled."""
+
 _SEED = 0
 """The seed of `make_args` on device "meta", where nothing is drawn."""
 
@@ -88,10 +93,7 @@ class DeviceKernel:
         self.device = device or Device.reference(arch)
         compiler = cutile.compiler_version()
         if compiler is None:
-            raise TuneError(
-                "no cuTile compiler (tileiras) is installed here; install the tuner's parts: "
-                "pip install 'aot-tune[tune]'"
-            )
+            raise TuneError(NO_COMPILER)
         self._versions = (source_hash(self.tunable), cutile.version(), compiler)
         self._args: dict[tuple[Problem, int], tuple[Any, ...]] = {}
         self._defaults: dict[Problem, Config] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sqlite3
 import sys
@@ -19,7 +20,7 @@ import torch
 from torch.autograd import forward_ad
 
 from aot_tune import environment
-from aot_tune.errors import LaunchError, MissWarning, TableWarning, UsageError
+from aot_tune.errors import LaunchError, MissError, MissWarning, TableWarning, UsageError
 from aot_tune.serve.choose import loader
 from aot_tune.serve.launch import dispatch
 from aot_tune.serve.launch.dispatch import dispatcher_of
@@ -701,6 +702,26 @@ def test_a_miss_is_warned_of_once_with_the_command_that_tunes_it(tuned: Tunable)
         "--problem dtype=bfloat16,M=4096,N=1024" in messages[0]
     )
     assert caught[0].filename == __file__
+
+
+@pytest.mark.process
+def test_a_server_may_have_a_miss_raise_and_have_its_problem_written(
+    tuned: Tunable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: Driver
+) -> None:
+    monkeypatch.setenv(environment.ON_MISS, "error")
+    monkeypatch.setenv(environment.RECORD, str(tmp_path / "missed"))
+    tuned.launch(*tensors(64))
+    for _ in range(2):
+        with pytest.raises(MissError, match="AOT_TUNE_ON_MISS=error"):
+            tuned.launch(*tensors(4096))
+    assert len(driver.launches) == 1
+    (line,) = (tmp_path / f"missed.{os.getpid()}").read_text().splitlines()
+    assert json.loads(line) == {
+        "kernel": "scale",
+        "arch": "sm90",
+        "problem": {"dtype": "bfloat16", "M": 4096, "N": 1024},
+    }
+    assert dispatcher_of(tuned).choice(SM90, Problem(json.loads(line)["problem"])).source == "far"
 
 
 @pytest.mark.process

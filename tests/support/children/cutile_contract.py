@@ -75,12 +75,12 @@ def main(folder: str, cases: list[dict[str, Any]]) -> None:
     import cuda.tile as ct
 
     from aot_tune.nvidia import cutile
-    from aot_tune.serve.kernels import Cubins
+    from aot_tune.serve.kernels import declared_cubins
     from aot_tune.values.config import Config
     from tests.support.samples import DEFAULT, SM90, scale
 
     cutile.may_have_compiler = lambda: False  # type: ignore[assignment]
-    cubins = Cubins(dataclasses.replace(scale, tables=Path(folder)))
+    cubins = declared_cubins(dataclasses.replace(scale, tables=Path(folder)))
     answers = []
     for case in cases:
         config = Config(constants=case["constants"], hints=case["hints"]) if "hints" in case else DEFAULT

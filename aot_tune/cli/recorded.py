@@ -1,0 +1,76 @@
+"""What the verbs ask of recorded tables: where they lie, and what is declared beside them. Prints nothing."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+
+from aot_tune import environment
+from aot_tune.cli.show import package_folders
+from aot_tune.declare import discovery
+from aot_tune.declare.discovery import FoundKernel, Survey, module_names
+from aot_tune.errors import StoreError, UsageError
+from aot_tune.recorded.files import listed_recorded
+from aot_tune.tables import store
+
+
+def folders(modules: Sequence[str] = ()) -> list[Path]:
+    """The folders of tables that AOT_TUNE_TABLES names, then those of packages.
+
+    Args:
+        modules: Modules of the packages; without them, those of all installed entry points.
+
+    Raises:
+        StoreError: A named module's package has no folder.
+    """
+    return list(dict.fromkeys((*environment.table_folders(), *package_folders(modules)[0])))
+
+
+def survey(modules: Sequence[str] = ()) -> Survey:
+    """Find declarations as `discovery.survey` does; a package that has recorded tables need declare nothing.
+
+    Raises:
+        UsageError: A named module cannot be imported, or has neither declarations nor recorded tables.
+        DeclarationError: A named module's declaration contradicts itself.
+    """
+    bare = [name for name in (module_names(modules) if modules else ()) if _has_recorded(name)]
+    return discovery.survey(modules, may_be_bare=bare)
+
+
+def declared(modules: Sequence[str] = ()) -> dict[str, FoundKernel]:
+    """The declarations that `survey` finds; warns of each entry point that is left out."""
+    if not any(map(_has_recorded, module_names(modules) if modules else ())):
+        return discovery.find_tunables(modules)
+    return survey(modules).found
+
+
+def split(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Names of declared kernels, and of recorded ones, which have a dot."""
+    return [name for name in names if "." not in name], [name for name in names if "." in name]
+
+
+def chosen(paths: Sequence[Path], names: Sequence[str]) -> tuple[Path, ...]:
+    """The files of the recorded kernels called `names`.
+
+    Raises:
+        UsageError: A kernel was not recorded.
+    """
+    there = {path.stem for path in paths}
+    for name in names:
+        if name not in there:
+            near = difflib.get_close_matches(name, there, n=1)
+            listed = " ".join(sorted(there)) or "none"
+            raise UsageError(
+                f"no recorded table is of {name!r}; there is {listed}"
+                + "".join(f"; the nearest is {one}" for one in near)
+                + f"; record it (aot-tune record), or name its folder in {environment.TABLES}"
+            )
+    return tuple(path for path in paths if path.stem in names)
+
+
+def _has_recorded(module: str) -> bool:
+    try:
+        return bool(listed_recorded([store.folder_of_package(module)]))
+    except StoreError:
+        return False
