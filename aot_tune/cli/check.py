@@ -69,7 +69,7 @@ def check(
     Raises:
         UsageError: `path` does not exist, or it holds nothing that could be checked.
     """
-    folders = {folder: {} for folder in bare} | _package_folders(found.values())
+    folders = _package_folders(found.values(), bare)
     if path is None:
         return [
             finding for folder, kernels in folders.items() for finding in _root(folder, kernels, own=True)
@@ -106,7 +106,7 @@ def archives(
     Raises:
         UsageError: `path` does not exist.
     """
-    folders = {folder: {} for folder in bare} | _package_folders(found.values())
+    folders = _package_folders(found.values(), bare)
     if path is None:
         return [fit for folder, kernels in folders.items() for fit in check_archives.check(folder, kernels)]
     path = _existing(path).absolute()
@@ -155,9 +155,11 @@ def _home(path: Path, folders: Iterable[Path]) -> Path | None:
     return next((folder for folder in folders if folder.resolve() in (here, *here.parents)), None)
 
 
-def _package_folders(found: Iterable[FoundKernel]) -> dict[Path, dict[str, FoundKernel]]:
-    """Kernels by name, grouped by the folder that their tables are in."""
-    folders: dict[Path, dict[str, FoundKernel]] = {}
+def _package_folders(
+    found: Iterable[FoundKernel], bare: Iterable[Path]
+) -> dict[Path, dict[str, FoundKernel]]:
+    """Kernels by name, grouped by the folder that their tables are in; none for a folder in `bare`."""
+    folders: dict[Path, dict[str, FoundKernel]] = {folder: {} for folder in bare}
     for one in found:
         folders.setdefault(store.package_folder(one.tunable), {})[one.tunable.name] = one
     return folders

@@ -23,9 +23,10 @@ def is_recorded_file(path: Path) -> bool:
     if has_recorded_name(path):
         return True
     try:
-        return is_recorded(loads(read_bytes(path)))
+        document = loads(read_bytes(path))
     except AotTuneError:
         return False
+    return is_recorded(document) and "module" in document  # the form of declared kernels has no module
 
 
 def listed_recorded(folders: Iterable[Path]) -> list[Path]:

@@ -15,8 +15,7 @@ from aot_tune.values.text import aligned, counted
 
 def overview_lines(tables: Sequence[tuple[Path, RecordedTable]]) -> list[str]:
     """One line for each table: how many problems it answers, and what it gains over the first config."""
-    heads = ("arch", "recorded kernel", "library", "problems", "searches", "over first", "best", "recorded on",
-             "file")  # fmt: skip
+    heads = ("arch", "recorded kernel", "library", "problems", "searches", "over first", "best", "on", "file")
     return aligned([heads, *(_overview_row(path, table) for path, table in tables)])
 
 
