@@ -15,7 +15,7 @@ import typer
 
 from aot_tune import environment
 from aot_tune.cli.app import app
-from aot_tune.record import recorder
+from aot_tune.record import launches, recorder
 from aot_tune.serve.replay import searches
 from aot_tune.tables import reader, writer
 from aot_tune.tunable import Tunable
@@ -304,9 +304,9 @@ def test_every_remark_that_is_explained_is_one_that_recording_makes() -> None:
     rows = re.findall(
         r"^\| `(.*?)` \|", TEXTS["aot_tune/record/README.md"].partition("## What it tells")[2], re.M
     )
-    code = Path(recorder.__file__).read_text()
+    code = "".join(Path(one.__file__).read_text() for one in (recorder, launches))
     remarks = [row for row in rows if not row.endswith(".py")]
-    assert len(remarks) == 5
+    assert len(remarks) == 7
     assert all(part in code for remark in remarks for part in re.split(r" ?\.\.\. ?", remark))
 
 

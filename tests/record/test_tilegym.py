@@ -141,6 +141,19 @@ def test_a_site_is_replayed_at_a_size_that_was_not_recorded(
     assert constants(near) == constants(first)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "remark"),
+    [
+        ("attention", "attention.py:799: it is launched with hints that no search measured: occupancy=2"),
+        ("attention", "attention.py:799: 2 of 4 configs are the same launch as another: same grid"),
+        ("cross_entropy", "cross_entropy.py:84: it is launched with arguments that no search was for: input"),
+    ],
+)
+def test_the_librarys_author_is_told(name: str, remark: str, recorded: dict[str, tuple[Path, Ran]]) -> None:
+    assert remark in recorded[name][1].told
+
+
 def test_at_least_four_sites_have_a_size_that_is_near() -> None:
     assert len(NEAR) >= 4
     assert len(EACH) >= 12
