@@ -15,6 +15,7 @@ from aot_tune.cubins.archive import FILE_NAME, Archive, Section
 from aot_tune.cubins.origin import file_digest
 from aot_tune.cubins.origin_walk import origin_of
 from aot_tune.cubins.pack import KernelCubins, pack
+from aot_tune.declare.checks import declaration_remarks
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.fingerprint.hashing import source_hash
@@ -68,6 +69,9 @@ def build(request: CubinRequest, say: Callable[[str], None]) -> tuple[ArchiveRep
             needs.
         StoreError: A folder cannot be written.
     """
+    for found in request.kernels:
+        for remark in declaration_remarks(found.tunable, request.archs[0]) if request.archs else ():
+            say(f"remark: {remark}")
     wanted = [_wanted(request, found, arch) for arch in request.archs for found in request.kernels]
     for one in wanted:
         files.check_writable(one.folder / str(one.kernel.arch))
