@@ -196,21 +196,21 @@ def compile(
 
     Winners of recorded tables are compiled too. Write one archive of cubins for each arch.
     """
-    from aot_tune.cli import recorded
+    from aot_tune.cli.recorded import find
     from aot_tune.declare.discovery import module_names
     from aot_tune.recorded.files import listed_recorded
     from aot_tune.tuner.archives.build import build
     from aot_tune.tuner.archives.report import CUBINS, CubinRequest, report_lines
 
     named = [*(arch or ()), *(more or ())]
-    found = recorded.declared(module or ())
-    tables = listed_recorded(recorded.folders(module or ()))
-    names, dotted = recorded.split(kernel or ())
+    found = find.declared(module or ())
+    tables = listed_recorded(find.folders(module or ()))
+    names, dotted = find.split(kernel or ())
     request = CubinRequest(
         kernels=()
         if not names and (dotted or (tables and not found))
         else selection.chosen_kernels(found, names),
-        recorded=tuple(tables) if not kernel else recorded.chosen(tables, dotted),
+        recorded=tuple(tables) if not kernel else find.chosen(tables, dotted),
         archs=tuple(dict.fromkeys(map(selection.chosen_arch, named or [None]))),
         only_these=bool(kernel),
         modules=tuple(module_names(module)) if module else (),
@@ -262,7 +262,11 @@ def show(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Print a summary of the tables that are found, or one kernel's tables with all entries."""
+    """Print a summary of the tables that are found, or one kernel's tables with all entries.
+
+    A kernel with a dot in its name is a recorded one; -v prints the entries of all recorded tables.
+    """
+    from aot_tune.cli.recorded import show as recorded_show
     from aot_tune.cli.show import (
         archive_lines,
         archives_found,
@@ -272,6 +276,7 @@ def show(
         tables_found,
     )
     from aot_tune.errors import AotTuneError
+    from aot_tune.tables.table import Table
     from aot_tune.values.arch import Arch
 
     target = Arch.parse(arch) if arch is not None else None
@@ -280,13 +285,23 @@ def show(
         sizes, unreadable = archives_found(kernel, target, module or (), folder)
         command.put(json_text(sizes) if as_json else archive_lines(sizes))
     else:
-        tables, unreadable = tables_found(kernel, target, module or (), folder)
+        found, unreadable = tables_found(kernel, target, module or (), folder)
+        tables = [(path, table) for path, table in found if isinstance(table, Table)]
+        recorded = [(path, table) for path, table in found if not isinstance(table, Table)]
         if as_json:
-            command.put(json_text([table_data(path, table) for path, table in tables]))
+            data = [table_data(path, table) for path, table in tables]
+            command.put(json_text([*data, *(recorded_show.table_data(*one) for one in recorded)]))
         elif kernel is not None:
             command.put(line for path, table in tables for line in table_lines(path, table))
         elif tables:
             command.put(overview_lines(tables))
+        if recorded and not as_json:
+            whole = kernel is not None or verbose
+            command.put(
+                [line for one in recorded for line in recorded_show.table_lines(*one)]
+                if whole
+                else recorded_show.overview_lines(recorded)
+            )
     for error in unreadable:
         command.say(f"aot-tune: {error}")
     command.leave(failed=bool(unreadable))
@@ -359,16 +374,17 @@ def check(
     from aot_tune.cli.check import archive_lines, broken_findings
     from aot_tune.cli.check import archives as archive_fits
     from aot_tune.cli.check import check as findings_of
-    from aot_tune.declare.discovery import find_tunables, survey
+    from aot_tune.cli.recorded import find
     from aot_tune.values.text import counted
 
+    bare = find.bare_folders(module or ())
     if archives:
-        fits = archive_fits(find_tunables(module or ()), path)
+        fits = archive_fits(find.declared(module or ()), path, bare)
         command.put(json_text(fits) if as_json else archive_lines(fits))
         command.leave(failed=any(fit.faults for fit in fits))
         return
-    declared = survey(module or ())
-    findings = [*broken_findings(declared.broken), *findings_of(declared.found, path)]
+    declared = find.survey(module or ())
+    findings = [*broken_findings(declared.broken), *findings_of(declared.found, path, bare)]
     command.put(json_text(findings) if as_json else (str(finding) for finding in findings))
     faults = sum(not finding.remark for finding in findings)
     remarks = f", {counted(len(findings) - faults, 'remark')}" if len(findings) > faults else ""
@@ -500,10 +516,14 @@ def doctor(
 ) -> None:
     """Print which GPU, compiler, tables and cache this process would use, or why a problem gets its config.
 
+    Of a recorded kernel, whose name has a dot, print which problems are answered.
+
     Exit code 1 when the declaration of the kernel is wrong.
     """
     from aot_tune.cli.doctor import diagnose, diagnosis_lines
     from aot_tune.cli.explain import explain, explanation_lines, overview_lines
+    from aot_tune.cli.recorded import find
+    from aot_tune.cli.recorded.doctor import kernel_lines
     from aot_tune.declare.discovery import find_tunables
 
     target = selection.chosen_arch(arch)
@@ -512,6 +532,11 @@ def doctor(
             raise UsageError("--problem needs a kernel: aot-tune doctor KERNEL --problem M=300,...")
         diagnosis = diagnose(target, module or ())
         command.put(json_text(diagnosis) if as_json else diagnosis_lines(diagnosis))
+        return
+    if "." in kernel:
+        if problem or as_json:
+            raise UsageError(f"{kernel} is a recorded kernel: doctor prints all its problems, as text")
+        command.put(kernel_lines(kernel, find.folders(module or ()), target))
         return
     kernels = selection.chosen_kernels(find_tunables(module or ()), [kernel])
     tunable = kernels[0].tunable

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aot_tune.cli.recorded.check import complaints
 from aot_tune.cubins.archive import FILE_NAME
 from aot_tune.declare import checks
 from aot_tune.declare.fingerprint import hashing
 from aot_tune.errors import ArchError, StoreError, TableError, UsageError
+from aot_tune.recorded.files import has_recorded_name, is_recorded_file
 from aot_tune.tables import files, reader, store, writer
 from aot_tune.tables.fit import entry_complaints, portfolio_complaints
 from aot_tune.tables.table import Table
@@ -53,18 +55,21 @@ class Finding:
         return ": ".join(part for part in parts if part)
 
 
-def check(found: Mapping[str, FoundKernel], path: Path | None = None) -> list[Finding]:
-    """Check tables against their kernels' declarations.
+def check(
+    found: Mapping[str, FoundKernel], path: Path | None = None, bare: Iterable[Path] = ()
+) -> list[Finding]:
+    """Check tables against their kernels' declarations, and recorded ones against the libraries here.
 
     Args:
         found: The declared kernels by name.
         path: A table, an archive, an arch's folder or a folder of those; None for the folders that the
-            kernels in `found` have their tables in.
+            kernels in `found` have their tables in, and `bare`.
+        bare: Folders of packages that declare no kernel and have recorded tables.
 
     Raises:
         UsageError: `path` does not exist, or it holds nothing that could be checked.
     """
-    folders = _package_folders(found.values())
+    folders = _package_folders(found.values(), bare)
     if path is None:
         return [
             finding for folder, kernels in folders.items() for finding in _root(folder, kernels, own=True)
@@ -84,13 +89,16 @@ def check(found: Mapping[str, FoundKernel], path: Path | None = None) -> list[Fi
     return list(_root(path, kernels, own=own))
 
 
-def archives(found: Mapping[str, FoundKernel], path: Path | None = None) -> list[check_archives.Fit]:
+def archives(
+    found: Mapping[str, FoundKernel], path: Path | None = None, bare: Iterable[Path] = ()
+) -> list[check_archives.Fit]:
     """Check archives of cubins against the sources and tables, as `make wheel` does before it packs them.
 
     Args:
         found: The declared kernels by name.
         path: An archive, an arch's folder or a folder of those; None for the folders that the kernels in
-            `found` have their tables in.
+            `found` have their tables in, and `bare`.
+        bare: Folders of packages that declare no kernel and have recorded tables.
 
     Returns:
         One result for each archive and for each stray file that a wheel would pack as one.
@@ -98,7 +106,7 @@ def archives(found: Mapping[str, FoundKernel], path: Path | None = None) -> list
     Raises:
         UsageError: `path` does not exist.
     """
-    folders = _package_folders(found.values())
+    folders = _package_folders(found.values(), bare)
     if path is None:
         return [fit for folder, kernels in folders.items() for fit in check_archives.check(folder, kernels)]
     path = _existing(path).absolute()
@@ -147,9 +155,11 @@ def _home(path: Path, folders: Iterable[Path]) -> Path | None:
     return next((folder for folder in folders if folder.resolve() in (here, *here.parents)), None)
 
 
-def _package_folders(found: Iterable[FoundKernel]) -> dict[Path, dict[str, FoundKernel]]:
-    """Kernels by name, grouped by the folder that their tables are in."""
-    folders: dict[Path, dict[str, FoundKernel]] = {}
+def _package_folders(
+    found: Iterable[FoundKernel], bare: Iterable[Path]
+) -> dict[Path, dict[str, FoundKernel]]:
+    """Kernels by name, grouped by the folder that their tables are in; none for a folder in `bare`."""
+    folders: dict[Path, dict[str, FoundKernel]] = {folder: {} for folder in bare}
     for one in found:
         folders.setdefault(store.package_folder(one.tunable), {})[one.tunable.name] = one
     return folders
@@ -185,12 +195,14 @@ def _arch_folder(folder: Path, kernels: Mapping[str, FoundKernel], *, own: bool)
         elif child.suffix != ".json":
             holds = f"an arch's folder holds <kernel>.json and {FILE_NAME}"
             yield _finding(child, "an unknown file", f"{holds}; remove it")
+        elif is_recorded_file(child):
+            yield from _recorded(child)
         elif child.stem not in kernels:
             yield _undeclared(child, "that", kernels)
         else:
             yield from _table(child, kernels, own=own)
     archived = any(child.name == FILE_NAME for child in children)
-    tabled = any(child.suffix == ".json" for child in children)
+    tabled = any(child.suffix == ".json" and not has_recorded_name(child) for child in children)
     for name, one in kernels.items() if own and (tabled or not archived) else ():
         path = folder / f"{name}.json"
         if not path.exists():
@@ -199,15 +211,22 @@ def _arch_folder(folder: Path, kernels: Mapping[str, FoundKernel], *, own: bool)
 
 
 def _declaration_findings(path: Path, kernel: Declaration, arch: Arch) -> Iterator[Finding]:
-    """What is wrong with the declaration of a kernel that has no table."""
+    """What is wrong with the declaration of a kernel that has no table, and what may be."""
+    yield from _declaration_remarks(path, kernel, arch)
     for problem in checks.declaration_problems(kernel, arch):
         yield _finding(path, problem, "correct the declaration")
+
+
+def _declaration_remarks(path: Path, kernel: Declaration, arch: Arch) -> Iterator[Finding]:
+    """What a declaration says and probably does not mean."""
+    for text in checks.declaration_remarks(kernel, arch):
+        yield Finding(path=str(path), entry="", what=text, fix="", remark=True)
 
 
 def _archive(path: Path, kernels: Mapping[str, FoundKernel]) -> Iterator[Finding]:
     """Check one archive of cubins, as `make wheel` does before it packs the archive."""
     fit = check_archives.fit(path, path.parent.parent, kernels)
-    undeclared = [name for name in fit.kernels if name not in kernels]
+    undeclared = [name for name in fit.kernels if name not in kernels and "." not in name]
     again = f"compile it again (aot-tune compile --arch {path.parent.name}{_module_options(kernels)})"
     for name in undeclared:
         yield _undeclared(path, name, kernels)
@@ -220,6 +239,9 @@ def _table(
     path: Path, kernels: Mapping[str, FoundKernel], *, own: bool, place: bool = True
 ) -> Iterator[Finding]:
     """Check one table's file; `place` says whether its name and folder must agree with its content."""
+    if is_recorded_file(path):
+        yield from _recorded(path, place=place)
+        return
     try:
         data = files.read_bytes(path)
         table = reader.parse(data)
@@ -237,8 +259,16 @@ def _table(
         return
     tunable = kernels[table.kernel].tunable
     yield from _remarks(path, table, tunable)
+    if own:
+        yield from _declaration_remarks(path, tunable, table.arch)
     for place_in_file, what, fix in _table_complaints(table, tunable, own=own):
         yield Finding(path=str(path), entry=place_in_file, what=what, fix=fix)
+
+
+def _recorded(path: Path, *, place: bool = True) -> Iterator[Finding]:
+    """Check one recorded table's file."""
+    for one in complaints(path, place=place):
+        yield Finding(path=str(path), entry=one.place, what=one.what, fix=one.fix, remark=one.remark)
 
 
 def _remarks(path: Path, table: Table, tunable: Declaration) -> Iterator[Finding]:

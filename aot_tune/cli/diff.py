@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
+from aot_tune.cli.changes import SIGNS, WORDS, Kind
+from aot_tune.cli.recorded import diff as recorded
+from aot_tune.cli.recorded.diff import RecordedDiff, diff_recorded
 from aot_tune.errors import UsageError
+from aot_tune.recorded.files import has_recorded_name, is_recorded_file, read_recorded
+from aot_tune.recorded.table import RecordedTable, name_of
 from aot_tune.tables import store
 from aot_tune.tables.table import Entry, Table, entry_order, geometric_mean
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 from aot_tune.values.text import aligned, counted
-
-Kind = Literal["added", "removed", "config", "figures"]
-"""How an entry changed: it was added, it was removed, another config won, or only its figures differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +105,14 @@ def diff_tables(old: Table | None, new: Table | None) -> TableDiff:
     )
 
 
-def diff_paths(old: Path, new: Path) -> tuple[TableDiff, ...]:
+AnyDiff = TableDiff | RecordedDiff
+"""The changes of a declared kernel's table, or of a recorded one."""
+
+
+def diff_paths(old: Path, new: Path) -> tuple[AnyDiff, ...]:
     """The differences between two tables, or between all tables of two folders, by arch and kernel.
+
+    Recorded tables come after those of declared kernels.
 
     A folder is one arch's folder, or the folder that holds those.
 
@@ -126,6 +133,8 @@ def diff_paths(old: Path, new: Path) -> tuple[TableDiff, ...]:
     if old.is_dir() != new.is_dir():
         raise UsageError(f"{old} and {new}: one is a folder and the other a file; give two of a kind")
     if not old.is_dir():
+        if is_recorded_file(old) or is_recorded_file(new):
+            return (_recorded_files(old, new),)
         before, after = store.read_table(old), store.read_table(new)
         if (before.kernel, before.arch) != (after.kernel, after.arch):
             raise UsageError(
@@ -133,39 +142,61 @@ def diff_paths(old: Path, new: Path) -> tuple[TableDiff, ...]:
                 "give two tables of one kernel and arch"
             )
         return (diff_tables(before, after),)
-    tables_before, tables_after = map(_tables, _listed(old, new))
+    listed = _listed(old, new)
+    tables_before, tables_after = map(_tables, listed)
     names = sorted({*tables_before, *tables_after})
-    return tuple(diff_tables(tables_before.get(name), tables_after.get(name)) for name in names)
+    declared = (diff_tables(tables_before.get(name), tables_after.get(name)) for name in names)
+    recorded_before, recorded_after = map(_recorded_tables, listed)
+    names = sorted({*recorded_before, *recorded_after})
+    return (
+        *declared,
+        *(diff_recorded(recorded_before.get(name), recorded_after.get(name)) for name in names),
+    )
 
 
-def diff_lines(diffs: Sequence[TableDiff]) -> list[str]:
+def _recorded_files(old: Path, new: Path) -> RecordedDiff:
+    before, after = read_recorded(old), read_recorded(new)
+    here, there = ((one.module, one.kernel, one.arch) for one in (before, after))
+    if here != there:
+        raise UsageError(
+            f"{old} is {name_of(*here[:2])} on {before.arch} and {new} is {name_of(*there[:2])} on "
+            f"{after.arch}; give two tables of one kernel and arch"
+        )
+    return diff_recorded(before, after)
+
+
+def diff_lines(diffs: Sequence[AnyDiff]) -> list[str]:
     """The differences for a person: each changed table with its entries, then one line that sums up."""
     if all(diff.empty for diff in diffs):
         return [f"no differences in {counted(len(diffs), 'table')}"]
-    lines = [line for diff in diffs if not diff.empty for line in _table_lines(diff)]
+    lines = [line for diff in diffs if not diff.empty for line in _lines(diff)]
     kinds = [change.kind for diff in diffs for change in diff.changes]
-    counts = ", ".join(f"{kinds.count(kind)} {words}" for kind, words in _WORDS.items() if kind in kinds)
+    counts = ", ".join(f"{kinds.count(kind)} {words}" for kind, words in WORDS.items() if kind in kinds)
     entries = f"{counted(len(kinds), 'entry', 'entries')} changed" + (f" ({counts})" if counts else "")
     kept = [ratio for diff in diffs for ratio in diff.speedups]
     speed = f"; the {len(kept)} in both run {geometric_mean(kept):.3f}x as fast as before" if kept else ""
     return [*lines, f"{counted(len(diffs), 'table')}: {entries}{speed}"]
 
 
-def diff_data(diffs: Iterable[TableDiff]) -> list[dict[str, object]]:
+def diff_data(diffs: Iterable[AnyDiff]) -> list[dict[str, object]]:
     """The differences for a script: for each table its changed entries, with times and configs of both."""
     return [
-        {
-            "kernel": diff.kernel,
-            "arch": diff.arch,
-            "added": diff.old is None,
-            "removed": diff.new is None,
-            "remarks": diff.remarks,
-            "speedup": geometric_mean(diff.speedups),
-            "changes": [_change_data(change) for change in diff.changes],
-        }
+        recorded.data(diff) if isinstance(diff, RecordedDiff) else _table_data(diff)
         for diff in diffs
         if not diff.empty
     ]
+
+
+def _table_data(diff: TableDiff) -> dict[str, object]:
+    return {
+        "kernel": diff.kernel,
+        "arch": diff.arch,
+        "added": diff.old is None,
+        "removed": diff.new is None,
+        "remarks": diff.remarks,
+        "speedup": geometric_mean(diff.speedups),
+        "changes": [_change_data(change) for change in diff.changes],
+    }
 
 
 def _change_data(change: EntryChange) -> dict[str, object]:
@@ -199,8 +230,13 @@ def _listed(old: Path, new: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _tables(paths: Iterable[Path]) -> dict[tuple[str, Arch], Table]:
-    tables = map(store.read_table, paths)
+    tables = (store.read_table(path) for path in paths if not has_recorded_name(path))
     return {(table.kernel, table.arch): table for table in tables}
+
+
+def _recorded_tables(paths: Iterable[Path]) -> dict[tuple[str, Arch], RecordedTable]:
+    tables = (read_recorded(path) for path in paths if has_recorded_name(path))
+    return {(name_of(table.module, table.kernel), table.arch): table for table in tables}
 
 
 def _kind(old: Entry | None, new: Entry | None) -> Kind | None:
@@ -239,6 +275,10 @@ def _without(configs: Iterable[Config], others: Iterable[Config]) -> list[Config
     return [config for config in configs if config not in there]
 
 
+def _lines(diff: AnyDiff) -> list[str]:
+    return recorded.lines(diff) if isinstance(diff, RecordedDiff) else _table_lines(diff)
+
+
 def _table_lines(diff: TableDiff) -> list[str]:
     state = "" if diff.old and diff.new else (" (new table)" if diff.new else " (table removed)")
     lines = [f"{diff.arch}/{diff.kernel}{state}", *(f"  {remark}" for remark in diff.remarks)]
@@ -251,22 +291,10 @@ def _table_lines(diff: TableDiff) -> list[str]:
         evidence = dict.fromkeys(entry.evidence for entry in (change.old, change.new) if entry is not None)
         gains = [f"{entry.gain:.2f}x" for entry in (change.old, change.new) if entry is not None]
         rows.append((
-            f"  {_SIGNS[change.kind]} {change.bucket}",
+            f"  {SIGNS[change.kind]} {change.bucket}",
             f"{' -> '.join(times)} us" + (f", {' -> '.join(evidence)}" if len(evidence) > 1 else ""),
             gain,
             f"over default {' -> '.join(gains)}",
             configs[0] if same else " -> ".join(configs),
         ))  # fmt: skip
     return lines + aligned(rows)
-
-
-_SIGNS: Mapping[Kind, str] = {"added": "+", "removed": "-", "config": "!", "figures": "~"}
-"""The mark that an entry's line begins with."""
-
-_WORDS: Mapping[Kind, str] = {
-    "added": "added",
-    "removed": "removed",
-    "config": "with another config",
-    "figures": "with other figures only",
-}
-"""The words that the summary counts the changes with."""

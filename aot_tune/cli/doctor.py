@@ -10,8 +10,10 @@ from importlib import metadata
 from pathlib import Path
 
 from aot_tune import __version__, environment
+from aot_tune.cli.recorded import find
+from aot_tune.cli.recorded.doctor import RecordedState, overview_lines, states
+from aot_tune.cli.recorded.find import survey
 from aot_tune.declare.declaration import Declaration
-from aot_tune.declare.discovery import survey
 from aot_tune.declare.fingerprint import hashing
 from aot_tune.errors import AotTuneError, StoreError, TableError
 from aot_tune.nvidia import cutile
@@ -101,6 +103,12 @@ class Diagnosis:
     tables: tuple[TableState, ...]
     """The files in which each kernel's table is looked for, in that order."""
 
+    recorded: tuple[RecordedState, ...]
+    """The recorded tables that replaying would look at, in that order."""
+
+    recorded_folders: tuple[Path, ...]
+    """The folders where these were looked for: a library's own package is among them where it is named."""
+
     cache: CacheState
     """The user's cache of live searches."""
 
@@ -130,6 +138,7 @@ def diagnose(arch: Arch, modules: Sequence[str] = ()) -> Diagnosis:
             raise
         # The rest of the diagnosis is worth printing even if the installed kernels cannot be imported.
         remarks.append(str(error))
+    folders = find.folders(modules)
     return Diagnosis(
         aot_tune=__version__,
         python=platform.python_version(),
@@ -141,6 +150,8 @@ def diagnose(arch: Arch, modules: Sequence[str] = ()) -> Diagnosis:
         arch=arch,
         ranked=_is_rank(),
         tables=tuple(tables),
+        recorded=tuple(states(folders, arch)),
+        recorded_folders=tuple(folders),
         cache=_cache_state(),
         variables=variables(),
         remarks=tuple(remarks),
@@ -185,6 +196,7 @@ def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
         *aligned(facts),
         f"tables for {diagnosis.arch}, in the order in which they are looked for:",
         *aligned(tables),
+        *overview_lines(diagnosis.recorded, diagnosis.recorded_folders, diagnosis.arch),
         "environment:",
         *aligned(settings),
         *(f"remark: {remark}" for remark in diagnosis.remarks),

@@ -12,6 +12,8 @@ from aot_tune import environment
 from aot_tune.cubins.archive import FILE_NAME, Archive
 from aot_tune.declare.discovery import OWN_KERNELS, Broken, broken_point, find_tunables, module_names, warn_of
 from aot_tune.errors import AotTuneError, ArchiveError, StoreError, TableError, UsageError
+from aot_tune.recorded.files import has_recorded_name, read_recorded
+from aot_tune.recorded.table import RecordedTable
 from aot_tune.tables import store, writer
 from aot_tune.tables.table import Entry, Table, geometric_mean
 from aot_tune.values.arch import Arch
@@ -21,8 +23,10 @@ from aot_tune.values.text import aligned, counted
 
 def tables_found(
     kernel: str | None, arch: Arch | None, modules: Sequence[str] = (), only: Path | None = None
-) -> tuple[list[tuple[Path, Table]], list[AotTuneError]]:
+) -> tuple[list[tuple[Path, Table | RecordedTable]], list[AotTuneError]]:
     """Find the tables in AOT_TUNE_TABLES, then those of the installed packages or of `modules`.
+
+    Tables of declared kernels and recorded ones are found.
 
     Kernels are imported only when no table is found without: a declaration may name a folder of its own.
 
@@ -50,11 +54,11 @@ def tables_found(
         there = " ".join(f"{path.parent.name}/{path.stem}" for path in paths)
         step = f"make one with aot-tune tune, or name a folder of tables in {environment.TABLES}"
         raise UsageError(f"no table {wanted}is {where}; {f'there is {there}' if there else step}")
-    tables: list[tuple[Path, Table]] = []
+    tables: list[tuple[Path, Table | RecordedTable]] = []
     unreadable: list[AotTuneError] = []
     for path in chosen:
         try:
-            tables.append((path, store.read_table(path)))
+            tables.append((path, (read_recorded if has_recorded_name(path) else store.read_table)(path)))
         except (TableError, StoreError) as error:
             unreadable.append(error)
     return tables, unreadable

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from aot_tune.errors import NewerSchemaError, NotRecordableError, TableError
+from aot_tune.errors import ArchError, NewerSchemaError, NotRecordableError, TableError
 from aot_tune.recorded.problem import ALIGNMENT, Argument, Array, Fixed, Items, Problem, Real, Varying, Whole
 from aot_tune.recorded.spelling import HASH_DIGITS, Json, text_of
 from aot_tune.recorded.table import Library, RecordedEntry, RecordedTable
@@ -169,7 +169,7 @@ def _arch(value: Json) -> Arch:
     check_text(value, "arch")
     try:
         arch = Arch.parse(value)
-    except ValueError as error:
+    except ArchError as error:
         raise TableError(str(error), "arch") from None
     if str(arch) != value:
         expected(str(arch), value, "arch")

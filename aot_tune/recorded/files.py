@@ -5,16 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from aot_tune.errors import TableError
-from aot_tune.recorded.document import parse
+from aot_tune.errors import AotTuneError, TableError
+from aot_tune.recorded.document import is_recorded, parse
 from aot_tune.recorded.table import RecordedTable, file_name
 from aot_tune.tables.files import read_bytes
 from aot_tune.tables.store import listed
+from aot_tune.tables.strict_json import loads
 
 
 def has_recorded_name(path: Path) -> bool:
     """Whether a file has the name of a recorded table: with a dot in it, unlike a declared kernel's."""
     return path.suffix == ".json" and "." in path.stem
+
+
+def is_recorded_file(path: Path) -> bool:
+    """Whether a file is a recorded table by its name, or calls itself one, wherever it lies."""
+    if has_recorded_name(path):
+        return True
+    try:
+        document = loads(read_bytes(path))
+    except AotTuneError:
+        return False
+    return is_recorded(document) and "module" in document  # the form of declared kernels has no module
 
 
 def listed_recorded(folders: Iterable[Path]) -> list[Path]:

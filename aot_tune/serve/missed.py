@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 from aot_tune import environment
 from aot_tune.errors import MissWarning
 from aot_tune.serve.runtime import runtime
+from aot_tune.serve.warn import warn
 
 MOST_LINES = 4096
 """The most problems that one process appends."""
@@ -61,10 +61,9 @@ def note(missed: Mapping[str, object]) -> None:
     except OSError as error:
         file.failed = True
         with suppress(Exception):  # a warning that is an error, or cannot be written, stops no launch
-            warnings.warn(
+            warn(
                 f"{environment.RECORD}={named}: problems that missed are not written: {error.strerror}",
                 MissWarning,
-                stacklevel=2,
             )
 
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from aot_tune.cli import show
 from aot_tune.cli.app import app
 from aot_tune.cli.show import overview_lines, table_data, table_lines, tables_found
+from aot_tune.cubins.origin import declared_code
 from aot_tune.cubins.origin_walk import origin_of
 from aot_tune.cubins.pack import KernelCubins, pack
 from aot_tune.errors import UsageError
@@ -142,7 +143,12 @@ def test_show_and_diff_import_neither_torch_nor_cuda_tile(tmp_path: Path) -> Non
 def put(folder: Path, arch: str, **codes: int) -> int:
     """Write an archive with one cubin of the given bytes for each kernel; return the file's size."""
     kernels = [
-        KernelCubins(kernel=name, symbol="s", origin=origin_of(scale, ""), cubins={((), "a"): bytes(size)})
+        KernelCubins(
+            kernel=name,
+            symbol="s",
+            origin=origin_of(declared_code(scale), ""),
+            cubins={((), "a"): bytes(size)},
+        )
         for name, size in codes.items()
     ]
     path = folder / arch / "cubins.aot"

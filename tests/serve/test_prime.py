@@ -16,7 +16,7 @@ import torch
 
 import aot_tune
 from aot_tune import environment
-from aot_tune.errors import LaunchError, UsageError
+from aot_tune.errors import LaunchError, MissError, UsageError
 from aot_tune.serve import rank
 from aot_tune.serve.launch.dispatch import Dispatcher, dispatcher_of
 from aot_tune.serve.prime import Progress
@@ -167,6 +167,20 @@ def test_b9_what_was_not_primed_is_refused_during_capture_and_the_error_names_pr
     with pytest.raises(LaunchError, match=r"graph capture.*aot_tune\.prime\(.*the declaration of scale"):
         tuned.launch(*tensors(64, dtype=torch.float32))
     assert driver.launches == []
+
+
+@pytest.mark.process
+def test_with_on_miss_error_it_compiles_and_nothing_does_afterwards(
+    tuned: Tunable, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(environment.ON_MISS, "error")
+    aot_tune.prime(tuned, problems={"scale": [{"dtype": "bfloat16", "M": 64, "N": 1024}]})
+    aot_tune.prime(tuned, problems={"scale": [{"dtype": "bfloat16", "M": 256, "N": 1024}]})
+    launched, compiled = len(driver.launches), len(driver.compiled)
+    tuned.launch(*tensors(64))
+    with pytest.raises(MissError, match=r"scale would be compiled for the signature \S+ on sm90 after"):
+        tuned.launch(*(one[:, ::2] for one in tensors(64, 2048)))
+    assert (len(driver.launches), len(driver.compiled)) == (launched + 1, compiled)
 
 
 def test_it_is_refused_during_capture(tuned: Tunable, driver: Driver) -> None:

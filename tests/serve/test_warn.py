@@ -11,7 +11,7 @@ import pytest
 import aot_tune.serve
 from aot_tune.errors import MissWarning
 from aot_tune.serve.choose import loader
-from aot_tune.serve.kernels import Cubins
+from aot_tune.serve.kernels import declared_cubins
 from aot_tune.serve.search.cache import UserCache
 from aot_tune.serve.warn import warn
 from tests.support.samples import SM90, scale
@@ -51,7 +51,7 @@ def test_what_lies_in_a_file_and_cannot_be_told_is_left_out(tried: list[str], tm
     (tmp_path / "sm90" / "cubins.aot").write_bytes(b"no archive")
     mine = dataclasses.replace(scale, tables=tmp_path)
     assert not loader.load(mine, SM90).tables
-    assert not Cubins(mine).sections(SM90)
+    assert not declared_cubins(mine).sections(SM90)
     assert len(tried) == 3
 
 

@@ -11,10 +11,9 @@ import torch
 
 from aot_tune.declare.fingerprint.hashing import kernel_hash
 from aot_tune.nvidia import cutile
-from aot_tune.recorded.document import dump
 from aot_tune.recorded.problem import read_problem
 from aot_tune.recorded.spelling import space_hash, spelled, texts_of
-from aot_tune.recorded.table import Library, RecordedEntry, RecordedTable, file_name, name_of
+from aot_tune.recorded.table import Library, RecordedEntry, RecordedTable, name_of
 from aot_tune.values.arch import Arch
 from tests.support import recorded_tables, tuned_once
 from tests.support.tuned_once import SPACE, hints_of, scale_kernel
@@ -54,8 +53,4 @@ def table(*entries: RecordedEntry, **changes: Any) -> RecordedTable:
 
 def write(folder: Path, one: RecordedTable | None = None) -> Path:
     """Write a table into a folder of tables; return its file."""
-    one = one or table()
-    path = folder / str(one.arch) / file_name(one.module, one.kernel)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(dump(one))
-    return path
+    return recorded_tables.write(folder, one or table())

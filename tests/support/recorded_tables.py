@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
+from aot_tune.recorded.document import dump
 from aot_tune.recorded.problem import Array, Fixed, Problem, Real, Varying, Whole
-from aot_tune.recorded.table import Library, RecordedEntry, RecordedTable
+from aot_tune.recorded.table import Library, RecordedEntry, RecordedTable, file_name
 from aot_tune.tables.table import BuiltWith
 from aot_tune.values.arch import Arch
 
@@ -47,3 +50,15 @@ TABLE = RecordedTable(
     ),
     entries=(entry(), entry(problem=problem(4096), mean_us=30.125, first_us=None)),
 )
+
+
+def with_entries(*entries: RecordedEntry) -> RecordedTable:
+    return dataclasses.replace(TABLE, entries=entries)
+
+
+def write(folder: Path, table: RecordedTable) -> Path:
+    """Write a table into a folder of tables; return its file."""
+    path = folder / str(table.arch) / file_name(table.module, table.kernel)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(dump(table))
+    return path

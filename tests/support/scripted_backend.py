@@ -14,10 +14,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from aot_tune.errors import DeclarationError
+from aot_tune.errors import ArgumentsError, DeclarationError
 from aot_tune.tuner.measure.worker.backend import Trial
 from aot_tune.tuner.measure.worker.gpu_state import GpuState
-from aot_tune.tuner.measure.worker.verify import ArgumentsError
 from aot_tune.tuner.outcome import Measurement, Stage
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config

@@ -25,7 +25,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -43,6 +42,7 @@ from aot_tune.serve.missed import note
 from aot_tune.serve.rank import is_primed, is_rank
 from aot_tune.serve.replay.records import Found, KernelRecords
 from aot_tune.serve.runtime import runtime
+from aot_tune.serve.warn import warn
 from aot_tune.values.arch import Arch
 
 
@@ -237,6 +237,6 @@ def _warn_of_miss(name: str, message: str) -> None:
     """Warn of a kernel's first miss, and of every tenfold of their number."""
     count = _misses[name] = _misses.get(name, 0) + 1
     if count == 1:
-        warnings.warn(message, MissWarning, stacklevel=4)
+        warn(message, MissWarning)
     elif math.log10(count).is_integer():
-        warnings.warn(f"{count} searches of {name} were not recorded", MissWarning, stacklevel=4)
+        warn(f"{count} searches of {name} were not recorded", MissWarning)

@@ -16,7 +16,7 @@ from aot_tune.values.problem import Problem
 
 _WRONG_FROM_THE_START = {"DeclarationError": DeclarationError, "UsageError": UsageError}
 """Errors of the child that a fresh child would meet as well, on every problem. They are raised here under
-their own type. An `aot_tune.tuner.measure.worker.verify.ArgumentsError` is none of them."""
+their own type. An `aot_tune.errors.ArgumentsError` is none of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

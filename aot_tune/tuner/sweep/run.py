@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 
-from aot_tune.declare.checks import declaration_problems
+from aot_tune.declare.checks import declaration_problems, declaration_remarks
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.fingerprint.hashing import check_hash, source_hash
 from aot_tune.errors import AotTuneError, DeclarationError, StoreError, TuneError
@@ -102,6 +102,9 @@ def _refused(request: SweepRequest, progress: Progress) -> dict[str, SweptKernel
             _check(found, request)
         except AotTuneError as error:
             rows[found.tunable.name] = _failed(request, found, error, progress)
+        else:
+            for remark in declaration_remarks(found.tunable, request.arch):
+                progress.note(f"remark: {remark}")
     left = [found for found in request.kernels if found.tunable.name not in rows]
     if request.gpu is None or request.fresh or not left:
         return rows

@@ -17,13 +17,9 @@ import torch
 from aot_tune.declare.comparison import bits, chunks, compare, poison
 from aot_tune.declare.declaration import Close, Declaration
 from aot_tune.declare.reference import closes_of
-from aot_tune.errors import DeclarationError
+from aot_tune.errors import ArgumentsError, DeclarationError
 from aot_tune.values.problem import Problem
 from aot_tune.values.text import described
-
-
-class ArgumentsError(DeclarationError):
-    """`make_args` or `reference` raises for one problem; for the others it need not."""
 
 
 @dataclass

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from aot_tune.declare import comparison
 from aot_tune.declare.comparison import bits, compare, poison
 from aot_tune.declare.declaration import Close
-from aot_tune.errors import DeclarationError
+from aot_tune.errors import ArgumentsError, DeclarationError
 from aot_tune.tuner.measure.worker.backend import SEEDS
-from aot_tune.tuner.measure.worker.verify import ArgumentsError, Case, digests
+from aot_tune.tuner.measure.worker.verify import Case, digests
 from aot_tune.values.problem import Problem
 
 CPU = torch.device("cpu")

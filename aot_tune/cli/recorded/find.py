@@ -35,7 +35,13 @@ def survey(modules: Sequence[str] = ()) -> Survey:
         DeclarationError: A named module's declaration contradicts itself.
     """
     bare = [name for name in (module_names(modules) if modules else ()) if _has_recorded(name)]
-    return discovery.survey(modules, may_be_bare=bare)
+    return discovery.survey(modules, may_be_bare=bare) if bare else discovery.survey(modules)
+
+
+def bare_folders(modules: Sequence[str] = ()) -> list[Path]:
+    """The folders with recorded tables of the named modules' packages."""
+    names = module_names(modules) if modules else ()
+    return list(dict.fromkeys(store.folder_of_package(name) for name in names if _has_recorded(name)))
 
 
 def declared(modules: Sequence[str] = ()) -> dict[str, FoundKernel]:

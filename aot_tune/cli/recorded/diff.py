@@ -1,0 +1,175 @@
+"""What changed between two recorded tables, problem by problem. Needs no kernel and no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from aot_tune.cli.changes import SIGNS, Kind
+from aot_tune.cli.recorded.show import library_in_words
+from aot_tune.recorded.problem import Problem
+from aot_tune.recorded.table import RecordedEntry, RecordedTable, name_of
+from aot_tune.recorded.words import config_in_words, problem_in_words
+from aot_tune.tables.table import geometric_mean
+from aot_tune.values.arch import Arch
+from aot_tune.values.text import aligned
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemChange:
+    """One problem of one search space whose winner changed."""
+
+    problem: Problem
+    """The problem."""
+
+    kind: Kind
+    """How its entry changed."""
+
+    old: RecordedEntry | None
+    """The entry before; None when it was added."""
+
+    new: RecordedEntry | None
+    """The entry after; None when it was removed."""
+
+    @property
+    def speedup(self) -> float | None:
+        """The winner's time before / its time after; None when one of the entries is missing."""
+        return None if self.old is None or self.new is None else self.old.mean_us / self.new.mean_us
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedDiff:
+    """The changes of one kernel's recorded table for one arch."""
+
+    kernel: str
+    """The kernel's module and qualified name."""
+
+    arch: Arch
+    """The arch that the tables are for."""
+
+    old: RecordedTable | None
+    """The table before; None when the table was added."""
+
+    new: RecordedTable | None
+    """The table after; None when the table was removed."""
+
+    changes: tuple[ProblemChange, ...]
+    """The problems that changed, in the later table's order."""
+
+    remarks: tuple[str, ...]
+    """What changed outside the entries: source, library, device or compiler; one line each."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing changed."""
+        return not self.changes and not self.remarks
+
+    @property
+    def speedups(self) -> tuple[float, ...]:
+        """The winner's time before / its time after, for each problem that both tables have."""
+        before, after = _first_winners(self.old), _first_winners(self.new)
+        return tuple(before[key].mean_us / entry.mean_us for key, entry in after.items() if key in before)
+
+
+Key = tuple[str, Problem]
+"""A search: the hash of its space, and its problem."""
+
+
+def diff_recorded(old: RecordedTable | None, new: RecordedTable | None) -> RecordedDiff:
+    """What `new` changes in `old`. Both are of one kernel and arch; one of them may be missing."""
+    either = new or old
+    assert either is not None
+    before, after = _first_winners(old), _first_winners(new)
+    changes = []
+    for key in (*after, *(key for key in before if key not in after)):
+        kind = _kind(before.get(key), after.get(key))
+        if kind is not None:
+            changes.append(ProblemChange(problem=key[1], kind=kind, old=before.get(key), new=after.get(key)))
+    return RecordedDiff(
+        kernel=name_of(either.module, either.kernel),
+        arch=either.arch,
+        old=old,
+        new=new,
+        changes=tuple(changes),
+        remarks=tuple(_remarks(old, new)) if old and new else (),
+    )
+
+
+def _first_winners(table: RecordedTable | None) -> dict[Key, RecordedEntry]:
+    """The entries that are replayed: of several winners of one problem the first."""
+    winners: dict[Key, RecordedEntry] = {}
+    for entry in table.entries if table is not None else ():
+        winners.setdefault((entry.space, entry.problem), entry)
+    return winners
+
+
+def _kind(old: RecordedEntry | None, new: RecordedEntry | None) -> Kind | None:
+    if old is None:
+        return "added"
+    if new is None:
+        return "removed"
+    if (old.text, dict(old.hints)) != (new.text, dict(new.hints)):
+        return "config"
+    return None if old == new else "figures"
+
+
+def _remarks(old: RecordedTable, new: RecordedTable) -> Iterator[str]:
+    if old.source_hash != new.source_hash:
+        yield f"source {old.source_hash} -> {new.source_hash}"
+    if old.library != new.library:
+        yield f"library {library_in_words(old.library)} -> {library_in_words(new.library)}"
+    for name in ("device_name", "sm_count", "cuda_tile", "tileiras", "driver"):
+        before, after = getattr(old.built_with, name), getattr(new.built_with, name)
+        if before != after:
+            yield f"{name} {before or 'none'} -> {after or 'none'}"
+
+
+def lines(diff: RecordedDiff) -> list[str]:
+    """One changed table: its remarks, then one line for each problem."""
+    state = "" if diff.old and diff.new else (" (new table)" if diff.new else " (table removed)")
+    rows = []
+    for change in diff.changes:
+        sides = [entry for entry in (change.old, change.new) if entry is not None]
+        times = [f"{entry.mean_us:.2f}" for entry in sides]
+        gains = ["-" if entry.gain is None else f"{entry.gain:.2f}x" for entry in sides]
+        configs = list(dict.fromkeys(map(config_in_words, sides)))
+        rows.append((
+            f"  {SIGNS[change.kind]} {problem_in_words(change.problem)}",
+            f"{' -> '.join(times)} us",
+            "" if change.speedup is None else f"{change.speedup:.3f}x",
+            f"over first {' -> '.join(gains)}",
+            " -> ".join(configs),
+        ))  # fmt: skip
+    return [f"{diff.arch}/{diff.kernel}{state}", *(f"  {one}" for one in diff.remarks), *aligned(rows)]
+
+
+def data(diff: RecordedDiff) -> dict[str, object]:
+    """One changed table for a script."""
+    return {
+        "kernel": diff.kernel,
+        "arch": diff.arch,
+        "kind": "recorded",
+        "added": diff.old is None,
+        "removed": diff.new is None,
+        "remarks": diff.remarks,
+        "speedup": geometric_mean(diff.speedups),
+        "changes": list(_changes_data(diff.changes)),
+    }
+
+
+def _changes_data(changes: Iterable[ProblemChange]) -> Iterator[dict[str, object]]:
+    for change in changes:
+        sides = {"before": change.old, "after": change.new}
+        yield {
+            "problem": problem_in_words(change.problem), "kind": change.kind, "speedup": change.speedup
+        } | {
+            side: None
+            if entry is None
+            else {
+                "config": entry.config,
+                "hints": dict(entry.hints),
+                "mean_us": entry.mean_us,
+                "first_us": entry.first_us,
+            }
+            for side, entry in sides.items()
+        }  # fmt: skip
