@@ -76,7 +76,7 @@ def test_a_program_is_recorded_and_then_run_without_a_search(tmp_path: Path) -> 
     assert near_and_far["searched"] == [9]
 
 
-def test_a_package_gets_tables_by_changing_one_import(tmp_path: Path) -> None:
+def test_a_package_gets_tables_and_cubins_by_changing_one_import(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, tmp_path / "mylib")
     program = ("-m", "tests.support.children.three_kernels")
     path = tmp_path / "mylib" / "kernels.py"
@@ -92,6 +92,15 @@ def test_a_package_gets_tables_by_changing_one_import(tmp_path: Path) -> None:
     kernels = ("add_kernel", "row_sum_kernel", "scale_kernel")
     assert tables == [f"mylib.kernels.{name}.json" for name in kernels]
     assert answer(run(tmp_path, *program)) == {**before, "searched": []}
+
+    done = aot_tune(tmp_path, "compile", "--arch", "sm90", "--module", "mylib.kernels")
+    assert done.returncode == 0, done.stderr
+    loaded = answer(run(tmp_path, *program, "--compile-nothing"))
+    assert (loaded["searched"], loaded["warnings"]) == ([], [])
+    # A cubin's symbol is the function's name: nothing that is compiled at a launch has it.
+    assert [one["symbol"] for one in loaded["launches"]] == ["scale_kernel", "add_kernel", "row_sum_kernel"]
+    for one, other in zip(loaded["launches"], before["launches"], strict=True):
+        assert (one["grid"], one["hints"]) == (other["grid"], other["hints"])
 
 
 def test_the_programs_exit_code_is_passed_on(tmp_path: Path) -> None:

@@ -1,8 +1,12 @@
-"""A child process that calls the three functions of the package `tests/support/tunes_once` once each."""
+"""A child process that calls the three functions of the package `tests/support/tunes_once` once each.
+
+With ``--compile-nothing`` cuTile's compiler raises.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 
 import torch
@@ -10,7 +14,15 @@ import torch
 from tests.support.played_cuda import counted, noted, on_the_stand_in
 
 
+def refuse(*_: object) -> None:
+    raise RuntimeError("something was compiled")
+
+
 def main() -> None:
+    if "--compile-nothing" in sys.argv:
+        from cuda.tile import _compile
+
+        _compile.compile_tile = refuse
     with on_the_stand_in(), warnings.catch_warnings(record=True) as caught:
         from mylib import kernels  # type: ignore[import-not-found]
 
