@@ -14,6 +14,7 @@ import pytest
 
 from aot_tune import environment
 from aot_tune.recorded.document import parse
+from tests.support.make import planned_commands
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "tests" / "support" / "tunes_once" / "mylib"
@@ -101,6 +102,12 @@ def test_a_package_gets_tables_and_cubins_by_changing_one_import(tmp_path: Path)
     assert [one["symbol"] for one in loaded["launches"]] == ["scale_kernel", "add_kernel", "row_sum_kernel"]
     for one, other in zip(loaded["launches"], before["launches"], strict=True):
         assert (one["grid"], one["hints"]) == (other["grid"], other["hints"])
+
+
+def test_make_fetches_the_library_that_is_recorded_before_it_tests() -> None:
+    for target in ("test", "test-slow"):
+        text = "\n".join(planned_commands(target))
+        assert 0 < text.index("--no-deps") < text.index("tilegym==1.5.1") < text.index("-m pytest")
 
 
 def test_the_programs_exit_code_is_passed_on(tmp_path: Path) -> None:
