@@ -272,7 +272,8 @@ def test_a_kernel_that_depends_on_the_config_is_answered_too(
     assert (result.best.config, asked) == (SPACE[7], [])
 
 
-def test_a_library_that_imported_it_by_name_gets_cutiles_own_back() -> None:
+def test_a_library_that_imported_it_by_name_gets_cutiles_own_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # else `uninstall` would leave what counts in cuTile's place
     replaced = tuned_once.exhaustive_search
     assert cutile.stands_in(replaced)
     uninstall()
