@@ -13,7 +13,6 @@ import os
 import struct
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,10 @@ from aot_tune.declare.discovery import FoundKernel
 from aot_tune.nvidia import cubin, cutile
 from aot_tune.tuner.archives.build import build
 from aot_tune.tuner.archives.report import CubinRequest
+from tests.support.cutile_releases import OTHERS, other_release
 from tests.support.samples import MODULE, SM90, scale
 
 ROOT = Path(__file__).parents[2]
-OTHERS = ("1.6.0",)
-"""Releases beside the installed one, the oldest of each tested minor version."""
-
 ADDRESS, APART = 0x7F00_0000_0000, 1 << 20
 
 EXACT = {
@@ -48,32 +45,6 @@ OTHERWISE = {
     "strided": ([64, 64], [200, 3], 0),
 }
 """What it has none for."""
-
-
-@cache
-def other_release(version: str) -> Path:
-    """A folder that holds nothing but this release of cuda-tile; kept between runs."""
-    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    folder = ROOT / "build" / "contract" / f"cuda_tile-{version}-{tag}"
-    if not (folder / "cuda" / "tile" / "VERSION").is_file():
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--no-deps",
-            "--only-binary=:all:",
-            "--no-compile",
-        ]
-        wanted = [f"cuda-tile=={version}", "--upgrade", "--target", str(folder)]
-        done = subprocess.run([*command, *wanted], capture_output=True, text=True, timeout=300, check=False)
-        if done.returncode:
-            said = done.stderr.strip().splitlines()
-            pytest.skip(
-                f"cuda-tile {version} cannot be fetched here: {said[-1] if said else 'pip says nothing'}"
-            )
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -29,6 +30,7 @@ from aot_tune.tuner.archives.build import build
 from aot_tune.tuner.archives.recorded import recorded_kernel
 from aot_tune.tuner.archives.report import CubinRequest
 from tests.support import recorded_launches
+from tests.support.cutile_releases import OTHERS, other_release
 from tests.support.driver import Driver, FakeTensor
 from tests.support.recorded_launches import NAME, SM90
 from tests.support.tuned_once import SPACE, launch, scale_kernel
@@ -191,14 +193,25 @@ def test_the_authors_door_brings_the_cubins() -> None:
     assert ct.kernel._compile is not cutile._own_compile()
 
 
-@pytest.mark.process
-def test_a_fresh_process_without_compiler_replays_and_compiles_nothing(tmp_path: Path) -> None:
-    path = recorded_launches.write(tmp_path)
-    request = CubinRequest(kernels=(), recorded=(path,), archs=(SM90,), jobs=2, cubins=tmp_path / "cubins")
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the recorded table and what the real compiler makes of it."""
+    folder = tmp_path_factory.mktemp("compiled")
+    path = recorded_launches.write(folder)
+    request = CubinRequest(kernels=(), recorded=(path,), archs=(SM90,), jobs=2, cubins=folder / "cubins")
     (report,) = build(request, lambda line: None)
     assert report.failures == ()
+    return folder
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("release", ["installed", *OTHERS])
+def test_a_fresh_process_without_compiler_replays_and_compiles_nothing(release: str, compiled: Path) -> None:
+    paths = [*([] if release == "installed" else [str(other_release(release))]), str(ROOT)]
+    child = [sys.executable, "-m", "tests.support.children.recorded_launch"]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.children.recorded_launch", str(tmp_path), "[1024, 4096, 8192]"],
+        [*child, str(compiled), "[1024, 4096, 8192]"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
