@@ -14,6 +14,8 @@ LIMIT ?=
 REQUIRE ?=
 # How long `make fuzz` takes, all readers together.
 SECONDS ?= 60
+# A library that the tests of recording record: never installed in the environment.
+TILEGYM ?= 1.5.1
 # Further arguments of whatever the target runs.
 ARGS ?=
 
@@ -22,7 +24,7 @@ TUNE = $(if $(ARCH),--arch $(ARCH)) $(foreach kernel,$(KERNEL),--kernel $(kernel
        $(if $(LIMIT),--limit $(LIMIT)) $(if $(REQUIRE),--require $(REQUIRE))
 
 .DEFAULT_GOAL := help
-.PHONY: help tune cubins test test-fast test-slow test-gpu faults fuzz check check-archs bench lint fmt wheel clean venv
+.PHONY: help tune cubins test test-fast test-slow test-gpu faults fuzz check check-archs bench lint fmt wheel clean venv third-party
 
 help: ## print this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -36,14 +38,14 @@ tune: venv ## tune for ARCH (default: this GPU, else sm100, and a first look wit
 cubins: venv ## compile what the tables need for ARCH="sm90 sm100" into tuned_configs/<arch>/cubins.aot; KERNEL=
 	$(RUN) -m aot_tune compile $(strip $(foreach arch,$(ARCH),--arch $(arch)) $(foreach kernel,$(KERNEL),--kernel $(kernel)) $(ARGS))
 
-test: venv ## run the tests that need no GPU, but for test-slow's; under ten minutes on two cores
+test: venv third-party ## run the tests that need no GPU, but for test-slow's; under ten minutes on two cores
 	$(RUN) -m pytest -n auto --dist worksteal $(ARGS)
 
 test-fast: venv ## run those that start no process, no compiler and no emulator; under a minute on two cores
 	$(RUN) -m pytest --fast -n auto --dist worksteal $(ARGS)
 
 # pytest's exit code 5: it found nothing to run.
-test-slow: venv ## run the long proofs, which `make test` leaves out
+test-slow: venv third-party ## run the long proofs, which `make test` leaves out
 	@$(RUN) -m pytest -m 'slow and not gpu' -n auto --dist worksteal $(ARGS); code=$$?; \
 	if [ $$code -eq 5 ]; then echo 'test-slow: no test of these is marked slow: nothing to prove'; else exit $$code; fi
 
@@ -87,6 +89,15 @@ clean: ## remove build/ (unfinished sweeps too), dist/, cubins and caches; the e
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find tuned_configs -name cubins.aot -type f -delete
 	find aot_tune tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Without what it depends on, in a folder of its own. Where it cannot be had its tests are skipped, and say why.
+THIRD_PARTY = build/third-party
+third-party: venv
+	@[ -d '$(THIRD_PARTY)/tilegym/tilegym-$(TILEGYM).dist-info' ] || { \
+	  rm -rf '$(THIRD_PARTY)/tilegym' '$(THIRD_PARTY)/unfinished'; \
+	  $(RUN) -m pip install -q --no-deps --no-compile --only-binary=:all: --retries 1 --target '$(THIRD_PARTY)/unfinished' tilegym==$(TILEGYM) && \
+	  mv '$(THIRD_PARTY)/unfinished' '$(THIRD_PARTY)/tilegym'; } || \
+	  echo 'third-party: tilegym $(TILEGYM) cannot be had here: the tests that record it are skipped' >&2
 
 # The environment carries a stamp of all that it was made from: both files, the interpreter and the place, since its
 # scripts hold absolute paths. The stamp is written last, so an interrupted one is made anew. Only a folder that is

@@ -7,6 +7,7 @@
         UsageError                a request that cannot be met as it was written
           ArchError               a text that does not name a GPU architecture
         DeclarationError          a declaration that contradicts itself
+          ArgumentsError          a problem for which make_args or reference raises
         TableError                a document that is not a table of this schema
           NewerSchemaError        a table of a later release
         StoreError                tables that cannot be read or written
@@ -45,6 +46,10 @@ class ArchError(UsageError):
 
 class DeclarationError(AotTuneError):
     """A kernel's declaration contradicts itself; the message says what to write instead."""
+
+
+class ArgumentsError(DeclarationError):
+    """`make_args` or `reference` raises for one problem; for the others it need not."""
 
 
 class TableError(AotTuneError):

@@ -42,7 +42,7 @@ ROOMS = (
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 
 WITHIN = {
-    "serve": ("rank", "runtime", "choose", "kernels", "search", "launch", "prime", "replay"),
+    "serve": ("rank", "runtime", "missed", "choose", "kernels", "search", "launch", "prime", "replay"),
     "tuner": ("outcome", "process", "compile", "plan", "choose", "measure", "archives", "sweep"),
     "kernels": ("host", "rows", "products", "prefill", "decode", "ops"),
 }

@@ -14,6 +14,7 @@ from tests.fuzz.targets import CORPUS, TARGETS, corpus
 
 ACCEPTED = {
     "table": "a table",
+    "recorded": "a recorded table",
     "cache_entry": "a config",
     "archive": "an archive of 2",
     "archive_index": "an archive of 2",

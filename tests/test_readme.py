@@ -15,7 +15,9 @@ import typer
 
 from aot_tune import environment
 from aot_tune.cli.app import app
+from aot_tune.record import launches, recorder
 from aot_tune.recorded import document as recorded
+from aot_tune.serve.replay import searches
 from aot_tune.tables import reader, writer
 from aot_tune.tunable import Tunable
 from tests.support.recorded_tables import TABLE
@@ -243,6 +245,16 @@ def test_the_small_declaration_is_a_whole_module_that_launches(tmp_path: Path) -
     assert checked.returncode == 0, checked.stderr
 
 
+def test_a_library_that_tunes_once_changes_one_import_in_ten_lines() -> None:
+    changed, *code = [line for line in example("tune once").splitlines() if line]
+    ours, _, theirs = changed.partition("  # before: ")
+    assert len(code) <= 9
+    text = (ROOT / "tests" / "support" / "tunes_once" / "mylib" / "kernels.py").read_text()
+    assert f"\n{theirs}\n" in text  # the package that tests/record/test_program.py changes and records
+    assert "\n".join(code) in text
+    assert ours == theirs.replace("cuda.tile.tune", "aot_tune")
+
+
 # What they say of the code ----------------------------------------------------------------------------------
 
 
@@ -291,6 +303,25 @@ def test_every_part_of_a_declaration_is_explained() -> None:
     rows = "".join(re.findall(r"^\| (`.*?) \|", DECLARE, re.M))
     explained, fields = set(re.findall(r"`(\w+)`", rows)), Tunable.__dataclass_fields__
     assert set(fields) - explained == set()
+
+
+def test_the_table_of_a_missed_search_is_the_codes() -> None:
+    section = TEXTS["aot_tune/serve/README.md"].partition("## Libraries that tune")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\w.*) \|$", section, re.M)
+    words = " ".join((searches.__doc__ or "").split())
+    assert len(rows) == 3
+    for row in rows:
+        assert f" {row.replace(' | ', ' ').replace('`', '')} " in words
+
+
+def test_every_remark_that_is_explained_is_one_that_recording_makes() -> None:
+    rows = re.findall(
+        r"^\| `(.*?)` \|", TEXTS["aot_tune/record/README.md"].partition("## What it tells")[2], re.M
+    )
+    code = "".join(Path(one.__file__).read_text() for one in (recorder, launches))
+    remarks = [row for row in rows if not row.endswith(".py")]
+    assert len(remarks) == 7
+    assert all(part in code for remark in remarks for part in re.split(r" ?\.\.\. ?", remark))
 
 
 def _aot_tune_lines() -> list[str]:

@@ -58,6 +58,14 @@ def tune(
     module: Modules = None,
     named: Annotated[list[str] | None, typer.Option("--kernel", help="The same as an argument.")] = None,
     problem: Problems = None,
+    problems_file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--problems",
+            metavar="FILE",
+            help="Problems that servers missed: the file that AOT_TUNE_RECORD named there; may be repeated.",
+        ),
+    ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Most buckets of each kernel, evenly spread.")
     ] = None,
@@ -95,6 +103,7 @@ def tune(
     A prediction of which nothing is chosen is a first look at every kernel: few buckets, few candidates.
     """
     from aot_tune.declare.discovery import find_tunables
+    from aot_tune.declare.missed_problems import problems_of_files
     from aot_tune.tuner.sweep.report import SweepRequest
 
     if require not in (None, "measured"):
@@ -102,16 +111,22 @@ def tune(
     target = selection.chosen_arch(arch)
     kernels = selection.chosen_kernels(find_tunables(module or ()), [*(kernel or ()), *(named or ())])
     problems = selection.problems_by_kernel(kernels, problem or ())
+    if problems_file:
+        missed, notes = problems_of_files(kernels, problems_file, target)
+        for note in notes:
+            command.say(note)
+        for name, those in missed.items():
+            problems[name] = tuple(dict.fromkeys((*problems.get(name, ()), *those)))
     device = selection.chosen_gpu(target, gpu, required=require is not None)
     report = _sweep(
         SweepRequest(
-            kernels=tuple(found for found in kernels if not problem or found.tunable.name in problems),
+            kernels=tuple(found for found in kernels if not problems or found.tunable.name in problems),
             arch=target,
             modules=tuple(module or ()),
             problems=problems,
             limit=limit,
             first_look=device is None
-            and not (kernel or named or module or problem or limit or exhaustive or full),
+            and not (kernel or named or module or problems or limit or exhaustive or full),
             exhaustive=exhaustive,
             require_measured=require is not None,
             out=out,

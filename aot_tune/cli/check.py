@@ -212,9 +212,16 @@ def _arch_folder(folder: Path, kernels: Mapping[str, FoundKernel], *, own: bool)
 
 
 def _declaration_findings(path: Path, kernel: Declaration, arch: Arch) -> Iterator[Finding]:
-    """What is wrong with the declaration of a kernel that has no table."""
+    """What is wrong with the declaration of a kernel that has no table, and what may be."""
+    yield from _declaration_remarks(path, kernel, arch)
     for problem in checks.declaration_problems(kernel, arch):
         yield _finding(path, problem, "correct the declaration")
+
+
+def _declaration_remarks(path: Path, kernel: Declaration, arch: Arch) -> Iterator[Finding]:
+    """What a declaration says and probably does not mean."""
+    for text in checks.declaration_remarks(kernel, arch):
+        yield Finding(path=str(path), entry="", what=text, fix="", remark=True)
 
 
 def _archive(path: Path, kernels: Mapping[str, FoundKernel]) -> Iterator[Finding]:
@@ -253,6 +260,8 @@ def _table(
         return
     tunable = kernels[table.kernel].tunable
     yield from _remarks(path, table, tunable)
+    if own:
+        yield from _declaration_remarks(path, tunable, table.arch)
     for place_in_file, what, fix in _table_complaints(table, tunable, own=own):
         yield Finding(path=str(path), entry=place_in_file, what=what, fix=fix)
 

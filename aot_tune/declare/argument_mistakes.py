@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,7 @@ from aot_tune.declare.reference import closes_of
 from aot_tune.errors import CutileError, DeclarationError
 from aot_tune.nvidia import cutile, signature
 from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 from aot_tune.values.text import counted, described
 
@@ -97,6 +98,67 @@ def _kernel_argument_mistakes(
         signature.check_arguments(parameters, passed)
     except CutileError as error:
         yield Mistake("args_fn", f"args_fn for the default, {config}, and {problem}: {error}")
+        return
+    yield from _copy_mistakes(tunable, args, passed)
+    yield from _constant_mistakes(tunable, arch, problem, args)
+
+
+def _copy_mistakes(
+    tunable: Declaration, args: tuple[Any, ...], passed: Sequence[object]
+) -> Iterator[Mistake]:
+    """Mutated arguments whose memory the kernel does not get."""
+    for name, arg in zip(tunable.parameters, args, strict=True):
+        if name in tunable.mutated and not any(map(shares(arg), passed)):
+            yield Mistake(
+                f"copy of {name}",
+                f"args_fn hands on no tensor that shares the memory of {name}, which the kernel should "
+                f"write: a launch would leave the caller's {name} as it was; hand on {name} itself or a view "
+                "of it, no clone",
+            )
+
+
+def shares(tensor: object) -> Callable[[object], bool]:
+    """A function that says whether a value is a tensor on the same storage as `tensor`."""
+    if not isinstance(tensor, torch.Tensor):
+        return lambda value: False
+    storage = tensor.untyped_storage()._cdata
+    return lambda value: isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage
+
+
+def _constant_mistakes(
+    tunable: Declaration, arch: Arch, problem: Problem, args: tuple[Any, ...]
+) -> Iterator[Mistake]:
+    """A config's constants that arrive at other parameters of the kernel, in every config of the space."""
+    parameters = [name for name, _ in cutile.parameters(tunable.kernel)]
+    arrived: list[tuple[Config, Mapping[str, object]]] = []
+    for config in tunable.space(arch, problem)[:_MOST_COMPARED]:
+        try:
+            passed = tunable.args_fn(config, *args)
+        except Exception:
+            continue  # the default is accepted; which others may run is for `legal` to say
+        arrived.append((config, dict(zip(parameters, passed, strict=False))))
+    right = {
+        name
+        for name in tunable.config_constants(arch)
+        if all(_same(there[name], config[name]) for config, there in arrived)
+    }
+    for name in tunable.config_constants(arch):
+        for other in parameters if name not in right else ():
+            if other not in right and all(_same(there[other], config[name]) for config, there in arrived):
+                yield Mistake(
+                    "args_fn",
+                    f"args_fn hands on the config's {name} where the kernel takes {other}; "
+                    f"return the arguments in the kernel's order: {names(parameters)}",
+                )
+                return
+
+
+def _same(one: object, other: object) -> bool:
+    return type(one) is type(other) and one == other
+
+
+_MOST_COMPARED = 64
+"""Configs of a search space whose constants are compared with what args_fn makes of them, at most."""
 
 
 _MACHINE_WORDS = ("meta", "cuda", "nvidia", "driver", "triton")

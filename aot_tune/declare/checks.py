@@ -16,8 +16,10 @@ from aot_tune.declare.mistakes import (
     Mistake,
     axis_missing,
     config_mistakes,
+    machine_mistakes,
     names,
     of_problems,
+    place_mistakes,
     problem_mistakes,
     space_kind,
     space_mistakes,
@@ -224,6 +226,7 @@ def declaration_problems(tunable: Declaration, arch: Arch) -> list[str]:
     """
     from aot_tune.declare.argument_mistakes import argument_mistakes
 
+    whole = [mistake.text for mistake in (*place_mistakes(tunable), *machine_mistakes(tunable))]
     found: dict[str, list[tuple[str, Problem]]] = {}
     sound: list[Problem] = []
     for problem in tunable.typical_problems:
@@ -234,7 +237,14 @@ def declaration_problems(tunable: Declaration, arch: Arch) -> list[str]:
         for about, text in mistakes:
             found.setdefault(about, []).append((text, problem))
     shared = (of_problems(*having[0], len(having) - 1) for having in found.values())
-    return [f"{tunable.name}: {text}" for text in (*shared, *space_mistakes(tunable, arch, sound))]
+    return [f"{tunable.name}: {text}" for text in (*whole, *shared, *space_mistakes(tunable, arch, sound))]
+
+
+def declaration_remarks(tunable: Declaration, arch: Arch) -> list[str]:
+    """List what a declaration without mistakes probably does not mean. Imports torch."""
+    from aot_tune.declare.remarks import declaration_remarks
+
+    return declaration_remarks(tunable, arch)
 
 
 def mistakes_on(tunable: Declaration, arch: Arch, problem: Problem) -> list[str]:

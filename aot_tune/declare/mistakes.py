@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from importlib.util import find_spec
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aot_tune.values.arch import Arch
@@ -37,6 +40,72 @@ def of_problems(text: str, first: Problem, more: int) -> str:
     others = f"and for {counted(more, 'more problem')}" if more else ""
     place = " ".join(filter(None, (where, others)))
     return f"{text} ({place})" if place else text
+
+
+def place_mistakes(tunable: Declaration) -> Iterator[Mistake]:
+    """A package that cannot be found, so that there is no folder for the tables."""
+    top = tunable.package.partition(".")[0]
+    if tunable.tables is None and top not in sys.modules and find_spec(top) is None:
+        yield Mistake(
+            "package",
+            f"package is {tunable.package!r}, and there is no package {top!r} here or on the Python path; "
+            "write package=__package__, or tables=Path(__file__).parent / 'tuned_configs'",
+        )
+
+
+_MACHINE = {
+    "get_device_properties": "{sm_count}",
+    "multi_processor_count": "{sm_count}",
+    "max_shared_memory_per_block": "device.shared_memory_per_block",
+    "get_device_capability": "{arch}",
+    "get_device_name": "device.name",
+}
+"""Names of torch by which a function asks the machine, each with what it is given in their place."""
+
+_PURE = {
+    "search_space": False, "default": False, "legal": False, "tiles": False, "work": False,
+    "fits": True, "grid_fn": True,
+}  # fmt: skip
+"""The functions of a declaration that must not ask the machine, and whether each is given a `device`."""
+
+
+def machine_mistakes(tunable: Declaration) -> Iterator[Mistake]:
+    """Functions that ask torch for the GPU of this machine, which need not be the one that is asked about."""
+    for field, has_device in _PURE.items():
+        asked = next((name for name in _names_in(getattr(tunable, field)) if name in _MACHINE), None)
+        if asked is not None:
+            yield Mistake(field, _asks_the_machine(field, asked, has_device=has_device))
+
+
+def _asks_the_machine(field: str, asked: str, *, has_device: bool) -> str:
+    given = _MACHINE[asked].format(
+        sm_count="device.sm_count" if has_device else "arch",
+        arch="device.arch" if has_device else "arch",
+    )
+    return (
+        f"{field} asks this machine's GPU ({asked}), and tables are made for other GPUs too; "
+        f"use {given} of what it is given"
+    )
+
+
+def _names_in(function: object, depth: int = 2) -> Iterator[str]:
+    """The names that a function's code uses, and those of the functions that it calls by a global's name."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return
+    for one in _codes(code):
+        for name in one.co_names:
+            yield name
+            called = getattr(function, "__globals__", {}).get(name)
+            if depth and isinstance(called, FunctionType):
+                yield from _names_in(called, depth - 1)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
 
 
 def problem_mistakes(tunable: Declaration, problem: Problem) -> Iterator[Mistake]:
@@ -191,7 +260,9 @@ def _evaluation_mistakes(
         try:
             answer = ask()
         except Exception as error:
-            yield Mistake(name, f"{name} {where} raised {described(error, getattr(tunable, name))}")
+            asked = next((mistake for mistake in machine_mistakes(tunable) if mistake.about == name), None)
+            raised = f"{name} {where} raised {described(error, getattr(tunable, name))}"
+            yield Mistake(name, f"{raised}: {asked.text}" if asked else raised)
         else:
             if not fits(answer):
                 yield Mistake(name, f"{name} {where} returned {answer!r:.200}; {advice}")

@@ -17,6 +17,7 @@ from aot_tune.declare.fingerprint.hashing import kernel_hash
 from aot_tune.errors import AotTuneError, NotRecordableError, TuneError
 from aot_tune.nvidia import cutile
 from aot_tune.record.journal import SearchJournal
+from aot_tune.record.launches import Launches
 from aot_tune.record.search import (
     Identified,
     LibrarySearch,
@@ -114,6 +115,7 @@ class Recorder:
         self._counts: dict[str, int] = {}
         self._won: dict[str, list[_Won]] = {}
         self._problems: dict[str, list[Identified]] = {}
+        self._launches = Launches(self._remark_on_launch)
         self.sites: dict[str, Site] = {}
         """What was recorded, by place in the library."""
         self.tables: dict[Path, RecordedTable] = {}
@@ -140,6 +142,16 @@ class Recorder:
             return call.search()
         folder = path / str(device.arch)
         return self._recorded(call, site, kernel, folder, library, known, digest, index, device)
+
+    def end(self) -> None:
+        """Look at launches no longer."""
+        self._launches.end()
+
+    def _remark_on_launch(self, function: Any, remark: str) -> None:
+        """Tell it at each place that searched the kernel."""
+        for site in self.sites.values():
+            if site.kernel == f"{function.__module__}.{function.__qualname__}":
+                site.remarks[remark] = None
 
     def _site(self, call: SearchCall) -> Site:
         frame = sys._getframe(1)
@@ -209,6 +221,8 @@ class Recorder:
             site.remarks[f"config {known.texts[at]} is passed over: {message}"] = None
         if not found.times:
             raise_as_cutile(call, found.failures)
+        timed = [cutile.hints_of(search.kernel(at), device.arch) for at in found.times]
+        self._launches.searched(kernel, timed, known.problem)
         entry = self._entry(call, known, search, found, device)
         times = {known.texts[at]: time for at, time in found.times.items()}
         won.append(_Won(entry=entry, times=times))

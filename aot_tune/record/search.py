@@ -146,7 +146,9 @@ class LibrarySearch:
         if at not in self._kernels:
             config = self._call.space[at]
             hints = self._call.hints_fn(config) if self._call.hints_fn is not None else {}
-            self._kernels[at] = self._call.kernel_of(config).replace_hints(**hints)
+            # A plain kernel would compile again in each round: cuTile's search asks it for one without hints.
+            kernel = self._call.kernel_of(config)
+            self._kernels[at] = cutile.with_hints(kernel, hints, cubins=lambda signature, arch: None)
         return self._kernels[at]
 
     def args(self, at: int) -> tuple[Any, ...]:

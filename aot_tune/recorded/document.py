@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from aot_tune.errors import NewerSchemaError, NotRecordableError, TableError
+from aot_tune.errors import ArchError, NewerSchemaError, NotRecordableError, TableError
 from aot_tune.recorded.problem import ALIGNMENT, Argument, Array, Fixed, Items, Problem, Real, Varying, Whole
 from aot_tune.recorded.spelling import HASH_DIGITS, Json, text_of
 from aot_tune.recorded.table import Library, RecordedEntry, RecordedTable
@@ -67,12 +67,12 @@ def dump(table: RecordedTable) -> bytes:
 
 def _order(entry: RecordedEntry) -> tuple[Any, ...]:
     """Entries of one problem keep their order, since the first of them counts."""
-    return (entry.space, entry.problem.sm_count, _line(_arguments_json(entry.problem)))
+    return (entry.space, entry.problem.sm_count, _line(arguments_json(entry.problem)))
 
 
 def _entry_json(entry: RecordedEntry) -> Json:
     return {
-        "arguments": _arguments_json(entry.problem),
+        "arguments": arguments_json(entry.problem),
         "sm_count": entry.problem.sm_count,
         "space": entry.space,
         "config": entry.config,
@@ -92,7 +92,8 @@ def _us(us: float) -> float:
     return float(max(round(us, _US_DECIMALS), 10**-_US_DECIMALS))
 
 
-def _arguments_json(problem: Problem) -> Json:
+def arguments_json(problem: Problem) -> Json:
+    """A problem's arguments by name, as a table has them."""
     pairs = zip(problem.names, problem.arguments, strict=True)
     return {name: _argument_json(argument) for name, argument in pairs}
 
@@ -168,7 +169,7 @@ def _arch(value: Json) -> Arch:
     check_text(value, "arch")
     try:
         arch = Arch.parse(value)
-    except ValueError as error:
+    except ArchError as error:
         raise TableError(str(error), "arch") from None
     if str(arch) != value:
         expected(str(arch), value, "arch")

@@ -12,7 +12,6 @@ the reason. A checkout without archives is served without warnings.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -27,6 +26,7 @@ from aot_tune.nvidia import cutile
 from aot_tune.serve.choose import loader
 from aot_tune.serve.rank import may_compile
 from aot_tune.serve.runtime import runtime
+from aot_tune.serve.warn import warn
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.text import error_in_words
@@ -255,19 +255,18 @@ class Cubins:
         about = about or message
         if about not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add(about)
-            warnings.warn(message, CubinWarning, stacklevel=2)
+            warn(message, CubinWarning)
 
 
 @cache
 def _warn_untested(version: str, path: Path) -> None:
     """Warn once for all kernels of a package."""
     tested = " and ".join(f"{major}.{minor}" for major, minor in cutile.TESTED_VERSIONS)
-    warnings.warn(
+    warn(
         f"{path} is left out because loading cubins was not tested with cuda-tile "
         f"{version or '(no version)'} ({tested} were); kernels are compiled at their "
         "first launch: install a tested release of cuda-tile",
         CubinWarning,
-        stacklevel=2,
     )
 
 

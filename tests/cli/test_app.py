@@ -281,11 +281,15 @@ def test_a_signal_stops_a_sweep_and_says_how_to_go_on(
 
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(sweep, "run", run)
-    outside = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background job
+    outside = {  # a shell's background job ignores the first, and one under nohup the second
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
+        signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    }
     try:
         result = _run("tune", "--fresh", "--limit", "2")
     finally:
-        signal.signal(signal.SIGINT, outside)
+        for one, handler in outside.items():
+            signal.signal(one, handler)
     assert result.exit_code == code
     last = result.stderr.splitlines()[-1]
     assert last == "stopped; what was compiled is kept. To go on: aot-tune tune scale --arch sm100 --limit 2"

@@ -16,7 +16,7 @@ import torch
 from aot_tune import inputs
 from aot_tune.declare.checks import check_declaration, declaration_problems
 from aot_tune.declare.declaration import Close, Work
-from aot_tune.errors import DeclarationError
+from aot_tune.errors import DeclarationError, TableWarning
 from aot_tune.tunable import Tunable
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Exact, Pow2
@@ -31,6 +31,16 @@ def scale_kernel(x, out, tile_m: ct.Constant[int], tile_n: ct.Constant[int]):
     """Double a matrix."""
     tile = ct.load(x, (ct.bid(0), ct.bid(1)), (tile_m, tile_n))
     ct.store(out, (ct.bid(0), ct.bid(1)), tile * 2)
+
+
+@ct.kernel
+def scaled_kernel(x, out, factor, tile_m: ct.Constant[int]):
+    """Multiply a matrix by a number."""
+    ct.store(out, (ct.bid(0), 0), ct.load(x, (ct.bid(0), 0), (tile_m, 16)) * factor)
+
+
+def _sm_count() -> int:
+    return torch.cuda.get_device_properties(0).multi_processor_count
 
 
 def _config(tile_m: int, tile_n: int = 64, **hints: int) -> Config:
@@ -215,6 +225,10 @@ MISTAKES = {
     ),
     "a grid of 4": ({"grid_fn": lambda c, d, p: (1, 1, 1, 1)}, "one to three block counts"),
     "a grid of 0": ({"grid_fn": lambda c, d, p: (0,)}, r"returned \(0,\)"),
+    "a grid that asks for a GPU": (
+        {"grid_fn": lambda c, d, p: (torch.cuda.get_device_properties("cuda:99").multi_processor_count,)},
+        "grid_fn .* raised .*: grid_fn asks this machine's GPU .*use device.sm_count",
+    ),
     "a grid that raises": ({"grid_fn": lambda c, d, p: (c["tile_k"],)}, "grid_fn .* raised KeyError"),
     "work with a wrong keyword": (
         {"work": lambda c, p: Work(loads_bytes=1)},
@@ -308,6 +322,24 @@ def _only(problem: Problem, large: object, small: object) -> object:
     return large if problem["M"] == 64 else small
 
 
+def test_a_package_that_does_not_exist_is_told_before_a_sweep():
+    with pytest.warns(TableWarning, match="its own tables are not read"):
+        tunable = declared(package="nowhere.at_all")
+    [told] = declaration_problems(tunable, SM90)
+    assert told.startswith("scale: package is 'nowhere.at_all', and there is no package 'nowhere' here")
+    assert "write package=__package__, or tables=Path(" in told
+
+
+def test_constants_that_args_fn_bounds_are_taken_for_no_others():
+    square = [_config(m, m, num_ctas=c) for m in (64, 128) for c in (1, 2)]
+    tunable = declared(
+        search_space=lambda arch, problem: square,
+        default=lambda arch, problem: square[0],
+        args_fn=lambda config, x, out: (x, out, min(config["tile_m"], 16), config["tile_n"]),
+    )
+    assert declaration_problems(tunable, SM90) == []
+
+
 DEEP = {
     "an empty space later": (
         {"search_space": lambda arch, problem: _only(problem, [], SPACE)},
@@ -394,6 +426,41 @@ DEEP = {
         {"args_fn": lambda config, x, out: (None, out, config["tile_m"], config["tile_n"])},
         SM90,
         "^scale: args_fn for the default, .*: kernel argument x is a NoneType; pass a tensor",
+    ),
+    "a clone of what is written": (
+        {"args_fn": lambda config, x, out: (x, out.clone(), config["tile_m"], config["tile_n"])},
+        SM90,
+        "^scale: args_fn hands on no tensor that shares the memory of out, .* or a view of it, no clone",
+    ),
+    "constants in another order": (
+        {"args_fn": lambda config, x, out: (x, out, config["tile_n"], config["tile_m"])},
+        SM90,
+        "^scale: args_fn hands on the config's tile_m where the kernel takes tile_n; .*x, out, tile_m",
+    ),
+    "a constant where a scalar belongs": (
+        {
+            "kernel": scaled_kernel,
+            "search_space": lambda arch, problem: [Config(constants={"tile_m": m}) for m in (32, 64)],
+            "default": lambda arch, problem: Config(constants={"tile_m": 32}),
+            "grid_fn": lambda config, device, problem: (1,),
+            "args_fn": lambda config, x, out: (x, out, config["tile_m"], 2),
+        },
+        SM90,
+        "^scale: args_fn hands on the config's tile_m where the kernel takes factor;",
+    ),
+    "a grid by the GPU that is here": (
+        {"grid_fn": lambda config, device, problem: (_sm_count() if problem["M"] > 10**6 else 1,)},
+        SM90,
+        r"grid_fn asks this machine's GPU \(get_device_properties\).*use device.sm_count of what it is given",
+    ),
+    "a space by the GPU that is here": (
+        {
+            "search_space": lambda arch, problem: (
+                SPACE if problem["M"] < 10**6 or torch.cuda.get_device_capability() > (9, 0) else []
+            )
+        },
+        SM90,
+        r"search_space asks this machine's GPU \(get_device_capability\).*use arch of what it is given",
     ),
     "an output that is no tensor": (
         {

@@ -113,15 +113,9 @@ def hangs(world: World, tally: Tally, more: bool) -> None:
     sweep.refused(sweep.run(gone), "GPU")
     _resumed(world, tally, sweep)
     others = world.reference(Plan(problems=(16, 256))).table()
-    for kind in ("KILL", "hang") if more else ("KILL",):
+    for kind in ("KILL", "broken", "hang") if more else ("KILL", "broken"):
         faults = tuple(Fault(kind=kind, phase="arguments", only_on=m) for m in (40, 48, 56, 64))
         _one(world, tally, f"A2-arguments-{kind}", Plan(worker=faults), others)
-    # An exception is a mistake of the declaration: no table, and an error that names the function.
-    sweep = world.sweep("A2-arguments-raise", tally)
-    raises = Fault(kind="broken", phase="arguments", only_on=64)
-    ended = sweep.run(Plan(worker=(raises,)))
-    sweep.judge(None, ended)
-    sweep.refused(ended, "make_args raises")
 
 
 def compilers(world: World, tally: Tally, more: bool) -> None:

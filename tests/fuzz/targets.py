@@ -22,6 +22,8 @@ from aot_tune.cubins.archive import HEADER, MAGIC, SCHEMA, Archive
 from aot_tune.cubins.origin import Origin
 from aot_tune.cubins.pack import KernelCubins, pack
 from aot_tune.errors import ArchiveError, TableError, TuneError
+from aot_tune.recorded import document
+from aot_tune.recorded.nearest import ANY, distance, larger
 from aot_tune.serve.choose.index import Index, Shipped
 from aot_tune.serve.choose.resolve import Legality, resolve
 from aot_tune.serve.launch.messages import passed_over_message
@@ -41,6 +43,7 @@ from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
+from tests.support.recorded_tables import TABLE
 from tests.support.user_cache import CONFIG, KEY
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -182,6 +185,25 @@ def _chosen(kernel: _Kernel, table: Table) -> Iterator[str]:
         assert choice.reason
         passed_over_message(tunable, table.arch, problem, choice)
         yield choice.source
+
+
+# Recorded tables --------------------------------------------------------------------------------------------
+
+
+def _recorded(data: bytes) -> str:
+    try:
+        table = document.parse(data)
+    except TableError as error:
+        return f"{type(error).__name__}: {error.path}: {error.problem:.20}"
+    text = document.dump(table)
+    again = document.parse(text)
+    assert document.dump(again) == text, "a recorded table that was read and written comes back otherwise"
+    for entries in table.by_space.values():
+        for one in entries:
+            assert one.text
+            assert distance(one.problem, entries[0].problem, ANY) in (None, *range(10_000))
+            larger(one.problem)
+    return f"a recorded table of {len(table.entries)}"
 
 
 # The user's cache -------------------------------------------------------------------------------------------
@@ -371,6 +393,7 @@ def _message(data: bytes) -> str:
 
 TARGETS: dict[str, Target] = {
     "table": Target(run=_table, seeds=_table_seeds),
+    "recorded": Target(run=_recorded, seeds=lambda: [document.dump(TABLE)]),
     "cache_entry": Target(run=_cache_entry, seeds=_cache_seeds),
     "archive": Target(run=_archive, seeds=lambda: [_archive_seed()]),
     "archive_index": Target(run=_archive_index, seeds=lambda: [_archive_parts()[0]]),

@@ -23,7 +23,7 @@ from aot_tune.declare.discovery import FoundKernel
 from aot_tune.nvidia import cubin, cutile
 from aot_tune.tuner.archives.build import build
 from aot_tune.tuner.archives.report import CubinRequest
-from tests.support.cutile_releases import OTHERS, other_release
+from tests.support.other_releases import OTHERS, other_release
 from tests.support.samples import MODULE, SM90, scale
 
 ROOT = Path(__file__).parents[2]

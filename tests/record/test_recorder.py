@@ -20,7 +20,7 @@ from aot_tune.serve.replay import searches
 from aot_tune.serve.replay.install import install, uninstall
 from tests.support import tuned_once
 from tests.support.driver import Driver, FakeTensor
-from tests.support.tuned_once import SPACE, tuned
+from tests.support.tuned_once import SPACE, scale_kernel, tuned
 
 pytestmark = pytest.mark.process  # searches compile
 
@@ -38,6 +38,7 @@ def recorder(driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     install(tables=tmp_path / "tables")
     searches.record_with(recorder)
     yield recorder
+    recorder.end()
     searches.record_with(None)
     uninstall()
     searches.forget()
@@ -92,6 +93,12 @@ def test_a_recorded_search_is_replayed_without_a_search(
     table = read(tmp_path)
     assert (table.module, table.kernel, str(table.arch)) == (tuned_once.__name__, "scale_kernel", "sm90")
     assert table.built_with.device_name == "NVIDIA H200"
+
+
+def test_each_config_is_compiled_once(recorder: Recorder, driver: Driver) -> None:
+    driver.elapsed_ms = lambda symbol: 0.02 + 0.001 * (len(driver.launches) % 3)
+    tuned(*tensors(1024))
+    assert len(driver.compiled) == len(SPACE)
 
 
 def test_what_was_recorded_is_told(recorder: Recorder, tmp_path: Path) -> None:
@@ -190,6 +197,22 @@ def test_equal_launches_are_remarked(recorder: Recorder) -> None:
     tuned(*tensors(1024), space=[*SPACE[:4], SimpleNamespace(TILE=16, occupancy=None, unused=1)])
     assert list(site(recorder).remarks) == [
         "1 of 5 configs are the same launch as another: same grid, hints and arguments; leave them out"
+    ]
+
+
+def test_a_launch_of_what_no_search_measured_is_remarked(recorder: Recorder) -> None:
+    x, out = tensors(1024)
+    tuned_once.launch(x, out)
+    tuned_once.launch(x, out, factor=3.0)
+    assert list(site(recorder).remarks) == []
+    other, its_out = tensors(4096)
+    kernel = scale_kernel.replace_hints(occupancy=7)
+    tuned_once.ct.launch(0, (128, 1, 1), kernel, (other, its_out, 4096, 2.0, 32))
+    tuned_once.ct.launch(0, (128, 1, 1), kernel, (other, its_out, 4096, 2.0, 32))
+    assert list(site(recorder).remarks) == [
+        "it is launched with hints that no search measured: occupancy=7, opt_level=3",
+        "it is launched with arguments that no search was for: x, out, n; "
+        "the key of the library's own cache may be too coarse",
     ]
 
 

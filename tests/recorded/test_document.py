@@ -54,6 +54,7 @@ def changed(change: Callable[[Any], object]) -> str:
         (lambda d: d.update(schema=1), "expected schema 2"),
         (lambda d: d.update(kind="declared"), "expected a table of the kind 'recorded'"),
         (lambda d: d.update(arch="SM90"), "arch"),
+        (lambda d: d.update(arch="sm7"), "is not a GPU architecture"),
         (lambda d: d["entries"][0].update(space="xyz"), "16 hexadecimal digits"),
         (lambda d: d["entries"][0].update(mean_us=0), "a number above 0"),
         (lambda d: d["entries"][0].update(grid=[]), "one to three numbers"),

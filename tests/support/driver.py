@@ -49,6 +49,7 @@ class Driver:
     launches: list[Launch] = field(default_factory=list)
     compiled: list[str] = field(default_factory=list)  # symbols of kernels loaded, in order
     elapsed_ms: Callable[[str], float] = lambda symbol: 0.02  # symbol -> what events measure
+    last_kernel: int = 0  # the number of kernels that were loaded before the one launched last
     capturing: bool = False
     captures_elsewhere: bool = False
     synchronized: list[int] = field(default_factory=list)
@@ -65,6 +66,7 @@ _current = threading.local()
 _symbols: dict[int, str] = {}
 _functions: dict[str, Any] = {}
 _last_symbol = [""]
+_FIRST_KERNEL = 0xCE0001
 
 
 def current_device() -> int:
@@ -192,7 +194,7 @@ def _load(library: Any, *rest: Any) -> int:
 
 @_plays("cuLibraryGetKernel", POINTER(c_void_p), c_void_p, c_char_p)
 def _kernel(out: Any, library: Any, name: bytes) -> int:
-    handle = 0xCE0001 + len(_symbols)
+    handle = _FIRST_KERNEL + len(_symbols)
     _symbols[handle] = name.decode()
     DRIVER.compiled.append(name.decode())
     out[0] = handle
@@ -211,6 +213,7 @@ def _launch(config: Any, kernel: int, parameters: Any, extra: Any) -> int:
         )
     )
     _last_symbol[0] = _symbols[kernel]
+    DRIVER.last_kernel = kernel - _FIRST_KERNEL
     return 0
 
 
@@ -253,6 +256,7 @@ def _kernel_node(node: Any, graph: Any, dependencies: Any, count: int, parameter
     fields = cast(parameters, POINTER(c_void_p))
     handle = fields[0] or fields[7]
     _last_symbol[0] = _symbols.get(handle or 0, "")
+    DRIVER.last_kernel = (handle or 0) - _FIRST_KERNEL
     node[0] = 0x90DE
     return 0
 

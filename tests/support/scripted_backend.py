@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from aot_tune.errors import DeclarationError
+from aot_tune.errors import ArgumentsError, DeclarationError
 from aot_tune.tuner.measure.worker.backend import Trial
 from aot_tune.tuner.measure.worker.gpu_state import GpuState
 from aot_tune.tuner.outcome import Measurement, Stage
@@ -109,7 +109,8 @@ class Script:
     """Which opens run out of memory, counted likewise."""
 
     bad_opens: Mapping[int, str] = field(default_factory=dict)
-    """What happens when the problem with this M is opened: kill, hang or raise."""
+    """What happens when the problem with this M is opened: kill, hang or raise; with
+    "arguments" it raises what an exception of `make_args` becomes."""
 
     disturbances: Sequence[str] = field(default_factory=tuple)
     """What disturbs, one for each question from the first; nothing afterwards."""
@@ -189,6 +190,8 @@ class ScriptedBackend:
             os.kill(os.getpid(), signal.SIGKILL)
         elif bad == "hang":
             time.sleep(600)
+        elif bad == "arguments":
+            raise ArgumentsError("scale: make_args raises ValueError: no such size")
         elif bad:
             raise RuntimeError("no such size")
         self._damaged = False

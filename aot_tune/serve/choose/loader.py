@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import warnings
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import AotTuneError, TableWarning
 from aot_tune.nvidia.nvml import Gpu, known_gpus
 from aot_tune.serve.choose.index import Index, Shipped
+from aot_tune.serve.warn import warn
 from aot_tune.tables.fit import mismatch, undeclared, without
 from aot_tune.tables.store import package_folder, read_table, right_place, table_path
 from aot_tune.tables.table import Table
@@ -118,8 +118,8 @@ def _declared_only(path: Path, table: Table, tunable: Declaration) -> Table:
     if not left:
         return table
     _warn(
-        f"{path}: {counted(len(left), 'config')} of it in no search space of {tunable.name}, which are "
-        f"left out, such as {shortened(str(left[0]))}: tune it again"
+        f"{path}: {counted(len(left), 'config')} in no search space of {tunable.name}, left out, such as "
+        f"{shortened(str(left[0]))}: tune it again"
     )
     return without(table, left)
 
@@ -129,7 +129,7 @@ _LONGEST = 2000
 
 
 def _warn(message: str) -> None:
-    warnings.warn(shortened(message, _LONGEST), TableWarning, stacklevel=2)
+    warn(shortened(message, _LONGEST), TableWarning)
 
 
 @lru_cache(maxsize=256)

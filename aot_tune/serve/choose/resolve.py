@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
+from aot_tune import environment
 from aot_tune.declare.declaration import Declaration
-from aot_tune.errors import LaunchError, TableWarning, UsageError
+from aot_tune.environment import OnMiss
+from aot_tune.errors import LaunchError, MissError, TableWarning, UsageError
 from aot_tune.serve.choose.index import Classes, Index, Match, classes_of
+from aot_tune.serve.warn import warn
 from aot_tune.tables.rule import Pick, pick
 from aot_tune.tables.table import Entry
 from aot_tune.values.arch import Arch
@@ -81,12 +83,11 @@ class Legality:
         reason = described(error)
         if reason not in self._failures and len(self._failures) < _MOST_FAILURES:
             self._failures.add(reason)
-            warnings.warn(
+            warn(
                 f"{self._tunable.name}: {shortened(what)} is passed over for {shortened(str(problem))} on "
                 f"{self._arch}, because the declaration raises {shortened(reason, 400)}; correct it, or tune "
                 "again",
                 TableWarning,
-                stacklevel=2,
             )
 
     def _in_space(self, config: Config, problem: Problem) -> bool:
@@ -148,6 +149,7 @@ def resolve(
     asked_default: bool = False,
     remembered: Callable[[Problem], Config | None] | None = None,
     search: Callable[[Problem, Match | None], Config | None] | None = None,
+    on_miss: OnMiss = "search",
     unfit: Callable[[Config], str | None] | None = None,
 ) -> Choice:
     """Choose the config of a problem.
@@ -156,7 +158,8 @@ def resolve(
     2. the problem's own bucket: the shipped tables, by the rule inside a bucket (`aot_tune.tables.rule`),
        then `remembered`
     3. the nearest bucket with the same classes, at most one doubling away on each axis
-    4. a miss: `search`, else the nearest bucket at any distance
+    4. a miss, which `on_miss` decides: ``search``, and where none is made ``nearest``, the nearest bucket at
+       any distance; ``default`` leaves this step out; ``error`` raises
     5. the default
 
     A config that is not legal, or not in the search space, is passed over on each step. So is what makes a
@@ -173,12 +176,14 @@ def resolve(
         remembered: Bucket -> the winner that the user's cache holds. None for a rank.
         search: (problem, nearest entry) -> the winner of a live search, None where none is made. None for
             a rank.
+        on_miss: What AOT_TUNE_ON_MISS says.
         unfit: Why a legal config cannot run on this particular GPU, which may be smaller than others of its
             arch; None where it can. Such configs are passed over too; where the default is one of them, the
             fitting candidate most like it takes its place.
 
     Raises:
         LaunchError: The caller's config, or the default as the last resort, is not legal.
+        MissError: Nothing was tuned for the problem or near it, and `on_miss` is ``error``.
     """
 
     def allowed(config: Config) -> bool:
@@ -232,8 +237,15 @@ def resolve(
         )
     if choice := from_table(index.nearest(problem, NEAR_DOUBLINGS), "nearest", "nearest bucket"):
         return choice
+    if on_miss == "error":
+        raise MissError(
+            f"no tuned config for {tunable.name} {_named(problem)} on {arch}, and "
+            f"{environment.ON_MISS}=error; tune it: {tune_command(tunable, arch, problem)}"
+        )
+    if on_miss == "default":
+        return _default(tunable, arch, problem, default, "default", f"{environment.ON_MISS}=default", unfit)
     far = index.nearest(problem, math.inf)
-    winner = searched(far)
+    winner = searched(far) if on_miss == "search" else None
     if winner is not None and allowed(winner):
         return Choice(config=winner, source="searched", why=lambda: "the winner of a live search")
     if choice := from_table(far, "far", "no bucket within one doubling; the nearest is"):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from aot_tune import environment
 from aot_tune.declare.declaration import Declaration
-from aot_tune.errors import CompilerMissingError, LaunchError
+from aot_tune.errors import CompilerMissingError, LaunchError, MissError
 from aot_tune.nvidia import cutile
 from aot_tune.serve.choose import loader
 from aot_tune.serve.choose.index import Index, Match
@@ -160,7 +160,10 @@ class Dispatcher:
     # Choosing -----------------------------------------------------------------------------------------------
 
     def choice(self, arch: Arch, problem: Problem, *, config: Config | None = None) -> Choice:
-        """The choice that a launch of this problem would make on an arch, found without a GPU or a search."""
+        """The choice that a launch of this problem would make on an arch, found without a GPU or a search.
+
+        Where AOT_TUNE_ON_MISS=error would make the launch raise, it is the choice without that.
+        """
         name = next((gpu.name for gpu in loader.gpus() or () if gpu.arch == arch), "")
         remembered = None if is_rank() else lambda bucket: self._search.remembered(arch, name, bucket)
         return resolve(
@@ -172,6 +175,7 @@ class Dispatcher:
             given=config,
             asked_default=environment.forces_default(),
             remembered=remembered,
+            on_miss="nearest" if environment.on_miss() == "error" else environment.on_miss(),
         )
 
     def _plan(
@@ -225,8 +229,13 @@ class Dispatcher:
             given=given,
             asked_default=environment.forces_default(),
             remembered=None if self._ranked else remembered,
+            on_miss=environment.on_miss(),
         )
-        choice = resolved(search=None if self._ranked or is_primed() else search)
+        try:
+            choice = resolved(search=None if self._ranked or is_primed() else search)
+        except MissError:
+            self._messages.missed(arch, problem)
+            raise
         try:
             grid = self.grid(machine.device, choice.config, problem)
         except LaunchError:  # this GPU is smaller than others of its arch

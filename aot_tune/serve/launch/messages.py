@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from contextlib import suppress
 
 from aot_tune import environment
@@ -12,6 +11,8 @@ from aot_tune.errors import MissWarning, TableWarning
 from aot_tune.serve.choose.index import Index
 from aot_tune.serve.choose.resolve import Choice, miss_message
 from aot_tune.serve.kernels import Cubins
+from aot_tune.serve.missed import note
+from aot_tune.serve.warn import warn
 from aot_tune.values.arch import Arch
 from aot_tune.values.problem import Problem
 
@@ -39,7 +40,11 @@ class Messages:
 
             now = source_hash(self._tunable)
         for message in stale_messages(self._tunable, arch, index, now):
-            _warn(message, TableWarning)
+            warn(message, TableWarning)
+
+    def missed(self, arch: Arch, problem: Problem) -> None:
+        """Append a problem that missed to the file of AOT_TUNE_RECORD."""
+        note({"kernel": self._tunable.name, "arch": str(arch), "problem": dict(problem)})
 
     def choice(self, arch: Arch, problem: Problem, choice: Choice) -> None:
         """Print a new choice where AOT_TUNE_LOG asks for it, and warn once of a miss."""
@@ -48,14 +53,17 @@ class Messages:
             _write(f"aot_tune: {what}: {choice.config} ({choice.source}: {choice.reason})\n")
         if not self._passed_over and (message := passed_over_message(self._tunable, arch, problem, choice)):
             self._passed_over = True
-            _warn(message, TableWarning)
-        if not choice.missed or problem in self._warned or len(self._warned) > _MOST_WARNINGS:
+            warn(message, TableWarning)
+        if not choice.missed:
+            return
+        self.missed(arch, problem)
+        if problem in self._warned or len(self._warned) > _MOST_WARNINGS:
             return
         self._warned.add(problem)
         if len(self._warned) <= _MOST_WARNINGS:
-            _warn(miss_message(self._tunable, arch, problem, choice), MissWarning)
+            warn(miss_message(self._tunable, arch, problem, choice), MissWarning)
         else:
-            _warn(
+            warn(
                 f"{self._tunable.name} met more than {_MOST_WARNINGS} problems that nothing was tuned for; "
                 f"further ones are printed only with {environment.LOG}=1",
                 MissWarning,
@@ -77,10 +85,9 @@ def passed_over_message(tunable: Declaration, arch: Arch, problem: Problem, choi
     entry = choice.entry
     if entry is None or entry.bucket != problem or choice.config == entry.config:
         return None
-    if entry.config in tunable.search_space(arch, problem):
-        reason = tunable.refusal(entry.config, arch, problem)
-    else:
-        reason = "it is not in the search space"
+    if entry.config not in tunable.search_space(arch, problem):
+        return None  # `legal` may not be asked about it; the loader has said that it is left out
+    reason = tunable.refusal(entry.config, arch, problem)
     if reason is None:  # it does not fit this GPU, which may be smaller than others of its arch
         return None
     return (
@@ -97,15 +104,3 @@ def _write(line: str) -> None:
     """Write to stderr. What cannot be written is left out: stderr may be None, closed or a full disk."""
     with suppress(AttributeError, OSError, ValueError):
         sys.stderr.write(line)
-
-
-def _warn(message: str, category: type[Warning]) -> None:
-    """Warn at the caller's line. Python's registry of warnings is not used: it would keep every text.
-
-    A warning that cannot be written is no error, as in `_write`. One that a filter makes an error is raised.
-    """
-    frame = sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("aot_tune."):
-        frame = frame.f_back
-    with suppress(OSError, ValueError):
-        warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, registry={})

@@ -51,7 +51,7 @@ def uninstall() -> None:
         from aot_tune.serve.replay import cubins
 
         cubins.end()
-        _exchange(ours, cutile.own_search())
+        exchange(ours, cutile.own_search())
 
 
 def installed() -> bool:
@@ -66,11 +66,11 @@ def _replace() -> None:
 
     own: Any = getattr(sys.modules[_HOME], _NAME)
     if not cutile.stands_in(own):
-        _exchange(own, answered(own))
+        exchange(own, answered(own))
     cubins.begin()
 
 
-def _exchange(one: object, other: object) -> None:
+def exchange(one: object, other: object) -> None:
     """Put one function in the place of another in every module that has it under its name or another."""
     for module in list(sys.modules.values()):
         if not isinstance(module, ModuleType):

@@ -8,7 +8,6 @@ other source or of another version of the library is left out with one warning, 
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from aot_tune.recorded.nearest import distance, larger
 from aot_tune.recorded.problem import Problem, read_problem
 from aot_tune.recorded.table import RecordedEntry, RecordedTable, file_name
 from aot_tune.serve.replay.places import further_folders
+from aot_tune.serve.warn import warn
 from aot_tune.tables.store import folder_of_package
 from aot_tune.values.arch import Arch
 from aot_tune.values.text import error_in_words
@@ -127,13 +127,9 @@ def _tables(kernel: Any, arch: Arch) -> Iterator[RecordedTable]:
                 now = hash_now(kernel)
             reason = misfit(table, kernel, arch, now)
         except Exception as error:  # whatever a file holds, serving goes on
-            _warn(f"{error_in_words(error)}; it is left out: restore {path}, or remove it")
+            warn(f"{error_in_words(error)}; it is left out: restore {path}, or remove it", TableWarning)
             continue
         if reason is not None:
-            _warn(f"{path} is left out: {reason}; record again: aot-tune record")
+            warn(f"{path} is left out: {reason}; record again: aot-tune record", TableWarning)
             continue
         yield table
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, TableWarning, stacklevel=2)

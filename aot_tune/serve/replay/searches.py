@@ -25,20 +25,24 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from aot_tune import environment
 from aot_tune.errors import MissError, MissWarning, NotRecordableError
 from aot_tune.nvidia import cutile
+from aot_tune.recorded.document import arguments_json
 from aot_tune.recorded.nearest import ANY, NEAR
+from aot_tune.recorded.problem import read_problem
 from aot_tune.recorded.spelling import space_hash, texts_of
+from aot_tune.serve.missed import note
 from aot_tune.serve.rank import is_primed, is_rank
 from aot_tune.serve.replay.records import Found, KernelRecords
 from aot_tune.serve.runtime import runtime
+from aot_tune.serve.warn import warn
 from aot_tune.values.arch import Arch
 
 
@@ -145,6 +149,8 @@ def answer(call: SearchCall) -> Any:
         entry = found.entry
         return _result(call.space[found.place], entry.mean_us, entry.error_margin_us, entry.num_samples)
     name = _name_of(call)
+    if environment.missed_file() is not None:
+        _note(call, name)
     what = f"no recorded search of {name} answers this call ({why})"
     if mode == "error":
         raise MissError(f"{what}, and {environment.ON_MISS}=error: record it with aot-tune record")
@@ -180,6 +186,17 @@ def _look_up(call: SearchCall, most: float) -> tuple[Found | None, str]:
     if found is None:
         return None, "this problem or this search space was not recorded"
     return found, ""
+
+
+def _note(call: SearchCall, name: str) -> None:
+    """Append the problem to the file of AOT_TUNE_RECORD, with every argument as for the first config."""
+    here = runtime()
+    with suppress(Exception):  # the library's own function failed, or the arguments cannot be told
+        device = here.device(here.current_device())
+        kernel = call.kernel_of(call.space[0])
+        parameters = [(parameter, True) for parameter, _ in cutile.parameters(kernel)]
+        problem = read_problem(parameters, call.args_fn(call.space[0]), (), device.sm_count)
+        note({"search": name, "arch": str(device.arch), "arguments": arguments_json(problem)})
 
 
 def records_of(kernel: Any, arch: Arch) -> KernelRecords:
@@ -220,6 +237,6 @@ def _warn_of_miss(name: str, message: str) -> None:
     """Warn of a kernel's first miss, and of every tenfold of their number."""
     count = _misses[name] = _misses.get(name, 0) + 1
     if count == 1:
-        warnings.warn(message, MissWarning, stacklevel=4)
+        warn(message, MissWarning)
     elif math.log10(count).is_integer():
-        warnings.warn(f"{count} searches of {name} were not recorded", MissWarning, stacklevel=4)
+        warn(f"{count} searches of {name} were not recorded", MissWarning)

@@ -13,7 +13,6 @@ import json
 import os
 import stat
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from aot_tune import environment
 from aot_tune.errors import AotTuneError, CacheWarning, NewerSchemaError, TableError
+from aot_tune.serve.warn import warn
 from aot_tune.tables import strict_json
 from aot_tune.tables.files import read_bytes, write_atomic
 from aot_tune.tables.reader import Configs
@@ -156,7 +156,8 @@ class UserCache:
             return None
         except Exception as error:  # whatever a file holds, serving goes on
             reason = shortened(error_in_words(error), 400)
-            _warn(f"{path}: {reason}; this remembered winner is left out: remove the file")
+            message = f"{path}: {reason}; this remembered winner is left out: remove the file"
+            _warn_once(message, message)
             return None
         return config
 
@@ -351,11 +352,7 @@ _said: set[object] = set()
 
 
 def _warn_once(about: object, message: str) -> None:
-    """Warn once of a folder, whatever happens in it and to whichever kernel."""
+    """Warn once of a file, or of a folder, whatever happens in it and to whichever kernel."""
     if about not in _said:
         _said.add(about)
-        _warn(message)
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, CacheWarning, stacklevel=3)
+        warn(message, CacheWarning)

@@ -67,7 +67,7 @@ def fastest(
         "kernel": tunable.name,
         "device": device_index,
         "problem": dict(problem),
-        "configs": [{"constants": dict(c.constants), "hints": dict(c.hints)} for c in configs],
+        "configs": [config.document for config in configs],
     }
     answer = run(command(), json.dumps(request).encode(), limit_s)
     if answer is None:

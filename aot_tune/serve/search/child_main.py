@@ -37,7 +37,7 @@ def main() -> None:
     os.dup2(2, 1)  # what imported modules print must not mix with the answer
     request = json.load(sys.stdin)
     tunable = load(request["module"], request["kernel"])
-    configs = [Config(constants=c["constants"], hints=c["hints"]) for c in request["configs"]]
+    configs = [Config(**config) for config in request["configs"]]
     best = search(tunable, Problem(request["problem"]), configs, request["device"])
     if best is None:
         sys.exit(1)

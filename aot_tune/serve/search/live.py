@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from math import prod
 from typing import Any
@@ -160,7 +161,7 @@ class LiveSearch:
         try:
             self._tried.add(place)
             self._searches += 1
-            found = self._shared(self.key(arch, name, bucket), run, limit_s)
+            found = self._shared(self.key(arch, name, bucket), run, limit_s, partial(_may_run, occasion))
             if found is not None:  # where there is none, another process may still find one
                 self._known[place] = found
             return found
@@ -171,11 +172,20 @@ class LiveSearch:
         finally:
             turn.release()
 
-    def _shared(self, key: Key, run: Callable[[], trial.Winner | None], limit_s: float) -> Config | None:
-        """Search, unless another process of this host does so; then wait for its winner, within the limit."""
+    def _shared(
+        self,
+        key: Key,
+        run: Callable[[], trial.Winner | None],
+        limit_s: float,
+        may_run: Callable[[Config], bool],
+    ) -> Config | None:
+        """Search, unless another process of this host does so; then wait for its winner, within the limit.
+
+        A winner in the cache that may not run any more, or not here, is replaced.
+        """
         with self._cache.locked(key, limit_s) as state:
             found = self._cache.read(key)
-            if found is not None or state == "busy":
+            if state == "busy" or (found is not None and may_run(found)):
                 return found
             winner = run()
             if winner is not None:
@@ -296,6 +306,15 @@ class LiveSearch:
         from aot_tune.declare.fingerprint.hashing import source_hash
 
         return source_hash(self._tunable)
+
+
+def _may_run(occasion: Occasion, config: Config) -> bool:
+    """Whether a config from a file may run on an occasion."""
+    try:
+        return occasion.legality.refusal(config, occasion.problem) is None
+    except Exception as error:  # whatever the author's `legal` raises
+        occasion.legality.failed(error, occasion.problem, str(config))
+        return False
 
 
 def _times_us(tunable: Declaration, occasion: Occasion, nearest: Match) -> dict[Config, float]:

@@ -15,6 +15,7 @@ from aot_tune.cubins.archive import FILE_NAME, Archive, Section
 from aot_tune.cubins.origin import KernelCode, declared_code, file_digest, recorded_code
 from aot_tune.cubins.origin_walk import origin_of
 from aot_tune.cubins.pack import KernelCubins, pack
+from aot_tune.declare.checks import declaration_remarks
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.fingerprint.hashing import source_hash
@@ -70,6 +71,9 @@ def build(request: CubinRequest, say: Callable[[str], None]) -> tuple[ArchiveRep
             lack cubins that it needs.
         StoreError: A folder cannot be written.
     """
+    for found in request.kernels:
+        for remark in declaration_remarks(found.tunable, request.archs[0]) if request.archs else ():
+            say(f"remark: {remark}")
     wanted = [_wanted(request, found, arch) for arch in request.archs for found in request.kernels]
     wanted += _recorded(request, say)
     for one in wanted:

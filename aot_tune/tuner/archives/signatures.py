@@ -9,6 +9,7 @@ from functools import partial
 
 from aot_tune.cubins.size_classes import posed, representatives
 from aot_tune.nvidia import cutile
+from aot_tune.tables.fit import undeclared
 from aot_tune.tables.table import Table
 from aot_tune.tuner.plan.candidates import DeviceKernel
 from aot_tune.values.bucket import Pow2
@@ -31,7 +32,8 @@ def compilations(kernel: DeviceKernel, tables: Sequence[Table]) -> tuple[Compila
     """Every (hints, signature) that serving these tables can ask for, sorted, each once.
 
     The buckets are those of the tables and of the typical problems. In each of them the configs are the
-    default and every config of a table's portfolio and entries, where they are legal. Each config has a
+    default and every config of a table's portfolio and entries, where they are legal. As in serving, one that
+    is in no search space is left out, and no function of the declaration is asked about it. Each config has a
     signature for every class of sizes in the bucket, and for a size of 1 on each Pow2 axis, which is a class
     of its own. A size beyond all buckets has one of these classes too, unless constants follow from it. Sizes
     that no axis names, such as the number of pages of a cache, are those that `make_args` returns for seed 0
@@ -45,7 +47,7 @@ def compilations(kernel: DeviceKernel, tables: Sequence[Table]) -> tuple[Compila
     Raises:
         DeclarationError: A function of the declaration raises; the message says which.
     """
-    configs = tuple(dict.fromkeys(_configs(tables)))
+    configs = tuple(dict.fromkeys(_configs(kernel, tables)))
     found: set[Compilation] = set()
     weakened: set[Compilation] = set()
     for bucket in _buckets(kernel, tables):
@@ -72,10 +74,11 @@ def _compilation(kernel: DeviceKernel, problem: Problem, config: Config, seed: i
     return Compilation(tuple(config.hints.items()), signature)
 
 
-def _configs(tables: Iterable[Table]) -> Iterator[Config]:
+def _configs(kernel: DeviceKernel, tables: Iterable[Table]) -> Iterator[Config]:
     for table in tables:
-        yield from table.portfolio
-        yield from (entry.config for entry in table.entries)
+        left_out = undeclared(kernel.tunable, table)
+        tabled = (*table.portfolio, *(entry.config for entry in table.entries))
+        yield from (config for config in tabled if config not in left_out)
 
 
 def _buckets(kernel: DeviceKernel, tables: Iterable[Table]) -> tuple[Problem, ...]:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from aot_tune.errors import TuneError
 from aot_tune.tables.rule import BucketRule, Tiles
+from aot_tune.tables.strict_json import LONGEST_TEXT
 from aot_tune.tables.table import Entry, Point, Table, entry_order
 from aot_tune.tuner.choose.incumbent import carried_entries, comparable, differences, keeps_figures, widened
 from aot_tune.tuner.choose.portfolio import (
@@ -27,6 +28,7 @@ from aot_tune.tuner.outcome import Measurement
 from aot_tune.values.bucket import Axes, Pow2, bucket_of
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
+from aot_tune.values.text import shortened
 
 TIE_OF_MEANS = 0.005
 """Portfolios whose mean regrets differ by less than this tie. A mean over a sweep has less noise than a time:
@@ -285,7 +287,9 @@ def _disturbed(
 ) -> str | None:
     """What spoilt samples of the times that an entry shows, each cause once; None where nothing did."""
     shown = [run[config] for run in runs for config in (*portfolio, sweep.default(edge)) if config in run]
-    return "; ".join(dict.fromkeys(time.disturbed for time in shown if time.disturbed)) or None
+    causes = "; ".join(dict.fromkeys(time.disturbed for time in shown if time.disturbed))
+    # A table holds a short printable text alone, whatever the worker said.
+    return shortened("".join(c if c.isprintable() else " " for c in causes), LONGEST_TEXT) or None
 
 
 def leave_one_out_regret(

@@ -15,7 +15,8 @@ from aot_tune.tuner.process.worker import START_SECONDS, RemoteError, Worker, Wo
 from aot_tune.values.problem import Problem
 
 _WRONG_FROM_THE_START = {"DeclarationError": DeclarationError, "UsageError": UsageError}
-"""Errors of the child that a fresh child would meet as well. They are raised here under their own type."""
+"""Errors of the child that a fresh child would meet as well, on every problem. They are raised here under
+their own type. An `aot_tune.errors.ArgumentsError` is none of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,7 @@ class Supervisor:
         Raises:
             GpuLostError: `Limits.recoveries` workers in a row failed to start or to pass the canary.
             ProblemFailedError: As many passed it, but the problem could not be opened in them.
-            DeclarationError: A function of the declaration raises or contradicts the declaration.
+            DeclarationError: A function of the declaration contradicts the declaration.
         """
         while True:
             worker = self._worker or self._started()

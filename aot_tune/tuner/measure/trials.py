@@ -26,9 +26,9 @@ FAULTS_TO_STRIKE = 2
 TIMES_A_NEIGHBOUR = 2.0
 """A config may be silent for this many times the longest silence of those that ran on the problem before."""
 
-HOPELESS = 100.0
-"""A config that hung for this many times what is usual on the problem is not tried again: no retry of a slow
-launch, and no busy host, explains it."""
+HOPELESS = 20.0
+"""A config that hung for this many times what is usual on the problem is not tried again: each try costs a
+time limit. Configs with cubins are silent for 0.05 to 0.25 s, so this holds for the least limit as well."""
 
 FEW = 3
 """Least configs that must have run on a problem to say what is usual."""

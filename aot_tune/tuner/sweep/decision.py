@@ -115,6 +115,25 @@ class Decision:
         return {*swept.portfolio, *self._empty.defaults.values()}
 
 
+def to_recheck(table: Table, swept: KernelTimes) -> list[tuple[Problem, Config]]:
+    """The configs of a table to verify once more before it is published, each with its problem.
+
+    Those are each winner, at its edge, and each member of the portfolio without an entry, at the edge where
+    it loses least: the rule inside a bucket and live searches choose among all members.
+    """
+    found = {entry.bucket: [entry.config] for entry in table.entries if entry.bucket in swept.portfolio_times}
+    winning = {entry.config for entry in table.entries}
+    for member in table.portfolio:
+        lost = {
+            edge: times[member].mean_us / min(time.mean_us for time in times.values())
+            for edge in found
+            if member in (times := swept.portfolio_times[edge]) and member not in swept.barred.get(edge, ())
+        }
+        if lost and member not in winning:
+            found[min(lost, key=lost.__getitem__)].append(member)
+    return [(edge, config) for edge, configs in found.items() for config in configs]
+
+
 def _without(times: Times, configs: set[Config]) -> Times:
     return {
         problem: {config: time for config, time in measured.items() if config not in configs}

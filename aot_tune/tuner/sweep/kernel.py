@@ -92,7 +92,7 @@ class Measurer(Protocol):
         """Verify winners again in a fresh process; return a failure for each that does not pass."""
 
     def remember_fault(self, problem: Problem, config: Config, message: str, stage: Stage) -> None:
-        """Count a fault or time-out that an earlier run recorded in the journal."""
+        """Count a fault, a time-out or a wrong result that an earlier run recorded in the journal."""
 
 
 @dataclass(kw_only=True)
@@ -195,16 +195,21 @@ class KernelSweep:
             if not swept.wrong.intersection(swept.portfolio):
                 return
 
-    def recheck(self, winners: Mapping[Problem, Config]) -> bool:
+    def recheck(self, winners: Iterable[tuple[Problem, Config]]) -> bool:
         """Verify winners once more in a fresh process. One that is wrong wins nowhere any more.
 
         A winner that fails in another way, and one whose problem cannot be opened, does not win there.
+
+        Args:
+            winners: Each config with the problem at which it is verified, those of one problem in a row.
 
         Returns:
             Whether all passed.
         """
         passed = True
-        for problem, config in winners.items():
+        for problem, config in winners:
+            if problem in self._swept.unopened:
+                continue
             failure = None
             with self._opening(problem):
                 failure = self._rechecked(problem, config)
@@ -352,14 +357,14 @@ class KernelSweep:
         return self._times(step, problem, configs)
 
     def _missing(self, step: Step, problem: Problem, configs: Sequence[Config]) -> list[Config]:
-        """The configs without an outcome. Faults that the journal holds count as if they had been here."""
+        """The configs without an outcome. Faults and wrong results in the journal count as if made here."""
         missing = []
         for config in configs:
             outcome = self._results.outcome(step, problem, config)
             if outcome is None:
                 missing.append(config)
             elif isinstance(outcome, Failure):
-                if outcome.stage in STRIKES:
+                if outcome.stage in STRIKES or outcome.stage == "verify":
                     self._session.remember_fault(problem, config, outcome.message, outcome.stage)
                 self._note_failure(step, problem, outcome)
         return missing

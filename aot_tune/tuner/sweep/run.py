@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 
-from aot_tune.declare.checks import declaration_problems
+from aot_tune.declare.checks import declaration_problems, declaration_remarks
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.fingerprint.hashing import check_hash, source_hash
 from aot_tune.errors import AotTuneError, DeclarationError, StoreError, TuneError
@@ -26,7 +26,7 @@ from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.measure.supervise import GpuLostError
 from aot_tune.tuner.plan.candidates import plan
 from aot_tune.tuner.sweep import predict
-from aot_tune.tuner.sweep.decision import Decision
+from aot_tune.tuner.sweep.decision import Decision, to_recheck
 from aot_tune.tuner.sweep.journal import Journal, JournalWriteError, check_resumable
 from aot_tune.tuner.sweep.kernel import KernelSweep, KernelTimes
 from aot_tune.tuner.sweep.progress import Progress
@@ -102,6 +102,9 @@ def _refused(request: SweepRequest, progress: Progress) -> dict[str, SweptKernel
             _check(found, request)
         except AotTuneError as error:
             rows[found.tunable.name] = _failed(request, found, error, progress)
+        else:
+            for remark in declaration_remarks(found.tunable, request.arch):
+                progress.note(f"remark: {remark}")
     left = [found for found in request.kernels if found.tunable.name not in rows]
     if request.gpu is None or request.fresh or not left:
         return rows
@@ -319,10 +322,7 @@ def _rechecked_table(kernel_sweep: KernelSweep, decision: Decision, swept: Kerne
     """Choose a table and verify its winners in a fresh process; where one falls, choose anew without it."""
     while True:
         table = decision.table(swept)
-        winners = {
-            entry.bucket: entry.config for entry in table.entries if entry.bucket in swept.portfolio_times
-        }
-        if kernel_sweep.recheck(winners):
+        if kernel_sweep.recheck(to_recheck(table, swept)):
             return table
         kernel_sweep.choose_portfolio()
 

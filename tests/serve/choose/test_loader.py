@@ -233,7 +233,7 @@ def test_b3_the_other_configs_of_a_table_keep_their_times(tmp_path: Path) -> Non
     )
     write(tmp_path, dataclasses.replace(table, portfolio=(bad, good), entries=entries))
     tunable = dataclasses.replace(scale, tables=tmp_path)
-    with pytest.warns(TableWarning, match=r"1 config of it in no search space of scale.*tile_m=0") as seen:
+    with pytest.warns(TableWarning, match=r"1 config in no search space of scale.*tile_m=0") as seen:
         index = load(tunable, SM90)
     assert len(seen) == 1
     (read,) = [shipped.table for shipped in index.tables]
@@ -257,7 +257,7 @@ def test_a_table_of_shapes_that_are_not_declared_keeps_their_configs(tmp_path: P
     bucket = Problem({"dtype": "bfloat16", "M": 64, "N": 8192})
     own = dataclasses.replace(table.entries[1], bucket=bucket, config=wide)
     write(tmp_path, dataclasses.replace(table, portfolio=(wide, table.portfolio[1]), entries=(own,)))
-    with pytest.warns(TableWarning, match=r"1 config of it"):
+    with pytest.warns(TableWarning, match=r"1 config in no search space"):
         index = load(tunable, SM90)
     assert index.tables[0].table.portfolio == (wide,)
     assert resolve(tunable, SM90, bucket, index, Legality(tunable, SM90)).config == wide

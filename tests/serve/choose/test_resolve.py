@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from aot_tune.errors import LaunchError, TableWarning, UsageError
-from aot_tune.serve.choose.index import Index, Shipped
+from aot_tune.environment import OnMiss
+from aot_tune.errors import LaunchError, MissError, TableWarning, UsageError
+from aot_tune.serve.choose.index import Index, Match, Shipped
 from aot_tune.serve.choose.resolve import Choice, Legality, miss_message, resolve, tune_command
 from aot_tune.serve.launch.messages import passed_over_message
 from aot_tune.tables.table import Table
@@ -89,6 +90,33 @@ def test_step_4_the_search_is_told_the_nearest_entry() -> None:
     assert seen == [(at(4096), TABLE.entries[2])]
 
 
+def _no_search(problem: Problem, found: Match | None) -> Config:
+    raise AssertionError("a search was made")
+
+
+def test_on_miss_nearest_makes_no_search() -> None:
+    assert choose(at(4096), TABLE, search=_no_search, on_miss="nearest").source == "far"
+    assert choose(at(4096, dtype="float32"), TABLE, search=_no_search, on_miss="nearest").source == "default"
+
+
+def test_on_miss_default_takes_the_default_also_where_a_far_bucket_is_known() -> None:
+    choice = choose(at(4096), TABLE, search=_no_search, on_miss="default")
+    assert (choice.config, choice.source, choice.missed) == (DEFAULT, "default", True)
+    assert "AOT_TUNE_ON_MISS=default" in choice.reason
+
+
+def test_on_miss_error_raises_with_the_command_that_tunes_it() -> None:
+    with pytest.raises(MissError, match=r"AOT_TUNE_ON_MISS=error; tune it: aot-tune tune scale .*M=4096"):
+        choose(at(4096), TABLE, search=_no_search, on_miss="error")
+
+
+@pytest.mark.parametrize("mode", ["nearest", "default", "error"])
+def test_on_miss_changes_nothing_that_is_tuned_or_near(mode: OnMiss) -> None:
+    for problem in (at(64), at(128)):
+        assert choose(problem, TABLE, on_miss=mode) == choose(problem, TABLE)
+    assert choose(at(4096), TABLE, remembered=lambda bucket: OTHER, on_miss=mode).source == "cached"
+
+
 def test_step_5_the_default_is_taken_for_a_dtype_that_no_table_has() -> None:
     choice = choose(at(64, dtype="float32"), TABLE)
     assert (choice.config, choice.source) == (DEFAULT, "default")
@@ -114,15 +142,13 @@ def test_b3_a_config_that_may_not_run_is_passed_over_wherever_it_comes_from(bad:
 
 
 def test_b3_legal_is_not_asked_of_a_winner_that_no_search_space_holds() -> None:
-    """B3: the launch that passes such a winner over says so, and does not raise with the author's `legal`."""
+    """B3: the loader has said that it is left out; the author's `legal` would raise."""
     strict = dataclasses.replace(scale)
     object.__setattr__(strict, "legal", lambda config, arch, problem: int(config["tile_m"]) > 0)
     word = Config(constants={"tile_m": "x", "tile_n": 64}, hints={"occupancy": 1, "num_ctas": 1})
     choice = choose(at(64), with_entry(TABLE, 1, config=word), tunable=strict)
     assert choice.config in (AT_64, AT_256, DEFAULT)
-    message = passed_over_message(strict, SM90, at(64), choice)
-    assert message is not None
-    assert "it is not in the search space" in message
+    assert passed_over_message(strict, SM90, at(64), choice) is None
 
 
 def test_b3_a_given_config_that_is_not_legal_is_an_error_with_the_reason() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sqlite3
 import sys
@@ -19,12 +20,13 @@ import torch
 from torch.autograd import forward_ad
 
 from aot_tune import environment
-from aot_tune.errors import LaunchError, MissWarning, TableWarning, UsageError
+from aot_tune.errors import LaunchError, MissError, MissWarning, TableWarning, UsageError
 from aot_tune.serve.choose import loader
 from aot_tune.serve.launch import dispatch
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.serve.runtime import TorchRuntime
 from aot_tune.tunable import Tunable
+from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Exact, Pow2
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
@@ -128,18 +130,10 @@ def test_a_config_that_this_gpu_is_too_small_for_is_passed_over_and_so_is_such_a
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("by", ["legal", "search_space"])
-def test_a_winner_that_the_declaration_no_longer_allows_is_warned_of_once(
-    by: str, tuned: Tunable, launched: Launched
-) -> None:
-    changes: dict[str, Any] = {
-        "legal": lambda config, arch, problem: "too wide" if config == AT_64 else True,
-        "search_space": lambda arch, problem: [c for c in tuned.search_space(arch, problem) if c != AT_64],
-    }
-    changed = dataclasses.replace(tuned, **{by: changes[by]})
-    reason = "too wide" if by == "legal" else "it is not in the search space"
+def test_a_winner_that_is_no_longer_legal_is_warned_of_once(tuned: Tunable, launched: Launched) -> None:
+    changed = dataclasses.replace(tuned, legal=lambda config, arch, problem: config != AT_64 or "too wide")
     with pytest.warns(
-        TableWarning, match=f"its table's winner, .* may not run: {reason}; .* tune again"
+        TableWarning, match=r"its table's winner, .* may not run: too wide; .* tune again"
     ) as told:
         changed.launch(*tensors(64))
     assert len(told) == 1
@@ -148,6 +142,23 @@ def test_a_winner_that_the_declaration_no_longer_allows_is_warned_of_once(
         warnings.simplefilter("error")
         changed.launch(*tensors(64))
         changed.launch(*tensors(256))
+
+
+@pytest.mark.process
+def test_a_winner_that_no_space_holds_any_more_is_warned_of_when_it_is_read(
+    tuned: Tunable, launched: Launched
+) -> None:
+    def space(arch: Arch, problem: Problem) -> list[Config]:
+        return [config for config in tuned.search_space(arch, problem) if config != AT_64]
+
+    with pytest.warns(TableWarning, match="1 config in no search space of scale, left out") as told:
+        changed = dataclasses.replace(tuned, search_space=space)
+    assert len(told) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        changed.launch(*tensors(64))
+        changed.launch(*tensors(256))
+    assert launched()[0] != blocks(64, 1024, AT_64)
 
 
 @pytest.mark.process
@@ -687,6 +698,26 @@ def test_a_miss_is_warned_of_once_with_the_command_that_tunes_it(tuned: Tunable)
         "--problem dtype=bfloat16,M=4096,N=1024" in messages[0]
     )
     assert caught[0].filename == __file__
+
+
+@pytest.mark.process
+def test_a_server_may_have_a_miss_raise_and_have_its_problem_written(
+    tuned: Tunable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: Driver
+) -> None:
+    monkeypatch.setenv(environment.ON_MISS, "error")
+    monkeypatch.setenv(environment.RECORD, str(tmp_path / "missed"))
+    tuned.launch(*tensors(64))
+    for _ in range(2):
+        with pytest.raises(MissError, match="AOT_TUNE_ON_MISS=error"):
+            tuned.launch(*tensors(4096))
+    assert len(driver.launches) == 1
+    (line,) = (tmp_path / f"missed.{os.getpid()}").read_text().splitlines()
+    assert json.loads(line) == {
+        "kernel": "scale",
+        "arch": "sm90",
+        "problem": {"dtype": "bfloat16", "M": 4096, "N": 1024},
+    }
+    assert dispatcher_of(tuned).choice(SM90, Problem(json.loads(line)["problem"])).source == "far"
 
 
 @pytest.mark.process

@@ -30,8 +30,8 @@ from aot_tune.tuner.archives.build import build
 from aot_tune.tuner.archives.recorded import recorded_kernel
 from aot_tune.tuner.archives.report import CubinRequest
 from tests.support import recorded_launches
-from tests.support.cutile_releases import OTHERS, other_release
 from tests.support.driver import Driver, FakeTensor
+from tests.support.other_releases import OTHERS, other_release
 from tests.support.recorded_launches import NAME, SM90
 from tests.support.tuned_once import SPACE, launch, scale_kernel
 

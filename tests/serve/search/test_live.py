@@ -102,6 +102,22 @@ def test_another_process_finds_the_winner_without_searching(
     assert dispatcher_of(again)._plans.popitem()[1].choice.source == "cached"
 
 
+@pytest.mark.process
+def test_a_winner_in_the_cache_that_the_space_lacks_now_is_replaced(
+    tuned: Tunable, driver: Driver, searched: list[list[Config]]
+) -> None:
+    tuned.launch(*tensors(4096))
+    [entry] = list((folder_here() or Path()).rglob("*.json"))
+    good = entry.read_bytes()
+    entry.write_bytes(good.replace(b'"tile_m": 32', b'"tile_m": 48'))
+    assert entry.read_bytes() != good
+    again = dataclasses.replace(tuned)
+    again.launch(*tensors(4096))
+    assert len(searched) == 2
+    assert grid_of(driver) == (128, 16, 1)
+    assert b'"tile_m": 32' in entry.read_bytes()
+
+
 def test_what_the_kernel_mutates_is_cloned_and_the_rest_is_not(tuned: Tunable) -> None:
     source, target = tensors(64)
     first, second = trial.cloned(tuned, (source, target))
@@ -570,7 +586,7 @@ def _search_cold(tunable: Tunable, folder: Path, number: int) -> None:
         return AT_64, 10.0
 
     key = live.key(SM90, "NVIDIA H200", Problem({"dtype": "bfloat16", "M": 4096, "N": 1024}))
-    found = live._shared(key, run, 20.0)
+    found = live._shared(key, run, 20.0, lambda config: True)
     (folder / f"found.{number}").write_text(str(found))
 
 
@@ -625,7 +641,7 @@ def test_b8_a_search_is_made_where_no_lock_can_be_had(
     live = LiveSearch(tuned, dispatcher_of(tuned).kernels)
     key = live.key(SM90, "NVIDIA H200", Problem({"dtype": "bfloat16", "M": 4096, "N": 1024}))
     with pytest.warns(CacheWarning, match="no locks here"):
-        assert live._shared(key, lambda: (AT_64, 10.0), 1.0) == AT_64
+        assert live._shared(key, lambda: (AT_64, 10.0), 1.0, lambda config: True) == AT_64
     assert UserCache(folder_here()).read(key) == AT_64
 
 
@@ -635,4 +651,4 @@ def test_a_lock_held_by_another_for_too_long_means_no_search(tuned: Tunable) -> 
     run: Callable[[], Any] = lambda: pytest.fail("searched")  # noqa: E731
     with UserCache(folder_here()).locked(key, 5.0) as state:
         assert state == "held"
-        assert live._shared(key, run, 0.2) is None
+        assert live._shared(key, run, 0.2, lambda config: True) is None

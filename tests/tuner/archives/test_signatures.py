@@ -23,6 +23,7 @@ from aot_tune.tuner.measure.worker.backend import RECHECK_SEEDS, SEEDS
 from aot_tune.tuner.plan.candidates import DeviceKernel
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Exact, Pow2, edge
+from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 from tests.support.samples import DEFAULT, MODULE, SPACE, scale, scale_table
 
@@ -267,3 +268,18 @@ def test_a_sweep_poses_the_sizes_that_it_compiled_and_odd_ones_have_their_own_se
     assert not any(has_odd_sizes(seed) for seed in (*SEEDS, *RECHECK_SEEDS))
     assert has_odd_sizes(ODD_SEED)
     assert signature(ODD_SEED) != signature(0)
+
+
+def test_a_config_of_a_table_that_no_space_holds_is_not_asked_about() -> None:
+    asked: list[object] = []
+
+    def legal(config: Config, arch: Arch, problem: Problem) -> bool:
+        asked.append(config["tile_m"])
+        return 4096 % int(config["tile_m"]) == 0
+
+    table = scale_table()
+    none = Config(constants={**DEFAULT.constants, "tile_m": 0}, hints=DEFAULT.hints)
+    kernel = DeviceKernel(FoundKernel(module=MODULE, tunable=dataclasses.replace(scale, legal=legal)), SM90)
+    spoilt = dataclasses.replace(table, portfolio=(*table.portfolio, none))
+    assert compilations(kernel, (spoilt,)) == compilations(kernel, (table,))
+    assert 0 not in asked

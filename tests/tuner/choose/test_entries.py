@@ -11,6 +11,7 @@ import pytest
 from aot_tune.errors import TuneError
 from aot_tune.tables import reader, writer
 from aot_tune.tables.rule import PREDICTED_GAIN
+from aot_tune.tables.strict_json import check_text
 from aot_tune.tables.table import Entry, Point, Table
 from aot_tune.tuner.choose.entries import choose_entries, settle_portfolio
 from aot_tune.tuner.choose.incumbent import keeps_figures
@@ -580,6 +581,15 @@ def test_what_disturbed_samples_is_in_the_entry_until_a_clean_run() -> None:
     clean = choose_entries(_disturbed_at(edge, None), portfolio, incumbent=spoilt)
     assert [entry.disturbed for entry in clean.entries] == [None]
     assert choose_entries(_disturbed_at(edge, "throttling"), portfolio, incumbent=clean) is clean
+
+
+def test_of_many_disturbances_an_entry_holds_what_a_table_can() -> None:
+    by = "other processes on the GPU: " + ", ".join(map(str, range(4000, 4200))) + "\n\x1b[31m"
+    (entry,) = choose_entries(_disturbed_at(problem(256), by), (_called("tall"),)).entries
+    check_text(entry.disturbed, "disturbed")
+    assert str(entry.disturbed).startswith("other processes on the GPU: 4000, 4001")
+    (entry,) = choose_entries(_disturbed_at(problem(256), "hot\nand slow"), (_called("tall"),)).entries
+    assert entry.disturbed == "hot and slow"
 
 
 def test_a_config_that_is_barred_at_an_edge_wins_elsewhere() -> None:

@@ -236,7 +236,7 @@ def test_a_lost_gpu_stops_the_sweep_with_its_outcomes_kept(start: Start) -> None
     assert [one.provisional for one in stood if isinstance(one, Measurement)] == [True]
 
 
-@pytest.mark.parametrize("bad", ["kill", "raise"])
+@pytest.mark.parametrize("bad", ["kill", "raise", "arguments"])
 def test_a_problem_whose_arguments_cannot_be_made_fails_and_not_the_gpu(start: Start, bad: str) -> None:
     session = start({"a": Does()}, bad_opens={32: bad})
     session.measure(ONE, of("a"))

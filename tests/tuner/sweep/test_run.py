@@ -73,6 +73,7 @@ class Session:
         self.told: list[tuple[str, Problem, Config, int | None]] = []
         self.known: set[Config] = set()
         self.least: dict[Problem, float] = {}
+        self.remembered: set[tuple[int, int, Stage]] = set()
 
     def __enter__(self) -> Session:
         return self
@@ -144,7 +145,7 @@ class Session:
         ]
 
     def remember_fault(self, problem: Problem, config: Config, message: str, stage: Stage) -> None:
-        pass
+        self.remembered.add((problem.size("M"), int(config["tile_m"]), stage))
 
     def _open(self, what: str, problem: Problem, configs: Mapping[Config, Path | None]) -> None:
         if self.name in self.raises:
@@ -292,6 +293,19 @@ def test_a_sweep_that_was_stopped_goes_on_and_repeats_nothing(
     _tune(folder)
     assert _path(folder).read_bytes() == whole, "stopped and resumed, or in one go: the same table"
     assert sessions[2].told == first + second
+
+
+def test_a_wrong_result_in_the_journal_is_told_to_the_session(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "wrong", frozenset({64}))
+    monkeypatch.setattr(Session, "fails_after", 30)
+    with pytest.raises(TuneError, match="lost"):
+        _tune(folder)
+    monkeypatch.setattr(Session, "fails_after", None)
+    _tune(folder)
+    assert sessions[0].remembered == set()
+    assert (1, 64, "verify") in sessions[1].remembered
 
 
 def test_a_changed_driver_is_not_mixed_with_what_was_measured(

@@ -17,7 +17,7 @@ import torch
 from aot_tune.declare.comparison import bits, chunks, compare, poison
 from aot_tune.declare.declaration import Close, Declaration
 from aot_tune.declare.reference import closes_of
-from aot_tune.errors import DeclarationError
+from aot_tune.errors import ArgumentsError, DeclarationError
 from aot_tune.values.problem import Problem
 from aot_tune.values.text import described
 
@@ -54,7 +54,8 @@ class Case:
         """Make the arguments and compute their reference.
 
         Raises:
-            DeclarationError: `make_args` or `reference` raises, or does not return what the declaration says.
+            ArgumentsError: `make_args` or `reference` raises.
+            DeclarationError: One of them does not return what the declaration says.
         """
         args = tuple(_called(tunable, "make_args", problem, device, seed))
         names = tunable.parameters
@@ -187,14 +188,14 @@ def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _called(tunable: Declaration, function: str, *arguments: Any) -> Any:
-    """Call a function of the declaration; any error but running out of memory is a `DeclarationError`."""
+    """Call a function of the declaration; any error but running out of memory is an `ArgumentsError`."""
     asked = getattr(tunable, function)
     try:
         return asked(*arguments)
     except (torch.OutOfMemoryError, DeclarationError):
         raise
     except Exception as error:
-        raise DeclarationError(f"{tunable.name}: {function} raises {described(error, asked)}") from error
+        raise ArgumentsError(f"{tunable.name}: {function} raises {described(error, asked)}") from error
 
 
 def _references(

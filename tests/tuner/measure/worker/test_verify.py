@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from aot_tune.declare import comparison
 from aot_tune.declare.comparison import bits, compare, poison
 from aot_tune.declare.declaration import Close
-from aot_tune.errors import DeclarationError
+from aot_tune.errors import ArgumentsError, DeclarationError
 from aot_tune.tuner.measure.worker.backend import SEEDS
 from aot_tune.tuner.measure.worker.verify import Case, digests
 from aot_tune.values.problem import Problem
@@ -379,6 +379,16 @@ def test_a_declaration_that_contradicts_itself_is_refused_with_what_to_return(
 ) -> None:
     with pytest.raises(DeclarationError, match=message):
         Case.make(declared(**changes), Problem({"M": 6}), CPU, 0)
+
+
+def test_a_problem_whose_arguments_raise_is_told_from_a_wrong_declaration() -> None:
+    def make_args(problem: Problem, device: torch.device, seed: int) -> tuple[Any, ...]:
+        raise ValueError("no such size")
+
+    with pytest.raises(ArgumentsError, match=r"make_args raises ValueError: no such size"):
+        Case.make(declared(make_args=make_args), Problem({"M": 6}), CPU, 0)
+    with pytest.raises(ArgumentsError, match="reference raises TypeError"):
+        Case.make(declared(reference=lambda x: None), Problem({"M": 6}), CPU, 0)
 
 
 def test_running_out_of_memory_is_not_taken_for_a_wrong_declaration() -> None:

@@ -1,4 +1,4 @@
-"""Releases of cuda-tile beside the installed one, fetched into folders of their own."""
+"""Releases of cuda-tile beside the installed one, each in a folder of its own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+
 OTHERS = ("1.6.0",)
 """Releases beside the installed one, the oldest of each tested minor version."""
 

@@ -1,0 +1,80 @@
+"""Append each problem that missed to the file that AOT_TUNE_RECORD names. Off by default; never blocks.
+
+A line is a JSON object: ``{"kernel": "matmul", "arch": "sm90", "problem": {"M": 300, ...}}`` for a declared
+kernel, which `aot-tune tune --problems FILE` reads, and ``{"search": "lib.ops:kernel", ...}`` for a search
+that was not recorded. Each process appends to a file of its own, whole lines, each problem once. Nothing is
+written while a graph is captured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from aot_tune import environment
+from aot_tune.errors import MissWarning
+from aot_tune.serve.runtime import runtime
+from aot_tune.serve.warn import warn
+
+MOST_LINES = 4096
+"""The most problems that one process appends."""
+
+MOST_BYTES = 4 * 1024 * 1024
+"""The most bytes that one process appends."""
+
+
+class _File:
+    """What this process has appended."""
+
+    def __init__(self) -> None:
+        self.lines: set[str] = set()
+        self.bytes = 0
+        self.failed = False
+
+
+_files: dict[tuple[Path, int], _File] = {}
+"""By file and process: a forked child begins with none of its own."""
+
+
+def note(missed: Mapping[str, object]) -> None:
+    """Append a problem that missed, where AOT_TUNE_RECORD asks for it.
+
+    Args:
+        missed: The line, as plain JSON values.
+    """
+    named = environment.missed_file()
+    if named is None or runtime().capturing():
+        return
+    file = _files.setdefault((named, os.getpid()), _File())
+    line = json.dumps(missed, separators=(",", ":"))
+    data = line.encode() + b"\n"
+    full = len(file.lines) >= MOST_LINES or file.bytes + len(data) > MOST_BYTES
+    if file.failed or full or line in file.lines:
+        return
+    file.lines.add(line)
+    file.bytes += len(data)
+    try:
+        _append(named.with_name(f"{named.name}.{os.getpid()}"), data)
+    except OSError as error:
+        file.failed = True
+        with suppress(Exception):  # a warning that is an error, or cannot be written, stops no launch
+            warn(
+                f"{environment.RECORD}={named}: problems that missed are not written: {error.strerror}",
+                MissWarning,
+            )
+
+
+def _append(path: Path, data: bytes) -> None:
+    """Append a line by one call of the system, so that no half a line stays beside others."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        size = os.fstat(descriptor).st_size
+        if os.write(descriptor, data) != len(data):
+            os.ftruncate(descriptor, size)
+            raise OSError(None, "the disk is full")
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,116 @@
+"""Programs recorded by ``aot-tune record`` and replayed: real processes, real tables, the stand-in driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aot_tune import environment
+from aot_tune.recorded.document import parse
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "tests" / "support" / "tunes_once" / "mylib"
+
+ONCE = """
+import json, sys, torch
+from tests.support.played_cuda import counted, noted, on_the_stand_in
+
+with on_the_stand_in():
+    from tests.support import tuned_once
+    launches, searched = noted("tests.support"), counted()
+    for rows in map(int, sys.argv[1:]):
+        x = torch.empty(rows, dtype=torch.float16, device="cuda")
+        tuned_once.launch(x, torch.empty_like(x))
+print(json.dumps({"launches": launches, "searched": searched}))
+"""
+
+pytestmark = pytest.mark.process
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name not in environment.DESCRIPTIONS}
+    path = os.pathsep.join([str(folder), str(ROOT)])
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**kept, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def aot_tune(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return run(folder, "-m", "aot_tune", *words)
+
+
+def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_program_is_recorded_and_then_run_without_a_search(tmp_path: Path) -> None:
+    program = ["--", sys.executable, "-c", ONCE]
+    done = aot_tune(tmp_path, "record", "--out", "tables", *program, "1024", "5000")
+    first = answer(done)
+    (path,) = (tmp_path / "tables" / "sm90").iterdir()
+    entries = parse(path.read_bytes()).entries
+    assert [entry.problem.arguments[2].value for entry in entries] == [1024, 5000]
+    row, *rest = done.stderr.splitlines()[1:]
+    assert row.split()[:3] == ["tuned_once.py:35", "tests.support.tuned_once.scale_kernel", "2"]
+    assert rest == ["1 table written:", f"  {path}"]
+    again = answer(aot_tune(tmp_path, "run", "--tables", "tables", *program, "1024", "5000"))
+    assert again == {"launches": first["launches"], "searched": []}
+    grids = [one["grid"] for one in again["launches"]]
+    assert grids == [list(entry.grid) for entry in entries]
+    near_and_far = answer(aot_tune(tmp_path, "run", "--tables", "tables", *program, "1500", "100"))
+    assert near_and_far["searched"] == [9]
+
+
+def test_a_package_gets_tables_by_changing_one_import(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "mylib")
+    program = ("-m", "tests.support.children.three_kernels")
+    path = tmp_path / "mylib" / "kernels.py"
+    text = path.read_text()
+    assert text.count("import exhaustive_search\n") == 1
+    path.write_text(text.replace("from cuda.tile.tune import", "from aot_tune import"))
+    before = answer(run(tmp_path, *program))
+    assert before["searched"] == [2, 3, 4]  # nothing is recorded yet
+
+    recorded = aot_tune(tmp_path, "record", "--package", "mylib", "--", sys.executable, *program)
+    assert answer(recorded)["launches"] == before["launches"]
+    tables = sorted(one.name for one in (tmp_path / "mylib" / "tuned_configs" / "sm90").iterdir())
+    kernels = ("add_kernel", "row_sum_kernel", "scale_kernel")
+    assert tables == [f"mylib.kernels.{name}.json" for name in kernels]
+    assert answer(run(tmp_path, *program)) == {**before, "searched": []}
+
+
+def test_the_programs_exit_code_is_passed_on(tmp_path: Path) -> None:
+    program = ["--", sys.executable, "-c", "raise SystemExit(3)"]
+    done = aot_tune(tmp_path, "record", *program)
+    assert (done.returncode, done.stderr) == (
+        3,
+        "no search was met: nothing called cuda.tile.tune.exhaustive_search\n",
+    )
+    assert aot_tune(tmp_path, "run", *program).returncode == 3
+    killed = aot_tune(tmp_path, "run", "--", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)")
+    assert killed.returncode == 137
+
+
+@pytest.mark.parametrize("verb", ["record", "run"])
+def test_without_a_program_it_is_told_what_to_do(verb: str, tmp_path: Path) -> None:
+    done = aot_tune(tmp_path, verb)
+    assert done.returncode == 2
+    assert "name the program after --, such as: -- python serve.py" in done.stderr
+    done = aot_tune(tmp_path, verb, "--", "no-such-program")
+    assert done.returncode == 2
+    assert "there is no program 'no-such-program' on PATH" in done.stderr

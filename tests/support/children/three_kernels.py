@@ -1,0 +1,27 @@
+"""A child process that calls the three functions of the package `tests/support/tunes_once` once each."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import torch
+
+from tests.support.played_cuda import counted, noted, on_the_stand_in
+
+
+def main() -> None:
+    with on_the_stand_in(), warnings.catch_warnings(record=True) as caught:
+        from mylib import kernels  # type: ignore[import-not-found]
+
+        launches, searched = noted("mylib"), counted()
+        x = torch.empty(1000, dtype=torch.float16, device="cuda")
+        kernels.scale(x, 2.0)
+        kernels.add_(x, torch.empty_like(x))
+        kernels.row_sum(torch.empty(300, 64, dtype=torch.float16, device="cuda"))
+    said = [str(one.message) for one in caught]
+    print(json.dumps({"launches": launches, "searched": searched, "warnings": said}))
+
+
+if __name__ == "__main__":
+    main()
