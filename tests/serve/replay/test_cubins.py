@@ -184,6 +184,38 @@ def test_uninstall_puts_cutile_s_method_back() -> None:
     assert ct.kernel._compile is cutile._own_compile()
 
 
+def test_on_a_release_that_was_not_tested_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    uninstall()
+    monkeypatch.setattr(cutile, "private_names_known", lambda: False)
+    install()
+    assert ct.kernel._compile is cutile._own_compile()
+
+
+@pytest.mark.process
+def test_where_another_s_method_stands_before_ours_it_stays_and_ours_rests(
+    tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_archive(tmp_path)
+    ours = ct.kernel._compile
+
+    def theirs(self: Any, *args: Any) -> Any:
+        return ours(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ct.kernel, "_compile", theirs)
+        uninstall()
+        assert ct.kernel._compile is theirs
+        launch_with(1024, 64, occupancy=1)
+        assert driver.compiled[0].startswith("scale_kernel_K")
+        install(tables=tmp_path)
+        launch_with(1024, 64, occupancy=1)
+        with pytest.warns(CubinWarning, match="cuTile compiles it"):
+            launch_with(1024, 64, occupancy=2)
+        assert driver.compiled[1] == SYMBOL
+        uninstall()
+    cutile.let_kernels_ask(None)
+
+
 def test_the_authors_door_brings_the_cubins() -> None:
     uninstall()
     sys.modules.pop("aot_tune.serve.replay.door", None)
