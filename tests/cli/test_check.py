@@ -440,6 +440,17 @@ def test_disturbed_times_are_a_remark_that_fails_nothing(
     assert "no problems found, 1 remark" in result.output
 
 
+def test_what_a_declaration_may_not_mean_is_a_remark_beside_its_table(tmp_path: Path) -> None:
+    write(tmp_path, scale_table())
+    (found,) = scale_in(tmp_path).values()
+    somewhere = dataclasses.replace(
+        found.tunable, search_space=lambda arch, problem: scale.search_space(arch, problem) * (arch == SM90)
+    )
+    findings = check({"scale": dataclasses.replace(found, tunable=somewhere)})
+    (finding,) = [finding for finding in findings if "search_space is empty or raises" in finding.what]
+    assert finding.remark
+
+
 def test_a_recorded_table_is_no_table_of_a_declaration(tmp_path: Path) -> None:
     path = write(tmp_path, dataclasses.replace(scale_table(), kind="recorded"))
     (line,) = _told(tmp_path)
