@@ -208,6 +208,14 @@ def test_a_kernel_without_any_table_is_found(tmp_path: Path) -> None:
     assert "holds no tables for scale: tune them: aot-tune tune scale --module tests.support.samples" in line
 
 
+def test_a_command_names_the_module_in_which_a_kernel_was_found(tmp_path: Path) -> None:
+    found = {
+        name: dataclasses.replace(one, module="mylib.all_of_them") for name, one in scale_in(tmp_path).items()
+    }
+    (line,) = [str(finding) for finding in check(found) if "holds no tables" in finding.what]
+    assert line.endswith(": tune them: aot-tune tune scale --module mylib.all_of_them")
+
+
 def test_configs_need_not_name_constants_that_args_fn_computes(tmp_path: Path) -> None:
     space = [Config(hints={"occupancy": occupancy}) for occupancy in (1, 2)]
     found = scale_in(tmp_path)["scale"]

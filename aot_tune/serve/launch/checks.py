@@ -111,7 +111,7 @@ def explain(tunable: Declaration, error: Exception, args: Sequence[Any], here: R
 def refused(
     tunable: Declaration, problem: Problem, config: Config, args: Sequence[Any], error: Exception
 ) -> LaunchError:
-    """The error for a launch that cuTile refuses: kernel, problem, config, cuTile's reason and the arguments."""
+    """The error for a launch that cuTile refuses, with the problem, its reason and the arguments."""
     reason = ", ".join(line.strip() for line in str(error).strip().splitlines()[:2])
     given = ", ".join(f"{name} {_in_words(arg)}" for name, arg in zip(tunable.parameters, args, strict=True))
     return LaunchError(
