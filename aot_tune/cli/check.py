@@ -351,7 +351,9 @@ def _undeclared(path: Path, name: str, kernels: Mapping[str, FoundKernel]) -> Fi
 
 
 def _module_options(kernels: Mapping[str, FoundKernel]) -> str:
-    return "".join(dict.fromkeys(one.tunable.module_option for one in kernels.values()))
+    """The options that name the modules in which the kernels were found, each once."""
+    modules = [one.module for one in kernels.values() if one.tunable.module_option]
+    return "".join(f" --module {module}" for module in dict.fromkeys(modules))
 
 
 def _tune(tunable: Declaration, arch: str) -> str:

@@ -126,6 +126,17 @@ def test_a_changed_table_compiles_only_what_it_adds(tmp_path: Path, cubins: Path
     assert any("_I32_I64" in signature for _, signature in section(after).keys)
 
 
+def test_what_a_declaration_may_not_mean_is_said_first(tmp_path: Path, cubins: Path) -> None:
+    said: list[str] = []
+    found = sample(tmp_path)
+    spaced = dataclasses.replace(
+        found.tunable, search_space=lambda arch, problem: scale.search_space(arch, problem) * (arch == SM90)
+    )
+    kernels = (dataclasses.replace(found, tunable=spaced),)
+    build(request(tmp_path, cubins, kernels=kernels), said.append)
+    assert said[0].startswith("remark: scale: search_space is empty or raises on sm80")
+
+
 def test_another_folder_gets_the_same_bytes(tmp_path: Path, cubins: Path) -> None:
     here = one(build(request(tmp_path, cubins), lambda line: None))
     there = one(build(request(tmp_path, cubins, out=tmp_path / "there"), lambda line: None))
