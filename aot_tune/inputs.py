@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 
 import torch
+
+_SHORT = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "f16": "float16",
+    "fp32": "float32",
+    "f32": "float32",
+    "tf32": "float32",
+    "fp64": "float64",
+    "fp8": "float8_e4m3fn",
+    "e4m3": "float8_e4m3fn",
+    "e5m2": "float8_e5m2",
+}
+"""Names that other libraries have for a dtype, with torch's."""
 
 
 def has_odd_sizes(seed: int) -> bool:
@@ -81,11 +96,31 @@ def empty(shape: Sequence[int], dtype: str | torch.dtype, device: str | torch.de
     return torch.empty(tuple(shape), dtype=named_dtype(dtype), device=device)
 
 
+def zeros(shape: Sequence[int], dtype: str | torch.dtype, device: str | torch.device) -> torch.Tensor:
+    """A tensor of zeros: locks, counters, sums to add to."""
+    return full(shape, 0, dtype, device)
+
+
+def full(
+    shape: Sequence[int], value: float, dtype: str | torch.dtype, device: str | torch.device
+) -> torch.Tensor:
+    """A tensor that holds `value` everywhere, in any dtype that torch can convert to."""
+    device, dtype = torch.device(device), named_dtype(dtype)
+    filled = torch.empty(tuple(shape), dtype=dtype, device=device)
+    return filled if device.type == "meta" else filled.fill_(value)
+
+
 def named_dtype(dtype: str | torch.dtype) -> torch.dtype:
     """The torch dtype called `dtype`, such as ``bfloat16``."""
     if isinstance(dtype, torch.dtype):
         return dtype
     found = getattr(torch, dtype, None)
     if not isinstance(found, torch.dtype):
-        raise ValueError(f"torch has no dtype called {dtype!r}")
+        near = _SHORT.get(dtype) or next(iter(difflib.get_close_matches(dtype, _names(), n=1)), "bfloat16")
+        raise ValueError(f"torch has no dtype called {dtype!r}; write {near!r}")
     return found
+
+
+def _names() -> list[str]:
+    """The names of all of torch's dtypes."""
+    return [name for name, value in vars(torch).items() if isinstance(value, torch.dtype)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -42,6 +44,23 @@ def test_values_do_not_depend_on_what_was_drawn_before():
 def test_integers_keep_their_bounds():
     values = inputs.randint((10_000,), 3, 7, torch.int64, "cpu", 0)
     assert (values.min().item(), values.max().item(), values.dtype) == (3, 6, torch.int64)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool", "bfloat16", "float8_e4m3fn"])
+def test_zeros_and_full_hold_one_value_in_any_dtype(dtype):
+    for made, value in ((inputs.zeros((2, 3), dtype, "cpu"), 0), (inputs.full((2, 3), 1, dtype, "cpu"), 1)):
+        assert (made.shape, str(made.dtype)) == ((2, 3), f"torch.{dtype}")
+        assert made.to(torch.float32).eq(value).all()
+    assert inputs.zeros((2,), dtype, "meta").is_meta
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [("bf16", "bfloat16"), ("fp8", "float8_e4m3fn"), ("flaot16", "float16"), ("?", "bfloat16")],
+)
+def test_a_name_that_is_no_dtype_is_told_the_nearest(name, right):
+    with pytest.raises(ValueError, match=f"no dtype called '{re.escape(name)}'; write '{right}'$"):
+        inputs.named_dtype(name)
 
 
 @pytest.mark.parametrize("name", ["float31", "nn", "", "zeros"])

@@ -16,9 +16,11 @@ import typer
 from aot_tune import environment
 from aot_tune.cli.app import app
 from aot_tune.record import launches, recorder
+from aot_tune.recorded import document as recorded
 from aot_tune.serve.replay import searches
 from aot_tune.tables import reader, writer
 from aot_tune.tunable import Tunable
+from tests.support.recorded_tables import TABLE
 
 ROOT = Path(__file__).parents[1]
 PLACES = {
@@ -275,6 +277,18 @@ def test_every_environment_variable_they_name_is_one_that_the_code_reads() -> No
 def test_the_example_of_a_table_is_a_table_in_the_bytes_that_are_written() -> None:
     text = example("table")
     assert writer.dump(reader.parse(text)).decode() == text
+
+
+def test_the_example_of_a_recorded_table_is_one_in_the_bytes_that_are_written() -> None:
+    assert example("recorded table").encode() == recorded.dump(TABLE)
+
+
+def test_every_field_of_a_recorded_table_has_a_word() -> None:
+    text = example("recorded table")
+    part = FORMAT.partition("## Recorded tables")[2].partition("## The rule inside")[0]
+    table = json.loads(text)
+    above = {"schema", "arch"}
+    assert {name for name in (*table, *table["entries"][0]) if f"`{name}`" not in part} == above
 
 
 def test_every_field_of_a_table_that_needs_a_word_has_one() -> None:

@@ -516,14 +516,15 @@ def doctor(
 ) -> None:
     """Print which GPU, compiler, tables and cache this process would use, or why a problem gets its config.
 
-    Of a recorded kernel, whose name has a dot, print which problems are answered.
-
-    Exit code 1 when the declaration of the kernel is wrong.
+    Of a declared kernel it prints a checklist too: what is done and what is not. Of a recorded one, whose
+    name has a dot, it prints which problems are answered. Exit code 1 when the declaration is wrong.
     """
+    from aot_tune.cli.checklist import checklist
     from aot_tune.cli.doctor import diagnose, diagnosis_lines
     from aot_tune.cli.explain import explain, explanation_lines, overview_lines
     from aot_tune.cli.recorded import find
     from aot_tune.cli.recorded.doctor import kernel_lines
+    from aot_tune.declare.checks import declaration_problems
     from aot_tune.declare.discovery import find_tunables
 
     target = selection.chosen_arch(arch)
@@ -542,10 +543,12 @@ def doctor(
     tunable = kernels[0].tunable
     chosen = selection.problems_by_kernel(kernels, problem or ()).get(kernel, tunable.typical_problems)
     answers = [explain(tunable, target, one) for one in chosen]
+    mistakes = [] if problem else declaration_problems(tunable, target)
     if as_json:
         command.put(json_text(answers))
     elif problem:
         command.put(line for one in answers for line in explanation_lines(one))
     else:
         command.put(overview_lines(answers))
-    command.leave(failed=any(one.mistakes for one in answers))
+        command.put(map(str, checklist(tunable, target, mistakes)))
+    command.leave(failed=bool(mistakes) or any(one.mistakes for one in answers))

@@ -187,7 +187,7 @@ def _root(folder: Path, kernels: Mapping[str, FoundKernel], *, own: bool) -> Ite
 
 
 def _arch_folder(folder: Path, kernels: Mapping[str, FoundKernel], *, own: bool) -> Iterator[Finding]:
-    """Check one arch's folder. An archive alone needs no tables beside it: it holds the defaults' cubins."""
+    """Check one arch's folder. An archive or recorded tables alone need no others beside them."""
     children = sorted(folder.iterdir())
     for child in children:
         if child.name == FILE_NAME:
@@ -202,8 +202,9 @@ def _arch_folder(folder: Path, kernels: Mapping[str, FoundKernel], *, own: bool)
         else:
             yield from _table(child, kernels, own=own)
     archived = any(child.name == FILE_NAME for child in children)
+    recorded = any(has_recorded_name(child) for child in children)
     tabled = any(child.suffix == ".json" and not has_recorded_name(child) for child in children)
-    for name, one in kernels.items() if own and (tabled or not archived) else ():
+    for name, one in kernels.items() if own and (tabled or not (archived or recorded)) else ():
         path = folder / f"{name}.json"
         if not path.exists():
             yield _finding(path, f"{name} has no table for {folder.name}", _tune(one.tunable, folder.name))
@@ -350,7 +351,9 @@ def _undeclared(path: Path, name: str, kernels: Mapping[str, FoundKernel]) -> Fi
 
 
 def _module_options(kernels: Mapping[str, FoundKernel]) -> str:
-    return "".join(dict.fromkeys(one.tunable.module_option for one in kernels.values()))
+    """The options that name the modules in which the kernels were found, each once."""
+    modules = [one.module for one in kernels.values() if one.tunable.module_option]
+    return "".join(f" --module {module}" for module in dict.fromkeys(modules))
 
 
 def _tune(tunable: Declaration, arch: str) -> str:

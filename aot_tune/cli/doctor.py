@@ -132,7 +132,7 @@ def diagnose(arch: Arch, modules: Sequence[str] = ()) -> Diagnosis:
         declared = survey(modules)
         remarks += map(str, declared.broken)
         for found in declared.found.values():
-            tables += _table_states(found.tunable, arch)
+            tables += table_states(found.tunable, arch)
     except AotTuneError as error:
         if modules:
             raise
@@ -233,7 +233,8 @@ def _installation_remarks() -> Iterator[str]:
             yield mistake
 
 
-def _table_states(tunable: Declaration, arch: Arch) -> Iterator[TableState]:
+def table_states(tunable: Declaration, arch: Arch) -> Iterator[TableState]:
+    """The files in which a kernel's table for an arch is looked for, in that order, and what they hold."""
     for folder, _ in loader.folders(tunable):
         path = store.table_path(folder, arch, tunable.name)
         state, usable = _table_state(path, tunable, arch)

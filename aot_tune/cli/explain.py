@@ -13,7 +13,6 @@ from aot_tune import environment
 from aot_tune.declare.checks import mistakes_on
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.fingerprint.hashing import source_hash
-from aot_tune.declare.mistakes import of_problems
 from aot_tune.serve.choose import loader
 from aot_tune.serve.choose.index import Index
 from aot_tune.serve.choose.resolve import Choice, Legality, Source, tune_command
@@ -116,21 +115,13 @@ def explain(tunable: Declaration, arch: Arch, problem: Problem) -> Explanation:
 
 
 def overview_lines(answers: Sequence[Explanation]) -> list[str]:
-    """One line for each problem of a kernel, then how many have remarks, and the declaration's mistakes."""
+    """One line for each problem of a kernel, then how many have remarks of their own."""
     heads = ("problem", "step", "config")
     rows = [(str(one.problem), one.source, str(one.config)) for one in answers]
     missed = [one for one in answers if one.remarks]
-    again = f"{counted(len(missed), 'problem')} with remarks; name one with --problem to read them"
-    wrong = [one for one in answers if one.mistakes]
-    return [
-        *aligned([heads, *rows]),
-        *([again] if missed else []),
-        *(
-            f"the declaration is wrong: {of_problems(text, one.problem, len(wrong) - 1)}"
-            for one in wrong[:1]
-            for text in one.mistakes
-        ),
-    ]
+    first = missed[0].remarks[0] if missed else ""
+    again = f"{counted(len(missed), 'problem')} with remarks; --problem prints all of one; the first: {first}"
+    return [*aligned([heads, *rows]), *([again] if missed else [])]
 
 
 def explanation_lines(answer: Explanation) -> list[str]:

@@ -26,10 +26,8 @@ def argument_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Ite
         args = tunable.make_args(problem, torch.device("meta"), 0)
     except Exception as error:
         raised = described(error, tunable.make_args)
-        yield Mistake(
-            "make_args",
-            f"make_args({problem}) on device 'meta' raised {raised}; make them with aot_tune.inputs",
-        )
+        advice = "make them with aot_tune.inputs" if _of_the_machine(error) else "correct it"
+        yield Mistake("make_args", f"make_args({problem}) on device 'meta' raised {raised}; {advice}")
         return
     if not isinstance(args, tuple) or len(args) != len(tunable.parameters):
         yield Mistake(
@@ -67,6 +65,11 @@ def _problem_mistakes(tunable: Declaration, problem: Problem, args: tuple[Any, .
     if missing:
         returns = f"of the arguments made for {problem} it returns {stated}"
         yield Mistake(f"axis {missing[0]}", axis_missing(missing[0], returns))
+    elif on_device := [name for name, value in stated.items() if str(value).partition(":")[0] == "meta"]:
+        yield Mistake(
+            "problem",
+            f"problem() returns the device as {on_device[0]}; leave it out: there is a table for each arch",
+        )
     elif stated != problem:
         yield Mistake(
             "problem",
@@ -165,6 +168,10 @@ _MACHINE_WORDS = ("meta", "cuda", "nvidia", "driver", "triton")
 """An error whose text has one of these words comes from a missing GPU or storage, not from a mistake."""
 
 
+def _of_the_machine(error: Exception) -> bool:
+    return any(word in str(error).lower() for word in _MACHINE_WORDS)
+
+
 def _reference_mistakes(tunable: Declaration, args: tuple[Any, ...]) -> Iterator[Mistake]:
     """Mistakes in the reference that show without computing; a sweep calls it on real tensors."""
     try:
@@ -175,7 +182,7 @@ def _reference_mistakes(tunable: Declaration, args: tuple[Any, ...]) -> Iterator
     except (NotImplementedError, AssertionError, ImportError):
         return  # torch has no kernel for "meta", the author checks the device, or a GPU library is missing
     except Exception as error:
-        if not any(word in str(error).lower() for word in _MACHINE_WORDS):
+        if not _of_the_machine(error):
             raised = described(error, tunable.reference)
             yield Mistake(
                 "reference",

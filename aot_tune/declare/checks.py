@@ -7,7 +7,7 @@ one arch. `declaration_problems` looks at all problems on one arch, for the tune
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -48,6 +48,18 @@ _CALLABLES = (
     "fits",
 )
 _OPTIONAL_CALLABLES = ("tiles", "work")
+_CALLED_WITH = {
+    "search_space": ("arch", "problem"),
+    "default": ("arch", "problem"),
+    "legal": ("config", "arch", "problem"),
+    "fits": ("config", "device", "problem"),
+    "grid_fn": ("config", "device", "problem"),
+    "make_args": ("problem", "device", "seed"),
+    "tiles": ("config", "problem"),
+    "work": ("config", "problem"),
+}
+"""What each function of a declaration is called with, but for those that take the launch arguments."""
+
 _MUTATED = ("outputs", "inplace", "reset")
 
 _FIRST_ARCHS = (Arch(9, 0), Arch(10, 0), Arch(12, 0))
@@ -116,6 +128,8 @@ def _check_functions(tunable: Declaration) -> None:
         value = getattr(tunable, field)
         if not callable(value) and not (value is None and field in _OPTIONAL_CALLABLES):
             _refuse(tunable, f"{field} is {value!r:.80}; write a function")
+        if value is not None and field in _CALLED_WITH:
+            _check_called(tunable, field, value)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     for parameter in inspect.signature(tunable.problem).parameters.values():
         if parameter.kind not in kinds:
@@ -123,6 +137,20 @@ def _check_functions(tunable: Declaration) -> None:
                 tunable,
                 f"problem() takes {parameter}; write out the launch arguments, each by name and by position",
             )
+
+
+def _check_called(tunable: Declaration, field: str, function: Callable[..., object]) -> None:
+    """Refuse a function that cannot take what it is called with, where its signature can be read."""
+    called_with = _CALLED_WITH[field]
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*called_with)
+    except TypeError:
+        given = ", ".join(called_with)
+        _refuse(tunable, f"{field} is called with ({given}) and takes {signature}; take these, by position")
 
 
 def _check_arguments(tunable: Declaration) -> None:

@@ -97,12 +97,15 @@ def survey(modules: Sequence[str] = (), *, may_be_bare: Container[str] = ()) -> 
         for one in here:
             other = found.get(one.tunable.name)
             if other is not None and other.tunable is not one.tunable:
-                raise UsageError(
-                    f"two kernels are called {one.tunable.name!r}: one in {other.module}, one in {module}; "
-                    "name one module with --module"
-                )
+                raise UsageError(_twice(one.tunable.name, other.module, module))
             found.setdefault(one.tunable.name, one)
     return Survey(found=found, broken=tuple(broken))
+
+
+def _twice(name: str, one: str, other: str) -> str:
+    if one == other:
+        return f"two kernels of {one} are called {name!r}; give one of them another name"
+    return f"two kernels are called {name!r}: one in {one}, one in {other}; name one module with --module"
 
 
 def broken_point(module: str, what: str) -> Broken:
@@ -167,8 +170,8 @@ def _declared_in(module: str) -> list[FoundKernel]:
     here = list(_tunables_in(module))
     if not here:
         raise UsageError(
-            f"module {module} declares no kernel: it has no global that is a Tunable; "
-            "name the module that holds one, or import them there"
+            f"module {module} declares no kernel: it has no global that is a Tunable, or a list or dict "
+            "of them; name the module that holds one, or import them there"
         )
     return here
 
@@ -176,15 +179,24 @@ def _declared_in(module: str) -> list[FoundKernel]:
 def _tunables_in(module: str) -> Iterable[FoundKernel]:
     """The declarations among a module's globals, each once, in the order of their definition.
 
-    Those in a module's tuple ``TUNABLES`` come first, where it has one.
+    Lists, tuples and dicts of declarations are such globals too, as a loop over variants makes them. Those in
+    a module's tuple ``TUNABLES`` come first, where it has one.
     """
     seen: set[int] = set()
     names = vars(imported(module))
     listed = names.get("TUNABLES", ())
     for value in (*(listed if isinstance(listed, tuple) else ()), *names.values()):
-        if isinstance(value, Declaration) and id(value) not in seen:
-            seen.add(id(value))
-            yield FoundKernel(module=module, tunable=value)
+        for one in _members(value):
+            if isinstance(one, Declaration) and id(one) not in seen:
+                seen.add(id(one))
+                yield FoundKernel(module=module, tunable=one)
+
+
+def _members(value: object) -> Iterable[object]:
+    """The members of a list, a tuple or a dict's values; of any other global the value itself."""
+    if isinstance(value, list | tuple):
+        return value
+    return tuple(value.values()) if isinstance(value, dict) else (value,)
 
 
 def _add_current_folder() -> None:

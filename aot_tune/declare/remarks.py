@@ -156,8 +156,8 @@ def _copies_of_strided(tunable: Declaration, arch: Arch) -> Iterator[str]:
             if passed is not None and not any(map(shares(strided), passed.values())):
                 yield (
                     f"args_fn hands on a copy of {name} where it is not contiguous, so a launch would leave "
-                    "the caller's tensor as it was; hand it on as it is or as a view (x.view, not x.reshape or "
-                    "x.contiguous), or refuse such a tensor before the launch"
+                    "the caller's tensor as it was; hand it on as it is or as a view (x.view, not x.reshape "
+                    "or x.contiguous), or refuse such a tensor before the launch"
                 )
 
 

@@ -215,7 +215,8 @@ def _prebuilt_class() -> Any:
             unchecked = sys._getframe(1).f_globals.get(UNCHECKED)  # cuTile's launch has no frame of its own
             if unchecked and any(getattr(p, "may_alias_internally", False) for p in signature.parameters):
                 raise TypeError("the elements of an argument may share memory, and it was not checked")
-            return _code(self, self._cubins, signature, context, _arch_of(compute_capability))
+            arch = _arch_of(compute_capability)
+            return _code(_own_compile(), self, self._cubins, signature, context, arch)
 
         def replace_hints(self, **hints: Any) -> Any:
             # exhaustive_search calls this even without hints, and would get a plain kernel, which compiles
@@ -258,7 +259,7 @@ def _asking(own: Callable[..., Any]) -> Callable[..., Any]:
             arch = _arch_of(compute_capability)
             cubins = cubins_of(self, arch)
             if cubins is not None:
-                return _code(self, cubins, signature, context, arch)
+                return _code(own, self, cubins, signature, context, arch)
         return own(self, signature, context, compute_capability)
 
     setattr(_compile, _OWN, own)
@@ -280,8 +281,10 @@ def _arch_of(compute_capability: tuple[int, int] | None) -> Arch:
     return Arch(*(compute_capability or get_compute_capability()))
 
 
-def _code(kernel: Any, cubins: CubinSource, signature: Any, context: Any, arch: Arch) -> Any:
-    """What cuTile loads for a signature: the cubin that was made for it, else what cuTile compiles.
+def _code(
+    own: Callable[..., Any], kernel: Any, cubins: CubinSource, signature: Any, context: Any, arch: Arch
+) -> Any:
+    """What cuTile loads for a signature: the cubin that was made for it, else what `own` compiles.
 
     Raises:
         CompilerMissingError: There is neither a cubin nor a compiler.
@@ -296,7 +299,7 @@ def _code(kernel: Any, cubins: CubinSource, signature: Any, context: Any, arch: 
             f"no cubin was shipped for {symbol}, and no compiler (tileiras) is here to make one; "
             "ship it (aot-tune compile), or install the compiler: pip install 'aot-tune[tune]'"
         )
-    own, capability = _own_compile(), (arch.major, arch.minor)
+    capability = arch.major, arch.minor
     try:
         return own(kernel, signature, context, capability)
     except Exception as error:

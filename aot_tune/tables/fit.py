@@ -58,8 +58,16 @@ def portfolio_complaints(table: Table, tunable: Declaration) -> Iterator[Complai
         if tuple(config.constants) != constants:
             wanted = " ".join(constants) or "none"
             yield f"{config} does not hold the declaration's constants in the kernel's order: {wanted}", ""
-        elif not any(config in tunable.candidates(table.arch, entry.bucket) for entry in table.entries):
+        elif not any(config in _candidates(tunable, table, entry) for entry in table.entries):
             yield f"{config} is legal and in the search space for no entry", ""
+
+
+def _candidates(tunable: Declaration, table: Table, entry: Entry) -> tuple[Config, ...]:
+    """The candidates of an entry's bucket; none where the author's code raises for it."""
+    try:
+        return tunable.candidates(table.arch, entry.bucket)
+    except Exception:  # whatever it is, `_key_complaints` says what is wrong with the bucket
+        return ()
 
 
 def _key_complaints(tunable: Declaration, bucket: Problem) -> Iterator[Complaint]:

@@ -208,6 +208,14 @@ def test_a_kernel_without_any_table_is_found(tmp_path: Path) -> None:
     assert "holds no tables for scale: tune them: aot-tune tune scale --module tests.support.samples" in line
 
 
+def test_a_command_names_the_module_in_which_a_kernel_was_found(tmp_path: Path) -> None:
+    found = {
+        name: dataclasses.replace(one, module="mylib.all_of_them") for name, one in scale_in(tmp_path).items()
+    }
+    (line,) = [str(finding) for finding in check(found) if "holds no tables" in finding.what]
+    assert line.endswith(": tune them: aot-tune tune scale --module mylib.all_of_them")
+
+
 def test_configs_need_not_name_constants_that_args_fn_computes(tmp_path: Path) -> None:
     space = [Config(hints={"occupancy": occupancy}) for occupancy in (1, 2)]
     found = scale_in(tmp_path)["scale"]
@@ -438,6 +446,17 @@ def test_disturbed_times_are_a_remark_that_fails_nothing(
     result = CliRunner().invoke(app, ["check", str(path)])
     assert result.exit_code == 0
     assert "no problems found, 1 remark" in result.output
+
+
+def test_what_a_declaration_may_not_mean_is_a_remark_beside_its_table(tmp_path: Path) -> None:
+    write(tmp_path, scale_table())
+    (found,) = scale_in(tmp_path).values()
+    somewhere = dataclasses.replace(
+        found.tunable, search_space=lambda arch, problem: scale.search_space(arch, problem) * (arch == SM90)
+    )
+    findings = check({"scale": dataclasses.replace(found, tunable=somewhere)})
+    (finding,) = [finding for finding in findings if "search_space is empty or raises" in finding.what]
+    assert finding.remark
 
 
 def test_a_recorded_table_is_no_table_of_a_declaration(tmp_path: Path) -> None:

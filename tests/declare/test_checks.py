@@ -118,6 +118,14 @@ MISTAKES = {
     "an axis named as a method": ({"axes": {"size": Pow2()}}, "'size', which is a method of Problem"),
     "an axis that is no name": ({"axes": {"M N": Pow2()}}, "Python name"),
     "no function": ({"grid_fn": (1, 1)}, r"grid_fn is \(1, 1\); write a function"),
+    "a rule of other arguments": (
+        {"legal": lambda config, problem: True},
+        r"legal is called with \(config, arch, problem\) and takes \(config, problem\); take these",
+    ),
+    "tiles of other arguments": (
+        {"tiles": lambda problem: 1},
+        r"tiles is called with \(config, problem\) and takes \(problem\)",
+    ),
     "tiles that is no function": ({"tiles": 8}, "tiles is 8; write a function"),
     "a problem of anything": ({"problem": lambda *args: {}}, r"problem\(\) takes \*args; write out"),
     "a keyword": ({"problem": lambda x, out, *, eps: {}}, r"problem\(\) takes eps; write out"),
@@ -375,6 +383,16 @@ DEEP = {
         {"make_args": lambda problem, device, seed: (torch.zeros(1, device="meta").item(),)},
         SM90,
         "on device 'meta'",
+    ),
+    "a device in the problem": (
+        {"problem": lambda x, out: {"dtype": x.dtype, "device": str(x.device), "M": len(x), "N": x.shape[1]}},
+        SM90,
+        r"^scale: problem\(\) returns the device as device; leave it out: there is a table for each arch",
+    ),
+    "a dtype by another library's name": (
+        {"typical": [{"dtype": "bf16", "M": 1, "N": 8}]},
+        SM90,
+        r"torch has no dtype called 'bf16'; write 'bfloat16' .*; correct it \(and|correct it$",
     ),
     "arguments in a list": (
         {"make_args": lambda problem, device, seed: [1, 2]},

@@ -137,6 +137,24 @@ def test_a_declaration_imported_by_two_modules_is_one(here: Path) -> None:
     assert list(find_tunables(["mylib.kernels", "mylib.more"])) == ["double"]
 
 
+def test_declarations_in_lists_and_mappings_are_found(here: Path) -> None:
+    variants = "\nlisted, named = [make('one')], {'two': make('two'), 'again': double}\n"
+    make = "\nimport dataclasses\n\ndef make(name):\n    return dataclasses.replace(double, name=name)\n"
+    package(here, KERNELS.format(name="double") + make + variants)
+    assert list(find_tunables(["mylib.kernels"])) == ["double", "one", "two"]
+    assert discovery.load("mylib.kernels", "two").name == "two"
+
+
+def test_two_kernels_of_one_name_in_one_module_need_another_name(here: Path) -> None:
+    package(
+        here, KERNELS.format(name="double") + "\nimport dataclasses\nagain = dataclasses.replace(double)\n"
+    )
+    with pytest.raises(
+        UsageError, match=r"^two kernels of mylib.kernels are called 'double'; give one of them"
+    ):
+        find_tunables(["mylib.kernels"])
+
+
 def test_two_kernels_of_one_name_are_refused_naming_both_modules(here: Path) -> None:
     package(here, KERNELS.format(name="double"))
     package(here, KERNELS.format(name="double"), name="mylib2")

@@ -10,7 +10,7 @@ from aot_tune import environment
 from aot_tune.cli.recorded.show import entry_row, summary
 from aot_tune.cubins.archive import FILE_NAME, Archive, Section
 from aot_tune.cubins.origin import difference, recorded_code
-from aot_tune.errors import AotTuneError
+from aot_tune.errors import AotTuneError, StoreError
 from aot_tune.recorded.files import listed_recorded, read_recorded, right_place_of
 from aot_tune.recorded.fit import hash_now, is_local, kernel_of, misfit, other_library
 from aot_tune.recorded.nearest import NEAR
@@ -41,9 +41,15 @@ class RecordedState:
 
 def states(folders: Sequence[Path], arch: Arch) -> Iterator[RecordedState]:
     """The recorded tables for an arch in folders, in reading order."""
-    for path in listed_recorded(folders):
-        if path.parent.name == str(arch):
-            yield _state(path, arch)
+    for folder in folders:
+        try:
+            paths = listed_recorded([folder])
+        except StoreError as error:
+            yield RecordedState(
+                kernel="-", path=folder, state=f"left out: {error}", usable=False, cubins="not asked for"
+            )
+            continue
+        yield from (_state(path, arch) for path in paths if path.parent.name == str(arch))
 
 
 def _state(path: Path, arch: Arch) -> RecordedState:

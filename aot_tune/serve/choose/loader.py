@@ -41,7 +41,9 @@ def folders(tunable: Declaration) -> list[tuple[Path, bool]]:
     """The folders of tables in reading order; True where the user named one, so that predictions are read."""
     named = [(folder, True) for folder in environment.table_folders()]
     try:
-        return [*named, (package_folder(tunable), False)]
+        own = package_folder(tunable)
+        own_is_named = any(folder.resolve() == own.resolve() for folder, _ in named)
+        return named if own_is_named else [*named, (own, False)]
     except AotTuneError as error:  # the package is not a folder: it runs from a string or an archive
         _warn(f"{tunable.name}: {error}; its own tables are not read")
         return named

@@ -250,9 +250,12 @@ def resolve(
         return Choice(config=winner, source="searched", why=lambda: "the winner of a live search")
     if choice := from_table(far, "far", "no bucket within one doubling; the nearest is"):
         return choice
-    missing = (
-        "no table has an entry of these dtypes" if index.tables else f"no table that can be used for {arch}"
-    )
+    if far is not None:
+        missing = "no entry of these dtypes has a config that may run for it"
+    elif index.tables:
+        missing = "no table has an entry of these dtypes"
+    else:
+        missing = f"no table that can be used for {arch}"
     return _default(tunable, arch, problem, default, "default", missing, unfit)
 
 

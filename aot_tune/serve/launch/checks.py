@@ -108,6 +108,27 @@ def explain(tunable: Declaration, error: Exception, args: Sequence[Any], here: R
         raise clearer from error
 
 
+def refused(
+    tunable: Declaration, problem: Problem, config: Config, args: Sequence[Any], error: Exception
+) -> LaunchError:
+    """The error for a launch that cuTile refuses, with the problem, its reason and the arguments."""
+    reason = ", ".join(line.strip() for line in str(error).strip().splitlines()[:2])
+    given = ", ".join(f"{name} {_in_words(arg)}" for name, arg in zip(tunable.parameters, args, strict=True))
+    return LaunchError(
+        f"{tunable.name}.launch: cuTile refuses {problem} with {config}: {type(error).__name__}: {reason}; "
+        f"the arguments are {given}; pass such that the kernel takes, or correct the kernel"
+    )
+
+
+def _in_words(arg: Any) -> str:
+    """An argument without its values, since to read those would wait for the GPU."""
+    if not hasattr(arg, "stride"):
+        return value_in_words(arg)
+    shape, strides = tuple(arg.shape), tuple(arg.stride())
+    laid_out = "" if arg.is_contiguous() else f" with strides {strides}"
+    return f"{str(arg.dtype).removeprefix('torch.')} {shape}{laid_out}"
+
+
 def _check_no_array(place: str, arg: Any, here: Runtime) -> None:
     if isinstance(arg, here.tensor_types):
         kind = type(arg)

@@ -20,8 +20,8 @@ from aot_tune.serve.choose.index import Index, Match
 from aot_tune.serve.choose.resolve import Choice, Legality, Source, resolve
 from aot_tune.serve.fork import ForkSafe
 from aot_tune.serve.kernels import HintedKernels
-from aot_tune.serve.launch.checks import check_arguments, check_problem, checked_grid, explain, unfit
-from aot_tune.serve.launch.function import CallPattern, Kind, LaunchFunction
+from aot_tune.serve.launch.checks import check_arguments, check_problem, checked_grid, explain, refused, unfit
+from aot_tune.serve.launch.function import MISSED, CallPattern, Kind, LaunchFunction
 from aot_tune.serve.launch.messages import Messages
 from aot_tune.serve.launch.reads import ArgumentReads, ProblemReads, Read, follow_args, follow_problem
 from aot_tune.serve.rank import evidence, is_primed, is_rank
@@ -262,7 +262,7 @@ class Dispatcher:
         plan = self._plan(device_index, followed.problem, config, args, here)
         kernel_args, passed = self._follow_args(plan, args, followed, here)
         try:
-            self._fire(device_index, plan, args, kernel_args, here)
+            self._fire(device_index, (followed.problem, plan), args, kernel_args, here)
         except CompilerMissingError:
             default = self._tunable.default_config(
                 self.machine(device_index, here).device.arch, followed.problem
@@ -298,13 +298,14 @@ class Dispatcher:
     def _fire(
         self,
         device_index: int,
-        plan: LaunchPlan,
+        planned: tuple[Problem, LaunchPlan],
         args: tuple[Any, ...],
         kernel_args: tuple[Any, ...],
         here: Runtime,
     ) -> None:
-        from cuda.tile import launch
+        from cuda.tile import TileError, launch
 
+        problem, plan = planned
         stream = here.raw_stream(device_index)
         try:
             if not stream and here.current_device() != device_index:
@@ -312,9 +313,9 @@ class Dispatcher:
                     launch(stream, plan.grid, plan.kernel, kernel_args)
             else:
                 launch(stream, plan.grid, plan.kernel, kernel_args)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, TileError) as error:
             explain(self._tunable, error, args, here)
-            raise
+            raise refused(self._tunable, problem, plan.choice.config, args, error) from error
 
     def _remember(
         self,
@@ -379,10 +380,11 @@ class Dispatcher:
         return frozenset((place, "stride") for place, _ in written)
 
     def _names(self, here: Runtime) -> dict[str, Any]:
-        from cuda.tile import launch
+        from cuda.tile import TileError, launch
 
         return {
             "ct_launch": launch,
+            "missed": (*MISSED, TileError),
             "raw_stream": here.raw_stream,
             "current_device": here.current_device,
             "grad_enabled": here.grad_enabled,

@@ -96,7 +96,7 @@ class LaunchFunction:
         self.globals: dict[str, Any] = {
             "__name__": __name__,
             "slow": slow,
-            "missed": _MISSED,
+            "missed": MISSED,
             UNCHECKED: True,
         }
         self._generation = 0
@@ -197,7 +197,7 @@ _ON_ITS_DEVICE = """\
 """cuTile asks the driver for the stream's context. Every default stream has the handle 0, which means that of
 the current device, so the current device must be the one that holds the tensors."""
 
-_MISSED = (KeyError, AttributeError, TypeError, ValueError, CompilerMissingError)
+MISSED = (KeyError, AttributeError, TypeError, ValueError, CompilerMissingError)
 """Errors after which the slow path is taken, since nothing was launched: there is no plan; an argument is of
 another kind than before or has no hash; cuTile refuses the arguments; they must be checked before code for
 them is loaded (`aot_tune.nvidia.cutile.with_hints`); there is neither cubin nor compiler."""

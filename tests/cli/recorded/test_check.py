@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from aot_tune.cli.app import app
 from aot_tune.cli.check import check
 from aot_tune.recorded.table import Library
+from aot_tune.values.arch import Arch
 from tests.support import recorded_launches
 from tests.support.recorded_launches import NAME, table
 from tests.support.samples import scale_in, scale_table
@@ -88,6 +89,11 @@ def test_a_recorded_table_under_a_declared_kernel_s_name_is_found(folder: Path) 
     assert line == (
         f"{folder}/sm90/other.json: it is the recorded table of {NAME} on sm90: move it to sm90/{path.name}"
     )
+
+
+def test_an_arch_for_which_searches_were_recorded_needs_no_declared_kernel_s_tables(folder: Path) -> None:
+    recorded_launches.write(folder, table(arch=Arch(10, 0)))
+    assert told(folder) == []
 
 
 def test_a_package_that_only_records_is_checked_by_name(

@@ -44,6 +44,14 @@ def test_tables_are_told_with_what_they_answer_or_why_they_are_left_out(folder: 
     assert state.state.startswith(f"left out: {path}: not JSON")
 
 
+def test_a_folder_that_cannot_be_listed_is_told_and_the_others_are_read(folder: Path) -> None:
+    recorded_launches.write(folder)
+    (folder / "file").touch()
+    first, second = states([folder / "file", folder], SM90)
+    assert first.state.startswith(f"left out: cannot list {folder / 'file'}: ")
+    assert second.usable
+
+
 def test_the_diagnosis_lists_them_with_the_folders(folder: Path) -> None:
     recorded_launches.write(folder)
     lines = doctor().splitlines()

@@ -143,6 +143,10 @@ def test_predicted_entries_are_read_only_from_a_folder_the_user_names(
     monkeypatch.setenv(environment.TABLES, str(tmp_path))
     elsewhere = dataclasses.replace(scale, tables=tmp_path / "none")
     assert len(load(elsewhere, SM90).tables[0].table.entries) == 3
+    (tmp_path / "other").mkdir()
+    monkeypatch.setenv(environment.TABLES, f"{tmp_path / 'other' / '..'}")
+    (named,) = load(tunable, SM90).tables  # its own folder, read once and as a named one
+    assert len(named.table.entries) == 3
 
 
 def test_a_named_folder_that_is_not_there_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,17 @@ def test_step_5_the_default_is_taken_for_a_dtype_that_no_table_has() -> None:
     assert "no table has an entry of these dtypes" in choice.reason
 
 
+def test_step_5_says_so_where_entries_of_the_dtype_hold_nothing_that_may_run() -> None:
+    tunable = dataclasses.replace(
+        scale, legal=lambda config, arch, problem: problem.size("M") < 4096 or "too many rows"
+    )
+    told = (
+        "no entry of these dtypes has a config that may run for it, and the default, .* is refused: too many"
+    )
+    with pytest.raises(LaunchError, match=told):
+        choose(at(8192), TABLE, tunable=tunable)
+
+
 def test_step_5_without_a_table_the_arch_is_named() -> None:
     assert "no table that can be used for sm90" in choose(at(64)).reason
 

@@ -941,3 +941,31 @@ def test_b17_a_broken_disk_cache_of_cutile_does_not_stop_serving(
         tuned.launch(*tensors(64))
     assert launched() == [blocks(64, 1024, AT_64)] * 2
     assert len(driver.compiled) == 1
+
+
+# What cuTile refuses ----------------------------------------------------------------------------------------
+
+
+@ct.kernel
+def _product_kernel(source, target, tile_m: ct.Constant[int], tile_n: ct.Constant[int]):
+    ct.static_assert(target.dtype != ct.float64, "no result of doubles")
+    tile = ct.load(source, (ct.bid(0), ct.bid(1)), (tile_m, tile_n))
+    ct.store(target, (ct.bid(0), ct.bid(1)), tile.astype(target.dtype))
+
+
+@pytest.mark.process
+@pytest.mark.filterwarnings("ignore::aot_tune.errors.MissWarning")
+def test_what_cutile_refuses_names_kernel_problem_and_arguments(driver: Driver, launched: Launched) -> None:
+    product = dataclasses.replace(scale, kernel=_product_kernel)
+    source, target = tensors(64)
+    product.launch(source, target)
+    for _ in range(2):  # by the launch function, which knows this problem, and not by its slow path alone
+        with pytest.raises(LaunchError, match="no result of doubles") as caught:
+            product.launch(source, target.double().t().contiguous().t())
+        assert str(caught.value).startswith(
+            f"scale.launch: cuTile refuses dtype=bfloat16 M=64 N=1024 with {DEFAULT}: StaticAssertionError: "
+        )
+        told = "the arguments are source bfloat16 (64, 1024), target float64 (64, 1024) with strides (1, 64);"
+        assert told in str(caught.value)
+        assert isinstance(caught.value.__cause__, ct.TileError)
+    assert len(launched()) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -30,6 +31,7 @@ from aot_tune.tuner.archives.recorded import recorded_kernel
 from aot_tune.tuner.archives.report import CubinRequest
 from tests.support import recorded_launches
 from tests.support.driver import Driver, FakeTensor
+from tests.support.other_releases import OTHERS, other_release
 from tests.support.recorded_launches import NAME, SM90
 from tests.support.tuned_once import SPACE, launch, scale_kernel
 
@@ -182,6 +184,38 @@ def test_uninstall_puts_cutile_s_method_back() -> None:
     assert ct.kernel._compile is cutile._own_compile()
 
 
+def test_on_a_release_that_was_not_tested_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    uninstall()
+    monkeypatch.setattr(cutile, "private_names_known", lambda: False)
+    install()
+    assert ct.kernel._compile is cutile._own_compile()
+
+
+@pytest.mark.process
+def test_where_another_s_method_stands_before_ours_it_stays_and_ours_rests(
+    tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_archive(tmp_path)
+    ours = ct.kernel._compile
+
+    def theirs(self: Any, *args: Any) -> Any:
+        return ours(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ct.kernel, "_compile", theirs)
+        uninstall()
+        assert ct.kernel._compile is theirs
+        launch_with(1024, 64, occupancy=1)
+        assert driver.compiled[0].startswith("scale_kernel_K")
+        install(tables=tmp_path)
+        launch_with(1024, 64, occupancy=1)
+        with pytest.warns(CubinWarning, match="cuTile compiles it"):
+            launch_with(1024, 64, occupancy=2)
+        assert driver.compiled[1] == SYMBOL
+        uninstall()
+    cutile.let_kernels_ask(None)
+
+
 def test_the_authors_door_brings_the_cubins() -> None:
     uninstall()
     sys.modules.pop("aot_tune.serve.replay.door", None)
@@ -191,14 +225,25 @@ def test_the_authors_door_brings_the_cubins() -> None:
     assert ct.kernel._compile is not cutile._own_compile()
 
 
-@pytest.mark.process
-def test_a_fresh_process_without_compiler_replays_and_compiles_nothing(tmp_path: Path) -> None:
-    path = recorded_launches.write(tmp_path)
-    request = CubinRequest(kernels=(), recorded=(path,), archs=(SM90,), jobs=2, cubins=tmp_path / "cubins")
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the recorded table and what the real compiler makes of it."""
+    folder = tmp_path_factory.mktemp("compiled")
+    path = recorded_launches.write(folder)
+    request = CubinRequest(kernels=(), recorded=(path,), archs=(SM90,), jobs=2, cubins=folder / "cubins")
     (report,) = build(request, lambda line: None)
     assert report.failures == ()
+    return folder
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("release", ["installed", *OTHERS])
+def test_a_fresh_process_without_compiler_replays_and_compiles_nothing(release: str, compiled: Path) -> None:
+    paths = [*([] if release == "installed" else [str(other_release(release))]), str(ROOT)]
+    child = [sys.executable, "-m", "tests.support.children.recorded_launch"]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.children.recorded_launch", str(tmp_path), "[1024, 4096, 8192]"],
+        [*child, str(compiled), "[1024, 4096, 8192]"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

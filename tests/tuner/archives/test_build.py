@@ -24,12 +24,13 @@ from aot_tune.tuner.archives.report import ArchiveReport, CubinRequest
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from tests.support.sample_archive import packed, put
-from tests.support.samples import DEFAULT, MODULE, SM90, entry, scale, scale_table, write
+from tests.support.samples import DEFAULT, MODULE, SM90, SPACE, entry, scale, scale_table, write
 
 pytestmark = pytest.mark.process
 
 SM100 = Arch.parse("sm100")
 WIDER = Config(constants={"tile_m": 32, "tile_n": 64}, hints=DEFAULT.hints)
+ODD = Config(constants={"tile_m": 24, "tile_n": 64}, hints=DEFAULT.hints)  # no power of two
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,13 @@ def sample(folder: Path, name: str = "scale") -> FoundKernel:
     tunable = dataclasses.replace(scale, tables=folder, typical=few)
     object.__setattr__(tunable, "name", name)
     return FoundKernel(module=MODULE, tunable=tunable)
+
+
+def odd_sample(folder: Path) -> FoundKernel:
+    """The sample with a config in its search space that does not compile."""
+    found = sample(folder)
+    spaced = dataclasses.replace(found.tunable, search_space=lambda arch, problem: [*SPACE, ODD])
+    return dataclasses.replace(found, tunable=spaced)
 
 
 def request(folder: Path, cubins: Path, **values: object) -> CubinRequest:
@@ -116,6 +124,17 @@ def test_a_changed_table_compiles_only_what_it_adds(tmp_path: Path, cubins: Path
         new.signatures - old.signatures == new.compiled == 3
     )  # its three classes; the weakest is the default's
     assert any("_I32_I64" in signature for _, signature in section(after).keys)
+
+
+def test_what_a_declaration_may_not_mean_is_said_first(tmp_path: Path, cubins: Path) -> None:
+    said: list[str] = []
+    found = sample(tmp_path)
+    spaced = dataclasses.replace(
+        found.tunable, search_space=lambda arch, problem: scale.search_space(arch, problem) * (arch == SM90)
+    )
+    kernels = (dataclasses.replace(found, tunable=spaced),)
+    build(request(tmp_path, cubins, kernels=kernels), said.append)
+    assert said[0].startswith("remark: scale: search_space is empty or raises on sm80")
 
 
 def test_another_folder_gets_the_same_bytes(tmp_path: Path, cubins: Path) -> None:
@@ -200,9 +219,8 @@ def test_a_damaged_archive_is_replaced_and_the_loss_is_said(tmp_path: Path, cubi
 def test_a_config_that_does_not_compile_is_named_and_the_rest_is_written(
     tmp_path: Path, cubins: Path
 ) -> None:
-    odd = Config(constants={"tile_m": 24, "tile_n": 64}, hints=DEFAULT.hints)  # no power of two
-    write(tmp_path, small_table(odd))
-    report = one(build(request(tmp_path, cubins), lambda line: None))
+    write(tmp_path, small_table(ODD))
+    report = one(build(request(tmp_path, cubins, kernels=(odd_sample(tmp_path),)), lambda line: None))
     assert len(report.failures) == 3
     assert all("scale on sm90" in line and "_I24_I64" in line and "power" in line for line in report.failures)
     assert len(section(report).keys) == 4
@@ -290,8 +308,9 @@ def test_json_reports_what_the_text_does(declared: Path) -> None:
     assert report["kernels"][0]["signatures"] == 4
 
 
-def test_what_does_not_compile_fails_the_verb(declared: Path) -> None:
-    write(declared, small_table(Config(constants={"tile_m": 24, "tile_n": 64}, hints=DEFAULT.hints)))
+def test_what_does_not_compile_fails_the_verb(declared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "find_tunables", lambda modules=(): {"scale": odd_sample(declared)})
+    write(declared, small_table(ODD))
     code, _, err = run("--arch", "sm90")
     assert code == 1
     assert "not compiled: scale on sm90" in err

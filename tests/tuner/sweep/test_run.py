@@ -791,3 +791,12 @@ def test_a_wrong_declaration_is_refused_before_anything_is_measured(
     with pytest.raises(DeclarationError, match="space is empty"):
         _tune(folder)
     assert not sessions
+
+
+def test_what_a_declaration_may_not_mean_is_noted_before_anything_is_measured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "declaration_remarks", lambda tunable, arch: ["scale: rows is compiled in"])
+    progress = Quiet()
+    _tune(folder, progress)
+    assert progress.said[0] == "note ('remark: scale: rows is compiled in',) {}"

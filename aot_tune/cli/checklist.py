@@ -1,0 +1,119 @@
+"""`aot-tune doctor KERNEL`: what of a kernel's declaration, tables and archive is done, and what is not.
+
+Each line that is not done says what to do. It reads files and launches nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aot_tune.cli.doctor import table_states
+from aot_tune.cubins.archive import FILE_NAME, Archive
+from aot_tune.declare import checks
+from aot_tune.declare.declaration import Declaration
+from aot_tune.errors import ArchiveError
+from aot_tune.serve.choose import loader
+from aot_tune.tables import store
+from aot_tune.values.arch import Arch
+from aot_tune.values.text import counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step from a declaration to a kernel that is served with its tables."""
+
+    done: bool
+    """Whether nothing is left to do."""
+
+    what: str
+    """What is done; or what is missing, and the command or the words that mend it."""
+
+    def __str__(self) -> str:
+        return f"[{'x' if self.done else ' '}] {self.what}"
+
+
+def checklist(tunable: Declaration, arch: Arch, mistakes: Sequence[str]) -> list[Step]:
+    """The steps of a kernel for an arch.
+
+    Args:
+        tunable: The kernel's declaration.
+        arch: The arch that it is tuned for.
+        mistakes: What `declaration_problems` found.
+    """
+    return [
+        *_declared(tunable, arch, mistakes),
+        *([] if mistakes else (*_remarked(tunable, arch), _modelled(tunable, arch))),
+        *_tuned(tunable, arch),
+        _compiled(tunable, arch),
+    ]
+
+
+def _declared(tunable: Declaration, arch: Arch, mistakes: Sequence[str]) -> Iterator[Step]:
+    for mistake in mistakes:
+        yield Step(done=False, what=f"the declaration is wrong: {mistake.removeprefix(f'{tunable.name}: ')}")
+    if not mistakes:
+        problems = counted(len(tunable.typical_problems), "typical problem")
+        most = max(len(tunable.candidates(arch, problem)) for problem in tunable.typical_problems)
+        candidates = f"at most {counted(most, 'candidate')} each"
+        yield Step(done=True, what=f"declared without a mistake for {problems} on {arch}, {candidates}")
+
+
+def _remarked(tunable: Declaration, arch: Arch) -> Iterator[Step]:
+    remarks = checks.declaration_remarks(tunable, arch)
+    for remark in remarks:
+        yield Step(done=False, what=f"remark: {remark.removeprefix(f'{tunable.name}: ')}")
+    if not remarks:
+        what = "sizes and scalars are passed at launch, arguments are seeded, every arch has configs"
+        yield Step(done=True, what=what)
+
+
+def _modelled(tunable: Declaration, arch: Arch) -> Step:
+    space = tunable.candidates(arch, tunable.typical_problems[0])
+    if len({tuple(config.constants.items()) for config in space}) <= 1:
+        return Step(done=True, what="the configs differ in hints alone: work is not needed")
+    if tunable.work is None:
+        what = (
+            "work is absent: without a GPU of the arch, tune cannot rank configs that differ in constants, "
+            "and keeps the default; add work=lambda config, problem: Work(...), or tune on such a GPU"
+        )
+        return Step(done=False, what=what)
+    if tunable.tiles is None:
+        what = "work is there; without tiles the grid's blocks are counted, right unless they loop over tiles"
+        return Step(done=True, what=what)
+    return Step(done=True, what="work and tiles are there for predictions without a GPU")
+
+
+def _tuned(tunable: Declaration, arch: Arch) -> Iterator[Step]:
+    command = f"aot-tune tune {tunable.name} --arch {arch}{tunable.module_option}"
+    used = [one for one in table_states(tunable, arch) if one.usable]
+    if not used:
+        yield Step(done=False, what=f"no table for {arch} is used; {command}")
+        return
+    for one in used:
+        table = store.read_table(one.path)
+        missing = [bucket for bucket in tunable.buckets if table.entry(bucket) is None]
+        yield Step(
+            done=not missing and "tune again" not in one.state,
+            what=f"table {one.path}: {one.state}"
+            + (
+                f"; {counted(len(missing), 'declared bucket')} without an entry; {command}" if missing else ""
+            ),
+        )
+
+
+def _compiled(tunable: Declaration, arch: Arch) -> Step:
+    paths = [folder / str(arch) / FILE_NAME for folder, _ in loader.folders(tunable)]
+    found = next((path for path in paths if path.exists() and _holds(path, tunable)), None)
+    if found is None:
+        command = f"aot-tune compile {tunable.name} --arch {arch}{tunable.module_option}"
+        return Step(done=False, what=f"no archive of cubins: a first launch compiles; {command}")
+    return Step(done=True, what=f"archive {found}; aot-tune check says whether it fits")
+
+
+def _holds(path: Path, tunable: Declaration) -> bool:
+    try:
+        return Archive(path).section(tunable.name) is not None
+    except ArchiveError:
+        return False
