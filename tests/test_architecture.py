@@ -63,7 +63,7 @@ FOREIGN = {
     "typer": ("cli",),
     "rich": ("cli", "tuner.sweep"),
     "triton": ("bench",),
-    "filelock": ("serve.search", "tuner"),
+    "filelock": ("serve.search", "tuner", "record"),
     "platformdirs": ("serve.search",),
     "orjson": ("tables", "cubins", "bench", "cli"),
 }

@@ -26,6 +26,7 @@ from aot_tune.record.search import (
     identified,
     raise_as_cutile,
 )
+from aot_tune.record.turn import turn
 from aot_tune.recorded.document import dump, parse
 from aot_tune.recorded.nearest import sizes_of
 from aot_tune.recorded.problem import Fixed, Problem
@@ -141,7 +142,13 @@ class Recorder:
             site.remarks[f"not recorded: {error}"] = None
             return call.search()
         folder = path / str(device.arch)
-        return self._recorded(call, site, kernel, folder, library, known, digest, index, device)
+        gpu = gpu_state.identity(index)
+        try:
+            with turn(JOURNALS, gpu["uuid"] or f"cuda-{index}"):
+                return self._recorded(call, site, kernel, folder, library, known, digest, index, device)
+        except NotRecordableError as error:
+            site.remarks[f"not recorded: {error}"] = None
+            return call.search()
 
     def end(self) -> None:
         """Look at launches no longer."""

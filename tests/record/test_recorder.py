@@ -14,6 +14,7 @@ from aot_tune import environment
 from aot_tune.errors import CutileError, StoreError
 from aot_tune.nvidia import cutile
 from aot_tune.record import recorder as recording
+from aot_tune.record import turn as turns
 from aot_tune.record.recorder import Recorder, Site, following
 from aot_tune.recorded.document import parse
 from aot_tune.recorded.problem import Whole
@@ -284,3 +285,17 @@ def test_a_constant_that_follows_a_size_is_found() -> None:
     assert following(of(128, 128), of(256, 256)) == ["N"]
     assert following(of(128, 128), of(256, 128)) == []
     assert following(of(128, 1), of(256, 2)) == []
+
+
+def test_a_search_waits_for_that_of_another_process(
+    recorder: Recorder, tmp_path: Path, replayed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "PATIENCE_S", 0.2)
+    with turns.turn(tmp_path / "journals", "cuda-0"):
+        assert tuned(*tensors(1024)).best.config.TILE == 32
+    assert replayed == [9]
+    assert list(site(recorder).remarks) == [
+        "not recorded: another process has searched on this GPU for 0.2 s"
+    ]
+    tuned(*tensors(1024))
+    assert len(read(tmp_path).entries) == 1
