@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 _CALLABLES = (
     "problem",
     "search_space",
-    "default",
     "grid_fn",
     "args_fn",
     "make_args",
@@ -47,7 +46,7 @@ _CALLABLES = (
     "legal",
     "fits",
 )
-_OPTIONAL_CALLABLES = ("tiles", "work")
+_OPTIONAL_CALLABLES = ("default", "tiles", "work")
 _CALLED_WITH = {
     "search_space": ("arch", "problem"),
     "default": ("arch", "problem"),
@@ -126,9 +125,11 @@ def _check_axes(tunable: Declaration) -> None:
 def _check_functions(tunable: Declaration) -> None:
     for field in (*_CALLABLES, *_OPTIONAL_CALLABLES):
         value = getattr(tunable, field)
-        if not callable(value) and not (value is None and field in _OPTIONAL_CALLABLES):
+        absent = value is None and field in _OPTIONAL_CALLABLES
+        listed = field == "search_space" and isinstance(value, list | tuple)
+        if not (callable(value) or absent or listed):
             _refuse(tunable, f"{field} is {value!r:.80}; write a function")
-        if value is not None and field in _CALLED_WITH:
+        if callable(value) and field in _CALLED_WITH:
             _check_called(tunable, field, value)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     for parameter in inspect.signature(tunable.problem).parameters.values():
@@ -220,7 +221,7 @@ def _an_arch(tunable: Declaration, problem: Problem) -> Arch:
     not_a_list: str | None = None
     for arch in dict.fromkeys((*_FIRST_ARCHS, *KNOWN_ARCHS)):
         try:
-            space = tunable.search_space(arch, problem)
+            space = tunable.declared_space(arch, problem)
         except Exception as error:  # the author's code need not know every arch: one that it knows is enough
             raised = raised or error
             continue

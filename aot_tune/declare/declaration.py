@@ -107,11 +107,11 @@ class Declaration:
     problem: Callable[..., Mapping[str, object]]
     """Launch arguments -> sizes and dtypes; the choice of a config depends on nothing else."""
 
-    search_space: Callable[[Arch, Problem], Sequence[Config]]
-    """(arch, problem) -> candidates. Pure: asks for the arch, never looks at the machine."""
+    search_space: Callable[[Arch, Problem], Sequence[Config]] | Sequence[Config]
+    """(arch, problem) -> candidates, or one list for all problems. Pure: it never looks at the machine."""
 
-    default: Callable[[Arch, Problem], Config]
-    """(arch, problem) -> the config for untuned problems; a member of the search space."""
+    default: Callable[[Arch, Problem], Config] | None = None
+    """(arch, problem) -> the config for untuned problems, of the search space; None takes the first of it."""
 
     grid_fn: Callable[[Config, Device, Problem], tuple[int, ...]]
     """(config, device, problem) -> one to three block counts."""
@@ -122,8 +122,9 @@ class Declaration:
     make_args: Callable[[Problem, Any, int], tuple[Any, ...]]
     """(problem, torch device, seed) -> realistic random launch arguments; must take device "meta" too."""
 
-    reference: Callable[..., Mapping[str, Close] | Close]
-    """Launch arguments before the kernel ran -> a `Close` for each mutated one; alone if there is but one."""
+    reference: Callable[..., Mapping[str, Close | torch.Tensor] | Close | torch.Tensor]
+    """Launch arguments before the kernel ran -> a `Close` for each mutated one; alone if there is but one. A
+    tensor in place of a `Close` is compared by the tolerances of its argument's dtype."""
 
     typical: Sequence[Mapping[str, object]]
     """The problems to sweep; a list or tuple as a value means each of its members (a product of all)."""
@@ -181,15 +182,23 @@ class Declaration:
         """The bucket that a problem belongs to."""
         return bucket_of(self.axes, problem)
 
+    def declared_space(self, arch: Arch, problem: Problem) -> Sequence[Config]:
+        """The search space as it is declared."""
+        return self.search_space(arch, problem) if callable(self.search_space) else self.search_space
+
+    def declared_default(self, arch: Arch, problem: Problem) -> Config:
+        """The default as it is declared: without a function the first of the search space."""
+        return self.default(arch, problem) if self.default else self.declared_space(arch, problem)[0]
+
     def space(self, arch: Arch, problem: Problem) -> tuple[Config, ...]:
         """The search space, constants in the kernel's order. Keeps duplicates, for the check to find them."""
         return tuple(
-            config.with_constant_order(self.constant_names) for config in self.search_space(arch, problem)
+            config.with_constant_order(self.constant_names) for config in self.declared_space(arch, problem)
         )
 
     def default_config(self, arch: Arch, problem: Problem) -> Config:
         """The default with its constants in the kernel's order."""
-        return self.default(arch, problem).with_constant_order(self.constant_names)
+        return self.declared_default(arch, problem).with_constant_order(self.constant_names)
 
     def config_constants(self, arch: Arch) -> tuple[str, ...]:
         """The constants that every config has, in the kernel's order; `args_fn` computes the others."""

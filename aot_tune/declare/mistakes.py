@@ -135,14 +135,11 @@ def problem_mistakes(tunable: Declaration, problem: Problem) -> Iterator[Mistake
 def config_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Iterator[Mistake]:
     """Mistakes in the search space, the default and what is computed from it, for one problem on one arch."""
     where = f"({arch}, {problem})"
-    called = "search_space"
     try:
-        space: Any = tunable.search_space(arch, problem)
-        called = "default"
-        default: Any = tunable.default(arch, problem)
-        again: Any = tunable.default(arch, problem)
+        space: Any = tunable.declared_space(arch, problem)
     except Exception as error:
-        yield Mistake(called, f"{called}{where} raised {described(error, getattr(tunable, called))}")
+        raised = described(error, tunable.search_space)
+        yield Mistake("search_space", f"search_space{where} raised {raised}")
         return
     if not_a_list := space_kind(space):
         yield Mistake("search_space", f"search_space{where} returned {not_a_list}")
@@ -152,6 +149,12 @@ def config_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Itera
         return
     if large := too_large(space):
         yield Mistake("search_space", f"search_space{where} returned {large}")
+        return
+    try:
+        default: Any = tunable.declared_default(arch, problem)
+        again: Any = tunable.declared_default(arch, problem)
+    except Exception as error:
+        yield Mistake("default", f"default{where} raised {described(error, tunable.default)}")
         return
     known = frozenset(tunable.constant_names)
     for config in (default, *space):

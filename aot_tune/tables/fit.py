@@ -123,7 +123,7 @@ def undeclared(tunable: Declaration, table: Table) -> list[Config]:
     for problem in _asked(tunable, table):
         # The space of a bucket from a file, by the author's code: whatever it raises, it holds no config.
         with contextlib.suppress(Exception):
-            left.difference_update(tunable.search_space(table.arch, problem))
+            left.difference_update(tunable.declared_space(table.arch, problem))
         if not left:
             return []
     configs = (*table.portfolio, *(entry.config for entry in table.entries))

@@ -102,6 +102,21 @@ def _raise(error: Exception):
     raise error
 
 
+def test_one_list_is_a_search_space_and_its_first_the_default():
+    tunable = declared(search_space=SPACE, default=None)
+    assert declaration_problems(tunable, SM100) == []
+    problem = tunable.typical_problems[0]
+    assert tunable.space(SM90, problem) == tuple(SPACE)
+    assert tunable.default_config(SM90, problem) == SPACE[0]
+    by_arch = declared(search_space=lambda arch, problem: SPACE[:: 1 if arch == SM90 else -1], default=None)
+    assert by_arch.default_config(SM100, problem) == SPACE[-1]
+
+
+def test_a_reference_in_plain_torch_needs_no_tolerances():
+    for reference in (lambda x, out: x * 2, lambda x, out: {"out": x * 2}):
+        assert declaration_problems(declared(reference=reference), SM90) == []
+
+
 TURNS = itertools.cycle(SPACE[:2])
 
 MISTAKES = {
@@ -134,6 +149,11 @@ MISTAKES = {
     "nothing written": ({"outputs": ()}, "no argument is written; name the arguments"),
     "an argument named twice": ({"inplace": ("out",)}, "'out' is named twice"),
     "no typical problem": ({"typical": []}, "typical is empty"),
+    "an empty list for all": (
+        {"search_space": []},
+        "search_space is empty for .* return at least the default",
+    ),
+    "a search space as a text": ({"search_space": "all"}, "search_space is 'all'; write a function"),
     "a generator": ({"typical": ({"M": m} for m in (1, 2))}, "typical is .*generator.*; write a list"),
     "a problem as a list": ({"typical": [["M", 1]]}, r"typical\[0\] is .*write a dict"),
     "no value": (
@@ -521,16 +541,20 @@ WRONG_REFERENCES = {
     # name: (reference, what the error must say)
     "a name that is no output": (
         lambda x, out: {"output": _close(x * 2)},
-        "reference returns a dict of output; return a Close, or a dict of a Close for each of out",
+        "reference returns a dict of output; return a Close or a tensor, or a dict of one for each of out",
     ),
     "an argument that is no output": (
         lambda x, out: {"out": _close(x * 2), "x": _close(x)},
-        "reference returns a dict of out, x; return a Close, or a dict of a Close for each of out",
+        "reference returns a dict of out, x; return a Close or a tensor, or a dict of one for each of out",
     ),
-    "an empty dict": (lambda x, out: {}, "reference returns an empty dict; return a Close, or"),
-    "a bare tensor": (lambda x, out: x * 2, "reference returns a Tensor; return a Close, or"),
-    "nothing": (lambda x, out: None, "reference returns a NoneType; return a Close, or"),
-    "a dict of tensors": (lambda x, out: {"out": x * 2}, "reference gives out a Tensor; write Close"),
+    "an empty dict": (lambda x, out: {}, "reference returns an empty dict; return a Close or a tensor, or"),
+    "nothing": (lambda x, out: None, "reference returns a NoneType; return a Close or a tensor, or"),
+    "a tuple": (lambda x, out: (x * 2,), "reference returns a tuple; return a Close or a tensor, or"),
+    "a dict of numbers": (
+        lambda x, out: {"out": 2.0},
+        "reference gives out a float; write a tensor, or Close",
+    ),
+    "a tensor of another shape": (lambda x, out: x[0] * 2, r"gives out the shape \(128,\), the argument has"),
     "a number to equal": (
         lambda x, out: _close(2.0),
         "reference gives out a float as its value; return a tensor",

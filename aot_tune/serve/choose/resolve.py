@@ -109,7 +109,7 @@ class Legality:
             if (place := space.read) >= len(declared):
                 return False
             if classes_of(self._tunable.axes, declared[place]) == classes:
-                space.configs.update(self._tunable.search_space(self._arch, declared[place]))
+                space.configs.update(self._tunable.declared_space(self._arch, declared[place]))
             space.read = place + 1
         return True
 
@@ -117,7 +117,7 @@ class Legality:
         """The problem's own space. The last answer is kept, since one choice asks several times."""
         asked, configs = self._last
         if asked is not problem:
-            configs = frozenset(self._tunable.search_space(self._arch, problem))
+            configs = frozenset(self._tunable.declared_space(self._arch, problem))
             self._last = (problem, configs)
         return configs
 

@@ -131,7 +131,10 @@ class Dispatcher:
                 index = loader.load(self._tunable, arch)
                 first = self._tunable.typical_problems[0]
                 portfolios = (config for shipped in index.tables for config in shipped.table.portfolio)
-                for config in (*portfolios, self._tunable.default(arch, first)):  # entries name no others
+                for config in (
+                    *portfolios,
+                    self._tunable.default_config(arch, first),
+                ):  # entries name no others
                     self.kernels.of(config.hints)
                 # Reads the archives' indexes only: a first launch may take 2 ms.
                 self.kernels.cubins.sections(arch)

@@ -85,7 +85,7 @@ def passed_over_message(tunable: Declaration, arch: Arch, problem: Problem, choi
     entry = choice.entry
     if entry is None or entry.bucket != problem or choice.config == entry.config:
         return None
-    if entry.config not in tunable.search_space(arch, problem):
+    if entry.config not in tunable.declared_space(arch, problem):
         return None  # `legal` may not be asked about it; the loader has said that it is left out
     reason = tunable.refusal(entry.config, arch, problem)
     if reason is None:  # it does not fit this GPU, which may be smaller than others of its arch

@@ -358,13 +358,13 @@ def has_nan(x: Any, out: Any, state: Any, total: Any, scale: float) -> dict[str,
         ({"reference": lambda *args: close(args[0])}, "one Close and 3 arguments are mutated"),
         (
             {"reference": lambda *args: {"out": close(args[0])}},
-            "a dict of a Close for each of out, state, total",
+            "a dict of one for each of out, state, total",
         ),
         ({"reference": lambda *args: None}, "returns a NoneType"),
-        ({"reference": lambda *args: {}}, "returns an empty dict; return a dict of a Close for each of out"),
+        ({"reference": lambda *args: {}}, "returns an empty dict; return a dict of one for each of out"),
         (
-            {"reference": lambda *args: dict.fromkeys(("out", "state", "total"), args[0])},
-            "reference gives out a Tensor; write Close",
+            {"reference": lambda *args: dict.fromkeys(("out", "state", "total"), 1.0)},
+            "reference gives out a float; write a tensor, or Close",
         ),
         ({"reference": lambda x: None}, r"reference raises TypeError: .*\(.*test_verify.py, line \d+\)"),
         (
