@@ -43,3 +43,17 @@ class Tunable(Declaration):
             LaunchError: An argument cannot be launched; the message names it and what to pass.
         """
         raise NotImplementedError  # pragma: no cover - attach() replaces it
+
+    def config_for(self, *args: Any) -> Config:
+        """The config that a launch of these arguments would get, found without a launch or a search.
+
+        A host function prepares by it what depends on the config, such as padding to a tile, and hands it to
+        `launch` as ``config``: the launch of a problem that was not tuned might search and find another.
+
+        Args:
+            *args: The launch arguments, as for `launch`.
+
+        Raises:
+            LaunchError: The arguments cannot be launched, or a size is 0, so that nothing would be launched.
+        """
+        raise NotImplementedError  # pragma: no cover - attach() replaces it

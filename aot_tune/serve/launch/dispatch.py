@@ -5,7 +5,7 @@ Tables are read by `aot_tune.serve.choose`; a miss is searched by `aot_tune.serv
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -93,6 +93,7 @@ def attach(tunable: Declaration) -> None:
         dispatcher.load(arch)
     object.__setattr__(tunable, "_dispatcher", dispatcher)
     object.__setattr__(tunable, "launch", dispatcher.launch)
+    object.__setattr__(tunable, "config_for", dispatcher.config_for)
 
 
 def dispatcher_of(tunable: Declaration) -> Dispatcher:
@@ -162,7 +163,37 @@ class Dispatcher:
 
     # Choosing -----------------------------------------------------------------------------------------------
 
-    def choice(self, arch: Arch, problem: Problem, *, config: Config | None = None) -> Choice:
+    def config_for(self, *args: Any) -> Config:
+        """The config that a launch of these arguments would get, found without a launch or a search.
+
+        Raises:
+            LaunchError: The arguments cannot be launched, or a size is 0, so that nothing would be launched.
+        """
+        here = runtime()
+        device_index = check_arguments(self._tunable, args, here)
+        problem = follow_problem(self._tunable.problem, args, here.tensor_types).problem
+        if not check_problem(self._tunable, problem):
+            raise LaunchError(f"{self._tunable.name}: nothing is launched for {problem}, so it has no config")
+        known = self._plans.get((device_index, problem, None))
+        if known is not None and is_rank() == self._ranked:
+            return known.choice.config
+        device = self.machine(device_index, here).device
+        config = self.choice(device.arch, problem).config
+        if unfit(self._tunable, config, device, problem) is None:
+            return config
+        fitting = self.choice(
+            device.arch, problem, unfit=lambda other: unfit(self._tunable, other, device, problem)
+        )
+        return fitting.config
+
+    def choice(
+        self,
+        arch: Arch,
+        problem: Problem,
+        *,
+        config: Config | None = None,
+        unfit: Callable[[Config], str | None] | None = None,
+    ) -> Choice:
         """The choice that a launch of this problem would make on an arch, found without a GPU or a search.
 
         Where AOT_TUNE_ON_MISS=error would make the launch raise, it is the choice without that.
@@ -177,6 +208,7 @@ class Dispatcher:
             Legality(self._tunable, arch),
             given=config,
             asked_default=environment.forces_default(),
+            unfit=unfit,
             remembered=remembered,
             on_miss="nearest" if environment.on_miss() == "error" else environment.on_miss(),
         )

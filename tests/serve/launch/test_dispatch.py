@@ -943,6 +943,26 @@ def test_b17_a_broken_disk_cache_of_cutile_does_not_stop_serving(
     assert len(driver.compiled) == 1
 
 
+@pytest.mark.parametrize(("rows", "winner"), [(1, DEFAULT), (64, AT_64), (50, AT_64), (256, AT_256)])
+def test_config_for_says_what_a_launch_would_get_and_launches_nothing(
+    tuned: Tunable, launched: Launched, rows: int, winner: Config
+) -> None:
+    expected = dispatcher_of(tuned).choice(SM90, tuned.problem_of(*tensors(rows))).config
+    assert tuned.config_for(*tensors(rows)) == expected
+    assert rows == 50 or expected == winner
+    assert launched() == []
+    with pytest.raises(LaunchError, match="nothing is launched for dtype=bfloat16 M=0 N=1024, so it has no"):
+        tuned.config_for(*tensors(0))
+
+
+@pytest.mark.filterwarnings("ignore::aot_tune.errors.TableWarning")
+def test_config_for_passes_over_what_does_not_fit_this_gpu(tuned: Tunable, driver: Driver) -> None:
+    fitting = dataclasses.replace(
+        tuned, fits=lambda config, device, problem: config != AT_64 or "too few multiprocessors"
+    )
+    assert fitting.config_for(*tensors(64)) not in (AT_64,)
+
+
 # What cuTile refuses ----------------------------------------------------------------------------------------
 
 
