@@ -22,6 +22,7 @@ from contextlib import suppress
 from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
 from aot_tune.errors import CompilerMissingError, CutileError
@@ -44,6 +45,9 @@ makes one among the temporary files, which is removed at exit."""
 
 _NOT_FOR_FILES = str(Path(__file__).parent)
 """The folder that `TEMP_DIR` names where none can be written to. Nothing is written there."""
+
+PASSED_ON = "launch_passed_on"
+"""A global variable of modules whose functions stand in the place of cuTile's launch and call it."""
 
 UNCHECKED = "arguments_unchecked"
 """A global variable of functions that launch without looking at the arguments again: see `with_hints`."""
@@ -212,7 +216,10 @@ def _prebuilt_class() -> Any:
             self._cubins = cubins
 
         def _compile(self, signature: Any, context: Any, compute_capability: Any = None) -> Any:
-            unchecked = sys._getframe(1).f_globals.get(UNCHECKED)  # cuTile's launch has no frame of its own
+            caller: FrameType | None = sys._getframe(1)  # cuTile's launch has no frame of its own
+            while caller is not None and caller.f_globals.get(PASSED_ON):
+                caller = caller.f_back
+            unchecked = caller is not None and caller.f_globals.get(UNCHECKED)
             if unchecked and any(getattr(p, "may_alias_internally", False) for p in signature.parameters):
                 raise TypeError("the elements of an argument may share memory, and it was not checked")
             arch = _arch_of(compute_capability)

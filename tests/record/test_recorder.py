@@ -41,10 +41,22 @@ def recorder(driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     install(tables=tmp_path / "tables")
     searches.record_with(recorder)
     yield recorder
+    while others:
+        others.pop().end()
     recorder.end()
     searches.record_with(None)
     uninstall()
     searches.forget()
+
+
+others: list[Recorder] = []
+
+
+def another(**changes: Any) -> Recorder:
+    """Record with another recorder from now on, as another process would."""
+    others.append(Recorder(**changes))
+    searches.record_with(others[-1])
+    return others[-1]
 
 
 @pytest.fixture
@@ -124,12 +136,12 @@ def test_recording_again_gives_the_same_bytes(recorder: Recorder, tmp_path: Path
     before = path.read_bytes()
     driver.elapsed_ms = lambda symbol: 0.0101 if "_I32" in symbol else 0.05
     recording.JOURNALS = tmp_path / "other journals"  # type: ignore[assignment]
-    searches.record_with(Recorder(out=tmp_path / "tables"))
+    another(out=tmp_path / "tables")
     tuned(*tensors(1024))
     assert path.read_bytes() == before
     driver.elapsed_ms = lambda symbol: 0.005 if "_I64" in symbol else 0.05
     recording.JOURNALS = tmp_path / "third journals"  # type: ignore[assignment]
-    searches.record_with(Recorder(out=tmp_path / "tables"))
+    another(out=tmp_path / "tables")
     tuned(*tensors(1024))
     assert read(tmp_path).entries[0].config == {"SimpleNamespace": {"TILE": 64, "occupancy": None}}
 
@@ -169,7 +181,7 @@ def test_a_process_that_was_stopped_takes_its_measurements_over(
     recorder: Recorder, tmp_path: Path, driver: Driver
 ) -> None:
     first = tuned(*tensors(1024)).best
-    searches.record_with(Recorder(out=tmp_path / "tables"))
+    another(out=tmp_path / "tables")
     driver.elapsed_ms = lambda symbol: 0.001 if "_I64" in symbol else 0.05
     assert tuned(*tensors(1024)).best == first
 
@@ -212,8 +224,7 @@ def test_a_folder_that_cannot_be_written_is_a_remark(
     recorder: Recorder, tmp_path: Path, replayed: list[int]
 ) -> None:
     (tmp_path / "file").write_text("")
-    other = Recorder(out=tmp_path / "file" / "tables")
-    searches.record_with(other)
+    other = another(out=tmp_path / "file" / "tables")
     tuned(*tensors(1024))
     assert replayed == [9]
     assert "not recorded: " in next(iter(site(other).remarks))
@@ -245,8 +256,7 @@ def test_a_table_that_cannot_be_written_is_a_remark(
 
 
 def test_another_package_is_left_alone(recorder: Recorder, tmp_path: Path, replayed: list[int]) -> None:
-    other = Recorder(out=tmp_path / "tables", package="mylib")
-    searches.record_with(other)
+    other = another(out=tmp_path / "tables", package="mylib")
     tuned(*tensors(1024))
     assert replayed == [9]
     assert list(site(other).remarks) == ["not recorded: it is not of the package mylib"]

@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 
 from aot_tune import environment
 from aot_tune.errors import LaunchError, MissError, MissWarning, TableWarning, UsageError
+from aot_tune.nvidia import cutile
 from aot_tune.serve.choose import loader
 from aot_tune.serve.launch import dispatch
 from aot_tune.serve.launch.dispatch import dispatcher_of
@@ -483,6 +484,23 @@ def test_a_parameter_is_launched_like_a_tensor(tuned: Tunable, launched: Launche
     source, target = tensors(64)
     tuned.launch(torch.nn.Parameter(source), target)
     assert launched() == [blocks(64, 1024, AT_64)]
+
+
+@pytest.mark.process
+def test_an_expanded_output_is_refused_where_launches_are_watched(
+    tuned: Tunable, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = ct.launch
+    watcher = {cutile.PASSED_ON: True, "own": own}
+    exec("def launch(*args):\n return own(*args)", watcher)
+    monkeypatch.setattr(ct, "launch", watcher["launch"])
+    watched = dataclasses.replace(tuned)
+    source, target = tensors(64)
+    watched.launch(source, target)
+    with pytest.raises(LaunchError, match="is an expanded view"):
+        watched.launch(source, target[:1].expand(64, 1024))
+    watched.launch(source, target)
+    assert len(driver.launches) == 2
 
 
 @pytest.mark.process
