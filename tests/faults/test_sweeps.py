@@ -24,9 +24,9 @@ def test_a_fault_of_a_sweep_costs_no_measurement_and_no_table(row: str, world: W
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", rows.LONG)
-def test_a_sweep_with_flaky_and_failing_configs_has_the_right_winners(row: str, world: World) -> None:
+def test_a_sweep_with_flaky_configs_publishes_none_of_them(world: World) -> None:
+    """The other long scenario compares times, which other tests disturb: ``make faults ARGS=--full``."""
     tally = Tally()
-    rows.run_long(row, world, tally)
+    rows.run_long("A5", world, tally)
     assert tally.why == []
     assert tally.injected > 0

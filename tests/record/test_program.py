@@ -77,6 +77,7 @@ def test_a_program_is_recorded_and_then_run_without_a_search(tmp_path: Path) -> 
     assert near_and_far["searched"] == [9]
 
 
+@pytest.mark.slow
 def test_a_package_gets_tables_and_cubins_by_changing_one_import(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, tmp_path / "mylib")
     program = ("-m", "tests.support.children.three_kernels")
