@@ -245,11 +245,11 @@ def test_the_small_declaration_is_a_whole_module_that_launches(tmp_path: Path) -
     assert checked.returncode == 0, checked.stderr
 
 
-def test_a_library_that_tunes_once_changes_one_import_in_ten_lines() -> None:
+def test_a_library_that_three_kernels_changes_one_import_in_ten_lines() -> None:
     changed, *code = [line for line in example("tune once").splitlines() if line]
     ours, _, theirs = changed.partition("  # before: ")
     assert len(code) <= 9
-    text = (ROOT / "tests" / "support" / "tunes_once" / "mylib" / "kernels.py").read_text()
+    text = (ROOT / "tests" / "support" / "three_kernels" / "mylib" / "kernels.py").read_text()
     assert f"\n{theirs}\n" in text  # the package that tests/record/test_program.py changes and records
     assert "\n".join(code) in text
     assert ours == theirs.replace("cuda.tile.tune", "aot_tune")

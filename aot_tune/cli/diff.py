@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
-from aot_tune.cli.changes import SIGNS, WORDS, Kind
+from aot_tune.cli.changes import SIGNS, WORDS, Change, TableChanges, built_with_remarks, kind_of
 from aot_tune.cli.recorded import diff as recorded
 from aot_tune.cli.recorded.diff import RecordedDiff, diff_recorded
 from aot_tune.errors import UsageError
@@ -21,53 +22,15 @@ from aot_tune.values.text import aligned, counted
 
 
 @dataclass(frozen=True, kw_only=True)
-class EntryChange:
+class EntryChange(Change[Entry]):
     """One bucket whose entry changed."""
 
     bucket: Problem
     """The bucket."""
 
-    kind: Kind
-    """How the entry changed."""
 
-    old: Entry | None
-    """The entry before; None when it was added."""
-
-    new: Entry | None
-    """The entry after; None when it was removed."""
-
-    @property
-    def speedup(self) -> float | None:
-        """The winner's time before / its time after; None when one of the entries is missing."""
-        return None if self.old is None or self.new is None else self.old.mean_us / self.new.mean_us
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableDiff:
-    """The changes of one kernel's table for one arch."""
-
-    kernel: str
-    """The kernel's name."""
-
-    arch: Arch
-    """The arch that the tables are for."""
-
-    old: Table | None
-    """The table before; None when the table was added."""
-
-    new: Table | None
-    """The table after; None when the table was removed."""
-
-    changes: tuple[EntryChange, ...]
-    """The entries that changed, in the table's order."""
-
-    remarks: tuple[str, ...]
-    """What changed outside the entries: source, device, compiler, portfolio or axes; one line each."""
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing changed."""
-        return not self.changes and not self.remarks
+class TableDiff(TableChanges[Table, EntryChange]):
+    """The changes of a declared kernel's table for one arch."""
 
     @property
     def speedups(self) -> tuple[float, ...]:
@@ -90,7 +53,7 @@ def diff_tables(old: Table | None, new: Table | None) -> TableDiff:
     ordered += [bucket for bucket in before if bucket not in after]
     changes = []
     for bucket in ordered:
-        kind = _kind(before.get(bucket), after.get(bucket))
+        kind = kind_of(before.get(bucket), after.get(bucket), attrgetter("config"))
         if kind is not None:
             changes.append(
                 EntryChange(bucket=bucket, kind=kind, old=before.get(bucket), new=after.get(bucket))
@@ -239,23 +202,10 @@ def _recorded_tables(paths: Iterable[Path]) -> dict[tuple[str, Arch], RecordedTa
     return {(name_of(table.module, table.kernel), table.arch): table for table in tables}
 
 
-def _kind(old: Entry | None, new: Entry | None) -> Kind | None:
-    if old is None:
-        return "added"
-    if new is None:
-        return "removed"
-    if old.config != new.config:
-        return "config"
-    return None if old == new else "figures"
-
-
 def _remarks(old: Table, new: Table) -> Iterable[str]:
     if old.source_hash != new.source_hash:
         yield f"source {old.source_hash} -> {new.source_hash}"
-    for name in ("device_name", "sm_count", "cuda_tile", "tileiras", "driver"):
-        before, after = getattr(old.built_with, name), getattr(new.built_with, name)
-        if before != after:
-            yield f"{name} {before or 'none'} -> {after or 'none'}"
+    yield from built_with_remarks(old.built_with, new.built_with)
     if dict(old.axes) != dict(new.axes):
         yield f"axes {_axes(old)} -> {_axes(new)}"
     if old.portfolio != new.portfolio:

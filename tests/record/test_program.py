@@ -17,7 +17,7 @@ from aot_tune.recorded.document import parse
 from tests.support.make import planned_commands
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "tests" / "support" / "tunes_once" / "mylib"
+PACKAGE = ROOT / "tests" / "support" / "three_kernels" / "mylib"
 
 ONCE = """
 import json, sys, torch

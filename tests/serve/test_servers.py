@@ -41,7 +41,6 @@ def tuned(driver: Driver, tmp_path: Path) -> Tunable:
     return dataclasses.replace(scale, tables=tmp_path)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forking is POSIX")
 def test_workers_forked_from_a_server_launch_what_it_had_launched_and_what_it_had_not(
     tuned: Tunable, driver: Driver
 ) -> None:
@@ -64,7 +63,6 @@ def test_workers_forked_from_a_server_launch_what_it_had_launched_and_what_it_ha
     assert len(driver.launches) == 2
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forking is POSIX")
 def test_a_forked_child_loads_while_another_thread_of_its_parent_holds_the_lock() -> None:
     code = """
 import os, threading
@@ -90,7 +88,6 @@ go.set(); thread.join()
     assert told.stdout.strip() == "0"
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forking is POSIX")
 @pytest.mark.parametrize("rows", [64, 100], ids=["the edge of a bucket", "a size inside, by the rule"])
 def test_a_worker_forked_while_a_thread_of_the_server_resolves_launches(
     rows: int, tuned: Tunable, driver: Driver
@@ -116,7 +113,6 @@ def test_a_worker_forked_while_a_thread_of_the_server_resolves_launches(
         thread.join()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forking is POSIX")
 def test_workers_forked_while_threads_ask_for_configs_get_theirs(tuned: Tunable, driver: Driver) -> None:
     done = threading.Event()
 

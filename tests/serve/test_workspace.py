@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +12,7 @@ import torch
 from aot_tune.errors import LaunchError
 from aot_tune.serve import workspace as module
 from aot_tune.serve.workspace import for_all_posed, workspace
+from tests.support.forks import right_in_a_fork
 
 GPU = torch.device("cuda", 0)
 
@@ -138,24 +136,8 @@ def test_without_storage_it_has_the_size_of_a_real_one_and_is_not_kept(machine: 
 
 
 @pytest.mark.process
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forking is POSIX")
 def test_a_child_forked_while_a_thread_allocates_gets_its_own(machine: SimpleNamespace) -> None:
-    held, go = threading.Event(), threading.Event()
+    def allocates() -> bool:
+        return workspace(GPU, 10, 10).partials.numel() >= 10
 
-    def hold() -> None:
-        with module._changes.lock:
-            held.set()
-            go.wait(60)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
-        assert held.wait(30)
-        child = os.fork()
-        if child == 0:
-            signal.alarm(30)
-            os._exit(0 if workspace(GPU, 10, 10).partials.numel() >= 10 else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    finally:
-        go.set()
-        thread.join()
+    assert right_in_a_fork(module._changes.lock, allocates, within_s=30)

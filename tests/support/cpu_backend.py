@@ -16,34 +16,21 @@ import torch
 from aot_tune.declare.discovery import load
 from aot_tune.errors import CutileError
 from aot_tune.tuner.measure.worker.backend import Trial
-from aot_tune.tuner.measure.worker.gpu_state import GpuState
 from aot_tune.tuner.measure.worker.verify import Case
 from aot_tune.tuner.outcome import Measurement, Stage
 from aot_tune.values.arch import Arch
-from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 from tests.support.gpu_locks import shared_folder
+from tests.support.idle_gpu import IdleGpu
 
 
-class CpuBackend:
+class CpuBackend(IdleGpu):
     """A `Backend` that plays an H200."""
 
     def __init__(self, *, module: str, name: str, gpu_index: int) -> None:
         self._tunable = load(module, name)
         self._on_cpu: Callable[..., None] = import_module(module).on_cpu
         self._cases: list[Case] = []
-
-    def device(self) -> Device:
-        return Device.reference(Arch.parse("sm90"))
-
-    def state(self) -> GpuState:
-        return GpuState()
-
-    def disturbance(self) -> str | None:
-        return None
-
-    def canary(self) -> None:
-        pass
 
     def open(self, problem: Problem, seeds: Sequence[int]) -> None:
         cpu = torch.device("cpu")

@@ -12,34 +12,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aot_tune.tuner.measure.worker.backend import Trial
-from aot_tune.tuner.measure.worker.gpu_state import GpuState
 from aot_tune.tuner.outcome import Measurement, Stage
-from aot_tune.values.arch import Arch
-from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
+from tests.support.idle_gpu import IdleGpu
 
 _SECONDS = 0.05
 """Duration of a verification or a timing, seconds."""
 
 
-class HashedBackend:
+class HashedBackend(IdleGpu):
     """A `Backend` on no GPU, which finds everything right."""
 
     def __init__(self, *, folder: str) -> None:
         self._log = Path(folder) / "log"
         self._problem = Problem({"M": 0})
-
-    def device(self) -> Device:
-        return Device.reference(Arch.parse("sm90"))
-
-    def state(self) -> GpuState:
-        return GpuState()
-
-    def disturbance(self) -> str | None:
-        return None
-
-    def canary(self) -> None:
-        pass
 
     def open(self, problem: Problem, seeds: Sequence[int]) -> None:
         self._problem = problem

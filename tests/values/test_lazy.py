@@ -41,7 +41,6 @@ def test_a_lazy_attribute_is_computed_once_for_each_instance() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forking is POSIX")
 def test_a_child_forked_while_a_thread_computes_computes_too() -> None:
     held = Sample(slow=True)
     thread = threading.Thread(target=lambda: held.value)

@@ -5,64 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from aot_tune.cli.changes import SIGNS, Kind
+from aot_tune.cli.changes import SIGNS, Change, TableChanges, built_with_remarks, kind_of
 from aot_tune.cli.recorded.show import library_in_words
 from aot_tune.recorded.problem import Problem
 from aot_tune.recorded.table import RecordedEntry, RecordedTable, name_of
 from aot_tune.recorded.words import config_in_words, problem_in_words
 from aot_tune.tables.table import geometric_mean
-from aot_tune.values.arch import Arch
 from aot_tune.values.text import aligned
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProblemChange:
+class ProblemChange(Change[RecordedEntry]):
     """One problem of one search space whose winner changed."""
 
     problem: Problem
     """The problem."""
 
-    kind: Kind
-    """How its entry changed."""
 
-    old: RecordedEntry | None
-    """The entry before; None when it was added."""
-
-    new: RecordedEntry | None
-    """The entry after; None when it was removed."""
-
-    @property
-    def speedup(self) -> float | None:
-        """The winner's time before / its time after; None when one of the entries is missing."""
-        return None if self.old is None or self.new is None else self.old.mean_us / self.new.mean_us
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordedDiff:
+class RecordedDiff(TableChanges[RecordedTable, ProblemChange]):
     """The changes of one kernel's recorded table for one arch."""
-
-    kernel: str
-    """The kernel's module and qualified name."""
-
-    arch: Arch
-    """The arch that the tables are for."""
-
-    old: RecordedTable | None
-    """The table before; None when the table was added."""
-
-    new: RecordedTable | None
-    """The table after; None when the table was removed."""
-
-    changes: tuple[ProblemChange, ...]
-    """The problems that changed, in the later table's order."""
-
-    remarks: tuple[str, ...]
-    """What changed outside the entries: source, library, device or compiler; one line each."""
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing changed."""
-        return not self.changes and not self.remarks
 
     @property
     def speedups(self) -> tuple[float, ...]:
@@ -82,7 +43,7 @@ def diff_recorded(old: RecordedTable | None, new: RecordedTable | None) -> Recor
     before, after = _first_winners(old), _first_winners(new)
     changes = []
     for key in (*after, *(key for key in before if key not in after)):
-        kind = _kind(before.get(key), after.get(key))
+        kind = kind_of(before.get(key), after.get(key), lambda entry: (entry.text, dict(entry.hints)))
         if kind is not None:
             changes.append(ProblemChange(problem=key[1], kind=kind, old=before.get(key), new=after.get(key)))
     return RecordedDiff(
@@ -103,25 +64,12 @@ def _first_winners(table: RecordedTable | None) -> dict[Key, RecordedEntry]:
     return winners
 
 
-def _kind(old: RecordedEntry | None, new: RecordedEntry | None) -> Kind | None:
-    if old is None:
-        return "added"
-    if new is None:
-        return "removed"
-    if (old.text, dict(old.hints)) != (new.text, dict(new.hints)):
-        return "config"
-    return None if old == new else "figures"
-
-
 def _remarks(old: RecordedTable, new: RecordedTable) -> Iterator[str]:
     if old.source_hash != new.source_hash:
         yield f"source {old.source_hash} -> {new.source_hash}"
     if old.library != new.library:
         yield f"library {library_in_words(old.library)} -> {library_in_words(new.library)}"
-    for name in ("device_name", "sm_count", "cuda_tile", "tileiras", "driver"):
-        before, after = getattr(old.built_with, name), getattr(new.built_with, name)
-        if before != after:
-            yield f"{name} {before or 'none'} -> {after or 'none'}"
+    yield from built_with_remarks(old.built_with, new.built_with)
 
 
 def lines(diff: RecordedDiff) -> list[str]:

@@ -6,9 +6,6 @@ import dataclasses
 import gc
 import itertools
 import multiprocessing
-import os
-import signal
-import threading
 import time
 import tracemalloc
 import warnings
@@ -33,6 +30,7 @@ from aot_tune.tunable import Tunable
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 from tests.support.driver import Driver
+from tests.support.forks import right_in_a_fork
 from tests.support.samples import DEFAULT, SM90, SPACE, scale, scale_table, with_entry, write
 
 AT_64, AT_256 = scale_table().portfolio
@@ -368,30 +366,14 @@ def test_a_process_that_is_initialised_alone_keeps_what_it_searched(
 
 
 @pytest.mark.process
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forking is POSIX")
 def test_b7_a_child_forked_during_a_search_does_not_wait_for_its_end(tuned: Tunable, driver: Driver) -> None:
-    """B7: the thread that searches stayed in the parent."""
-    held, go = threading.Event(), threading.Event()
-    turn = dispatcher_of(tuned)._search._turn
+    """B7: the thread that searches stayed in the parent. The limit of the search is 1000 s."""
 
-    def hold() -> None:
-        with turn.lock:
-            held.set()
-            go.wait(60)
+    def launches() -> bool:
+        tuned.launch(*tensors(4096))
+        return grid_of(driver) == (128, 16, 1)
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
-        assert held.wait(30)
-        child = os.fork()
-        if child == 0:
-            signal.alarm(60)  # the limit of the search is 1000 s
-            tuned.launch(*tensors(4096))
-            os._exit(0 if grid_of(driver) == (128, 16, 1) else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    finally:
-        go.set()
-        thread.join()
+    assert right_in_a_fork(dispatcher_of(tuned)._search._turn.lock, launches, within_s=60)
 
 
 # When it fails ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A child process that calls the three functions of the package `tests/support/tunes_once` once each.
+"""A child process that calls the three functions of the package `tests/support/three_kernels` once each.
 
 With ``--compile-nothing`` cuTile's compiler raises.
 """
