@@ -7,15 +7,10 @@ import pytest
 from tests.faults import rows, sweeps
 from tests.faults.world import Tally, World
 
-pytestmark = pytest.mark.process
-
-QUICK = ("A6",)
-"""Rows of a few sweeps, for `make test`. A sweep starts three processes that import torch: 6 s of a core."""
+pytestmark = [pytest.mark.process, pytest.mark.slow]  # a sweep starts three processes that import torch
 
 
-@pytest.mark.parametrize(
-    "row", [row if row in QUICK else pytest.param(row, marks=pytest.mark.slow) for row in sweeps.SCENARIOS]
-)
+@pytest.mark.parametrize("row", sweeps.SCENARIOS)
 def test_a_fault_of_a_sweep_costs_no_measurement_and_no_table(row: str, world: World) -> None:
     tally = Tally()
     rows.run_row(row, world, tally)
@@ -23,7 +18,6 @@ def test_a_fault_of_a_sweep_costs_no_measurement_and_no_table(row: str, world: W
     assert tally.injected >= rows.stated(row)
 
 
-@pytest.mark.slow
 def test_a_sweep_with_flaky_configs_publishes_none_of_them(world: World) -> None:
     """The other long scenario compares times, which other tests disturb: ``make faults ARGS=--full``."""
     tally = Tally()

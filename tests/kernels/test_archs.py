@@ -37,6 +37,7 @@ FOUND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_the_default_of_every_kernel_compiles(tmp_path: Path) -> None:
     assert set(LEFT_OUT) < set(ARCHS)

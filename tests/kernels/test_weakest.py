@@ -152,6 +152,7 @@ WAITING = ("attention_decode", "cross_entropy", "softmax")
 """Kernels whose blocks wait for each other: as many must run at once as their hints say."""
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_weakest_cubin_of_every_kernel_compiles_and_as_many_run_at_once_as_wait() -> None:
     each = {}

@@ -130,12 +130,10 @@ class Dispatcher:
         with SLOW_PATH.lock:
             if arch not in self._indexes:
                 index = loader.load(self._tunable, arch)
-                first = self._tunable.typical_problems[0]
+                # The entries of a table name no config but its portfolio's and the default.
                 portfolios = (config for shipped in index.tables for config in shipped.table.portfolio)
-                for config in (
-                    *portfolios,
-                    self._tunable.default_config(arch, first),
-                ):  # entries name no others
+                default = self._tunable.default_config(arch, self._tunable.typical_problems[0])
+                for config in (*portfolios, default):
                     self.kernels.of(config.hints)
                 # Reads the archives' indexes only: a first launch may take 2 ms.
                 self.kernels.cubins.sections(arch)

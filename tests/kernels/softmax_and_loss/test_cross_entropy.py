@@ -477,6 +477,7 @@ def test_the_default_compiles_and_does_not_spill(name: str) -> None:
         assert compiled(cross_entropy_tunable, arch, one, default).stack_bytes == 0, one
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.parametrize(
     "one",
