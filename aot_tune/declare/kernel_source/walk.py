@@ -84,6 +84,9 @@ class Facts:
     bounds: list[tuple[Value, Value]] = field(default_factory=list)
     """Pairs of an index and the size of the axis that it runs over."""
 
+    counts: list[tuple[Value, Value]] = field(default_factory=list)
+    """Pairs of a size and the size of the tiles that it is divided into."""
+
     persistent: bool = False
     """Whether a block goes on to further tiles, in steps of the number of blocks."""
 
@@ -95,6 +98,9 @@ class Facts:
 
     lists: set[str] = field(default_factory=set)
     """Parameters that are lists of arrays."""
+
+    used: set[str] = field(default_factory=set)
+    """Parameters that the source reads."""
 
     escaped: set[str] = field(default_factory=set)
     """Parameters that a function is given whose source cannot be read."""
@@ -295,7 +301,9 @@ class _Walk:
             case ast.Constant(value=bool() | int() | float() as written):
                 return number(written)
             case ast.Name():
-                return names.get(node.id) or self.outside(node.id)
+                named = names.get(node.id) or self.outside(node.id)
+                self.facts.used |= {named.parameter} if named.parameter is not None else set()
+                return named
             case ast.Tuple() | ast.List():
                 items = tuple(self.value(one, names) for one in node.elts)
                 return made_of("tuple", items, items=items)
@@ -365,7 +373,7 @@ class _Walk:
             self.facts.bounds += [(index, bound) for one, bound in self.facts.bounds if one.key == left.key]
             return index
         if isinstance(node.op, ast.FloorDiv) and _rounds_up(node, right):
-            return made_of("cdiv", [left, right], tiles_of=(_rounded(left), right))
+            return self.counted("cdiv", _rounded(left), right)
         if isinstance(node.op, ast.Mult):
             lanes = left.lanes or right.lanes
             return made_of("*", [left, right], factors=(left, right), lanes=lanes)
@@ -374,6 +382,11 @@ class _Walk:
         if isinstance(node.op, ast.FloorDiv | ast.Mod | ast.BitAnd | ast.RShift):
             self.integer_operands(left, right)
         return made_of(type(node.op).__name__, [left, right], lanes=left.lanes or right.lanes)
+
+    def counted(self, name: str, size: Value, tile: Value) -> Value:
+        """The number of tiles of a size."""
+        self.facts.counts.append((size, tile))
+        return made_of(name, [size, tile], tiles_of=(size, tile))
 
     def integer_operands(self, left: Value, right: Value) -> None:
         if not left.lanes and not left.of_sources("load"):
@@ -509,7 +522,7 @@ class _Walk:
             return made_of("arange", given, lanes=lanes, at=number(0))
         if name in ("cdiv", "floordiv", "mod"):
             self.integer_operands(args[0], args[-1])
-            return made_of(name, given, tiles_of=(args[0], args[1]) if name == "cdiv" else None)
+            return self.counted(name, args[0], args[1]) if name == "cdiv" else made_of(name, given)
         if name in ("add", "sub", "mul"):
             op = {"add": ast.Add(), "sub": ast.Sub(), "mul": ast.Mult()}[name]
             return self.arithmetic(op, args)

@@ -1,0 +1,217 @@
+"""How a kernel's tiles lie in its arrays: which sizes are one axis, what tiles it, and the grid. Pure.
+
+Two sizes are one axis where arrays are indexed by the same block, loop or offsets along them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from aot_tune.declare.kernel_source.kinds import index_arrays
+from aot_tune.declare.kernel_source.values import Value
+from aot_tune.declare.kernel_source.walk import Access, Facts
+
+Node = tuple[str, str, int]
+"""A size of an array ("size", name, axis), an index ("index", key, 0) or a parameter ("parameter", name, 0)."""
+
+
+@dataclass(kw_only=True)
+class SizeAxis:
+    """Sizes that are equal, of one axis of the problem."""
+
+    sizes: list[tuple[str, int]] = field(default_factory=list)
+    """Array and axis of each of the sizes."""
+
+    parameters: list[str] = field(default_factory=list)
+    """The kernel's parameters that hold the size."""
+
+    indices: list[str] = field(default_factory=list)
+    """The keys of what it is indexed by."""
+
+    tile: Value | None = None
+    """The size of its tiles; None where a whole axis is one tile, or where none is known."""
+
+    covers: Value | None = None
+    """The size of the one tile that covers the whole axis."""
+
+    indexed_by_data: bool = False
+    """Whether values that are loaded say where it is indexed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The arrays, axes and grid of a kernel."""
+
+    ranks: dict[str, int | None]
+    """The number of axes of each array; None where it is not known."""
+
+    axes: list[SizeAxis]
+    """The axes, those of the first arrays first."""
+
+    fixed: dict[tuple[str, int], int]
+    """Sizes that are written in the kernel."""
+
+    grid: tuple[tuple[SizeAxis, ...], ...]
+    """For each axis of the grid the axes of the problem whose tiles it counts; empty where it is unknown."""
+
+    dtypes: dict[str, str]
+    """Dtypes of arrays that the kernel casts to by name, and of those whose values are indices."""
+
+    def axis_of(self, array: str, axis: int) -> SizeAxis | None:
+        """The axis of the problem that an array's size belongs to."""
+        return next((one for one in self.axes if (array, axis) in one.sizes), None)
+
+
+def layout_of(facts: Facts) -> Layout:
+    """Derive the layout from what is known of a kernel."""
+    ranks: dict[str, int | None] = {}
+    for access in facts.accesses:
+        rank = None if access.index is None else len(access.index)
+        ranks[access.parameter] = ranks.get(access.parameter) or rank
+    joined = _Joined()
+    fixed: dict[tuple[str, int], int] = {}
+    for access in facts.accesses:
+        if access.tells_sizes:
+            _join_access(access, joined, fixed)
+    for index, bound in facts.bounds:
+        _join_bound(index, bound, joined)
+    axes = _axes(facts, ranks, joined, fixed)
+    _name_counted(facts, axes)
+    return Layout(ranks=ranks, axes=axes, fixed=fixed, grid=_grid(facts, axes), dtypes=_dtypes(facts))
+
+
+class _Joined:
+    """Nodes that were joined with others, each under one root; roots carry what is known of tiles."""
+
+    def __init__(self) -> None:
+        self.parent: dict[Node, Node] = {}
+        self.tiles: dict[Node, Value] = {}
+        self.covers: dict[Node, Value] = {}
+        self.by_data: set[Node] = set()
+
+    def root(self, node: Node) -> Node:
+        while self.parent.setdefault(node, node) != node:
+            node = self.parent[node]
+        return node
+
+    def join(self, one: Node, other: Node) -> None:
+        this, that = self.root(one), self.root(other)
+        if this == that:
+            return
+        self.parent[that] = this
+        for known in (self.tiles, self.covers):
+            if that in known:
+                known.setdefault(this, known.pop(that))
+
+
+def _join_access(access: Access, joined: _Joined, fixed: dict[tuple[str, int], int]) -> None:
+    extents = access.extents or (None,) * len(access.index or ())
+    if len(extents) != len(access.index or ()):
+        return
+    for axis, (index, extent) in enumerate(zip(access.index or (), extents, strict=True)):
+        size: Node = ("size", access.parameter, axis)
+        joined.root(size)
+        if axis in access.sliced or index.of_sources("load"):
+            joined.by_data.add(size)
+            if extent is not None and index.number is None:
+                joined.tiles.setdefault(joined.root(size), extent)
+            continue
+        tile = index.lanes or extent
+        at = index.at if index.lanes else index
+        if at is None:
+            joined.by_data.add(size)
+        elif at.number is not None and tile is not None and tile.number is None:
+            joined.join(("covers", tile.key, 0), size)
+            joined.covers.setdefault(joined.root(size), tile)
+        elif at.number is not None:
+            length = int((at.number + 1) * (tile.number if tile is not None and tile.number else 1))
+            fixed[access.parameter, axis] = max(length, fixed.get((access.parameter, axis), 0))
+        else:
+            joined.join(("index", at.key, 0), size)
+            if tile is not None:
+                joined.tiles.setdefault(joined.root(size), tile)
+
+
+def _join_bound(index: Value, bound: Value, joined: _Joined) -> None:
+    """An index runs up to a size, or up to the number of its tiles."""
+    of, tile = bound.tiles_of or (bound, index.step)
+    if index.of_sources("load") or bound.of_sources("load"):
+        return
+    at: Node = ("index", index.key, 0)
+    if of.dimension is not None:
+        joined.join(("size", *of.dimension), at)
+    elif of.parameter is not None:
+        joined.join(("parameter", of.parameter, 0), at)
+    else:
+        return
+    if tile is not None and tile.number != 1 and "num_blocks" not in tile.key:
+        joined.tiles.setdefault(joined.root(at), tile)
+
+
+def _axes(
+    facts: Facts, ranks: dict[str, int | None], joined: _Joined, fixed: dict[tuple[str, int], int]
+) -> list[SizeAxis]:
+    """The joined nodes as axes, in the order of the arrays that the kernel takes."""
+    found: dict[Node, SizeAxis] = {}
+    for array in facts.parameters:
+        for axis in range(ranks.get(array) or 0):
+            node: Node = ("size", array, axis)
+            if (array, axis) in fixed and joined.root(node) == node:
+                continue
+            one = found.setdefault(joined.root(node), SizeAxis())
+            one.sizes.append((array, axis))
+            one.indexed_by_data |= node in joined.by_data
+    for node in list(joined.parent):
+        if node[0] == "parameter":
+            found.setdefault(joined.root(node), SizeAxis()).parameters.append(node[1])
+        elif node[0] == "index" and joined.root(node) in found:
+            found[joined.root(node)].indices.append(node[1])
+    for root, one in found.items():
+        one.tile, one.covers = joined.tiles.get(root), joined.covers.get(root)
+        if one.tile is not None and one.covers is not None and one.tile.key == one.covers.key:
+            one.covers = None
+    return list(found.values())
+
+
+def _name_counted(facts: Facts, axes: list[SizeAxis]) -> None:
+    """Parameters that are divided by the tiles of one axis alone hold its size."""
+    named = {name for one in axes for name in one.parameters}
+    for size, tile in facts.counts:
+        tiled = [one for one in axes if one.tile is not None and one.tile.key == tile.key and one.sizes]
+        if size.parameter is not None and size.parameter not in named and len(tiled) == 1:
+            named.add(size.parameter)
+            tiled[0].parameters.append(size.parameter)
+
+
+def _grid(facts: Facts, axes: list[SizeAxis]) -> tuple[tuple[SizeAxis, ...], ...]:
+    """What each axis of the grid counts; nothing where one of them is not known."""
+    used = sorted({int(number) for one in _indices(facts) for number in one.of_sources("bid")})
+    if "bid" not in facts.called or used != list(range(len(used))) or not used:
+        return ()
+    grid = []
+    for number in used:
+        direct = [one for one in axes if f"bid {number}" in one.indices]
+        derived = {
+            key
+            for index in _indices(facts)
+            if str(number) in index.of_sources("bid") and not index.of_sources("load")
+            for key in (index.key, index.at.key if index.at else "")
+        }
+        counted = direct or [one for one in axes if derived & set(one.indices)]
+        if not counted:
+            return ()
+        grid.append(tuple(counted))
+    return tuple(grid)
+
+
+def _indices(facts: Facts) -> Iterator[Value]:
+    """The indices of all accesses that count: of the stores, where they say anything."""
+    for access in facts.accesses:
+        if access.tells_sizes:
+            yield from access.index or ()
+
+
+def _dtypes(facts: Facts) -> dict[str, str]:
+    found = {one.parameter: one.dtype for one in facts.accesses if one.what == "store" and one.dtype}
+    return {**found, **dict.fromkeys(index_arrays(facts), "int32")}
