@@ -52,6 +52,28 @@ def _options(
 
 @app.command()
 @guarded
+def new(
+    kernel: Annotated[
+        str, typer.Argument(metavar="lib.kernels:NAME", help="The module of a @ct.kernel, and its name there.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A new file to write to; by default it is printed.")
+    ] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Begin a declaration: write from a kernel's source what it tells, with blanks for the rest."""
+    from aot_tune.cli.start.new import begin, summary, write
+
+    begun = begin(kernel)
+    if out is None:
+        command.put(begun.text.rstrip("\n"))
+    else:
+        write(begun, out)
+    command.say(summary(begun, out))
+
+
+@app.command()
+@guarded
 def tune(
     kernel: Kernels = None,
     arch: ArchName = None,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from aot_tune.declare.mistakes import Mistake
 
+if TYPE_CHECKING:
     from aot_tune.declare.declaration import Declaration
 
 T = TypeVar("T", bound=Callable[..., Any] | list[Any])
@@ -42,3 +42,9 @@ def blanks_of(tunable: Declaration) -> Iterator[tuple[str, str]]:
         what = getattr(getattr(tunable, field), _BLANK, None)
         if isinstance(what, str):
             yield field, what
+
+
+def blank_mistakes(tunable: Declaration) -> Iterator[Mistake]:
+    """A mistake for each blank: nothing is tuned, checked or compiled by an example."""
+    for field, what in blanks_of(tunable):
+        yield Mistake(field, f"{field} is blank: write {what}, in place of blank(...)")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from aot_tune.declare.blanks import blank_mistakes
 from aot_tune.declare.declaration import check_name
 from aot_tune.declare.mistakes import (
     Mistake,
@@ -255,7 +256,11 @@ def declaration_problems(tunable: Declaration, arch: Arch) -> list[str]:
     """
     from aot_tune.declare.argument_mistakes import argument_mistakes
 
-    whole = [mistake.text for mistake in (*place_mistakes(tunable), *machine_mistakes(tunable))]
+    whole = [
+        mistake.text
+        for mistakes in (blank_mistakes, place_mistakes, machine_mistakes)
+        for mistake in mistakes(tunable)
+    ]
     found: dict[str, list[tuple[str, Problem]]] = {}
     sound: list[Problem] = []
     for problem in tunable.typical_problems:

@@ -16,7 +16,7 @@ import torch
 
 from aot_tune.declare.argument_mistakes import shares
 from aot_tune.declare.comparison import bits
-from aot_tune.declare.kernel_source import accesses
+from aot_tune.declare.kernel_source.accesses import accesses
 from aot_tune.nvidia import cutile
 from aot_tune.values.arch import KNOWN_ARCHS, Arch
 from aot_tune.values.bucket import Pow2, classes, edge

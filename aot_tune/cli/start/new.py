@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from aot_tune.cli.start.sketch import sketch_of
-from aot_tune.cli.start.text import module_text
+from aot_tune.cli.start.text import module_text, name_of
 from aot_tune.declare import discovery
 from aot_tune.declare.kernel_source.walk import facts_of
 from aot_tune.errors import StoreError, UsageError
@@ -23,8 +24,11 @@ class Begun:
     kinds: tuple[str, ...]
     """The kind of its kernel."""
 
-    blanks: int
-    """The number of blanks in it."""
+    name: str
+    """The name of the declaration."""
+
+    blanks: tuple[str, ...]
+    """The fields that are blank in it."""
 
 
 def begin(place: str) -> Begun:
@@ -49,7 +53,18 @@ def begin(place: str) -> Begun:
         raise UsageError(f"the source of {place} cannot be read; write the kernel into a file of a package")
     sketch = sketch_of(facts)
     text = module_text(sketch, module, name)
-    return Begun(text=text, kinds=sketch.kinds, blanks=text.count("=blank("))
+    blanks = tuple(re.findall(r"^    (\w+)=blank\(", text, re.MULTILINE))
+    return Begun(text=text, kinds=sketch.kinds, name=name_of(name), blanks=blanks)
+
+
+def summary(begun: Begun, path: Path | None) -> str:
+    """What was begun, and what comes next."""
+    file = "it" if path is None else str(path)
+    module = "mylib.declared" if path is None else discovery.module_names([str(path)])[0]
+    return (
+        f"{begun.name}: {', '.join(begun.kinds)}; fill in {', '.join(begun.blanks)} in {file}, then run "
+        f"aot-tune doctor {begun.name} --module {module}"
+    )
 
 
 def write(begun: Begun, path: Path) -> None:
