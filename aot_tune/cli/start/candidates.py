@@ -11,7 +11,15 @@ from aot_tune.declare.kernel_source.kinds import PRODUCTS
 MOST_CANDIDATES = 30
 """Candidates of one problem, at most, on any arch."""
 
-_PRODUCT_TILES = ((128, 128, 64), (64, 64, 64), (64, 128, 64), (128, 64, 64), (128, 256, 64), (256, 128, 64))
+_PRODUCT_TILES = (
+    (128, 128, 64),
+    (64, 64, 64),
+    (64, 128, 64),
+    (64, 64, 128),
+    (128, 128, 32),
+    (128, 256, 64),
+    (256, 128, 64),
+)
 """Tiles (M, N, K) of matrix products that win on one GPU or another; the default first."""
 
 _SMALL_PRODUCT_TILES = ((128, 64, 64), (64, 64, 64), (64, 128, 64), (128, 128, 32), (128, 128, 64))

@@ -194,6 +194,8 @@ def _parameter(name: str, facts: Facts, sketch: Sketch) -> Parameter:
             return Parameter(name=name, role="cover", constant=constant, axis=axis)
         if name in axis.parameters and axis.sizes:
             return Parameter(name=name, role="size", constant=constant, axis=axis)
+    if constant and name in facts.decides:
+        return Parameter(name=name, role="setting", constant=constant, values=(facts.decides[name],))
     for word, values in _SETTINGS.items():
         if constant and word in name.lower():
             return Parameter(name=name, role="setting", constant=constant, values=values)

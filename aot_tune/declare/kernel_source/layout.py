@@ -71,9 +71,8 @@ def layout_of(facts: Facts) -> Layout:
         ranks[access.parameter] = ranks.get(access.parameter) or rank
     joined = _Joined()
     fixed: dict[tuple[str, int], int] = {}
-    for access in facts.accesses:
-        if access.tells_sizes:
-            _join_access(access, joined, fixed)
+    for access in _telling(facts):
+        _join_access(access, joined, fixed)
     for index, bound in facts.bounds:
         _join_bound(index, bound, joined)
     axes = _axes(facts, ranks, joined, fixed)
@@ -206,10 +205,19 @@ def _grid(facts: Facts, axes: list[SizeAxis]) -> tuple[tuple[SizeAxis, ...], ...
 
 
 def _indices(facts: Facts) -> Iterator[Value]:
-    """The indices of all accesses that count: of the stores, where they say anything."""
-    for access in facts.accesses:
-        if access.tells_sizes:
-            yield from access.index or ()
+    """The indices of all accesses that sizes are derived from."""
+    for access in _telling(facts):
+        yield from access.index or ()
+
+
+def _telling(facts: Facts) -> list[Access]:
+    """The accesses that sizes are derived from: those of branches that are not taken for other arrays alone."""
+    arrays = {access.parameter for access in facts.accesses if access.tells_sizes}
+    return [
+        one
+        for one in facts.accesses
+        if one.parameter not in facts.lists and (one.tells_sizes or one.parameter not in arrays)
+    ]
 
 
 def _dtypes(facts: Facts) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Walk through a kernel's source, and the helpers that it calls, in the order of execution. Runs nothing.
 
-Each loop is entered once, and each branch. A branch that a `ct.Constant` of type bool decides counts for the
-arrays' sizes only where it is taken for False: the other one may lay out the arrays in another way.
+Each loop is entered once, and each branch. Where constants alone decide a branch, the one that is taken when
+they are False counts for the arrays' sizes: the other one may lay out the arrays in another way.
 """
 
 from __future__ import annotations
@@ -86,6 +86,9 @@ class Facts:
 
     counts: list[tuple[Value, Value]] = field(default_factory=list)
     """Pairs of a size and the size of the tiles that it is divided into."""
+
+    decides: dict[str, int] = field(default_factory=dict)
+    """Constants of type int that decide a branch, each with a value for which it is not taken."""
 
     persistent: bool = False
     """Whether a block goes on to further tiles, in steps of the number of blocks."""
@@ -235,35 +238,37 @@ class _Walk:
 
     def branch(self, node: ast.If, names: dict[str, Value], returned: list[Value]) -> None:
         decided = self.flag(node.test, names)
-        self.value(node.test, names)
         for body, taken in ((node.body, decided is not False), (node.orelse, decided is not True)):
-            if taken:
-                continue
-            self.untaken += 1
-            self.block(body, dict(names), [])  # what it leaves in names is not there after it
-            self.untaken -= 1
+            if not taken:
+                self.untaken += 1
+                self.block(body, dict(names), [])  # what it leaves in names is not there after it
+                self.untaken -= 1
         for body, taken in ((node.body, decided is not False), (node.orelse, decided is not True)):
             if taken:
                 self.block(body, names, returned)
 
     def flag(self, test: ast.expr, names: dict[str, Value]) -> bool | None:
-        """What a test is where each constant of type bool is False; None where that does not decide it."""
+        """What a test is where the constants that decide it are False or small; None where others decide."""
         match test:
             case ast.UnaryOp(op=ast.Not()):
                 inner = self.flag(test.operand, names)
                 return None if inner is None else not inner
-            case ast.Name(id=name):
-                value = names.get(name) or self.outside(name)
-                if self.facts.constants.get(value.parameter or "") == "bool":
-                    return False
-                return value.number if isinstance(value.number, bool) else None
             case ast.BoolOp():
                 inner_flags = [self.flag(one, names) for one in test.values]
                 end = isinstance(test.op, ast.Or)
                 if end in inner_flags:
                     return end
                 return None if None in inner_flags else not end
-        return None
+        value = self.value(test, names)
+        if value.number is not None:
+            return bool(value.number)
+        deciding = value.of_sources("parameter")
+        if not deciding or not deciding <= self.facts.constants.keys() or len(value.sources) > len(deciding):
+            return None
+        for one in deciding:
+            if self.facts.constants[one] == "int":
+                self.facts.decides.setdefault(one, 0 if value.parameter == one else 1)
+        return False
 
     def loop(self, node: ast.For, names: dict[str, Value], returned: list[Value]) -> None:
         self.facts.loops += 1
@@ -319,7 +324,6 @@ class _Walk:
                 return self.comparison(node, names)
             case ast.IfExp():
                 decided = self.flag(node.test, names)
-                self.value(node.test, names)
                 both = self.value(node.body, names), self.value(node.orelse, names)
                 return both[0] if decided else both[1]
             case ast.Lambda():
@@ -419,6 +423,8 @@ class _Walk:
 
     def comparison(self, node: ast.Compare, names: dict[str, Value]) -> Value:
         parts = [self.value(one, names) for one in (node.left, *node.comparators)]
+        if len(parts) == 2 and parts[0].number is not None and parts[1].number is not None:
+            return _compared(node.ops[0], parts[0].number, parts[1].number)
         for one, other in zip(parts, parts[1:], strict=False):
             if one.lanes is not None and one.at is not None and isinstance(node.ops[0], ast.Lt):
                 self.facts.bounds.append((one.at, self.integer(other)))
@@ -550,14 +556,14 @@ class _Walk:
         place = args[1] if len(args) > 1 else named.get("index", named.get("indices"))
         if name in _LOADS:
             shape = args[2] if len(args) > 2 else named.get("shape")
-            index, extents = self.items(place), self.items(shape)
-            self.access(first, "load", *self.ordered(index, extents, named.get("order")), None)
+            index, extents = self.ordered(self.items(place), self.items(shape), named.get("order"))
+            self.access(first, "load", index, extents if shape is not None else _single(index), None)
             return self.loaded(first, [one for one in (place, shape) if one is not None])
         if name in _STORES or name.startswith("atomic_"):
             tile = args[2] if len(args) > 2 else named.get("tile", named.get("value", named.get("update")))
             what = "add" if name.startswith("atomic_") else "store"
-            index, extents = self.ordered(self.items(place), None, named.get("order"))
-            self.access(first, what, index, extents, tile)
+            index, _ = self.ordered(self.items(place), None, named.get("order"))
+            self.access(first, what, index, None if name == "store" else _single(index), tile)
             return made_of(name, given)
         self.facts.escaped.add(first.parameter or "")
         return self.result(name, given, args)
@@ -629,6 +635,13 @@ class _Walk:
         return made_of(name, given, dtype=dtype if name in ("sum", "max", "min") else None)
 
 
+def _single(index: tuple[Value, ...] | None) -> tuple[Value | None, ...] | None:
+    """The extents of a gather: one element along each axis that is indexed by a plain number."""
+    if index is None:
+        return None
+    return tuple(None if one.lanes or one.of_sources("load") else number(1) for one in index)
+
+
 def _is(node: ast.AST) -> bool:
     return isinstance(node, ast.expr)
 
@@ -652,6 +665,15 @@ def _computed(op: ast.operator, left: Value, right: Value) -> Value:
     except (ZeroDivisionError, OverflowError):
         pass
     return made_of(type(op).__name__, [left, right])
+
+
+def _compared(op: ast.cmpop, left: float, right: float) -> Value:
+    results = {
+        ast.Eq: left == right, ast.NotEq: left != right, ast.Lt: left < right,
+        ast.LtE: left <= right, ast.Gt: left > right, ast.GtE: left >= right,
+    }  # fmt: skip
+    found = results.get(type(op))
+    return Value(key="compare") if found is None else number(found)
 
 
 def _tile_index(start: Value, lanes: Value) -> Value | None:
