@@ -54,7 +54,8 @@ def _options(
 @guarded
 def new(
     kernel: Annotated[
-        str, typer.Argument(metavar="lib.kernels:NAME", help="The module of a @ct.kernel, and its name there.")
+        str,
+        typer.Argument(metavar="lib.kernels:NAME", help="The module of a @ct.kernel, and its name there."),
     ],
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A new file to write to; by default it is printed.")

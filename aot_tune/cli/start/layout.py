@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,8 +36,16 @@ class Product:
     """The factors."""
 
 
-Code = str | Bracket | Product | tuple[Any, ...]
-"""A piece of code: text, items between brackets, a product, or pieces that follow each other."""
+@dataclass(frozen=True)
+class Text:
+    """A literal text without quotes in it, which may be broken between words."""
+
+    words: str
+    """The text."""
+
+
+Code = str | Bracket | Product | Text | tuple[Any, ...]
+"""A piece of code: itself, items between brackets, a product, a text, or pieces that follow each other."""
 
 
 def flat(code: Code) -> str:
@@ -45,6 +54,8 @@ def flat(code: Code) -> str:
         return code
     if isinstance(code, Product):
         return " * ".join(code.factors)
+    if isinstance(code, Text):
+        return f'"{code.words}"'
     if isinstance(code, Bracket):
         inside = f"{code.separator} ".join(map(flat, code.items))
         alone = "," if code.start == "(" and len(code.items) == 1 else ""
@@ -65,6 +76,10 @@ def laid_out(code: Code, column: int, indent: int = 0) -> str:
         return line
     if isinstance(code, Product):
         return f"\n{' ' * indent}* ".join(code.factors)
+    if isinstance(code, Text):
+        parts = textwrap.wrap(code.words, WIDTH - indent - 4, break_long_words=False)
+        lines = [f'"{part}{" " if part is not parts[-1] else ""}"' for part in parts]
+        return f"\n{' ' * indent}".join(lines)
     if isinstance(code, Bracket):
         inner = " " * (indent + 4)
         items = [f"{inner}{laid_out(one, len(inner), len(inner))}{code.separator}\n" for one in code.items]
@@ -92,8 +107,8 @@ def call(name: str, *items: Code) -> Code:
 
 
 def product(factors: Sequence[str]) -> Code:
-    """A product; of one factor it is that."""
-    return factors[0] if len(factors) == 1 else Product(tuple(factors))
+    """A product; of one factor it is that, of none it is 1."""
+    return Product(tuple(factors)) if len(factors) > 1 else next(iter(factors), "1")
 
 
 def function(parameters: Sequence[str], result: Code) -> Code:

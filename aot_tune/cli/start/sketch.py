@@ -17,9 +17,12 @@ from aot_tune.declare.kernel_source.layout import Layout, SizeAxis, layout_of
 from aot_tune.declare.kernel_source.walk import Facts
 from aot_tune.values.problem import Problem
 
-Role = Literal["array", "list", "size", "tile", "cover", "setting", "flag", "integer", "float", "unused"]
-"""What a parameter of a kernel is: an array, a list of them, the size of an axis, a tile's size, the size of a
-tile that covers an axis, a constant that is tuned with others, a bool, another int or float, or unused."""
+Role = Literal[
+    "array", "list", "size", "count", "tile", "cover", "setting", "flag", "integer", "float", "unused"
+]
+"""What a parameter of a kernel is: an array, a list of them, the size of an axis, the number of its tiles, a
+tile's size, the size of a tile that covers an axis, a constant that is tuned with others, a bool, another int or
+float, or unused."""
 
 _SETTINGS = {
     "group": (8,),
@@ -131,8 +134,10 @@ class Sketch:
 
     def is_pow2(self, axis: SizeAxis) -> bool:
         """Whether an axis is bucketed: its size varies from call to call, and no constant follows it."""
-        compiled = {one.name for one in self.parameters if one.constant and one.role in ("size", "cover")}
-        if axis.covers is not None or compiled & set(axis.parameters):
+        follow = ("size", "count", "cover")
+        if axis.covers is not None:
+            return False
+        if any(one.constant and one.role in follow and one.axis is axis for one in self.parameters):
             return False
         name = self.name_of(axis)
         first = any(place == 0 for _, place in axis.sizes)
@@ -194,6 +199,8 @@ def _parameter(name: str, facts: Facts, sketch: Sketch) -> Parameter:
             return Parameter(name=name, role="cover", constant=constant, axis=axis)
         if name in axis.parameters and axis.sizes:
             return Parameter(name=name, role="size", constant=constant, axis=axis)
+        if name in axis.counts and axis.sizes:
+            return Parameter(name=name, role="count", constant=constant, axis=axis)
     if constant and name in facts.decides:
         return Parameter(name=name, role="setting", constant=constant, values=(facts.decides[name],))
     for word, values in _SETTINGS.items():

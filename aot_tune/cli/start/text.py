@@ -11,6 +11,7 @@ from aot_tune.cli.start.layout import (
     WIDTH,
     Bracket,
     Code,
+    Text,
     call,
     function,
     in_dict,
@@ -102,7 +103,7 @@ def _fields(sketch: Sketch, name: str, kernel: str) -> Iterator[tuple[str, Code]
 
 
 def _blank(what: str, example: Code) -> Code:
-    return call("blank", f'"{what}"', example)
+    return call("blank", Text(what), example)
 
 
 def _named_axes(sketch: Sketch) -> list[tuple[str, bool]]:
@@ -172,7 +173,7 @@ def _loop(choice: Choice, names: dict[str, str]) -> Code:
 def _grid_fn(sketch: Sketch, space: Space) -> Code:
     counts = [[_tiles(axis, sketch) for axis in part] for part in sketch.layout.grid]
     known = bool(counts) and all(one is not None for part in counts for one in part)
-    words: list[Code] = [product([one or "1" for one in part]) for part in counts] or ["1"]
+    words: list[Code] = [product([one for one in part if one not in (None, "1")]) for part in counts] or ["1"]
     if "persistent" in sketch.kinds and len(words) == 1:
         blocks = 'device.sm_count // config.hints["num_ctas"]' if space.shares_tiles else "device.sm_count"
         resident = f'{blocks} * config.hints["occupancy"]'
@@ -210,6 +211,10 @@ def _handed(one: Parameter, sketch: Sketch) -> str:
     if one.role == "unused" or one.axis is None:
         return "1"
     size = _size(one.axis, sketch)
+    if one.role == "count":
+        tile = one.axis.tile.key if one.axis.tile is not None else ""
+        settled = any(other.name == tile and other.role == "tile" for other in sketch.parameters)
+        return f'ct.cdiv({size}, config["{tile}"])' if settled else size
     return f"1 << ({size} - 1).bit_length()" if one.role == "cover" else size
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from aot_tune.declare.kernel_source.kinds import index_arrays
 from aot_tune.declare.kernel_source.values import Value
-from aot_tune.declare.kernel_source.walk import Access, Facts
+from aot_tune.declare.kernel_source.walk import Access, Bound, Facts
 
 Node = tuple[str, str, int]
 """A size of an array ("size", name, axis), an index ("index", key, 0) or a parameter ("parameter", name, 0)."""
@@ -25,6 +25,9 @@ class SizeAxis:
 
     parameters: list[str] = field(default_factory=list)
     """The kernel's parameters that hold the size."""
+
+    counts: list[str] = field(default_factory=list)
+    """The kernel's parameters that hold the number of its tiles."""
 
     indices: list[str] = field(default_factory=list)
     """The keys of what it is indexed by."""
@@ -69,12 +72,14 @@ def layout_of(facts: Facts) -> Layout:
     for access in facts.accesses:
         rank = None if access.index is None else len(access.index)
         ranks[access.parameter] = ranks.get(access.parameter) or rank
-    joined = _Joined()
+    tiles = (tile for one in facts.accesses for tile in one.extents or ())
+    lanes = (index.lanes for one in facts.accesses for index in one.index or ())
+    joined = _Joined(frozenset(one.key for one in (*tiles, *lanes) if one is not None and one.number is None))
     fixed: dict[tuple[str, int], int] = {}
     for access in _telling(facts):
         _join_access(access, joined, fixed)
-    for index, bound in facts.bounds:
-        _join_bound(index, bound, joined)
+    for bound in facts.bounds:
+        _join_bound(bound, joined)
     axes = _axes(facts, ranks, joined, fixed)
     _name_counted(facts, axes)
     return Layout(ranks=ranks, axes=axes, fixed=fixed, grid=_grid(facts, axes), dtypes=_dtypes(facts))
@@ -83,11 +88,13 @@ def layout_of(facts: Facts) -> Layout:
 class _Joined:
     """Nodes that were joined with others, each under one root; roots carry what is known of tiles."""
 
-    def __init__(self) -> None:
+    def __init__(self, extents: frozenset[str]) -> None:
+        self.extents = extents
         self.parent: dict[Node, Node] = {}
         self.tiles: dict[Node, Value] = {}
         self.covers: dict[Node, Value] = {}
         self.by_data: set[Node] = set()
+        self.counts: set[str] = set()
 
     def root(self, node: Node) -> Node:
         while self.parent.setdefault(node, node) != node:
@@ -105,10 +112,10 @@ class _Joined:
 
 
 def _join_access(access: Access, joined: _Joined, fixed: dict[tuple[str, int], int]) -> None:
-    extents = access.extents or (None,) * len(access.index or ())
-    if len(extents) != len(access.index or ()):
-        return
-    for axis, (index, extent) in enumerate(zip(access.index or (), extents, strict=True)):
+    indices = access.index or ()
+    known = access.extents is not None and len(access.extents) == len(indices)
+    extents = access.extents if known and access.extents is not None else (None,) * len(indices)
+    for axis, (index, extent) in enumerate(zip(indices, extents, strict=True)):
         size: Node = ("size", access.parameter, axis)
         joined.root(size)
         if axis in access.sliced or index.of_sources("load"):
@@ -117,7 +124,7 @@ def _join_access(access: Access, joined: _Joined, fixed: dict[tuple[str, int], i
                 joined.tiles.setdefault(joined.root(size), extent)
             continue
         tile = index.lanes or extent
-        at = index.at if index.lanes else index
+        at = index.at if index.lanes else _tile_of(index, joined.extents)
         if at is None:
             joined.by_data.add(size)
         elif at.number is not None and tile is not None and tile.number is None:
@@ -132,16 +139,30 @@ def _join_access(access: Access, joined: _Joined, fixed: dict[tuple[str, int], i
                 joined.tiles.setdefault(joined.root(size), tile)
 
 
-def _join_bound(index: Value, bound: Value, joined: _Joined) -> None:
+def _tile_of(index: Value, extents: frozenset[str]) -> Value:
+    """The index of a tile, also where its first element is given: the index times the size of some tile."""
+    if index.factors is not None and index.key.startswith("*("):
+        for one, other in (index.factors, index.factors[::-1]):
+            if other.key in extents:
+                return one
+    return index
+
+
+def _join_bound(bound: Bound, joined: _Joined) -> None:
     """An index runs up to a size, or up to the number of its tiles."""
-    of, tile = bound.tiles_of or (bound, index.step)
-    if index.of_sources("load") or bound.of_sources("load"):
+    index, stop = bound.index, bound.stop
+    of, tile = stop.tiles_of or (stop, index.step)
+    if index.of_sources("load") or stop.of_sources("load"):
         return
     at: Node = ("index", index.key, 0)
+    if index.lanes is not None and index.at is not None:
+        at = ("index", index.at.key, 0) if index.at.number is None else ("covers", index.lanes.key, 0)
     if of.dimension is not None:
         joined.join(("size", *of.dimension), at)
     elif of.parameter is not None:
         joined.join(("parameter", of.parameter, 0), at)
+        if bound.counts_tiles and stop.tiles_of is None:
+            joined.counts.add(of.parameter)
     else:
         return
     if tile is not None and tile.number != 1 and "num_blocks" not in tile.key:
@@ -163,7 +184,10 @@ def _axes(
             one.indexed_by_data |= node in joined.by_data
     for node in list(joined.parent):
         if node[0] == "parameter":
-            found.setdefault(joined.root(node), SizeAxis()).parameters.append(node[1])
+            one = found.setdefault(joined.root(node), SizeAxis())
+            tile = joined.tiles.get(joined.root(node))
+            in_tiles = node[1] in joined.counts and tile is not None and tile.number != 1
+            (one.counts if in_tiles else one.parameters).append(node[1])
         elif node[0] == "index" and joined.root(node) in found:
             found[joined.root(node)].indices.append(node[1])
     for root, one in found.items():
@@ -195,7 +219,7 @@ def _grid(facts: Facts, axes: list[SizeAxis]) -> tuple[tuple[SizeAxis, ...], ...
             key
             for index in _indices(facts)
             if str(number) in index.of_sources("bid") and not index.of_sources("load")
-            for key in (index.key, index.at.key if index.at else "")
+            for key in (index.key, *(one.key for one in (index.at, *(index.factors or ())) if one))
         }
         counted = direct or [one for one in axes if derived & set(one.indices)]
         if not counted:

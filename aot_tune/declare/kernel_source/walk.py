@@ -59,6 +59,20 @@ class Access:
     """Whether the arrays' sizes may be derived from it."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """What an index or consecutive offsets run up to."""
+
+    index: Value
+    """A loop's variable, the index of a tile, or consecutive offsets."""
+
+    stop: Value
+    """The size of the axis, or the count of its tiles."""
+
+    counts_tiles: bool = False
+    """Whether `stop` counts what the index counts, as of a loop in steps of one."""
+
+
 @dataclass(kw_only=True)
 class Facts:
     """What a kernel's source does."""
@@ -81,8 +95,8 @@ class Facts:
     dtypes: set[str] = field(default_factory=set)
     """The names of cuTile's dtypes that are used."""
 
-    bounds: list[tuple[Value, Value]] = field(default_factory=list)
-    """Pairs of an index and the size of the axis that it runs over."""
+    bounds: list[Bound] = field(default_factory=list)
+    """What indices run up to."""
 
     counts: list[tuple[Value, Value]] = field(default_factory=list)
     """Pairs of a size and the size of the tiles that it is divided into."""
@@ -179,10 +193,14 @@ class _Walk:
     # Statements ---------------------------------------------------------------------------------------------
 
     def block(self, statements: Sequence[ast.stmt], names: dict[str, Value], returned: list[Value]) -> None:
-        for statement in statements:
+        for place, statement in enumerate(statements):
             self.statements += 1
             if self.statements > _MOST_STATEMENTS:
                 self.facts.escaped.update(self.facts.parameters)
+                return
+            if isinstance(statement, ast.If) and _leaves(statement.body) and not statement.orelse:
+                rest = ast.If(test=statement.test, body=statement.body, orelse=list(statements[place + 1 :]))
+                self.branch(rest, names, returned)
                 return
             self.statement(statement, names, returned)
 
@@ -243,9 +261,14 @@ class _Walk:
                 self.untaken += 1
                 self.block(body, dict(names), [])  # what it leaves in names is not there after it
                 self.untaken -= 1
+        products = self.facts.products
+        before, most = len(products), list[tuple[tuple[str, ...], bool]]()
         for body, taken in ((node.body, decided is not False), (node.orelse, decided is not True)):
             if taken:
                 self.block(body, names, returned)
+                most = max(most, products[before:], key=len)  # either is run, not both
+                del products[before:]
+        products += most
 
     def flag(self, test: ast.expr, names: dict[str, Value]) -> bool | None:
         """What a test is where the constants that decide it are False or small; None where others decide."""
@@ -286,7 +309,7 @@ class _Walk:
             variable = replace(variable, sources=sources, step=step)
             if step is not None and start.of_sources("bid") and step.number is None:
                 self.facts.persistent = True
-            self.facts.bounds.append((variable, stop))
+            self.facts.bounds.append(Bound(index=variable, stop=stop, counts_tiles=step is None))
         else:
             variable = replace(variable, sources=variable.sources | self.value(node.iter, names).sources)
         self.assign(node.target, variable, names)
@@ -310,8 +333,7 @@ class _Walk:
                 self.facts.used |= {named.parameter} if named.parameter is not None else set()
                 return named
             case ast.Tuple() | ast.List():
-                items = tuple(self.value(one, names) for one in node.elts)
-                return made_of("tuple", items, items=items)
+                return self.sequence(node.elts, names)
             case ast.Attribute():
                 return self.attribute(node, names)
             case ast.Call():
@@ -338,6 +360,16 @@ class _Walk:
         parts = [self.value(child, names) for child in ast.iter_child_nodes(node) if _is(child)]
         return made_of(type(node).__name__, parts)
 
+    def sequence(self, elements: Sequence[ast.expr], names: dict[str, Value]) -> Value:
+        """A tuple or list; its members are not known where an unknown tuple is unpacked into it."""
+        members: list[Value] = []
+        known = True
+        for one in elements:
+            value = self.value(one.value if isinstance(one, ast.Starred) else one, names)
+            known = known and (not isinstance(one, ast.Starred) or value.items is not None)
+            members += (value.items or ()) if isinstance(one, ast.Starred) else (value,)
+        return made_of("tuple", members, items=tuple(members) if known else None)
+
     def outside(self, name: str) -> Value:
         """A name of the function's globals or closure."""
         return self.object(self.outer.get(name), name)
@@ -362,19 +394,23 @@ class _Walk:
             return Value(key=f"{base.key}.{node.attr}", dimension=axis)
         if base.is_array and node.attr in ("dtype", "ndim"):
             return Value(key=f"{base.key}.{node.attr}")
-        if node.attr in ("dtype", "shape", "ndim"):
-            return made_of(node.attr, [base])
+        if node.attr == "shape":
+            return made_of("shape", [base], dimension=("", -1))
         return made_of(f".{node.attr}", [base])
 
     def operation(self, node: ast.BinOp, names: dict[str, Value]) -> Value:
         left, right = self.value(node.left, names), self.value(node.right, names)
         if isinstance(node.op, ast.MatMult):
             self.facts.products.append((tuple(self.loops), not self.untaken))
+        if left.items is not None and right.items is not None and isinstance(node.op, ast.Add):
+            both = (*left.items, *right.items)
+            return made_of("tuple", both, items=both)
         if left.number is not None and right.number is not None:
             return _computed(node.op, left, right)
         if isinstance(node.op, ast.FloorDiv) and left.step is not None and left.step.key == right.key:
             index = made_of("//", [left, right])
-            self.facts.bounds += [(index, bound) for one, bound in self.facts.bounds if one.key == left.key]
+            of_left = [one.stop for one in self.facts.bounds if one.index.key == left.key]
+            self.facts.bounds += [Bound(index=replace(index, step=right), stop=stop) for stop in of_left]
             return index
         if isinstance(node.op, ast.FloorDiv) and _rounds_up(node, right):
             return self.counted("cdiv", _rounded(left), right)
@@ -427,7 +463,7 @@ class _Walk:
             return _compared(node.ops[0], parts[0].number, parts[1].number)
         for one, other in zip(parts, parts[1:], strict=False):
             if one.lanes is not None and one.at is not None and isinstance(node.ops[0], ast.Lt):
-                self.facts.bounds.append((one.at, self.integer(other)))
+                self.facts.bounds.append(Bound(index=one, stop=self.integer(other)))
         return made_of("compare", parts, lanes=next((one.lanes for one in parts if one.lanes), None))
 
     def integer(self, value: Value) -> Value:
@@ -464,6 +500,8 @@ class _Walk:
             self.facts.lists.add(args[0].parameter or "")
         elif not getattr(called.known, "__module__", "") == "builtins":
             self.facts.escaped |= {one.parameter or "" for one in (*args, *named.values()) if one.is_array}
+        if plain == "max" and len(args) == 2 and args[1].number is not None:
+            return args[0]
         return self.result(plain, [*args, *named.values()], args)
 
     def helper(self, function: Function, args: list[Value], named: Mapping[str, Value]) -> Value:
@@ -541,7 +579,7 @@ class _Walk:
                 return self.count_of_tiles(first.parameter or "", int(axis_value.number or 0), shape)
             return self.array_call(name, first, args, named)
         if name in ("less", "greater_equal") and args[0].lanes is not None and args[0].at is not None:
-            self.facts.bounds.append((args[0].at, self.integer(args[1])))
+            self.facts.bounds.append(Bound(index=args[0], stop=self.integer(args[1])))
         return self.result(name, given, args)
 
     def arithmetic(self, op: ast.operator, args: Sequence[Value]) -> Value:
@@ -633,6 +671,11 @@ class _Walk:
             return kept if kept.number is None else replace(kept, key=kept.key)
         dtype = args[0].dtype if args and name not in ("mma", "load") else None
         return made_of(name, given, dtype=dtype if name in ("sum", "max", "min") else None)
+
+
+def _leaves(body: Sequence[ast.stmt]) -> bool:
+    """Whether a branch ends the function or the turn of a loop."""
+    return isinstance(body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break)
 
 
 def _single(index: tuple[Value, ...] | None) -> tuple[Value | None, ...] | None:
