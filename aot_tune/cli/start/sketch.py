@@ -18,10 +18,21 @@ from aot_tune.declare.kernel_source.walk import Facts
 from aot_tune.values.problem import Problem
 
 Role = Literal[
-    "array", "list", "size", "count", "tile", "cover", "setting", "flag", "integer", "float", "unused"
+    "array",
+    "list",
+    "size",
+    "count",
+    "ratio",
+    "tile",
+    "cover",
+    "setting",
+    "flag",
+    "integer",
+    "float",
+    "unused",
 ]
-"""What a parameter of a kernel is: an array, a list of them, the size of an axis, the number of its tiles, a
-tile's size, the size of a tile that covers an axis, a constant that is tuned with others, a bool, another int or
+"""What a parameter of a kernel is: an array, a list of them, the size of an axis, the number of its tiles, the
+ratio of two axes' sizes, a tile's size, the size of a tile that covers an axis, a constant that is tuned with others, a bool, another int or
 float, or unused."""
 
 _SETTINGS = {
@@ -61,7 +72,10 @@ class Parameter:
     """Whether it is a `ct.Constant`."""
 
     axis: SizeAxis | None = None
-    """Of a size, a tile or a cover, its axis, where it is known."""
+    """Of a size, a tile or a cover, its axis, where it is known; of a ratio that of the larger size."""
+
+    divisor: SizeAxis | None = None
+    """Of a ratio, the axis of the smaller size."""
 
     values: tuple[int, ...] = ()
     """Of a setting the values that are tried."""
@@ -134,7 +148,7 @@ class Sketch:
 
     def is_pow2(self, axis: SizeAxis) -> bool:
         """Whether an axis is bucketed: its size varies from call to call, and no constant follows it."""
-        follow = ("size", "count", "cover")
+        follow = ("size", "count", "cover", "ratio")
         if axis.covers is not None:
             return False
         if any(one.constant and one.role in follow and one.axis is axis for one in self.parameters):
@@ -201,14 +215,19 @@ def _parameter(name: str, facts: Facts, sketch: Sketch) -> Parameter:
             return Parameter(name=name, role="size", constant=constant, axis=axis)
         if name in axis.counts and axis.sizes:
             return Parameter(name=name, role="count", constant=constant, axis=axis)
+    for key, (whole, by) in facts.divided.items():
+        larger = next((one for one in layout.axes if whole in one.indices), None)
+        smaller = next((one for one in layout.axes if key in one.indices), None)
+        if by == name and larger is not None and smaller is not None and larger is not smaller:
+            return Parameter(name=name, role="ratio", constant=constant, axis=larger, divisor=smaller)
+    tiled = constant and re.search(r"tile|block", name.lower()) and not re.search(r"num|count", name.lower())
+    if tiled:
+        return Parameter(name=name, role="tile", constant=constant)
     if constant and name in facts.decides:
         return Parameter(name=name, role="setting", constant=constant, values=(facts.decides[name],))
     for word, values in _SETTINGS.items():
         if constant and word in name.lower():
             return Parameter(name=name, role="setting", constant=constant, values=values)
-    tiled = constant and re.search(r"tile|block", name.lower()) and not re.search(r"num|count", name.lower())
-    if tiled:
-        return Parameter(name=name, role="tile", constant=constant)
     for axis in layout.axes:
         plain = name.lower().strip("_")
         if axis.sizes and plain in (sketch.name_of(axis).lower(), *_ALIASES.get(sketch.name_of(axis), ())):
@@ -267,6 +286,9 @@ def _suggested(facts: Facts, sketch: Sketch) -> Iterable[tuple[int, str]]:
         ]
         if inner:
             yield id(inner[0]), "keys" if kind == "attention" else "K"
+        for axis in layout.axes:
+            if kind == "attention" and any(key in facts.divided for key in axis.indices):
+                yield id(axis), "kv_heads"
         return
     arrays = [name for name in facts.parameters if layout.ranks.get(name)]
     widest = max((layout.ranks[name] or 0 for name in arrays), default=0)

@@ -107,9 +107,14 @@ def _blank(what: str, example: Code) -> Code:
 
 
 def _named_axes(sketch: Sketch) -> list[tuple[str, bool]]:
-    """The names of the axes, and whether each is bucketed; ints of the launch that nothing explains too."""
+    """The names of the axes, and whether each is bucketed; ints that are compiled in are axes too."""
     axes = [(sketch.name_of(one), sketch.is_pow2(one)) for one in _used_axes(sketch)]
-    return [*axes, *((one.name, False) for one in sketch.launched if one.role == "integer")]
+    return [*axes, *((one.name, False) for one in _compiled_in(sketch, "integer"))]
+
+
+def _compiled_in(sketch: Sketch, *roles: str) -> list[Parameter]:
+    """Scalars of a launch that are compiled into the kernel, so that the choice depends on them."""
+    return [one for one in sketch.launched if one.role in roles and one.constant]
 
 
 def _used_axes(sketch: Sketch) -> list[SizeAxis]:
@@ -123,7 +128,7 @@ def _problem(sketch: Sketch) -> Code:
     typed = [one for one in typed if one.name not in sketch.mutated] or typed
     items: list[tuple[str, Code]] = [("dtype", f"{_element(typed[0])}.dtype")] if typed else []
     items += [(sketch.name_of(axis), _size(axis, sketch)) for axis in _used_axes(sketch)]
-    items += [(one.name, one.name) for one in sketch.launched if one.role in ("flag", "integer")]
+    items += [(one.name, one.name) for one in _compiled_in(sketch, "flag", "integer")]
     return function(_launched(sketch), in_dict(items))
 
 
@@ -211,6 +216,8 @@ def _handed(one: Parameter, sketch: Sketch) -> str:
     if one.role == "unused" or one.axis is None:
         return "1"
     size = _size(one.axis, sketch)
+    if one.role == "ratio" and one.divisor is not None:
+        return f"{size} // {_size(one.divisor, sketch)}"
     if one.role == "count":
         tile = one.axis.tile.key if one.axis.tile is not None else ""
         settled = any(other.name == tile and other.role == "tile" for other in sketch.parameters)
@@ -233,7 +240,7 @@ def _made(one: Parameter, number: int, sketch: Sketch) -> Code:
     if one.role == "float":
         return _SCALARS.get(one.name.lower(), "0.5")
     if one.role in ("flag", "integer"):
-        return f"problem.{one.name}"
+        return f"problem.{one.name}" if one.constant else "1"
     if one.role == "list":
         return "[", _tensor(one, number, sketch), " for _ in range(2)]"
     return _tensor(one, number, sketch)
@@ -297,7 +304,7 @@ def _identities(array: str, sketch: Sketch) -> list[int]:
 def _typical(sketch: Sketch) -> Code:
     typed = any(one.role in ("array", "list") for one in sketch.launched)
     items: list[tuple[str, Code]] = [("dtype", f'"{sketch.fp8 or "bfloat16"}"')] if typed else []
-    integers = {one.name for one in sketch.launched if one.role == "integer"}
+    integers = {one.name for one in _compiled_in(sketch, "integer")}
     bucketed = False
     for name, pow2 in _named_axes(sketch):
         size = str(_SIZES.get(name, 1 if name in integers else 4096))
@@ -305,7 +312,7 @@ def _typical(sketch: Sketch) -> Code:
             size = "Pow2.edges(1 << 16, 1 << 24)" if name == "length" else "Pow2.edges(16, 4096)"
             bucketed = True
         items.append((name, size))
-    items += [(one.name, "False") for one in sketch.launched if one.role == "flag"]
+    items += [(one.name, "False") for one in _compiled_in(sketch, "flag")]
     return _blank("the problems that your users pose, to sweep", Bracket("[", (in_dict(items),), "]"))
 
 

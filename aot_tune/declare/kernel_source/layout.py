@@ -80,6 +80,7 @@ def layout_of(facts: Facts) -> Layout:
         _join_access(access, joined, fixed)
     for bound in facts.bounds:
         _join_bound(bound, joined)
+    _join_whole(facts, ranks, joined, fixed)
     axes = _axes(facts, ranks, joined, fixed)
     _name_counted(facts, axes)
     return Layout(ranks=ranks, axes=axes, fixed=fixed, grid=_grid(facts, axes), dtypes=_dtypes(facts))
@@ -95,6 +96,7 @@ class _Joined:
         self.covers: dict[Node, Value] = {}
         self.by_data: set[Node] = set()
         self.counts: set[str] = set()
+        self.whole: list[Node] = []
 
     def root(self, node: Node) -> Node:
         while self.parent.setdefault(node, node) != node:
@@ -130,6 +132,8 @@ def _join_access(access: Access, joined: _Joined, fixed: dict[tuple[str, int], i
         elif at.number is not None and tile is not None and tile.number is None:
             joined.join(("covers", tile.key, 0), size)
             joined.covers.setdefault(joined.root(size), tile)
+        elif at.number is not None and tile is None:
+            joined.whole.append(size)
         elif at.number is not None:
             length = int((at.number + 1) * (tile.number if tile is not None and tile.number else 1))
             fixed[access.parameter, axis] = max(length, fixed.get((access.parameter, axis), 0))
@@ -137,6 +141,28 @@ def _join_access(access: Access, joined: _Joined, fixed: dict[tuple[str, int], i
             joined.join(("index", at.key, 0), size)
             if tile is not None:
                 joined.tiles.setdefault(joined.root(size), tile)
+
+
+def _join_whole(
+    facts: Facts, ranks: dict[str, int | None], joined: _Joined, fixed: dict[tuple[str, int], int]
+) -> None:
+    """An axis that is stored to as a whole is that of the array that agrees with it in all other axes."""
+    for node in joined.whole:
+        _, array, axis = node
+        rank = ranks[array] or 0
+        if joined.root(node) != node or (array, axis) in fixed:
+            continue
+        for other in facts.parameters:
+            others = [joined.root(("size", other, place)) for place in range(rank)]
+            agree = [
+                others[place] == joined.root(("size", array, place)) for place in range(rank) if place != axis
+            ]
+            if other != array and ranks.get(other) == rank and agree and all(agree):
+                if (other, axis) in fixed:
+                    fixed[array, axis] = fixed[other, axis]
+                else:
+                    joined.join(("size", other, axis), node)
+                break
 
 
 def _tile_of(index: Value, extents: frozenset[str]) -> Value:
@@ -221,11 +247,18 @@ def _grid(facts: Facts, axes: list[SizeAxis]) -> tuple[tuple[SizeAxis, ...], ...
             if str(number) in index.of_sources("bid") and not index.of_sources("load")
             for key in (index.key, *(one.key for one in (index.at, *(index.factors or ())) if one))
         }
-        counted = direct or [one for one in axes if derived & set(one.indices)]
+        counted = direct or _of_one_array(facts, [one for one in axes if derived & set(one.indices)])
         if not counted:
             return ()
         grid.append(tuple(counted))
     return tuple(grid)
+
+
+def _of_one_array(facts: Facts, axes: list[SizeAxis]) -> list[SizeAxis]:
+    """Those of the axes that an array has which is stored to: of the array that has most of them."""
+    stored = dict.fromkeys(one.parameter for one in facts.accesses if one.what != "load")
+    each = ([one for one in axes if any(array == name for array, _ in one.sizes)] for name in stored)
+    return max(each, key=len, default=[]) or axes
 
 
 def _indices(facts: Facts) -> Iterator[Value]:

@@ -101,6 +101,9 @@ class Facts:
     counts: list[tuple[Value, Value]] = field(default_factory=list)
     """Pairs of a size and the size of the tiles that it is divided into."""
 
+    divided: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Of an index that is another one divided by a parameter, the key of that one, and the parameter."""
+
     decides: dict[str, int] = field(default_factory=dict)
     """Constants of type int that decide a branch, each with a value for which it is not taken."""
 
@@ -419,9 +422,12 @@ class _Walk:
             return made_of("*", [left, right], factors=(left, right), lanes=lanes)
         if isinstance(node.op, ast.Add | ast.Sub):
             return self.sum(left, right, type(node.op).__name__)
+        result = made_of(type(node.op).__name__, [left, right], lanes=left.lanes or right.lanes)
         if isinstance(node.op, ast.FloorDiv | ast.Mod | ast.BitAnd | ast.RShift):
             self.integer_operands(left, right)
-        return made_of(type(node.op).__name__, [left, right], lanes=left.lanes or right.lanes)
+        if isinstance(node.op, ast.FloorDiv) and right.parameter is not None:
+            self.facts.divided[result.key] = left.key, right.parameter
+        return result
 
     def counted(self, name: str, size: Value, tile: Value) -> Value:
         """The number of tiles of a size."""
