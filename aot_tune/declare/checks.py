@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from aot_tune.declare.blanks import blank_mistakes
 from aot_tune.declare.declaration import check_name
 from aot_tune.declare.mistakes import (
+    NOTHING_WRITTEN,
     Mistake,
     axis_missing,
     config_mistakes,
@@ -25,6 +26,7 @@ from aot_tune.declare.mistakes import (
     space_kind,
     space_mistakes,
     too_large,
+    written_mistakes,
 )
 from aot_tune.declare.stand_in import NotFollowedError, returned
 from aot_tune.errors import DeclarationError
@@ -157,8 +159,8 @@ def _check_called(tunable: Declaration, field: str, function: Callable[..., obje
 
 def _check_arguments(tunable: Declaration) -> None:
     known = tunable.parameters
-    for field in _MUTATED:
-        value = getattr(tunable, field)
+    named = {field: getattr(tunable, field) for field in _MUTATED if getattr(tunable, field) is not None}
+    for field, value in named.items():
         if isinstance(value, str):
             _refuse(tunable, f"{field} is the text {value!r:.80}; write {field}=({value!r:.80},)")
         for name in value:
@@ -167,13 +169,9 @@ def _check_arguments(tunable: Declaration) -> None:
                     tunable,
                     f"{field} names {name!r}, which problem() does not take; it takes {names(known)}",
                 )
-    mutated = list(tunable.mutated)
-    if not mutated:
-        _refuse(
-            tunable,
-            "no argument is written; name the arguments the kernel writes in outputs, those it changes in "
-            "inplace and those it adds to in reset",
-        )
+    mutated = [name for value in named.values() for name in value]
+    if not mutated and "outputs" in named:
+        _refuse(tunable, NOTHING_WRITTEN)
     for name in mutated:
         if mutated.count(name) > 1:
             _refuse(tunable, f"{name!r} is named twice among outputs, inplace and reset; name it once")
@@ -258,7 +256,7 @@ def declaration_problems(tunable: Declaration, arch: Arch) -> list[str]:
 
     whole = [
         mistake.text
-        for mistakes in (blank_mistakes, place_mistakes, machine_mistakes)
+        for mistakes in (blank_mistakes, place_mistakes, machine_mistakes, written_mistakes)
         for mistake in mistakes(tunable)
     ]
     found: dict[str, list[tuple[str, Problem]]] = {}

@@ -27,6 +27,8 @@ from aot_tune.values.problem import Problem
 if TYPE_CHECKING:
     import torch
 
+    from aot_tune.declare.kernel_source.outputs import Written
+
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 """The form of a kernel's name, which is also the name of its table's file."""
@@ -136,8 +138,9 @@ class Declaration:
     """(config, device, problem) -> whether the config may run on this very GPU, which may be smaller than
     others of its arch; a str says why not. Like `legal` it is not part of the source hash."""
 
-    outputs: Sequence[str] = ()
-    """Arguments that the kernel writes whole; they are poisoned before a check."""
+    outputs: Sequence[str] | None = None
+    """Arguments that the kernel writes whole; they are poisoned before a check. None stands for those that its
+    source stores to and never loads: `output_names`."""
 
     inplace: Sequence[str] = ()
     """Arguments that the kernel reads and changes; they are restored before every trial."""
@@ -172,7 +175,24 @@ class Declaration:
     @property
     def mutated(self) -> tuple[str, ...]:
         """The names of all arguments that the kernel writes: `outputs`, `inplace` and `reset`."""
-        return (*self.outputs, *self.inplace, *self.reset)
+        return (*self.output_names, *self.inplace, *self.reset)
+
+    @lazy
+    def output_names(self) -> tuple[str, ...]:
+        """The names of `outputs`; where it is left out, of what the kernel's source only stores to.
+
+        The source is not read at import, but when this is first asked for.
+        """
+        if self.outputs is not None:
+            return tuple(self.outputs)
+        return tuple(name for name in self.written.whole if name not in (*self.inplace, *self.reset))
+
+    @lazy
+    def written(self) -> Written:
+        """What the kernel's source writes."""
+        from aot_tune.declare.kernel_source.outputs import written
+
+        return written(self.kernel, self.args_fn, self.parameters)
 
     def problem_of(self, *args: Any) -> Problem:
         """The problem of these launch arguments."""

@@ -176,7 +176,7 @@ def _accesses_unlike_the_names(tunable: Declaration, arch: Arch) -> Iterator[str
         return
     found = accesses(tunable.kernel)
     named = dict(zip(tunable.parameters, args, strict=True))
-    for name in tunable.outputs:
+    for name in tunable.outputs or ():
         parameters = [parameter for parameter, value in passed.items() if shares(named[name])(value)]
         for parameter in parameters:
             if parameter in found.added:
@@ -215,7 +215,7 @@ def _unseeded(tunable: Declaration) -> Iterator[str]:
     if first is None or again is None:
         return
     for name, one, other in zip(tunable.parameters, first, again, strict=True):
-        if name in tunable.outputs or name in tunable.reset:
+        if name in tunable.output_names or name in tunable.reset:
             continue  # their content is arbitrary
         if not _equal(one, other):
             yield (

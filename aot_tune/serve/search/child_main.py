@@ -84,7 +84,7 @@ def _is_right(
     here = runtime()
     trial = cloned(tunable, args)
     for name, value in zip(tunable.parameters, trial, strict=True):
-        if name in tunable.outputs:
+        if name in tunable.output_names:
             poison(value, 0)
     try:
         grid = tunable.grid(config, here.device(device_index), problem)

@@ -72,7 +72,7 @@ class Case:
                 )
         for name in tunable.reset:
             named[name].zero_()
-        written = (*tunable.outputs, *tunable.reset)
+        written = (*tunable.output_names, *tunable.reset)
         saved = {name: tensor.clone() for name, tensor in named.items() if name not in written}
         expected = _references(tunable, named, args)
         case = cls(tunable=tunable, seed=seed, args=args, expected=expected, saved=saved)
@@ -99,7 +99,7 @@ class Case:
     def prepare(self) -> None:
         """`renew`, and poison the outputs, before a launch that is checked."""
         self.renew()
-        for name in self.tunable.outputs:
+        for name in self.tunable.output_names:
             poison(self.tensor(name), self.seed)
 
     def check(self) -> str | None:
