@@ -1,4 +1,4 @@
-"""Blanks of a declaration that was begun by `aot-tune new`: each holds an example until its author fills it in."""
+"""Blanks of a declaration that `aot-tune new` began: each holds an example until its author fills it in."""
 
 from __future__ import annotations
 

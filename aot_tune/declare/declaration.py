@@ -139,8 +139,8 @@ class Declaration:
     others of its arch; a str says why not. Like `legal` it is not part of the source hash."""
 
     outputs: Sequence[str] | None = None
-    """Arguments that the kernel writes whole; they are poisoned before a check. None stands for those that its
-    source stores to and never loads: `output_names`."""
+    """Arguments that the kernel writes whole; they are poisoned before a check. None stands for those that
+    its source stores to and never loads: `output_names`."""
 
     inplace: Sequence[str] = ()
     """Arguments that the kernel reads and changes; they are restored before every trial."""

@@ -54,22 +54,22 @@ def place_mistakes(tunable: Declaration) -> Iterator[Mistake]:
 
 
 NOTHING_WRITTEN = (
-    "no argument is written; name the arguments the kernel writes in outputs, those it changes in inplace and "
-    "those it adds to in reset"
+    "no argument is written; name the arguments the kernel writes in outputs, those it changes in inplace "
+    "and those it adds to in reset"
 )
 """The mistake of a declaration whose kernel would write nothing."""
 
 
 def written_mistakes(tunable: Declaration) -> Iterator[Mistake]:
-    """Where outputs are left out, arguments that the kernel writes, and that are neither inferred nor named."""
+    """Where outputs are left out, written arguments that are neither inferred nor named."""
     if tunable.outputs is not None:
         return
     for name in tunable.written.changed:
         if name not in tunable.mutated:
             yield Mistake(
                 name,
-                f"the kernel loads {name} and stores to it; name it in inplace, or in outputs where the kernel "
-                "stores to all of it before it loads any",
+                f"the kernel loads {name} and stores to it; name it in inplace, or in outputs where the "
+                "kernel stores to all of it before it loads any",
             )
     for name in tunable.written.added:
         if name not in tunable.mutated:

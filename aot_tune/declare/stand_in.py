@@ -1,6 +1,6 @@
-"""Run a declaration's functions on stand-ins for tensors: which keys `problem` returns, what `args_fn` hands on.
+"""Run a declaration's functions on stand-ins for tensors. Needs no torch, computes nothing.
 
-Needs no torch, computes nothing.
+So it is known which keys `problem` returns, and what `args_fn` hands on.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def space_of(sketch: Sketch) -> Space:
     for one in sketch.parameters:
         if one.role == "setting":
             choices.append(Choice(constants=(one.name,), values=tuple((value,) for value in one.values)))
-    occupancies = (1, 2, 4) if choices else (1, 2, 4, 8)
+    occupancies: tuple[int, ...] = (1, 2, 4) if choices else (1, 2, 4, 8)
     while True:
         space = Space(choices=tuple(choices), occupancies=occupancies, shares_tiles=kind in PRODUCTS)
         if space.most <= MOST_CANDIDATES or len(occupancies) == 1:
@@ -108,7 +108,7 @@ def _tile_choices(kind: str, tiles: list[Parameter], sketch: Sketch) -> list[Cho
         return choices
     if len(left) == 1:
         rows_alone = _tiles_rows(left[0], sketch)
-        values = (*_ROW_TILES, 8) if rows_alone else _ONE_TILE
+        values: tuple[int, ...] = (*_ROW_TILES, 8) if rows_alone else _ONE_TILE
         return [Choice(constants=(left[0].name,), values=tuple((value,) for value in values))]
     for number, one in enumerate(left):
         values = _ROW_TILES if _tiles_rows(one, sketch) else _PART_TILES

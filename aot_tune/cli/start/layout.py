@@ -1,4 +1,4 @@
-"""Lay out code in lines: what fits stays on one line, else the last bracket is opened, one item a line. Pure."""
+"""Lay out code: what fits stays on one line, else the last bracket is opened, one item a line. Pure."""
 
 from __future__ import annotations
 

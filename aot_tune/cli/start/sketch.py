@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from aot_tune.declare.kernel_source.accesses import accesses_in
+from aot_tune.declare.kernel_source.facts import Facts
 from aot_tune.declare.kernel_source.kinds import PRODUCTS, kinds_of
 from aot_tune.declare.kernel_source.layout import Layout, SizeAxis, layout_of
-from aot_tune.declare.kernel_source.walk import Facts
 from aot_tune.values.problem import Problem
 
 Role = Literal[
@@ -31,9 +31,9 @@ Role = Literal[
     "float",
     "unused",
 ]
-"""What a parameter of a kernel is: an array, a list of them, the size of an axis, the number of its tiles, the
-ratio of two axes' sizes, a tile's size, the size of a tile that covers an axis, a constant that is tuned with others, a bool, another int or
-float, or unused."""
+"""What a parameter of a kernel is: an array, a list of arrays, the size of an axis, the number of its tiles,
+the ratio of two sizes, a tile's size, the size of a tile that covers an axis, a constant that is tuned with
+others, a bool, another int or float, or unused."""
 
 _SETTINGS = {
     "group": (8,),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from aot_tune.declare.kernel_source.walk import Facts, facts_of
+from aot_tune.declare.kernel_source.facts import Facts
+from aot_tune.declare.kernel_source.walk import facts_of
 
 
 @dataclass(frozen=True, kw_only=True)

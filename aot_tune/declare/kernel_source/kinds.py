@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from aot_tune.declare.kernel_source.accesses import accesses_in
-from aot_tune.declare.kernel_source.walk import Facts
+from aot_tune.declare.kernel_source.facts import Facts
 
 _REDUCTIONS = frozenset(
     {"sum", "max", "min", "prod", "argmax", "argmin", "reduce", "scan", "cumsum", "cumprod"}
@@ -20,7 +20,7 @@ PRODUCTS = frozenset({"matmul", "dual matmul", "attention"})
 def kinds_of(facts: Facts) -> tuple[str, ...]:
     """The kind of a kernel, and what is special about it, in words.
 
-    The first word is ``attention``, ``dual matmul``, ``matmul``, ``reduction`` or ``elementwise``. After it come
+    The first word is ``attention``, ``dual matmul``, ``matmul``, ``reduction`` or ``elementwise``. Then come
     those that apply of ``fp8``, ``grouped``, ``variable length``, ``persistent``, ``in place``, ``atomic``.
     """
     found = accesses_in(facts)

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from aot_tune.declare.kernel_source.facts import Access, Bound, Facts
 from aot_tune.declare.kernel_source.kinds import index_arrays
 from aot_tune.declare.kernel_source.values import Value
-from aot_tune.declare.kernel_source.walk import Access, Bound, Facts
 
 Node = tuple[str, str, int]
-"""A size of an array ("size", name, axis), an index ("index", key, 0) or a parameter ("parameter", name, 0)."""
+"""The size of an array ("size", name, axis), an index ("index", key, 0), a parameter ("parameter", name, 0)
+or a tile that covers an axis ("covers", key, 0)."""
 
 
 @dataclass(kw_only=True)
@@ -268,7 +269,7 @@ def _indices(facts: Facts) -> Iterator[Value]:
 
 
 def _telling(facts: Facts) -> list[Access]:
-    """The accesses that sizes are derived from: those of branches that are not taken for other arrays alone."""
+    """The accesses that sizes are derived from; of untaken branches those to arrays that no other names."""
     arrays = {access.parameter for access in facts.accesses if access.tells_sizes}
     return [
         one

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import ast
 import builtins
+import itertools
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, get_args, get_type_hints
 
 from aot_tune.declare.fingerprint.source import NoSourceError, closure_of, function_trees
+from aot_tune.declare.kernel_source.arithmetic import (
+    compared,
+    computed,
+    rounded,
+    rounds_up,
+    single,
+    tile_index,
+)
+from aot_tune.declare.kernel_source.facts import Access, Bound, Facts
 from aot_tune.declare.kernel_source.values import Function, Value, made_of, number
 from aot_tune.nvidia import cutile
 
@@ -31,102 +41,6 @@ _MOST_DEPTH = 12
 
 _MOST_STATEMENTS = 20_000
 """Statements that are looked at, at most, those of helpers once a call."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Access:
-    """One load from, store to or atomic operation on an array that a parameter holds."""
-
-    parameter: str
-    """The name of the kernel's parameter."""
-
-    what: str
-    """``load``, ``store`` or ``add``, which is any atomic operation."""
-
-    index: tuple[Value, ...] | None
-    """The index along each axis of the array; None where it is not known."""
-
-    extents: tuple[Value | None, ...] | None
-    """The size of the tile along each axis; None where it is that of the stored tile."""
-
-    dtype: str | None
-    """The dtype that a stored tile was cast to, where it is written out."""
-
-    sliced: frozenset[int]
-    """Axes along which the access is to a part of the array."""
-
-    tells_sizes: bool
-    """Whether the arrays' sizes may be derived from it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bound:
-    """What an index or consecutive offsets run up to."""
-
-    index: Value
-    """A loop's variable, the index of a tile, or consecutive offsets."""
-
-    stop: Value
-    """The size of the axis, or the count of its tiles."""
-
-    counts_tiles: bool = False
-    """Whether `stop` counts what the index counts, as of a loop in steps of one."""
-
-
-@dataclass(kw_only=True)
-class Facts:
-    """What a kernel's source does."""
-
-    parameters: tuple[str, ...] = ()
-    """The names of the kernel's parameters, in order."""
-
-    constants: dict[str, str] = field(default_factory=dict)
-    """The `ct.Constant` parameters, each with the name of its type; ``int`` where none is written."""
-
-    accesses: list[Access] = field(default_factory=list)
-    """All accesses to arrays, in the order of execution."""
-
-    products: list[tuple[tuple[str, ...], bool]] = field(default_factory=list)
-    """Of each matrix product the loops around it, and whether it is in a branch that is taken."""
-
-    called: set[str] = field(default_factory=set)
-    """The names of cuTile's functions that are called."""
-
-    dtypes: set[str] = field(default_factory=set)
-    """The names of cuTile's dtypes that are used."""
-
-    bounds: list[Bound] = field(default_factory=list)
-    """What indices run up to."""
-
-    counts: list[tuple[Value, Value]] = field(default_factory=list)
-    """Pairs of a size and the size of the tiles that it is divided into."""
-
-    divided: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Of an index that is another one divided by a parameter, the key of that one, and the parameter."""
-
-    decides: dict[str, int] = field(default_factory=dict)
-    """Constants of type int that decide a branch, each with a value for which it is not taken."""
-
-    persistent: bool = False
-    """Whether a block goes on to further tiles, in steps of the number of blocks."""
-
-    loops: int = 0
-    """The number of loops."""
-
-    integers: set[str] = field(default_factory=set)
-    """Parameters that an index, a bound of a loop or a size is made of."""
-
-    lists: set[str] = field(default_factory=set)
-    """Parameters that are lists of arrays."""
-
-    used: set[str] = field(default_factory=set)
-    """Parameters that the source reads."""
-
-    escaped: set[str] = field(default_factory=set)
-    """Parameters that a function is given whose source cannot be read."""
-
-    readable: bool = True
-    """Whether the kernel's source could be read."""
 
 
 def facts_of(kernel: Any) -> Facts:
@@ -358,10 +272,13 @@ class _Walk:
                 inside = self.value(node.operand, names)
                 return number(-inside.number) if inside.number is not None else made_of("-", [inside])
             case ast.Starred() | ast.Slice():
-                parts = [self.value(one, names) for one in ast.iter_child_nodes(node) if _is(one)]
-                return made_of("*", parts)
-        parts = [self.value(child, names) for child in ast.iter_child_nodes(node) if _is(child)]
-        return made_of(type(node).__name__, parts)
+                return made_of("slice", self.parts(node, names))
+        return made_of(type(node).__name__, self.parts(node, names))
+
+    def parts(self, node: ast.expr, names: dict[str, Value]) -> list[Value]:
+        """The values of the expressions that an expression is made of."""
+        children = ast.iter_child_nodes(node)
+        return [self.value(child, names) for child in children if isinstance(child, ast.expr)]
 
     def sequence(self, elements: Sequence[ast.expr], names: dict[str, Value]) -> Value:
         """A tuple or list; its members are not known where an unknown tuple is unpacked into it."""
@@ -409,14 +326,14 @@ class _Walk:
             both = (*left.items, *right.items)
             return made_of("tuple", both, items=both)
         if left.number is not None and right.number is not None:
-            return _computed(node.op, left, right)
+            return computed(node.op, left, right)
         if isinstance(node.op, ast.FloorDiv) and left.step is not None and left.step.key == right.key:
             index = made_of("//", [left, right])
             of_left = [one.stop for one in self.facts.bounds if one.index.key == left.key]
             self.facts.bounds += [Bound(index=replace(index, step=right), stop=stop) for stop in of_left]
             return index
-        if isinstance(node.op, ast.FloorDiv) and _rounds_up(node, right):
-            return self.counted("cdiv", _rounded(left), right)
+        if isinstance(node.op, ast.FloorDiv) and rounds_up(node, right):
+            return self.counted("cdiv", rounded(left), right)
         if isinstance(node.op, ast.Mult):
             lanes = left.lanes or right.lanes
             return made_of("*", [left, right], factors=(left, right), lanes=lanes)
@@ -446,7 +363,7 @@ class _Walk:
         offsets, start = (left, right) if left.lanes else (right, left)
         assert offsets.lanes is not None
         whole = offsets.at is not None and offsets.at.number == 0
-        at = _tile_index(start, offsets.lanes) if whole and what == "Add" else None
+        at = tile_index(start, offsets.lanes) if whole and what == "Add" else None
         return made_of(what, [left, right], lanes=offsets.lanes, at=at)
 
     def subscript(self, node: ast.Subscript, names: dict[str, Value]) -> Value:
@@ -466,8 +383,8 @@ class _Walk:
     def comparison(self, node: ast.Compare, names: dict[str, Value]) -> Value:
         parts = [self.value(one, names) for one in (node.left, *node.comparators)]
         if len(parts) == 2 and parts[0].number is not None and parts[1].number is not None:
-            return _compared(node.ops[0], parts[0].number, parts[1].number)
-        for one, other in zip(parts, parts[1:], strict=False):
+            return compared(node.ops[0], parts[0].number, parts[1].number)
+        for one, other in itertools.pairwise(parts):
             if one.lanes is not None and one.at is not None and isinstance(node.ops[0], ast.Lt):
                 self.facts.bounds.append(Bound(index=one, stop=self.integer(other)))
         return made_of("compare", parts, lanes=next((one.lanes for one in parts if one.lanes), None))
@@ -504,7 +421,7 @@ class _Walk:
         plain = getattr(called.known, "__name__", "")
         if plain == "len" and args and args[0].is_array:
             self.facts.lists.add(args[0].parameter or "")
-        elif not getattr(called.known, "__module__", "") == "builtins":
+        elif getattr(called.known, "__module__", "") != "builtins":
             self.facts.escaped |= {one.parameter or "" for one in (*args, *named.values()) if one.is_array}
         if plain == "max" and len(args) == 2 and args[1].number is not None:
             return args[0]
@@ -514,7 +431,7 @@ class _Walk:
         taken = function.node.args
         parameters = [one.arg for one in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)]
         names: dict[str, Value] = {}
-        positional = [one for one in (*taken.posonlyargs, *taken.args)]
+        positional = [*taken.posonlyargs, *taken.args]
         for one, default in zip(reversed(positional), reversed(taken.defaults), strict=False):
             names[one.arg] = self.value(default, {})
         for one, given in zip(taken.kwonlyargs, taken.kw_defaults, strict=True):
@@ -529,7 +446,7 @@ class _Walk:
         if base.is_view and base.parameter is not None:
             index = self.items(args[0] if args else named.get("index"))
             if name == "num_tiles":
-                axis = int((args or [named.get("axis", number(0))])[0].number or 0)
+                axis = _axis(args[0] if args else named.get("axis"))
                 return self.count_of_tiles(base.parameter, axis, base.items)
             return self.view_access(base, name, index, [*args, *named.values()])
         if base.is_array and base.parameter is not None:
@@ -538,17 +455,17 @@ class _Walk:
                 return replace(base, is_view=True, items=shape, key=f"view {base.key}")
             if name == "slice":
                 self.integer(made_of("slice", [*args[1:], *named.values()]))
-                axis = (args or [named.get("axis", number(0))])[0].number
+                along = (args[0] if args else named.get("axis", number(0))).number
                 loaded = frozenset(
                     f"load {one}" for part in (*args, *named.values()) for one in part.of_sources("load")
                 )
-                sliced = base.sliced | ({int(axis)} if axis is not None else set())
+                sliced = base.sliced | ({int(along)} if along is not None else set())
                 return replace(base, sliced=sliced, sources=base.sources | loaded)
             if name == "get_raw_memory":
                 return replace(base, key=f"raw {base.key}")
             for word, what in (("load", "load"), ("store", "store"), ("atomic", "add")):
                 if name.startswith(word):
-                    self.access(base, what, None, None, (args or [None])[-1])
+                    self.access(base, what, None, None, args[-1] if args else None)
         self.facts.called.add(name)
         return self.result(name, [base, *args, *named.values()], [base, *args])
 
@@ -563,7 +480,7 @@ class _Walk:
         given = [*args, *named.values()]
         first = args[0] if args else named.get("array")
         if name == "bid":
-            axis = int((args or [named.get("axis", number(0))])[0].number or 0)
+            axis = _axis(args[0] if args else named.get("axis"))
             return Value(key=f"bid {axis}", sources=frozenset({f"bid {axis}"}))
         if name == "num_blocks":
             return Value(key="num_blocks", sources=frozenset({"num_blocks all"}))
@@ -581,8 +498,8 @@ class _Walk:
         if first is not None and first.is_array:
             if name == "num_tiles":
                 shape = self.items(args[2] if len(args) > 2 else named.get("shape"))
-                axis_value = args[1] if len(args) > 1 else named.get("axis", number(0))
-                return self.count_of_tiles(first.parameter or "", int(axis_value.number or 0), shape)
+                axis = _axis(args[1] if len(args) > 1 else named.get("axis"))
+                return self.count_of_tiles(first.parameter or "", axis, shape)
             return self.array_call(name, first, args, named)
         if name in ("less", "greater_equal") and args[0].lanes is not None and args[0].at is not None:
             self.facts.bounds.append(Bound(index=args[0], stop=self.integer(args[1])))
@@ -601,21 +518,22 @@ class _Walk:
         if name in _LOADS:
             shape = args[2] if len(args) > 2 else named.get("shape")
             index, extents = self.ordered(self.items(place), self.items(shape), named.get("order"))
-            self.access(first, "load", index, extents if shape is not None else _single(index), None)
+            self.access(first, "load", index, extents if shape is not None else single(index), None)
             return self.loaded(first, [one for one in (place, shape) if one is not None])
         if name in _STORES or name.startswith("atomic_"):
             tile = args[2] if len(args) > 2 else named.get("tile", named.get("value", named.get("update")))
             what = "add" if name.startswith("atomic_") else "store"
             index, _ = self.ordered(self.items(place), None, named.get("order"))
-            self.access(first, what, index, None if name == "store" else _single(index), tile)
+            self.access(first, what, index, None if name == "store" else single(index), tile)
             return made_of(name, given)
         self.facts.escaped.add(first.parameter or "")
         return self.result(name, given, args)
 
     def ordered(self, index: Any, extents: Any, order: Value | None) -> tuple[Any, Any]:
         """Index and tile along the array's own axes."""
-        places = [one.number for one in order.items] if order is not None and order.items else None
-        if places is None or index is None or sorted(places) != list(range(len(index))):
+        items = order.items if order is not None and order.items else ()
+        places = [int(one.number) for one in items if one.number is not None]
+        if index is None or sorted(places) != list(range(len(index))):
             return index, extents
         back = [places.index(axis) for axis in range(len(places))]
         laid = tuple(index[one] for one in back)
@@ -679,69 +597,14 @@ class _Walk:
         return made_of(name, given, dtype=dtype if name in ("sum", "max", "min") else None)
 
 
+def _axis(value: Value | None) -> int:
+    """The axis that a number in the source names; 0 where there is none."""
+    return int(value.number) if value is not None and value.number is not None else 0
+
+
 def _leaves(body: Sequence[ast.stmt]) -> bool:
     """Whether a branch ends the function or the turn of a loop."""
     return isinstance(body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break)
-
-
-def _single(index: tuple[Value, ...] | None) -> tuple[Value | None, ...] | None:
-    """The extents of a gather: one element along each axis that is indexed by a plain number."""
-    if index is None:
-        return None
-    return tuple(None if one.lanes or one.of_sources("load") else number(1) for one in index)
-
-
-def _is(node: ast.AST) -> bool:
-    return isinstance(node, ast.expr)
-
-
-def _computed(op: ast.operator, left: Value, right: Value) -> Value:
-    assert left.number is not None and right.number is not None
-    try:
-        match op:
-            case ast.Add():
-                return number(left.number + right.number)
-            case ast.Sub():
-                return number(left.number - right.number)
-            case ast.Mult():
-                return number(left.number * right.number)
-            case ast.FloorDiv():
-                return number(left.number // right.number)
-            case ast.Div():
-                return number(left.number / right.number)
-            case ast.Pow():
-                return number(left.number**right.number)
-    except (ZeroDivisionError, OverflowError):
-        pass
-    return made_of(type(op).__name__, [left, right])
-
-
-def _compared(op: ast.cmpop, left: float, right: float) -> Value:
-    results = {
-        ast.Eq: left == right, ast.NotEq: left != right, ast.Lt: left < right,
-        ast.LtE: left <= right, ast.Gt: left > right, ast.GtE: left >= right,
-    }  # fmt: skip
-    found = results.get(type(op))
-    return Value(key="compare") if found is None else number(found)
-
-
-def _tile_index(start: Value, lanes: Value) -> Value | None:
-    """The index of the tile that begins at `start`, where tiles of `lanes` elements lie side by side."""
-    if start.step is not None and start.step.key == lanes.key:
-        return start
-    for one, other in (start.factors or (), (start.factors or ())[::-1]) if start.factors else ():
-        if other.key == lanes.key and start.key.startswith("*("):
-            return one
-    return start if start.number == 0 else None
-
-
-def _rounds_up(node: ast.BinOp, divisor: Value) -> bool:
-    """Whether a division is ``(size + tile - 1) // tile``."""
-    return isinstance(node.left, ast.BinOp) and isinstance(node.left.op, ast.Sub) and divisor.number != 2
-
-
-def _rounded(left: Value) -> Value:
-    return left.factors[0] if left.factors else left
 
 
 def _read(function: types.FunctionType) -> Function | None:
