@@ -138,10 +138,13 @@ def _tiles_rows(one: Parameter, sketch: Sketch) -> bool:
     """Whether a constant is the number of rows in a tile, each of which is long."""
     if one.axis is None:
         return False
-    name = sketch.name_of(one.axis)
-    others = [axis for axis in sketch.layout.axes if axis is not one.axis]
-    return name in ("rows", "batch") and any(
-        axis.covers is not None or axis.tile is not None for axis in others
+    arrays = {array for array, _ in one.axis.sizes}
+    beside = [axis for axis in sketch.layout.axes if arrays & {array for array, _ in axis.sizes}]
+    others = [axis for axis in beside if axis is not one.axis]
+    if any(axis.covers is not None for axis in others):
+        return True
+    return sketch.name_of(one.axis) in ("rows", "batch") and any(
+        axis.tile is not None and axis.tile.number is None for axis in others
     )
 
 

@@ -255,7 +255,7 @@ def _name_axes(facts: Facts, sketch: Sketch) -> None:
     for axis in layout.axes:
         array, place = axis.sizes[0] if axis.sizes else ("size", 0)
         own = [name.strip("_") for name in axis.parameters if name.isidentifier() and axis.sizes]
-        wanted = (suggested.get(id(axis)), *own, f"{array.strip('_')}_{place}".lower())
+        wanted = (suggested.get(id(axis)), *own, f"{array.strip('_')}_{place}".lower(), f"axis_{len(taken)}")
         if sketch.kinds[0] not in PRODUCTS and own and len(own[0]) > 1:
             wanted = (own[0].lower(), *wanted)
         name = next(one for one in wanted if one and one not in taken and not hasattr(Problem, one))

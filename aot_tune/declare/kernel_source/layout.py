@@ -221,7 +221,7 @@ def _axes(
         one.tile, one.covers = joined.tiles.get(root), joined.covers.get(root)
         if one.tile is not None and one.covers is not None and one.tile.key == one.covers.key:
             one.covers = None
-    return list(found.values())
+    return [one for one in found.values() if one.sizes]
 
 
 def _name_counted(facts: Facts, axes: list[SizeAxis]) -> None:
@@ -241,7 +241,9 @@ def _grid(facts: Facts, axes: list[SizeAxis]) -> tuple[tuple[SizeAxis, ...], ...
         return ()
     grid = []
     for number in used:
-        direct = [one for one in axes if f"bid {number}" in one.indices]
+        block = f"bid {number}"
+        is_index = any(block in (index.key, index.at.key if index.at else "") for index in _indices(facts))
+        direct = [one for one in axes if block in one.indices] if is_index else []
         derived = {
             key
             for index in _indices(facts)
@@ -264,7 +266,8 @@ def _of_one_array(facts: Facts, axes: list[SizeAxis]) -> list[SizeAxis]:
 
 def _indices(facts: Facts) -> Iterator[Value]:
     """The indices of all accesses that sizes are derived from."""
-    for access in _telling(facts):
+    telling = _telling(facts)
+    for access in [one for one in telling if one.tells_sizes] or telling:
         yield from access.index or ()
 
 

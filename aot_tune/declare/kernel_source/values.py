@@ -53,7 +53,7 @@ class Value:
     """Of a loop's variable, what it grows by each time."""
 
     dtype: str | None = None
-    """The dtype that the value was cast to by name."""
+    """The dtype that the value was cast to by name, or that follows from such casts."""
 
     function: Function | None = None
     """The function that the value is."""
@@ -91,9 +91,10 @@ def number(value: float) -> Value:
 
 
 def made_of(what: str, parts: Iterable[Value], **more: Any) -> Value:
-    """A value that some operation makes of others."""
+    """A value that some operation makes of others; of float32 where one of them is."""
     listed = tuple(parts)
     sources = frozenset().union(*(one.sources for one in listed))
+    more.setdefault("dtype", next((one.dtype for one in listed if one.dtype == "float32"), None))
     return Value(key=f"{what}({', '.join(short(one.key) for one in listed)})", sources=sources, **more)
 
 

@@ -593,8 +593,10 @@ class _Walk:
         if name in _KEEPING and args:
             kept = args[0]
             return kept if kept.number is None else replace(kept, key=kept.key)
-        dtype = args[0].dtype if args and name not in ("mma", "load") else None
-        return made_of(name, given, dtype=dtype if name in ("sum", "max", "min") else None)
+        if name in ("full", "zeros", "ones"):
+            named = (self.cutile.get(id(one.known)) for one in given if one.known is not None)
+            return made_of(name, given, dtype=next((one for one in named if one in _DTYPES), None))
+        return made_of(name, given)
 
 
 def _axis(value: Value | None) -> int:
