@@ -47,4 +47,4 @@ def blanks_of(tunable: Declaration) -> Iterator[tuple[str, str]]:
 def blank_mistakes(tunable: Declaration) -> Iterator[Mistake]:
     """A mistake for each blank: nothing is tuned, checked or compiled by an example."""
     for field, what in blanks_of(tunable):
-        yield Mistake(field, f"{field} is blank: write {what}, in place of blank(...)")
+        yield Mistake(field, f"{field} is blank: {what}; write it in place of blank(...)")

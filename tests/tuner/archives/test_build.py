@@ -16,7 +16,7 @@ from aot_tune.cli.app import app
 from aot_tune.cubins.archive import Archive, Section
 from aot_tune.declare import discovery
 from aot_tune.declare.discovery import FoundKernel
-from aot_tune.errors import StoreError, TableError
+from aot_tune.errors import StoreError, TableError, TuneError
 from aot_tune.tables.table import Table
 from aot_tune.tuner.archives import build as build_cubins
 from aot_tune.tuner.archives.build import build
@@ -124,6 +124,34 @@ def test_a_changed_table_compiles_only_what_it_adds(tmp_path: Path, cubins: Path
         new.signatures - old.signatures == new.compiled == 3
     )  # its three classes; the weakest is the default's
     assert any("_I32_I64" in signature for _, signature in section(after).keys)
+
+
+def predicted_table(*portfolio: Config) -> Table:
+    whole = small_table(*portfolio)
+    entries = tuple(dataclasses.replace(one, evidence="predicted") for one in whole.entries)
+    return dataclasses.replace(whole, entries=entries)
+
+
+def test_predictions_of_a_named_folder_are_compiled_beside_them_alone(
+    tmp_path: Path, cubins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, named = tmp_path / "own", tmp_path / "named"
+    write(named, predicted_table(WIDER))
+    monkeypatch.setenv("AOT_TUNE_TABLES", str(named))
+    reports = {report.path: report for report in build(request(own, cubins), lambda line: None)}
+    shipped, beside = (reports.pop(folder / "sm90" / "cubins.aot") for folder in (own, named))
+    assert not reports
+    assert not any("_I32_I64" in signature for _, signature in section(shipped).keys)
+    assert any("_I32_I64" in signature for _, signature in section(beside).keys)
+    monkeypatch.delenv("AOT_TUNE_TABLES")
+    assert not one(build(request(own, cubins), lambda line: None)).changed
+
+
+def test_predictions_in_a_packages_own_table_are_not_compiled(tmp_path: Path, cubins: Path) -> None:
+    write(tmp_path, predicted_table(WIDER))
+    with pytest.raises(TuneError, match="1 entry of a package's own table are predicted"):
+        build(request(tmp_path, cubins), lambda line: None)
+    assert not (tmp_path / "sm90" / "cubins.aot").exists()
 
 
 def test_what_a_declaration_may_not_mean_is_said_first(tmp_path: Path, cubins: Path) -> None:
