@@ -75,6 +75,29 @@ def new(
 
 @app.command()
 @guarded
+def init(
+    module: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="lib.kernels", help="The module that declares kernels; by default the one named there."
+        ),
+    ] = None,
+    pyproject: Annotated[Path, typer.Option(metavar="FILE", help="The package's pyproject.toml.")] = Path(
+        "pyproject.toml"
+    ),
+    verbose: Verbose = False,
+) -> None:
+    """Let a package's kernels be found and its wheel carry its tables: complete its pyproject.toml.
+
+    Only what is missing is added; hatchling and setuptools are known.
+    """
+    from aot_tune.cli.start.init import initialise, lines
+
+    command.put(lines(initialise(pyproject, module)))
+
+
+@app.command()
+@guarded
 def tune(
     kernel: Kernels = None,
     arch: ArchName = None,

@@ -116,7 +116,7 @@ def _wanted(request: CubinRequest, found: FoundKernel, arch: Arch) -> Iterator[_
 
 
 def _check_measured(path: Path, table: Table) -> None:
-    """Refuse to compile what a package's own table predicts: serving would not use it, and it would be shipped.
+    """Refuse to compile what a package's own table predicts: serving would not use it.
 
     Raises:
         TuneError: The table has a predicted entry.
@@ -124,9 +124,9 @@ def _check_measured(path: Path, table: Table) -> None:
     predicted = sum(entry.evidence == "predicted" for entry in table.entries)
     if predicted:
         raise TuneError(
-            f"{path}: {counted(predicted, 'entry', 'entries')} of a package's own table are predicted, and an "
-            "archive of them would lie among measured ones; move the table to a folder of its own and name "
-            f"that in {environment.TABLES}, or tune on a GPU"
+            f"{path}: {counted(predicted, 'entry', 'entries')} of a package's own table are predicted, and "
+            "their archive would lie among measured ones; move the table to its own folder and name that "
+            f"in {environment.TABLES}, or tune on a GPU"
         )
 
 
