@@ -280,9 +280,7 @@ class Recorder:
         try:
             return ahead.tried(call, kernel, digest, device.arch, places)
         except NotRecordableError as error:
-            site.remarks[
-                f"its configs are compiled one by one, and not tried in a process first: {error}"
-            ] = None
+            site.remarks[f"its configs are not tried in another process first: {error}"] = None
             return {}
 
     def _entry(
