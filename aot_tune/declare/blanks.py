@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from aot_tune.declare.mistakes import Mistake
@@ -20,6 +22,16 @@ class _BlankList(list[Any]):
     """A list that stands as an example."""
 
 
+def _copy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function once more, so that one which is used elsewhere too is not marked there."""
+    if not isinstance(function, FunctionType):
+        return functools.wraps(function)(lambda *args, **named: function(*args, **named))
+    code, names = function.__code__, function.__globals__
+    same = FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
+    same.__kwdefaults__ = function.__kwdefaults__
+    return same
+
+
 def blank(what: str, example: T) -> T:
     """A part of a declaration that its author has yet to write; until then the example stands for it.
 
@@ -31,7 +43,7 @@ def blank(what: str, example: T) -> T:
         what: What should stand there, in words.
         example: A function or a list of the right form.
     """
-    marked = _BlankList(example) if isinstance(example, list) else example
+    marked = _BlankList(example) if isinstance(example, list) else _copy(example)
     setattr(marked, _BLANK, what)
     return cast(T, marked)
 

@@ -422,7 +422,7 @@ class _Walk:
         if plain == "len" and args and args[0].is_array:
             self.facts.lists.add(args[0].parameter or "")
         elif getattr(called.known, "__module__", "") != "builtins":
-            self.facts.escaped |= {one.parameter or "" for one in (*args, *named.values()) if one.is_array}
+            self.facts.escaped |= _arrays((*args, *named.values()))
         if plain == "max" and len(args) == 2 and args[1].number is not None:
             return args[0]
         return self.result(plain, [*args, *named.values()], args)
@@ -597,6 +597,14 @@ class _Walk:
             named = (self.cutile.get(id(one.known)) for one in given if one.known is not None)
             return made_of(name, given, dtype=next((one for one in named if one in _DTYPES), None))
         return made_of(name, given)
+
+
+def _arrays(values: Iterable[Value]) -> set[str]:
+    """The parameters among values and the members of tuples."""
+    found: set[str] = set()
+    for one in values:
+        found |= {one.parameter} if one.parameter is not None else _arrays(one.items or ())
+    return found
 
 
 def _axis(value: Value | None) -> int:
