@@ -1,4 +1,4 @@
-"""aot_tune.declare.blanks: a declaration with blanks imports, and each blank is named until it is filled in."""
+"""aot_tune.declare.blanks: a declaration with blanks imports; each is named until it is filled in."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ def test_a_function_that_was_marked_is_called_and_asked_as_before() -> None:
 
     marked = blank("another", takes)
     assert (marked(2), marked(2, device=3)) == ((2, 1), (2, 3))
-    assert inspect.signature(marked) == inspect.signature(takes)
+    assert list(inspect.signature(marked).parameters) == ["config", "device"]
     assert blank("a bound one", [1, 2].index)(2) == 1

@@ -20,12 +20,16 @@ from aot_tune.cli.start.layout import (
     product,
 )
 from aot_tune.cli.start.sketch import Parameter, Sketch
+from aot_tune.declare.kernel_source.kinds import PRODUCTS
 from aot_tune.declare.kernel_source.layout import SizeAxis
 
 _SIZES = {
     "batch": 4, "heads": 16, "kv_heads": 4, "head_dim": 128, "groups": 8, "queries": 2048, "keys": 2048,
 }  # fmt: skip
 """Sizes of an example, by the name of an axis; 4096 for others."""
+
+_DEEP = 128
+"""The size in an example of an axis that one tile covers, beside other such axes or in a matrix product."""
 
 _SCALARS = {"eps": "1e-6", "epsilon": "1e-6", "scale": "0.125", "p": "0.1"}
 """Floats of an example, by the name of an argument; 0.5 for others."""
@@ -305,9 +309,11 @@ def _typical(sketch: Sketch) -> Code:
     typed = any(one.role in ("array", "list") for one in sketch.launched)
     items: list[tuple[str, Code]] = [("dtype", f'"{sketch.fp8 or "bfloat16"}"')] if typed else []
     integers = {one.name for one in _compiled_in(sketch, "integer")}
+    covered = {sketch.name_of(one) for one in _used_axes(sketch) if one.covers is not None}
+    small = covered if len(covered) > 1 or sketch.kinds[0] in PRODUCTS else set[str]()
     bucketed = False
     for name, pow2 in _named_axes(sketch):
-        size = str(_SIZES.get(name, 1 if name in integers else 4096))
+        size = str(_SIZES.get(name, 1 if name in integers else _DEEP if name in small else 4096))
         if pow2 and not bucketed and name not in ("batch", "heads"):
             size = "Pow2.edges(1 << 16, 1 << 24)" if name == "length" else "Pow2.edges(16, 4096)"
             bucketed = True

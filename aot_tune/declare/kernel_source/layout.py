@@ -282,5 +282,5 @@ def _telling(facts: Facts) -> list[Access]:
 
 
 def _dtypes(facts: Facts) -> dict[str, str]:
-    found = {one.parameter: one.dtype for one in facts.accesses if one.what == "store" and one.dtype}
+    found = {one.parameter: one.dtype for one in facts.accesses if one.what != "load" and one.dtype}
     return {**found, **dict.fromkeys(index_arrays(facts), "int32")}

@@ -1,4 +1,4 @@
-"""aot_tune.declare.kernel_source.layout: which sizes are one axis, what tiles them, and what the grid counts."""
+"""aot_tune.declare.kernel_source.layout: which sizes are one axis, what tiles them, what the grid counts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_tile_at_index_0_covers_its_axis() -> None:
 
 
 def test_loops_over_tiles_of_a_parameter_run_over_its_size() -> None:
-    rows, cols = layout("norm_in_parts").axes
+    _, cols = layout("norm_in_parts").axes
     assert cols.parameters == ["N"]
     assert sorted(cols.sizes) == [("out", 1), ("weight", 0), ("x", 1)]
 
