@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import cuda.tile as ct
 import pytest
 
+from aot_tune.declare.checks import declaration_problems
+from aot_tune.declare.kernel_source import outputs
 from aot_tune.declare.kernel_source.outputs import written
+from aot_tune.tunable import Tunable
 from tests.support import example_kernels
+from tests.support.samples import SM90, scale
 
 
 def found(name: str, args_fn: Any, *parameters: str) -> tuple[tuple[str, ...], ...]:
@@ -77,3 +82,67 @@ def test_of_several_kernels_an_output_is_one_that_none_of_them_loads(
     kernels = {"one": example_kernels.scale_rows_kernel, "other": second}
     one = written(kernels, lambda config, x, out: (x, out, 1.0, 16), ("x", "out"))
     assert (one.whole, one.changed) == (whole, changed)
+
+
+# Declarations that leave outputs out ------------------------------------------------------------------------
+
+
+@ct.kernel
+def _double_in_place_kernel(source, target, tile_m: ct.Constant[int], tile_n: ct.Constant[int]):
+    at = (ct.bid(0), ct.bid(1))
+    ct.store(target, at, ct.load(source, at, (tile_m, tile_n)) + ct.load(target, at, (tile_m, tile_n)))
+
+
+@ct.kernel
+def _count_kernel(source, target, tile_m: ct.Constant[int], tile_n: ct.Constant[int]):
+    tile = ct.load(source, (ct.bid(0), ct.bid(1)), (tile_m, tile_n))
+    ct.atomic_add(target, (0, 0), ct.sum(tile))
+
+
+@ct.kernel
+def _nothing_kernel(source, target, tile_m: ct.Constant[int], tile_n: ct.Constant[int]):
+    ct.load(source, (ct.bid(0), ct.bid(1)), (tile_m, tile_n))
+
+
+def without_outputs(**changes: Any) -> Tunable:
+    return dataclasses.replace(scale, **{"outputs": None, **changes})
+
+
+def test_outputs_that_are_left_out_are_what_the_kernel_stores_to() -> None:
+    tunable = without_outputs()
+    assert (tunable.output_names, tunable.mutated) == (("target",), ("target",))
+    assert declaration_problems(tunable, SM90) == []
+
+
+def test_no_source_is_read_when_a_declaration_is_constructed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(kernel: object) -> None:
+        raise AssertionError("a kernel's source was read")
+
+    monkeypatch.setattr(outputs, "accesses", read)
+    tunable = without_outputs()
+    with pytest.raises(AssertionError, match="source was read"):
+        _ = tunable.mutated
+
+
+def test_an_output_that_is_named_elsewhere_is_not_inferred_too() -> None:
+    assert without_outputs(reset=("target",)).mutated == ("target",)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "said"),
+    [
+        (_double_in_place_kernel, "the kernel loads target and stores to it; name it in inplace"),
+        (_count_kernel, "the kernel adds to target; name it in reset"),
+        (_nothing_kernel, "as far as the kernel's source tells, no argument is written; name the arguments"),
+    ],
+)
+def test_what_is_written_and_neither_inferred_nor_named_is_a_mistake(kernel: Any, said: str) -> None:
+    (mistake, *_) = declaration_problems(without_outputs(kernel=kernel), SM90)
+    assert mistake.startswith(f"scale: {said}")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "field"), [(_double_in_place_kernel, "inplace"), (_count_kernel, "reset")]
+)
+def test_once_it_is_named_it_is_none(kernel: Any, field: str) -> None:
+    assert declaration_problems(without_outputs(kernel=kernel, **{field: ("target",)}), SM90) == []
