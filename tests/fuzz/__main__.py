@@ -206,7 +206,13 @@ def _with_atheris(name: str, seconds: float, runs: int, seed: int) -> None:
             os._exit(0)
 
     # The limit is on processor time (`MOST_S`). This one is of the clock, which a busy machine passes.
-    words = [f"-seed={seed}", "-max_len=65536", "-timeout=3600", "-verbosity=0", f"-artifact_prefix={folder}/"]
+    words = [
+        f"-seed={seed}",
+        "-max_len=65536",
+        "-timeout=3600",
+        "-verbosity=0",
+        f"-artifact_prefix={folder}/",
+    ]
     atheris.Setup(["fuzz", str(folder), *words], one, custom_mutator=changed)
     atheris.Fuzz()
 
