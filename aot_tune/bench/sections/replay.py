@@ -57,11 +57,17 @@ ROUNDS = 5
 TIE = 0.02
 """Two times within this fraction of each other are the same, as everywhere in this project."""
 
+_COMPILED = "compiled although cubins were given"
+"""The figure that says why a process without a compiler could not go on."""
+
 LIMIT_S = 300.0
 """Seconds after which a process that does not answer, or a recording that does not end, is killed."""
 
 CHILD = "aot_tune.bench.sections.replay_child"
 """The module that calls the operations."""
+
+COMMAND_LINE = "aot_tune"
+"""The module that records, compiles and replays."""
 
 _BESIDE = Path("build/third-party/tilegym")
 """Where `make third-party` puts the library."""
@@ -185,7 +191,7 @@ class _Operation:
             return figures | self._compared(waiting)
 
     def _commands(self, tables: Path, archives: Path) -> dict[str, list[str]]:
-        replayed = [sys.executable, "-m", "aot_tune", "run", "--tables"]
+        replayed = [sys.executable, "-m", COMMAND_LINE, "run", "--tables"]
         return {
             "bare": [*self._call, "serve"],
             "compiled": [*replayed, str(tables), "--", *self._call, "serve"],
@@ -220,7 +226,7 @@ class _Operation:
     def _run(self, *words: str, **variables: str) -> float:
         """Run the command line to its end; return its seconds."""
         started = time.perf_counter()
-        command = [sys.executable, "-m", "aot_tune", *words]
+        command = [sys.executable, "-m", COMMAND_LINE, *words]
         with self._started(words[0], command, **variables) as child:
             code, last = child.ended()
         if code:
@@ -267,7 +273,8 @@ class _Child:
         Raises:
             ReplayError: It failed, died or hung.
         """
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         command = {"do": do} if shape is None else {"do": do, "shape": shape}
         with self._limited():
             with contextlib.suppress(BrokenPipeError):  # it has died: no answer comes
@@ -342,7 +349,7 @@ def _shape(
     replayed = [name for name in first if name != "bare"]
     figures["speed-up"] = {name: round(first["bare"]["ms"] / first[name]["ms"], 1) for name in replayed}
     if missing := first.get("cubins", {}).get("missing"):
-        figures["compiled although cubins were given"] = missing
+        figures[_COMPILED] = missing
     for do in ("later", "gpu"):
         figures[f"{do}_us"] = {name: round(statistics.median(times[do, name]), 3) for name in first}
         figures[f"{do}, replayed / bare"] = {
@@ -381,6 +388,7 @@ def summary(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             for name, operation in searching.items()
             for shape, one in operation["shapes"].items()
             if one["searches"] and variant in one["speed-up"]
+            if not (variant == "cubins" and _COMPILED in one)
         }
         if ups:
             mean = math.exp(statistics.fmean(map(math.log, ups.values())))
@@ -408,7 +416,7 @@ def _from_cubins(searching: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     for name, operation in searching.items():
         for place, (shape, one) in enumerate(operation["shapes"].items()):
             at = f"{name} {shape}"
-            if "compiled although cubins were given" in one:
+            if _COMPILED in one:
                 compiled.append(at)
             elif "cubins" in one["first_ms"]:
                 (following if place else first)[at] = one["first_ms"]["cubins"]
@@ -417,7 +425,7 @@ def _from_cubins(searching: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         found["first call from cubins, ms"] = _extreme("most", first, max)
     if following:
         found["next first calls from cubins, ms"] = _extreme("most", following, max)
-    found["compiled although cubins were given"] = compiled
+    found[_COMPILED] = compiled
     return found
 
 

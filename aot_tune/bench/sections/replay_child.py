@@ -5,7 +5,7 @@
 
 ======================================  ====================================================================
 ``{"do": "prepare"}``                   makes the context and all tensors
-``{"do": "first", "shape": 0}``         calls it: milliseconds until the GPU is done, searches that cuTile made
+``{"do": "first", "shape": 0}``         calls it: milliseconds until the GPU is done, and cuTile's searches
 ``{"do": "later", "shape": 0}``         microseconds of a call on the host
 ``{"do": "gpu", "shape": 0}``           microseconds of a call on the GPU
 ======================================  ====================================================================
@@ -92,7 +92,8 @@ def _bmm(library: Any, batch: int, m: int, n: int, k: int) -> Call:
 
 
 def _rope(library: Any, batch: int, heads: int, kv_heads: int, length: int, size: int) -> Call:
-    q, k, angles = _normal(batch, heads, length, size), _normal(batch, kv_heads, length, size), _normal(1, length, size)
+    q, k = (_normal(batch, each, length, size) for each in (heads, kv_heads))
+    angles = _normal(1, length, size)
     cos, sin = angles.cos(), angles.sin()
     return lambda: library.apply_rope_base(q, k, cos, sin)
 
@@ -126,7 +127,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def count_searches() -> list[int]:
-    """From now on: the lengths of the spaces that cuTile's own search searches. Before the library is imported."""
+    """From now on: the lengths of the spaces that cuTile itself searches. The library is imported later."""
     import cuda.tile.tune as tune
 
     own, searched = cutile.own_search(), list[int]()
