@@ -57,7 +57,7 @@ ROUNDS = 5
 TIE = 0.02
 """Two times within this fraction of each other are the same, as everywhere in this project."""
 
-_COMPILED = "compiled although cubins were given"
+COMPILED = "compiled although cubins were given"
 """The figure that says why a process without a compiler could not go on."""
 
 LIMIT_S = 300.0
@@ -349,7 +349,7 @@ def _shape(
     replayed = [name for name in first if name != "bare"]
     figures["speed-up"] = {name: round(first["bare"]["ms"] / first[name]["ms"], 1) for name in replayed}
     if missing := first.get("cubins", {}).get("missing"):
-        figures[_COMPILED] = missing
+        figures[COMPILED] = missing
     for do in ("later", "gpu"):
         figures[f"{do}_us"] = {name: round(statistics.median(times[do, name]), 3) for name in first}
         figures[f"{do}, replayed / bare"] = {
@@ -388,7 +388,7 @@ def summary(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             for name, operation in searching.items()
             for shape, one in operation["shapes"].items()
             if one["searches"] and variant in one["speed-up"]
-            if not (variant == "cubins" and _COMPILED in one)
+            if not (variant == "cubins" and COMPILED in one)
         }
         if ups:
             mean = math.exp(statistics.fmean(map(math.log, ups.values())))
@@ -416,7 +416,7 @@ def _from_cubins(searching: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     for name, operation in searching.items():
         for place, (shape, one) in enumerate(operation["shapes"].items()):
             at = f"{name} {shape}"
-            if _COMPILED in one:
+            if COMPILED in one:
                 compiled.append(at)
             elif "cubins" in one["first_ms"]:
                 (following if place else first)[at] = one["first_ms"]["cubins"]
@@ -425,7 +425,7 @@ def _from_cubins(searching: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         found["first call from cubins, ms"] = _extreme("most", first, max)
     if following:
         found["next first calls from cubins, ms"] = _extreme("most", following, max)
-    found[_COMPILED] = compiled
+    found[COMPILED] = compiled
     return found
 
 
