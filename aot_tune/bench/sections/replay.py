@@ -69,6 +69,9 @@ CHILD = "aot_tune.bench.sections.replay_child"
 COMMAND_LINE = "aot_tune"
 """The module that records, compiles and replays."""
 
+_LINES = 12
+"""Last lines on stderr of a process that are printed: what recording tells, and why a process died."""
+
 _BESIDE = Path("build/third-party/tilegym")
 """Where `make third-party` puts the library."""
 
@@ -157,8 +160,9 @@ class _Operation:
         self._call = [sys.executable, "-W", "ignore", "-m", child, name]
         kept = {key: value for key, value in os.environ.items() if key not in environment.DESCRIPTIONS}
         kept.pop("TILEGYM_DISABLE_AUTOTUNE", None)
-        ours, given = Path(aot_tune.__file__).parents[1], os.environ.get("PYTHONPATH", "")
-        folders = [str(ours), *map(str, paths), *([given] if given else [])]
+        given = [Path(one) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+        # Absolute, since the processes run in a folder of their own: journals and cubins are kept there.
+        folders = [str(one.absolute()) for one in (Path(aot_tune.__file__).parents[1], *paths, *given)]
         self._variables = {**kept, "PYTHONPATH": os.pathsep.join(folders), "CUDA_TILE_CACHE_DIR": "off"}
 
     def figures(self) -> dict[str, Any]:
@@ -174,21 +178,28 @@ class _Operation:
                 name: stack.enter_context(self._started(name, command))
                 for name, command in self._commands(tables, archives).items()
             }
-            record_s = self._run("record", "--out", str(tables), "--", *self._call, "record")
+            figures = self._recorded(tables)
             recorded = sorted(tables.glob("*/*.json"))
-            figures: dict[str, Any] = {"record_s": round(record_s, 2), "tables": len(recorded)}
+            figures["tables"] = len(recorded)
             if recorded:
                 shutil.copytree(tables, archives)
                 kernels = [word for path in recorded for word in ("--kernel", path.stem)]
                 variables = {environment.TABLES: str(archives)}
-                compile_s = self._run("compile", "--arch", self._arch, *kernels, **variables)
-                figures["compile_s"] = round(compile_s, 2)
+                figures["compile_s"], _ = self._run("compile", "--arch", self._arch, *kernels, **variables)
             else:
                 waiting.pop("cubins").close()  # nothing was searched: there is nothing to compile
             for each in waiting.values():
                 each.ask("prepare")
-            print(f"   {self._name}: recorded in {record_s:.1f} s", flush=True)
             return figures | self._compared(waiting)
+
+    def _recorded(self, tables: Path) -> dict[str, Any]:
+        """Record all shapes; the seconds of the whole process, and the milliseconds of each shape's call."""
+        seconds, answers = self._run("record", "--out", str(tables), "--", *self._call, "record")
+        failed = next((one["failed"] for one in answers if "failed" in one), None)
+        if failed is not None:
+            raise ReplayError(f"recording: {failed}")
+        calls = [one["ms"] for one in answers if "ms" in one]
+        return {"record_s": seconds, "record_ms": dict(zip(_labels(self._name), calls, strict=True))}
 
     def _commands(self, tables: Path, archives: Path) -> dict[str, list[str]]:
         replayed = [sys.executable, "-m", COMMAND_LINE, "run", "--tables"]
@@ -199,7 +210,7 @@ class _Operation:
         }
 
     def _compared(self, waiting: Mapping[str, _Child]) -> dict[str, Any]:
-        shapes = ["x".join(map(str, shape)) for shape in SHAPES[self._name]]
+        shapes = _labels(self._name)
         firsts = {
             name: [each.ask("first", place) for place in range(len(shapes))] for name, each in waiting.items()
         }
@@ -223,15 +234,14 @@ class _Operation:
             figures["failed"] = f"a replaying process searched: {', '.join(searched)}"
         return figures
 
-    def _run(self, *words: str, **variables: str) -> float:
-        """Run the command line to its end; return its seconds."""
+    def _run(self, *words: str, **variables: str) -> tuple[float, list[dict[str, Any]]]:
+        """Run the command line to its end; return its seconds, and the answers of the child that it ran."""
         started = time.perf_counter()
         command = [sys.executable, "-m", COMMAND_LINE, *words]
         with self._started(words[0], command, **variables) as child:
-            code, last = child.ended()
-        if code:
-            raise ReplayError(f"aot-tune {words[0]}: {last}")
-        return time.perf_counter() - started
+            answers = child.ended()
+            print(f"   {self._name}: aot-tune {words[0]} says:", *child.said()[-_LINES:], sep="\n      ")
+        return round(time.perf_counter() - started, 2), answers
 
     @contextlib.contextmanager
     def _started(self, name: str, command: Sequence[str], **variables: str) -> Iterator[_Child]:
@@ -288,12 +298,22 @@ class _Child:
             raise ReplayError(f"{self._name}: {answer['failed']}")
         return answer
 
-    def ended(self) -> tuple[int, str]:
-        """Wait for its end; its exit code, and the reason where that is not 0."""
+    def ended(self) -> list[dict[str, Any]]:
+        """Wait for its end; return the answers that it gave unasked, lines of JSON.
+
+        Raises:
+            ReplayError: It failed or hung, and gave no answer that says why.
+        """
         with self._limited():
-            self._process.communicate()
-        code = self._process.returncode
-        return code, self._why() if code else ""
+            told, _ = self._process.communicate()
+        answers = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+        if self._process.returncode and not any("failed" in one for one in answers):
+            raise ReplayError(f"{self._name}: {self._why()}")
+        return answers
+
+    def said(self) -> list[str]:
+        """Its lines on stderr."""
+        return self._said.read_text(errors="replace").strip().splitlines()
 
     def close(self) -> None:
         """Kill it with all that it started, if it runs."""
@@ -326,8 +346,13 @@ class _Child:
         if self._late:
             return f"killed after {self._answer_s:.0f} s without an answer"
         code = self._process.wait()
-        lines = self._said.read_text(errors="replace").strip().splitlines()
+        lines = self.said()
+        print(f"   {self._name} says:", *lines[-_LINES:], sep="\n      ", flush=True)
         return lines[-1] if lines else f"exit code {code}"
+
+
+def _labels(name: str) -> list[str]:
+    return ["x".join(map(str, shape)) for shape in SHAPES[name]]
 
 
 # Figures ----------------------------------------------------------------------------------------

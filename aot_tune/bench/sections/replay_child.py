@@ -1,7 +1,8 @@
 """Call one operation of TileGym: once at each shape, or as a process that is told what to time.
 
-``python -m aot_tune.bench.sections.replay_child OPERATION record`` calls it at every shape of `SHAPES`. With
-``serve`` it imports the library and reads commands, lines of JSON, from stdin; each is answered by one line:
+``python -m aot_tune.bench.sections.replay_child OPERATION serve`` imports the library and reads commands, lines
+of JSON, from stdin; each is answered by one line. With ``record`` it prepares, makes the first call of every
+shape of `SHAPES` and ends.
 
 ======================================  ====================================================================
 ``{"do": "prepare"}``                   makes the context and all tensors
@@ -23,8 +24,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TextIO
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -234,11 +235,13 @@ class Served:
         return answer
 
 
-def serve(served: Served, told: TextIO) -> None:
-    """Answer commands until there are no more."""
-    for line in sys.stdin:
-        told.write(json.dumps(served.answer(json.loads(line))) + "\n")
-        told.flush()
+def commands(name: str, mode: str) -> Iterator[dict[str, Any]]:
+    """What to do: told by the parent, or all first calls."""
+    if mode == "serve":
+        yield from map(json.loads, sys.stdin)
+        return
+    yield {"do": "prepare"}
+    yield from ({"do": "first", "shape": place} for place in range(len(SHAPES[name])))
 
 
 def main(words: Sequence[str]) -> None:
@@ -247,12 +250,9 @@ def main(words: Sequence[str]) -> None:
     told = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the library prints is no answer
     served = Served(name, options)
-    if mode == "serve":
-        serve(served, told)
-        return
-    served.prepare()
-    for shape in range(len(SHAPES[name])):
-        served.first(shape)
+    for command in commands(name, mode):
+        told.write(json.dumps(served.answer(command)) + "\n")
+        told.flush()
 
 
 if __name__ == "__main__":

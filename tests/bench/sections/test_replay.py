@@ -22,7 +22,7 @@ SCRIPTED = "tests.support.children.scripted_replay"
 
 ON_THE_STAND_IN = "tests.support.children.replay_on_the_stand_in"
 
-SHAPES = {"softmax": ((64, 512), (64, 1024)), "rope": ((1, 8),)}
+SHAPES = {"softmax": ((64, 512), (64, 1024)), "rope": ((1, 8), (2, 8))}
 
 BARE = {
     "first0": {"ms": 1000.0, "searches": 1},
@@ -63,7 +63,7 @@ def parts(
     **answers: dict[str, Any],
 ) -> dict[str, dict[str, Any]]:
     answers = {"bare": BARE, "compiled": COMPILED, "cubins": CUBINS, **answers}
-    script = {"answers": answers, "record": record, "log": str(log)}
+    script = {"answers": answers, "record": record, "log": str(log), "shapes": 2}
     monkeypatch.setenv("REPLAY_SCRIPT", json.dumps(script))
     found = replay.measured(names, "sm90", child=SCRIPTED, answer_s=answer_s, limit_s=limit_s)
     return {part.name: dict(part.figures) for part in found}
@@ -76,6 +76,7 @@ def test_the_processes_of_an_operation_are_compared_shape_by_shape(
     found = parts(log, monkeypatch)
     figures = found["softmax"]
     assert (figures["searches"], figures["tables"]) == (2, 1)
+    assert figures["record_ms"] == {"64x512": 30.0, "64x1024": 30.0}
     one = figures["shapes"]["64x512"]
     assert one["first_ms"] == {"bare": 1000.0, "compiled": 100.0, "cubins": 10.0}
     assert one["speed-up"] == {"compiled": 10.0, "cubins": 100.0}
@@ -132,7 +133,8 @@ def test_what_makes_no_search_is_called_as_it_comes_and_behind_the_door(
 @pytest.mark.parametrize(
     ("faults", "failed"),
     [
-        ({"record": "dies"}, "aot-tune record: out of memory"),
+        ({"record": "dies"}, "record: out of memory"),
+        ({"record": "fails"}, "recording: ValueError: no valid config"),
         (
             {"bare": {**BARE, "first1": {"failed": "OutOfMemoryError: 8 GB"}}},
             "bare: OutOfMemoryError: 8 GB",

@@ -20,6 +20,10 @@ def record(words: list[str]) -> None:
     folder = Path(words[words.index("--out") + 1], "sm90")
     if (does := SCRIPT.get("record", "writes")) == "dies":
         sys.exit("no such operation\nout of memory")
+    if does == "fails":
+        print(json.dumps({"failed": "ValueError: no valid config"}))
+    for _ in range(SCRIPT["shapes"]):
+        print(json.dumps({"ms": 30.0, "searches": 0}))
     if does == "writes":
         folder.mkdir(parents=True)
         (folder / "library.ops._kernel.json").write_text("{}")
