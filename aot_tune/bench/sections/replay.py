@@ -211,9 +211,12 @@ class _Operation:
 
     def _compared(self, waiting: Mapping[str, _Child]) -> dict[str, Any]:
         shapes = _labels(self._name)
-        firsts = {
-            name: [each.ask("first", place) for place in range(len(shapes))] for name, each in waiting.items()
-        }
+        firsts: dict[str, list[dict[str, Any]]] = {}
+        for name, each in waiting.items():
+            firsts[name] = [each.ask("first", place) for place in range(len(shapes))]
+            # Printed at once, so that a run that is cut off has printed all it measured.
+            told = ", ".join(f"{one['ms']:.1f}" for one in firsts[name])
+            print(f"   {self._name}, {name}: first calls {told} ms", flush=True)
         times = [{(do, name): list[float]() for do in ("gpu", "later") for name in waiting} for _ in shapes]
         for turn in range(ROUNDS):
             for place, kept in enumerate(times):
@@ -240,7 +243,12 @@ class _Operation:
         command = [sys.executable, "-m", COMMAND_LINE, *words]
         with self._started(words[0], command, **variables) as child:
             answers = child.ended()
-            print(f"   {self._name}: aot-tune {words[0]} says:", *child.said()[-_LINES:], sep="\n      ")
+            print(
+                f"   {self._name}: aot-tune {words[0]} says:",
+                *child.said()[-_LINES:],
+                sep="\n      ",
+                flush=True,
+            )
         return round(time.perf_counter() - started, 2), answers
 
     @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """Call one operation of TileGym: once at each shape, or as a process that is told what to time.
 
-``python -m aot_tune.bench.sections.replay_child OPERATION serve`` imports the library and reads commands, lines
-of JSON, from stdin; each is answered by one line. With ``record`` it prepares, makes the first call of every
-shape of `SHAPES` and ends.
+``python -m aot_tune.bench.sections.replay_child OPERATION serve`` imports the library and reads commands,
+lines of JSON, from stdin; each is answered by one line. With ``record`` it prepares, makes the first call of
+every shape of `SHAPES` and ends.
 
 ======================================  ====================================================================
 ``{"do": "prepare"}``                   makes the context and all tensors
@@ -94,7 +94,7 @@ def _bmm(library: Any, batch: int, m: int, n: int, k: int) -> Call:
 
 def _rope(library: Any, batch: int, heads: int, kv_heads: int, length: int, size: int) -> Call:
     q, k = (_normal(batch, each, length, size) for each in (heads, kv_heads))
-    angles = _normal(1, length, size)
+    angles = _normal(1, length, size // 2).repeat(1, 1, 2)  # a rotation, so that values stay as large
     cos, sin = angles.cos(), angles.sin()
     return lambda: library.apply_rope_base(q, k, cos, sin)
 
