@@ -126,17 +126,21 @@ def measured(
         answer_s: Seconds after which a process is killed that does not answer.
     """
     started, figures = time.perf_counter(), dict[str, dict[str, Any]]()
-    for name in names:
-        if time.perf_counter() - started > limit_s:
-            print(f"   stopped before {name}: the limit of {limit_s:.0f} s is over", flush=True)
-            break
-        with tempfile.TemporaryDirectory(prefix="aot-tune-replay-") as folder:
-            operation = _Operation(name, arch, Path(folder), paths, child, answer_s)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aot-tune-replay-")))
+        operations = [_Operation(name, arch, folder / name, paths, child, answer_s) for name in names]
+        for one in operations:
+            stack.callback(one.close)
+        for one, following in zip(operations, [*operations[1:], None], strict=True):
+            if time.perf_counter() - started > limit_s:
+                print(f"   stopped before {one.name}: the limit of {limit_s:.0f} s is over", flush=True)
+                break
             try:
-                figures[name] = operation.figures()
+                figures[one.name] = one.figures(following)
             except ReplayError as error:
-                figures[name] = {"failed": str(error)}
-        yield Part(name=name, figures=figures[name])
+                figures[one.name] = {"failed": str(error)}
+            one.close()
+            yield Part(name=one.name, figures=figures[one.name])
     if figures:
         yield Part(name="summary", figures=summary(figures))
 
@@ -156,8 +160,11 @@ class _Operation:
     def __init__(
         self, name: str, arch: str, folder: Path, paths: Sequence[Path], child: str, answer_s: float
     ) -> None:
-        self._name, self._arch, self._folder, self._answer_s = name, arch, folder, answer_s
+        self.name = name
+        self._arch, self._folder, self._answer_s = arch, folder, answer_s
+        self._tables, self._archives = folder / "tables", folder / "archives"
         self._call = [sys.executable, "-W", "ignore", "-m", child, name]
+        self._started: dict[str, _Child] = {}
         kept = {key: value for key, value in os.environ.items() if key not in environment.DESCRIPTIONS}
         kept.pop("TILEGYM_DISABLE_AUTOTUNE", None)
         given = [Path(one) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
@@ -165,58 +172,74 @@ class _Operation:
         folders = [str(one.absolute()) for one in (Path(aot_tune.__file__).parents[1], *paths, *given)]
         self._variables = {**kept, "PYTHONPATH": os.pathsep.join(folders), "CUDA_TILE_CACHE_DIR": "off"}
 
-    def figures(self) -> dict[str, Any]:
+    def import_for_recording(self) -> None:
+        """Start the process that will record, which imports the library and waits."""
+        if "record" not in self._started:
+            self._start("record", "record", "--out", str(self._tables), "--", *self._call)
+
+    def close(self) -> None:
+        """Kill every process of it that runs."""
+        for each in self._started.values():
+            each.close()
+
+    def figures(self, following: _Operation | None) -> dict[str, Any]:
         """Everything that is measured.
+
+        Args:
+            following: The operation that is measured next. It imports while this one is recorded.
 
         Raises:
             ReplayError: The operation fails.
         """
-        tables, archives = self._folder / "tables", self._folder / "archives"
-        with contextlib.ExitStack() as stack:
-            # They import while the recording runs, and make their context and tensors after it.
-            waiting = {
-                name: stack.enter_context(self._started(name, command))
-                for name, command in self._commands(tables, archives).items()
-            }
-            figures = self._recorded(tables)
-            recorded = sorted(tables.glob("*/*.json"))
-            figures["tables"] = len(recorded)
-            if recorded:
-                shutil.copytree(tables, archives)
-                kernels = [word for path in recorded for word in ("--kernel", path.stem)]
-                variables = {environment.TABLES: str(archives)}
-                figures["compile_s"], _ = self._run("compile", "--arch", self._arch, *kernels, **variables)
-            else:
-                waiting.pop("cubins").close()  # nothing was searched: there is nothing to compile
-            for each in waiting.values():
-                each.ask("prepare")
-            return figures | self._compared(waiting)
+        self.import_for_recording()
+        waiting = self._start_all()
+        if following is not None:
+            following.import_for_recording()
+        figures = self._record()
+        recorded = sorted(self._tables.glob("*/*.json"))
+        figures["tables"] = len(recorded)
+        if recorded:
+            shutil.copytree(self._tables, self._archives)
+            figures["compile_s"] = self._compile(recorded)
+        else:
+            waiting.pop("cubins").close()  # nothing was searched: there is nothing to compile
+        for each in waiting.values():
+            each.ask("prepare")
+        return figures | self._compared(waiting)
 
-    def _recorded(self, tables: Path) -> dict[str, Any]:
-        """Record all shapes; the seconds of the whole process, and the milliseconds of each shape's call."""
-        seconds, answers = self._run("record", "--out", str(tables), "--", *self._call, "record")
-        failed = next((one["failed"] for one in answers if "failed" in one), None)
-        if failed is not None:
-            raise ReplayError(f"recording: {failed}")
-        calls = [one["ms"] for one in answers if "ms" in one]
-        return {"record_s": seconds, "record_ms": dict(zip(_labels(self._name), calls, strict=True))}
+    def _start_all(self) -> dict[str, _Child]:
+        """Start the three processes. They import, and make their context and tensors when they are told."""
+        bare = self._child("bare", self._call)
+        compiled = self._start("compiled", "run", "--tables", str(self._tables), "--", *self._call)
+        cubins = ["--tables", str(self._archives), "--", *self._call, "--no-compiler"]
+        return {"bare": bare, "compiled": compiled, "cubins": self._start("cubins", "run", *cubins)}
 
-    def _commands(self, tables: Path, archives: Path) -> dict[str, list[str]]:
-        replayed = [sys.executable, "-m", COMMAND_LINE, "run", "--tables"]
-        return {
-            "bare": [*self._call, "serve"],
-            "compiled": [*replayed, str(tables), "--", *self._call, "serve"],
-            "cubins": [*replayed, str(archives), "--", *self._call, "serve", "--no-compiler"],
-        }
+    def _record(self) -> dict[str, Any]:
+        """Record all shapes: seconds of the whole but for imports, milliseconds of each shape's call."""
+        recording, started = self._started["record"], time.perf_counter()
+        recording.ask("prepare")
+        places = {shape: place for place, shape in enumerate(_labels(self.name))}
+        calls = {shape: recording.ask("first", place)["ms"] for shape, place in places.items()}
+        recording.end()
+        print(f"   {self.name}: aot-tune record says:", *recording.said(), sep="\n      ", flush=True)
+        return {"record_s": round(time.perf_counter() - started, 2), "record_ms": calls}
+
+    def _compile(self, recorded: Sequence[Path]) -> float:
+        """Compile the winners of tables for the process that gets cubins; the seconds that it takes."""
+        started = time.perf_counter()
+        kernels = [word for path in recorded for word in ("--kernel", path.stem)]
+        variables = {environment.TABLES: str(self._archives)}
+        self._start("compile", "compile", "--arch", self._arch, *kernels, **variables).end()
+        return round(time.perf_counter() - started, 2)
 
     def _compared(self, waiting: Mapping[str, _Child]) -> dict[str, Any]:
-        shapes = _labels(self._name)
+        shapes = _labels(self.name)
         firsts: dict[str, list[dict[str, Any]]] = {}
         for name, each in waiting.items():
             firsts[name] = [each.ask("first", place) for place in range(len(shapes))]
             # Printed at once, so that a run that is cut off has printed all it measured.
             told = ", ".join(f"{one['ms']:.1f}" for one in firsts[name])
-            print(f"   {self._name}, {name}: first calls {told} ms", flush=True)
+            print(f"   {self.name}, {name}: first calls {told} ms", flush=True)
         times = [{(do, name): list[float]() for do in ("gpu", "later") for name in waiting} for _ in shapes]
         for turn in range(ROUNDS):
             for place, kept in enumerate(times):
@@ -237,28 +260,15 @@ class _Operation:
             figures["failed"] = f"a replaying process searched: {', '.join(searched)}"
         return figures
 
-    def _run(self, *words: str, **variables: str) -> tuple[float, list[dict[str, Any]]]:
-        """Run the command line to its end; return its seconds, and the answers of the child that it ran."""
-        started = time.perf_counter()
-        command = [sys.executable, "-m", COMMAND_LINE, *words]
-        with self._started(words[0], command, **variables) as child:
-            answers = child.ended()
-            print(
-                f"   {self._name}: aot-tune {words[0]} says:",
-                *child.said()[-_LINES:],
-                sep="\n      ",
-                flush=True,
-            )
-        return round(time.perf_counter() - started, 2), answers
+    def _start(self, name: str, *words: str, **variables: str) -> _Child:
+        """Start the command line."""
+        return self._child(name, [sys.executable, "-m", COMMAND_LINE, *words], **variables)
 
-    @contextlib.contextmanager
-    def _started(self, name: str, command: Sequence[str], **variables: str) -> Iterator[_Child]:
+    def _child(self, name: str, command: Sequence[str], **variables: str) -> _Child:
+        self._folder.mkdir(exist_ok=True)
         named = {**self._variables, environment.CACHE_DIR: str(self._folder / f"cache-{name}"), **variables}
-        child = _Child(name, command, named, self._folder, self._answer_s)
-        try:
-            yield child
-        finally:
-            child.close()
+        self._started[name] = _Child(name, command, named, self._folder, self._answer_s)
+        return self._started[name]
 
 
 class _Child:
@@ -306,22 +316,20 @@ class _Child:
             raise ReplayError(f"{self._name}: {answer['failed']}")
         return answer
 
-    def ended(self) -> list[dict[str, Any]]:
-        """Wait for its end; return the answers that it gave unasked, lines of JSON.
+    def end(self) -> None:
+        """Give no further command, and wait for its end.
 
         Raises:
-            ReplayError: It failed or hung, and gave no answer that says why.
+            ReplayError: It failed or hung.
         """
         with self._limited():
-            told, _ = self._process.communicate()
-        answers = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
-        if self._process.returncode and not any("failed" in one for one in answers):
+            self._process.communicate()
+        if self._process.returncode:
             raise ReplayError(f"{self._name}: {self._why()}")
-        return answers
 
     def said(self) -> list[str]:
-        """Its lines on stderr."""
-        return self._said.read_text(errors="replace").strip().splitlines()
+        """Its last lines on stderr."""
+        return self._said.read_text(errors="replace").strip().splitlines()[-_LINES:]
 
     def close(self) -> None:
         """Kill it with all that it started, if it runs."""
@@ -355,7 +363,7 @@ class _Child:
             return f"killed after {self._answer_s:.0f} s without an answer"
         code = self._process.wait()
         lines = self.said()
-        print(f"   {self._name} says:", *lines[-_LINES:], sep="\n      ", flush=True)
+        print(f"   {self._name} says:", *lines, sep="\n      ", flush=True)
         return lines[-1] if lines else f"exit code {code}"
 
 

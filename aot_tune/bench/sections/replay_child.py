@@ -1,8 +1,7 @@
-"""Call one operation of TileGym: once at each shape, or as a process that is told what to time.
+"""Call one operation of TileGym, as the section `replay` tells this process.
 
-``python -m aot_tune.bench.sections.replay_child OPERATION serve`` imports the library and reads commands,
-lines of JSON, from stdin; each is answered by one line. With ``record`` it prepares, makes the first call of
-every shape of `SHAPES` and ends.
+``python -m aot_tune.bench.sections.replay_child OPERATION`` imports the library, then reads commands from
+stdin, each a line of JSON that is answered by one:
 
 ======================================  ====================================================================
 ``{"do": "prepare"}``                   makes the context and all tensors
@@ -24,7 +23,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -235,23 +234,14 @@ class Served:
         return answer
 
 
-def commands(name: str, mode: str) -> Iterator[dict[str, Any]]:
-    """What to do: told by the parent, or all first calls."""
-    if mode == "serve":
-        yield from map(json.loads, sys.stdin)
-        return
-    yield {"do": "prepare"}
-    yield from ({"do": "first", "shape": place} for place in range(len(SHAPES[name])))
-
-
 def main(words: Sequence[str]) -> None:
-    """Do what the words say."""
-    name, mode, *options = words
+    """Import the library, and answer commands until there are no more."""
     told = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the library prints is no answer
+    name, *options = words
     served = Served(name, options)
-    for command in commands(name, mode):
-        told.write(json.dumps(served.answer(command)) + "\n")
+    for line in sys.stdin:
+        told.write(json.dumps(served.answer(json.loads(line))) + "\n")
         told.flush()
 
 

@@ -57,13 +57,13 @@ def parts(
     monkeypatch: pytest.MonkeyPatch,
     names: Sequence[str] = ("softmax",),
     *,
-    record: str = "writes",
+    searches: bool = True,
     answer_s: float = 30.0,
     limit_s: float = 100.0,
     **answers: dict[str, Any],
 ) -> dict[str, dict[str, Any]]:
     answers = {"bare": BARE, "compiled": COMPILED, "cubins": CUBINS, **answers}
-    script = {"answers": answers, "record": record, "log": str(log), "shapes": 2}
+    script = {"answers": answers, "searches": searches, "log": str(log)}
     monkeypatch.setenv("REPLAY_SCRIPT", json.dumps(script))
     found = replay.measured(names, "sm90", child=SCRIPTED, answer_s=answer_s, limit_s=limit_s)
     return {part.name: dict(part.figures) for part in found}
@@ -76,7 +76,7 @@ def test_the_processes_of_an_operation_are_compared_shape_by_shape(
     found = parts(log, monkeypatch)
     figures = found["softmax"]
     assert (figures["searches"], figures["tables"]) == (2, 1)
-    assert figures["record_ms"] == {"64x512": 30.0, "64x1024": 30.0}
+    assert figures["record_ms"] == {"64x512": 100.0, "64x1024": 100.0}
     one = figures["shapes"]["64x512"]
     assert one["first_ms"] == {"bare": 1000.0, "compiled": 100.0, "cubins": 10.0}
     assert one["speed-up"] == {"compiled": 10.0, "cubins": 100.0}
@@ -106,6 +106,8 @@ def test_first_calls_come_process_by_process_and_later_ones_in_turns(
     parts(log, monkeypatch)
     lines = log.read_text().splitlines()
     processes = ["bare", "compiled", "cubins"]
+    assert lines[:3] == ["record prepare", "record first0", "record first1"]
+    del lines[:3]
     assert lines[:3] == [f"{one} prepare" for one in processes]
     assert lines[3:9] == [f"{one} first{place}" for one in processes for place in (0, 1)]
     assert lines[9:21] == [
@@ -120,7 +122,7 @@ def test_what_makes_no_search_is_called_as_it_comes_and_behind_the_door(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare = {"first": {"ms": 100.0, "searches": 0}, "gpu": {"us": 10.0}, "later": {"us": 20.0}}
-    found = parts(log, monkeypatch, record="nothing", bare=bare)
+    found = parts(log, monkeypatch, searches=False, bare=bare)
     figures = found["softmax"]
     assert (figures["searches"], figures["tables"]) == (0, 0)
     assert list(figures["shapes"]["64x512"]["first_ms"]) == ["bare", "compiled"]
@@ -133,8 +135,7 @@ def test_what_makes_no_search_is_called_as_it_comes_and_behind_the_door(
 @pytest.mark.parametrize(
     ("faults", "failed"),
     [
-        ({"record": "dies"}, "record: out of memory"),
-        ({"record": "fails"}, "recording: ValueError: no valid config"),
+        ({"record": {"first1": {"failed": "ValueError: no config"}}}, "record: ValueError: no config"),
         (
             {"bare": {**BARE, "first1": {"failed": "OutOfMemoryError: 8 GB"}}},
             "bare: OutOfMemoryError: 8 GB",
@@ -189,6 +190,26 @@ def test_no_operation_begins_after_the_limit(
     assert "stopped before rope" in capsys.readouterr().out
 
 
+@pytest.mark.process
+def test_the_next_operation_imports_while_one_is_recorded_and_none_is_left(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[str, str, Any]] = []
+
+    class Noted(replay._Child):
+        def __init__(self, name: str, *rest: Any) -> None:
+            super().__init__(name, *rest)
+            started.append((rest[2].name, name, self))
+
+    monkeypatch.setattr(replay, "_Child", Noted)
+    parts(log, monkeypatch, ("softmax", "rope"), limit_s=0.01)
+    assert [(operation, name) for operation, name, _ in started] == [
+        ("softmax", "record"), ("softmax", "bare"), ("softmax", "compiled"), ("softmax", "cubins"),
+        ("rope", "record"), ("softmax", "compile"),
+    ]  # fmt: skip
+    assert all(child._process.poll() is not None for _, _, child in started)
+
+
 def test_an_operation_that_is_unknown_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match="replay has no operation sofmax; there is matmul, "):
         next(replay.run(Request(kernels=("sofmax",))))
@@ -234,7 +255,7 @@ def test_every_operation_is_called_on_the_stand_in_at_small_sizes() -> None:
 
 def answers(name: str, *options: str, commands: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", ON_THE_STAND_IN, name, "serve", *options],
+        [sys.executable, "-W", "ignore", "-m", ON_THE_STAND_IN, name, *options],
         input="".join(json.dumps(one) + "\n" for one in commands),
         env={**os.environ, "CUDA_TILE_CACHE_DIR": "off"},
         capture_output=True, text=True, timeout=300, check=False,

@@ -1,6 +1,6 @@
 """The child of the bench's section `replay` in a process without a GPU, at sizes that compile fast.
 
-``python -m tests.support.children.replay_on_the_stand_in OPERATION record|serve [--no-compiler]``.
+``python -m tests.support.children.replay_on_the_stand_in OPERATION [--no-compiler]``.
 """
 
 from __future__ import annotations
