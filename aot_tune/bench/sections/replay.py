@@ -215,9 +215,10 @@ class _Operation:
         return {"bare": bare, "compiled": compiled, "cubins": self._start("cubins", "run", *cubins)}
 
     def _record(self) -> dict[str, Any]:
-        """Record all shapes: seconds of the whole but for imports, milliseconds of each shape's call."""
-        recording, started = self._started["record"], time.perf_counter()
+        """Record all shapes: seconds of the whole but for imports and tensors, milliseconds of each call."""
+        recording = self._started["record"]
         recording.ask("prepare")
+        started = time.perf_counter()
         places = {shape: place for place, shape in enumerate(_labels(self.name))}
         calls = {shape: recording.ask("first", place)["ms"] for shape, place in places.items()}
         recording.end()
