@@ -150,6 +150,13 @@ def is_kernel(kernel: object) -> bool:
     return isinstance(kernel, ct.kernel)
 
 
+def public_names() -> dict[int, str]:
+    """The public names of cuda.tile by the identity of what they name."""
+    import cuda.tile as ct
+
+    return {id(getattr(ct, name)): name for name in ct.__all__ if hasattr(ct, name)}
+
+
 def python_function(kernel: Any) -> Any:
     """The Python function a kernel was made of."""
     return kernel._annotated_function.pyfunc

@@ -76,7 +76,7 @@ class _Walk:
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
-        self.cutile = _names_of_cutile()
+        self.cutile = cutile.public_names()
         self.loops: list[str] = []
         self.untaken = 0
         self.depth = 0
@@ -625,13 +625,6 @@ def _read(function: types.FunctionType) -> Function | None:
     if not isinstance(tree, ast.FunctionDef | ast.Lambda):
         return None
     return Function(node=tree, names={}, outer=_outer(function))
-
-
-def _names_of_cutile() -> dict[int, str]:
-    """The public names of cuda.tile by the identity of what they name."""
-    import cuda.tile as ct
-
-    return {id(getattr(ct, name)): name for name in ct.__all__ if hasattr(ct, name)}
 
 
 _DTYPES = (
