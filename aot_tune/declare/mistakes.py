@@ -325,7 +325,7 @@ def axis_missing(axis: str, found: str) -> str:
     return f"problem() does not return the axis {axis}: {found}; add {axis!r} there, or remove it from axes"
 
 
-_CORE = ("tile_m", "tile_n", "tile_k")
+CORE = ("tile_m", "tile_n", "tile_k")
 """The usual names of the three dimensions of a matrix product's tiles."""
 
 
@@ -344,7 +344,7 @@ def space_mistakes(tunable: Declaration, arch: Arch, problems: Iterable[Problem]
             values[name].add(value)
     if all(len(found) < 2 for found in values.values()):
         return
-    if any(len(values.get(name, ())) > 1 for name in _CORE):
+    if any(len(values.get(name, ())) > 1 for name in CORE):
         clusters = {config.hints.get("num_ctas") for config in candidates}
         for count in (1, 2):
             if count not in clusters:

@@ -7,6 +7,7 @@ from math import prod
 
 from aot_tune.cli.start.sketch import Parameter, Sketch
 from aot_tune.declare.kernel_source.kinds import PRODUCTS
+from aot_tune.declare.mistakes import CORE
 
 MOST_CANDIDATES = 30
 """Candidates of one problem, at most, on any arch."""
@@ -80,9 +81,12 @@ def space_of(sketch: Sketch) -> Space:
     for one in sketch.parameters:
         if one.role == "setting":
             choices.append(Choice(constants=(one.name,), values=tuple((value,) for value in one.values)))
+    # Names of a product's tiles are taken for such by the check of a declaration too.
+    varied = {name for one in choices if len(one.values) > 1 for name in one.constants}
+    shares = kind in PRODUCTS or bool(varied & set(CORE))
     occupancies: tuple[int, ...] = (1, 2, 4) if choices else (1, 2, 4, 8)
     while True:
-        space = Space(choices=tuple(choices), occupancies=occupancies, shares_tiles=kind in PRODUCTS)
+        space = Space(choices=tuple(choices), occupancies=occupancies, shares_tiles=shares)
         if space.most <= MOST_CANDIDATES or len(occupancies) == 1:
             return space
         occupancies = occupancies[:-1]

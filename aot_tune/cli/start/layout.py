@@ -88,6 +88,9 @@ def laid_out(code: Code, column: int, indent: int = 0) -> str:
     if last is None:
         return line
     before, after = (flat(code[:last]), flat(code[last + 1 :]))
+    if isinstance(code[last], Product):
+        inner = " " * (indent + 4)
+        return f"{before}(\n{inner}{laid_out(code[last], len(inner), len(inner))}\n{' ' * indent}){after}"
     return before + laid_out(code[last], column + len(before) + len(after), indent) + after
 
 

@@ -97,6 +97,8 @@ def _fields(sketch: Sketch, name: str, kernel: str) -> Iterator[tuple[str, Code]
     yield "problem", _problem(sketch)
     yield "search_space", _space(space)
     yield "grid_fn", _grid_fn(sketch, space)
+    if "persistent" in sketch.kinds and (tiles := _tiles_of_grid(sketch)) is not None:
+        yield "tiles", function(["config", "problem"], tiles)
     yield "args_fn", _args_fn(sketch)
     yield "make_args", _make_args(sketch)
     yield "reference", _reference(sketch)
@@ -180,8 +182,8 @@ def _loop(choice: Choice, names: dict[str, str]) -> Code:
 
 
 def _grid_fn(sketch: Sketch, space: Space) -> Code:
-    counts = [[_tiles(axis, sketch) for axis in part] for part in sketch.layout.grid]
-    known = bool(counts) and all(one is not None for part in counts for one in part)
+    counts = _counts(sketch)
+    known = _is_known(counts)
     words: list[Code] = [product([one for one in part if one not in (None, "1")]) for part in counts] or ["1"]
     if "persistent" in sketch.kinds and len(words) == 1:
         blocks = 'device.sm_count // config.hints["num_ctas"]' if space.shares_tiles else "device.sm_count"
@@ -191,6 +193,23 @@ def _grid_fn(sketch: Sketch, space: Space) -> Code:
     if known and not {"grouped", "variable length"} & set(sketch.kinds):
         return grid
     return _blank("how many blocks are launched along each axis of the grid", grid)
+
+
+def _counts(sketch: Sketch) -> list[list[str | None]]:
+    """For each axis of the grid the numbers of tiles that it counts; None for one that is not known."""
+    return [[_tiles(axis, sketch) for axis in part] for part in sketch.layout.grid]
+
+
+def _is_known(counts: Sequence[Sequence[str | None]]) -> bool:
+    return bool(counts) and all(one is not None for part in counts for one in part)
+
+
+def _tiles_of_grid(sketch: Sketch) -> Code | None:
+    """The blocks of work of a kernel whose blocks each do several."""
+    counts = _counts(sketch)
+    if not _is_known(counts) or {"grouped", "variable length"} & set(sketch.kinds):
+        return None
+    return product([one for part in counts for one in part if one not in (None, "1")])
 
 
 def _tiles(axis: SizeAxis, sketch: Sketch) -> str | None:

@@ -100,4 +100,4 @@ class Facts:
     """Parameters that a function is given whose source cannot be read."""
 
     readable: bool = True
-    """Whether the kernel's source could be read."""
+    """Whether the kernel's source could be read and followed; if not, all parameters have escaped."""

@@ -52,8 +52,10 @@ def facts_of(kernel: Any) -> Facts:
         tree = function_trees(function)[0]
         assert not isinstance(tree, ast.ClassDef)
         _Walk(facts).call_of_kernel(tree, _outer(function))
-    except (NoSourceError, RecursionError):
-        facts.readable = False
+    except Exception:  # no source, or one that the walk cannot follow: nothing may depend on what it found
+        return Facts(
+            parameters=parameters, constants=facts.constants, escaped=set(parameters), readable=False
+        )
     return facts
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import cuda.tile as ct
+import pytest
 
+from aot_tune.declare.kernel_source import walk
 from aot_tune.declare.kernel_source.facts import Facts
 from aot_tune.declare.kernel_source.walk import facts_of
 from tests.support import example_kernels
@@ -49,3 +51,13 @@ def test_a_kernel_without_source_is_not_readable() -> None:
     facts = facts_of(space["kernel"])
     assert not facts.readable
     assert facts.parameters == ("x",)
+
+
+def test_a_source_that_cannot_be_followed_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*args: object) -> None:
+        raise AttributeError("a node that nobody thought of")
+
+    monkeypatch.setattr(walk._Walk, "loop", lost)
+    facts = facts_of(example_kernels.norm_in_parts_kernel)
+    assert (facts.accesses, facts.readable) == ([], False)
+    assert facts.escaped == {"x", "weight", "out", "N", "TILE"}
