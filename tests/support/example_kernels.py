@@ -18,7 +18,7 @@ def scale_rows_kernel(x, out, factor, TILE: ConstInt):
 
 @ct.kernel
 def gather_kernel(x, out, N: ConstInt, TILE: ConstInt):
-    places = ct.bid(0) * TILE + ct.arange(TILE, dtype=ct.int32)
+    places = ct.full((TILE,), ct.bid(0) * TILE, dtype=ct.int32) + ct.arange(TILE, dtype=ct.int32)
     ct.scatter(out, places, ct.gather(x, places, mask=places < N))
 
 
@@ -147,6 +147,13 @@ def fp8_kernel(a, b, scale_a, c, TM: ConstInt, TN: ConstInt, TK: ConstInt):
     for k in range(ct.cdiv(a.shape[1], TK)):
         sums = ct.mma(ct.load(a, (m, k), (TM, TK)), ct.load(b, (k, n), (TK, TN)), sums)
     ct.store(c, (m, n), (sums * ct.load(scale_a, (0,), (1,))).astype(c.dtype))
+
+
+@ct.kernel
+def guarded_kernel(x, out, TILE: ConstInt, CHECK_BOUNDS: ct.Constant[bool], TURNED: ct.Constant[bool]):
+    places = ct.bid(0) * TILE + ct.arange(TILE, dtype=ct.int32)
+    tile = ct.gather(x, places, check_bounds=CHECK_BOUNDS)
+    ct.scatter(out, places, -tile if TURNED else tile, check_bounds=CHECK_BOUNDS)
 
 
 @ct.kernel

@@ -97,7 +97,7 @@ def _tile_choices(kind: str, tiles: list[Parameter], sketch: Sketch) -> list[Cho
     left = list(tiles)
     choices: list[Choice] = []
     if kind in PRODUCTS:
-        order = ("queries", "keys") if kind == "attention" else ("M", "N", "K")
+        order = ("queries", "kv_length") if kind == "attention" else ("M", "N", "K")
         lists = {"attention": _ATTENTION_TILES, "dual matmul": _SMALL_PRODUCT_TILES}
         table = lists.get(kind, _PRODUCT_TILES)
         roles = [_product_role(one, sketch) for one in left]
@@ -128,12 +128,12 @@ def _product_role(one: Parameter, sketch: Sketch) -> str:
     """The axis of a product that a constant tiles, by the axis that it was seen on or else by its name."""
     if one.axis is not None:
         name = sketch.name_of(one.axis)
-        if name in ("M", "N", "K", "queries", "keys"):
+        if name in ("M", "N", "K", "queries", "kv_length"):
             return name
     word = one.name.lower().rstrip("0123456789_")
     by_name = {"m": "M", "n": "N", "k": "K"}
     if sketch.kinds[0] == "attention":
-        by_name = {"m": "queries", "n": "keys", "q": "queries", "kv": "keys", "k": "keys"}
+        by_name = {"m": "queries", "n": "kv_length", "q": "queries", "kv": "kv_length", "k": "kv_length"}
     last = word.rpartition("_")[2].removeprefix("tile").removeprefix("block").removeprefix("t")
     return by_name.get(last, "")
 

@@ -51,7 +51,7 @@ _ALIASES = {
     "heads": ("h", "num_heads", "n_heads", "n_head", "num_q_heads"),
     "kv_heads": ("num_kv_heads", "n_kv_heads", "num_head_kv"),
     "queries": ("s_qo", "seq_len", "q_len", "seqlen_q"),
-    "keys": ("s_kv", "kv_len", "seqlen_k"),
+    "kv_length": ("s_kv", "kv_len", "seqlen_k", "seq_len_kv"),
     "head_dim": ("d", "headdim", "tile_d"),
     "length": ("n", "n_elements", "numel", "size", "total"),
 }
@@ -155,7 +155,7 @@ class Sketch:
             return False
         name = self.name_of(axis)
         first = any(place == 0 for _, place in axis.sizes)
-        return name in ("M", "rows", "length", "queries", "keys", "batch") or (
+        return name in ("M", "rows", "length", "queries", "kv_length", "batch") or (
             first and name not in ("N", "K", "cols", "heads", "kv_heads", "head_dim")
         )
 
@@ -184,6 +184,8 @@ def sketch_of(facts: Facts) -> Sketch:
 
 def _is_unknown(array: str, sketch: Sketch) -> bool:
     shape = sketch.shape_of(array)
+    if any(one.name == array and one.role == "list" for one in sketch.parameters):
+        return True  # its members may differ
     return shape is None or any(
         isinstance(one, SizeAxis) and (one.indexed_by_data or not (one.indices or one.covers))
         for one in shape
@@ -285,9 +287,10 @@ def _suggested(facts: Facts, sketch: Sketch) -> Iterable[tuple[int, str]]:
             and any(index.startswith("loop") for index in axis.indices)
         ]
         if inner:
-            yield id(inner[0]), "keys" if kind == "attention" else "K"
+            yield id(inner[0]), "kv_length" if kind == "attention" else "K"
         for axis in layout.axes:
-            if kind == "attention" and any(key in facts.divided for key in axis.indices):
+            wholes = [facts.divided[key][0] for key in axis.indices if key in facts.divided]
+            if kind == "attention" and any(whole in one.indices for whole in wholes for one in layout.axes):
                 yield id(axis), "kv_heads"
         return
     arrays = [name for name in facts.parameters if layout.ranks.get(name)]

@@ -24,7 +24,7 @@ from aot_tune.declare.kernel_source.kinds import PRODUCTS
 from aot_tune.declare.kernel_source.layout import SizeAxis
 
 _SIZES = {
-    "batch": 4, "heads": 16, "kv_heads": 4, "head_dim": 128, "groups": 8, "queries": 2048, "keys": 2048,
+    "batch": 4, "heads": 16, "kv_heads": 4, "head_dim": 128, "groups": 8, "queries": 2048, "kv_length": 2048,
 }  # fmt: skip
 """Sizes of an example, by the name of an axis; 4096 for others."""
 
@@ -337,8 +337,13 @@ def _typical(sketch: Sketch) -> Code:
             size = "Pow2.edges(1 << 16, 1 << 24)" if name == "length" else "Pow2.edges(16, 4096)"
             bucketed = True
         items.append((name, size))
-    items += [(one.name, "False") for one in _compiled_in(sketch, "flag")]
+    items += [(one.name, str(_is_guard(one.name))) for one in _compiled_in(sketch, "flag")]
     return _blank("the problems that your users pose, to sweep", Bracket("[", (in_dict(items),), "]"))
+
+
+def _is_guard(name: str) -> bool:
+    """Whether a bool keeps a kernel inside of its arrays, by its name; such a one is not tried as False."""
+    return re.search(r"check|bound|mask|pad", name.lower()) is not None
 
 
 def _and(names: Sequence[str]) -> str:

@@ -274,11 +274,7 @@ def _indices(facts: Facts) -> Iterator[Value]:
 def _telling(facts: Facts) -> list[Access]:
     """The accesses that sizes are derived from; of untaken branches those to arrays that no other names."""
     arrays = {access.parameter for access in facts.accesses if access.tells_sizes}
-    return [
-        one
-        for one in facts.accesses
-        if one.parameter not in facts.lists and (one.tells_sizes or one.parameter not in arrays)
-    ]
+    return [one for one in facts.accesses if one.tells_sizes or one.parameter not in arrays]
 
 
 def _dtypes(facts: Facts) -> dict[str, str]:

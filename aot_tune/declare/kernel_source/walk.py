@@ -578,7 +578,7 @@ class _Walk:
                 extents=extents,
                 dtype=stored.dtype if stored is not None else None,
                 sliced=array.sliced,
-                tells_sizes=not self.untaken and array.parameter not in self.facts.lists,
+                tells_sizes=not self.untaken,
             )
         )
 
@@ -595,6 +595,8 @@ class _Walk:
         if name in _KEEPING and args:
             kept = args[0]
             return kept if kept.number is None else replace(kept, key=kept.key)
+        if name == "full" and len(args) > 1 and args[1].number is None:
+            return args[1]  # where an index is filled in, it is that index
         if name in ("full", "zeros", "ones"):
             named = (self.cutile.get(id(one.known)) for one in given if one.known is not None)
             return made_of(name, given, dtype=next((one for one in named if one in _DTYPES), None))

@@ -146,6 +146,12 @@ def test_an_elementwise_or_reduction_kernel_takes_ten_own_lines(
     assert case.check() is None
 
 
+def test_a_bool_that_guards_bounds_is_not_tried_as_false() -> None:
+    text = begin(f"{EXAMPLES}:guarded_kernel").text
+    assert '"CHECK_BOUNDS": True,' in text
+    assert '"TURNED": False,' in text
+
+
 # The verb ---------------------------------------------------------------------------------------------------
 
 
