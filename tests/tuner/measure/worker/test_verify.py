@@ -55,7 +55,8 @@ def declared(**changes: Any) -> Any:
         "reference": reference,
         **changes,
     }
-    return SimpleNamespace(**fields, mutated=(*fields["outputs"], *fields["inplace"], *fields["reset"]))
+    mutated = (*fields["outputs"], *fields["inplace"], *fields["reset"])
+    return SimpleNamespace(**fields, output_names=fields["outputs"], mutated=mutated)
 
 
 def right_kernel(x: Any, out: Any, state: Any, total: Any, scale: float) -> None:
