@@ -1,7 +1,7 @@
 """A declaration's kernels with hints, and the prebuilt cubins of any kernel. Compiles nothing.
 
-A kernel is made once per distinct set of hints and never dropped: the process aborts when a launched kernel
-is garbage-collected while a graph is captured.
+A kernel is made once per name and distinct set of hints and never dropped: the process aborts when a
+launched kernel is garbage-collected while a graph is captured.
 
 A cubin is served where four things hold: the archive is for the GPU's arch; the kernel's code is that which
 the cubin was compiled from (`aot_tune.cubins.origin`); signature and hints are the same; and loading cubins
@@ -12,7 +12,7 @@ the reason. A checkout without archives is served without warnings.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.text import error_in_words
 
-_KEPT: list[dict[Hints, Any]] = []
+_KEPT: list[dict[tuple[str | None, Hints], Any]] = []
 """Every kernel with hints of this process, kept even when its declaration is dropped."""
 
 _AGAIN = "build it again with aot-tune compile"
@@ -45,22 +45,25 @@ _archives: dict[tuple[Path, int, int], Archive] = {}
 
 
 class HintedKernels:
-    """The kernels of one declaration by their hints; they launch prebuilt cubins where possible."""
+    """The kernels of one declaration by name and hints; they launch prebuilt cubins where possible."""
 
     def __init__(self, tunable: Declaration) -> None:
         self._tunable = tunable
         self.cubins = declared_cubins(tunable)
-        self._made: dict[Hints, Any] = {}
+        self._made: dict[tuple[str | None, Hints], Any] = {}
         self._loaded: set[tuple[Hints, str, Arch]] = set()
         _KEPT.append(self._made)
 
-    def of(self, hints: Mapping[str, int]) -> Any:
-        """The kernel with these hints; it is made once, which takes 52-65 us."""
-        key = tuple(hints.items())
+    def of(self, config: Config) -> Any:
+        """The kernel of a config with its hints; it is made once, which takes 52-65 us."""
+        hints = tuple(config.hints.items())
+        key = (config.kernel, hints)
         kernel = self._made.get(key)
         if kernel is None:
             made = cutile.with_hints(
-                self._tunable.kernel, hints, lambda signature, arch: self._cubin(key, signature, arch)
+                self._tunable.kernel_of(config),
+                config.hints,
+                lambda signature, arch: self._cubin(hints, signature, arch),
             )
             kernel = self._made.setdefault(key, made)  # where two threads make it, both take the first
         return kernel
@@ -68,7 +71,7 @@ class HintedKernels:
     def is_ready(self, config: Config, kernel_args: tuple[Any, ...], arch: Arch) -> bool:
         """Whether a launch would compile nothing: the kernel was loaded before, or it has a cubin (1 ms)."""
         try:
-            signature = cutile.signature_of(self._tunable.kernel, kernel_args)
+            signature = cutile.signature_of(self._tunable.kernel_of(config), kernel_args)
         except Exception:  # only cuTile itself can derive the signature of some arguments
             return False
         hints = tuple(config.hints.items())
@@ -155,7 +158,7 @@ class Cubins:
             if not self.has(hints, signature, arch):  # `_stored` warned of a damaged one
                 self._warn(f"{missing}; cuTile compiles it", signature)
             return None
-        weakest = cutile.weakest_signature(self._code.kernel, signature)
+        weakest = cutile.weakest_signature(self._code.of_signature(signature), signature)
         weak = self._stored(self.sections(arch), hints, weakest, arch)
         if weak is not None:
             self._warn(

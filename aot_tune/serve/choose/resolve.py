@@ -260,7 +260,9 @@ def resolve(
 
 
 def _given(tunable: Declaration, arch: Arch, problem: Problem, config: Config) -> Choice:
-    wanted = tunable.config_constants(arch)
+    if missing := tunable.kernel_missing(config):
+        raise LaunchError(f"{tunable.name}: config={config}: {missing}")
+    wanted = tunable.config_constants(arch, config.kernel)
     if config.constants.keys() != set(wanted):
         raise LaunchError(
             f"{tunable.name}: config={config} has the constants {' '.join(config.constants) or 'none'}; "

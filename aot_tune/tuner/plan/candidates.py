@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import math
 from collections.abc import Hashable, Mapping, Sequence
@@ -23,6 +22,7 @@ from aot_tune.tuner.plan.model import Launched
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
+from aot_tune.values.parts import flat
 from aot_tune.values.problem import Problem
 from aot_tune.values.text import described
 
@@ -102,10 +102,10 @@ class DeviceKernel:
     def job(self, problem: Problem, config: Config) -> CompileJob:
         """The compilation that a config needs on a problem."""
         args = self.kernel_args(problem, config)
-        described = tuple(_described(arg) for arg in args)
+        described = (config.kernel, *(_described(arg) for arg in args))
         if described not in self._signatures:  # 0.7 ms each, and hints alone do not change it
             try:
-                self._signatures[described] = cutile.signature_of(self.tunable.kernel, args)
+                self._signatures[described] = cutile.signature_of(self.tunable.kernel_of(config), args)
             except CutileError as error:
                 raise DeclarationError(
                     f"{self.tunable.name}: args_fn for {config} on {problem}: {error}"
@@ -116,6 +116,7 @@ class DeviceKernel:
             key=hashlib.sha256(json.dumps(parts).encode()).hexdigest(),
             module=self.found.module,
             name=self.tunable.name,
+            kernel=config.kernel,
             signature=signature,
             hints=dict(config.hints),
             arch=self.arch,
@@ -123,8 +124,8 @@ class DeviceKernel:
 
     def launch_key(self, problem: Problem, config: Config) -> Hashable:
         """A launch without its machine code: the grid, and the arguments that are not constants."""
-        constants = set(self.tunable.constant_names)
-        names = inspect.signature(cutile.python_function(self.tunable.kernel)).parameters
+        constants = set(self.tunable.constants_of(config))
+        names = [name for name, _ in cutile.parameters(self.tunable.kernel_of(config))]
         passed = zip(names, self.kernel_args(problem, config), strict=True)
         return (
             self.grid(problem, config),
@@ -136,9 +137,8 @@ class DeviceKernel:
         tunable = self.tunable
         named = zip(tunable.parameters, self.launch_args(problem), strict=False)
         # Tensors through which blocks communicate (`reset`) stay in the L2 cache and are far smaller than it.
-        tensors = {
-            id(arg): arg for name, arg in named if hasattr(arg, "element_size") and name not in tunable.reset
-        }
+        moved = flat([arg for name, arg in named if name not in tunable.reset])
+        tensors = {id(arg): arg for arg in moved if hasattr(arg, "element_size")}
         memory_bytes = float(sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
         if tunable.work is None:
             return Launched(work=Work(), tiles=1, blocks=1, ctas=1, memory_bytes=memory_bytes)
@@ -187,7 +187,7 @@ class DeviceKernel:
             DeclarationError: `args_fn` raises.
         """
         try:
-            return tuple(self.tunable.args_fn(config, *self.launch_args(problem, seed)))
+            return tuple(self.tunable.args_fn_on(self.device)(config, *self.launch_args(problem, seed)))
         except AotTuneError:
             raise
         except Exception as error:  # the author's code: whatever it raises says that the declaration is wrong
@@ -305,6 +305,8 @@ def _planned(kernel: DeviceKernel, problem: Problem, table: Table | None) -> Pro
 
 def _described(value: Any) -> Hashable:
     """All facts of a runtime argument that a launch reads, as one value."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_described, value))
     if hasattr(value, "stride") and hasattr(value, "dtype"):
         return (tuple(value.shape), tuple(value.stride()), value.dtype)
     return (type(value).__name__, repr(value))

@@ -861,7 +861,7 @@ def test_the_kernels_of_a_table_are_made_at_construction_and_no_other_ever(
 
 def test_every_table_s_hint_is_one_kernel(tuned: Tunable) -> None:
     kernels = dispatcher_of(tuned).kernels
-    one, two = dict(AT_64.hints), dict(AT_256.hints)
+    one, two = AT_64, AT_256
     assert kernels.of(one) is kernels.of(one)
     assert kernels.of(one) is not kernels.of(two)
 
@@ -945,7 +945,7 @@ def test_b17_a_broken_disk_cache_of_cutile_does_not_stop_serving(
 
     folder = breaks(tmp_path / "cache", monkeypatch)
     dispatcher = dispatcher_of(tuned)
-    kernel = dispatcher.kernels.of(AT_64.hints)
+    kernel = dispatcher.kernels.of(AT_64)
     compile_with = type(kernel)._compile
     config = dataclasses.replace(default_tile_context.config, cache_dir=str(folder))
 
