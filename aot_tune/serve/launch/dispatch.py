@@ -23,13 +23,21 @@ from aot_tune.serve.kernels import HintedKernels
 from aot_tune.serve.launch.checks import check_arguments, check_problem, checked_grid, explain, refused, unfit
 from aot_tune.serve.launch.function import MISSED, CallPattern, Kind, LaunchFunction
 from aot_tune.serve.launch.messages import Messages
-from aot_tune.serve.launch.reads import ArgumentReads, ProblemReads, Read, follow_args, follow_problem
+from aot_tune.serve.launch.reads import (
+    ArgumentReads,
+    ProblemReads,
+    Read,
+    follow_args,
+    follow_problem,
+    lists_tensors,
+)
 from aot_tune.serve.rank import evidence, is_primed, is_rank
 from aot_tune.serve.runtime import Runtime, runtime
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.lazy import lazy
+from aot_tune.values.parts import flat
 from aot_tune.values.problem import Problem
 
 if TYPE_CHECKING:
@@ -315,7 +323,7 @@ class Dispatcher:
         device = self.machine(device_index, here).device
         _, passed = self._follow_args(plan, args, followed, device)
         reads = (followed.reads or frozenset()) | (passed.reads if passed else frozenset())
-        if followed.reads is not None and not any(what == "device" for _, what in reads):
+        if followed.reads is not None and not any(what in ("device", "devices") for _, what in reads):
             self._remember(device_index, args, (followed, passed), plan, here)
         return plan
 
@@ -389,14 +397,17 @@ class Dispatcher:
         self, args: tuple[Any, ...], followed: ProblemReads, passed: ArgumentReads | None, here: Runtime
     ) -> CallPattern:
         """The call pattern after this call. It only ever grows, so that it settles."""
-        kinds: tuple[Kind, ...] = tuple("tensor" if type(a) in here.tensor_types else "plain" for a in args)
+        kinds: tuple[Kind, ...] = tuple(_kind(arg, here.tensor_types) for arg in args)
         reads = (followed.reads or frozenset()) | (passed.reads if passed else frozenset())
         reads |= self._reads_that_tell_expanded(args, here)
         layout = passed.layout if passed else None
         known = self._pattern
         if known is not None:
             pairs = zip(kinds, known.kinds, strict=True)
-            kinds = tuple(now if now == before else "mixed" for now, before in pairs)
+            kinds = tuple(
+                now if now == before else "list" if "list" in (now, before) else "mixed"
+                for now, before in pairs
+            )
             reads |= known.reads
             layout = layout if layout == known.layout else None
         several = here.device_count() > 1
@@ -410,13 +421,14 @@ class Dispatcher:
         has the same code as an expanded view; and an untested release of cuda-tile loads code without asking.
         """
         written = [
-            (place, arg)
+            (place, arg, _kind(arg, here.tensor_types))
             for place, (name, arg) in enumerate(zip(self._tunable.parameters, args, strict=True))
-            if name in self._tunable.mutated and type(arg) in here.tensor_types
+            if name in self._tunable.mutated and _kind(arg, here.tensor_types) != "plain"
         ]
-        if cutile.private_names_known() and not any(0 in arg.stride() for _, arg in written):
+        tensors = flat([arg for _, arg, _ in written])
+        if cutile.private_names_known() and not any(0 in tensor.stride() for tensor in tensors):
             return frozenset()
-        return frozenset((place, "stride") for place, _ in written)
+        return frozenset((place, "arrays" if kind == "list" else "stride") for place, _, kind in written)
 
     def _names(self, here: Runtime) -> dict[str, Any]:
         from cuda.tile import TileError
@@ -439,6 +451,13 @@ class Dispatcher:
             return cutile.launching()
         oldest = min(here.device(index).arch for index in range(here.device_count()))
         return cutile.launcher(programmatic_dependent_launch=True, arch=oldest)
+
+
+def _kind(arg: object, tensor_types: tuple[type, ...]) -> Kind:
+    """The kind of an argument of one call."""
+    if type(arg) in tensor_types:
+        return "tensor"
+    return "list" if lists_tensors(arg, tensor_types) else "plain"
 
 
 def _bound(chosen: Callable[..., tuple[Any, ...]], *args: Any) -> tuple[Any, ...]:
