@@ -141,6 +141,11 @@ def _double_kernel(x, out, tile: ct.Constant[int]):
     ct.store(out, (ct.bid(0),), ct.load(x, (ct.bid(0),), (tile,)) * 2)
 
 
+@ct.kernel
+def halve_kernel(x, out, tile: ct.Constant[int]):
+    ct.store(out, (ct.bid(0),), ct.load(x, (ct.bid(0),), (tile,)) * 0.5)
+
+
 double = Tunable(
     name="double",
     package="tests",
