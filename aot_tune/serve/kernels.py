@@ -40,6 +40,9 @@ _AGAIN = "build it again with aot-tune compile"
 _MOST_WARNINGS = 32
 """The most warnings about the cubins of one kernel."""
 
+_TOLD_AT = "10, 100 and so on"
+"""The counts of signatures without a cubin that a warning tells."""
+
 _archives: dict[tuple[Path, int, int], Archive] = {}
 """Open archives by path, inode and time of change, so that all kernels of a package share one."""
 
@@ -134,6 +137,7 @@ class Cubins:
         self._folders = folders
         self._sections: dict[Arch, tuple[Section, ...]] = {}
         self._warned: set[object] = set()
+        self._missing: set[str] = set()
 
     def find(self, hints: Hints, signature: str, arch: Arch) -> cutile.Cubin | None:
         """The cubin to launch for a signature; None where cuTile has to compile one.
@@ -156,15 +160,15 @@ class Cubins:
         missing = f"no cubin of {self._code.name} for {signature} on {arch}"
         if cutile.may_have_compiler():
             if not self.has(hints, signature, arch):  # `_stored` warned of a damaged one
-                self._warn(f"{missing}; cuTile compiles it", signature)
+                self._warn_missing(signature, f"{missing}; cuTile compiles it")
             return None
         weakest = cutile.weakest_signature(self._code.of_signature(signature), signature)
         weak = self._stored(self.sections(arch), hints, weakest, arch)
         if weak is not None:
-            self._warn(
+            self._warn_missing(
+                signature,
                 f"{missing}, and no compiler here; the cubin that assumes nothing of strides and "
                 "alignment runs instead, which is slower",
-                signature,
             )
         return weak
 
@@ -252,6 +256,25 @@ class Cubins:
         found = self._sections[arch]
         self._sections[arch] = tuple(renewed if one is section else one for one in found)
         return renewed
+
+    def _warn_missing(self, signature: str, message: str) -> None:
+        """Warn of the first signature without a cubin, and of the 10th, the 100th and so on with their count.
+
+        A kernel that compiles a size or a scalar in meets a new one with each, perhaps each token.
+        """
+        if signature in self._missing:
+            return
+        self._missing.add(signature)
+        count = len(self._missing)
+        if count == 1:
+            warn(f"{message}; further ones are counted, and told at {_TOLD_AT}", CubinWarning)
+        elif str(count).strip("0") == "1":
+            name = self._code.name
+            warn(
+                f"{message}; it is the {count}th of {name}: aot-tune doctor {name} says whether a size or a "
+                "scalar is compiled in, so that each value is one",
+                CubinWarning,
+            )
 
     def _warn(self, message: str, about: object = None) -> None:
         """Warn once about each thing, `_MOST_WARNINGS` times at most."""
