@@ -139,7 +139,7 @@ class DeviceKernel:
         # Tensors through which blocks communicate (`reset`) stay in the L2 cache and are far smaller than it.
         moved = flat([arg for name, arg in named if name not in tunable.reset])
         tensors = {id(arg): arg for arg in moved if hasattr(arg, "element_size")}
-        memory_bytes = float(sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
+        memory_bytes = float(sum(map(_bytes, tensors.values())))
         if tunable.work is None:
             return Launched(work=Work(), tiles=1, blocks=1, ctas=1, memory_bytes=memory_bytes)
         blocks = math.prod(self.grid(problem, config))
@@ -149,6 +149,29 @@ class DeviceKernel:
             blocks=blocks,
             ctas=config.hints.get("num_ctas", 1),
             memory_bytes=memory_bytes,
+        )
+
+    def derived(self, problem: Problem, config: Config) -> Launched:
+        """The facts of a kernel without `work`, by the sizes of its arguments.
+
+        Each block is taken to load its share of all that the kernel reads once, and to store its share of
+        what it writes. That is wrong of a product, whose blocks read the same operands.
+        """
+        tunable, launched = self.tunable, self.launched(problem, config)
+        named = dict(zip(tunable.parameters, self.launch_args(problem), strict=False))
+        written = [named[name] for name in (*tunable.outputs, *tunable.inplace)]
+        store_bytes = float(sum(_bytes(arg) for arg in flat(written)))
+        produced = sum(_bytes(arg) for arg in flat([named[name] for name in tunable.outputs]))
+        blocks = math.prod(self.grid(problem, config))
+        tiles = self._asked("tiles", problem, config) if tunable.tiles is not None else blocks
+        return Launched(
+            work=Work(
+                load_bytes=max(launched.memory_bytes - produced, 0.0) / tiles, store_bytes=store_bytes / tiles
+            ),
+            tiles=tiles,
+            blocks=blocks,
+            ctas=config.hints.get("num_ctas", 1),
+            memory_bytes=launched.memory_bytes,
         )
 
     def grid(self, problem: Problem, config: Config) -> tuple[int, ...]:
@@ -301,6 +324,10 @@ def _planned(kernel: DeviceKernel, problem: Problem, table: Table | None) -> Pro
         refused=tuple(refused.values()),
         jobs={config: kernel.job(problem, config) for config in admitted},
     )
+
+
+def _bytes(value: Any) -> int:
+    return int(value.numel() * value.element_size()) if hasattr(value, "element_size") else 0
 
 
 def _described(value: Any) -> Hashable:

@@ -481,3 +481,13 @@ def test_lists_count_for_the_memory_that_is_moved_and_the_device_for_the_argumen
     [problem] = wide_samples.scale_each.typical_problems
     assert kernel.launched(problem, kernel.default(problem)).memory_bytes == 2 * 4 * (1024 + 1040)
     assert kernel.kernel_args(problem, kernel.default(problem))[2] == kernel.device.sm_count
+
+
+def test_without_work_each_block_has_its_share_of_the_arguments() -> None:
+    kernel = DeviceKernel(SCALE, SM90)
+    derived = kernel.derived(SMALL, samples.DEFAULT)
+    blocks = derived.blocks
+    moved = 2 * 64 * 1024
+    assert (derived.work.load_bytes * blocks, derived.work.store_bytes * blocks) == (moved, moved)
+    assert derived.work.flops == 0
+    assert kernel.launched(SMALL, samples.DEFAULT).work == Work()  # nothing is refused as too fast by it
