@@ -75,7 +75,7 @@ def test_an_operation_goes_from_its_declaration_to_a_launch(
             assert served.config_for(*args) == entry.config
             for _ in range(2):
                 served.launch(*args)
-    assert len(driver.launches) == 2 * len(served.typical_problems)
+        assert len(driver.launches) == 2 * len(served.typical_problems)
 
 
 def lines_of(text: str) -> int:
