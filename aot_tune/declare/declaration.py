@@ -197,9 +197,9 @@ class Declaration:
         declared = " or ".join(f"kernel={name!r}" for name in self.kernels)
         return f"the config {config} is for {config.kernel or 'no kernel'}; write {declared} in it"
 
-    def constants_of(self, config: Config) -> tuple[str, ...]:
-        """The ``ct.Constant`` parameters of a config's kernel, in order; none where no kernel is it."""
-        return self._constants.get(config.kernel, ())
+    def constants_of(self, kernel: str | None) -> tuple[str, ...]:
+        """The ``ct.Constant`` parameters of the kernel that configs call so, in order."""
+        return self._constants.get(kernel, ())
 
     @lazy
     def _constants(self) -> dict[str | None, tuple[str, ...]]:
@@ -242,7 +242,7 @@ class Declaration:
     def declared_space(self, arch: Arch, problem: Problem) -> Sequence[Config]:
         """The search space as it is declared, its hints those of the arch."""
         space = self.search_space(arch, problem) if callable(self.search_space) else self.search_space
-        if isinstance(space, list | tuple) and any(getattr(one, "by_target", False) for one in space):
+        if isinstance(space, list | tuple) and True in [getattr(one, "by_target", None) for one in space]:
             # Two that differ elsewhere may be the same here.
             return list(dict.fromkeys(config_on(config, arch) for config in space))
         return space
@@ -258,7 +258,7 @@ class Declaration:
         return tuple(map(self._ordered, self.declared_space(arch, problem)))
 
     def _ordered(self, config: Config) -> Config:
-        return config.with_constant_order(self.constants_of(config))
+        return config.with_constant_order(self.constants_of(config.kernel))
 
     def default_config(self, arch: Arch, problem: Problem) -> Config:
         """The default with its constants in the kernel's order."""

@@ -157,6 +157,7 @@ def config_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Itera
         yield Mistake("default", f"default{where} raised {described(error, tunable.default)}")
         return
     of_kernel: dict[str | None, Config] = {}
+    known = {name: frozenset(tunable.constants_of(name)) for name in tunable.kernels}
     for config in (default, *space):
         if not isinstance(config, Config):
             yield Mistake(
@@ -164,16 +165,15 @@ def config_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Itera
                 f"search_space or default {where} returned {config!r:.80}; return Config(...) objects",
             )
             return
-        if missing := tunable.kernel_missing(config):
-            yield Mistake("kernel", missing)
+        if config.kernel not in known:
+            yield Mistake("kernel", str(tunable.kernel_missing(config)))
             return
-        known = tunable.constants_of(config)
         # args_fn may compute a constant that no config names; one that the kernel lacks is a mistake.
-        if not config.constants.keys() <= set(known):
+        if not config.constants.keys() <= known[config.kernel]:
             yield Mistake(
                 "constants",
                 f"the config {config} {where} has the constants {names(config.constants)}; the kernel's "
-                f"ct.Constant parameters are {names(known)}: use their names",
+                f"ct.Constant parameters are {names(tunable.constants_of(config.kernel))}: use their names",
             )
             return
         first = of_kernel.setdefault(config.kernel, config)

@@ -140,7 +140,7 @@ def _constants(
     passed = _passed(tunable, arch, problem, args) if args is not None else None
     if args is None or passed is None or _tried(lambda: tunable.problem_of(*args)) != problem:
         return None
-    constants = tunable.constants_of(tunable.default_config(arch, problem))
+    constants = tunable.constants_of(tunable.default_config(arch, problem).kernel)
     return {name: value for name, value in passed.items() if name in constants}
 
 

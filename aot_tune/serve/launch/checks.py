@@ -47,7 +47,14 @@ def check_arguments(
     index: int | None = None
     first = ""
     recording, mutated = here.grad_enabled(), tunable.mutated
-    for name, arg in named_parts(tunable.parameters, args).items():
+    kinds = {*map(type, args)}
+    listed = list in kinds or tuple in kinds
+    parts = (
+        named_parts(tunable.parameters, args).items()
+        if listed
+        else zip(tunable.parameters, args, strict=True)
+    )
+    for name, arg in parts:
         place = f"{tunable.name}.launch: argument {name}"
         if type(arg) not in here.tensor_types:
             _check_no_array(place, arg, here)
@@ -74,7 +81,7 @@ def check_arguments(
                 f"{place} has no memory: its storage was freed, or it is a zero tensor of forward-mode "
                 f"autograd; pass a tensor that holds its elements, such as torch.zeros_like({name})"
             )
-        if name in mutated or name.partition("[")[0] in mutated:
+        if name in mutated or (listed and name.partition("[")[0] in mutated):
             _check_writable(place, arg)
         if index is None:
             index, first = on, name

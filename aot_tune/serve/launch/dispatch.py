@@ -303,7 +303,7 @@ class Dispatcher:
         if not check_problem(self._tunable, followed.problem):
             return
         plan = self._plan(device_index, followed.problem, config, args, here)
-        device = self.machine(device_index, here).device
+        device = self._machines[device_index].device
         kernel_args, passed = self._follow_args(plan, args, followed, device)
         try:
             self._fire(device_index, (followed.problem, plan), args, kernel_args, here)
@@ -320,7 +320,7 @@ class Dispatcher:
         """Make and remember the plan of a call on a GPU; the call's tensors may be on device "meta"."""
         followed = follow_problem(self._tunable.problem, args, here.tensor_types)
         plan = self._plan(device_index, followed.problem, None, args, here)
-        device = self.machine(device_index, here).device
+        device = self._machines[device_index].device
         _, passed = self._follow_args(plan, args, followed, device)
         reads = (followed.reads or frozenset()) | (passed.reads if passed else frozenset())
         if followed.reads is not None and not any(what in ("device", "devices") for _, what in reads):

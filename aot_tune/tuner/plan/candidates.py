@@ -124,7 +124,7 @@ class DeviceKernel:
 
     def launch_key(self, problem: Problem, config: Config) -> Hashable:
         """A launch without its machine code: the grid, and the arguments that are not constants."""
-        constants = set(self.tunable.constants_of(config))
+        constants = set(self.tunable.constants_of(config.kernel))
         names = [name for name, _ in cutile.parameters(self.tunable.kernel_of(config))]
         passed = zip(names, self.kernel_args(problem, config), strict=True)
         return (
