@@ -51,6 +51,6 @@ mla_decoding = Tunable(
     ),
     reference=_reference,
     outputs=("out", "lse"),
-    typical=[{"dtype": "bfloat16", "batch": 16, "heads": 16, "length": 1024}],
+    typical=[{"dtype": "bfloat16", "batch": 2, "heads": 16, "length": 1024}],
     work=_work,
 )
