@@ -1173,3 +1173,13 @@ def test_a_hint_by_target_is_the_arch_s_own_value(driver: Driver) -> None:
     tunable.launch(vector(4096), vector(4096), config=given)
     [plan] = dispatcher_of(tunable)._plans.values()
     assert dict(plan.choice.config.hints) == {"num_ctas": 2, "occupancy": 2}
+
+
+def test_a_default_that_does_not_fit_is_replaced_by_a_config_of_the_same_kernel(driver: Driver) -> None:
+    tunable = _untuned(row_sum)
+    problem = tunable.typical_problems[0]
+    default = tunable.default_config(SM90, problem)
+    choice = dispatcher_of(tunable).choice(
+        SM90, problem, unfit=lambda config: "it does not fit" if config == default else None
+    )
+    assert (choice.config.kernel, dict(choice.config.constants)) == ("looped", {"step": 256})
