@@ -76,12 +76,13 @@ def _remarked(tunable: Declaration, arch: Arch) -> Iterator[Step]:
 
 def _modelled(tunable: Declaration, arch: Arch) -> Step:
     space = tunable.candidates(arch, tunable.typical_problems[0])
-    if len({tuple(config.constants.items()) for config in space}) <= 1:
+    if len({(config.kernel, tuple(config.constants.items())) for config in space}) <= 1:
         return Step(done=True, what="the configs differ in hints alone: work is not needed")
     if tunable.work is None:
         what = (
-            "work is absent: without a GPU of the arch, tune cannot rank configs that differ in constants, "
-            "and keeps the default; add work=lambda config, problem: Work(...), or tune on such a GPU"
+            "work is absent: without a GPU of the arch, tune ranks configs that differ in constants as if "
+            "each block moved its share of the arguments once, and those of a product not at all; add "
+            "work=lambda config, problem: Work(...), or tune on such a GPU"
         )
         return Step(done=False, what=what)
     if tunable.tiles is None:

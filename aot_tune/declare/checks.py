@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from aot_tune.declare.blanks import blank_mistakes
-from aot_tune.declare.declaration import check_name
+from aot_tune.declare.declaration import check_name, is_name
 from aot_tune.declare.mistakes import (
     NOTHING_WRITTEN,
     Mistake,
@@ -78,8 +78,7 @@ def check_declaration(tunable: Declaration) -> None:
     """
     check_name(tunable.name)
     _check_place(tunable)
-    if not cutile.is_kernel(tunable.kernel):
-        _refuse(tunable, f"kernel is {tunable.kernel!r:.80}; pass the function decorated with @ct.kernel")
+    _check_kernel(tunable)
     _check_axes(tunable)
     _check_functions(tunable)
     _check_arguments(tunable)
@@ -107,8 +106,43 @@ def _check_place(tunable: Declaration) -> None:
             f"package is {package!r:.80}; write package=__package__ in a module of a package, or name the "
             "folder of its tables: package='', tables=Path(__file__).parent / 'tuned_configs'",
         )
+    if not isinstance(tunable.programmatic_dependent_launch, bool):
+        found = f"{tunable.programmatic_dependent_launch!r:.80}"
+        _refuse(tunable, f"programmatic_dependent_launch is {found}; write True or False")
     if distribution is not None and not isinstance(distribution, str):
         _refuse(tunable, f"distribution is {distribution!r:.80}; write the name that pip installs")
+
+
+def _check_kernel(tunable: Declaration) -> None:
+    if not isinstance(tunable.kernel, Mapping):
+        if not cutile.is_kernel(tunable.kernel):
+            _refuse(
+                tunable,
+                f"kernel is {tunable.kernel!r:.80}; pass the function decorated with @ct.kernel, or a dict "
+                "of such by name",
+            )
+        return
+    symbols: dict[str, str] = {}
+    for name, kernel in tunable.kernel.items():
+        if not is_name(name):
+            _refuse(
+                tunable,
+                f"kernel has the name {name!r:.80}; write lower-case letters, digits and underscores",
+            )
+        if not cutile.is_kernel(kernel):
+            _refuse(
+                tunable, f"kernel[{name!r}] is {kernel!r:.80}; pass the function decorated with @ct.kernel"
+            )
+        symbol = cutile.symbol_of(kernel)
+        if symbol in symbols:
+            _refuse(
+                tunable,
+                f"the functions of kernel[{symbols[symbol]!r}] and [{name!r}] are both called {symbol}, so "
+                "that their compiled code has one name; rename one of them",
+            )
+        symbols[symbol] = name
+    if not symbols:
+        _refuse(tunable, "kernel is an empty dict; write each kernel with a name that configs call it")
 
 
 def _check_axes(tunable: Declaration) -> None:

@@ -185,7 +185,8 @@ def config_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Itera
     except Exception as error:
         yield Mistake("default", f"default{where} raised {described(error, tunable.default)}")
         return
-    known = frozenset(tunable.constant_names)
+    of_kernel: dict[str | None, Config] = {}
+    known = {name: frozenset(tunable.constants_of(name)) for name in tunable.kernels}
     for config in (default, *space):
         if not isinstance(config, Config):
             yield Mistake(
@@ -193,19 +194,24 @@ def config_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Itera
                 f"search_space or default {where} returned {config!r:.80}; return Config(...) objects",
             )
             return
+        if config.kernel not in known:
+            yield Mistake("kernel", str(tunable.kernel_missing(config)))
+            return
         # args_fn may compute a constant that no config names; one that the kernel lacks is a mistake.
-        if not config.constants.keys() <= known:
+        if not config.constants.keys() <= known[config.kernel]:
             yield Mistake(
                 "constants",
                 f"the config {config} {where} has the constants {names(config.constants)}; the kernel's "
-                f"ct.Constant parameters are {names(tunable.constant_names)}: use their names",
+                f"ct.Constant parameters are {names(tunable.constants_of(config.kernel))}: use their names",
             )
             return
-        if config.constants.keys() != default.constants.keys():
+        first = of_kernel.setdefault(config.kernel, config)
+        if config.constants.keys() != first.constants.keys():
+            kind = "the default" if config.kernel == default.kernel else str(first)
             yield Mistake(
                 "constants",
-                f"the config {config} {where} has the constants {names(config.constants)}, the default has "
-                f"{names(default.constants)}; name the same ones in all",
+                f"the config {config} {where} has the constants {names(config.constants)}, {kind} has "
+                f"{names(first.constants)}; name the same ones in all",
             )
             return
     if len(set(space)) < len(space):
@@ -243,6 +249,8 @@ def too_large(space: Sequence[object]) -> str | None:
 def _outside(default: Config, space: Iterable[Config]) -> str:
     """Advice for a default outside its search space; one that prints like a member differs in a type."""
     for config in space:
+        if config.kernel != default.kernel:
+            continue
         pairs = [(name, value, default.constants[name]) for name, value in config.constants.items()]
         alike = all(there == here or str(there) == str(here) for _, there, here in pairs)
         if alike and config.hints == default.hints:

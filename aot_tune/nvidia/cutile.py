@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib import import_module, metadata
 from pathlib import Path
 from types import FrameType
@@ -35,6 +35,12 @@ TESTED_VERSIONS = ((1, 6), (1, 7))
 
 TUNE_SINCE = (1, 7)
 """The first release whose ``exhaustive_search`` takes ``flush_l2=False``, which leaves the L2 cache alone."""
+
+DEPENDENT_SINCE = (1, 6)
+"""The first release whose ``launch`` is known to take ``programmatic_dependent_launch``."""
+
+_DEPENDENT_ARCH = Arch(9, 0)
+"""The first arch with programmatic dependent launches."""
 
 _OWN = "_own_of_cutile"
 """The attribute of a function in the place of one of cuTile's that holds cuTile's own."""
@@ -227,7 +233,7 @@ def _prebuilt_class() -> Any:
             while caller is not None and caller.f_globals.get(PASSED_ON):
                 caller = caller.f_back
             unchecked = caller is not None and caller.f_globals.get(UNCHECKED)
-            if unchecked and any(getattr(p, "may_alias_internally", False) for p in signature.parameters):
+            if unchecked and any(map(_may_overlap, signature.parameters)):
                 raise TypeError("the elements of an argument may share memory, and it was not checked")
             arch = _arch_of(compute_capability)
             return _code(_own_compile(), self, self._cubins, signature, context, arch)
@@ -238,6 +244,11 @@ def _prebuilt_class() -> Any:
             return super().replace_hints(**hints) if hints else self
 
     return PrebuiltKernel
+
+
+def _may_overlap(parameter: Any) -> bool:
+    """Whether the elements of an array, or of one in a list, may share memory."""
+    return bool(getattr(getattr(parameter, "element", parameter), "may_alias_internally", False))
 
 
 CubinsOf = Callable[[Any, Arch], "CubinSource | None"]
@@ -459,6 +470,21 @@ def launching() -> Callable[..., Any]:
     return function
 
 
+def launcher(*, programmatic_dependent_launch: bool, arch: Arch) -> Callable[..., Any]:
+    """The function that launches a kernel of a declaration on an arch: ``cuda.tile.launch``.
+
+    Args:
+        programmatic_dependent_launch: Whether the kernel may begin before the one before it in its stream has
+            ended. Where the arch or the installed release has no such launches it begins after it, which is
+            right too.
+        arch: The arch of the GPU.
+    """
+    function = launching()
+    if programmatic_dependent_launch and arch >= _DEPENDENT_ARCH and release() >= DEPENDENT_SINCE:
+        return partial(function, programmatic_dependent_launch=True)
+    return function
+
+
 def hints_of(kernel: Any, arch: Arch) -> dict[str, int]:
     """The hints with which a kernel is compiled for an arch, those of its decorator among them."""
     found: dict[str, int] = {}
@@ -491,6 +517,16 @@ def compiler_limit() -> float | None:
 
     limit: float | None = default_tile_context.config.compiler_timeout_sec
     return limit
+
+
+def hint_on(value: object, arch: Arch) -> object:
+    """The value that a hint has on an arch: a ``ByTarget`` gives the arch's, or its default, or None."""
+    by_target: Mapping[str, object] | None = getattr(value, "_by_target", None)
+    if by_target is None:
+        return value
+    default = getattr(value, "_default", None)
+    absent = type(default).__name__ == "_UnspecifiedType"
+    return by_target.get(arch.cutile_name, None if absent else default)
 
 
 def limit_samples(most: int) -> None:

@@ -169,11 +169,9 @@ class _Part:
         for done, ((_, signature), (config, problem, seed)) in enumerate(self.wanted.items(), 1):
             small = self._smallest(config, signature, problem, seed)
             args = _arguments(self.tunable, small, f"cuda:{self._number}", seed)
-            kernel = self._dispatcher.kernels.of(config.hints)
+            kernel = self._dispatcher.kernels.of(config)
             grid = self._dispatcher.grid(self._machine.device, config, small)
-            launch(
-                self._here.raw_stream(self._number), grid, kernel, tuple(self.tunable.args_fn(config, *args))
-            )
+            launch(self._here.raw_stream(self._number), grid, kernel, self._kernel_args(config, args))
             yield done
 
     def _smallest(self, config: Config, signature: str, problem: Problem, seed: int) -> Problem:
@@ -201,7 +199,10 @@ class _Part:
         return unfit(self.tunable, config, self._machine.device, problem) is None
 
     def _signature(self, config: Config, args: Sequence[Any]) -> str:
-        return cutile.signature_of(self.tunable.kernel, tuple(self.tunable.args_fn(config, *args)))
+        return cutile.signature_of(self.tunable.kernel_of(config), self._kernel_args(config, args))
+
+    def _kernel_args(self, config: Config, args: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(self.tunable.args_fn_on(self._machine.device)(config, *args))
 
     def _size(self, problem: Problem) -> int:
         return prod(problem.size(name) for name in self.tunable.axes)

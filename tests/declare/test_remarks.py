@@ -80,6 +80,24 @@ def declared(**changes: object) -> Tunable:
 
 REMARKS = {
     # name: (changes, what the remark must say)
+    "the device compiled in": (
+        {
+            "args_fn": lambda config, x, out, factor, *, device: (
+                *(x, out, factor),
+                *(device.sm_count, True, config["tile"]),
+            )
+        },
+        "rows, a ct.Constant, follows the device: args_fn hands on 132 on NVIDIA H200 and 67 with 67 "
+        "multiprocessors. So an archive serves devices with as many as NVIDIA H200 alone",
+    ),
+    "an output that another of several kernels reads": (
+        {
+            "kernel": {"one": _scale, "two": _grow},
+            "search_space": [Config(kernel=name, constants={"tile": 16}) for name in ("one", "two")],
+            "default": None,
+        },
+        "the kernel loads out, where out of outputs arrives, before it stores to it",
+    ),
     "a size that is compiled in": (
         {"args_fn": lambda config, x, out, factor: (x, out, factor, len(x), True, config["tile"])},
         "rows, a ct.Constant, follows the Pow2 axis M: args_fn hands on 64 for M=64 and 56 for M=56. "

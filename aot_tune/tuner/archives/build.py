@@ -160,8 +160,11 @@ def table_of(folder: Path, arch: Arch, tunable: Declaration) -> Table | None:
     path = store.table_path(folder, arch, tunable.name)
     if not os.path.lexists(path):
         return None
-    table, constants = store.read_table(path), set(tunable.config_constants(arch))
+    table = store.read_table(path)
     for config in (*table.portfolio, *(entry.config for entry in table.entries)):
+        if missing := tunable.kernel_missing(config):
+            raise TableError(f"{path}: {missing}: tune {tunable.name} again")
+        constants = set(tunable.config_constants(arch, config.kernel))
         if config.constants.keys() != constants:
             raise TableError(
                 f"{path}: its configs have the constants {' '.join(config.constants) or 'none'}, the "
@@ -171,11 +174,12 @@ def table_of(folder: Path, arch: Arch, tunable: Declaration) -> Table | None:
 
 
 def _job(kernel: DeviceKernel, one: Compilation, source: str) -> CompileJob:
-    symbol = cutile.symbol_of(kernel.tunable.kernel)
+    symbol = cutile.symbol_of(declared_code(kernel.tunable).kernel)
     return CompileJob(
         key=_key(source, kernel.arch, symbol, one),
         module=kernel.found.module,
         name=kernel.tunable.name,
+        kernel=one.kernel,
         signature=one.signature,
         hints=dict(one.hints),
         arch=kernel.arch,

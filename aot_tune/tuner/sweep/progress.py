@@ -328,6 +328,15 @@ def failure_line(kernel: str, problem: Problem | None, config: Config, stage: St
     return f"{kernel}{where}: {stage}: {config}: {first}"
 
 
+def _speedup(row: SweptKernel) -> str:
+    """The words of a row's speed-up; a prediction that ranked nothing has none."""
+    if row.failed:
+        return "-"
+    if row.evidence != "predicted":
+        return f"{row.speedup:.2f}x"
+    return f"{row.speedup:.2f}x predicted" if row.ranked else "not ranked"
+
+
 def closing_table(rows: Sequence[SweptKernel]) -> list[str]:
     """The table at the end of a sweep, aligned; below it what a person must know of each kernel.
 
@@ -338,7 +347,7 @@ def closing_table(rows: Sequence[SweptKernel]) -> list[str]:
         (
             row.kernel,
             str(row.problems),
-            "-" if row.failed else f"{row.speedup:.2f}x" + " predicted" * (row.evidence == "predicted"),
+            _speedup(row),
             str(row.failures),
             f"{row.compile_s:.1f}",
             f"{row.measure_s:.1f}",

@@ -176,6 +176,9 @@ class SweptKernel:
     failed: bool = False
     """Whether an error ended the kernel's sweep; `refusals` has its message."""
 
+    ranked: bool = True
+    """Whether candidates were compared; a prediction that could rank none keeps the defaults."""
+
     unopened: tuple[str, ...] = ()
     """The problems that could not be opened and have no times, each with the reason."""
 

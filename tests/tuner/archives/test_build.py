@@ -23,6 +23,8 @@ from aot_tune.tuner.archives.build import build
 from aot_tune.tuner.archives.report import ArchiveReport, CubinRequest
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
+from tests.support import wide_samples
+from tests.support.driver import stand_in
 from tests.support.sample_archive import packed, put
 from tests.support.samples import DEFAULT, MODULE, SM90, SPACE, entry, scale, scale_table, write
 
@@ -367,3 +369,31 @@ def test_a_signal_stops_it_and_says_how_to_go_on(
 def test_an_unknown_arch_or_kernel_is_a_usage_error(declared: Path) -> None:
     assert run("--arch", "sm17")[0] == 2
     assert run("--arch", "sm90", "--kernel", "nothing")[0] == 2
+
+
+@pytest.mark.filterwarnings("ignore::aot_tune.errors.MissWarning", "ignore::aot_tune.errors.CubinWarning")
+def test_kernels_that_configs_name_and_lists_of_any_strides_are_served_without_a_compiler(
+    tmp_path: Path, cubins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = [{"rows": 64, "cols": 1024, "largest": True}]
+    several = dataclasses.replace(wide_samples.row_sum, tables=tmp_path, typical=few)
+    listed = dataclasses.replace(wide_samples.scale_each, tables=tmp_path)
+    [problem] = several.typical_problems
+    whole = Config(kernel="whole", constants={"tile": 1024})
+    write(tmp_path, wide_samples.table_of(several, {problem: whole}))
+    found = tuple(FoundKernel(module=wide_samples.MODULE, tunable=one) for one in (several, listed))
+    report = one(build(request(tmp_path, cubins, kernels=found), lambda line: None))
+    assert not report.failures
+    kernels = {signature.partition("_K")[0] for _, signature in section(report, "row_sum").keys}
+    assert kernels == {"_sum_whole_kernel", "_sum_looped_kernel"}
+
+    monkeypatch.setattr("aot_tune.nvidia.cutile.may_have_compiler", lambda: False)
+    with stand_in() as driver:
+        served = dataclasses.replace(several)
+        args = served.make_args(problem, "meta", 0)
+        served.launch(*args)
+        served.launch(*args, config=served.default_config(SM90, problem))
+        xs, outs = listed.make_args(listed.typical_problems[0], "meta", 0)
+        listed.launch(xs, outs)
+        listed.launch([x.repeat_interleave(2)[::2] for x in xs], outs)  # the weakest cubin
+        assert len(driver.launches) == 4

@@ -71,6 +71,9 @@ class GpuBackend:
         self._stream = torch.cuda.current_stream(self._torch_device).cuda_stream
         self._tunable = load(module, name)
         self._device = Device.of(torch.cuda.get_device_properties(self._torch_device))
+        self._launcher = cutile.launcher(
+            programmatic_dependent_launch=self._tunable.programmatic_dependent_launch, arch=self._device.arch
+        )
         self._round = EventRound()  # now, so that no config is blamed when memory is too small for its buffer
         self._factors = torch.randn((2, _BUSY_SIDE, _BUSY_SIDE), device=self._torch_device).bfloat16()
         self._product = torch.empty_like(self._factors[0])
@@ -214,7 +217,7 @@ class GpuBackend:
 
     def _launch(self, trial: Trial, case: Case) -> None:
         arguments = self._arguments(trial.config, case)
-        ct_launch(self._stream, self._grid(trial.config), self._kernel(trial), arguments)
+        self._launcher(self._stream, self._grid(trial.config), self._kernel(trial), arguments)
         self._launches[trial.config] += 1
 
     def _grid(self, config: Config) -> tuple[int, ...]:
@@ -222,16 +225,18 @@ class GpuBackend:
         return self._tunable.grid(config, self._device, self._problem)
 
     def _arguments(self, config: Config, case: Case) -> tuple[Any, ...]:
-        return tuple(self._tunable.args_fn(config, *case.args))
+        return tuple(self._tunable.args_fn_on(self._device)(config, *case.args))
 
     def _kernel(self, trial: Trial) -> Any:
         hints = trial.config.hints
         # One cubin has one set of constants. Without a cubin, cuTile's own cache distinguishes constants.
-        key = (tuple(hints.items()), trial.cubin)
+        key = (trial.config.kernel, tuple(hints.items()), trial.cubin)
         if key not in self._kernels:
             cubin = trial.cubin
             self._kernels[key] = cutile.with_hints(
-                self._tunable.kernel, hints, lambda symbol, arch: _cubin_of(cubin, symbol) if cubin else None
+                self._tunable.kernel_of(trial.config),
+                hints,
+                lambda symbol, arch: _cubin_of(cubin, symbol) if cubin else None,
             )
         return self._kernels[key]
 
