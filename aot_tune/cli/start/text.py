@@ -299,7 +299,7 @@ def _reference(sketch: Sketch) -> Code:
 def _result(array: str, sketch: Sketch) -> Code:
     """An example of a reference's value: of the right shape, and where it is likely also right."""
     if any(one.name == array and one.role == "list" for one in sketch.launched):
-        return f"torch.zeros_like({array}[0])"
+        return f"[torch.zeros_like(one, dtype=torch.float64) for one in {array}]"
     shape = _identities(array, sketch)
     left_out = {*sketch.outputs, *sketch.reset, *sketch.indices}
     inputs = [one.name for one in sketch.launched if one.role == "array" and one.name not in left_out]

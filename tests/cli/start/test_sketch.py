@@ -30,7 +30,8 @@ AXES = {
     "gather": {"length": False},  # a constant follows it
     "product": {"M": True, "K": False, "N": False},
     "attention": {
-        "batch": True, "heads": False, "queries": True, "head_dim": False, "kv_heads": False, "kv_length": True,
+        "batch": True, "heads": False, "queries": True, "head_dim": False, "kv_heads": False,
+        "kv_length": True,
     },
 }  # fmt: skip
 """The axes of a kernel, and whether each is bucketed."""
