@@ -26,6 +26,7 @@ Role = Literal[
     "tile",
     "cover",
     "setting",
+    "blocks",
     "flag",
     "integer",
     "float",
@@ -33,7 +34,7 @@ Role = Literal[
 ]
 """What a parameter of a kernel is: an array, a list of arrays, the size of an axis, the number of its tiles,
 the ratio of two sizes, a tile's size, the size of a tile that covers an axis, a constant that is tuned with
-others, a bool, another int or float, or unused."""
+others, the number of blocks that run at a time, a bool, another int or float, or unused."""
 
 _SETTINGS = {
     "group": (8,),
@@ -43,6 +44,9 @@ _SETTINGS = {
     "split": (1,),
 }
 """Constants that are no sizes and are tuned, by a word of their names, each with values that are usual."""
+
+_BLOCKS = re.compile(r"num_?sms?|sm_count|num_?(blocks|programs|ctas)$")
+"""Names of a parameter that holds how many blocks run at a time, by which a persistent kernel goes on."""
 
 _ALIASES = {
     "rows": ("m", "n_rows", "num_rows", "nrows", "tokens", "num_tokens", "n_tokens"),
@@ -217,6 +221,8 @@ def _parameter(name: str, facts: Facts, sketch: Sketch) -> Parameter:
             return Parameter(name=name, role="size", constant=constant, axis=axis)
         if name in axis.counts and axis.sizes:
             return Parameter(name=name, role="count", constant=constant, axis=axis)
+    if "persistent" in sketch.kinds and _BLOCKS.search(name.lower()):
+        return Parameter(name=name, role="blocks", constant=constant)
     for key, (whole, by) in facts.divided.items():
         larger = next((one for one in layout.axes if whole in one.indices), None)
         smaller = next((one for one in layout.axes if key in one.indices), None)

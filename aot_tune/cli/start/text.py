@@ -99,7 +99,7 @@ def _fields(sketch: Sketch, name: str, kernel: str) -> Iterator[tuple[str, Code]
     yield "grid_fn", _grid_fn(sketch, space)
     if "persistent" in sketch.kinds and (tiles := _tiles_of_grid(sketch)) is not None:
         yield "tiles", function(["config", "problem"], tiles)
-    yield "args_fn", _args_fn(sketch)
+    yield "args_fn", _args_fn(sketch, space)
     yield "make_args", _make_args(sketch)
     yield "reference", _reference(sketch)
     for field, names in (("outputs", sketch.outputs), ("inplace", sketch.inplace), ("reset", sketch.reset)):
@@ -186,13 +186,19 @@ def _grid_fn(sketch: Sketch, space: Space) -> Code:
     known = _is_known(counts)
     words: list[Code] = [product([one for one in part if one not in (None, "1")]) for part in counts] or ["1"]
     if "persistent" in sketch.kinds and len(words) == 1:
-        blocks = 'device.sm_count // config.hints["num_ctas"]' if space.shares_tiles else "device.sm_count"
-        resident = f'{blocks} * config.hints["occupancy"]'
-        words = [call("min", resident, words[0]) if known else resident]
+        resident = _resident(space)
+        at_once = any(one.role == "blocks" for one in sketch.parameters)  # the kernel goes on in steps of it
+        words = [call("min", resident, words[0]) if known and not at_once else resident]
     grid = function(["config", "device", "problem"], in_tuple(words))
     if known and not {"grouped", "variable length"} & set(sketch.kinds):
         return grid
     return _blank("how many blocks are launched along each axis of the grid", grid)
+
+
+def _resident(space: Space) -> str:
+    """The number of blocks that a device runs at a time."""
+    blocks = 'device.sm_count // config.hints["num_ctas"]' if space.shares_tiles else "device.sm_count"
+    return f'{blocks} * config.hints["occupancy"]'
 
 
 def _counts(sketch: Sketch) -> list[list[str | None]]:
@@ -225,9 +231,11 @@ def _tiles(axis: SizeAxis, sketch: Sketch) -> str | None:
     return None
 
 
-def _args_fn(sketch: Sketch) -> Code:
-    handed = [_handed(one, sketch) for one in sketch.parameters]
-    return function(["config", *_launched(sketch)], in_tuple(handed))
+def _args_fn(sketch: Sketch, space: Space) -> Code:
+    roles = {one.role for one in sketch.parameters}
+    handed = [_resident(space) if one.role == "blocks" else _handed(one, sketch) for one in sketch.parameters]
+    asks = ["*", "device"] if "blocks" in roles else []
+    return function(["config", *_launched(sketch), *asks], in_tuple(handed))
 
 
 def _handed(one: Parameter, sketch: Sketch) -> str:

@@ -146,6 +146,19 @@ def test_an_elementwise_or_reduction_kernel_takes_ten_own_lines(
     assert case.check() is None
 
 
+def test_the_number_of_blocks_that_run_at_a_time_is_that_of_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    place = f"{EXAMPLES}:stepping_kernel"
+    resident = 'device.sm_count * config.hints["occupancy"]'
+    text = begin(place).text
+    assert "args_fn=lambda config, x, out, *, device: (" in text
+    assert f"        {resident},\n" in text
+    assert f"grid_fn=lambda config, device, problem: ({resident},)," in text
+    assert begun.outcome(place, tmp_path).mistakes == []
+
+
 def test_a_bool_that_guards_bounds_is_not_tried_as_false() -> None:
     text = begin(f"{EXAMPLES}:guarded_kernel").text
     assert '"CHECK_BOUNDS": True,' in text

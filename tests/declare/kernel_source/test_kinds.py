@@ -19,6 +19,7 @@ KINDS = {
     "segments": ("reduction", "variable length"),
     "product": ("matmul",),
     "persistent": ("matmul", "persistent"),
+    "stepping": ("elementwise", "persistent"),
     "fp8": ("matmul", "fp8"),
     "lists": ("matmul", "grouped"),
     "dual": ("dual matmul",),
