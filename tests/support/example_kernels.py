@@ -52,6 +52,16 @@ def norm_in_parts_kernel(x, weight, out, N: ConstInt, TILE: ConstInt):
 
 
 @ct.kernel
+def column_sum_kernel(x, out, TM: ConstInt, TN: ConstInt):
+    column, total = ct.bid(0), ct.zeros((TN,), dtype=ct.float32)
+    for row in range(ct.cdiv(x.shape[0], TM)):
+        total = total + ct.sum(
+            ct.load(x, (row, column), (TM, TN), padding_mode=PAD).astype(ct.float32), axis=0
+        )
+    ct.store(out, (column,), total)
+
+
+@ct.kernel
 def count_kernel(x, counts, TILE: ConstInt):
     tile = ct.gather(x, ct.bid(0) * TILE + ct.arange(TILE, dtype=ct.int32))
     ct.atomic_add(counts, (0,), ct.sum(tile))

@@ -116,7 +116,7 @@ def _tile_choices(kind: str, tiles: list[Parameter], sketch: Sketch) -> list[Cho
         return [Choice(constants=(left[0].name,), values=tuple((value,) for value in values))]
     for number, one in enumerate(left):
         values = _ROW_TILES if _tiles_rows(one, sketch) else _PART_TILES
-        if _is_square(left, sketch):
+        if _is_square(left, sketch) or _runs_down(left, sketch):
             values = _SQUARE_TILES
         if number > 1:
             values = values[:1]
@@ -150,6 +150,14 @@ def _tiles_rows(one: Parameter, sketch: Sketch) -> bool:
     return sketch.name_of(one.axis) in ("rows", "batch") and any(
         axis.tile is not None and axis.tile.number is None for axis in others
     )
+
+
+def _runs_down(tiles: list[Parameter], sketch: Sketch) -> bool:
+    """Whether each block goes through the rows of its columns, so that a tile has many rows."""
+    if "persistent" in sketch.kinds:
+        return False
+    rows = [one.axis for one in tiles if one.axis is not None and sketch.name_of(one.axis) == "rows"]
+    return any(all(index.startswith(("loop", "//(loop")) for index in axis.indices) for axis in rows)
 
 
 def _is_square(tiles: list[Parameter], sketch: Sketch) -> bool:

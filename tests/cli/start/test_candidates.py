@@ -44,6 +44,11 @@ def test_rows_that_are_covered_by_one_tile_are_taken_few_at_a_time() -> None:
     assert (rows.constants, rows.values) == (("ROWS",), ((1,), (2,), (4,), (8,)))
 
 
+def test_where_a_block_goes_down_its_columns_a_tile_has_many_rows() -> None:
+    rows, columns = space("column_sum_kernel").choices
+    assert rows.values == columns.values == ((32,), (64,), (128,))
+
+
 def test_a_group_of_tiles_is_tuned_with_its_usual_size() -> None:
     (_, group) = space("persistent_kernel").choices
     assert (group.constants, group.values) == (("GROUP",), ((8,),))

@@ -15,6 +15,7 @@ KINDS = {
     "add_in_helper": ("elementwise", "in place"),
     "row_mean": ("reduction",),
     "norm_in_parts": ("reduction",),
+    "column_sum": ("reduction",),
     "count": ("reduction", "atomic"),
     "segments": ("reduction", "variable length"),
     "product": ("matmul",),
