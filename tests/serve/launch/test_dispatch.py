@@ -1074,7 +1074,7 @@ def test_lists_of_tensors_on_two_devices_are_told_apart(driver: Driver) -> None:
 
 
 @pytest.mark.process
-def test_what_cutile_refuses_of_a_list_names_its_tensors_without_their_values(driver: Driver) -> None:
+def test_what_cutile_refuses_of_a_list_names_its_tensors(driver: Driver) -> None:
     with pytest.raises(LaunchError, match=r"xs \[float32 \(1024,\), bfloat16 \(1024,\)\]"):
         _untuned(scale_each).launch([vector(1024), vector(1024).bfloat16()], [vector(1024), vector(1024)])
 
@@ -1175,7 +1175,7 @@ def test_a_hint_by_target_is_the_arch_s_own_value(driver: Driver) -> None:
     assert dict(plan.choice.config.hints) == {"num_ctas": 2, "occupancy": 2}
 
 
-def test_a_default_that_does_not_fit_is_replaced_by_a_config_of_the_same_kernel(driver: Driver) -> None:
+def test_an_unfit_default_is_replaced_by_a_config_of_its_kernel(driver: Driver) -> None:
     tunable = _untuned(row_sum)
     problem = tunable.typical_problems[0]
     default = tunable.default_config(SM90, problem)
