@@ -1108,6 +1108,33 @@ def test_each_config_launches_the_kernel_that_it_names(driver: Driver, launched:
 
 
 @pytest.mark.process
+def test_known_launches_of_several_kernels_call_nothing(driver: Driver, tmp_path: Path) -> None:
+    whole = Config(kernel="whole", constants={"tile": 1024})
+    asked: list[Config] = []
+
+    def args_fn(config: Config, *args: Any) -> tuple[Any, ...]:
+        asked.append(config)
+        return row_sum.args_fn(config, *args)
+
+    tunable = dataclasses.replace(row_sum, tables=tmp_path, args_fn=args_fn)
+    write(tmp_path, table_of(tunable, {tunable.typical_problems[0]: whole}))
+    tunable = dataclasses.replace(tunable)
+    calls = [
+        (torch.empty(64, cols, device="meta"), vector(64), vector(64) if largest else None)
+        for cols, largest in ((1024, True), (8192, True), (8192, False))
+    ]
+    for _ in range(3):  # the key grows until it holds what the arguments of both are made of
+        for args in calls:
+            tunable.launch(*args)
+    known, first = len(asked), len(driver.launches)
+    for args in calls:
+        tunable.launch(*args)
+    assert len(asked) == known
+    names = [one.symbol.partition("_kernel")[0] for one in driver.launches[first:]]
+    assert names == ["_sum_whole", "_sum_looped", "_sum_looped"]
+
+
+@pytest.mark.process
 def test_a_table_names_the_kernel_of_each_config(driver: Driver, tmp_path: Path, launched: Launched) -> None:
     whole = Config(kernel="whole", constants={"tile": 1024})
     tunable = dataclasses.replace(row_sum, tables=tmp_path)
