@@ -299,8 +299,8 @@ def _lent_kernels(tunable: Declaration, arch: Arch) -> Iterator[str]:
             if lent and _tried(partial(tunable.refusal, config, arch, problem)) is None:
                 yield (
                     f"kernel {kernel} is in the search space of {other} and not of {problem}, yet legal "
-                    f"takes its config {config} for that too: a problem that was not tuned takes a near one's "
-                    "config; refuse it in legal, or list it for both"
+                    f"takes its config {config} for that too: a problem that was not tuned takes a near "
+                    "one's config; refuse it in legal, or list it for both"
                 )
                 return
 
