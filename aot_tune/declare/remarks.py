@@ -58,6 +58,7 @@ def declaration_remarks(tunable: Declaration, arch: Arch) -> list[str]:
         _accesses_unlike_the_names(tunable, arch),
         _unseeded(tunable),
         _archs_without_configs(tunable, arch),
+        _lent_kernels(tunable, arch),
         _work_unlike_the_arguments(tunable, arch),
     ):
         found += [f"{tunable.name}: {text}" for text in remarks]
@@ -284,6 +285,24 @@ def _archs_without_configs(tunable: Declaration, arch: Arch) -> Iterator[str]:
             f"search_space is empty or raises on {' '.join(map(str, empty))}, so nothing can be launched "
             "there; return at least the default, on every arch"
         )
+
+
+def _lent_kernels(tunable: Declaration, arch: Arch) -> Iterator[str]:
+    """Kernels that a problem's search space leaves out, and that `legal` takes for it all the same."""
+    if len(tunable.kernels) == 1:
+        return
+    spaces = {problem: tunable.space(arch, problem) for problem in tunable.typical_problems}
+    first = {config.kernel: (config, problem) for problem, space in spaces.items() for config in space}
+    for problem, space in spaces.items():
+        for kernel, (config, other) in first.items():
+            lent = kernel not in {one.kernel for one in space}
+            if lent and _tried(partial(tunable.refusal, config, arch, problem)) is None:
+                yield (
+                    f"kernel {kernel} is in the search space of {other} and not of {problem}, yet legal "
+                    f"takes its config {config} for that too: a problem that was not tuned takes a near "
+                    "one's config; refuse it in legal, or list it for both"
+                )
+                return
 
 
 def _work_unlike_the_arguments(tunable: Declaration, arch: Arch) -> Iterator[str]:

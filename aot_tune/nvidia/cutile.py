@@ -506,6 +506,16 @@ def _for_target(value: object, arch: Arch) -> object:
     return default if isinstance(default, int) else None
 
 
+def hint_on(value: object, arch: Arch) -> object:
+    """The value that a hint has on an arch: a ``ByTarget`` gives the arch's, or its default, or None."""
+    by_target: Mapping[str, object] | None = getattr(value, "_by_target", None)
+    if by_target is None:
+        return value
+    default = getattr(value, "_default", None)
+    absent = type(default).__name__ == "_UnspecifiedType"
+    return by_target.get(arch.cutile_name, None if absent else default)
+
+
 def compiler_limit() -> float | None:
     """The compiler's limit here, seconds, as ``ct.compiler_timeout`` sets it; None where there is none.
 
@@ -517,16 +527,6 @@ def compiler_limit() -> float | None:
 
     limit: float | None = default_tile_context.config.compiler_timeout_sec
     return limit
-
-
-def hint_on(value: object, arch: Arch) -> object:
-    """The value that a hint has on an arch: a ``ByTarget`` gives the arch's, or its default, or None."""
-    by_target: Mapping[str, object] | None = getattr(value, "_by_target", None)
-    if by_target is None:
-        return value
-    default = getattr(value, "_default", None)
-    absent = type(default).__name__ == "_UnspecifiedType"
-    return by_target.get(arch.cutile_name, None if absent else default)
 
 
 def limit_samples(most: int) -> None:

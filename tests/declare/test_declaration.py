@@ -34,7 +34,7 @@ def test_b14_a_name_that_could_leave_its_folder_is_refused_and_told_what_to_writ
     assert len(str(caught.value)) < 300
 
 
-def test_a_hint_by_target_is_the_archs_value_and_what_is_then_equal_is_there_once():
+def test_a_hint_by_target_is_the_archs_value_and_equal_configs_are_one():
     [problem] = double.typical_problems
     hints = {
         arch: [dict(config.hints) for config in double.space(arch, problem)]

@@ -30,7 +30,7 @@ def verify_all(module: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["scale_each", "row_sum", "double"])
-def test_lists_absent_outputs_several_kernels_and_dependent_launches_are_right(name: str) -> None:
+def test_every_candidate_of_the_wide_samples_is_right(name: str) -> None:
     verify_all(wide_samples.MODULE, name)
 
 

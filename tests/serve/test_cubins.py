@@ -165,7 +165,7 @@ def test_with_a_compiler_a_missing_class_is_compiled_and_said_once(
     assert len(told) == 1
 
 
-def test_a_kernel_that_meets_ever_new_signatures_is_told_of_with_their_count(
+def test_ever_new_signatures_of_a_kernel_are_told_with_their_count(
     tunable: Tunable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kernel with a size as a constant: one signature a token."""

@@ -118,6 +118,7 @@ row_sum = Tunable(
         "largest": largest is not None,
     },
     search_space=_sum_space,
+    legal=lambda config, arch, problem: config.kernel != "whole" or config["tile"] >= problem.cols,
     grid_fn=lambda config, device, problem: (problem.rows,),
     args_fn=_sum_args,
     make_args=_sum_made,

@@ -21,7 +21,7 @@ from aot_tune.serve.choose.resolve import Choice, Legality, Source, resolve
 from aot_tune.serve.fork import ForkSafe
 from aot_tune.serve.kernels import HintedKernels
 from aot_tune.serve.launch.checks import check_arguments, check_problem, checked_grid, explain, refused, unfit
-from aot_tune.serve.launch.function import MISSED, CallPattern, Kind, LaunchFunction
+from aot_tune.serve.launch.function import MISSED, CallPattern, Kind, LaunchFunction, argument_maker
 from aot_tune.serve.launch.messages import Messages
 from aot_tune.serve.launch.reads import (
     ArgumentReads,
@@ -379,10 +379,7 @@ class Dispatcher:
                 self._memo = self._function.rewrite(pattern, self._names(here))
                 self._pattern = pattern
             if pattern.layout is None:
-                chosen: Any = plan.choice.config
-                if self._tunable.takes_device:
-                    args_fn = self._tunable.args_fn_on(self.machine(device_index, here).device)
-                    chosen = partial(args_fn, chosen)
+                chosen = self._bound(device_index, plan, passed) if self._binds else plan.choice.config
                 row: tuple[Any, ...] = (plan.grid, plan.kernel, chosen)
             else:
                 assert passed is not None
@@ -441,8 +438,25 @@ class Dispatcher:
             "grad_enabled": here.grad_enabled,
             "entered": here.entered,
             "tensors": frozenset(here.tensor_types),
-            "args_fn": _bound if self._tunable.takes_device else self._tunable.args_fn,
+            "args_fn": _call if self._binds else self._tunable.args_fn,
         }
+
+    @lazy
+    def _binds(self) -> bool:
+        """Whether a row holds a function that makes the kernel's arguments, in place of a config."""
+        return self._tunable.takes_device or len(self._tunable.kernels) > 1
+
+    def _bound(
+        self, device_index: int, plan: LaunchPlan, passed: ArgumentReads | None
+    ) -> Callable[..., tuple[Any, ...]]:
+        """The function that makes the kernel's arguments of those of a launch."""
+        if passed is not None:
+            made: Callable[..., tuple[Any, ...]] = argument_maker(self._function.names, passed.layout)(
+                *passed.constants
+            )
+            return made
+        args_fn = self._tunable.args_fn_on(self._machines[device_index].device)
+        return partial(args_fn, plan.choice.config)
 
     def _launcher(self, here: Runtime) -> Callable[..., Any]:
         """The function that launches. One serves all GPUs, so an old one among them decides for all."""
@@ -460,9 +474,9 @@ def _kind(arg: object, tensor_types: tuple[type, ...]) -> Kind:
     return "list" if lists_tensors(arg, tensor_types) else "plain"
 
 
-def _bound(chosen: Callable[..., tuple[Any, ...]], *args: Any) -> tuple[Any, ...]:
-    """Make the kernel's arguments where `args_fn` is bound to a config and a device."""
-    return chosen(*args)
+def _call(bound: Callable[..., tuple[Any, ...]], *args: Any) -> tuple[Any, ...]:
+    """What stands in the place of `args_fn` where a row holds a function of the launch arguments alone."""
+    return bound(*args)
 
 
 def _put(memo: dict[Any, Any], key: Any, value: Any) -> None:

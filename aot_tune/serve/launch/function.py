@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from operator import attrgetter, methodcaller
 from types import CodeType, FunctionType
 from typing import Any, Literal
@@ -106,6 +107,22 @@ class CallPattern:
             else:
                 parts.append(_READERS[what][1](arg))
         return tuple(parts)
+
+
+@cache
+def argument_maker(names: Sequence[str], layout: Sequence[int | None]) -> Callable[..., Any]:
+    """A function from a kernel's constants to one that makes its arguments of those of a launch.
+
+    Args:
+        names: The names of the launch arguments.
+        layout: `ArgumentReads.layout` of the kernel.
+    """
+    constants = [f"c{i}" for i in range(sum(place is None for place in layout))]
+    rest = iter(constants)
+    items = "".join(f"{next(rest) if place is None else names[place]}, " for place in layout)
+    source = f"lambda {', '.join(constants)}: lambda {', '.join(names)}: ({items})"
+    maker: Callable[..., Any] = eval(source, {})
+    return maker
 
 
 class LaunchFunction:

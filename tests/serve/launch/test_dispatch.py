@@ -1074,7 +1074,7 @@ def test_lists_of_tensors_on_two_devices_are_told_apart(driver: Driver) -> None:
 
 
 @pytest.mark.process
-def test_what_cutile_refuses_of_a_list_names_its_tensors_without_their_values(driver: Driver) -> None:
+def test_what_cutile_refuses_of_a_list_names_its_tensors(driver: Driver) -> None:
     with pytest.raises(LaunchError, match=r"xs \[float32 \(1024,\), bfloat16 \(1024,\)\]"):
         _untuned(scale_each).launch([vector(1024), vector(1024).bfloat16()], [vector(1024), vector(1024)])
 
@@ -1105,6 +1105,33 @@ def test_each_config_launches_the_kernel_that_it_names(driver: Driver, launched:
     assert names == ["_sum_looped"] * 4 + ["_sum_whole"] * 2
     with pytest.raises(LaunchError, match="is for no kernel; write kernel='whole' or kernel='looped' in it"):
         tunable.launch(*args, config=Config(constants={"step": 128}))
+
+
+@pytest.mark.process
+def test_known_launches_of_several_kernels_call_nothing(driver: Driver, tmp_path: Path) -> None:
+    whole = Config(kernel="whole", constants={"tile": 1024})
+    asked: list[Config] = []
+
+    def args_fn(config: Config, *args: Any) -> tuple[Any, ...]:
+        asked.append(config)
+        return row_sum.args_fn(config, *args)
+
+    tunable = dataclasses.replace(row_sum, tables=tmp_path, args_fn=args_fn)
+    write(tmp_path, table_of(tunable, {tunable.typical_problems[0]: whole}))
+    tunable = dataclasses.replace(tunable)
+    calls = [
+        (torch.empty(64, cols, device="meta"), vector(64), vector(64) if largest else None)
+        for cols, largest in ((1024, True), (8192, True), (8192, False))
+    ]
+    for _ in range(3):  # the key grows until it holds what the arguments of both are made of
+        for args in calls:
+            tunable.launch(*args)
+    known, first = len(asked), len(driver.launches)
+    for args in calls:
+        tunable.launch(*args)
+    assert len(asked) == known
+    names = [one.symbol.partition("_kernel")[0] for one in driver.launches[first:]]
+    assert names == ["_sum_whole", "_sum_looped", "_sum_looped"]
 
 
 @pytest.mark.process
@@ -1175,7 +1202,7 @@ def test_a_hint_by_target_is_the_arch_s_own_value(driver: Driver) -> None:
     assert dict(plan.choice.config.hints) == {"num_ctas": 2, "occupancy": 2}
 
 
-def test_a_default_that_does_not_fit_is_replaced_by_a_config_of_the_same_kernel(driver: Driver) -> None:
+def test_an_unfit_default_is_replaced_by_a_config_of_its_kernel(driver: Driver) -> None:
     tunable = _untuned(row_sum)
     problem = tunable.typical_problems[0]
     default = tunable.default_config(SM90, problem)

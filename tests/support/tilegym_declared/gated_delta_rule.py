@@ -76,6 +76,7 @@ gated_delta_rule = Tunable(
         **{"initial": initial is not None, "final": final is not None},
     },
     search_space=_space,
+    legal=lambda config, arch, problem: config.kernel != "stream" or problem.T == 1,
     grid_fn=lambda config, device, problem: _grid(
         config, device, problem, ct.cdiv(problem.D, config["BLOCK_V"])
     ),

@@ -36,6 +36,7 @@ rms_norm = Tunable(
     axes={"rows": Pow2(), "cols": Exact()},
     problem=lambda x, w, y, r, eps: {"dtype": x.dtype, "rows": len(x), "cols": x.shape[1], "eps": f"{eps}"},
     search_space=_space,
+    legal=lambda c, arch, p: c.kernel == "gather" or max(c.constants.values()) >= p.cols,
     grid_fn=lambda config, device, problem: (
         min(device.sm_count, ct.cdiv(problem.rows, config["TILE_SIZE_M"]))
         if config.kernel == "persistent"

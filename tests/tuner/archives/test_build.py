@@ -372,7 +372,7 @@ def test_an_unknown_arch_or_kernel_is_a_usage_error(declared: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::aot_tune.errors.MissWarning", "ignore::aot_tune.errors.CubinWarning")
-def test_kernels_that_configs_name_and_lists_of_any_strides_are_served_without_a_compiler(
+def test_named_kernels_and_lists_are_served_without_a_compiler(
     tmp_path: Path, cubins: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = [{"rows": 64, "cols": 1024, "largest": True}]

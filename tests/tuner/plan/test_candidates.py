@@ -476,7 +476,7 @@ def test_kernels_of_equal_arguments_are_compiled_apart() -> None:
     assert len({job.key for job in each.jobs.values()}) == 2
 
 
-def test_lists_count_for_the_memory_that_is_moved_and_the_device_for_the_arguments() -> None:
+def test_lists_count_as_memory_and_the_device_is_given_to_args_fn() -> None:
     kernel = DeviceKernel(FoundKernel(module=wide_samples.MODULE, tunable=wide_samples.scale_each), SM90)
     [problem] = wide_samples.scale_each.typical_problems
     assert kernel.launched(problem, kernel.default(problem)).memory_bytes == 2 * 4 * (1024 + 1040)
