@@ -186,7 +186,7 @@ def test_the_own_package_is_tuned_and_its_launch_takes_the_tuned_config_and_grid
 
 
 @pytest.mark.process
-def test_the_command_that_begins_a_declaration_leaves_its_blanks_to_fill_in(own: Child) -> None:
+def test_the_command_that_begins_a_declaration_leaves_blanks(own: Child) -> None:
     new, doctor = commands(f"```console\n{example('new')}```\n")
     begun, told = own.command(new), own.command(doctor)
     assert (begun.returncode, told.returncode) == (0, 1), begun.stderr + told.stderr

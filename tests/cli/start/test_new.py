@@ -76,7 +76,7 @@ def hold(found: begun.Outcome, kinds: list[str], written: dict[str, list[str]], 
 
 
 @pytest.mark.parametrize("place", SHIPPED)
-def test_a_shipped_kernels_declaration_imports_and_lacks_its_blanks_alone(
+def test_a_shipped_kernels_declaration_lacks_its_blanks_alone(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
@@ -85,7 +85,7 @@ def test_a_shipped_kernels_declaration_imports_and_lacks_its_blanks_alone(
 
 @pytest.mark.process
 @pytest.mark.skipif(not (FOLDER / "tilegym").is_dir(), reason=MISSING)
-def test_declarations_of_tilegyms_kernels_import_and_lack_their_blanks_alone(tmp_path: Path) -> None:
+def test_declarations_of_tilegyms_kernels_lack_their_blanks_alone(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.begun", str(tmp_path), *OF_TILEGYM],
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{FOLDER}"}, capture_output=True, text=True, check=True,

@@ -43,7 +43,7 @@ def test_each_parameter_has_its_role(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", AXES)
-def test_axes_have_usual_names_and_are_bucketed_where_nothing_is_compiled_in(name: str) -> None:
+def test_axes_have_usual_names_and_are_bucketed_unless_compiled_in(name: str) -> None:
     found = sketch(name)
     assert {found.name_of(axis): found.is_pow2(axis) for axis in found.layout.axes} == AXES[name]
 
