@@ -81,7 +81,13 @@ def tune(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Compiling processes; one a core by default.")
     ] = None,
-    gpu: Annotated[int | None, typer.Option(min=0, help="Index of the GPU to measure on.")] = None,
+    gpu: Annotated[int | None, typer.Option(min=0, help="Index of the one GPU to measure on.")] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0,1|all", help="Indexes of the GPUs to measure on; all of the arch by default."
+        ),
+    ] = None,
     journal: Annotated[
         Path | None, typer.Option(help="Folder of journals; build/journal by default.")
     ] = None,
@@ -98,7 +104,7 @@ def tune(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Sweep kernels on this machine's GPU and write their tables; without one of that arch, predict.
+    """Sweep kernels on this machine's GPUs and write their tables; without one of that arch, predict.
 
     A prediction of which nothing is chosen is a first look at every kernel: few buckets, few candidates.
     """
@@ -117,7 +123,7 @@ def tune(
             command.say(note)
         for name, those in missed.items():
             problems[name] = tuple(dict.fromkeys((*problems.get(name, ()), *those)))
-    device = selection.chosen_gpu(target, gpu, required=require is not None)
+    devices = selection.chosen_gpus(target, gpu, gpus, required=require is not None)
     report = _sweep(
         SweepRequest(
             kernels=tuple(found for found in kernels if not problems or found.tunable.name in problems),
@@ -125,13 +131,13 @@ def tune(
             modules=tuple(module or ()),
             problems=problems,
             limit=limit,
-            first_look=device is None
+            first_look=not devices
             and not (kernel or named or module or problems or limit or exhaustive or full),
             exhaustive=exhaustive,
             require_measured=require is not None,
             out=out,
             jobs=jobs,
-            gpu=device.index if device else None,
+            gpus=tuple(device.index for device in devices),
             journal=journal,
             cubins=cubins,
             fresh=fresh,

@@ -159,7 +159,7 @@ def test_tune_prints_tables_to_stdout_and_progress_to_stderr(
     assert result.stdout == "tuned_configs/sm90/scale.json\n"
     assert "speed-up" in result.stderr
     (request,) = requests
-    assert (request.arch, request.gpu, request.predicts) == (SM90, 0, False)
+    assert (request.arch, request.gpus, request.predicts) == (SM90, (0,), False)
 
 
 def test_every_option_of_tune_reaches_the_sweep(
@@ -176,8 +176,8 @@ def test_every_option_of_tune_reaches_the_sweep(
     assert [dict(problem) for problem in request.problems["scale"]] == [
         {"dtype": "bfloat16", "M": 300, "N": 8}
     ]
-    assert (request.arch, request.modules, request.limit, request.jobs, request.gpu) == (
-        SM90, ("tests.support.samples",), 2, 3, 0,
+    assert (request.arch, request.modules, request.limit, request.jobs, request.gpus) == (
+        SM90, ("tests.support.samples",), 2, 3, (0,),
     )  # fmt: skip
     assert (request.out, request.journal, request.cubins) == (Path("O"), Path("J"), Path("C"))
     assert request.exhaustive

@@ -96,8 +96,10 @@ def _log_acknowledged() -> None:
 
     write = SweepResults.write
 
-    def written(self: Any, step: str, problem: Any, outcome: Any, number: int | None = None) -> None:
-        write(self, step, problem, outcome, number)
+    def written(
+        self: Any, step: str, problem: Any, outcome: Any, number: int | None = None, *, gpu: str
+    ) -> None:
+        write(self, step, problem, outcome, number, gpu=gpu)
         # Finals are written round by round, and once more when they are over.
         if isinstance(outcome, Measurement) and (number is not None or "finals" not in step):
             timed = f"time {problem['M']} {outcome.config['tile_m']}-{outcome.config['tile_n']}"

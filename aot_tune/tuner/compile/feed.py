@@ -1,4 +1,4 @@
-"""Compile while measuring: a thread owns the compile pool, so that no child waits for the GPU."""
+"""Compile while measuring: a thread owns the compile pool, so that no child waits for a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _POLL_SECONDS = 0.1
 
 
 class CompileFeed:
-    """Takes compile jobs from the measuring thread and hands their results back by key.
+    """Takes compile jobs from the measuring threads and hands their results back by key.
 
     Args:
         pool: Makes the pool; it is called, and the pool closed, in the feed's own thread.
@@ -60,6 +60,11 @@ class CompileFeed:
         with self._changed:
             failed = sum(isinstance(result, CompileFailure) for result in self._results.values())
             return len(self._results), len(self._keys), failed
+
+    def ready(self, keys: Iterable[str]) -> bool:
+        """Whether `wait` for these jobs would return, or raise, at once."""
+        with self._changed:
+            return self._error is not None or all(key in self._results for key in keys)
 
     def wait(self, keys: Iterable[str], progress: Callable[[], None]) -> Mapping[str, CompileResult]:
         """Wait for the results of these jobs.

@@ -1,10 +1,14 @@
-"""Measure one kernel on one GPU: candidates at edges, a portfolio, the portfolio everywhere. Writes no table.
+"""Measure one kernel: candidates at edges, a portfolio, the portfolio everywhere. Writes no table.
 
 1. *Candidates*: at each bucket's edge the configs of the shortlist are verified and timed once; those near
    the fastest are timed again, interleaved (the finals).
 2. *Portfolio*: a few configs are chosen over all edges.
 3. *Portfolio times*: at each edge and at each point inside its bucket the portfolio and the default are
    verified and timed; at the edges those near the fastest are timed again, interleaved (the run-off).
+
+Each problem of a step is a task of its own, which one GPU of the crew does: what is compared was timed on one
+card. Steps wait for all of their problems. What is chosen does not depend on which GPU did what, nor on their
+number: results are put into the order of the plan before anything is chosen from them.
 
 Compilations go on meanwhile. A result that the journal holds is not measured again. Winners are verified once
 more in a fresh process when the table is known (`KernelSweep.recheck`). When a member of the portfolio is
@@ -15,84 +19,35 @@ A problem that cannot be opened in the worker is left out, with its reason, and 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Literal, Protocol
+from typing import Literal
 
 from aot_tune.tuner.choose.times import as_of_first_run, finalists
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled, CompileJob, CompileResult, compiles_nowhere
 from aot_tune.tuner.measure.supervise import ProblemFailedError
-from aot_tune.tuner.measure.trials import Conditions
-from aot_tune.tuner.outcome import STRIKES, Failure, Measurement, Outcome, Stage
+from aot_tune.tuner.outcome import STRIKES, Failure, Measurement, Outcome
 from aot_tune.tuner.plan.candidates import ProblemPlan, SweepPlan, plan_only
 from aot_tune.tuner.plan.model import least_us
 from aot_tune.tuner.plan.shortlist import shortlist
 from aot_tune.tuner.plan.sizes import sizes_inside
+from aot_tune.tuner.sweep.crew import Crew, Seat, Task
 from aot_tune.tuner.sweep.progress import CompileReporter, Progress
 from aot_tune.tuner.sweep.results import Step, SweepResults
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
+LONG_US = 200.0
+"""A problem whose arguments move for so long takes twice as long as one of no size, microseconds: at any size
+each config is launched, compared and timed a few dozen times."""
+
 Times = dict[Problem, Mapping[Config, Measurement]]
-Cubins = Mapping[Config, "Path | None"]
-
-
-class Measurer(Protocol):
-    """The part of `aot_tune.tuner.measure.session.MeasureSession` that a sweep needs."""
-
-    conditions: list[Conditions]
-    """The conditions of each request so far."""
-
-    verify_s: float
-    """Time spent verifying so far, seconds."""
-
-    def measure(
-        self,
-        problem: Problem,
-        configs: Cubins,
-        *,
-        on_outcome: Callable[[Outcome], None],
-        known: Mapping[Config, Measurement] = ...,
-        least_us: float = ...,
-    ) -> list[Outcome]:
-        """Verify and time each config once.
-
-        Args:
-            problem: The problem.
-            configs: The configs, each with its cubin.
-            on_outcome: Receives each outcome the moment it stands: a time that will be taken again first as
-                provisional.
-            known: Times of an earlier run. Configs with one are not verified again; those of others say how
-                fast the problem is.
-            least_us: The least time that this problem can take, microseconds; a shorter one is taken again.
-        """
-
-    def finals(
-        self,
-        problem: Problem,
-        configs: Cubins,
-        *,
-        on_round: Callable[[int, Outcome], None],
-        taken: Mapping[Config, Sequence[Measurement]] = ...,
-    ) -> list[Outcome]:
-        """Time verified configs again, interleaved.
-
-        Args:
-            problem: The problem.
-            configs: The configs, each with its cubin.
-            on_round: Receives a round's number and each config's outcome in it as soon as it is there.
-            taken: The rounds of an earlier run.
-        """
-
-    def recheck(self, problem: Problem, configs: Cubins) -> list[Failure]:
-        """Verify winners again in a fresh process; return a failure for each that does not pass."""
-
-    def remember_fault(self, problem: Problem, config: Config, message: str, stage: Stage) -> None:
-        """Count a fault, a time-out or a wrong result that an earlier run recorded in the journal."""
 
 
 @dataclass(kw_only=True)
@@ -131,7 +86,7 @@ class KernelSweep:
     Args:
         planned: The kernel's problems and their candidates.
         feed: Compiles the plan's jobs, which are submitted to it here.
-        session: Measures on the GPU.
+        crew: Measures on its GPUs.
         results: Holds the results of an earlier run and takes the new ones.
         progress: Receives each event of the sweep.
         portfolio: Chooses the portfolio from the times at the edges.
@@ -142,7 +97,7 @@ class KernelSweep:
         self,
         planned: SweepPlan,
         feed: CompileFeed,
-        session: Measurer,
+        crew: Crew,
         results: SweepResults,
         progress: Progress,
         *,
@@ -151,7 +106,9 @@ class KernelSweep:
     ) -> None:
         self._plan = planned
         self._feed = feed
-        self._session = session
+        self._crew = crew
+        self._lock = threading.RLock()
+        """Held where state is changed that several tasks share, and where the declaration's functions run."""
         self._results = results
         self._progress = progress
         self._portfolio = portfolio
@@ -175,14 +132,16 @@ class KernelSweep:
         axes = self._plan.kernel.tunable.axes
         edges = [each.problem for each in self._plan.problems]
         self._steps = 2 * len(edges) + sum(len(sizes_inside(axes, edge)) for edge in edges)
-        self._submit(self._plan.jobs)
         for each in self._plan.problems:
             for failure in each.refused:
                 if failure.stage != "legal":
                     self._report_failure(failure.stage, each.problem, failure)
-            self._report_step(each.problem)
-            with self._opening(each.problem):
-                self._measure_candidates(each)
+        self._do(
+            "candidates",
+            {each.problem: each for each in self._plan.problems},
+            lambda each, seat: self._measure_candidates(each, seat),
+        )
+        self._swept.candidates = _ordered(self._swept.candidates, edges)
         self.choose_portfolio()
         return self._swept
 
@@ -206,37 +165,85 @@ class KernelSweep:
         Returns:
             Whether all passed.
         """
-        passed = True
+        swept = self._swept
+        asked: dict[Problem, list[Config]] = {}
         for problem, config in winners:
-            if problem in self._swept.unopened:
+            if problem not in swept.unopened:
+                asked.setdefault(problem, []).append(config)
+
+        def verify(each: ProblemPlan, seat: Seat) -> None:
+            for config in asked[each.problem]:
+                self._recheck(each, config, seat)
+
+        self._do("recheck", {problem: self._plans[problem] for problem in asked}, verify)
+        passed = True
+        for problem, configs in asked.items():
+            if problem in swept.unopened:
+                passed = False
                 continue
-            failure = None
-            with self._opening(problem):
-                failure = self._rechecked(problem, config)
-            if failure is not None and failure.stage == "verify":
-                self._swept.wrong.add(config)
-            elif failure is not None:
-                self._swept.barred.setdefault(problem, set()).add(config)
-            passed = passed and failure is None and problem not in self._swept.unopened
+            for failure in filter(None, (self._results.recheck_failure(problem, one) for one in configs)):
+                passed = False
+                if failure.stage == "verify":
+                    swept.wrong.add(failure.config)
+                else:
+                    swept.barred.setdefault(problem, set()).add(failure.config)
         return passed
 
     def broken(self) -> str | None:
         """The reason why no compilation of this kernel succeeded; None where one did."""
-        return compiles_nowhere(self._compiled.values())
+        with self._lock:
+            return compiles_nowhere(self._compiled.values())
 
     # The steps ----------------------------------------------------------------------------------------------
 
-    def _report_step(self, problem: Problem) -> None:
-        self._progress.measuring(problem, self._begun, self._steps)
-        self._begun += 1
+    def _do(
+        self,
+        step: Step,
+        plans: Mapping[Problem, ProblemPlan],
+        work: Callable[[ProblemPlan, Seat], None],
+    ) -> None:
+        """Have the crew do a step on several problems, the longest first, and their compilations likewise."""
+        lengths = {problem: self._length(each) for problem, each in plans.items()}
+        order = sorted(plans, key=lambda problem: -lengths[problem])
+        self._submit(job for problem in order for job in plans[problem].jobs.values())
 
-    def _measure_candidates(self, each: ProblemPlan) -> None:
-        compiled = self._wait("candidates", each, each.candidates)
-        listed = shortlist(self._plan.kernel, each, compiled, exhaustive=self._exhaustive)
+        def task(each: ProblemPlan) -> Task:
+            def begin(seat: Seat) -> None:
+                with self._opening(each.problem):
+                    if step != "recheck":
+                        self._report_step(each.problem)
+                    work(each, seat)
+
+            keys = {job.key for job in each.jobs.values()} - self._compiled.keys()
+            return Task(
+                kernel=self._plan.kernel.found,
+                work=begin,
+                length=lengths[each.problem],
+                owner=None if step == "recheck" else self._results.owner(step, each.problem),
+                ready=partial(self._feed.ready, keys),
+            )
+
+        self._crew.run([task(each) for each in plans.values()], self._compilations.report)
+
+    def _length(self, each: ProblemPlan) -> float:
+        """How long a problem takes beside others: by its number of configs and the memory that it moves."""
+        launched = self._plan.kernel.launched(each.problem, each.default)
+        moved_us = launched.memory_bytes / (self._plan.kernel.device.memory_gbps * 1e3)
+        return len(each.candidates) * (1.0 + moved_us / LONG_US)
+
+    def _report_step(self, problem: Problem) -> None:
+        with self._lock:
+            self._progress.measuring(problem, self._begun, self._steps)
+            self._begun += 1
+
+    def _measure_candidates(self, each: ProblemPlan, seat: Seat) -> None:
+        compiled = self._wait("candidates", each, each.candidates, seat)
+        with self._lock:
+            listed = shortlist(self._plan.kernel, each, compiled, exhaustive=self._exhaustive)
         for failure in listed.failures:
             self._report_failure("compile", each.problem, failure)
         keep = [each.default, *([each.incumbent] if each.incumbent else [])]
-        times, finals = self._timed("candidates", each, listed.configs, keep=keep)
+        times, finals = self._timed("candidates", each, listed.configs, seat, keep=keep)
         times.update(as_of_first_run(times, finals))
         # Configs that launch the same code the same way take the same time: one measurement counts for both.
         for twin, leader in listed.twins.items():
@@ -257,31 +264,35 @@ class KernelSweep:
         }
         self._steps += len(problems) if self._plans else 0  # the first time they are counted already
         self._plans = {problem: plan_only(kernel, problem, members) for problem in problems}
-        self._submit(job for each in self._plans.values() for job in each.jobs.values())
-        for problem, edge in problems.items():
-            self._report_step(problem)
-            with self._opening(problem):
-                self._measure_portfolio(self._plans[problem], finals=problem == edge)
+        self._do(
+            "portfolio",
+            self._plans,
+            lambda each, seat: self._measure_portfolio(
+                each, seat, finals=problems[each.problem] == each.problem
+            ),
+        )
+        swept.portfolio_times = _ordered(swept.portfolio_times, problems)
+        swept.runoffs = _ordered(swept.runoffs, problems)
 
-    def _measure_portfolio(self, each: ProblemPlan, *, finals: bool) -> None:
+    def _measure_portfolio(self, each: ProblemPlan, seat: Seat, *, finals: bool) -> None:
         members = [config for config in each.candidates if config not in self._swept.wrong]
-        times, runoff = self._timed("portfolio", each, members, keep=[each.default], finals=finals)
+        times, runoff = self._timed("portfolio", each, members, seat, keep=[each.default], finals=finals)
         self._swept.portfolio_times[each.problem] = times
         if finals:
             self._swept.runoffs[each.problem] = runoff
 
-    def _rechecked(self, problem: Problem, config: Config) -> Failure | None:
-        """Verify a winner again, unless the journal holds the result; return its failure."""
+    def _recheck(self, each: ProblemPlan, config: Config, seat: Seat) -> None:
+        """Verify a winner again, unless the journal holds the result."""
+        problem = each.problem
         if not self._results.is_rechecked(problem, config):
-            cubins = self._cubins("recheck", self._plans[problem], [config])
-            with self._spending("recheck", problem, verifying=True):
-                failures = self._session.recheck(problem, cubins)
+            cubins = self._cubins("recheck", each, [config], seat)
+            with self._spending("recheck", problem, seat, verifying=True):
+                failures = seat.session.recheck(problem, cubins)
             found = next((failure for failure in failures if failure.config == config), None)
-            self._results.write_recheck(problem, config, found)
+            self._results.write_recheck(problem, config, found, gpu=seat.gpu)
         failure = self._results.recheck_failure(problem, config)
         if failure is not None:
             self._report_failure("recheck", problem, failure)
-        return failure
 
     # One problem --------------------------------------------------------------------------------------------
 
@@ -292,9 +303,10 @@ class KernelSweep:
         try:
             yield
         except ProblemFailedError as error:
-            swept.unopened[problem] = error.reason
-            for times in (swept.candidates, swept.portfolio_times, swept.runoffs):
-                times.pop(problem, None)
+            with self._lock:
+                swept.unopened[problem] = error.reason
+                for times in (swept.candidates, swept.portfolio_times, swept.runoffs):
+                    times.pop(problem, None)
             self._progress.note(f"{self._plan.kernel.tunable.name} {problem}: left out: {error.reason}")
 
     def _timed(
@@ -302,61 +314,74 @@ class KernelSweep:
         step: Literal["candidates", "portfolio"],
         each: ProblemPlan,
         configs: Sequence[Config],
+        seat: Seat,
         *,
         keep: Sequence[Config],
         finals: bool = True,
     ) -> tuple[dict[Config, Measurement], dict[Config, Measurement]]:
         """Verify and time configs, then time those near the fastest again, interleaved; return both runs."""
-        times = self._measured(step, each, configs)
+        problem, results = each.problem, self._results
+        final_step: Step = "candidate finals" if step == "candidates" else "portfolio finals"
+
+        def lacks(step: Step, configs: Iterable[Config]) -> bool:
+            return any(results.outcome(step, problem, config) is None for config in configs)
+
+        if results.owner(step, problem) not in (None, seat.gpu):
+            there = finalists(self._times(step, problem, configs), keep) if finals else []
+            if lacks(step, configs) or lacks(final_step, there):
+                results.release(step, problem)
+                seat.session.forget_faults(problem)
+        times = self._measured(step, each, configs, seat)
         best = finalists(times, keep)
         if not finals or not best:
             return times, {}
-        return times, self._raced(
-            "candidate finals" if step == "candidates" else "portfolio finals", each, best
-        )
+        return times, self._raced(final_step, each, best, seat)
 
     def _measured(
-        self, step: Step, each: ProblemPlan, configs: Sequence[Config]
+        self, step: Step, each: ProblemPlan, configs: Sequence[Config], seat: Seat
     ) -> dict[Config, Measurement]:
         """The times of a step. What the journal holds is not measured again."""
         problem, results = each.problem, self._results
-        missing = self._missing(step, problem, configs)
+        missing = self._missing(step, problem, configs, seat)
         if missing:
             known = self._times(step, problem, configs)
             for config in missing:
                 if (time := results.provisional(step, problem, config)) is not None:
                     known[config] = time
-            cubins = self._cubins(step, each, missing)
+            cubins = self._cubins(step, each, missing, seat)
             kernel = self._plan.kernel
-            least = least_us((kernel.launched(problem, config) for config in missing), kernel.device)
-            with self._spending(step, problem):
-                outcomes = self._session.measure(
+            with self._lock:
+                least = least_us((kernel.launched(problem, config) for config in missing), kernel.device)
+            with self._spending(step, problem, seat):
+                outcomes = seat.session.measure(
                     problem,
                     cubins,
-                    on_outcome=lambda outcome: self._stands(step, problem, outcome),
+                    on_outcome=lambda outcome: self._stands(step, problem, outcome, seat),
                     known=known,
                     least_us=least,
                 )
-            self._settle(step, problem, outcomes)
+            self._settle(step, problem, outcomes, seat)
         return self._times(step, problem, configs)
 
-    def _raced(self, step: Step, each: ProblemPlan, configs: Sequence[Config]) -> dict[Config, Measurement]:
+    def _raced(
+        self, step: Step, each: ProblemPlan, configs: Sequence[Config], seat: Seat
+    ) -> dict[Config, Measurement]:
         """The times of finals. Rounds that the journal holds are not timed again."""
         problem, results = each.problem, self._results
-        if self._missing(step, problem, configs):
+        if self._missing(step, problem, configs, seat):
             left = [c for c in configs if not isinstance(results.outcome(step, problem, c), Failure)]
-            cubins = self._cubins(step, each, left)
-            with self._spending(step, problem):
-                outcomes = self._session.finals(
+            cubins = self._cubins(step, each, left, seat)
+            with self._spending(step, problem, seat):
+                outcomes = seat.session.finals(
                     problem,
                     cubins,
-                    on_round=lambda number, outcome: self._stands(step, problem, outcome, number),
+                    on_round=lambda number, outcome: self._stands(step, problem, outcome, seat, number),
                     taken={config: results.rounds(step, problem, config) for config in left},
                 )
-            self._settle(step, problem, outcomes)
+            self._settle(step, problem, outcomes, seat)
         return self._times(step, problem, configs)
 
-    def _missing(self, step: Step, problem: Problem, configs: Sequence[Config]) -> list[Config]:
+    def _missing(self, step: Step, problem: Problem, configs: Sequence[Config], seat: Seat) -> list[Config]:
         """The configs without an outcome. Faults and wrong results in the journal count as if made here."""
         missing = []
         for config in configs:
@@ -365,31 +390,35 @@ class KernelSweep:
                 missing.append(config)
             elif isinstance(outcome, Failure):
                 if outcome.stage in STRIKES or outcome.stage == "verify":
-                    self._session.remember_fault(problem, config, outcome.message, outcome.stage)
+                    seat.session.remember_fault(problem, config, outcome.message, outcome.stage)
                 self._note_failure(step, problem, outcome)
         return missing
 
-    def _stands(self, step: Step, problem: Problem, outcome: Outcome, number: int | None = None) -> None:
+    def _stands(
+        self, step: Step, problem: Problem, outcome: Outcome, seat: Seat, number: int | None = None
+    ) -> None:
         """Keep an outcome, then tell of it."""
-        self._results.write(step, problem, outcome, number)
+        self._results.write(step, problem, outcome, number, gpu=seat.gpu)
         if isinstance(outcome, Failure):
             self._note_failure(step, problem, outcome)
 
-    def _settle(self, step: Step, problem: Problem, outcomes: Iterable[Outcome]) -> None:
+    def _settle(self, step: Step, problem: Problem, outcomes: Iterable[Outcome], seat: Seat) -> None:
         """Keep the outcomes of a request that were not told as they came."""
         for outcome in outcomes:
             there = self._results.outcome(step, problem, outcome.config)
             if there != outcome and not (isinstance(there, Failure) and isinstance(outcome, Failure)):
-                self._stands(step, problem, outcome)
+                self._stands(step, problem, outcome, seat)
 
     def _times(self, step: Step, problem: Problem, configs: Sequence[Config]) -> dict[Config, Measurement]:
         outcomes = {config: self._results.outcome(step, problem, config) for config in configs}
         return {config: one for config, one in outcomes.items() if isinstance(one, Measurement)}
 
     @contextmanager
-    def _spending(self, step: Step, problem: Problem, *, verifying: bool = False) -> Iterator[None]:
+    def _spending(
+        self, step: Step, problem: Problem, seat: Seat, *, verifying: bool = False
+    ) -> Iterator[None]:
         """Write down the time that a request took and the GPU's state around it."""
-        session = self._session
+        session = seat.session
         started, verified, requests = monotonic(), session.verify_s, len(session.conditions)
         yield
         spent = monotonic() - started
@@ -401,6 +430,7 @@ class KernelSweep:
             measure_s=spent - verify_s,
             verify_s=verify_s,
             conditions=[{name: one[name] for name in ("before", "after")} for one in states],
+            gpu=seat.gpu,
         )
 
     # Compilations -------------------------------------------------------------------------------------------
@@ -413,23 +443,30 @@ class KernelSweep:
             if failure is None:
                 wanted.append(job)
             else:
-                self._compiled[job.key] = failure
+                with self._lock:
+                    self._compiled[job.key] = failure
         self._feed.submit(wanted)
 
-    def _wait(self, step: Step, each: ProblemPlan, configs: Iterable[Config]) -> Mapping[str, CompileResult]:
+    def _wait(
+        self, step: Step, each: ProblemPlan, configs: Iterable[Config], seat: Seat
+    ) -> Mapping[str, CompileResult]:
         asked = {each.jobs[config].key: config for config in configs}
         missing = asked.keys() - self._compiled.keys()
         if missing:
-            self._compiled.update(self._feed.wait(missing, self._compilations.report))
-            self._compilations.report()
+            found = self._feed.wait(missing, seat.check)
+            with self._lock:
+                self._compiled.update(found)
+                self._compilations.report()
         # Where nothing compiles, the compiler or the kernel is to blame, and a repair must be seen.
         if self.broken() is None:
             for key, config in asked.items():
-                self._results.write_compiled(step, each.problem, config, self._compiled[key])
+                self._results.write_compiled(step, each.problem, config, self._compiled[key], gpu=seat.gpu)
         return {key: self._compiled[key] for key in asked}
 
-    def _cubins(self, step: Step, each: ProblemPlan, configs: Sequence[Config]) -> dict[Config, Path | None]:
-        results = self._wait(step, each, configs)
+    def _cubins(
+        self, step: Step, each: ProblemPlan, configs: Sequence[Config], seat: Seat
+    ) -> dict[Config, Path | None]:
+        results = self._wait(step, each, configs, seat)
         found: dict[Config, Path | None] = {}
         for config in configs:
             result = results[each.jobs[config].key]
@@ -441,16 +478,23 @@ class KernelSweep:
     def _note_failure(self, step: Step, problem: Problem, failure: Failure) -> None:
         self._report_failure(step, problem, failure)
         if failure.stage == "verify":
-            self._swept.wrong.add(failure.config)
+            with self._lock:
+                self._swept.wrong.add(failure.config)
 
     def _report_failure(self, step: str, problem: Problem, failure: Failure) -> None:
         """Count a failure once, and show each config once per stage: else one config may fill the screen."""
         place = (step, problem, failure.config)
-        if place not in self._failed:
-            self._failed.add(place)
-            self._swept.failures += 1
-        if (failure.config, failure.stage) not in self._told:
-            self._told.add((failure.config, failure.stage))
-            self._progress.failure(
-                self._plan.kernel.tunable.name, problem, failure.config, failure.stage, failure.message
-            )
+        with self._lock:
+            if place not in self._failed:
+                self._failed.add(place)
+                self._swept.failures += 1
+            if (failure.config, failure.stage) not in self._told:
+                self._told.add((failure.config, failure.stage))
+                self._progress.failure(
+                    self._plan.kernel.tunable.name, problem, failure.config, failure.stage, failure.message
+                )
+
+
+def _ordered(times: Times, order: Iterable[Problem]) -> Times:
+    """The same times in an order that does not depend on which GPU was the first."""
+    return {problem: times[problem] for problem in order if problem in times}

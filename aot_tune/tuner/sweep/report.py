@@ -69,8 +69,8 @@ class SweepRequest:
     jobs: int | None = None
     """Number of compiling processes; None for one per core."""
 
-    gpu: int | None = None
-    """Index, as torch counts, of the GPU of `arch` to measure on; None to predict without a GPU."""
+    gpus: tuple[int, ...] = ()
+    """Indexes, as torch counts, of the GPUs of `arch` to measure on, all of one model; empty to predict."""
 
     journal: Path | None = None
     """Folder of journals; None for `JOURNALS`."""
@@ -91,7 +91,7 @@ class SweepRequest:
     @property
     def predicts(self) -> bool:
         """Whether the sweep predicts, because no GPU is named."""
-        return self.gpu is None
+        return not self.gpus
 
     def buckets(self, found: FoundKernel) -> tuple[Problem, ...]:
         """The buckets of one kernel to sweep, in the declaration's order, evenly spread where not all are."""
@@ -121,7 +121,9 @@ class SweepRequest:
         # A problem chosen for two kernels is written once.
         for text in dict.fromkeys(problem_option(p) for chosen in self.problems.values() for p in chosen):
             words += ["--problem", text]
-        valued = {"--limit": self.limit, "--out": self.out, "--jobs": self.jobs, "--gpu": self.gpu}
+        gpus = ",".join(map(str, self.gpus)) or None
+        option = "--gpu" if len(self.gpus) == 1 else "--gpus"
+        valued = {"--limit": self.limit, "--out": self.out, "--jobs": self.jobs, option: gpus}
         for option, value in {**valued, "--journal": self.journal, "--cubins": self.cubins}.items():
             words += [] if value is None else [option, str(value)]
         words += ["--exhaustive"] if self.exhaustive else []
@@ -189,6 +191,26 @@ class SweptKernel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuUse:
+    """How long one GPU of a sweep worked and waited."""
+
+    index: int
+    """Its index, as torch counts."""
+
+    gpu: str
+    """Its uuid; empty where it never answered."""
+
+    busy_s: float
+    """Time with a problem, the starts of its processes included, seconds."""
+
+    idle_s: float
+    """Time without one: others were busy, or nothing was compiled yet, seconds."""
+
+    lost: str = ""
+    """Why it left the sweep; empty where it did not."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SweepReport:
     """The result of a sweep."""
 
@@ -206,6 +228,9 @@ class SweepReport:
 
     resumed: int = 0
     """Number of outcomes taken from the journals of an earlier run."""
+
+    gpus: tuple[GpuUse, ...] = ()
+    """The GPUs that measured; empty for a prediction."""
 
     @property
     def published(self) -> bool:

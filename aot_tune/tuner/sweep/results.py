@@ -1,12 +1,17 @@
 """The results of a kernel's sweep so far, each a record of its journal. Knows neither a GPU nor a compiler.
 
 A record holds one result and its place in the whole: step, problem, config and round, and the GPU. So a
-result is found again whatever set of configs it was measured with, and several GPUs can share the form.
+result is found again whatever set of configs it was measured with.
+
+All times of a problem's pass come from one GPU, because cards of one model differ. When another GPU takes a
+pass over, since the first is lost or is not there any more, what the first had measured stays in the file and
+counts no more (`SweepResults.release`). A wrong result counts whoever found it.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
@@ -35,13 +40,25 @@ _CUT = " [cut]"
 Place = tuple[Step, Problem, Config]
 """The place of a result in the whole sweep."""
 
+Pass = Literal["candidates", "portfolio"]
+"""What one GPU measures of a problem without another one: all candidates with their finals, or the portfolio
+with its finals."""
+
+_PASSES: Mapping[Step, Pass] = {
+    "candidates": "candidates",
+    "candidate finals": "candidates",
+    "portfolio": "portfolio",
+    "portfolio finals": "portfolio",
+}
+
 
 class SweepResults:
     """A kernel's results by step, problem and config; each is on disk before a method that adds it returns.
 
+    Several threads may use it.
+
     Args:
         journal: An open journal; the results of an earlier run are taken from it.
-        gpu: The uuid of the GPU that measures; each new record names it.
 
     Attributes:
         resumed: Number of measurements and failures taken from the journal.
@@ -49,9 +66,10 @@ class SweepResults:
         verify_s: Time spent verifying, that of earlier runs included, seconds.
     """
 
-    def __init__(self, journal: Journal, gpu: str) -> None:
+    def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._gpu = gpu
+        self._lock = threading.RLock()
+        self._owners: dict[tuple[Pass, Problem], str] = {}
         self._outcomes: dict[Place, Outcome] = {}
         self._provisional: dict[Place, Measurement] = {}
         self._rounds: dict[Place, dict[int, Measurement]] = {}
@@ -77,6 +95,10 @@ class SweepResults:
         rounds = self._rounds.get((step, problem, config), {})
         return [rounds[number] for number in sorted(rounds)]
 
+    def owner(self, step: Step, problem: Problem) -> str | None:
+        """The GPU that measured the pass of this step so far; None where nothing of it is there."""
+        return self._owners.get((_PASSES[step], problem))
+
     def is_rechecked(self, problem: Problem, config: Config) -> bool:
         """Whether a winner was verified again."""
         return (problem, config) in self._rechecks
@@ -95,26 +117,50 @@ class SweepResults:
 
     # What is added ------------------------------------------------------------------------------------------
 
-    def write(self, step: Step, problem: Problem, outcome: Outcome, number: int | None = None) -> None:
+    def write(
+        self, step: Step, problem: Problem, outcome: Outcome, number: int | None = None, *, gpu: str
+    ) -> None:
         """Write a config's outcome, or its time in the round `number`, to disk. Then it stands.
+
+        Args:
+            step: The step.
+            problem: The problem.
+            outcome: The outcome.
+            number: The round; None outside of rounds.
+            gpu: The uuid of the GPU that measured it.
 
         Raises:
             JournalWriteError: It could not be written; nothing may be reported as done.
         """
-        record = {**self._place(step, problem, outcome.config, number), **_outcome_record(outcome)}
+        record = {**_place(gpu, step, problem, outcome.config, number), **_outcome_record(outcome)}
         self._append(record)
 
-    def write_recheck(self, problem: Problem, config: Config, failure: Failure | None) -> None:
+    def release(self, step: Step, problem: Problem) -> None:
+        """Count nothing any more that another GPU measured in the pass of this step, but wrong results.
+
+        The next record of the pass, by another GPU, says the same to later runs.
+        """
+        with self._lock:
+            which = _PASSES[step]
+            self._owners.pop((which, problem), None)
+            for found in (self._outcomes, self._provisional, self._rounds):
+                for place in [one for one in found if _PASSES[one[0]] == which and one[1] == problem]:
+                    if not _is_wrong(found[place]):
+                        del found[place]
+
+    def write_recheck(self, problem: Problem, config: Config, failure: Failure | None, *, gpu: str) -> None:
         """Write the result of verifying a winner again."""
         result = {"stage": None} if failure is None else _outcome_record(failure)
-        self._append({**self._place("recheck", problem, config, None), **result})
+        self._append({**_place(gpu, "recheck", problem, config, None), **result})
 
-    def write_compiled(self, step: Step, problem: Problem, config: Config, result: CompileResult) -> None:
+    def write_compiled(
+        self, step: Step, problem: Problem, config: Config, result: CompileResult, *, gpu: str
+    ) -> None:
         """Write the result of a compilation, unless it is there already."""
         message = result.message if isinstance(result, CompileFailure) else None
         if result.key in self._compiled and self._compiled[result.key] == _cut(message):
             return
-        place = {**self._place(step, problem, config, None), "kind": "compile", "key": result.key}
+        place = {**_place(gpu, step, problem, config, None), "kind": "compile", "key": result.key}
         if isinstance(result, Compiled):
             self._append({**place, "code": result.code})
         else:
@@ -128,30 +174,22 @@ class SweepResults:
         measure_s: float,
         verify_s: float,
         conditions: Iterable[Mapping[str, Any]],
+        gpu: str,
     ) -> None:
         """Write the time that a step took on a problem, and the GPU's state around each request."""
-        spent = {"kind": "spent", "gpu": self._gpu, "step": step, "problem": dict(problem)}
+        spent = {"kind": "spent", "gpu": gpu, "step": step, "problem": dict(problem)}
         states: list[Mapping[str, Any]] = [dict(one) for one in conditions]
         # A step of many requests keeps the first and the last states: a record is bounded.
         kept = [*states[:2], *states[-2:]] if len(states) > 4 else states
         self._append({**spent, "measure_s": measure_s, "verify_s": verify_s, "conditions": kept})
 
-    def _place(self, step: Step, problem: Problem, config: Config, number: int | None) -> Record:
-        return {
-            "kind": "result",
-            "gpu": self._gpu,
-            "step": step,
-            "problem": dict(problem),
-            "config": config.document,
-            "round": number,
-        }
-
     def _append(self, record: Record) -> None:
-        try:
-            self._journal.append(record)
-        except ValueError as error:
-            raise TuneError(f"a result does not fit into the journal: {error}") from error
-        self._take(record)
+        with self._lock:
+            try:
+                self._journal.append(record)
+            except ValueError as error:
+                raise TuneError(f"a result does not fit into the journal: {error}") from error
+            self._take(record)
 
     def _take(self, record: Record) -> None:
         """Take a record in; a later one of the same place counts."""
@@ -164,6 +202,10 @@ class SweepResults:
             return
         step, problem, config = record["step"], Problem(record["problem"]), config_of(record)
         outcome = outcome_of(record)
+        if step != "recheck":
+            if self.owner(step, problem) not in (None, record["gpu"]):
+                self.release(step, problem)
+            self._owners[_PASSES[step], problem] = record["gpu"]
         if step == "recheck":
             assert not isinstance(outcome, Measurement)
             self._rechecks[problem, config] = outcome
@@ -175,7 +217,22 @@ class SweepResults:
             self._outcomes[step, problem, config] = outcome
 
 
+def _is_wrong(found: object) -> bool:
+    return isinstance(found, Failure) and found.stage == "verify"
+
+
 # Records ----------------------------------------------------------------------------------------------------
+
+
+def _place(gpu: str, step: Step, problem: Problem, config: Config, number: int | None) -> Record:
+    return {
+        "kind": "result",
+        "gpu": gpu,
+        "step": step,
+        "problem": dict(problem),
+        "config": config.document,
+        "round": number,
+    }
 
 
 def accepts(record: Record) -> bool:

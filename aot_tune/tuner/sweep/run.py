@@ -24,12 +24,14 @@ from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.pool import CompilePool
 from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.measure.supervise import GpuLostError
+from aot_tune.tuner.measure.trials import Strikes
 from aot_tune.tuner.plan.candidates import plan
 from aot_tune.tuner.sweep import predict
+from aot_tune.tuner.sweep.crew import Crew
 from aot_tune.tuner.sweep.decision import Decision, to_recheck
 from aot_tune.tuner.sweep.journal import Journal, JournalWriteError, check_resumable
 from aot_tune.tuner.sweep.kernel import KernelSweep, KernelTimes
-from aot_tune.tuner.sweep.progress import Progress
+from aot_tune.tuner.sweep.progress import InTurn, Progress
 from aot_tune.tuner.sweep.report import JOURNALS, SweepReport, SweepRequest, SweptKernel
 from aot_tune.tuner.sweep.results import SweepResults, accepts
 
@@ -66,16 +68,19 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
             f"{since} or later is needed to tune: pip install 'aot-tune[tune]'"
         )
     pool = partial(CompilePool, request.jobs or os.cpu_count() or 1, folder=request.cubins or CUBINS)
-    tune = predict.predict_kernel if request.predicts else _measure_kernel
+    progress = InTurn(progress)
     refused = _refused(request, progress)
     rows: list[SweptKernel] = []
-    with ExitStack() as stack:
+    with _crew(request, progress) as crew, ExitStack() as stack:
         feed = stack.enter_context(CompileFeed(pool))
         for found in request.kernels:
             row = refused.get(found.tunable.name)
             if row is None:
                 try:
-                    row = tune(request, found, feed, progress)
+                    if request.predicts:
+                        row = predict.predict_kernel(request, found, feed, progress)
+                    else:
+                        row = _measure_kernel(request, found, feed, crew, progress)
                 except AotTuneError as error:
                     row = _failed(request, found, error, progress)
                     stack.close()  # what is queued is the failed kernel's, and the feed may have ended
@@ -83,15 +88,29 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
             rows.append(row)
             if request.verbose:
                 _note_choices(row, progress)
+        gpus = crew.usage()
     report = SweepReport(
         arch=request.arch,
         device_name=next((row.device_name for row in rows if row.device_name), ""),
         rows=tuple(rows),
         seconds=monotonic() - started,
         resumed=sum(row.resumed for row in rows),
+        gpus=gpus,
     )
-    progress.finished(report.rows)
+    progress.finished(report.rows, report.gpus)
     return report
+
+
+def _crew(request: SweepRequest, progress: Progress) -> Crew:
+    """The GPUs that a request names; none where it predicts."""
+
+    def start(found: FoundKernel, index: int, strikes: Strikes) -> MeasureSession:
+        where = f"GPU {index}: " if len(request.gpus) > 1 else ""
+        return MeasureSession(
+            found, index, on_event=lambda line: progress.note(where + line), strikes=strikes
+        )
+
+    return Crew(request.gpus, start, progress.note)
 
 
 def _refused(request: SweepRequest, progress: Progress) -> dict[str, SweptKernel]:
@@ -106,9 +125,9 @@ def _refused(request: SweepRequest, progress: Progress) -> dict[str, SweptKernel
             for remark in declaration_remarks(found.tunable, request.arch):
                 progress.note(f"remark: {remark}")
     left = [found for found in request.kernels if found.tunable.name not in rows]
-    if request.gpu is None or request.fresh or not left:
+    if request.predicts or request.fresh or not left:
         return rows
-    with MeasureSession(left[0], request.gpu) as session:
+    with MeasureSession(left[0], request.gpus[0]) as session:
         conditions = session.identity()
     for found in left:
         try:
@@ -196,60 +215,57 @@ def present_table(path: Path) -> Table | None:
 
 
 def _measure_kernel(
-    request: SweepRequest, found: FoundKernel, feed: CompileFeed, progress: Progress
+    request: SweepRequest, found: FoundKernel, feed: CompileFeed, crew: Crew, progress: Progress
 ) -> SweptKernel:
-    """Sweep one kernel on the GPU and publish its table."""
-    assert request.gpu is not None
+    """Sweep one kernel on the GPUs and publish its table."""
     started, before = monotonic(), feed.counts()
     path = store.table_path(table_folder(request, found), request.arch, found.tunable.name)
     old = present_table(path)
-    with MeasureSession(found, request.gpu, on_event=progress.note) as session:
-        device = session.device()
-        planned = plan(found, request.arch, request.buckets(found), incumbent=old, device=device)
-        progress.started(
-            kernel=found.tunable.name,
-            arch=request.arch,
-            problems=len(planned.problems),
-            jobs=len(planned.jobs),
-            device=device.name,
+    device, conditions = crew.open(found)
+    planned = plan(found, request.arch, request.buckets(found), incumbent=old, device=device)
+    progress.started(
+        kernel=found.tunable.name,
+        arch=request.arch,
+        problems=len(planned.problems),
+        jobs=len(planned.jobs),
+        device=device.name if len(request.gpus) == 1 else f"{len(request.gpus)} {device.name}",
+    )
+    identity = _identity(conditions, request, found)
+    whole = _whole(request, found)
+    decision = Decision(planned, identity, old, whole=whole)
+    path_of_journal = _journal_path(request, found)
+    with Journal.open(path_of_journal, identity, accepts=accepts, fresh=request.fresh) as journal:
+        results = SweepResults(journal)
+        for line in _opened(journal, results, path_of_journal):
+            progress.note(line)
+        kernel_sweep = KernelSweep(
+            planned,
+            feed,
+            crew,
+            results,
+            progress,
+            portfolio=decision.portfolio,
+            exhaustive=request.exhaustive,
         )
-        conditions = session.identity()
-        identity = _identity(conditions, request, found)
-        whole = _whole(request, found)
-        decision = Decision(planned, identity, old, whole=whole)
-        path_of_journal = _journal_path(request, found)
-        with Journal.open(path_of_journal, identity, accepts=accepts, fresh=request.fresh) as journal:
-            results = SweepResults(journal, conditions["uuid"])
-            for line in _opened(journal, results, path_of_journal):
-                progress.note(line)
-            kernel_sweep = KernelSweep(
-                planned,
-                feed,
-                session,
-                results,
-                progress,
-                portfolio=decision.portfolio,
-                exhaustive=request.exhaustive,
+        swept = kernel_sweep.run()
+
+        def beside(there: Table | None) -> tuple[Table, list[str]]:
+            if there != decision.old:
+                decision.join(there)
+            table = _rechecked_table(kernel_sweep, decision, swept)
+            if broken := kernel_sweep.broken():
+                return table, [broken]
+            return table, publish.refusals(
+                table, there, found.tunable, wrong=swept.wrong, allow_worse=request.allow_worse
             )
-            swept = kernel_sweep.run()
 
-            def beside(there: Table | None) -> tuple[Table, list[str]]:
-                if there != decision.old:
-                    decision.join(there)
-                table = _rechecked_table(kernel_sweep, decision, swept)
-                if broken := kernel_sweep.broken():
-                    return table, [broken]
-                return table, publish.refusals(
-                    table, there, found.tunable, wrong=swept.wrong, allow_worse=request.allow_worse
-                )
-
-            published = publish.publish_beside(path, old, read=present_table, decide=beside)
-            table = published.table
-            for line in _remarks(decision, published, swept, whole=whole):
-                progress.note(line)
-            # The table holds the results now; the next sweep measures anew.
-            if not published.refusals and (kept := journal.retire()):
-                progress.note(kept)
+        published = publish.publish_beside(path, old, read=present_table, decide=beside)
+        table = published.table
+        for line in _remarks(decision, published, swept, whole=whole):
+            progress.note(line)
+        # The table holds the results now; the next sweep measures anew.
+        if not published.refusals and (kept := journal.retire()):
+            progress.note(kept)
     return SweptKernel(
         kernel=found.tunable.name,
         evidence="measured",
