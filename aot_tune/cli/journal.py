@@ -26,7 +26,7 @@ SUFFIXES = (".jsonl", ".done", ".old")
 """The ends of journals' names: one that goes on, one whose table is published, one that --fresh set aside."""
 
 COLUMNS = (
-    "journal", "kind", "gpu", "step", "problem", "config", "round", "mean_us", "error_margin_us",
+    "journal", "kind", "gpu", "step", "problem", "config", "round", "state", "mean_us", "error_margin_us",
     "num_samples", "provisional", "disturbed", "stage", "message", "key", "code", "transient", "measure_s",
     "verify_s",
 )  # fmt: skip
@@ -111,12 +111,16 @@ def contents(paths: Sequence[Path]) -> tuple[list[tuple[Path, JournalContent]], 
 
 
 def steps_of(content: JournalContent) -> dict[tuple[Problem, str], StepSummary]:
-    """The steps that a journal holds results of, by problem and step, in the journal's order."""
+    """The steps that a journal holds results of, by problem and step, in the journal's order.
+
+    A step in which the GPU's states are measured counts once for each state.
+    """
     steps: dict[tuple[Problem, str], StepSummary] = {}
     for record in content.records:
         if record["kind"] != "result":
             continue
-        step = steps.setdefault((Problem(record["problem"]), record["step"]), StepSummary())
+        what = record["step"] if record["state"] is None else f"{record['step']}: {record['state']}"
+        step = steps.setdefault((Problem(record["problem"]), what), StepSummary())
         outcome = outcome_of(record)
         config = Config(**record["config"])
         if isinstance(outcome, Failure):

@@ -20,6 +20,7 @@ nvml.install()
 
 import torch  # noqa: E402
 
+from aot_tune.tables.states import State  # noqa: E402
 from aot_tune.tuner.measure.worker import gpu  # noqa: E402
 from aot_tune.tuner.measure.worker.backend import RECHECK_SEEDS, Trial  # noqa: E402
 from aot_tune.tuner.measure.worker.verify import Case  # noqa: E402
@@ -238,7 +239,7 @@ class FaultyGpu(gpu.GpuBackend):
         injector.log(f"time {_Hardware.problem.size('M')} {name}")
         return super().time(trial)
 
-    def sample(self, trial: Trial) -> float:
+    def sample(self, trial: Trial, state: State) -> float:
         _Hardware.phase, name = "time", f"{trial.config['tile_m']}-{trial.config['tile_n']}"
         injector.log(f"sample {_Hardware.problem.size('M')} {name}")
-        return super().sample(trial)
+        return super().sample(trial, state)

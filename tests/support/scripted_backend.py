@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aot_tune.errors import ArgumentsError, DeclarationError
+from aot_tune.tables.states import State
 from aot_tune.tuner.measure.worker.backend import Trial
 from aot_tune.tuner.measure.worker.gpu_state import GpuState
 from aot_tune.tuner.outcome import Measurement, Stage
@@ -43,6 +44,9 @@ class Does:
 
     in_turn: Sequence[float] = ()
     """What one launch takes, in turn; as `us` without it."""
+
+    in_states: Mapping[str, float] = field(default_factory=dict)
+    """What one launch takes in a state of the GPU; as `in_turn` without it."""
 
     margin_us: float = 0.01
     """The error margin of each."""
@@ -229,9 +233,11 @@ class ScriptedBackend:
     def busy(self, seconds: float) -> None:
         self._log(f"busy {seconds}")
 
-    def sample(self, trial: Trial) -> float:
+    def sample(self, trial: Trial, state: State) -> float:
         name, does = self._asked(trial, "sample")
         self._launch(name, does)
+        if state in does.in_states:
+            return does.in_states[state]
         return (does.in_turn or does.us)[self._count(f"samples of {name}") % len(does.in_turn or does.us)]
 
     def healthy(self) -> bool:

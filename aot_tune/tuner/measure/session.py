@@ -31,6 +31,7 @@ from types import TracebackType
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.nvidia import cutile
+from aot_tune.tables.states import State
 from aot_tune.tuner.measure.gpu_lock import GpuLock
 from aot_tune.tuner.measure.rounds import MOST_ROUNDS, combined, in_turn, settled
 from aot_tune.tuner.measure.supervise import Limits, Supervisor
@@ -222,6 +223,36 @@ class MeasureSession:
             if not survivors or settled(survivors):
                 break
         return [failures.get(config) or combined(config, rounds[config]) for config in configs]
+
+    def time_in_state(
+        self,
+        state: State,
+        problem: Problem,
+        configs: Cubins,
+        *,
+        on_outcome: Callable[[Outcome], None] = ignore,
+    ) -> list[Outcome]:
+        """Time verified configs in one of the GPU's states, launch by launch, in turn.
+
+        Args:
+            state: The state.
+            problem: The problem.
+            configs: The configs; they were measured before, and are not verified again.
+            on_outcome: Receives each outcome as soon as it stands.
+
+        Returns:
+            One outcome for each config, in their order.
+
+        Raises:
+            GpuLostError: The GPU does not come back.
+            ProblemFailedError: The problem's arguments cannot be made.
+            DeclarationError: The declaration is wrong.
+        """
+        run = TrialRun(
+            "time_in_state", problem, configs, self._strikes, self._pace, on_outcome, more={"state": state}
+        )
+        outcomes = self._run(run, problem, configs, SEEDS).values()
+        return [outcome for outcome in outcomes if outcome is not None]
 
     def _round(
         self,

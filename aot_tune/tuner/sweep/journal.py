@@ -28,9 +28,9 @@ Record = dict[str, Any]
 Accepts = Callable[[Record], bool]
 """Says whether a record of this schema has the content that its reader expects."""
 
-SCHEMA = 2
+SCHEMA = 3
 """The version of the records' form. Journals of schema 1 held the results of a whole step in one record, and
-their first line names no schema."""
+their first line names no schema; those of schema 2 knew one state of the GPU."""
 
 MOST_RECORD_BYTES = 16_384
 """Most bytes of a record, its checksum and length not counted. A record holds one measurement, of which the

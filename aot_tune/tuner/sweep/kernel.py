@@ -1,10 +1,14 @@
 """Measure one kernel: candidates at edges, a portfolio, the portfolio everywhere. Writes no table.
 
-1. *Candidates*: at each bucket's edge the configs of the shortlist are verified and timed once; those near
-   the fastest are timed again, interleaved (the finals).
+1. *Candidates*: at each bucket's edge the configs of the shortlist are verified and timed once; those that
+   may win are timed in the GPU's other states; those near the fastest are timed again, interleaved (the
+   finals).
 2. *Portfolio*: a few configs are chosen over all edges.
 3. *Portfolio times*: at each edge and at each point inside its bucket the portfolio and the default are
-   verified and timed; at the edges those near the fastest are timed again, interleaved (the run-off).
+   verified and timed, in the GPU's other states as well; at the edges those near the fastest are timed again,
+   interleaved (the run-off).
+
+A config that is fast in one state of the GPU and slow in another is near the fastest only if it is in both.
 
 Each problem of a step is a task of its own, which one GPU of the crew does: what is compared was timed on one
 card. Steps wait for all of their problems. What is chosen does not depend on which GPU did what, nor on their
@@ -28,6 +32,14 @@ from pathlib import Path
 from time import monotonic
 from typing import Literal
 
+from aot_tune.tables.states import State
+from aot_tune.tuner.choose.states import (
+    MOST_CONTENDERS,
+    StateTimes,
+    contenders,
+    in_worst_state,
+    states_beside,
+)
 from aot_tune.tuner.choose.times import as_of_first_run, finalists
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled, CompileJob, CompileResult, compiles_nowhere
@@ -48,6 +60,7 @@ LONG_US = 200.0
 each config is launched, compared and timed a few dozen times."""
 
 Times = dict[Problem, Mapping[Config, Measurement]]
+_Run = dict[Config, Measurement]
 
 
 @dataclass(kw_only=True)
@@ -62,6 +75,12 @@ class KernelTimes:
 
     portfolio_times: Times = field(default_factory=dict)
     """At each edge and each point inside, the times of the portfolio and the default, taken together."""
+
+    candidate_states: dict[Problem, StateTimes] = field(default_factory=dict)
+    """At each edge, the times of the candidates that may win in the GPU's other states."""
+
+    portfolio_states: dict[Problem, StateTimes] = field(default_factory=dict)
+    """At each edge and each point inside, the times of the portfolio and the default in the other states."""
 
     runoffs: Times = field(default_factory=dict)
     """At each edge, the times of the default and of the configs near the fastest, timed again,
@@ -243,18 +262,20 @@ class KernelSweep:
         for failure in listed.failures:
             self._report_failure("compile", each.problem, failure)
         keep = [each.default, *([each.incumbent] if each.incumbent else [])]
-        times, finals = self._timed("candidates", each, listed.configs, seat, keep=keep)
+        times, states, finals = self._timed("candidates", each, listed.configs, seat, keep=keep)
         times.update(as_of_first_run(times, finals))
         # Configs that launch the same code the same way take the same time: one measurement counts for both.
         for twin, leader in listed.twins.items():
-            if leader in times:
-                times[twin] = replace(times[leader], config=twin)
+            for known in (times, *states.values()):
+                if leader in known:
+                    known[twin] = replace(known[leader], config=twin)
         self._swept.candidates[each.problem] = times
+        self._swept.candidate_states[each.problem] = states
 
     def _measure_portfolios(self) -> None:
         """Time the portfolio and the default at every edge that has times, and at the points inside."""
         swept, kernel = self._swept, self._plan.kernel
-        swept.portfolio_times, swept.runoffs = {}, {}
+        swept.portfolio_times, swept.portfolio_states, swept.runoffs = {}, {}, {}
         members = [config for config in swept.portfolio if config not in swept.wrong]
         problems = {
             problem: edge
@@ -276,8 +297,11 @@ class KernelSweep:
 
     def _measure_portfolio(self, each: ProblemPlan, seat: Seat, *, finals: bool) -> None:
         members = [config for config in each.candidates if config not in self._swept.wrong]
-        times, runoff = self._timed("portfolio", each, members, seat, keep=[each.default], finals=finals)
+        times, states, runoff = self._timed(
+            "portfolio", each, members, seat, keep=[each.default], finals=finals
+        )
         self._swept.portfolio_times[each.problem] = times
+        self._swept.portfolio_states[each.problem] = states
         if finals:
             self._swept.runoffs[each.problem] = runoff
 
@@ -307,6 +331,8 @@ class KernelSweep:
                 swept.unopened[problem] = error.reason
                 for times in (swept.candidates, swept.portfolio_times, swept.runoffs):
                     times.pop(problem, None)
+                for states in (swept.candidate_states, swept.portfolio_states):
+                    states.pop(problem, None)
             self._progress.note(f"{self._plan.kernel.tunable.name} {problem}: left out: {error.reason}")
 
     def _timed(
@@ -318,24 +344,43 @@ class KernelSweep:
         *,
         keep: Sequence[Config],
         finals: bool = True,
-    ) -> tuple[dict[Config, Measurement], dict[Config, Measurement]]:
-        """Verify and time configs, then time those near the fastest again, interleaved; return both runs."""
+    ) -> tuple[_Run, dict[State, _Run], _Run]:
+        """Verify and time configs, time those that may win in the GPU's other states, and those near the
+        fastest again, interleaved; return the times of each.
+
+        A config that fails in a state has no time at all.
+        """
         problem, results = each.problem, self._results
+        states_step: Step = "candidate states" if step == "candidates" else "portfolio states"
         final_step: Step = "candidate finals" if step == "candidates" else "portfolio finals"
 
-        def lacks(step: Step, configs: Iterable[Config]) -> bool:
-            return any(results.outcome(step, problem, config) is None for config in configs)
+        def lacks(step: Step, configs: Iterable[Config], state: State | None = None) -> bool:
+            return any(results.outcome(step, problem, config, state) is None for config in configs)
+
+        def contend(times: _Run) -> dict[State, list[Config]]:
+            chosen = contenders(times, keep, most=MOST_CONTENDERS if step == "candidates" else None)
+            return {state: chosen for state in states_beside(times)} if chosen else {}
+
+        def near(times: _Run, states: StateTimes) -> list[Config]:
+            return finalists(in_worst_state(times, states), keep) if finals else []
 
         if results.owner(step, problem) not in (None, seat.gpu):
-            there = finalists(self._times(step, problem, configs), keep) if finals else []
-            if lacks(step, configs) or lacks(final_step, there):
+            there = self._times(step, problem, configs)
+            asked = contend(there)
+            states = {state: self._times(states_step, problem, asked[state], state) for state in asked}
+            if (
+                lacks(step, configs)
+                or any(lacks(states_step, asked[state], state) for state in asked)
+                or lacks(final_step, near(_in_all(there, states, asked), states))
+            ):
                 results.release(step, problem)
                 seat.session.forget_faults(problem)
         times = self._measured(step, each, configs, seat)
-        best = finalists(times, keep)
-        if not finals or not best:
-            return times, {}
-        return times, self._raced(final_step, each, best, seat)
+        asked = contend(times)
+        states = {state: self._in_state(state, states_step, each, asked[state], seat) for state in asked}
+        times = _in_all(times, states, asked)
+        best = near(times, states)
+        return times, states, self._raced(final_step, each, best, seat) if best else {}
 
     def _measured(
         self, step: Step, each: ProblemPlan, configs: Sequence[Config], seat: Seat
@@ -363,6 +408,24 @@ class KernelSweep:
             self._settle(step, problem, outcomes, seat)
         return self._times(step, problem, configs)
 
+    def _in_state(
+        self, state: State, step: Step, each: ProblemPlan, configs: Sequence[Config], seat: Seat
+    ) -> _Run:
+        """The times in one of the GPU's states. What the journal holds is not measured again."""
+        problem = each.problem
+        missing = self._missing(step, problem, configs, seat, state)
+        if missing:
+            cubins = self._cubins(step, each, missing, seat)
+            with self._spending(step, problem, seat):
+                outcomes = seat.session.time_in_state(
+                    state,
+                    problem,
+                    cubins,
+                    on_outcome=lambda outcome: self._stands(step, problem, outcome, seat, state=state),
+                )
+            self._settle(step, problem, outcomes, seat, state)
+        return self._times(step, problem, configs, state)
+
     def _raced(
         self, step: Step, each: ProblemPlan, configs: Sequence[Config], seat: Seat
     ) -> dict[Config, Measurement]:
@@ -381,11 +444,18 @@ class KernelSweep:
             self._settle(step, problem, outcomes, seat)
         return self._times(step, problem, configs)
 
-    def _missing(self, step: Step, problem: Problem, configs: Sequence[Config], seat: Seat) -> list[Config]:
+    def _missing(
+        self,
+        step: Step,
+        problem: Problem,
+        configs: Sequence[Config],
+        seat: Seat,
+        state: State | None = None,
+    ) -> list[Config]:
         """The configs without an outcome. Faults and wrong results in the journal count as if made here."""
         missing = []
         for config in configs:
-            outcome = self._results.outcome(step, problem, config)
+            outcome = self._results.outcome(step, problem, config, state)
             if outcome is None:
                 missing.append(config)
             elif isinstance(outcome, Failure):
@@ -395,22 +465,38 @@ class KernelSweep:
         return missing
 
     def _stands(
-        self, step: Step, problem: Problem, outcome: Outcome, seat: Seat, number: int | None = None
+        self,
+        step: Step,
+        problem: Problem,
+        outcome: Outcome,
+        seat: Seat,
+        number: int | None = None,
+        *,
+        state: State | None = None,
     ) -> None:
         """Keep an outcome, then tell of it."""
-        self._results.write(step, problem, outcome, number, gpu=seat.gpu)
+        self._results.write(step, problem, outcome, number, gpu=seat.gpu, state=state)
         if isinstance(outcome, Failure):
             self._note_failure(step, problem, outcome)
 
-    def _settle(self, step: Step, problem: Problem, outcomes: Iterable[Outcome], seat: Seat) -> None:
+    def _settle(
+        self,
+        step: Step,
+        problem: Problem,
+        outcomes: Iterable[Outcome],
+        seat: Seat,
+        state: State | None = None,
+    ) -> None:
         """Keep the outcomes of a request that were not told as they came."""
         for outcome in outcomes:
-            there = self._results.outcome(step, problem, outcome.config)
+            there = self._results.outcome(step, problem, outcome.config, state)
             if there != outcome and not (isinstance(there, Failure) and isinstance(outcome, Failure)):
-                self._stands(step, problem, outcome, seat)
+                self._stands(step, problem, outcome, seat, state=state)
 
-    def _times(self, step: Step, problem: Problem, configs: Sequence[Config]) -> dict[Config, Measurement]:
-        outcomes = {config: self._results.outcome(step, problem, config) for config in configs}
+    def _times(
+        self, step: Step, problem: Problem, configs: Sequence[Config], state: State | None = None
+    ) -> _Run:
+        outcomes = {config: self._results.outcome(step, problem, config, state) for config in configs}
         return {config: one for config, one in outcomes.items() if isinstance(one, Measurement)}
 
     @contextmanager
@@ -498,3 +584,9 @@ class KernelSweep:
 def _ordered(times: Times, order: Iterable[Problem]) -> Times:
     """The same times in an order that does not depend on which GPU was the first."""
     return {problem: times[problem] for problem in order if problem in times}
+
+
+def _in_all(times: _Run, states: StateTimes, asked: Mapping[State, Sequence[Config]]) -> _Run:
+    """The times without those of configs that failed in a state of the GPU."""
+    failed = {config for state, configs in asked.items() for config in configs if config not in states[state]}
+    return {config: time for config, time in times.items() if config not in failed}

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
 from aot_tune.errors import AotTuneError, TuneError
+from aot_tune.tables.states import State
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileResult, is_transient
 from aot_tune.tuner.measure.rounds import usable
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
@@ -23,10 +24,19 @@ from aot_tune.tuner.sweep.journal import Journal, Record
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
-Step = Literal["candidates", "candidate finals", "portfolio", "portfolio finals", "recheck"]
-"""A step of a sweep, in this order: all candidates are measured at an edge once; those near the fastest
-again, interleaved; the portfolio at an edge or a point inside its bucket; at an edge those near the fastest
-again; the winners are verified once more in a fresh process (``recheck``)."""
+Step = Literal[
+    "candidates",
+    "candidate states",
+    "candidate finals",
+    "portfolio",
+    "portfolio states",
+    "portfolio finals",
+    "recheck",
+]
+"""A step of a sweep, in this order: all candidates are measured at an edge once; those that may win, in the
+GPU's other states; those near the fastest again, interleaved; the portfolio at an edge or a point inside its
+bucket; there in the other states; at an edge those near the fastest again; the winners are verified once more
+in a fresh process (``recheck``)."""
 
 Kind = Literal["compile", "result", "spent"]
 """The kinds of records: a compilation's result, a config's result in a step, and the time that a step took.
@@ -37,8 +47,8 @@ MESSAGE_BYTES = 4096
 
 _CUT = " [cut]"
 
-Place = tuple[Step, Problem, Config]
-"""The place of a result in the whole sweep."""
+Place = tuple[Step, Problem, Config, "State | None"]
+"""The place of a result in the whole sweep; its last part is the GPU's state in the steps of states."""
 
 Pass = Literal["candidates", "portfolio"]
 """What one GPU measures of a problem without another one: all candidates with their finals, or the portfolio
@@ -46,10 +56,15 @@ with its finals."""
 
 _PASSES: Mapping[Step, Pass] = {
     "candidates": "candidates",
+    "candidate states": "candidates",
     "candidate finals": "candidates",
     "portfolio": "portfolio",
+    "portfolio states": "portfolio",
     "portfolio finals": "portfolio",
 }
+
+_OF_STATES = ("candidate states", "portfolio states")
+"""The steps whose results each belong to one of the GPU's states."""
 
 
 class SweepResults:
@@ -82,17 +97,19 @@ class SweepResults:
 
     # What is there ------------------------------------------------------------------------------------------
 
-    def outcome(self, step: Step, problem: Problem, config: Config) -> Outcome | None:
-        """The outcome that stands; None where there is none yet."""
-        return self._outcomes.get((step, problem, config))
+    def outcome(
+        self, step: Step, problem: Problem, config: Config, state: State | None = None
+    ) -> Outcome | None:
+        """The outcome that stands; None where there is none yet. A step of states has one for each state."""
+        return self._outcomes.get((step, problem, config, state))
 
     def provisional(self, step: Step, problem: Problem, config: Config) -> Measurement | None:
         """The time that was to be taken again, in turn with those of rivals; None where there is none."""
-        return self._provisional.get((step, problem, config))
+        return self._provisional.get((step, problem, config, None))
 
     def rounds(self, step: Step, problem: Problem, config: Config) -> list[Measurement]:
         """The times of the rounds so far, in their order."""
-        rounds = self._rounds.get((step, problem, config), {})
+        rounds = self._rounds.get((step, problem, config, None), {})
         return [rounds[number] for number in sorted(rounds)]
 
     def owner(self, step: Step, problem: Problem) -> str | None:
@@ -118,7 +135,14 @@ class SweepResults:
     # What is added ------------------------------------------------------------------------------------------
 
     def write(
-        self, step: Step, problem: Problem, outcome: Outcome, number: int | None = None, *, gpu: str
+        self,
+        step: Step,
+        problem: Problem,
+        outcome: Outcome,
+        number: int | None = None,
+        *,
+        gpu: str,
+        state: State | None = None,
     ) -> None:
         """Write a config's outcome, or its time in the round `number`, to disk. Then it stands.
 
@@ -128,12 +152,13 @@ class SweepResults:
             outcome: The outcome.
             number: The round; None outside of rounds.
             gpu: The uuid of the GPU that measured it.
+            state: The GPU's state, in a step of states.
 
         Raises:
             JournalWriteError: It could not be written; nothing may be reported as done.
         """
-        record = {**_place(gpu, step, problem, outcome.config, number), **_outcome_record(outcome)}
-        self._append(record)
+        place = _place(gpu, step, problem, outcome.config, number)
+        self._append({**place, "state": state, **_outcome_record(outcome)})
 
     def release(self, step: Step, problem: Problem) -> None:
         """Count nothing any more that another GPU measured in the pass of this step, but wrong results.
@@ -210,11 +235,11 @@ class SweepResults:
             assert not isinstance(outcome, Measurement)
             self._rechecks[problem, config] = outcome
         elif isinstance(outcome, Measurement) and record["round"] is not None:
-            self._rounds.setdefault((step, problem, config), {})[record["round"]] = outcome
+            self._rounds.setdefault((step, problem, config, None), {})[record["round"]] = outcome
         elif isinstance(outcome, Measurement) and outcome.provisional:
-            self._provisional[step, problem, config] = outcome
+            self._provisional[step, problem, config, None] = outcome
         elif outcome is not None:
-            self._outcomes[step, problem, config] = outcome
+            self._outcomes[step, problem, config, record["state"]] = outcome
 
 
 def _is_wrong(found: object) -> bool:
@@ -232,6 +257,7 @@ def _place(gpu: str, step: Step, problem: Problem, config: Config, number: int |
         "problem": dict(problem),
         "config": config.document,
         "round": number,
+        "state": None,
     }
 
 
@@ -278,6 +304,9 @@ def _is_sound(record: Record) -> bool:
         return isinstance(record["key"], str) and isinstance(record.get("message", ""), str)
     number = record["round"]
     if number is not None and (type(number) is not int or number < 0):
+        return False
+    state = record["state"]
+    if state not in ((None,) if record["step"] not in _OF_STATES else get_args(State)):
         return False
     outcome = outcome_of(record)
     if outcome is None or isinstance(outcome, Failure):

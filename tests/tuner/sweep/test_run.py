@@ -14,6 +14,7 @@ import pytest
 from aot_tune.declare.declaration import Close, Work
 from aot_tune.errors import AotTuneError, DeclarationError, JournalMismatchError, StoreError, TuneError
 from aot_tune.tables import store, writer
+from aot_tune.tables.states import State
 from aot_tune.tables.table import Table
 from aot_tune.tuner.measure.supervise import GpuLostError, ProblemFailedError
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
@@ -133,6 +134,22 @@ class Session:
                     self._told("finals", problem, config, number)
                     on_round(number, self._outcome(problem, config))
         return [self._outcome(problem, config) for config in configs]
+
+    def time_in_state(
+        self,
+        state: State,
+        problem: Problem,
+        configs: Mapping[Config, Path | None],
+        *,
+        on_outcome: Callable[[Outcome], None],
+    ) -> list[Outcome]:
+        self._open(state, problem, configs)
+        outcomes = []
+        for config in configs:
+            outcomes.append(self._outcome(problem, config))
+            self._told(state, problem, config)
+            on_outcome(outcomes[-1])
+        return outcomes
 
     def recheck(self, problem: Problem, configs: Mapping[Config, Path | None]) -> list[Failure]:
         self._begin()

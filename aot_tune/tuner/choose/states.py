@@ -1,0 +1,83 @@
+"""Judge configs by their times in several states of the GPU: the worst one counts. Pure.
+
+Without states everything here says what the times alone say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from aot_tune.tables.states import State
+from aot_tune.tuner.measure.rounds import LONG_US
+from aot_tune.tuner.outcome import Measurement
+from aot_tune.values.config import Config
+
+NEAR = 1.25
+"""Configs that take at most this many times as long as the fastest are timed in the other states. In every
+state measured so far, one that was further behind lost (H200)."""
+
+MOST_CONTENDERS = 8
+"""Most candidates that are timed in the other states, beside the default and the incumbent."""
+
+StateTimes = Mapping[State, Mapping[Config, Measurement]]
+"""A state to each config's time there; configs that were not timed there are missing."""
+
+
+def states_beside(times: Mapping[Config, Measurement]) -> tuple[State, ...]:
+    """The states in which a problem is timed beside the one in which these times were taken.
+
+    Long kernels were timed under load, so that ``read`` is another state; short ones were timed in it.
+    """
+    fastest = min((time.mean_us for time in times.values()), default=0.0)
+    return ("read", "written", "tight") if fastest >= LONG_US else ("written", "tight")
+
+
+def contenders(
+    times: Mapping[Config, Measurement], keep: Sequence[Config], *, most: int | None = None
+) -> list[Config]:
+    """The configs to time in the other states, the fastest first; none where there is no choice to make.
+
+    Args:
+        times: The times of one problem.
+        keep: Configs that are among them however slow they are, where they have a time.
+        most: Most configs besides; any number when None.
+    """
+    ranked = sorted(times, key=lambda config: times[config].mean_us)
+    if not ranked:
+        return []
+    limit = NEAR * times[ranked[0]].mean_us
+    near = [config for config in ranked if times[config].mean_us <= limit][:most]
+    found = list(dict.fromkeys([*near, *(config for config in keep if config in times)]))
+    return found if len(found) > 1 else []
+
+
+def in_worst_state(times: Mapping[Config, Measurement], states: StateTimes) -> dict[Config, Measurement]:
+    """Each config's time, lengthened until it is as far behind the fastest as in the config's worst state.
+
+    The margin of error is that of its worst state, lengthened likewise. `aot_tune.tables.states.worst_times`
+    does the same to a table's points.
+    """
+    fastest = min((time.mean_us for time in times.values()), default=0.0)
+    worst = {config: (time.mean_us / fastest, time) for config, time in times.items()}
+    for known in states.values():
+        here = {config: known[config] for config in times if config in known}
+        best = min((time.mean_us for time in here.values()), default=0.0)
+        for config, time in here.items():
+            if (ratio := time.mean_us / best) > worst[config][0]:
+                worst[config] = ratio, time
+    return {
+        config: time if time is times[config] else _lengthened(time, ratio * fastest)
+        for config, (ratio, time) in worst.items()
+    }
+
+
+def _lengthened(time: Measurement, us: float) -> Measurement:
+    return replace(time, mean_us=us, error_margin_us=time.error_margin_us * us / time.mean_us)
+
+
+def mean_ratio(config: Config, other: Config, runs: Sequence[Mapping[Config, Measurement]]) -> float:
+    """The geometric mean of a config's times over those of another, over the runs that have both."""
+    ratios = [run[config].mean_us / run[other].mean_us for run in runs if config in run and other in run]
+    return math.exp(math.fsum(map(math.log, ratios)) / len(ratios)) if ratios else 1.0
