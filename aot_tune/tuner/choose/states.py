@@ -10,9 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from aot_tune.tables.states import State
-from aot_tune.tuner.measure.rounds import LONG_US
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.values.config import Config
+
+LONG_US = 200.0
+"""Kernels of this time or more, in microseconds, count as long. The times of shorter ones stay within 1 %
+from run to run (H200), and timing them in turn under load separates them less well: a table of small products
+made that way was 2 % slower."""
 
 NEAR = 1.25
 """Configs that take at most this many times as long as the fastest are timed in the other states. In every

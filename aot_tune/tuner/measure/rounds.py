@@ -34,11 +34,6 @@ RESOLUTION_US = 0.5
 SHORTEST_US = 0.1
 """A shorter time was not measured, microseconds: an empty grid takes ten times as long."""
 
-LONG_US = 200.0
-"""Kernels of this time or more, in microseconds, count as long. The times of shorter ones stay within 1 %
-from run to run (H200), and timing them in turn separates them less well: a table of small products made that
-way was 2 % slower."""
-
 TIED = 0.01
 """Noise below this fraction of the fastest time ends the finals: it is half of the tie band, and further
 rounds cannot separate two tied configs."""

@@ -37,8 +37,9 @@ from typing import NoReturn
 
 from aot_tune.errors import DeclarationError
 from aot_tune.tables.states import State
+from aot_tune.tuner.choose.states import LONG_US
 from aot_tune.tuner.choose.times import is_tie
-from aot_tune.tuner.measure.rounds import LONG_US, RESOLUTION_US, from_samples, in_turn, usable
+from aot_tune.tuner.measure.rounds import RESOLUTION_US, from_samples, in_turn, usable
 from aot_tune.tuner.measure.worker.backend import Backend, Done, Poisoned, Running, Trial
 from aot_tune.tuner.measure.worker.gpu_state import GpuState
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
