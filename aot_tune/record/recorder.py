@@ -6,8 +6,9 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any
 from aot_tune.declare.fingerprint.hashing import kernel_hash
 from aot_tune.errors import AotTuneError, JournalMismatchError, NotRecordableError, TuneError
 from aot_tune.nvidia import cutile
+from aot_tune.nvidia.nvml import visible_gpus
+from aot_tune.record.ahead import Ahead, Tried
 from aot_tune.record.journal import SearchJournal
 from aot_tune.record.launches import Launches
 from aot_tune.record.search import (
@@ -94,13 +97,19 @@ class _Won:
         return time.mean_us / self.entry.mean_us if time is not None else math.inf
 
 
+def ahead_of(index: int) -> Ahead | None:
+    """What tries configs on a GPU ahead; None without a GPU."""
+    return Ahead(index, JOURNALS / "cubins") if visible_gpus() else None
+
+
 class Recorder:
     """Records the searches of this process.
 
     Args:
         out: The folder of tables; None for that of each library's own package.
         package: Record only kernels of this package; None for all.
-        say: Receives each line for a person.
+        ahead: Makes what tries configs of a GPU, by its number, before this process runs them; None where
+            there is nothing to try them on.
     """
 
     def __init__(
@@ -108,11 +117,12 @@ class Recorder:
         *,
         out: Path | None = None,
         package: str | None = None,
-        say: Callable[[str], None] = lambda line: None,
+        ahead: Callable[[int], Ahead | None] = ahead_of,
     ) -> None:
         self._out = out
         self._package = package
-        self._say = say
+        self._ahead_of = ahead
+        self._ahead: dict[int, Ahead | None] = {}
         self._counts: dict[str, int] = {}
         self._won: dict[str, list[_Won]] = {}
         self._problems: dict[str, list[Identified]] = {}
@@ -151,8 +161,11 @@ class Recorder:
             return call.search()
 
     def end(self) -> None:
-        """Look at launches no longer."""
+        """Look at launches no longer, and end what tries configs ahead."""
         self._launches.end()
+        for ahead in self._ahead.values():
+            if ahead is not None:
+                ahead.close()
 
     def _remark_on_launch(self, function: Any, remark: str) -> None:
         """Tell it at each place that searched the kernel."""
@@ -217,7 +230,8 @@ class Recorder:
             journal_path = JOURNALS / str(device.arch) / path.with_suffix(".jsonl").name
             with _journal(journal_path, identity) as journal:
                 outcomes = SearchJournal(journal, f"{key}.{number}")
-                search = LibrarySearch(call, known, outcomes, index)
+                tried = partial(self._tried, call, site, kernel, digest, device, index)
+                search = LibrarySearch(call, known, outcomes, index, tried)
                 found = search.run()
         except TuneError as error:
             site.remarks[f"not recorded: {error}"] = None
@@ -252,6 +266,22 @@ class Recorder:
         except AotTuneError as error:  # such as a full disk
             site.remarks[f"not recorded: {error}"] = None
         return as_result(call, found)
+
+    def _tried(
+        self, call: SearchCall, site: Site, kernel: Any, digest: str, device: Device, index: int,
+        places: Sequence[int],
+    ) -> Mapping[int, Tried]:  # fmt: skip
+        """Try configs ahead; where that is not possible, the author is told why."""
+        if index not in self._ahead:
+            self._ahead[index] = self._ahead_of(index)
+        ahead = self._ahead[index]
+        if ahead is None or not places:
+            return {}
+        try:
+            return ahead.tried(call, kernel, digest, device.arch, places)
+        except NotRecordableError as error:
+            site.remarks[f"its configs are not tried in another process first: {error}"] = None
+            return {}
 
     def _entry(
         self, call: SearchCall, known: Identified, search: LibrarySearch, found: Searched, device: Device

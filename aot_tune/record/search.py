@@ -1,7 +1,8 @@
 """Make a library's search once, by this project's ways, in the process where its tensors are.
 
-1. Each config is launched once on what the tensors held before; one whose outputs differ from the first
-   config's cannot win, because the library gives no reference to compare with.
+1. Each config is tried ahead where that is possible (`aot_tune.record.ahead`): one that would end this
+   process is passed over. Then it is launched once on what the tensors held before; one whose outputs differ
+   from the first config's cannot win, because the library gives no reference to compare with.
 2. Each right config is timed. Those near the fastest are timed again, interleaved in rounds, until their
    order is outside the noise.
 3. Configs that tie go to the one that comes first in the search space.
@@ -13,12 +14,13 @@ process: it is passed over in the next run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from aot_tune.errors import NotRecordableError
 from aot_tune.nvidia import cutile
+from aot_tune.record.ahead import Tried
 from aot_tune.record.journal import SearchJournal
 from aot_tune.record.memory import Memory, observed, saved
 from aot_tune.recorded.problem import Problem, read_argument, read_problem
@@ -70,7 +72,7 @@ class WrongResultError(Exception):
 
 
 class PassedOverError(Exception):
-    """A config is not tried, because it ended the process in an earlier run."""
+    """A config is not tried, because it ended this process in an earlier run, or one that tried it first."""
 
 
 def identified(call: SearchCall, texts: tuple[str, ...], device: Device) -> Identified:
@@ -115,15 +117,23 @@ class LibrarySearch:
         known: What the search is for.
         journal: Takes each outcome.
         device_index: The GPU.
+        ahead: Tries configs, named by their places, before this process runs them.
     """
 
     def __init__(
-        self, call: SearchCall, known: Identified, journal: SearchJournal, device_index: int
+        self,
+        call: SearchCall,
+        known: Identified,
+        journal: SearchJournal,
+        device_index: int,
+        ahead: Callable[[Sequence[int]], Mapping[int, Tried]] = lambda places: {},
     ) -> None:
         self._call = call
         self._known = known
         self._journal = journal
         self._device_index = device_index
+        self._ahead = ahead
+        self._tried: Mapping[int, Tried] = {}
         self._names = known.problem.names
         self._memory: Memory | None = None
         self._original: tuple[Any, ...] = ()
@@ -132,8 +142,10 @@ class LibrarySearch:
 
     def run(self) -> Searched:
         """Do all of it; the tensors are restored whatever happens."""
+        places = range(len(self._call.space))
         try:
-            for at in range(len(self._call.space)):
+            self._tried = self._ahead([at for at in places if self._is_new(at)])
+            for at in places:
                 self._measure(at)
             self._finals()
         finally:
@@ -148,7 +160,11 @@ class LibrarySearch:
             hints = self._call.hints_fn(config) if self._call.hints_fn is not None else {}
             # A plain kernel would compile again in each round: cuTile's search asks it for one without hints.
             kernel = self._call.kernel_of(config)
-            self._kernels[at] = cutile.with_hints(kernel, hints, cubins=lambda signature, arch: None)
+            tried = self._tried.get(at)
+            cubins = {} if tried is None else {tried.cubin.symbol: tried.cubin}
+            self._kernels[at] = cutile.with_hints(
+                kernel, hints, cubins=lambda signature, arch: cubins.get(signature)
+            )
         return self._kernels[at]
 
     def args(self, at: int) -> tuple[Any, ...]:
@@ -160,6 +176,10 @@ class LibrarySearch:
 
     # One config ---------------------------------------------------------------------------------------------
 
+    def _is_new(self, at: int) -> bool:
+        """Whether a config will run, and no earlier run has shown that it lets the process live."""
+        return self._journal.outcome(at) is None and not self._journal.killed(at)
+
     def _measure(self, at: int) -> None:
         known = self._journal.outcome(at)
         # The first that runs must run in this process too: the others are compared with what it leaves.
@@ -168,6 +188,9 @@ class LibrarySearch:
             return
         if self._journal.killed(at):
             self._fail(at, PassedOverError("it ended the process in an earlier run"))
+            return
+        if at in self._tried and self._tried[at].killed:
+            self._fail(at, PassedOverError(self._tried[at].killed))
             return
         self._journal.begin(at)
         try:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import IO, Any, Literal, get_args
 
+from aot_tune.environment import AT_START
 from aot_tune.errors import TuneError
 from aot_tune.tuner.process.codec import MOST_BYTES, MessageError, decode
 from aot_tune.tuner.process.worker_main import HEADER, send
@@ -143,7 +144,8 @@ class Worker:
                 stderr=self._stderr,
                 pass_fds=theirs,
                 start_new_session=True,
-                env={**os.environ, **(environment or {})},
+                # A child of a program of `aot-tune record` or `run` is not a part of that program.
+                env={**os.environ, AT_START: "", **(environment or {})},
             )
         finally:
             for descriptor in theirs:
