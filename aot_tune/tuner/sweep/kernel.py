@@ -49,6 +49,7 @@ from aot_tune.tuner.plan.candidates import ProblemPlan, SweepPlan, plan_only
 from aot_tune.tuner.plan.model import least_us
 from aot_tune.tuner.plan.shortlist import shortlist
 from aot_tune.tuner.plan.sizes import sizes_inside
+from aot_tune.tuner.sweep.cards import DefaultTwice, disagreements
 from aot_tune.tuner.sweep.crew import Crew, Seat, Task
 from aot_tune.tuner.sweep.progress import CompileReporter, Progress
 from aot_tune.tuner.sweep.results import Step, SweepResults
@@ -212,6 +213,18 @@ class KernelSweep:
         """The reason why no compilation of this kernel succeeded; None where one did."""
         with self._lock:
             return compiles_nowhere(self._compiled.values())
+
+    def disagreements(self) -> list[str]:
+        """A line for each two GPUs that disagree on the defaults at the edges."""
+        results, found = self._results, []
+        for each in self._plan.problems:
+            problem, default = each.problem, each.default
+            first, second = results.owner("candidates", problem), results.owner("portfolio", problem)
+            one = results.outcome("candidates", problem, default)
+            other = results.outcome("portfolio", problem, default)
+            if first and second and isinstance(one, Measurement) and isinstance(other, Measurement):
+                found.append(DefaultTwice(gpus=(first, second), times=(one, other)))
+        return disagreements(found)
 
     # The steps ----------------------------------------------------------------------------------------------
 

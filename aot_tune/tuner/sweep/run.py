@@ -261,7 +261,7 @@ def _measure_kernel(
 
         published = publish.publish_beside(path, old, read=present_table, decide=beside)
         table = published.table
-        for line in _remarks(decision, published, swept, whole=whole):
+        for line in (*kernel_sweep.disagreements(), *_remarks(decision, published, swept, whole=whole)):
             progress.note(line)
         # The table holds the results now; the next sweep measures anew.
         if not published.refusals and (kept := journal.retire()):
