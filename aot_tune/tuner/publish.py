@@ -80,10 +80,11 @@ def worse_entries(
 ) -> dict[Problem, str]:
     """The entries that gain less over their default than the old table's, and by how much, in words.
 
-    Gains are compared, because clocks move all times of a problem together. They tie within the tie band or
-    within the winners' error margins. Nothing is compared where source, device, compiler, driver or evidence
-    differ, nor an entry whose old winner is not in the search space any more. Every other old winner is a
-    candidate of each sweep, and was timed again beside the new one.
+    Gains are compared, because clocks move all times of a problem together: those in all states of the GPU,
+    in the geometric mean. They tie within the tie band or within the winners' error margins. Nothing is
+    compared where source, device, compiler, driver, evidence or states differ, nor an entry whose old winner
+    is not in the search space any more. Every other old winner is a candidate of each sweep, and was timed
+    again beside the new one.
 
     Args:
         new: The table to be published.
@@ -98,13 +99,16 @@ def worse_entries(
         before = old.entry(entry.bucket)
         if before is None or before.evidence != entry.evidence or before.config in wrong:
             continue
+        if before.states.keys() != entry.states.keys():
+            continue
         if before.config not in tunable.candidates(new.arch, entry.bucket):
             continue
         noise = sum(one.error_margin_us / one.mean_us for one in (before, entry))
-        if before.gain / entry.gain - 1 > max(TIE, noise):
+        was, now = before.gain_in_all_states, entry.gain_in_all_states
+        if was / now - 1 > max(TIE, noise):
             found[entry.bucket] = (
-                f"its gain over the default falls from {before.gain:.2f}x with {before.config} "
-                f"to {entry.gain:.2f}x with {entry.config}"
+                f"its gain over the default falls from {was:.2f}x with {before.config} "
+                f"to {now:.2f}x with {entry.config}"
             )
     return found
 

@@ -326,16 +326,17 @@ def _journal_seed() -> bytes:
     """A journal with a record of each kind."""
     path = _folder() / "seed.jsonl"
     with _opened(path) as journal:
-        results = SweepResults(journal, "GPU-0")
+        results = SweepResults(journal)
         results.write_compiled(
-            "candidates", PROBLEM, CONFIG, CompileFailure(key="2", message="no", seconds=1.0)
+            "candidates", PROBLEM, CONFIG, CompileFailure(key="2", message="no", seconds=1.0), gpu="GPU-0"
         )
-        results.write("candidates", PROBLEM, MEASURED)
-        results.write("candidate finals", PROBLEM, MEASURED, 1)
-        results.write("portfolio", PROBLEM, FAILED)
-        results.write_recheck(PROBLEM, CONFIG, None)
+        results.write("candidates", PROBLEM, MEASURED, gpu="GPU-0")
+        results.write("candidate finals", PROBLEM, MEASURED, 1, gpu="GPU-0")
+        results.write("portfolio states", PROBLEM, MEASURED, gpu="GPU-0", state="tight")
+        results.write("portfolio", PROBLEM, FAILED, gpu="GPU-0")
+        results.write_recheck(PROBLEM, CONFIG, None, gpu="GPU-0")
         results.write_spent(
-            "candidates", PROBLEM, measure_s=1.0, verify_s=0.5, conditions=[{"clock_mhz": 1980}]
+            "candidates", PROBLEM, measure_s=1.0, verify_s=0.5, conditions=[{"clock_mhz": 1980}], gpu="GPU-0"
         )
     return path.read_bytes()
 
@@ -346,7 +347,7 @@ def _journal(data: bytes) -> str:
     try:
         with _opened(path) as journal:
             records, damage = journal.records, journal.damage
-            resumed = SweepResults(journal, "GPU-0").resumed
+            resumed = SweepResults(journal).resumed
     except TuneError as error:
         return f"{type(error).__name__}: {str(error).removeprefix(str(path))[:60]}"
     if zlib.crc32(data) % 8 == 0:  # not always: opening a journal takes a millisecond

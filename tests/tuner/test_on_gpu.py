@@ -14,10 +14,10 @@ from aot_tune.errors import DeclarationError
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.tunable import Tunable
+from aot_tune.tuner.choose.states import LONG_US
 from aot_tune.tuner.measure.rounds import LEAST_ROUNDS
 from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.measure.supervise import Limits
-from aot_tune.tuner.choose.states import LONG_US
 from aot_tune.tuner.measure.worker.runner import SAMPLES
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.values.config import Config

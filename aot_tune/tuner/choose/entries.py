@@ -15,7 +15,15 @@ from aot_tune.tables.rule import BucketRule, Tiles
 from aot_tune.tables.states import in_worst_state
 from aot_tune.tables.strict_json import LONGEST_TEXT
 from aot_tune.tables.table import Entry, Point, StateTimes, Table, entry_order
-from aot_tune.tuner.choose.incumbent import carried_entries, comparable, differences, keeps_figures, keeps_states, widened
+from aot_tune.tuner.choose import states
+from aot_tune.tuner.choose.incumbent import (
+    carried_entries,
+    comparable,
+    differences,
+    keeps_figures,
+    keeps_states,
+    widened,
+)
 from aot_tune.tuner.choose.portfolio import (
     MOST,
     WORST,
@@ -24,7 +32,6 @@ from aot_tune.tuner.choose.portfolio import (
     estimates_inside,
     regrets,
 )
-from aot_tune.tuner.choose import states
 from aot_tune.tuner.choose.times import PREFERENCE, TIE, SweepTimes, Times, is_tie
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.values.bucket import Axes, Pow2, bucket_of
@@ -226,9 +233,9 @@ def _tied(
     limit = judged[default].mean_us / (1 + least_gain)
     options = [default]
     for config in portfolio:
-        if config != default and config in judged and judged[config].mean_us <= limit:
-            if not any(_clearly_slower(config, default, run) for run in runs):
-                options.append(config)
+        faster = config in judged and judged[config].mean_us <= limit
+        if config != default and faster and not any(_clearly_slower(config, default, run) for run in runs):
+            options.append(config)
     best = min(options, key=lambda config: judged[config].mean_us)
     near = [config for config in options if is_tie(judged[config], judged[best])]
     leader = min(near, key=lambda config: (states.mean_ratio(config, best, runs), judged[config].mean_us))
@@ -310,9 +317,7 @@ def _points(
     return tuple(points)
 
 
-def _us(
-    columns: Sequence[Config], times: Mapping[Config, Measurement]
-) -> tuple[float | None, ...]:
+def _us(columns: Sequence[Config], times: Mapping[Config, Measurement]) -> tuple[float | None, ...]:
     return tuple(times[config].mean_us if config in times else None for config in columns)
 
 

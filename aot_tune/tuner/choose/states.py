@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from aot_tune.tables.states import State
+from aot_tune.tables.states import State, judged
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.values.config import Config
 
@@ -60,25 +60,21 @@ def contenders(
 def in_worst_state(times: Mapping[Config, Measurement], states: StateTimes) -> dict[Config, Measurement]:
     """Each config's time, lengthened until it is as far behind the fastest as in the config's worst state.
 
-    The margin of error is that of its worst state, lengthened likewise. `aot_tune.tables.states.worst_times`
-    does the same to a table's points.
+    The margin of error is that of its worst state, lengthened likewise. `aot_tune.tables.states.judged` says
+    which config is the fastest of a state; the rule inside a bucket judges alike.
     """
-    fastest = min((time.mean_us for time in times.values()), default=0.0)
-    worst = {config: (time.mean_us / fastest, time) for config, time in times.items()}
-    for known in states.values():
-        here = {config: known[config] for config in times if config in known}
-        best = min((time.mean_us for time in here.values()), default=0.0)
-        for config, time in here.items():
-            if (ratio := time.mean_us / best) > worst[config][0]:
-                worst[config] = ratio, time
-    return {
-        config: time if time is times[config] else _lengthened(time, ratio * fastest)
-        for config, (ratio, time) in worst.items()
-    }
-
-
-def _lengthened(time: Measurement, us: float) -> Measurement:
-    return replace(time, mean_us=us, error_margin_us=time.error_margin_us * us / time.mean_us)
+    if not states or not times:
+        return dict(times)
+    runs = [times, *states.values()]
+    worst = judged([[run[one].mean_us if one in run else None for one in times] for run in runs])
+    found = {}
+    for config, one in zip(times, worst, strict=True):
+        assert one is not None  # each has a time in the first run
+        us, run = one
+        governing = runs[run][config]
+        margin = governing.error_margin_us * us / governing.mean_us
+        found[config] = replace(governing, mean_us=us, error_margin_us=margin)
+    return found
 
 
 def mean_ratio(config: Config, other: Config, runs: Sequence[Mapping[Config, Measurement]]) -> float:

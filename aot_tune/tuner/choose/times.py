@@ -183,7 +183,7 @@ class SweepTimes:
         }
 
     def judged(self, times: Times) -> Times:
-        """The times by which configs are compared: each is as far behind the fastest as in its worst state."""
+        """The times by which configs are compared: each as far behind the fastest as in its worst state."""
         return {problem: in_worst_state(known, self.in_states(problem)) for problem, known in times.items()}
 
     def race(self, edge: Problem, times: Times) -> Mapping[Config, Measurement]:
@@ -192,8 +192,10 @@ class SweepTimes:
         return runoff if self.default(edge) in runoff else times[edge]
 
     def judged_race(self, edge: Problem, times: Times) -> Mapping[Config, Measurement]:
-        """The times that decide at an edge: those of `race`, each as far behind the fastest as in its worst
-        state. The fastest of a state need not be in the race."""
+        """The times that decide at an edge: those of `race`, lengthened as in `judged`.
+
+        The fastest config of a state need not be in the race.
+        """
         race, states = self.race(edge, times), self.in_states(edge)
         if not states:
             return race

@@ -156,7 +156,8 @@ class TrialRun:
     """Several trials on one problem: which have an outcome, which are left, and which one is running.
 
     Args:
-        method: ``measure``, ``time``, ``time_in_state`` or ``check`` of `aot_tune.tuner.measure.worker.runner.TrialRunner`.
+        method: ``measure``, ``time``, ``time_in_state`` or ``check`` of
+            `aot_tune.tuner.measure.worker.runner.TrialRunner`.
         problem: The problem.
         cubins: The trials, in the order to run them; those that faulted before come last.
         strikes: The kernel's faults so far; struck configs are not run.

@@ -358,10 +358,11 @@ class KernelSweep:
         keep: Sequence[Config],
         finals: bool = True,
     ) -> tuple[_Run, dict[State, _Run], _Run]:
-        """Verify and time configs, time those that may win in the GPU's other states, and those near the
-        fastest again, interleaved; return the times of each.
+        """Verify and time configs; time those that may win in other states, and those near the fastest again.
 
-        A config that fails in a state has no time at all.
+        Returns:
+            The first times, those in the GPU's other states, and those of the finals. A config that fails in
+            a state has no time at all.
         """
         problem, results = each.problem, self._results
         states_step: Step = "candidate states" if step == "candidates" else "portfolio states"
@@ -372,7 +373,7 @@ class KernelSweep:
 
         def contend(times: _Run) -> dict[State, list[Config]]:
             chosen = contenders(times, keep, most=MOST_CONTENDERS if step == "candidates" else None)
-            return {state: chosen for state in states_beside(times)} if chosen else {}
+            return dict.fromkeys(states_beside(times), chosen) if chosen else {}
 
         def near(times: _Run, states: StateTimes) -> list[Config]:
             return finalists(in_worst_state(times, states), keep) if finals else []

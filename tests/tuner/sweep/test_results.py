@@ -195,6 +195,7 @@ GOOD: dict[str, Any] = {
     "problem": {"M": 1},
     "config": {"constants": {"tile": 1}, "hints": {}},
     "round": None,
+    "state": None,
     "mean_us": 1.0,
     "error_margin_us": 0.1,
     "num_samples": 5,
@@ -208,6 +209,9 @@ GOOD: dict[str, Any] = {
     [
         {"kind": "page"},
         {"step": "lunch"},
+        {"state": "read"},
+        {"step": "candidate states"},
+        {"step": "candidate states", "state": "warm"},
         {"gpu": None},
         {"problem": {}},
         {"problem": [1]},
