@@ -159,7 +159,7 @@ class ScriptedBackend:
         configs = {name: Does(**does) for name, does in script["configs"].items()}
         script = {**script, "configs": configs, "bad_opens": dict(script["bad_opens"])}
         self._script = Script(**script)
-        self._dead = self._damaged = False
+        self._dead = self._damaged = self._loaded = False
         self._launches: dict[str, int] = {}
         self._problem = Problem({"M": 0})
         self._seeds: Sequence[int] = ()
@@ -232,11 +232,13 @@ class ScriptedBackend:
 
     def busy(self, seconds: float) -> None:
         self._log(f"busy {seconds}")
+        self._loaded = True
 
     def sample(self, trial: Trial, state: State) -> float:
-        name, does = self._asked(trial, "sample")
+        loaded, self._loaded = self._loaded, False
+        name, does = self._asked(trial, "sample", "" if loaded else f" {state}")
         self._launch(name, does)
-        if state in does.in_states:
+        if state in does.in_states and not loaded:
             return does.in_states[state]
         return (does.in_turn or does.us)[self._count(f"samples of {name}") % len(does.in_turn or does.us)]
 
@@ -250,10 +252,10 @@ class ScriptedBackend:
             return "memory"
         return "compile" if isinstance(error, CompilerError) else "launch"
 
-    def _asked(self, trial: Trial, what: str) -> tuple[str, Does]:
+    def _asked(self, trial: Trial, what: str, more: str = "") -> tuple[str, Does]:
         name = self._last = str(trial.config["name"])
         self._what = what
-        self._log(f"{what} {name}")
+        self._log(f"{what} {name}{more}")
         self._alive()
         return name, self._script.configs[name]
 

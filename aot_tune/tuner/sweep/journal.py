@@ -375,8 +375,11 @@ def _check_schema(path: Path, records: Sequence[Record]) -> None:
     """Refuse the journal of another release, by its first line or by what only such a journal holds."""
     schemas = [record.get(_SCHEMA_KEY, 1) for record in records if _IDENTITY_KEY in record]
     other = next((schema for schema in schemas if schema != SCHEMA), None)
-    if other is None and not schemas and any(record.get("kind") == "page" for record in records):
-        other = 1
+    if other is None and not schemas:
+        if any(record.get("kind") == "page" for record in records):
+            other = 1
+        elif any(record.get("kind") == "result" and "state" not in record for record in records):
+            other = 2
     if other is not None:
         raise JournalMismatchError(
             f"{path}: this journal was written by another release of aot_tune: its schema is {other}, this "
