@@ -308,7 +308,7 @@ def test_a_config_that_is_wrong_wins_nowhere_and_is_counted(
     assert report.rows[0].failures > 0
 
 
-@pytest.mark.parametrize("lost_after", [1, 30, 47, 75])
+@pytest.mark.parametrize("lost_after", [1, 30, 47, 75, 120])
 def test_a_sweep_that_was_stopped_goes_on_and_repeats_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, lost_after: int
 ) -> None:
