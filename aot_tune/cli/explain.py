@@ -17,7 +17,7 @@ from aot_tune.serve.choose import loader
 from aot_tune.serve.choose.index import Index
 from aot_tune.serve.choose.resolve import Choice, Legality, Source, tune_command
 from aot_tune.serve.launch.dispatch import dispatcher_of
-from aot_tune.serve.launch.messages import passed_over_message, stale_messages
+from aot_tune.serve.launch.messages import compiler_messages, passed_over_message, stale_messages
 from aot_tune.serve.rank import is_rank
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
@@ -108,6 +108,7 @@ def explain(tunable: Declaration, arch: Arch, problem: Problem) -> Explanation:
         remarks=(
             *dict.fromkeys(str(one.message) for one in caught),
             *stale_messages(tunable, arch, index, source_hash(tunable)),
+            *compiler_messages(tunable, arch, index, dispatcher_of(tunable).kernels.cubins.compiler(arch)),
             *_remarks(tunable, arch, problem, choice),
         ),
         mistakes=tuple(mistakes_on(tunable, arch, problem)),
