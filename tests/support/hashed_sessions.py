@@ -34,6 +34,9 @@ class HashedSession:
     slower: ClassVar[dict[int, float]] = {}
     """By index, what the times of a GPU are multiplied by."""
 
+    wrong_part = 0.01
+    """The part of all configs and problems whose result is wrong."""
+
     stops_after: ClassVar[list[int]] = []
     """The number of outcomes, of all GPUs, after which the sweep is stopped."""
 
@@ -123,7 +126,7 @@ class HashedSession:
         if self.stops_after and len(self.told) >= self.stops_after[0]:
             raise KeyboardInterrupt
         self.told.append((self.index, problem, config))
-        if _part(f"wrong {when} {problem} {config}") < 0.01:
+        if _part(f"wrong {when} {problem} {config}") < self.wrong_part:
             return Failure(config=config, stage="verify", message="half of it is NaN")
         return self._measured(problem, config)
 

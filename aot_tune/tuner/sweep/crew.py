@@ -36,9 +36,12 @@ class Seat:
     """One GPU of a crew. Its attributes belong to its thread while a task runs.
 
     Attributes:
+        measures: Whether it is a GPU of this machine (`aot_tune.tuner.sweep.shards.AbsentSeat` is none).
         index: The GPU's index, as torch counts.
         gpu: Its uuid, which records name; before its first task empty.
     """
+
+    measures = True
 
     def __init__(self, index: int, start: Callable[[FoundKernel, int], MeasureSession]) -> None:
         self.index, self.gpu = index, ""

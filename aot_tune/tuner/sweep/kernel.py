@@ -146,6 +146,11 @@ class KernelSweep:
         self.choose_portfolio()
         return self._swept
 
+    @property
+    def swept(self) -> KernelTimes:
+        """What was measured so far."""
+        return self._swept
+
     def choose_portfolio(self) -> None:
         """Choose the portfolio and time it everywhere, again and again until no member is found wrong."""
         swept = self._swept
@@ -171,12 +176,7 @@ class KernelSweep:
         for problem, config in winners:
             if problem not in swept.unopened:
                 asked.setdefault(problem, []).append(config)
-
-        def verify(each: ProblemPlan, seat: Seat) -> None:
-            for config in asked[each.problem]:
-                self._recheck(each, config, seat)
-
-        self._do("recheck", {problem: self._plans[problem] for problem in asked}, verify)
+        self._verify(asked)
         passed = True
         for problem, configs in asked.items():
             if problem in swept.unopened:
@@ -189,6 +189,21 @@ class KernelSweep:
                 else:
                     swept.barred.setdefault(problem, set()).add(failure.config)
         return passed
+
+    def recheck_early(self) -> None:
+        """Verify here, at the edges that are measured here, all that may win there.
+
+        The winners are known once the times of all machines are: so they need not be waited for once more.
+        """
+        runoffs = self._swept.runoffs
+        self._verify({edge: list(runoffs[edge]) for edge in runoffs if self._crew.takes(edge)})
+
+    def _verify(self, asked: Mapping[Problem, Sequence[Config]]) -> None:
+        def verify(each: ProblemPlan, seat: Seat) -> None:
+            for config in asked[each.problem]:
+                self._recheck(each, config, seat)
+
+        self._do("recheck", {problem: self._plans[problem] for problem in asked}, verify)
 
     def broken(self) -> str | None:
         """The reason why no compilation of this kernel succeeded; None where one did."""
@@ -325,7 +340,8 @@ class KernelSweep:
         swept.runoffs = _ordered(swept.runoffs, problems)
 
     def _measure_portfolio(self, each: ProblemPlan, seat: Seat, *, finals: bool) -> None:
-        members = [config for config in each.candidates if config not in self._swept.wrong]
+        # Also those that another problem has just found wrong: which one comes first is chance.
+        members = each.candidates
         times, runoff = self._timed("portfolio", each, members, seat, keep=[each.default], finals=finals)
         self._swept.portfolio_times[each.problem] = times
         if finals:
@@ -381,8 +397,8 @@ class KernelSweep:
         if results.owner(step, problem) not in (None, seat.gpu):
             there = finalists(self._times(step, problem, configs), keep) if finals else []
             if lacks(step, configs) or lacks(final_step, there):
-                results.release(step, problem)
                 seat.session.forget_faults(problem)
+                results.release(step, problem)
         times = self._measured(step, each, configs, seat)
         best = finalists(times, keep)
         if not finals or not best:
@@ -441,7 +457,7 @@ class KernelSweep:
             if outcome is None:
                 missing.append(config)
             elif isinstance(outcome, Failure):
-                if outcome.stage in STRIKES or outcome.stage == "verify":
+                if seat.measures and (outcome.stage in STRIKES or outcome.stage == "verify"):
                     seat.session.remember_fault(problem, config, outcome.message, outcome.stage)
                 self._note_failure(step, problem, outcome)
         return missing

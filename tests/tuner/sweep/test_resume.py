@@ -42,7 +42,8 @@ def measure(found, gpu, **more):
 session.GpuLock, sweep.MeasureSession = NoLock, measure
 kernels = (scale_in(folder / "tables")["scale"],)
 request = SweepRequest(
-    kernels=kernels, arch=SM90, gpus=tuple(map(int, sys.argv[3])), jobs=2, journal=folder / "journal", cubins=Path(sys.argv[2])
+    kernels=kernels, arch=SM90, gpus=tuple(map(int, sys.argv[3])), jobs=2, journal=folder / "journal",
+    cubins=Path(sys.argv[2]),
 )
 print(sweep.run(request, PlainProgress()).resumed)
 """
