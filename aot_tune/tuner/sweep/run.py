@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +35,7 @@ from aot_tune.tuner.sweep.kernel import KernelSweep, KernelTimes
 from aot_tune.tuner.sweep.progress import InTurn, Progress
 from aot_tune.tuner.sweep.report import JOURNALS, SweepReport, SweepRequest, SweptKernel
 from aot_tune.tuner.sweep.results import SweepResults, accepts
+from aot_tune.tuner.sweep.stale import stale_buckets, whole_reason
 
 CUBINS = Path("build/cubins")
 """The folder where cubins are kept between runs, for all archs: each name is a digest that contains the
@@ -166,6 +168,34 @@ def _failed(
         refusals=(str(error),),
         failed=True,
     )
+
+
+def only_stale(request: SweepRequest, progress: Progress) -> SweepRequest:
+    """The part of a request that source, space, compiler or declaration made stale; each reason is told.
+
+    The kernels of which nothing is stale are left out, maybe all of them.
+
+    Raises:
+        TuneError: A table that is there cannot be read.
+    """
+    kernels, problems = [], dict(request.problems)
+    for found in request.kernels:
+        tunable, name = found.tunable, found.tunable.name
+        table = present_table(store.table_path(table_folder(request, found), request.arch, name))
+        reason = whole_reason(tunable, request.arch, table)
+        if reason is not None or table is None:
+            progress.note(f"{name}: all of it is stale: {reason}")
+            kernels.append(found)
+            continue
+        asked = set(request.buckets(found))
+        stale = {bucket: why for bucket, why in stale_buckets(tunable, table).items() if bucket in asked}
+        for bucket, why in stale.items():
+            progress.note(f"{name} {bucket} is stale: {why}")
+        if stale:
+            kernels.append(found)
+            if len(stale) < len(tunable.buckets):
+                problems[name] = tuple(stale)
+    return dataclasses.replace(request, kernels=tuple(kernels), problems=problems)
 
 
 def _note_choices(row: SweptKernel, progress: Progress) -> None:

@@ -298,6 +298,8 @@ def measure(request: SweepRequest, progress: Progress) -> SweepReport:
             "with --out, or remove it"
         )
 
+    command = request.command()
+
     def part(
         request: SweepRequest, found: FoundKernel, feed: CompileFeed, crew: Crew, progress: Progress
     ) -> SweptKernel:
@@ -305,7 +307,7 @@ def measure(request: SweepRequest, progress: Progress) -> SweepReport:
         described = Part(
             shard=shard,
             arch=request.arch,
-            command=request.command(),
+            command=command,
             modules=request.modules,
             device=(device.name, device.sm_count),
             exhaustive=request.exhaustive,
