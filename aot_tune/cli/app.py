@@ -77,7 +77,13 @@ def tune(
     require: Annotated[
         str | None, typer.Option(metavar="measured", help="Fail where it could only predict.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of tables; the package's own by default.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of tables, or of a shard; the package's own by default.")
+    ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(metavar="3/8", help="Measure this part alone, into --out; aot-tune merge joins parts."),
+    ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Compiling processes; one a core by default.")
     ] = None,
@@ -110,8 +116,11 @@ def tune(
     """
     from aot_tune.declare.discovery import find_tunables
     from aot_tune.declare.missed_problems import problems_of_files
-    from aot_tune.tuner.sweep.report import SweepRequest
+    from aot_tune.tuner.sweep.report import Shard, SweepRequest
 
+    part = Shard.parse(shard) if shard is not None else None
+    if part is not None and out is None:
+        raise UsageError(f"--shard {part} needs a folder of its own: --out part{part.number}")
     if require not in (None, "measured"):
         raise UsageError(f"--require {require!r}: write measured, or leave it away to allow predictions")
     target = selection.chosen_arch(arch)
@@ -123,7 +132,7 @@ def tune(
             command.say(note)
         for name, those in missed.items():
             problems[name] = tuple(dict.fromkeys((*problems.get(name, ()), *those)))
-    devices = selection.chosen_gpus(target, gpu, gpus, required=require is not None)
+    devices = selection.chosen_gpus(target, gpu, gpus, required=bool(require or part))
     report = _sweep(
         SweepRequest(
             kernels=tuple(found for found in kernels if not problems or found.tunable.name in problems),
@@ -135,7 +144,9 @@ def tune(
             and not (kernel or named or module or problems or limit or exhaustive or full),
             exhaustive=exhaustive,
             require_measured=require is not None,
-            out=out,
+            out=out if part is None else None,
+            shard=part,
+            part=out if part is not None else None,
             jobs=jobs,
             gpus=tuple(device.index for device in devices),
             journal=journal,
@@ -153,13 +164,16 @@ def _sweep(request: SweepRequest) -> SweepReport:
     """Sweep with progress on stderr; stopped by a signal, say how to go on."""
     from aot_tune.nvidia.cutile import compiler_version
     from aot_tune.tuner.sweep import run as sweep
+    from aot_tune.tuner.sweep import shards
     from aot_tune.tuner.sweep.progress import prediction_notice, progress_on
 
     with closing(progress_on(sys.stderr)) as progress, command.signals_stop():
         if request.predicts:
             progress.note("\n".join(prediction_notice(request, compiler_version())))
         try:
-            return sweep.run(request, progress)
+            return (
+                sweep.run(request, progress) if request.shard is None else shards.measure(request, progress)
+            )
         except KeyboardInterrupt:
             command.ignore_signals()
             kept = "what was compiled is kept" if request.predicts else "what was measured is saved"
@@ -167,6 +181,32 @@ def _sweep(request: SweepRequest) -> SweepReport:
                 progress.close()
                 command.say(f"stopped; {kept}. To go on: {request.command()}")
             raise
+
+
+@app.command()
+@guarded
+def merge(
+    part: Annotated[list[Path], typer.Argument(metavar="PART", help="Folders that tune --shard made.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of tables; the package's own by default.")] = None,
+    module: Modules = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Join the parts of a sweep: publish what is complete, and say which parts must run again, and how.
+
+    It measures nothing. Exit code 1 when something is missing.
+    """
+    from aot_tune.declare.discovery import find_tunables
+    from aot_tune.tuner.sweep.merge import merge as merge_parts
+    from aot_tune.tuner.sweep.merge import merged_lines, modules_of
+    from aot_tune.tuner.sweep.progress import PlainProgress
+
+    kernels = find_tunables([*(module or ()), *modules_of(part)])
+    merged = merge_parts(part, kernels, PlainProgress(sys.stderr), out)
+    command.put(json_text(merged) if as_json else map(str, merged.published))
+    for line in merged_lines(merged):
+        command.say(line)
+    command.leave(failed=not merged.complete)
 
 
 @app.command()

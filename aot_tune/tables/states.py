@@ -8,7 +8,7 @@ its time there over the shortest time of any config in the same state.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 from aot_tune.tables.table import Point
@@ -36,7 +36,7 @@ States = Mapping[str, Sequence["float | None"]]
 """A state's name to the times of some configs, in one order."""
 
 
-def first_state(names: Mapping[str, object]) -> str:
+def first_state(names: Collection[str]) -> str:
     """What the times without a state are called beside those of these states: ``read`` or `LOADED`."""
     return LOADED if "read" in names else "read"
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from aot_tune.tables.states import State
 from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
 from aot_tune.values.arch import Arch
@@ -33,6 +34,9 @@ class HashedSession:
 
     slower: ClassVar[dict[int, float]] = {}
     """By index, what the times of a GPU are multiplied by."""
+
+    wrong_part = 0.01
+    """The part of all configs and problems whose result is wrong."""
 
     stops_after: ClassVar[list[int]] = []
     """The number of outcomes, of all GPUs, after which the sweep is stopped."""
@@ -103,6 +107,21 @@ class HashedSession:
                     on_round(number, self._outcome(problem, config))
         return [self._measured(problem, config) for config in configs]
 
+    def time_in_state(
+        self,
+        state: State,
+        problem: Problem,
+        configs: Mapping[Config, Path | None],
+        *,
+        on_outcome: Callable[[Outcome], None],
+    ) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        for config in configs:
+            self._outcome(problem, config)  # what is wrong has failed before
+            outcomes.append(self._measured(problem, config, state))
+            on_outcome(outcomes[-1])
+        return outcomes
+
     def recheck(self, problem: Problem, configs: Mapping[Config, Path | None]) -> list[Failure]:
         found = [self._outcome(problem, config, "late") for config in configs]
         return [one for one in found if isinstance(one, Failure)]
@@ -123,12 +142,12 @@ class HashedSession:
         if self.stops_after and len(self.told) >= self.stops_after[0]:
             raise KeyboardInterrupt
         self.told.append((self.index, problem, config))
-        if _part(f"wrong {when} {problem} {config}") < 0.01:
+        if _part(f"wrong {when} {problem} {config}") < self.wrong_part:
             return Failure(config=config, stage="verify", message="half of it is NaN")
         return self._measured(problem, config)
 
-    def _measured(self, problem: Problem, config: Config) -> Measurement:
-        us = (10.0 + 10.0 * _part(f"{problem} {config}")) * self.slower.get(self.index, 1.0)
+    def _measured(self, problem: Problem, config: Config, when: str = "") -> Measurement:
+        us = (10.0 + 10.0 * _part(f"{problem} {config}{when}")) * self.slower.get(self.index, 1.0)
         return Measurement(config=config, mean_us=us, error_margin_us=0.01, num_samples=5)
 
 

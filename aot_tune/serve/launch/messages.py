@@ -107,8 +107,8 @@ def compiler_messages(tunable: Declaration, arch: Arch, index: Index, here: str 
         )
         found.append(
             f"{shipped.path} holds the times of code that tileiras {made.tileiras} compiled, and "
-            f"{tunable.name} runs code of tileiras {here} here{more}; its choices are used, and may not be the "
-            f"fastest: install tileiras {made.tileiras}, or {_again(tunable, arch)}"
+            f"{tunable.name} runs code of tileiras {here} here{more}; its choices are used, and may not be "
+            f"the fastest: install tileiras {made.tileiras}, or {_again(tunable, arch)}"
         )
     return found
 

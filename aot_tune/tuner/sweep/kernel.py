@@ -50,9 +50,9 @@ from aot_tune.tuner.plan.model import least_us
 from aot_tune.tuner.plan.shortlist import shortlist
 from aot_tune.tuner.plan.sizes import sizes_inside
 from aot_tune.tuner.sweep.cards import DefaultTwice, disagreements
-from aot_tune.tuner.sweep.crew import Crew, Seat, Task
+from aot_tune.tuner.sweep.crew import Hands, Seat, Task
 from aot_tune.tuner.sweep.progress import CompileReporter, Progress
-from aot_tune.tuner.sweep.results import Step, SweepResults
+from aot_tune.tuner.sweep.results import Listed, Step, SweepResults
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
@@ -106,7 +106,7 @@ class KernelSweep:
     Args:
         planned: The kernel's problems and their candidates.
         feed: Compiles the plan's jobs, which are submitted to it here.
-        crew: Measures on its GPUs.
+        crew: Measures on its GPUs what is missing.
         results: Holds the results of an earlier run and takes the new ones.
         progress: Receives each event of the sweep.
         portfolio: Chooses the portfolio from the times at the edges.
@@ -117,7 +117,7 @@ class KernelSweep:
         self,
         planned: SweepPlan,
         feed: CompileFeed,
-        crew: Crew,
+        crew: Hands,
         results: SweepResults,
         progress: Progress,
         *,
@@ -165,6 +165,11 @@ class KernelSweep:
         self.choose_portfolio()
         return self._swept
 
+    @property
+    def swept(self) -> KernelTimes:
+        """What was measured so far."""
+        return self._swept
+
     def choose_portfolio(self) -> None:
         """Choose the portfolio and time it everywhere, again and again until no member is found wrong."""
         swept = self._swept
@@ -190,12 +195,7 @@ class KernelSweep:
         for problem, config in winners:
             if problem not in swept.unopened:
                 asked.setdefault(problem, []).append(config)
-
-        def verify(each: ProblemPlan, seat: Seat) -> None:
-            for config in asked[each.problem]:
-                self._recheck(each, config, seat)
-
-        self._do("recheck", {problem: self._plans[problem] for problem in asked}, verify)
+        self._verify(asked)
         passed = True
         for problem, configs in asked.items():
             if problem in swept.unopened:
@@ -209,8 +209,25 @@ class KernelSweep:
                     swept.barred.setdefault(problem, set()).add(failure.config)
         return passed
 
+    def recheck_early(self) -> None:
+        """Verify here, at the edges that are measured here, all that may win there.
+
+        The winners are known once the times of all machines are: so they need not be waited for once more.
+        """
+        runoffs = self._swept.runoffs
+        self._verify({edge: list(runoffs[edge]) for edge in runoffs if self._crew.takes(edge)})
+
+    def _verify(self, asked: Mapping[Problem, Sequence[Config]]) -> None:
+        def verify(each: ProblemPlan, seat: Seat) -> None:
+            for config in asked[each.problem]:
+                self._recheck(each, config, seat)
+
+        self._do("recheck", {problem: self._plans[problem] for problem in asked}, verify)
+
     def broken(self) -> str | None:
         """The reason why no compilation of this kernel succeeded; None where one did."""
+        if self._results.anything_compiles():
+            return None
         with self._lock:
             return compiles_nowhere(self._compiled.values())
 
@@ -237,18 +254,23 @@ class KernelSweep:
         """Have the crew do a step on several problems, the longest first, and their compilations likewise."""
         lengths = {problem: self._length(each) for problem, each in plans.items()}
         order = sorted(plans, key=lambda problem: -lengths[problem])
-        self._submit(job for problem in order for job in plans[problem].jobs.values())
+        jobs = {problem: self._jobs(step, plans[problem]) for problem in order}
+        self._submit(job for those in jobs.values() for job in those)
 
         def task(each: ProblemPlan) -> Task:
             def begin(seat: Seat) -> None:
-                with self._opening(each.problem):
+                with self._opening(step, each.problem, seat):
+                    failed = self._results.unopened(each.problem)
+                    if failed is not None and not self._crew.takes(each.problem):
+                        raise ProblemFailedError(each.problem, failed)
                     if step != "recheck":
                         self._report_step(each.problem)
                     work(each, seat)
 
-            keys = {job.key for job in each.jobs.values()} - self._compiled.keys()
+            keys = {job.key for job in jobs[each.problem]} - self._compiled.keys()
             return Task(
                 kernel=self._plan.kernel.found,
+                problem=each.problem,
                 work=begin,
                 length=lengths[each.problem],
                 owner=None if step == "recheck" else self._results.owner(step, each.problem),
@@ -256,6 +278,16 @@ class KernelSweep:
             )
 
         self._crew.run([task(each) for each in plans.values()], self._compilations.report)
+
+    def _jobs(self, step: Step, each: ProblemPlan) -> list[CompileJob]:
+        """The compilations that a step needs of a problem: none of what other machines measure."""
+        if not self._crew.takes(each.problem):
+            return []
+        known = self._known_list(each) if step == "candidates" else None
+        if known is None:
+            return list(each.jobs.values())
+        left = (c for c in known.configs if self._results.outcome(step, each.problem, c) is None)
+        return [each.jobs[config] for config in left]
 
     def _length(self, each: ProblemPlan) -> float:
         """How long a problem takes beside others: by its number of configs and the memory that it moves."""
@@ -269,11 +301,7 @@ class KernelSweep:
             self._begun += 1
 
     def _measure_candidates(self, each: ProblemPlan, seat: Seat) -> None:
-        compiled = self._wait("candidates", each, each.candidates, seat)
-        with self._lock:
-            listed = shortlist(self._plan.kernel, each, compiled, exhaustive=self._exhaustive)
-        for failure in listed.failures:
-            self._report_failure("compile", each.problem, failure)
+        listed = self._listed(each, seat)
         keep = [each.default, *([each.incumbent] if each.incumbent else [])]
         times, states, finals = self._timed("candidates", each, listed.configs, seat, keep=keep)
         times.update(as_of_first_run(times, finals))
@@ -284,6 +312,30 @@ class KernelSweep:
                     known[twin] = replace(known[leader], config=twin)
         self._swept.candidates[each.problem] = times
         self._swept.candidate_states[each.problem] = states
+
+    def _listed(self, each: ProblemPlan, seat: Seat) -> Listed:
+        """The candidates to measure. Where the journal has them, the others are not compiled again."""
+        known = self._known_list(each)
+        if known is not None:
+            return known
+        _ = seat.session  # a seat that measures nothing has none
+        compiled = self._wait("candidates", each, each.candidates, seat)
+        with self._lock:
+            chosen = shortlist(self._plan.kernel, each, compiled, exhaustive=self._exhaustive)
+        for failure in chosen.failures:
+            self._report_failure("compile", each.problem, failure)
+        listed = Listed(configs=chosen.configs, twins=chosen.twins)
+        if self.broken() is None:
+            self._results.write_listed(
+                each.problem, each.candidates, listed, exhaustive=self._exhaustive, gpu=seat.gpu
+            )
+        return listed
+
+    def _known_list(self, each: ProblemPlan) -> Listed | None:
+        """The list in the journal, unless a compilation is done again that may change it."""
+        if any(self._results.is_redone(job.key) for job in each.jobs.values()):
+            return None
+        return self._results.listed(each.problem, each.candidates, exhaustive=self._exhaustive)
 
     def _measure_portfolios(self) -> None:
         """Time the portfolio and the default at every edge that has times, and at the points inside."""
@@ -309,7 +361,8 @@ class KernelSweep:
         swept.runoffs = _ordered(swept.runoffs, problems)
 
     def _measure_portfolio(self, each: ProblemPlan, seat: Seat, *, finals: bool) -> None:
-        members = [config for config in each.candidates if config not in self._swept.wrong]
+        # Also those that another problem has just found wrong: which one comes first is chance.
+        members = each.candidates
         times, states, runoff = self._timed(
             "portfolio", each, members, seat, keep=[each.default], finals=finals
         )
@@ -322,9 +375,9 @@ class KernelSweep:
         """Verify a winner again, unless the journal holds the result."""
         problem = each.problem
         if not self._results.is_rechecked(problem, config):
-            cubins = self._cubins("recheck", each, [config], seat)
+            session, cubins = seat.session, self._cubins("recheck", each, [config], seat)
             with self._spending("recheck", problem, seat, verifying=True):
-                failures = seat.session.recheck(problem, cubins)
+                failures = session.recheck(problem, cubins)
             found = next((failure for failure in failures if failure.config == config), None)
             self._results.write_recheck(problem, config, found, gpu=seat.gpu)
         failure = self._results.recheck_failure(problem, config)
@@ -334,7 +387,7 @@ class KernelSweep:
     # One problem --------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _opening(self, problem: Problem) -> Iterator[None]:
+    def _opening(self, step: Step, problem: Problem, seat: Seat) -> Iterator[None]:
         """Leave a problem out that cannot be opened, with all its times."""
         swept = self._swept
         try:
@@ -346,6 +399,8 @@ class KernelSweep:
                     times.pop(problem, None)
                 for states in (swept.candidate_states, swept.portfolio_states):
                     states.pop(problem, None)
+            if self._results.unopened(problem) != error.reason:
+                self._results.write_unopened(step, problem, error.reason, gpu=seat.gpu)
             self._progress.note(f"{self._plan.kernel.tunable.name} {problem}: left out: {error.reason}")
 
     def _timed(
@@ -387,8 +442,8 @@ class KernelSweep:
                 or any(lacks(states_step, asked[state], state) for state in asked)
                 or lacks(final_step, near(_in_all(there, states, asked), states))
             ):
-                results.release(step, problem)
                 seat.session.forget_faults(problem)
+                results.release(step, problem)
         times = self._measured(step, each, configs, seat)
         asked = contend(times)
         states = {state: self._in_state(state, states_step, each, asked[state], seat) for state in asked}
@@ -407,12 +462,12 @@ class KernelSweep:
             for config in missing:
                 if (time := results.provisional(step, problem, config)) is not None:
                     known[config] = time
-            cubins = self._cubins(step, each, missing, seat)
+            session, cubins = seat.session, self._cubins(step, each, missing, seat)
             kernel = self._plan.kernel
             with self._lock:
                 least = least_us((kernel.launched(problem, config) for config in missing), kernel.device)
             with self._spending(step, problem, seat):
-                outcomes = seat.session.measure(
+                outcomes = session.measure(
                     problem,
                     cubins,
                     on_outcome=lambda outcome: self._stands(step, problem, outcome, seat),
@@ -447,9 +502,9 @@ class KernelSweep:
         problem, results = each.problem, self._results
         if self._missing(step, problem, configs, seat):
             left = [c for c in configs if not isinstance(results.outcome(step, problem, c), Failure)]
-            cubins = self._cubins(step, each, left, seat)
+            session, cubins = seat.session, self._cubins(step, each, left, seat)
             with self._spending(step, problem, seat):
-                outcomes = seat.session.finals(
+                outcomes = session.finals(
                     problem,
                     cubins,
                     on_round=lambda number, outcome: self._stands(step, problem, outcome, seat, number),
@@ -473,7 +528,7 @@ class KernelSweep:
             if outcome is None:
                 missing.append(config)
             elif isinstance(outcome, Failure):
-                if outcome.stage in STRIKES or outcome.stage == "verify":
+                if seat.measures and (outcome.stage in STRIKES or outcome.stage == "verify"):
                     seat.session.remember_fault(problem, config, outcome.message, outcome.stage)
                 self._note_failure(step, problem, outcome)
         return missing
@@ -553,6 +608,8 @@ class KernelSweep:
         asked = {each.jobs[config].key: config for config in configs}
         missing = asked.keys() - self._compiled.keys()
         if missing:
+            self._submit(each.jobs[asked[key]] for key in missing)
+            missing -= self._compiled.keys()
             found = self._feed.wait(missing, seat.check)
             with self._lock:
                 self._compiled.update(found)

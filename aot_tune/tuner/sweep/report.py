@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aot_tune.errors import UsageError
 from aot_tune.tables.table import Evidence
 from aot_tune.tuner.plan.sizes import spread
 from aot_tune.values.arch import Arch
@@ -30,6 +31,32 @@ the same tables. With five candidates each, sixteen kernels need 297 compilation
 
 FIRST_LOOK_CANDIDATES = 5
 """Most candidates of each bucket in a first look: the default, and others evenly spread over the space."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several equal parts of a sweep, which are measured on different machines."""
+
+    number: int
+    """Which one, from 1."""
+
+    of: int
+    """Into how many parts the sweep is divided."""
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Read ``3/8``.
+
+        Raises:
+            UsageError: It has another form.
+        """
+        number, _, of = (part.strip() for part in text.partition("/"))
+        if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+            raise UsageError(f"--shard {text!r}: write for example 3/8, the third of eight parts")
+        return cls(int(number), int(of))
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +112,12 @@ class SweepRequest:
     """Whether to publish entries that gain less over the default than before, although nothing has
     changed."""
 
+    shard: Shard | None = None
+    """The part of the sweep to measure; None for all of it."""
+
+    part: Path | None = None
+    """The folder of that part: its journals, and what merging needs."""
+
     verbose: bool = False
     """Whether to show each bucket's winner and its figures."""
 
@@ -126,6 +159,8 @@ class SweepRequest:
         valued = {"--limit": self.limit, "--out": self.out, "--jobs": self.jobs, option: gpus}
         for option, value in {**valued, "--journal": self.journal, "--cubins": self.cubins}.items():
             words += [] if value is None else [option, str(value)]
+        if self.shard is not None:
+            words += ["--shard", str(self.shard), "--out", str(self.part)]
         words += ["--exhaustive"] if self.exhaustive else []
         words += ["--allow-worse"] if self.allow_worse else []
         words += ["--require", "measured"] if self.require_measured else []
@@ -180,6 +215,9 @@ class SweptKernel:
 
     unopened: tuple[str, ...] = ()
     """The problems that could not be opened and have no times, each with the reason."""
+
+    waits: str = ""
+    """What a part of a sweep waits for, in place of a table; empty where the table was decided."""
 
     disturbed: tuple[str, ...] = ()
     """The buckets whose entries rest on disturbed samples, each with what disturbed them."""

@@ -10,9 +10,11 @@ counts no more (`SweepResults.release`). A wrong result counts whoever found it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from aot_tune.errors import AotTuneError, TuneError
@@ -20,7 +22,7 @@ from aot_tune.tables.states import State
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileResult, is_transient
 from aot_tune.tuner.measure.rounds import usable
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
-from aot_tune.tuner.sweep.journal import Journal, Record
+from aot_tune.tuner.sweep.journal import MOST_RECORD_BYTES, Journal, Record
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
@@ -38,9 +40,9 @@ GPU's other states; those near the fastest again, interleaved; the portfolio at 
 bucket; there in the other states; at an edge those near the fastest again; the winners are verified once more
 in a fresh process (``recheck``)."""
 
-Kind = Literal["compile", "result", "spent"]
-"""The kinds of records: a compilation's result, a config's result in a step, and the time that a step took.
-"""
+Kind = Literal["compile", "result", "spent", "listed", "unopened"]
+"""The kinds of records: a compilation's result, a config's result in a step, the time that a step took, the
+candidates of a problem that are measured, and a problem that could not be opened."""
 
 MESSAGE_BYTES = 4096
 """Most bytes of a failure's message in a record, as JSON text."""
@@ -67,6 +69,27 @@ _OF_STATES = ("candidate states", "portfolio states")
 """The steps whose results each belong to one of the GPU's states."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """The candidates of a problem that were chosen to be measured, once all were compiled."""
+
+    configs: tuple[Config, ...]
+    """Those that are measured."""
+
+    twins: Mapping[Config, Config]
+    """Maps a config that launches the same as another to that other."""
+
+
+def _name(config: Config) -> str:
+    """A config in few letters: a record has room for hundreds of them."""
+    return hashlib.sha256(str(config).encode()).hexdigest()[:10]
+
+
+def _choice(candidates: Iterable[Config], exhaustive: bool) -> str:
+    """A digest of what a shortlist was chosen from."""
+    return hashlib.sha256("\n".join([str(exhaustive), *map(str, candidates)]).encode()).hexdigest()[:16]
+
+
 class SweepResults:
     """A kernel's results by step, problem and config; each is on disk before a method that adds it returns.
 
@@ -74,6 +97,7 @@ class SweepResults:
 
     Args:
         journal: An open journal; the results of an earlier run are taken from it.
+        others: Records of other machines, which came before; they are read and not written.
 
     Attributes:
         resumed: Number of measurements and failures taken from the journal.
@@ -81,8 +105,11 @@ class SweepResults:
         verify_s: Time spent verifying, that of earlier runs included, seconds.
     """
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal | None, others: Iterable[Record] = ()) -> None:
         self._journal = journal
+        self._listed: dict[Problem, Record] = {}
+        self._unopened: dict[Problem, str] = {}
+        self._transient: set[str] = set()
         self._lock = threading.RLock()
         self._owners: dict[tuple[Pass, Problem], str] = {}
         self._outcomes: dict[Place, Outcome] = {}
@@ -91,7 +118,7 @@ class SweepResults:
         self._rechecks: dict[tuple[Problem, Config], Failure | None] = {}
         self._compiled: dict[str, str | None] = {}
         self.measure_s = self.verify_s = 0.0
-        for record in journal.records:
+        for record in (*others, *(journal.records if journal is not None else ())):
             self._take(record)
         self.resumed = len({*self._outcomes, *self._provisional, *self._rounds}) + len(self._rechecks)
 
@@ -131,6 +158,29 @@ class SweepResults:
             return None
         failure = CompileFailure(key=key, message=message, seconds=0.0)
         return None if is_transient(failure) else failure
+
+    def listed(self, problem: Problem, candidates: Sequence[Config], *, exhaustive: bool) -> Listed | None:
+        """The shortlist that was chosen from exactly these candidates; None where there is none."""
+        record = self._listed.get(problem)
+        if record is None or record["of"] != _choice(candidates, exhaustive):
+            return None
+        by_name = {_name(config): config for config in candidates}
+        return Listed(
+            configs=tuple(by_name[name] for name in record["configs"]),
+            twins={by_name[one]: by_name[other] for one, other in record["twins"].items()},
+        )
+
+    def unopened(self, problem: Problem) -> str | None:
+        """Why a problem could not be opened; None where it could, or was not tried."""
+        return self._unopened.get(problem)
+
+    def is_redone(self, key: str) -> bool:
+        """Whether a compilation failed in a way that may pass, and is done again."""
+        return key in self._transient
+
+    def anything_compiles(self) -> bool:
+        """Whether a compilation succeeded."""
+        return None in self._compiled.values()
 
     # What is added ------------------------------------------------------------------------------------------
 
@@ -191,6 +241,27 @@ class SweepResults:
         else:
             self._append({**place, "message": _cut(message), "transient": is_transient(result)})
 
+    def write_listed(
+        self, problem: Problem, candidates: Sequence[Config], listed: Listed, *, exhaustive: bool, gpu: str
+    ) -> None:
+        """Write down which candidates are measured; a list that does not fit into a record is left out."""
+        record = {
+            "kind": "listed",
+            "gpu": gpu,
+            "step": "candidates",
+            "problem": dict(problem),
+            "of": _choice(candidates, exhaustive),
+            "configs": [_name(config) for config in listed.configs],
+            "twins": {_name(one): _name(other) for one, other in listed.twins.items()},
+        }
+        if len(json.dumps(record)) < MOST_RECORD_BYTES - 100:
+            self._append(record)
+
+    def write_unopened(self, step: Step, problem: Problem, reason: str, *, gpu: str) -> None:
+        """Write down that a problem could not be opened."""
+        place = {"kind": "unopened", "gpu": gpu, "step": step, "problem": dict(problem)}
+        self._append({**place, "message": _cut(reason)})
+
     def write_spent(
         self,
         step: Step,
@@ -209,6 +280,7 @@ class SweepResults:
         self._append({**spent, "measure_s": measure_s, "verify_s": verify_s, "conditions": kept})
 
     def _append(self, record: Record) -> None:
+        assert self._journal is not None
         with self._lock:
             try:
                 self._journal.append(record)
@@ -224,9 +296,20 @@ class SweepResults:
             return
         if record["kind"] == "compile":
             self._compiled[record["key"]] = record.get("message")
+            if record.get("transient"):
+                self._transient.add(record["key"])
+            else:
+                self._transient.discard(record["key"])
+            return
+        if record["kind"] == "listed":
+            self._listed[Problem(record["problem"])] = record
+            return
+        if record["kind"] == "unopened":
+            self._unopened[Problem(record["problem"])] = record["message"]
             return
         step, problem, config = record["step"], Problem(record["problem"]), config_of(record)
         outcome = outcome_of(record)
+        self._unopened.pop(problem, None)
         if step != "recheck":
             if self.owner(step, problem) not in (None, record["gpu"]):
                 self.release(step, problem)
@@ -302,6 +385,11 @@ def _is_sound(record: Record) -> bool:
     if kind == "compile":
         config_of(record)
         return isinstance(record["key"], str) and isinstance(record.get("message", ""), str)
+    if kind == "unopened":
+        return isinstance(record["message"], str)
+    if kind == "listed":
+        names = [*record["configs"], *record["twins"], *record["twins"].values()]
+        return isinstance(record["of"], str) and all(isinstance(name, str) for name in names)
     number = record["round"]
     if number is not None and (type(number) is not int or number < 0):
         return False

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from aot_tune.tuner.sweep.kernel import KernelSweep, KernelTimes
 from aot_tune.tuner.sweep.progress import InTurn, Progress
 from aot_tune.tuner.sweep.report import JOURNALS, SweepReport, SweepRequest, SweptKernel
 from aot_tune.tuner.sweep.results import SweepResults, accepts
+from aot_tune.tuner.sweep.stale import stale_buckets, whole_reason
 
 CUBINS = Path("build/cubins")
 """The folder where cubins are kept between runs, for all archs: each name is a digest that contains the
@@ -44,7 +46,11 @@ _STOPS_ALL = (GpuLostError, JournalWriteError, StoreError)
 """Errors after which no other kernel could be swept either: the GPU is lost, or nothing can be written."""
 
 
-def run(request: SweepRequest, progress: Progress) -> SweepReport:
+Measure = Callable[[SweepRequest, FoundKernel, CompileFeed, Crew, Progress], SweptKernel]
+"""Sweeps one kernel on the GPUs of a crew."""
+
+
+def run(request: SweepRequest, progress: Progress, measure: Measure | None = None) -> SweepReport:
     """Sweep the kernels asked for and publish their tables.
 
     A kernel that cannot be swept leaves the others running: its row has the reason. The error of the only
@@ -54,6 +60,7 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
     Args:
         request: What to sweep; a request without a GPU predicts.
         progress: Receives each event.
+        measure: Sweeps one kernel; `measure_kernel`, which publishes its table, when None.
 
     Raises:
         TuneError: The sweep cannot start, go on or be saved; all finished results are in the journal.
@@ -80,7 +87,7 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
                     if request.predicts:
                         row = predict.predict_kernel(request, found, feed, progress)
                     else:
-                        row = _measure_kernel(request, found, feed, crew, progress)
+                        row = (measure or measure_kernel)(request, found, feed, crew, progress)
                 except AotTuneError as error:
                     row = _failed(request, found, error, progress)
                     stack.close()  # what is queued is the failed kernel's, and the feed may have ended
@@ -131,7 +138,7 @@ def _refused(request: SweepRequest, progress: Progress) -> dict[str, SweptKernel
         conditions = session.identity()
     for found in left:
         try:
-            check_resumable(_journal_path(request, found), _identity(conditions, request, found))
+            check_resumable(journal_path(request, found), identity_of(conditions, request, found))
         except AotTuneError as error:
             rows[found.tunable.name] = _failed(request, found, error, progress)
     return rows
@@ -163,6 +170,34 @@ def _failed(
     )
 
 
+def only_stale(request: SweepRequest, progress: Progress) -> SweepRequest:
+    """The part of a request that source, space, compiler or declaration made stale; each reason is told.
+
+    The kernels of which nothing is stale are left out, maybe all of them.
+
+    Raises:
+        TuneError: A table that is there cannot be read.
+    """
+    kernels, problems = [], dict(request.problems)
+    for found in request.kernels:
+        tunable, name = found.tunable, found.tunable.name
+        table = present_table(store.table_path(table_folder(request, found), request.arch, name))
+        reason = whole_reason(tunable, request.arch, table)
+        if reason is not None or table is None:
+            progress.note(f"{name}: all of it is stale: {reason}")
+            kernels.append(found)
+            continue
+        asked = set(request.buckets(found))
+        stale = {bucket: why for bucket, why in stale_buckets(tunable, table).items() if bucket in asked}
+        for bucket, why in stale.items():
+            progress.note(f"{name} {bucket} is stale: {why}")
+        if stale:
+            kernels.append(found)
+            if len(stale) < len(tunable.buckets):
+                problems[name] = tuple(stale)
+    return dataclasses.replace(request, kernels=tuple(kernels), problems=problems)
+
+
 def _note_choices(row: SweptKernel, progress: Progress) -> None:
     """Show each entry of a table just written, and its gain over the default."""
     if row.path is None:
@@ -185,8 +220,9 @@ def _check(found: FoundKernel, request: SweepRequest) -> None:
     if problems:
         raise DeclarationError("\n".join(problems))
     path = store.table_path(table_folder(request, found), request.arch, found.tunable.name)
-    files.check_writable(path.parent)
-    files.check_replaceable(path)
+    if request.shard is None:
+        files.check_writable(path.parent)
+        files.check_replaceable(path)
     if not request.predicts:
         present_table(path)
 
@@ -214,7 +250,7 @@ def present_table(path: Path) -> Table | None:
     return table
 
 
-def _measure_kernel(
+def measure_kernel(
     request: SweepRequest, found: FoundKernel, feed: CompileFeed, crew: Crew, progress: Progress
 ) -> SweptKernel:
     """Sweep one kernel on the GPUs and publish its table."""
@@ -230,10 +266,10 @@ def _measure_kernel(
         jobs=len(planned.jobs),
         device=device.name if len(request.gpus) == 1 else f"{len(request.gpus)} {device.name}",
     )
-    identity = _identity(conditions, request, found)
-    whole = _whole(request, found)
+    identity = identity_of(conditions, request, found)
+    whole = is_whole(request, found)
     decision = Decision(planned, identity, old, whole=whole)
-    path_of_journal = _journal_path(request, found)
+    path_of_journal = journal_path(request, found)
     with Journal.open(path_of_journal, identity, accepts=accepts, fresh=request.fresh) as journal:
         results = SweepResults(journal)
         for line in _opened(journal, results, path_of_journal):
@@ -252,7 +288,7 @@ def _measure_kernel(
         def beside(there: Table | None) -> tuple[Table, list[str]]:
             if there != decision.old:
                 decision.join(there)
-            table = _rechecked_table(kernel_sweep, decision, swept)
+            table = rechecked_table(kernel_sweep, decision, swept)
             if broken := kernel_sweep.broken():
                 return table, [broken]
             return table, publish.refusals(
@@ -300,7 +336,7 @@ def _remarks(
             yield f"{bucket}: {what}"
 
 
-def _identity(conditions: Mapping[str, str], request: SweepRequest, found: FoundKernel) -> dict[str, str]:
+def identity_of(conditions: Mapping[str, str], request: SweepRequest, found: FoundKernel) -> dict[str, str]:
     """The conditions under which a kernel's results hold: they are the identity of its journal."""
     # A journal may be resumed on another card of the same model: figures of one model are comparable.
     same = {name: text for name, text in conditions.items() if name != "uuid"}
@@ -313,14 +349,14 @@ def _identity(conditions: Mapping[str, str], request: SweepRequest, found: Found
     }
 
 
-def _journal_path(request: SweepRequest, found: FoundKernel) -> Path:
+def journal_path(request: SweepRequest, found: FoundKernel) -> Path:
     """The path of a kernel's journal.
 
     A partial selection has a journal of its own, so that publishing it leaves that of an unfinished whole
     sweep.
     """
     name = found.tunable.name
-    if not _whole(request, found):
+    if not is_whole(request, found):
         chosen = "\n".join(str(bucket) for bucket in request.buckets(found))
         name += f".{hashlib.sha256(chosen.encode()).hexdigest()[:8]}"
     return (request.journal or JOURNALS) / str(request.arch) / f"{name}.jsonl"
@@ -334,7 +370,7 @@ def _opened(journal: Journal, results: SweepResults, path: Path) -> Iterator[str
         yield f"{results.resumed} measurements of an earlier run are taken over from {path}"
 
 
-def _rechecked_table(kernel_sweep: KernelSweep, decision: Decision, swept: KernelTimes) -> Table:
+def rechecked_table(kernel_sweep: KernelSweep, decision: Decision, swept: KernelTimes) -> Table:
     """Choose a table and verify its winners in a fresh process; where one falls, choose anew without it."""
     while True:
         table = decision.table(swept)
@@ -343,5 +379,6 @@ def _rechecked_table(kernel_sweep: KernelSweep, decision: Decision, swept: Kerne
         kernel_sweep.choose_portfolio()
 
 
-def _whole(request: SweepRequest, found: FoundKernel) -> bool:
+def is_whole(request: SweepRequest, found: FoundKernel) -> bool:
+    """Whether all declared buckets of a kernel are swept."""
     return request.limit is None and found.tunable.name not in request.problems
