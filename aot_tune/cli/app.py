@@ -103,6 +103,10 @@ def tune(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over where a journal could be resumed.")
     ] = False,
+    only_stale: Annotated[
+        bool,
+        typer.Option("--only-stale", help="Sweep what source, space, compiler or declaration made stale."),
+    ] = False,
     allow_worse: Annotated[
         bool,
         typer.Option("--allow-worse", help="Publish entries that gain less although nothing has changed."),
@@ -154,22 +158,29 @@ def tune(
             fresh=fresh,
             allow_worse=allow_worse,
             verbose=verbose,
-        )
+        ),
+        only_stale=only_stale,
     )
     command.put(json_text(report) if as_json else (str(row.path) for row in report.rows if row.path))
     command.leave(failed=not report.complete)
 
 
-def _sweep(request: SweepRequest) -> SweepReport:
+def _sweep(request: SweepRequest, *, only_stale: bool) -> SweepReport:
     """Sweep with progress on stderr; stopped by a signal, say how to go on."""
     from aot_tune.nvidia.cutile import compiler_version
     from aot_tune.tuner.sweep import run as sweep
     from aot_tune.tuner.sweep import shards
     from aot_tune.tuner.sweep.progress import prediction_notice, progress_on
+    from aot_tune.tuner.sweep.report import SweepReport
 
     with closing(progress_on(sys.stderr)) as progress, command.signals_stop():
         if request.predicts:
             progress.note("\n".join(prediction_notice(request, compiler_version())))
+        if only_stale:
+            request = sweep.only_stale(request, progress)
+            if not request.kernels:
+                progress.note("nothing is stale")
+                return SweepReport(arch=request.arch, device_name="", rows=(), seconds=0.0)
         try:
             return (
                 sweep.run(request, progress) if request.shard is None else shards.measure(request, progress)

@@ -640,6 +640,26 @@ def test_a_whole_sweep_counts_and_names_the_entries_that_it_removes(folder: Path
     assert "add it to `typical`" in said
 
 
+def test_only_what_is_stale_is_swept_and_nothing_where_nothing_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aot_tune.tuner.sweep.stale.cutile.version", lambda: "1.7.0")
+    monkeypatch.setattr("aot_tune.tuner.sweep.stale.cutile.compiler_version", lambda: "13.4.92")
+    found = scale_in(folder / "tables")["scale"]
+    request = SweepRequest(kernels=(found,), arch=SM90, gpus=(0,), jobs=2)
+    assert sweep.only_stale(request, Quiet()) == request, "there is no table"
+    _tune(folder)
+    assert sweep.only_stale(request, Quiet()).kernels == ()
+    whole = store.read_table(_path(folder))
+    _path(folder).write_bytes(writer.dump(dataclasses.replace(whole, entries=whole.entries[:2])))
+    progress = Quiet()
+    left = sweep.only_stale(request, progress)
+    assert left.problems == {"scale": (_bucket(256),)}
+    assert any("M=256 N=1024 is stale: it has no entry" in line for line in progress.said)
+    assert sweep.run(left, progress).complete
+    assert sweep.only_stale(request, Quiet()).kernels == ()
+
+
 # Two tunes at once ------------------------------------------------------------------------------------------
 
 
