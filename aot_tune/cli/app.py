@@ -103,6 +103,10 @@ def tune(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over where a journal could be resumed.")
     ] = False,
+    time_budget: Annotated[
+        str | None,
+        typer.Option(metavar="20m", help="End in this time; the buckets that may gain most come first."),
+    ] = None,
     only_stale: Annotated[
         bool,
         typer.Option("--only-stale", help="Sweep what source, space, compiler or declaration made stale."),
@@ -122,6 +126,9 @@ def tune(
     from aot_tune.declare.missed_problems import problems_of_files
     from aot_tune.tuner.sweep.report import Shard, SweepRequest
 
+    budget_s = command.seconds("--time-budget", time_budget) if time_budget is not None else None
+    if budget_s is not None and shard is not None:
+        raise UsageError("--time-budget and --shard: choose one; a part is measured as a whole")
     part = Shard.parse(shard) if shard is not None else None
     if part is not None and out is None:
         raise UsageError(f"--shard {part} needs a folder of its own: --out part{part.number}")
@@ -149,6 +156,7 @@ def tune(
             exhaustive=exhaustive,
             require_measured=require is not None,
             out=out if part is None else None,
+            time_budget_s=budget_s,
             shard=part,
             part=out if part is not None else None,
             jobs=jobs,

@@ -40,6 +40,12 @@ class HashedSession:
     stops_after: ClassVar[list[int]] = []
     """The number of outcomes, of all GPUs, after which the sweep is stopped."""
 
+    seconds = 0.0
+    """What an outcome takes on the clock `now`, seconds."""
+
+    now: ClassVar[list[float]] = [0.0]
+    """Seconds on a clock that only outcomes move."""
+
     told: ClassVar[list[tuple[int, Problem, Config]]] = []
     """All outcomes, each with the GPU's index."""
 
@@ -54,6 +60,7 @@ class HashedSession:
         """Forget what a test has set."""
         for one in (cls.lost_after, cls.devices, cls.slower, cls.stops_after, cls.told):
             one.clear()
+        cls.now[0] = 0.0
 
     def __enter__(self) -> HashedSession:
         return self
@@ -118,6 +125,7 @@ class HashedSession:
 
     def _outcome(self, problem: Problem, config: Config, when: str = "") -> Outcome:
         time.sleep(PAUSE_S)
+        self.now[0] += self.seconds
         if self._stopped:
             raise MeasuringStopped
         mine = sum(index == self.index for index, _, _ in self.told)

@@ -14,7 +14,8 @@ Compilations go on meanwhile. A result that the journal holds is not measured ag
 more in a fresh process when the table is known (`KernelSweep.recheck`). When a member of the portfolio is
 found wrong, the portfolio is chosen again without it and what is new is measured, until no member falls.
 
-A problem that cannot be opened in the worker is left out, with its reason, and the others go on.
+A problem that cannot be opened in the worker is left out, with its reason, and the others go on. Where time
+is limited, the problems that are worth most come first, and those that are not reached are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Literal
@@ -35,7 +35,7 @@ from aot_tune.tuner.measure.supervise import ProblemFailedError
 from aot_tune.tuner.outcome import STRIKES, Failure, Measurement, Outcome
 from aot_tune.tuner.plan.candidates import ProblemPlan, SweepPlan, plan_only
 from aot_tune.tuner.plan.model import least_us
-from aot_tune.tuner.plan.shortlist import shortlist
+from aot_tune.tuner.plan.shortlist import predictions, shortlist
 from aot_tune.tuner.plan.sizes import sizes_inside
 from aot_tune.tuner.sweep.cards import DefaultTwice, disagreements
 from aot_tune.tuner.sweep.crew import Hands, Seat, Task
@@ -47,6 +47,11 @@ from aot_tune.values.problem import Problem
 LONG_US = 200.0
 """A problem whose arguments move for so long takes twice as long as one of no size, microseconds: at any size
 each config is launched, compared and timed a few dozen times."""
+
+_PART_OF_TIME: Mapping[Step, float] = {"candidates": 0.5, "portfolio": 0.85}
+"""The parts of a limited time after which a step begins with no further problem. The portfolio with the sizes
+inside takes about as long as the candidates; the rest is for the last problems and for verifying the winners.
+"""
 
 Times = dict[Problem, Mapping[Config, Measurement]]
 
@@ -74,11 +79,18 @@ class KernelTimes:
     barred: dict[Problem, set[Config]] = field(default_factory=dict)
     """Winners that failed in another way when they were verified again: they do not win at that problem."""
 
+    unreached: set[Problem] = field(default_factory=set)
+    """Edges that time did not suffice for; they have no times."""
+
     unopened: dict[Problem, str] = field(default_factory=dict)
     """Problems that could not be opened, each with the reason; they have no times."""
 
     failures: int = 0
     """Number of candidates that failed on a problem. Those that a rule refuses do not count."""
+
+
+class _OutOfTime(Exception):
+    """There is no time for what is missing of a problem."""
 
 
 class KernelSweep:
@@ -92,6 +104,7 @@ class KernelSweep:
         progress: Receives each event of the sweep.
         portfolio: Chooses the portfolio from the times at the edges.
         exhaustive: Measure every candidate.
+        budget_s: Time for all steps, seconds; unlimited when None.
     """
 
     def __init__(
@@ -104,7 +117,9 @@ class KernelSweep:
         *,
         portfolio: Callable[[KernelTimes], tuple[Config, ...]],
         exhaustive: bool = False,
+        budget_s: float | None = None,
     ) -> None:
+        self._budget_s, self._started = budget_s, monotonic()
         self._plan = planned
         self._feed = feed
         self._crew = crew
@@ -116,6 +131,7 @@ class KernelSweep:
         self._exhaustive = exhaustive
         self._swept = KernelTimes()
         self._plans: dict[Problem, ProblemPlan] = {}
+        self._worths: dict[Problem, float] = {}
         self._compiled: dict[str, CompileResult] = {}
         self._told: set[tuple[Config, str]] = set()
         self._failed: set[tuple[str, Problem, Config]] = set()
@@ -143,6 +159,7 @@ class KernelSweep:
             lambda each, seat: self._measure_candidates(each, seat),
         )
         self._swept.candidates = _ordered(self._swept.candidates, edges)
+        self._drop_unreached()
         self.choose_portfolio()
         return self._swept
 
@@ -233,7 +250,8 @@ class KernelSweep:
         work: Callable[[ProblemPlan, Seat], None],
     ) -> None:
         """Have the crew do a step on several problems, the longest first, and their compilations likewise."""
-        lengths = {problem: self._length(each) for problem, each in plans.items()}
+        first = self._length if self._budget_s is None else self._worth
+        lengths = {problem: first(each) for problem, each in plans.items()}
         order = sorted(plans, key=lambda problem: -lengths[problem])
         jobs = {problem: self._jobs(step, plans[problem]) for problem in order}
         self._submit(job for those in jobs.values() for job in those)
@@ -246,7 +264,12 @@ class KernelSweep:
                         raise ProblemFailedError(each.problem, failed)
                     if step != "recheck":
                         self._report_step(each.problem)
-                    work(each, seat)
+                    try:
+                        work(each, seat)
+                    except _OutOfTime:
+                        with self._lock:
+                            edge = self._plan.kernel.tunable.bucket_of(each.problem)
+                            self._swept.unreached.add(edge)
 
             keys = {job.key for job in jobs[each.problem]} - self._compiled.keys()
             return Task(
@@ -255,7 +278,7 @@ class KernelSweep:
                 work=begin,
                 length=lengths[each.problem],
                 owner=None if step == "recheck" else self._results.owner(step, each.problem),
-                ready=partial(self._feed.ready, keys),
+                ready=lambda: self._is_late(step) or self._feed.ready(keys),
             )
 
         self._crew.run([task(each) for each in plans.values()], self._compilations.report)
@@ -275,6 +298,45 @@ class KernelSweep:
         launched = self._plan.kernel.launched(each.problem, each.default)
         moved_us = launched.memory_bytes / (self._plan.kernel.device.memory_gbps * 1e3)
         return len(each.candidates) * (1.0 + moved_us / LONG_US)
+
+    def _worth(self, each: ProblemPlan) -> float:
+        """How much faster than its edge's default the model's best config is: it says what tuning may gain.
+
+        All problems of an edge are worth the same, so that they come together.
+        """
+        kernel = self._plan.kernel
+        edge = kernel.tunable.bucket_of(each.problem)
+        if edge not in self._worths:
+            plan = next(one for one in self._plan.problems if one.problem == edge)
+            times = predictions(kernel, plan, plan.candidates, {})
+            self._worths[edge] = times[plan.default] / min(times.values()) if plan.default in times else 1.0
+        return self._worths[edge]
+
+    def _is_late(self, step: Step) -> bool:
+        """Whether no problem of a step may begin any more, so that the later steps end in time."""
+        part = _PART_OF_TIME.get(step)
+        if self._budget_s is None or part is None:
+            return False
+        return monotonic() - self._started > part * self._budget_s
+
+    def _check_time(self, step: Step, each: ProblemPlan) -> None:
+        """Raise where it is too late for what is missing; the edge that is worth most is always measured.
+
+        Raises:
+            _OutOfTime: It is.
+        """
+        if self._is_late(step):
+            with self._lock:
+                first = max(self._plan.problems, key=self._worth).problem
+                if self._plan.kernel.tunable.bucket_of(each.problem) != first:
+                    raise _OutOfTime
+
+    def _drop_unreached(self) -> None:
+        """Leave out the edges that time did not suffice for, with the sizes inside."""
+        swept, bucket_of = self._swept, self._plan.kernel.tunable.bucket_of
+        for times in (swept.candidates, swept.portfolio_times, swept.runoffs):
+            for problem in [one for one in times if bucket_of(one) in swept.unreached]:
+                del times[problem]
 
     def _report_step(self, problem: Problem) -> None:
         with self._lock:
@@ -298,6 +360,7 @@ class KernelSweep:
         if known is not None:
             return known
         _ = seat.session  # a seat that measures nothing has none
+        self._check_time("candidates", each)
         compiled = self._wait("candidates", each, each.candidates, seat)
         with self._lock:
             chosen = shortlist(self._plan.kernel, each, compiled, exhaustive=self._exhaustive)
@@ -338,6 +401,7 @@ class KernelSweep:
         )
         swept.portfolio_times = _ordered(swept.portfolio_times, problems)
         swept.runoffs = _ordered(swept.runoffs, problems)
+        self._drop_unreached()
 
     def _measure_portfolio(self, each: ProblemPlan, seat: Seat, *, finals: bool) -> None:
         # Also those that another problem has just found wrong: which one comes first is chance.
@@ -416,7 +480,9 @@ class KernelSweep:
             for config in missing:
                 if (time := results.provisional(step, problem, config)) is not None:
                     known[config] = time
-            session, cubins = seat.session, self._cubins(step, each, missing, seat)
+            session = seat.session
+            self._check_time(step, each)
+            cubins = self._cubins(step, each, missing, seat)
             kernel = self._plan.kernel
             with self._lock:
                 least = least_us((kernel.launched(problem, config) for config in missing), kernel.device)

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -26,7 +26,7 @@ from aot_tune.tuner.compile.pool import CompilePool
 from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.measure.supervise import GpuLostError
 from aot_tune.tuner.measure.trials import Strikes
-from aot_tune.tuner.plan.candidates import plan
+from aot_tune.tuner.plan.candidates import SweepPlan, plan
 from aot_tune.tuner.sweep import predict
 from aot_tune.tuner.sweep.crew import Crew
 from aot_tune.tuner.sweep.decision import Decision, to_recheck
@@ -45,6 +45,9 @@ arch."""
 _STOPS_ALL = (GpuLostError, JournalWriteError, StoreError)
 """Errors after which no other kernel could be swept either: the GPU is lost, or nothing can be written."""
 
+
+_SHORTEST_S = 1.0
+"""The least time for a kernel, seconds: one bucket of each is always swept."""
 
 Measure = Callable[[SweepRequest, FoundKernel, CompileFeed, Crew, Progress], SweptKernel]
 """Sweeps one kernel on the GPUs of a crew."""
@@ -80,14 +83,19 @@ def run(request: SweepRequest, progress: Progress, measure: Measure | None = Non
     rows: list[SweptKernel] = []
     with _crew(request, progress) as crew, ExitStack() as stack:
         feed = stack.enter_context(CompileFeed(pool))
-        for found in request.kernels:
+        for place, found in enumerate(request.kernels):
+            left_s = _left_s(request, monotonic() - started, place)
             row = refused.get(found.tunable.name)
             if row is None:
                 try:
                     if request.predicts:
                         row = predict.predict_kernel(request, found, feed, progress)
                     else:
-                        row = (measure or measure_kernel)(request, found, feed, crew, progress)
+                        within = dataclasses.replace(request, time_budget_s=left_s)
+                        row = (measure or measure_kernel)(within, found, feed, crew, progress)
+                        if row.unreached:  # what is queued is of buckets that are not swept
+                            stack.close()
+                            feed = stack.enter_context(CompileFeed(pool))
                 except AotTuneError as error:
                     row = _failed(request, found, error, progress)
                     stack.close()  # what is queued is the failed kernel's, and the feed may have ended
@@ -106,6 +114,14 @@ def run(request: SweepRequest, progress: Progress, measure: Measure | None = Non
     )
     progress.finished(report.rows, report.gpus)
     return report
+
+
+def _left_s(request: SweepRequest, spent_s: float, place: int) -> float | None:
+    """The kernel's share of the time that is left, by its number of buckets; None where time is unlimited."""
+    if request.time_budget_s is None:
+        return None
+    counts = [len(request.buckets(found)) for found in request.kernels[place:]]
+    return max(_SHORTEST_S, (request.time_budget_s - spent_s) * counts[0] / sum(counts))
 
 
 def _crew(request: SweepRequest, progress: Progress) -> Crew:
@@ -268,7 +284,7 @@ def measure_kernel(
     )
     identity = identity_of(conditions, request, found)
     whole = is_whole(request, found)
-    decision = Decision(planned, identity, old, whole=whole)
+    decision = _decision(planned, identity, old, request, whole=whole)
     path_of_journal = journal_path(request, found)
     with Journal.open(path_of_journal, identity, accepts=accepts, fresh=request.fresh) as journal:
         results = SweepResults(journal)
@@ -282,6 +298,7 @@ def measure_kernel(
             progress,
             portfolio=decision.portfolio,
             exhaustive=request.exhaustive,
+            budget_s=request.time_budget_s,
         )
         swept = kernel_sweep.run()
 
@@ -292,8 +309,9 @@ def measure_kernel(
             if broken := kernel_sweep.broken():
                 return table, [broken]
             return table, publish.refusals(
-                table, there, found.tunable, wrong=swept.wrong, allow_worse=request.allow_worse
-            )
+                table, there, found.tunable, wrong=swept.wrong, unreached=swept.unreached,
+                allow_worse=request.allow_worse,
+            )  # fmt: skip
 
         published = publish.publish_beside(path, old, read=present_table, decide=beside)
         table = published.table
@@ -317,10 +335,25 @@ def measure_kernel(
         device_name=device.name,
         refusals=published.refusals,
         unopened=tuple(f"{problem}: {reason}" for problem, reason in swept.unopened.items()),
+        unreached=tuple(
+            f"{each.problem} " + ("has no entry" if table.entry(each.problem) is None else "stays as it was")
+            for each in planned.problems
+            if each.problem in swept.unreached
+        ),
         disturbed=tuple(
             f"{entry.bucket}: {entry.disturbed}" for entry in table.entries if entry.disturbed is not None
         ),
     )
+
+
+def _decision(
+    planned: SweepPlan, identity: Mapping[str, str], old: Table | None, request: SweepRequest, *, whole: bool
+) -> Decision:
+    """Decides a kernel's table. In a limited time the entries that are not reached stay, where they can."""
+    if request.time_budget_s is not None:
+        with suppress(TuneError):  # they were made under other conditions
+            return Decision(planned, identity, old, whole=False)
+    return Decision(planned, identity, old, whole=whole)
 
 
 def _remarks(
