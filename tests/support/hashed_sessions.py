@@ -52,7 +52,7 @@ class HashedSession:
     def __init__(self, found: Any, index: int, *, on_event: Any = None, strikes: Any = None) -> None:
         self.index = index
         self.conditions: list[Any] = []
-        self.verify_s = 0.0
+        self.verify_s = self.start_s = self.open_s = 0.0
         self._stopped = False
 
     @classmethod

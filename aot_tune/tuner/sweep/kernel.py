@@ -553,10 +553,13 @@ class KernelSweep:
     ) -> Iterator[None]:
         """Write down the time that a request took and the GPU's state around it."""
         session = seat.session
+        waited_s, idle_s = seat.rested()
         started, verified, requests = monotonic(), session.verify_s, len(session.conditions)
+        start_s, open_s = session.start_s, session.open_s
         yield
-        spent = monotonic() - started
-        verify_s = spent if verifying else session.verify_s - verified
+        start_s, open_s = session.start_s - start_s, session.open_s - open_s
+        spent = max(0.0, monotonic() - started - start_s - open_s)
+        verify_s = min(spent, spent if verifying else session.verify_s - verified)
         states = (one.as_record() for one in session.conditions[requests:])
         self._results.write_spent(
             step,
@@ -565,6 +568,10 @@ class KernelSweep:
             verify_s=verify_s,
             conditions=[{name: one[name] for name in ("before", "after")} for one in states],
             gpu=seat.gpu,
+            start_s=start_s,
+            open_s=open_s,
+            waited_s=waited_s,
+            idle_s=idle_s,
         )
 
     # Compilations -------------------------------------------------------------------------------------------

@@ -274,6 +274,7 @@ def measure_kernel(
     path = store.table_path(table_folder(request, found), request.arch, found.tunable.name)
     old = present_table(path)
     device, conditions = crew.open(found)
+    crew.warm(found)
     planned = plan(found, request.arch, request.buckets(found), incumbent=old, device=device)
     progress.started(
         kernel=found.tunable.name,

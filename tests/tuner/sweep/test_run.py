@@ -68,7 +68,7 @@ class Session:
     def __init__(self, found: Any, gpu_index: int, *, on_event: Any = None, strikes: Any = None) -> None:
         self.index = gpu_index
         self.conditions: list[Any] = []
-        self.verify_s = 0.0
+        self.verify_s = self.start_s = self.open_s = 0.0
         self.name = found.tunable.name
         self.asked: list[tuple[str, Problem, frozenset[Config]]] = []
         self.told: list[tuple[str, Problem, Config, int | None]] = []
