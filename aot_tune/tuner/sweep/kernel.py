@@ -33,7 +33,7 @@ from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled, CompileJob, CompileResult, compiles_nowhere
 from aot_tune.tuner.measure.supervise import ProblemFailedError
 from aot_tune.tuner.outcome import STRIKES, Failure, Measurement, Outcome
-from aot_tune.tuner.plan.candidates import ProblemPlan, SweepPlan, plan_only
+from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, SweepPlan, plan_only
 from aot_tune.tuner.plan.model import least_us
 from aot_tune.tuner.plan.shortlist import predictions, shortlist
 from aot_tune.tuner.plan.sizes import sizes_inside
@@ -105,6 +105,7 @@ class KernelSweep:
         portfolio: Chooses the portfolio from the times at the edges.
         exhaustive: Measure every candidate.
         budget_s: Time for all steps, seconds; unlimited when None.
+        meanwhile: Called once while the GPUs measure.
     """
 
     def __init__(
@@ -118,7 +119,9 @@ class KernelSweep:
         portfolio: Callable[[KernelTimes], tuple[Config, ...]],
         exhaustive: bool = False,
         budget_s: float | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
+        self._meanwhile = meanwhile
         self._budget_s, self._started = budget_s, monotonic()
         self._plan = planned
         self._feed = feed
@@ -250,8 +253,10 @@ class KernelSweep:
         work: Callable[[ProblemPlan, Seat], None],
     ) -> None:
         """Have the crew do a step on several problems, the longest first, and their compilations likewise."""
-        first = self._length if self._budget_s is None else self._worth
-        lengths = {problem: first(each) for problem, each in plans.items()}
+        lengths = {
+            problem: length(self._plan.kernel, each) if self._budget_s is None else self._worth(each)
+            for problem, each in plans.items()
+        }
         order = sorted(plans, key=lambda problem: -lengths[problem])
         jobs = {problem: self._jobs(step, plans[problem]) for problem in order}
         self._submit(job for those in jobs.values() for job in those)
@@ -281,7 +286,13 @@ class KernelSweep:
                 ready=lambda: self._is_late(step) or self._feed.ready(keys),
             )
 
-        self._crew.run([task(each) for each in plans.values()], self._compilations.report)
+        self._crew.run([task(each) for each in plans.values()], self._wait_beside)
+
+    def _wait_beside(self) -> None:
+        self._compilations.report()
+        meanwhile, self._meanwhile = self._meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
 
     def _jobs(self, step: Step, each: ProblemPlan) -> list[CompileJob]:
         """The compilations that a step needs of a problem: none of what other machines measure."""
@@ -292,12 +303,6 @@ class KernelSweep:
             return list(each.jobs.values())
         left = (c for c in known.configs if self._results.outcome(step, each.problem, c) is None)
         return [each.jobs[config] for config in left]
-
-    def _length(self, each: ProblemPlan) -> float:
-        """How long a problem takes beside others: by its number of configs and the memory that it moves."""
-        launched = self._plan.kernel.launched(each.problem, each.default)
-        moved_us = launched.memory_bytes / (self._plan.kernel.device.memory_gbps * 1e3)
-        return len(each.candidates) * (1.0 + moved_us / LONG_US)
 
     def _worth(self, each: ProblemPlan) -> float:
         """How much faster than its edge's default the model's best config is: it says what tuning may gain.
@@ -636,6 +641,18 @@ class KernelSweep:
                 self._progress.failure(
                     self._plan.kernel.tunable.name, problem, failure.config, failure.stage, failure.message
                 )
+
+
+def length(kernel: DeviceKernel, each: ProblemPlan) -> float:
+    """How long a problem takes beside others: by its number of configs and the memory that it moves."""
+    moved_us = kernel.launched(each.problem, each.default).memory_bytes / (kernel.device.memory_gbps * 1e3)
+    return len(each.candidates) * (1.0 + moved_us / LONG_US)
+
+
+def jobs_in_order(planned: SweepPlan) -> list[CompileJob]:
+    """The compilations of all candidates in the order in which they are needed."""
+    problems = sorted(planned.problems, key=lambda each: -length(planned.kernel, each))
+    return [job for each in problems for job in each.jobs.values()]
 
 
 def _ordered(times: Times, order: Iterable[Problem]) -> Times:

@@ -31,11 +31,12 @@ from aot_tune.tuner.sweep import predict
 from aot_tune.tuner.sweep.crew import Crew
 from aot_tune.tuner.sweep.decision import Decision, to_recheck
 from aot_tune.tuner.sweep.journal import Journal, JournalWriteError, check_resumable
-from aot_tune.tuner.sweep.kernel import KernelSweep, KernelTimes
+from aot_tune.tuner.sweep.kernel import KernelSweep, KernelTimes, jobs_in_order
 from aot_tune.tuner.sweep.progress import InTurn, Progress
 from aot_tune.tuner.sweep.report import JOURNALS, SweepReport, SweepRequest, SweptKernel
 from aot_tune.tuner.sweep.results import SweepResults, accepts
 from aot_tune.tuner.sweep.stale import stale_buckets, whole_reason
+from aot_tune.values.device import Device
 
 CUBINS = Path("build/cubins")
 """The folder where cubins are kept between runs, for all archs: each name is a digest that contains the
@@ -91,8 +92,12 @@ def run(request: SweepRequest, progress: Progress, measure: Measure | None = Non
                     if request.predicts:
                         row = predict.predict_kernel(request, found, feed, progress)
                     else:
+                        following = _following(request, place, refused)
                         within = dataclasses.replace(request, time_budget_s=left_s)
-                        row = (measure or measure_kernel)(within, found, feed, crew, progress)
+                        if measure is None:
+                            row = measure_kernel(within, found, feed, crew, progress, following)
+                        else:
+                            row = measure(within, found, feed, crew, progress)
                         if row.unreached:  # what is queued is of buckets that are not swept
                             stack.close()
                             feed = stack.enter_context(CompileFeed(pool))
@@ -122,6 +127,28 @@ def _left_s(request: SweepRequest, spent_s: float, place: int) -> float | None:
         return None
     counts = [len(request.buckets(found)) for found in request.kernels[place:]]
     return max(_SHORTEST_S, (request.time_budget_s - spent_s) * counts[0] / sum(counts))
+
+
+def _following(request: SweepRequest, place: int, refused: Mapping[str, SweptKernel]) -> FoundKernel | None:
+    """The kernel to compile for while this one is measured.
+
+    It is the next one, unless it has a journal already: then what it needs is known only when that is read.
+    A kernel of another module waits for its turn: where a child cannot import it, nothing more is compiled.
+    """
+    left = [found for found in request.kernels[place + 1 :] if found.tunable.name not in refused]
+    if not left or left[0].module != request.kernels[place].module:
+        return None
+    return None if journal_path(request, left[0]).exists() else left[0]
+
+
+def _compile_ahead(request: SweepRequest, found: FoundKernel, feed: CompileFeed, device: Device) -> None:
+    """Have a kernel's candidates compiled where a process has nothing else to do."""
+    path = store.table_path(table_folder(request, found), request.arch, found.tunable.name)
+    with suppress(AotTuneError):  # it is told when the kernel's turn comes
+        planned = plan(
+            found, request.arch, request.buckets(found), incumbent=present_table(path), device=device
+        )
+        feed.submit_later(jobs_in_order(planned))
 
 
 def _crew(request: SweepRequest, progress: Progress) -> Crew:
@@ -267,9 +294,14 @@ def present_table(path: Path) -> Table | None:
 
 
 def measure_kernel(
-    request: SweepRequest, found: FoundKernel, feed: CompileFeed, crew: Crew, progress: Progress
+    request: SweepRequest,
+    found: FoundKernel,
+    feed: CompileFeed,
+    crew: Crew,
+    progress: Progress,
+    following: FoundKernel | None = None,
 ) -> SweptKernel:
-    """Sweep one kernel on the GPUs and publish its table."""
+    """Sweep one kernel on the GPUs and publish its table; meanwhile compile for the one that follows."""
     started, before = monotonic(), feed.counts()
     path = store.table_path(table_folder(request, found), request.arch, found.tunable.name)
     old = present_table(path)
@@ -300,6 +332,7 @@ def measure_kernel(
             portfolio=decision.portfolio,
             exhaustive=request.exhaustive,
             budget_s=request.time_budget_s,
+            meanwhile=partial(_compile_ahead, request, following, feed, device) if following else None,
         )
         swept = kernel_sweep.run()
 
