@@ -473,6 +473,19 @@ def _for_target(value: object, arch: Arch) -> object:
     return default if isinstance(default, int) else None
 
 
+def compiler_limit() -> float | None:
+    """The compiler's limit here, seconds, as ``ct.compiler_timeout`` sets it; None where there is none.
+
+    On a release that was not tested it is None.
+    """
+    if not private_names_known():
+        return None
+    from cuda.tile._cext import default_tile_context
+
+    limit: float | None = default_tile_context.config.compiler_timeout_sec
+    return limit
+
+
 def limit_samples(most: int) -> None:
     """Let `search` take at most `most` samples of each config in this process, instead of up to 1000.
 
