@@ -103,6 +103,14 @@ def tune(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over where a journal could be resumed.")
     ] = False,
+    time_budget: Annotated[
+        str | None,
+        typer.Option(metavar="20m", help="End in this time; the buckets that may gain most come first."),
+    ] = None,
+    only_stale: Annotated[
+        bool,
+        typer.Option("--only-stale", help="Sweep what source, space, compiler or declaration made stale."),
+    ] = False,
     allow_worse: Annotated[
         bool,
         typer.Option("--allow-worse", help="Publish entries that gain less although nothing has changed."),
@@ -118,6 +126,9 @@ def tune(
     from aot_tune.declare.missed_problems import problems_of_files
     from aot_tune.tuner.sweep.report import Shard, SweepRequest
 
+    budget_s = command.seconds("--time-budget", time_budget) if time_budget is not None else None
+    if budget_s is not None and shard is not None:
+        raise UsageError("--time-budget and --shard: choose one; a part is measured as a whole")
     part = Shard.parse(shard) if shard is not None else None
     if part is not None and out is None:
         raise UsageError(f"--shard {part} needs a folder of its own: --out part{part.number}")
@@ -145,6 +156,7 @@ def tune(
             exhaustive=exhaustive,
             require_measured=require is not None,
             out=out if part is None else None,
+            time_budget_s=budget_s,
             shard=part,
             part=out if part is not None else None,
             jobs=jobs,
@@ -154,22 +166,29 @@ def tune(
             fresh=fresh,
             allow_worse=allow_worse,
             verbose=verbose,
-        )
+        ),
+        only_stale=only_stale,
     )
     command.put(json_text(report) if as_json else (str(row.path) for row in report.rows if row.path))
     command.leave(failed=not report.complete)
 
 
-def _sweep(request: SweepRequest) -> SweepReport:
+def _sweep(request: SweepRequest, *, only_stale: bool) -> SweepReport:
     """Sweep with progress on stderr; stopped by a signal, say how to go on."""
     from aot_tune.nvidia.cutile import compiler_version
     from aot_tune.tuner.sweep import run as sweep
     from aot_tune.tuner.sweep import shards
     from aot_tune.tuner.sweep.progress import prediction_notice, progress_on
+    from aot_tune.tuner.sweep.report import SweepReport
 
     with closing(progress_on(sys.stderr)) as progress, command.signals_stop():
         if request.predicts:
             progress.note("\n".join(prediction_notice(request, compiler_version())))
+        if only_stale:
+            request = sweep.only_stale(request, progress)
+            if not request.kernels:
+                progress.note("nothing is stale")
+                return SweepReport(arch=request.arch, device_name="", rows=(), seconds=0.0)
         try:
             return (
                 sweep.run(request, progress) if request.shard is None else shards.measure(request, progress)

@@ -16,7 +16,7 @@ from aot_tune.errors import JournalMismatchError, UsageError
 from aot_tune.tuner.outcome import Failure, Measurement
 from aot_tune.tuner.sweep import journal as journals
 from aot_tune.tuner.sweep.journal import JournalContent, JournalWriteError, Record
-from aot_tune.tuner.sweep.results import accepts, outcome_of
+from aot_tune.tuner.sweep.results import ALSO, accepts, outcome_of
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem, problem_option
@@ -28,7 +28,7 @@ SUFFIXES = (".jsonl", ".done", ".old")
 COLUMNS = (
     "journal", "kind", "gpu", "step", "problem", "config", "round", "state", "mean_us", "error_margin_us",
     "num_samples", "provisional", "disturbed", "stage", "message", "key", "code", "transient", "measure_s",
-    "verify_s",
+    "verify_s", *ALSO,
 )  # fmt: skip
 """The columns of --csv. A record leaves those empty that it does not have."""
 
@@ -174,8 +174,15 @@ def _totals(records: Sequence[Record]) -> str:
         f"{counted(len(compiled), 'compilation')} ({refused} failed); "
         f"{_seconds(sum(record['measure_s'] for record in spent))} timing, "
         f"{_seconds(sum(record['verify_s'] for record in spent))} verifying"
+        + "".join(f", {_seconds(total)} {what}" for what, total in _also(spent) if total)
         + (f"; on {' '.join(gpus)}" if gpus else "")
     )
+
+
+def _also(spent: Sequence[Record]) -> Iterator[tuple[str, float]]:
+    """What else the time of the GPUs went into, in words, and the seconds."""
+    for name, what in ALSO.items():
+        yield what, sum(record.get(name, 0.0) for record in spent)
 
 
 def _seconds(seconds: float) -> str:

@@ -36,6 +36,7 @@ def refusals(
     tunable: Declaration,
     *,
     wrong: Collection[Config] = (),
+    unreached: Collection[Problem] = (),
     allow_worse: bool = False,
 ) -> list[str]:
     """The reasons why a table must not be published; empty when it may be.
@@ -54,6 +55,8 @@ def refusals(
         old: The present table, if any.
         tunable: The kernel's declaration.
         wrong: Configs that were found to compute wrong results. An entry that had one may become slower.
+        unreached: Buckets that a limited time did not suffice for. They may lack an entry where the old one
+            does not fit any more.
         allow_worse: Whether entries may become slower.
     """
     if not new.entries:
@@ -64,7 +67,7 @@ def refusals(
         return [f"its axes are {_axes(new.axes)}, the declaration has {_axes(tunable.axes)}"]
     return [
         *_against_code(new, tunable),
-        *_against_old(new, old, tunable),
+        *_against_old(new, old, tunable, unreached),
         *_against_declaration(new, tunable),
         *(
             f"{bucket}: {what}, with the same source, device, compiler and driver; look at the GPU's state "
@@ -202,7 +205,9 @@ def _against_code(new: Table, tunable: Declaration) -> Iterator[str]:
         yield f"the kernel's code has changed since it was swept: the table's {new.source_hash}, now {fresh}"
 
 
-def _against_old(new: Table, old: Table | None, tunable: Declaration) -> Iterator[str]:
+def _against_old(
+    new: Table, old: Table | None, tunable: Declaration, unreached: Collection[Problem]
+) -> Iterator[str]:
     predicted = [entry.bucket for entry in new.entries if entry.evidence == "predicted"]
     measured = [entry.bucket for entry in new.entries if entry.evidence == "measured"]
     if predicted and measured:
@@ -213,7 +218,8 @@ def _against_old(new: Table, old: Table | None, tunable: Declaration) -> Iterato
         yield f"it is for {new.arch}, and would replace a table for {old.arch}"
     if predicted and any(entry.evidence == "measured" for entry in old.entries):
         yield f"it replaces measurements by predictions, first {predicted[0]}"
-    declared, present = set(tunable.buckets), {entry.bucket for entry in new.entries}
+    declared = set(tunable.buckets) - set(unreached)
+    present = {entry.bucket for entry in new.entries}
     lost = [entry.bucket for entry in old.entries if entry.bucket in declared and entry.bucket not in present]
     if lost:
         yield f"it lacks {len(lost)} of the {len(old.entries)} entries there, still declared: {lost[0]}"

@@ -49,7 +49,9 @@ def path(tmp_path: Path) -> Path:
         results.write("candidate finals", PROBLEM, _time(12.25), 0, gpu="GPU-1")
         results.write("candidate finals", PROBLEM, _time(12.75), 1, gpu="GPU-1")
         results.write_recheck(PROBLEM, TALL, None, gpu="GPU-1")
-        results.write_spent("candidates", PROBLEM, measure_s=20.0, verify_s=0.5, conditions=[], gpu="GPU-1")
+        also = {"start_s": 4.0, "open_s": 0.0, "waited_s": 2.5, "idle_s": 0.0}
+        spent = {"measure_s": 20.0, "verify_s": 0.5, **also}
+        results.write_spent("candidates", PROBLEM, conditions=[], gpu="GPU-1", **spent)
     return path
 
 
@@ -60,7 +62,8 @@ def test_a_journal_is_summed_up_by_problem_and_step(path: Path) -> None:
     assert lines[0] == f"{path}:"
     assert lines[1] == "made with kernel scale, arch sm90, driver 580.1"
     assert lines[2] == (
-        "6 results, 1 failure, 1 compilation (1 failed); 20 s timing, 0.5 s verifying; on GPU-1"
+        "6 results, 1 failure, 1 compilation (1 failed); 20 s timing, 0.5 s verifying, "
+        "4 s starting processes, 2 s waiting for compilers; on GPU-1"
     )
     cells = [line.split("  ") for line in lines[4:]]
     rows = [[cell.strip() for cell in line if cell.strip()] for line in cells]

@@ -41,13 +41,19 @@ class HashedSession:
     stops_after: ClassVar[list[int]] = []
     """The number of outcomes, of all GPUs, after which the sweep is stopped."""
 
+    seconds = 0.0
+    """What an outcome takes on the clock `now`, seconds."""
+
+    now: ClassVar[list[float]] = [0.0]
+    """Seconds on a clock that only outcomes move."""
+
     told: ClassVar[list[tuple[int, Problem, Config]]] = []
     """All outcomes, each with the GPU's index."""
 
     def __init__(self, found: Any, index: int, *, on_event: Any = None, strikes: Any = None) -> None:
         self.index = index
         self.conditions: list[Any] = []
-        self.verify_s = 0.0
+        self.verify_s = self.start_s = self.open_s = 0.0
         self._stopped = False
 
     @classmethod
@@ -55,6 +61,7 @@ class HashedSession:
         """Forget what a test has set."""
         for one in (cls.lost_after, cls.devices, cls.slower, cls.stops_after, cls.told):
             one.clear()
+        cls.now[0] = 0.0
 
     def __enter__(self) -> HashedSession:
         return self
@@ -134,6 +141,7 @@ class HashedSession:
 
     def _outcome(self, problem: Problem, config: Config, when: str = "") -> Outcome:
         time.sleep(PAUSE_S)
+        self.now[0] += self.seconds
         if self._stopped:
             raise MeasuringStopped
         mine = sum(index == self.index for index, _, _ in self.told)

@@ -102,6 +102,11 @@ class CompilePool:
             ) from error
 
     @property
+    def idle(self) -> int:
+        """Number of children that have nothing to do, those that were not started included."""
+        return max(0, self._most - self.unfinished)
+
+    @property
     def unfinished(self) -> int:
         """Number of submitted jobs whose results `poll` has not returned."""
         return len(self._waiting) + len(self._results) + sum(seat.job is not None for seat in self._seats)

@@ -125,6 +125,16 @@ class MeasureSession:
         """
         self._supervisor.interrupt()
 
+    @property
+    def start_s(self) -> float:
+        """Time that all starts of workers took so far, seconds."""
+        return self._supervisor.start_s
+
+    @property
+    def open_s(self) -> float:
+        """Time that making problems' arguments and references took so far, seconds."""
+        return self._supervisor.open_s
+
     # What is measured on ------------------------------------------------------------------------------------
 
     def identity(self) -> dict[str, str]:

@@ -106,6 +106,8 @@ class Supervisor:
         self._broken: list[str] = []
         """Why workers in a row broke on a problem before they ran a trial."""
         self._broken_on: Problem | None = None
+        self.start_s = self.open_s = 0.0
+        """Time spent so far on starts of workers and on making problems' arguments, seconds."""
         self.unused = False
         """Whether the current worker has run no trial yet."""
 
@@ -124,12 +126,15 @@ class Supervisor:
             if problem is None or self._open == (problem, tuple(seeds)):
                 return worker
             used, self._open = self._open is not None or not self.unused, None
+            began = time.monotonic()
             try:
                 short = worker.request("open", {"problem": problem, "seeds": seeds}, self._limits.open_s)
             except (RemoteError, WorkerDied, WorkerTimeout) as error:
                 _raise_if_wrong_from_the_start(error)
                 self.discard(problem, str(error))
                 continue
+            finally:
+                self.open_s += time.monotonic() - began
             if short is None:
                 self._open = (problem, tuple(seeds))
                 return worker
@@ -143,6 +148,7 @@ class Supervisor:
         """Start workers until one passes the canary."""
         while True:
             self.check()
+            began = time.monotonic()
             worker = self._worker = Worker(
                 "aot_tune.tuner.measure.worker.runner:TrialRunner", self._init, environment=self._environment
             )
@@ -163,6 +169,8 @@ class Supervisor:
             else:
                 self._lost.clear()
                 return worker
+            finally:
+                self.start_s += time.monotonic() - began
 
     def interrupt(self) -> None:
         """Stop what runs here; called by another thread, again and again until this one has ended.

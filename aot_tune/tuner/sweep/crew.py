@@ -51,6 +51,9 @@ class Seat:
         self._session: MeasureSession | None = None
         self.busy_s = 0.0
         """Seconds spent on tasks so far."""
+        self.waited_s = self.idle_s = 0.0
+        """Seconds since `rested` was asked in which it waited for a compiler, and in which no task was there.
+        """
         self.left_s: float | None = None
         """When the GPU was lost, monotonic seconds; None while it works."""
         self.lost = ""
@@ -68,6 +71,12 @@ class Seat:
             self.close()
             self._session, self._kernel = self._start(found, self.index), found.tunable.name
             self.gpu = self._session.identity()["uuid"] or f"cuda-{self.index}"
+
+    def rested(self) -> tuple[float, float]:
+        """`waited_s` and `idle_s`, which begin anew."""
+        found = (self.waited_s, self.idle_s)
+        self.waited_s = self.idle_s = 0.0
+        return found
 
     def close(self) -> None:
         """Close the session, if there is one."""
@@ -236,6 +245,20 @@ class Crew:
         self._opened = devices[first], said.conditions[first]
         return self._opened
 
+    def warm(self, found: FoundKernel) -> None:
+        """Let every GPU start the process that a kernel is measured in, while others compile for it."""
+
+        def start(seat: Seat) -> None:
+            seat.session.device()
+
+        with self._changed:
+            batch = _Batch(left=len(self.seats))
+            task = Task(kernel=found, work=start)
+            self._queue += [
+                _Entry(task=task, batch=batch, seat=seat) for seat in self.seats if seat.left_s is None
+            ]
+            self._changed.notify_all()
+
     def takes(self, problem: Problem) -> bool:
         """Every problem is measured here."""
         return True
@@ -330,7 +353,12 @@ class Crew:
                     self._queue.remove(found)
                     found.batch.running += 1
                     return found
+                began = monotonic()
                 self._changed.wait(_LOOK_S if mine else None)
+                if mine:
+                    seat.waited_s += monotonic() - began
+                else:
+                    seat.idle_s += monotonic() - began
             return None
 
     def _may(self, seat: Seat, entry: _Entry) -> bool:

@@ -18,7 +18,8 @@ Compilations go on meanwhile. A result that the journal holds is not measured ag
 more in a fresh process when the table is known (`KernelSweep.recheck`). When a member of the portfolio is
 found wrong, the portfolio is chosen again without it and what is new is measured, until no member falls.
 
-A problem that cannot be opened in the worker is left out, with its reason, and the others go on.
+A problem that cannot be opened in the worker is left out, with its reason, and the others go on. Where time
+is limited, the problems that are worth most come first, and those that are not reached are left out.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Literal
@@ -45,9 +45,9 @@ from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled, CompileJob, CompileResult, compiles_nowhere
 from aot_tune.tuner.measure.supervise import ProblemFailedError
 from aot_tune.tuner.outcome import STRIKES, Failure, Measurement, Outcome
-from aot_tune.tuner.plan.candidates import ProblemPlan, SweepPlan, plan_only
+from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, SweepPlan, plan_only
 from aot_tune.tuner.plan.model import least_us
-from aot_tune.tuner.plan.shortlist import shortlist
+from aot_tune.tuner.plan.shortlist import predictions, shortlist
 from aot_tune.tuner.plan.sizes import sizes_inside
 from aot_tune.tuner.sweep.cards import DefaultTwice, disagreements
 from aot_tune.tuner.sweep.crew import Hands, Seat, Task
@@ -59,6 +59,11 @@ from aot_tune.values.problem import Problem
 LONG_US = 200.0
 """A problem whose arguments move for so long takes twice as long as one of no size, microseconds: at any size
 each config is launched, compared and timed a few dozen times."""
+
+_PART_OF_TIME: Mapping[Step, float] = {"candidates": 0.5, "portfolio": 0.85}
+"""The parts of a limited time after which a step begins with no further problem. The portfolio with the sizes
+inside takes about as long as the candidates; the rest is for the last problems and for verifying the winners.
+"""
 
 Times = dict[Problem, Mapping[Config, Measurement]]
 _Run = dict[Config, Measurement]
@@ -93,11 +98,18 @@ class KernelTimes:
     barred: dict[Problem, set[Config]] = field(default_factory=dict)
     """Winners that failed in another way when they were verified again: they do not win at that problem."""
 
+    unreached: set[Problem] = field(default_factory=set)
+    """Edges that time did not suffice for; they have no times."""
+
     unopened: dict[Problem, str] = field(default_factory=dict)
     """Problems that could not be opened, each with the reason; they have no times."""
 
     failures: int = 0
     """Number of candidates that failed on a problem. Those that a rule refuses do not count."""
+
+
+class _OutOfTime(Exception):
+    """There is no time for what is missing of a problem."""
 
 
 class KernelSweep:
@@ -111,6 +123,8 @@ class KernelSweep:
         progress: Receives each event of the sweep.
         portfolio: Chooses the portfolio from the times at the edges.
         exhaustive: Measure every candidate.
+        budget_s: Time for all steps, seconds; unlimited when None.
+        meanwhile: Called once while the GPUs measure.
     """
 
     def __init__(
@@ -123,7 +137,11 @@ class KernelSweep:
         *,
         portfolio: Callable[[KernelTimes], tuple[Config, ...]],
         exhaustive: bool = False,
+        budget_s: float | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
+        self._meanwhile = meanwhile
+        self._budget_s, self._started = budget_s, monotonic()
         self._plan = planned
         self._feed = feed
         self._crew = crew
@@ -135,6 +153,7 @@ class KernelSweep:
         self._exhaustive = exhaustive
         self._swept = KernelTimes()
         self._plans: dict[Problem, ProblemPlan] = {}
+        self._worths: dict[Problem, float] = {}
         self._compiled: dict[str, CompileResult] = {}
         self._told: set[tuple[Config, str]] = set()
         self._failed: set[tuple[str, Problem, Config]] = set()
@@ -162,6 +181,7 @@ class KernelSweep:
             lambda each, seat: self._measure_candidates(each, seat),
         )
         self._swept.candidates = _ordered(self._swept.candidates, edges)
+        self._drop_unreached()
         self.choose_portfolio()
         return self._swept
 
@@ -252,7 +272,10 @@ class KernelSweep:
         work: Callable[[ProblemPlan, Seat], None],
     ) -> None:
         """Have the crew do a step on several problems, the longest first, and their compilations likewise."""
-        lengths = {problem: self._length(each) for problem, each in plans.items()}
+        lengths = {
+            problem: length(self._plan.kernel, each) if self._budget_s is None else self._worth(each)
+            for problem, each in plans.items()
+        }
         order = sorted(plans, key=lambda problem: -lengths[problem])
         jobs = {problem: self._jobs(step, plans[problem]) for problem in order}
         self._submit(job for those in jobs.values() for job in those)
@@ -265,7 +288,12 @@ class KernelSweep:
                         raise ProblemFailedError(each.problem, failed)
                     if step != "recheck":
                         self._report_step(each.problem)
-                    work(each, seat)
+                    try:
+                        work(each, seat)
+                    except _OutOfTime:
+                        with self._lock:
+                            edge = self._plan.kernel.tunable.bucket_of(each.problem)
+                            self._swept.unreached.add(edge)
 
             keys = {job.key for job in jobs[each.problem]} - self._compiled.keys()
             return Task(
@@ -274,10 +302,16 @@ class KernelSweep:
                 work=begin,
                 length=lengths[each.problem],
                 owner=None if step == "recheck" else self._results.owner(step, each.problem),
-                ready=partial(self._feed.ready, keys),
+                ready=lambda: self._is_late(step) or self._feed.ready(keys),
             )
 
-        self._crew.run([task(each) for each in plans.values()], self._compilations.report)
+        self._crew.run([task(each) for each in plans.values()], self._wait_beside)
+
+    def _wait_beside(self) -> None:
+        self._compilations.report()
+        meanwhile, self._meanwhile = self._meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
 
     def _jobs(self, step: Step, each: ProblemPlan) -> list[CompileJob]:
         """The compilations that a step needs of a problem: none of what other machines measure."""
@@ -289,11 +323,44 @@ class KernelSweep:
         left = (c for c in known.configs if self._results.outcome(step, each.problem, c) is None)
         return [each.jobs[config] for config in left]
 
-    def _length(self, each: ProblemPlan) -> float:
-        """How long a problem takes beside others: by its number of configs and the memory that it moves."""
-        launched = self._plan.kernel.launched(each.problem, each.default)
-        moved_us = launched.memory_bytes / (self._plan.kernel.device.memory_gbps * 1e3)
-        return len(each.candidates) * (1.0 + moved_us / LONG_US)
+    def _worth(self, each: ProblemPlan) -> float:
+        """How much faster than its edge's default the model's best config is: it says what tuning may gain.
+
+        All problems of an edge are worth the same, so that they come together.
+        """
+        kernel = self._plan.kernel
+        edge = kernel.tunable.bucket_of(each.problem)
+        if edge not in self._worths:
+            plan = next(one for one in self._plan.problems if one.problem == edge)
+            times = predictions(kernel, plan, plan.candidates, {})
+            self._worths[edge] = times[plan.default] / min(times.values()) if plan.default in times else 1.0
+        return self._worths[edge]
+
+    def _is_late(self, step: Step) -> bool:
+        """Whether no problem of a step may begin any more, so that the later steps end in time."""
+        part = _PART_OF_TIME.get(step)
+        if self._budget_s is None or part is None:
+            return False
+        return monotonic() - self._started > part * self._budget_s
+
+    def _check_time(self, step: Step, each: ProblemPlan) -> None:
+        """Raise where it is too late for what is missing; the edge that is worth most is always measured.
+
+        Raises:
+            _OutOfTime: It is.
+        """
+        if self._is_late(step):
+            with self._lock:
+                first = max(self._plan.problems, key=self._worth).problem
+                if self._plan.kernel.tunable.bucket_of(each.problem) != first:
+                    raise _OutOfTime
+
+    def _drop_unreached(self) -> None:
+        """Leave out the edges that time did not suffice for, with the sizes inside."""
+        swept, bucket_of = self._swept, self._plan.kernel.tunable.bucket_of
+        for times in (swept.candidates, swept.portfolio_times, swept.runoffs):
+            for problem in [one for one in times if bucket_of(one) in swept.unreached]:
+                del times[problem]
 
     def _report_step(self, problem: Problem) -> None:
         with self._lock:
@@ -319,6 +386,7 @@ class KernelSweep:
         if known is not None:
             return known
         _ = seat.session  # a seat that measures nothing has none
+        self._check_time("candidates", each)
         compiled = self._wait("candidates", each, each.candidates, seat)
         with self._lock:
             chosen = shortlist(self._plan.kernel, each, compiled, exhaustive=self._exhaustive)
@@ -359,6 +427,7 @@ class KernelSweep:
         )
         swept.portfolio_times = _ordered(swept.portfolio_times, problems)
         swept.runoffs = _ordered(swept.runoffs, problems)
+        self._drop_unreached()
 
     def _measure_portfolio(self, each: ProblemPlan, seat: Seat, *, finals: bool) -> None:
         # Also those that another problem has just found wrong: which one comes first is chance.
@@ -462,7 +531,9 @@ class KernelSweep:
             for config in missing:
                 if (time := results.provisional(step, problem, config)) is not None:
                     known[config] = time
-            session, cubins = seat.session, self._cubins(step, each, missing, seat)
+            session = seat.session
+            self._check_time(step, each)
+            cubins = self._cubins(step, each, missing, seat)
             kernel = self._plan.kernel
             with self._lock:
                 least = least_us((kernel.launched(problem, config) for config in missing), kernel.device)
@@ -574,10 +645,13 @@ class KernelSweep:
     ) -> Iterator[None]:
         """Write down the time that a request took and the GPU's state around it."""
         session = seat.session
+        waited_s, idle_s = seat.rested()
         started, verified, requests = monotonic(), session.verify_s, len(session.conditions)
+        start_s, open_s = session.start_s, session.open_s
         yield
-        spent = monotonic() - started
-        verify_s = spent if verifying else session.verify_s - verified
+        start_s, open_s = session.start_s - start_s, session.open_s - open_s
+        spent = max(0.0, monotonic() - started - start_s - open_s)
+        verify_s = min(spent, spent if verifying else session.verify_s - verified)
         states = (one.as_record() for one in session.conditions[requests:])
         self._results.write_spent(
             step,
@@ -586,6 +660,10 @@ class KernelSweep:
             verify_s=verify_s,
             conditions=[{name: one[name] for name in ("before", "after")} for one in states],
             gpu=seat.gpu,
+            start_s=start_s,
+            open_s=open_s,
+            waited_s=waited_s,
+            idle_s=idle_s,
         )
 
     # Compilations -------------------------------------------------------------------------------------------
@@ -650,6 +728,18 @@ class KernelSweep:
                 self._progress.failure(
                     self._plan.kernel.tunable.name, problem, failure.config, failure.stage, failure.message
                 )
+
+
+def length(kernel: DeviceKernel, each: ProblemPlan) -> float:
+    """How long a problem takes beside others: by its number of configs and the memory that it moves."""
+    moved_us = kernel.launched(each.problem, each.default).memory_bytes / (kernel.device.memory_gbps * 1e3)
+    return len(each.candidates) * (1.0 + moved_us / LONG_US)
+
+
+def jobs_in_order(planned: SweepPlan) -> list[CompileJob]:
+    """The compilations of all candidates in the order in which they are needed."""
+    problems = sorted(planned.problems, key=lambda each: -length(planned.kernel, each))
+    return [job for each in problems for job in each.jobs.values()]
 
 
 def _ordered(times: Times, order: Iterable[Problem]) -> Times:

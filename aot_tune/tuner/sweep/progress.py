@@ -401,6 +401,7 @@ def closing_table(rows: Sequence[SweptKernel]) -> list[str]:
     ]
     reasons = [f"{row.kernel}: not published: {reason}" for row in rows for reason in row.refusals]
     unopened = [f"{row.kernel}: left out: {problem}" for row in rows for problem in row.unopened]
+    unopened += [f"{row.kernel}: no time was left: {bucket}" for row in rows for bucket in row.unreached]
     disturbed = [f"{row.kernel}: disturbed samples: {bucket}" for row in rows for bucket in row.disturbed]
     return [*aligned([heads, *cells]), *reasons, *unopened, *disturbed]
 

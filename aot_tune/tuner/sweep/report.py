@@ -112,6 +112,9 @@ class SweepRequest:
     """Whether to publish entries that gain less over the default than before, although nothing has
     changed."""
 
+    time_budget_s: float | None = None
+    """Time in which all kernels are swept, as far as it suffices, seconds; None for as long as they take."""
+
     shard: Shard | None = None
     """The part of the sweep to measure; None for all of it."""
 
@@ -161,6 +164,8 @@ class SweepRequest:
             words += [] if value is None else [option, str(value)]
         if self.shard is not None:
             words += ["--shard", str(self.shard), "--out", str(self.part)]
+        if self.time_budget_s is not None:
+            words += ["--time-budget", f"{self.time_budget_s:g}s"]
         words += ["--exhaustive"] if self.exhaustive else []
         words += ["--allow-worse"] if self.allow_worse else []
         words += ["--require", "measured"] if self.require_measured else []
@@ -215,6 +220,9 @@ class SweptKernel:
 
     unopened: tuple[str, ...] = ()
     """The problems that could not be opened and have no times, each with the reason."""
+
+    unreached: tuple[str, ...] = ()
+    """The buckets that a limited time did not suffice for, each with what becomes of it."""
 
     waits: str = ""
     """What a part of a sweep waits for, in place of a table; empty where the table was decided."""

@@ -47,6 +47,15 @@ candidates of a problem that are measured, and a problem that could not be opene
 MESSAGE_BYTES = 4096
 """Most bytes of a failure's message in a record, as JSON text."""
 
+ALSO = {
+    "start_s": "starting processes",
+    "open_s": "making arguments",
+    "waited_s": "waiting for compilers",
+    "idle_s": "idle",
+}
+"""What else the time of a GPU goes into, in words, by its name in a record of the kind ``spent``. The last
+two passed before the step began."""
+
 _CUT = " [cut]"
 
 Place = tuple[Step, Problem, Config, "State | None"]
@@ -165,6 +174,8 @@ class SweepResults:
         if record is None or record["of"] != _choice(candidates, exhaustive):
             return None
         by_name = {_name(config): config for config in candidates}
+        if not by_name.keys() >= {*record["configs"], *record["twins"], *record["twins"].values()}:
+            return None
         return Listed(
             configs=tuple(by_name[name] for name in record["configs"]),
             twins={by_name[one]: by_name[other] for one, other in record["twins"].items()},
@@ -271,13 +282,24 @@ class SweepResults:
         verify_s: float,
         conditions: Iterable[Mapping[str, Any]],
         gpu: str,
+        **also_s: float,
     ) -> None:
-        """Write the time that a step took on a problem, and the GPU's state around each request."""
+        """Write the time that a step took on a problem, and the GPU's state around each request.
+
+        Args:
+            step: The step.
+            problem: The problem.
+            measure_s: Time that no other argument explains: that of timing, seconds.
+            verify_s: Time spent verifying, seconds.
+            conditions: The GPU's states.
+            gpu: The uuid of the GPU.
+            also_s: The times of `ALSO`, seconds.
+        """
         spent = {"kind": "spent", "gpu": gpu, "step": step, "problem": dict(problem)}
         states: list[Mapping[str, Any]] = [dict(one) for one in conditions]
         # A step of many requests keeps the first and the last states: a record is bounded.
         kept = [*states[:2], *states[-2:]] if len(states) > 4 else states
-        self._append({**spent, "measure_s": measure_s, "verify_s": verify_s, "conditions": kept})
+        self._append({**spent, "measure_s": measure_s, "verify_s": verify_s, **also_s, "conditions": kept})
 
     def _append(self, record: Record) -> None:
         assert self._journal is not None
@@ -381,7 +403,8 @@ def _is_sound(record: Record) -> bool:
     if not isinstance(record["gpu"], str) or not Problem(record["problem"]):
         return False
     if kind == "spent":
-        return min(_number(record["measure_s"]), _number(record["verify_s"])) >= 0
+        times = [record["measure_s"], record["verify_s"], *(record.get(name, 0.0) for name in ALSO)]
+        return min(map(_number, times)) >= 0
     if kind == "compile":
         config_of(record)
         return isinstance(record["key"], str) and isinstance(record.get("message", ""), str)

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -26,16 +26,17 @@ from aot_tune.tuner.compile.pool import CompilePool
 from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.measure.supervise import GpuLostError
 from aot_tune.tuner.measure.trials import Strikes
-from aot_tune.tuner.plan.candidates import plan
+from aot_tune.tuner.plan.candidates import SweepPlan, plan
 from aot_tune.tuner.sweep import predict
 from aot_tune.tuner.sweep.crew import Crew
 from aot_tune.tuner.sweep.decision import Decision, to_recheck
 from aot_tune.tuner.sweep.journal import Journal, JournalWriteError, check_resumable
-from aot_tune.tuner.sweep.kernel import KernelSweep, KernelTimes
+from aot_tune.tuner.sweep.kernel import KernelSweep, KernelTimes, jobs_in_order
 from aot_tune.tuner.sweep.progress import InTurn, Progress
 from aot_tune.tuner.sweep.report import JOURNALS, SweepReport, SweepRequest, SweptKernel
 from aot_tune.tuner.sweep.results import SweepResults, accepts
 from aot_tune.tuner.sweep.stale import stale_buckets, whole_reason
+from aot_tune.values.device import Device
 
 CUBINS = Path("build/cubins")
 """The folder where cubins are kept between runs, for all archs: each name is a digest that contains the
@@ -45,6 +46,9 @@ arch."""
 _STOPS_ALL = (GpuLostError, JournalWriteError, StoreError)
 """Errors after which no other kernel could be swept either: the GPU is lost, or nothing can be written."""
 
+
+_SHORTEST_S = 1.0
+"""The least time for a kernel, seconds: one bucket of each is always swept."""
 
 Measure = Callable[[SweepRequest, FoundKernel, CompileFeed, Crew, Progress], SweptKernel]
 """Sweeps one kernel on the GPUs of a crew."""
@@ -80,14 +84,23 @@ def run(request: SweepRequest, progress: Progress, measure: Measure | None = Non
     rows: list[SweptKernel] = []
     with _crew(request, progress) as crew, ExitStack() as stack:
         feed = stack.enter_context(CompileFeed(pool))
-        for found in request.kernels:
+        for place, found in enumerate(request.kernels):
+            left_s = _left_s(request, monotonic() - started, place)
             row = refused.get(found.tunable.name)
             if row is None:
                 try:
                     if request.predicts:
                         row = predict.predict_kernel(request, found, feed, progress)
                     else:
-                        row = (measure or measure_kernel)(request, found, feed, crew, progress)
+                        following = _following(request, place, refused)
+                        within = dataclasses.replace(request, time_budget_s=left_s)
+                        if measure is None:
+                            row = measure_kernel(within, found, feed, crew, progress, following)
+                        else:
+                            row = measure(within, found, feed, crew, progress)
+                        if row.unreached:  # what is queued is of buckets that are not swept
+                            stack.close()
+                            feed = stack.enter_context(CompileFeed(pool))
                 except AotTuneError as error:
                     row = _failed(request, found, error, progress)
                     stack.close()  # what is queued is the failed kernel's, and the feed may have ended
@@ -106,6 +119,36 @@ def run(request: SweepRequest, progress: Progress, measure: Measure | None = Non
     )
     progress.finished(report.rows, report.gpus)
     return report
+
+
+def _left_s(request: SweepRequest, spent_s: float, place: int) -> float | None:
+    """The kernel's share of the time that is left, by its number of buckets; None where time is unlimited."""
+    if request.time_budget_s is None:
+        return None
+    counts = [len(request.buckets(found)) for found in request.kernels[place:]]
+    return max(_SHORTEST_S, (request.time_budget_s - spent_s) * counts[0] / sum(counts))
+
+
+def _following(request: SweepRequest, place: int, refused: Mapping[str, SweptKernel]) -> FoundKernel | None:
+    """The kernel to compile for while this one is measured.
+
+    It is the next one, unless it has a journal already: then what it needs is known only when that is read.
+    A kernel of another module waits for its turn: where a child cannot import it, nothing more is compiled.
+    """
+    left = [found for found in request.kernels[place + 1 :] if found.tunable.name not in refused]
+    if not left or left[0].module != request.kernels[place].module:
+        return None
+    return None if journal_path(request, left[0]).exists() else left[0]
+
+
+def _compile_ahead(request: SweepRequest, found: FoundKernel, feed: CompileFeed, device: Device) -> None:
+    """Have a kernel's candidates compiled where a process has nothing else to do."""
+    path = store.table_path(table_folder(request, found), request.arch, found.tunable.name)
+    with suppress(AotTuneError):  # it is told when the kernel's turn comes
+        planned = plan(
+            found, request.arch, request.buckets(found), incumbent=present_table(path), device=device
+        )
+        feed.submit_later(jobs_in_order(planned))
 
 
 def _crew(request: SweepRequest, progress: Progress) -> Crew:
@@ -251,13 +294,19 @@ def present_table(path: Path) -> Table | None:
 
 
 def measure_kernel(
-    request: SweepRequest, found: FoundKernel, feed: CompileFeed, crew: Crew, progress: Progress
+    request: SweepRequest,
+    found: FoundKernel,
+    feed: CompileFeed,
+    crew: Crew,
+    progress: Progress,
+    following: FoundKernel | None = None,
 ) -> SweptKernel:
-    """Sweep one kernel on the GPUs and publish its table."""
+    """Sweep one kernel on the GPUs and publish its table; meanwhile compile for the one that follows."""
     started, before = monotonic(), feed.counts()
     path = store.table_path(table_folder(request, found), request.arch, found.tunable.name)
     old = present_table(path)
     device, conditions = crew.open(found)
+    crew.warm(found)
     planned = plan(found, request.arch, request.buckets(found), incumbent=old, device=device)
     progress.started(
         kernel=found.tunable.name,
@@ -268,7 +317,7 @@ def measure_kernel(
     )
     identity = identity_of(conditions, request, found)
     whole = is_whole(request, found)
-    decision = Decision(planned, identity, old, whole=whole)
+    decision = _decision(planned, identity, old, request, whole=whole)
     path_of_journal = journal_path(request, found)
     with Journal.open(path_of_journal, identity, accepts=accepts, fresh=request.fresh) as journal:
         results = SweepResults(journal)
@@ -282,6 +331,8 @@ def measure_kernel(
             progress,
             portfolio=decision.portfolio,
             exhaustive=request.exhaustive,
+            budget_s=request.time_budget_s,
+            meanwhile=partial(_compile_ahead, request, following, feed, device) if following else None,
         )
         swept = kernel_sweep.run()
 
@@ -292,8 +343,9 @@ def measure_kernel(
             if broken := kernel_sweep.broken():
                 return table, [broken]
             return table, publish.refusals(
-                table, there, found.tunable, wrong=swept.wrong, allow_worse=request.allow_worse
-            )
+                table, there, found.tunable, wrong=swept.wrong, unreached=swept.unreached,
+                allow_worse=request.allow_worse,
+            )  # fmt: skip
 
         published = publish.publish_beside(path, old, read=present_table, decide=beside)
         table = published.table
@@ -317,10 +369,25 @@ def measure_kernel(
         device_name=device.name,
         refusals=published.refusals,
         unopened=tuple(f"{problem}: {reason}" for problem, reason in swept.unopened.items()),
+        unreached=tuple(
+            f"{each.problem} " + ("has no entry" if table.entry(each.problem) is None else "stays as it was")
+            for each in planned.problems
+            if each.problem in swept.unreached
+        ),
         disturbed=tuple(
             f"{entry.bucket}: {entry.disturbed}" for entry in table.entries if entry.disturbed is not None
         ),
     )
+
+
+def _decision(
+    planned: SweepPlan, identity: Mapping[str, str], old: Table | None, request: SweepRequest, *, whole: bool
+) -> Decision:
+    """Decides a kernel's table. In a limited time the entries that are not reached stay, where they can."""
+    if request.time_budget_s is not None:
+        with suppress(TuneError):  # they were made under other conditions
+            return Decision(planned, identity, old, whole=False)
+    return Decision(planned, identity, old, whole=whole)
 
 
 def _remarks(

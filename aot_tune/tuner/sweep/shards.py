@@ -356,6 +356,7 @@ def _measure_part(
     device: Device,
 ) -> SweptKernel:
     name, arch, tunable = found.tunable.name, request.arch, found.tunable
+    crew.warm(found)
     identity = sweep.identity_of(conditions, request, found)
     old = incumbent(folder, arch, name)
     planned = plan(found, arch, request.buckets(found), incumbent=old, device=device)

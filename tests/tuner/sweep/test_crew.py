@@ -162,6 +162,26 @@ def test_each_kernel_has_a_session_and_the_one_before_is_closed(crew: Crew) -> N
     assert closed == [("scale", 0)]
 
 
+def test_every_gpu_starts_its_process_for_a_kernel_before_it_gets_a_task(crew: Crew) -> None:
+    crew.warm(OTHER)
+    names: list[str] = []
+    crew.run([_task(lambda seat: names.append(seat.session.name), kernel=OTHER, owner="GPU-1")])
+    assert (names, ("scale", 1) in closed) == (["other"], True)
+
+
+def test_seconds_of_waiting_for_a_compiler_are_told_from_idle_ones(crew: Crew) -> None:
+    begun = time.monotonic()
+    told: list[tuple[float, float]] = []
+    wait = lambda: time.monotonic() - begun > 0.4  # noqa: E731
+    crew.run([_task(lambda seat: told.append(seat.rested()), owner="GPU-0", ready=wait)])
+    crew.run([_task(lambda seat: None, owner="GPU-1")])
+    time.sleep(0.3)
+    crew.run([_task(lambda seat: told.append(seat.rested()), owner="GPU-0")])
+    (waited, _), (again, idle) = told
+    assert waited > 0.2
+    assert again < 0.2 < idle
+
+
 def test_an_interrupt_stops_what_runs_before_it_goes_on(crew: Crew) -> None:
     stopped: list[int] = []
     begun = threading.Semaphore(0)

@@ -171,3 +171,45 @@ def test_two_cards_that_disagree_on_defaults_are_named(folder: Path) -> None:
     HashedSession.slower[1] = 1.2
     _tune(folder, 0, 1)
     assert "GPU-1 takes 1.20 times as long as GPU-0 for the same defaults" in _said(folder)
+
+
+# Limited time -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each outcome takes a second, and nothing else takes time."""
+    monkeypatch.setattr(HashedSession, "seconds", 1.0)
+    monkeypatch.setattr("aot_tune.tuner.sweep.kernel.monotonic", lambda: HashedSession.now[0])
+
+
+def _edges(folder: Path) -> dict[int, float]:
+    table = store.read_table(store.table_path(folder / "tables", SM90, "scale"))
+    return {entry.bucket.size("M"): entry.mean_us for entry in table.entries}
+
+
+def test_a_limited_time_ends_with_the_buckets_that_were_reached(folder: Path, clock: None) -> None:
+    report = _tune(folder, 0, time_budget_s=200.0)
+    assert report.complete
+    reached = _edges(folder)
+    left = {f"dtype=bfloat16 M={m} N=1024 has no entry" for m in TYPICAL[0]["M"] if m not in reached}  # type: ignore[attr-defined]
+    assert 1 <= len(reached) <= 4
+    assert set(report.rows[0].unreached) == left
+    assert f"scale: no time was left: {sorted(left)[0]}" in _said(folder)
+    assert len(HashedSession.told) <= 260, "as long as the last problem and the recheck take"
+
+
+@pytest.mark.slow
+def test_what_a_limited_time_does_not_reach_stays_as_it_was(folder: Path, clock: None) -> None:
+    _tune(folder, 0)
+    before = _edges(folder)
+    portfolio = store.read_table(store.table_path(folder / "tables", SM90, "scale")).portfolio
+    HashedSession.slower[0] = 1.5
+    report = _tune(folder, 0, time_budget_s=200.0)
+    assert report.complete
+    after = _edges(folder)
+    assert after.keys() == before.keys()
+    assert all("stays as it was" in line for line in report.rows[0].unreached)
+    assert 0 < len(report.rows[0].unreached) < len(before)
+    table = store.read_table(store.table_path(folder / "tables", SM90, "scale"))
+    assert table.portfolio[: len(portfolio)] == portfolio

@@ -12,7 +12,7 @@ from aot_tune.nvidia.cubin import Resources
 from aot_tune.tuner.compile.job import Compiled, CompileFailure
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.tuner.sweep.journal import MOST_RECORD_BYTES, Journal
-from aot_tune.tuner.sweep.results import MESSAGE_BYTES, SweepResults, accepts
+from aot_tune.tuner.sweep.results import MESSAGE_BYTES, Listed, SweepResults, accepts
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 from tests.support.samples import SPACE
@@ -182,6 +182,25 @@ def test_a_wrong_result_counts_whichever_gpu_found_it(path: Path) -> None:
     with Opened(path) as results:
         assert results.outcome("candidates", PROBLEM, ONE) == wrong
         assert results.outcome("candidates", PROBLEM, OTHER) is None
+
+
+def test_a_shortlist_is_found_where_the_candidates_are_the_same(path: Path) -> None:
+    listed = Listed(configs=(OTHER, ONE), twins={SPACE[2]: ONE})
+    with Opened(path) as results:
+        results.write_listed(PROBLEM, SPACE, listed, exhaustive=False, gpu="GPU-1")
+    with Opened(path) as results:
+        assert results.listed(PROBLEM, SPACE, exhaustive=False) == listed
+        assert results.listed(PROBLEM, SPACE, exhaustive=True) is None
+        assert results.listed(PROBLEM, SPACE[1:], exhaustive=False) is None
+
+
+def test_a_problem_that_could_not_be_opened_is_told_until_it_was(path: Path) -> None:
+    with Opened(path) as results:
+        results.write_unopened("candidates", PROBLEM, "no memory", gpu="GPU-1")
+    with Opened(path) as results:
+        assert results.unopened(PROBLEM) == "no memory"
+        results.write("candidates", PROBLEM, _time(12.0), gpu="GPU-1")
+        assert results.unopened(PROBLEM) is None
 
 
 def results_of(path: Path) -> list[bytes]:

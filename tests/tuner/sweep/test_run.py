@@ -69,7 +69,7 @@ class Session:
     def __init__(self, found: Any, gpu_index: int, *, on_event: Any = None, strikes: Any = None) -> None:
         self.index = gpu_index
         self.conditions: list[Any] = []
-        self.verify_s = 0.0
+        self.verify_s = self.start_s = self.open_s = 0.0
         self.name = found.tunable.name
         self.asked: list[tuple[str, Problem, frozenset[Config]]] = []
         self.told: list[tuple[str, Problem, Config, int | None]] = []
@@ -655,6 +655,26 @@ def test_a_whole_sweep_counts_and_names_the_entries_that_it_removes(folder: Path
     (said,) = [line for line in progress.said if "removed" in line]
     assert "dtype=float16 M=64 N=1024: its entry is removed: no declared problem asks for it" in said
     assert "add it to `typical`" in said
+
+
+def test_only_what_is_stale_is_swept_and_nothing_where_nothing_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aot_tune.tuner.sweep.stale.cutile.version", lambda: "1.7.0")
+    monkeypatch.setattr("aot_tune.tuner.sweep.stale.cutile.compiler_version", lambda: "13.4.92")
+    found = scale_in(folder / "tables")["scale"]
+    request = SweepRequest(kernels=(found,), arch=SM90, gpus=(0,), jobs=2)
+    assert sweep.only_stale(request, Quiet()) == request, "there is no table"
+    _tune(folder)
+    assert sweep.only_stale(request, Quiet()).kernels == ()
+    whole = store.read_table(_path(folder))
+    _path(folder).write_bytes(writer.dump(dataclasses.replace(whole, entries=whole.entries[:2])))
+    progress = Quiet()
+    left = sweep.only_stale(request, progress)
+    assert left.problems == {"scale": (_bucket(256),)}
+    assert any("M=256 N=1024 is stale: it has no entry" in line for line in progress.said)
+    assert sweep.run(left, progress).complete
+    assert sweep.only_stale(request, Quiet()).kernels == ()
 
 
 # Two tunes at once ------------------------------------------------------------------------------------------
