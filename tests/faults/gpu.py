@@ -80,12 +80,18 @@ class _Round:
     def flush(self) -> None:
         pass
 
-    def __call__(self, calls: Sequence[Callable[[], object]]) -> list[float]:
+    def __call__(self, calls: Sequence[Callable[[], object]], *, written: bool = False) -> list[float]:
         samples = []
         for call in calls:
             call()
             samples.append(_Hardware.last_us)
         return samples
+
+    def tight(self, calls: Sequence[tuple[Callable[[], object], Callable[[], object]]]) -> float:
+        for prepare, launch in calls:
+            prepare()
+            launch()
+        return _Hardware.last_us
 
 
 def _launch(stream: int, grid: tuple[int, ...], kernel: Any, arguments: tuple[Any, ...]) -> None:

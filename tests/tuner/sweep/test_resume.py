@@ -94,8 +94,5 @@ def test_a_sweep_killed_at_any_instant_ends_with_the_same_bytes(tmp_path: Path, 
     assert _table(killed) == _table(whole)
     # A kill may lose what is in flight on each GPU, verified or timed but not told yet; of what is timed in
     # turn in one state, all samples.
-    for sampled, lost in ((False, 4), (True, (MOST_WHEN_WORSE + 1) * (1 + STATE_SAMPLES))):
-        one, other = (
-            sum(line.startswith("sample") is sampled for line in _lines(folder)) for folder in (whole, killed)
-        )
-        assert one <= other <= one + lost * kills * len(gpus)
+    lost = 4 + (MOST_WHEN_WORSE + 1) * (1 + STATE_SAMPLES)
+    assert len(_lines(whole)) <= len(_lines(killed)) <= len(_lines(whole)) + lost * kills * len(gpus)
