@@ -333,7 +333,7 @@ def _journal_seed() -> bytes:
         listed = Listed(configs=(CONFIG,), twins={CONFIG: CONFIG})
         results.write_listed(PROBLEM, [CONFIG], listed, exhaustive=False, gpu="GPU-0")
         results.write("candidates", PROBLEM, MEASURED, gpu="GPU-0")
-        results.write("candidate finals", PROBLEM, MEASURED, 1, gpu="GPU-1")
+        results.write("candidate finals", PROBLEM, MEASURED, 1, gpu="GPU-0")
         results.write("portfolio", PROBLEM, FAILED, gpu="GPU-0")
         results.write("portfolio states", PROBLEM, MEASURED, gpu="GPU-0", state="tight")
         results.write_unopened("portfolio", PROBLEM, "no arguments", gpu="GPU-0")

@@ -106,9 +106,11 @@ class CompileFeed:
                             return
                         asked, self._asked = self._asked, []
                         room = pool.idle - len(asked)
-                        asked += [self._later.pop(key) for key in list(self._later)[: max(0, room)]]
+                        later = [self._later.pop(key) for key in list(self._later)[: max(0, room)]]
                     for job in asked:
                         pool.submit(job)
+                    for job in later:
+                        pool.submit(job, ahead=True)
                     self._take(pool.poll(_POLL_SECONDS))
         except BaseException as error:  # handed to the thread that waits
             with self._changed:

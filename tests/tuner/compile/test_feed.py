@@ -76,7 +76,7 @@ class OneAtATime:
     def idle(self) -> int:
         return max(0, 1 - len(self.waiting))
 
-    def submit(self, job: CompileJob) -> None:
+    def submit(self, job: CompileJob, *, ahead: bool = False) -> None:
         if job.key not in self.done:
             self.waiting.append(job)
 

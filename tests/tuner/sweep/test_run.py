@@ -16,6 +16,7 @@ from aot_tune.errors import AotTuneError, DeclarationError, JournalMismatchError
 from aot_tune.tables import store, writer
 from aot_tune.tables.states import State
 from aot_tune.tables.table import Table
+from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.measure.supervise import GpuLostError, ProblemFailedError
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
 from aot_tune.tuner.sweep import run as sweep
@@ -586,10 +587,24 @@ def test_a_grid_that_fails_for_one_config_is_told_and_the_least_time_goes_to_the
     assert all(0 < least < 1 for least in sessions[0].least.values())
 
 
-def test_a_kernel_that_a_child_cannot_import_leaves_the_others_compiling(folder: Path) -> None:
-    report, _ = _two(folder, grid_fn=lambda config, device, problem: (1, 1))
-    assert "no kernel 'other'" in report.rows[0].refusals[0]
-    assert [row.failed for row in report.rows] == [True, False]
+@pytest.mark.parametrize("first", [True, False], ids=["before", "ahead"])
+def test_a_kernel_that_a_child_cannot_import_leaves_the_others_compiling(folder: Path, first: bool) -> None:
+    report, _ = _two(folder, first=first, grid_fn=lambda config, device, problem: (1, 1))
+    rows = {row.kernel: row for row in report.rows}
+    assert "no kernel 'other'" in rows["other"].refusals[0]
+    assert (rows["other"].failed, rows["scale"].complete) == (True, True)
+
+
+def test_the_next_kernel_is_compiled_while_one_is_measured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead: list[str] = []
+    monkeypatch.setattr(
+        CompileFeed, "submit_later", lambda self, jobs: ahead.extend(job.name for job in jobs)
+    )
+    _two(folder)
+    assert set(ahead) == {"scale"}
+    assert len(ahead) > 10
 
 
 def test_a_stale_journal_is_told_before_the_first_kernel_is_measured(
@@ -801,13 +816,14 @@ def test_a_table_that_cannot_be_replaced_is_refused_before_anything_is_measured(
     assert _contents(path.parent) == before
 
 
-def _two(folder: Path, **changes: Any) -> tuple[SweepReport, Quiet]:
-    """A sweep of `other`, which is `scale` under another name with `changes`, and then of `scale`."""
+def _two(folder: Path, *, first: bool = True, **changes: Any) -> tuple[SweepReport, Quiet]:
+    """A sweep of `scale` and of `other`, the same under another name with `changes`; `other` may be first."""
     scale = scale_in(folder / "tables")["scale"]
     tunable = dataclasses.replace(scale.tunable, name="other", **changes)
     other = dataclasses.replace(scale, tunable=tunable)
     progress = Quiet()
-    request = SweepRequest(kernels=(other, scale), arch=SM90, gpus=(0,), jobs=2)
+    kernels = (other, scale) if first else (scale, other)
+    request = SweepRequest(kernels=kernels, arch=SM90, gpus=(0,), jobs=2)
     return sweep.run(request, progress), progress
 
 
