@@ -180,6 +180,14 @@ class Cubins:
         """The code's source hash, from an archive that may be served; None where there is none."""
         return next((section.origin.source_hash for section in self.sections(arch)), None)
 
+    def compiler(self, arch: Arch) -> str | None:
+        """The compiler of the code that runs here, by its version: the archive's, else the installed one.
+
+        None where neither is known without asking the compiler itself.
+        """
+        made = next((section.origin.tileiras for section in self.sections(arch)), None)
+        return made or cutile.packaged_compiler()
+
     def sections(self, arch: Arch) -> tuple[Section, ...]:
         """The sections of an arch's archives that hold this kernel and may be served; read once."""
         found = self._sections.get(arch)

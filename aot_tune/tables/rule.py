@@ -5,7 +5,9 @@ It uses no file or GPU, and of a kernel only its count of tiles. Serving follows
 The rule: a config's time at a size is estimated from one point of the bucket. That is the nearest point where
 the config's last tile is full, if it is full at this size, or partly filled, if it is so here; where there is
 none such, the nearest point. The time there is multiplied by the waves at this size and divided by the waves
-at the point. The config with the shortest estimate is taken. ``tuned_configs/README.md`` has an example.
+at the point. The config with the shortest estimate is taken. Where a point has times in several states of
+the GPU, each config's time is that in its worst state (`aot_tune.tables.states`). ``tuned_configs/README.md``
+has an example.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from aot_tune.tables.states import in_worst_state
 from aot_tune.tables.table import Entry, Point, Table
 from aot_tune.values.bucket import Axes, Pow2
 from aot_tune.values.config import Config
@@ -209,7 +212,7 @@ class BucketRule:
     ) -> None:
         self._names = tuple(name for name, axis in axes.items() if isinstance(axis, Pow2))
         self._bucket = bucket
-        self._points = tuple(points)
+        self._points = tuple(map(in_worst_state, points))
         self._portfolio = tuple(portfolio)
         self._tiles = tiles
         self._sm_count = sm_count

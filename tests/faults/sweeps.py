@@ -1,4 +1,4 @@
-"""The faults A1 to A15 of `aot_tune/tuner/README.md`, each done to whole sweeps. `SCENARIOS` lists them.
+"""The faults A1 to A16 of `aot_tune/tuner/README.md`, each done to whole sweeps. `SCENARIOS` lists them.
 
 A faulty config is compared with a sweep whose declaration refuses that config: the same bytes must come out.
 Where the fault passes, the sweep is compared with an undisturbed one.
@@ -27,6 +27,9 @@ WINNERS = tuple({min(NAMES, key=lambda name: injector.us_of(m, name)): m for m i
 OTHERS = tuple(name for name in NAMES if name not in (*WINNERS, DEFAULT))
 SLOWEST = max(OTHERS, key=lambda name: min(injector.us_of(m, name) for m in EDGES))
 """A config whose absence changes no table."""
+
+ALL = ("--gpus", "all")
+"""What a sweep is told that measures on all GPUs."""
 
 Scenario = Callable[[World, Tally, bool], None]
 """Does one row's faults; told whether to do many of them."""
@@ -213,7 +216,7 @@ def full_memory(world: World, tally: Tally, more: bool) -> None:
 
 
 def _stopped(
-    sweep: Sweep, plan: Plan, *, at: int, with_signal: int = signal.SIGKILL, late_s: float = 0.0
+    sweep: Sweep, plan: Plan, *more: str, at: int, with_signal: int = signal.SIGKILL, late_s: float = 0.0
 ) -> Ended:
     """Run a sweep and send it a signal after its GPU has timed `at` configs, and `late_s` seconds more."""
 
@@ -226,7 +229,7 @@ def _stopped(
             injector.injected(sweep.folder)
             process.send_signal(with_signal)
 
-    return sweep.run(plan, meanwhile=stop)
+    return sweep.run(plan, *more, meanwhile=stop)
 
 
 def kills(world: World, tally: Tally, more: bool) -> None:
@@ -470,6 +473,30 @@ def tables_there(world: World, tally: Tally, more: bool) -> None:
     tally.add("lost", len(missing), f"{parts.name}: partial sweeps left out M={sorted(missing)}")
 
 
+# A16: several GPUs ------------------------------------------------------------------------------------------
+
+
+def lost_gpus(world: World, tally: Tally, more: bool) -> None:
+    """A16: of several GPUs one is lost, or all are, or the tuner is killed and goes on with other ones."""
+    several = Plan(gpus=3)
+    dying = Fault(kind="poison", gpu="-1", times=1, after=40)
+    gone = Fault(kind="poison", phase="canary", after=1, gpu="-1")
+    sweep = world.sweep("A16-one", tally)
+    ended = sweep.run(dataclasses.replace(several, launches=(dying,), worker=(gone,)), *ALL)
+    sweep.judge(_undisturbed(world), ended)
+    if "is lost and leaves the sweep" not in ended.said:
+        tally.add("wrong", 1, f"{sweep.name}: nobody is told")
+    sweep = world.sweep("A16-all", tally)
+    all_gone = Plan(gpus=2, worker=(Fault(kind="poison", phase="canary", after=2, times=6),))
+    poison = tuple(Fault(kind="poison", gpu=gpu, times=1, after=60) for gpu in ("-0", "-1"))
+    sweep.refused(sweep.run(dataclasses.replace(all_gone, launches=poison), *ALL), "GPU")
+    sweep.judge(_undisturbed(world), sweep.run(several, *ALL))
+    for number, then in enumerate(((*ALL,), ("--gpus", "1"), ("--gpus", "0,2"))[: 3 if more else 2]):
+        sweep = world.sweep(f"A16-killed-{number}", tally)
+        _stopped(sweep, several, *ALL, at=50)
+        sweep.judge(_undisturbed(world), sweep.run(several, *then))
+
+
 # One config in ten ------------------------------------------------------------------------------------------
 
 WAYS: dict[str, Sequence[Fault]] = {
@@ -534,6 +561,7 @@ SCENARIOS: dict[str, tuple[Scenario, ...]] = {
     "A13": (impossible_times,),
     "A14": (other_conditions,),
     "A15": (tables_there,),
+    "A16": (lost_gpus,),
 }
 """By row of the README's table."""
 

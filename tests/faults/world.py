@@ -125,10 +125,9 @@ class Sweep:
             "tests.faults.small_kernel",
             "--arch",
             "sm90",
-            "--gpu",
-            "0",
             "--jobs",
             "2",
+            *(() if "--gpus" in more else ("--gpu", "0")),
         ]
         environment = {
             **os.environ,

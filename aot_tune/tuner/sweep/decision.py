@@ -61,6 +61,8 @@ class Decision:
             self._empty,
             candidates=swept.candidates,
             finals=swept.portfolio_times,
+            candidate_states=swept.candidate_states,
+            states=swept.portfolio_states,
             runoffs=swept.runoffs,
             wrong=frozenset(swept.wrong),
             barred=swept.barred,

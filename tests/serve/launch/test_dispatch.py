@@ -838,6 +838,27 @@ def test_a_table_of_other_source_is_used_with_one_warning(
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("here", ["99.9.9", None])
+def test_a_table_of_another_compilers_code_is_used_with_one_warning(
+    driver: Driver, launched: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str | None
+) -> None:
+    monkeypatch.setattr("aot_tune.nvidia.cutile.packaged_compiler", lambda: here)
+    monkeypatch.setattr("aot_tune.nvidia.cutile.may_have_compiler", lambda: True)
+    write(tmp_path, scale_table())
+    tunable = dataclasses.replace(scale, tables=tmp_path)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        tunable.launch(*tensors(64))
+        tunable.launch(*tensors(256))
+    said = [str(one.message) for one in seen if one.category is TableWarning]
+    assert len(said) == (0 if here is None else 1), "a compiler that nobody knows is not told to be another"
+    assert all(
+        "that tileiras 13.4.92 compiled, and scale runs code of tileiras 99.9.9 here" in one for one in said
+    )
+    assert launched() == [blocks(64, 1024, AT_64), blocks(256, 1024, AT_256)]
+
+
+@pytest.mark.process
 def test_without_nvml_the_tables_are_read_at_the_first_launch(
     driver: Driver, launched: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

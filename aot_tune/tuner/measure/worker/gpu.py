@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from aot_tune.errors import TuneError
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.cubin import has_symbol
 from aot_tune.nvidia.nvml import visible_gpus
+from aot_tune.tables.states import State
 from aot_tune.tuner.measure.worker.backend import Trial
 from aot_tune.tuner.measure.worker.clock import EventRound
 from aot_tune.tuner.measure.worker.gpu_state import GpuMonitor, GpuState
@@ -188,12 +189,23 @@ class GpuBackend:
             if time.monotonic() >= until:
                 return
 
-    def sample(self, trial: Trial) -> float:
-        """Time one launch on the first seed's arguments, which are renewed before it; return microseconds."""
-        case, kernel = self._cases[0], self._kernel(trial)
-        arguments, grid = self._arguments(trial.config, case), self._grid(trial.config)
+    def sample(self, trial: Trial, state: State) -> float:
+        """Time one launch on the first seed's arguments, which are renewed before it; return microseconds.
+
+        In a tight row two launches go before it, the second of them on another seed's arguments, as a layer
+        follows another: it finds in the L2 cache what they have left there.
+        """
+        kernel, grid = self._kernel(trial), self._grid(trial.config)
+
+        def launch(case: Case) -> Callable[[], None]:
+            arguments = self._arguments(trial.config, case)
+            return lambda: ct_launch(self._stream, grid, kernel, arguments)
+
+        case = self._cases[0]
+        if state == "tight":
+            return self._round.tight([(one.renew, launch(one)) for one in (case, self._cases[-1], case)])
         case.renew()
-        [us] = self._round([lambda: ct_launch(self._stream, grid, kernel, arguments)])
+        [us] = self._round([launch(case)], written=state == "written")
         return us
 
     def healthy(self) -> bool:
