@@ -644,7 +644,7 @@ class KernelSweep:
 
 
 def length(kernel: DeviceKernel, problem: Problem, default: Config, configs: int) -> float:
-    """How long a problem takes beside others: by its number of configs and the model's time of the default."""
+    """How long a problem takes beside others: by its configs and the time of its default by the model."""
     us = predict_us(kernel.launched(problem, default), kernel.device, None, None)
     return min(configs, MOST_CANDIDATES) * (1.0 + us / LONG_US)
 
