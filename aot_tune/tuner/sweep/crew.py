@@ -305,6 +305,7 @@ class Crew:
             self._check_left(batch)
             self._changed.notify_all()
         try:
+            meanwhile()
             while not self._over(batch):
                 meanwhile()
         except BaseException:

@@ -46,8 +46,8 @@ from aot_tune.tuner.compile.job import Compiled, CompileJob, CompileResult, comp
 from aot_tune.tuner.measure.supervise import ProblemFailedError
 from aot_tune.tuner.outcome import STRIKES, Failure, Measurement, Outcome
 from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, SweepPlan, plan_only
-from aot_tune.tuner.plan.model import least_us
-from aot_tune.tuner.plan.shortlist import predictions, shortlist
+from aot_tune.tuner.plan.model import least_us, predict_us
+from aot_tune.tuner.plan.shortlist import MOST_CANDIDATES, predictions, shortlist
 from aot_tune.tuner.plan.sizes import sizes_inside
 from aot_tune.tuner.sweep.cards import DefaultTwice, disagreements
 from aot_tune.tuner.sweep.crew import Hands, Seat, Task
@@ -56,9 +56,9 @@ from aot_tune.tuner.sweep.results import Listed, Step, SweepResults
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
-LONG_US = 200.0
-"""A problem whose arguments move for so long takes twice as long as one of no size, microseconds: at any size
-each config is launched, compared and timed a few dozen times."""
+LONG_US = 2000.0
+"""A problem of this time takes twice as long to sweep as one of no size, microseconds: at any size each
+config is loaded, compared and timed in a few dozen launches."""
 
 _PART_OF_TIME: Mapping[Step, float] = {"candidates": 0.5, "portfolio": 0.85}
 """The parts of a limited time after which a step begins with no further problem. The portfolio with the sizes
@@ -273,7 +273,7 @@ class KernelSweep:
     ) -> None:
         """Have the crew do a step on several problems, the longest first, and their compilations likewise."""
         lengths = {
-            problem: length(self._plan.kernel, each) if self._budget_s is None else self._worth(each)
+            problem: _length(self._plan.kernel, each) if self._budget_s is None else self._worth(each)
             for problem, each in plans.items()
         }
         order = sorted(plans, key=lambda problem: -lengths[problem])
@@ -730,15 +730,19 @@ class KernelSweep:
                 )
 
 
-def length(kernel: DeviceKernel, each: ProblemPlan) -> float:
-    """How long a problem takes beside others: by its number of configs and the memory that it moves."""
-    moved_us = kernel.launched(each.problem, each.default).memory_bytes / (kernel.device.memory_gbps * 1e3)
-    return len(each.candidates) * (1.0 + moved_us / LONG_US)
+def length(kernel: DeviceKernel, problem: Problem, default: Config, configs: int) -> float:
+    """How long a problem takes beside others: by its configs and the time of its default by the model."""
+    us = predict_us(kernel.launched(problem, default), kernel.device, None, None)
+    return min(configs, MOST_CANDIDATES) * (1.0 + us / LONG_US)
+
+
+def _length(kernel: DeviceKernel, each: ProblemPlan) -> float:
+    return length(kernel, each.problem, each.default, len(each.candidates))
 
 
 def jobs_in_order(planned: SweepPlan) -> list[CompileJob]:
     """The compilations of all candidates in the order in which they are needed."""
-    problems = sorted(planned.problems, key=lambda each: -length(planned.kernel, each))
+    problems = sorted(planned.problems, key=lambda each: -_length(planned.kernel, each))
     return [job for each in problems for job in each.jobs.values()]
 
 

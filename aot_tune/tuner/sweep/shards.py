@@ -29,7 +29,7 @@ from aot_tune.tuner.sweep import run as sweep
 from aot_tune.tuner.sweep.crew import Crew, Hands, Seat, Task
 from aot_tune.tuner.sweep.decision import Decision
 from aot_tune.tuner.sweep.journal import Journal, Record
-from aot_tune.tuner.sweep.kernel import LONG_US, KernelSweep
+from aot_tune.tuner.sweep.kernel import KernelSweep, length
 from aot_tune.tuner.sweep.progress import Progress
 from aot_tune.tuner.sweep.report import Shard, SweepReport, SweepRequest, SweptKernel
 from aot_tune.tuner.sweep.results import SweepResults, accepts
@@ -129,16 +129,15 @@ def assigned(
     """
     line: list[tuple[str, Problem]] = []
     lengths: list[float] = []
-    device = Device.reference(arch)
     for found in kernels:
         kernel = DeviceKernel(found, arch)
         for bucket in buckets(found):
             line.append((found.tunable.name, bucket))
-            moved = kernel.launched(bucket, kernel.default(bucket)).memory_bytes
-            lengths.append(1.0 + moved / (device.memory_gbps * 1e3) / LONG_US)
+            configs = len(found.tunable.space(arch, bucket))
+            lengths.append(length(kernel, bucket, kernel.default(bucket), configs))
     total, owners = sum(lengths), dict[str, dict[Problem, int]]()
-    for (name, bucket), end, length in zip(line, accumulate(lengths), lengths, strict=True):
-        middle = end - length / 2
+    for (name, bucket), end, own in zip(line, accumulate(lengths), lengths, strict=True):
+        middle = end - own / 2
         owners.setdefault(name, {})[bucket] = min(of, 1 + int(of * middle / total))
     return owners
 

@@ -325,7 +325,8 @@ def test_a_sweep_that_was_stopped_goes_on_and_repeats_nothing(
     _path(folder).unlink()
     _tune(folder)
     assert _path(folder).read_bytes() == whole, "stopped and resumed, or in one go: the same table"
-    assert sessions[2].told == first + second
+    # The order is chance: a problem whose compilations are done comes before one that still waits for some.
+    assert Counter(sessions[2].told) == Counter(first + second)
 
 
 def test_a_wrong_result_in_the_journal_is_told_to_the_session(
@@ -338,7 +339,7 @@ def test_a_wrong_result_in_the_journal_is_told_to_the_session(
     monkeypatch.setattr(Session, "fails_after", None)
     _tune(folder)
     assert sessions[0].remembered == set()
-    assert (256, 64, "verify") in sessions[1].remembered
+    assert {(tile, stage) for _, tile, stage in sessions[1].remembered} == {(64, "verify")}
 
 
 def test_a_changed_driver_is_not_mixed_with_what_was_measured(
@@ -404,7 +405,7 @@ def test_a_provisional_time_is_handed_back_and_not_taken_again(
     assert sessions[1].known <= set(alone)
     _path(folder).unlink()
     _tune(folder)
-    assert sessions[2].told == sessions[0].told + sessions[1].told
+    assert Counter(sessions[2].told) == Counter(sessions[0].told + sessions[1].told)
 
 
 def test_a_journal_that_cannot_be_renamed_is_a_note_after_a_good_publish(
