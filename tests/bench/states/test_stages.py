@@ -57,7 +57,7 @@ def test_what_leaves_nothing_out_is_the_product(
         grid_fn=lambda config, device, problem: (2,),
         args_fn=lambda config, *args: (*args, *constants(config, VARIANTS[name], by_rows=False)),
         parameters=("a", "b", "c"),
-        outputs=("c",),
+        output_names=("c",),
         inplace=(),
     )
     emulator.run(declared, (a, b, c), config, monkeypatch, twice=8 * 48)  # the last rows of tiles overlap
