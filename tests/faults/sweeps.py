@@ -370,7 +370,7 @@ def others(world: World, tally: Tally, more: bool) -> None:
     for with_its_own in (False, True):
         first = world.sweep("A12-first", tally)
         other = world.sweep("A12-other", tally)
-        plan = dataclasses.replace(Plan(), uuid=f"GPU-{first.name}")
+        plan = dataclasses.replace(Plan(), uuid=first.uuid)
         variables = {"TMPDIR": str(other.folder)} if with_its_own else {}
 
         def second(

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 from tests.faults import injector
@@ -89,6 +90,11 @@ class Sweep:
         folder.mkdir(parents=True)
 
     @property
+    def uuid(self) -> str:
+        """The uuid of its GPU: processes that run the faults at the same time have GPUs of their own."""
+        return f"GPU-{sha256(str(self.folder).encode()).hexdigest()[:8]}-{self.name}"
+
+    @property
     def path(self) -> Path:
         """The table's file."""
         return self.folder / "tables" / "sm90" / "scale.json"
@@ -113,7 +119,7 @@ class Sweep:
     def start(self, plan: Plan, *more: str, **variables: str) -> subprocess.Popen[str]:
         """Begin a sweep."""
         if plan.uuid == Plan.uuid:
-            plan = dataclasses.replace(plan, uuid=f"GPU-{self.name}")
+            plan = dataclasses.replace(plan, uuid=self.uuid)
         plan.write(self.folder)
         cubins = self.folder / "cubins" if plan.compilers else CUBINS
         if plan.compilers and not cubins.exists():
