@@ -41,6 +41,7 @@ def compiled(kernel: Any, config: Config, args: tuple[Any, ...]) -> bytes:
     return cutile.compile_cubin(kernel, config.hints, cutile.signature_of(kernel, args), SM90)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("name", ["whole", "blocks apart"])
 @pytest.mark.parametrize("peeled", [0, 1])
 def test_what_leaves_nothing_out_is_the_product(
