@@ -86,13 +86,10 @@ class Sweep:
     def __init__(self, folder: Path, tally: Tally) -> None:
         self.folder, self._tally = folder, tally
         self.name = folder.name
+        # Processes that run the faults at the same time have GPUs of their own.
+        self.uuid = f"GPU-{sha256(str(folder).encode()).hexdigest()[:8]}-{folder.name}"
         self.seconds = 0.0
         folder.mkdir(parents=True)
-
-    @property
-    def uuid(self) -> str:
-        """The uuid of its GPU: processes that run the faults at the same time have GPUs of their own."""
-        return f"GPU-{sha256(str(self.folder).encode()).hexdigest()[:8]}-{self.name}"
 
     @property
     def path(self) -> Path:
