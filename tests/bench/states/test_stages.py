@@ -42,13 +42,14 @@ def compiled(kernel: Any, config: Config, args: tuple[Any, ...]) -> bytes:
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("name", ["whole", "blocks apart"])
-@pytest.mark.parametrize("peeled", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "peeled"),
+    # With blocks apart a peeled first step is done twice, and another one never: it is no product.
+    [("whole", 0), ("whole", 1), ("blocks apart", 0)],
+)
 def test_what_leaves_nothing_out_is_the_product(
     monkeypatch: pytest.MonkeyPatch, name: str, peeled: int
 ) -> None:
-    if name == "blocks apart" and peeled:
-        pytest.skip("its first step is done twice and another one never")
     a, b = torch.randn(40, 64).bfloat16(), torch.randn(64, 48).bfloat16()
     c = torch.zeros(40, 48)
     config = Config(constants={**SMALL.constants, "peeled": peeled})

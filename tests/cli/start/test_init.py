@@ -110,7 +110,6 @@ def test_a_second_time_nothing_is_changed(
 def test_the_wheel_holds_the_tables_the_archive_and_the_entry_point(
     backend: str, source: str, tmp_path: Path
 ) -> None:
-    pytest.importorskip(backend)
     path = project(tmp_path, BACKENDS[backend], source=source)
     initialise(path, "mylib.kernels")
     module = "hatchling.build" if backend == "hatchling" else "setuptools.build_meta"
