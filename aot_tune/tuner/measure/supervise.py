@@ -100,6 +100,8 @@ class Supervisor:
         self._limits = limits
         self._on_event = on_event
         self._worker: Worker | None = None
+        self._turned = True
+        """Whether the worker was started for the present kernel, or told of it."""
         self._open: tuple[Problem, tuple[int, ...]] | None = None
         self._lost: list[str] = []
         """Why workers in a row failed to start or to pass the canary."""
@@ -123,6 +125,8 @@ class Supervisor:
         while True:
             self.check()
             worker = self._worker or self._started()
+            if not self._turned and not self._turns(worker):
+                continue
             if problem is None or self._open == (problem, tuple(seeds)):
                 return worker
             used, self._open = self._open is not None or not self.unused, None
@@ -144,6 +148,30 @@ class Supervisor:
             self.discard(problem, short)
             time.sleep(self._limits.pause_s)
 
+    def turn_to(self, arguments: Mapping[str, object]) -> None:
+        """Measure another kernel from here on, in the same process where that can be.
+
+        Args:
+            arguments: The keyword arguments of its backend.
+        """
+        if arguments != self._init["arguments"]:
+            self._init = {**self._init, "arguments": dict(arguments)}
+            self._turned = self._worker is None
+        self._open = self._broken_on = None
+
+    def _turns(self, worker: Worker) -> bool:
+        """Tell a worker of the present kernel; one that cannot go on with it is replaced."""
+        began = time.monotonic()
+        try:
+            worker.request("turn_to", {"arguments": self._init["arguments"]}, self._limits.start_s)
+        except (RemoteError, WorkerDied, WorkerTimeout) as error:
+            self.replace(f"it cannot go on with another kernel: {error}")
+            return False
+        finally:
+            self.start_s += time.monotonic() - began
+        self._turned = True
+        return True
+
     def _started(self) -> Worker:
         """Start workers until one passes the canary."""
         while True:
@@ -152,7 +180,7 @@ class Supervisor:
             worker = self._worker = Worker(
                 "aot_tune.tuner.measure.worker.runner:TrialRunner", self._init, environment=self._environment
             )
-            self._open, self.unused = None, True
+            self._open, self.unused, self._turned = None, True, True
             try:
                 worker.wait_ready(self._limits.start_s)
                 worker.request("canary", {}, self._limits.canary_s)

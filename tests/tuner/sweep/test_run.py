@@ -84,6 +84,9 @@ class Session:
     def __exit__(self, *_: object) -> None:
         pass
 
+    def turn_to(self, found: Any, strikes: Any) -> None:
+        self.name = found.tunable.name
+
     def identity(self) -> dict[str, str]:
         return {
             "gpu": "NVIDIA H200",

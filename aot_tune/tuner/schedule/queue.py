@@ -1,0 +1,49 @@
+"""The order of the tasks that all GPUs draw from. Pure: knows no thread, no clock and no GPU."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class TaskQueue(Generic[T]):
+    """Tasks that wait. The kernel that is first in the sweep comes first: so that kernels end one by one.
+
+    Of one kernel the longest task comes first, of equal ones the one that was added first. What a kernel has
+    no task for is left to those behind it.
+
+    Args:
+        order: The kernels' names. Those that are not named come last.
+    """
+
+    def __init__(self, order: Sequence[str] = ()) -> None:
+        self._ranks = {name: place for place, name in enumerate(order)}
+        self._numbers = count()
+        self._waiting: list[tuple[int, float, int, T]] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[T]:
+        return (one for *_, one in self._waiting)
+
+    def add(self, task: T, kernel: str, length: float) -> None:
+        """Add a task of a kernel."""
+        rank = self._ranks.get(kernel, len(self._ranks))
+        insort(self._waiting, (rank, -length, next(self._numbers), task))
+
+    def draw(self, may: Callable[[T], bool]) -> T | None:
+        """Remove and return the first task that may be drawn; None where there is none."""
+        for place, (*_, task) in enumerate(self._waiting):
+            if may(task):
+                del self._waiting[place]
+                return task
+        return None
+
+    def drop(self, out: Callable[[T], bool]) -> None:
+        """Remove all tasks of a sort."""
+        self._waiting = [one for one in self._waiting if not out(one[-1])]
