@@ -129,12 +129,12 @@ class CompileFeed:
 
     def _push(self, job: CompileJob) -> None:
         if job.key not in self._handed:
-            self._queue.add(job, job.name, 0.0)
+            self._queue.add(job, job.name)
 
     def _next(self, most: int) -> list[CompileJob]:
         """The jobs to hand over now."""
         jobs: list[CompileJob] = []
-        while len(jobs) < most and (job := self._queue.draw(lambda _: True)) is not None:
+        while len(jobs) < most and (job := self._queue.draw()) is not None:
             if job.key not in self._handed and job.name in self._wanted.get(job.key, ()):
                 self._handed.add(job.key)
                 jobs.append(job)

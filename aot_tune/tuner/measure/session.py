@@ -237,6 +237,7 @@ class MeasureSession:
             ProblemFailedError: The problem's arguments cannot be made.
             DeclarationError: The declaration is wrong.
         """
+        self._supervisor.prepare()  # winners are checked in a fresh process
         failures: dict[Config, Outcome] = {}
         earlier = {config: list((taken or {}).get(config, ())) for config in configs}
         rounds: dict[Config, list[Measurement]] = {config: [] for config in configs}

@@ -14,6 +14,9 @@ from aot_tune.errors import DeclarationError, TuneError, UsageError
 from aot_tune.tuner.process.worker import START_SECONDS, RemoteError, Worker, WorkerDied, WorkerTimeout
 from aot_tune.values.problem import Problem
 
+_TARGET = "aot_tune.tuner.measure.worker.runner:TrialRunner"
+"""What lives in a worker."""
+
 _WRONG_FROM_THE_START = {"DeclarationError": DeclarationError, "UsageError": UsageError}
 """Errors of the child that a fresh child would meet as well, on every problem. They are raised here under
 their own type. An `aot_tune.errors.ArgumentsError` is none of them."""
@@ -100,6 +103,8 @@ class Supervisor:
         self._limits = limits
         self._on_event = on_event
         self._worker: Worker | None = None
+        self._spare: Worker | None = None
+        """A process that has imported what takes long, and waits to be the next worker."""
         self._turned = True
         """Whether the worker was started for the present kernel, or told of it."""
         self._open: tuple[Problem, tuple[int, ...]] | None = None
@@ -177,11 +182,11 @@ class Supervisor:
         while True:
             self.check()
             began = time.monotonic()
-            worker = self._worker = Worker(
-                "aot_tune.tuner.measure.worker.runner:TrialRunner", self._init, environment=self._environment
-            )
+            worker = self._worker = self._spare or self._waiting()
+            self._spare = None
             self._open, self.unused, self._turned = None, True, True
             try:
+                worker.begin(self._init)
                 worker.wait_ready(self._limits.start_s)
                 worker.request("canary", {}, self._limits.canary_s)
             except (RemoteError, WorkerDied, WorkerTimeout) as error:
@@ -199,6 +204,15 @@ class Supervisor:
                 return worker
             finally:
                 self.start_s += time.monotonic() - began
+
+    def prepare(self) -> None:
+        """Let the next worker import what takes long while the present one works. It touches no GPU yet."""
+        if self._spare is None and not self._stopped:
+            module, _, _ = str(self._init["backend"]).partition(":")
+            self._spare = self._waiting(module)
+
+    def _waiting(self, *imports: str) -> Worker:
+        return Worker(_TARGET, environment=self._environment, imports=imports, waits=True)
 
     def interrupt(self) -> None:
         """Stop what runs here; called by another thread, again and again until this one has ended.
@@ -230,7 +244,7 @@ class Supervisor:
         """Kill the worker; the next call of `ready` starts another."""
         if self._worker is not None:
             self._on_event(f"worker replaced: {reason}")
-        self.close()
+        self._kill()
 
     def discard(self, problem: Problem, reason: str) -> None:
         """`replace` a worker that broke on a problem while no trial was running.
@@ -250,7 +264,13 @@ class Supervisor:
             raise ProblemFailedError(problem, reason)
 
     def close(self) -> None:
-        """Kill the worker, if there is one."""
+        """Kill the worker, and the process that would be the next."""
+        self._kill()
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.kill()
+
+    def _kill(self) -> None:
         if self._worker is not None:
             self._worker.kill()
         self._worker = self._open = None

@@ -31,12 +31,12 @@ class TaskQueue(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return (one for *_, one in self._waiting)
 
-    def add(self, task: T, kernel: str, length: float) -> None:
+    def add(self, task: T, kernel: str, length: float = 0.0) -> None:
         """Add a task of a kernel."""
         rank = self._ranks.get(kernel, len(self._ranks))
         insort(self._waiting, (rank, -length, next(self._numbers), task))
 
-    def draw(self, may: Callable[[T], bool]) -> T | None:
+    def draw(self, may: Callable[[T], bool] = lambda task: True) -> T | None:
         """Remove and return the first task that may be drawn; None where there is none."""
         for place, (*_, task) in enumerate(self._waiting):
             if may(task):
@@ -47,3 +47,31 @@ class TaskQueue(Generic[T]):
     def drop(self, out: Callable[[T], bool]) -> None:
         """Remove all tasks of a sort."""
         self._waiting = [one for one in self._waiting if not out(one[-1])]
+
+
+def draw_for(
+    queue: TaskQueue[T],
+    may: Callable[[T], bool],
+    *,
+    needs_fresh: Callable[[T], bool],
+    is_fresh: bool,
+    another_is: bool,
+) -> T | None:
+    """Draw the next task for a GPU, so that few processes are replaced by fresh ones.
+
+    A fresh process has timed nothing. A GPU that has one does what needs one first. Where there is such a
+    GPU, the others leave that to it while they have anything else to do.
+
+    Args:
+        queue: The tasks.
+        may: Whether the GPU may do a task now.
+        needs_fresh: Whether a task needs a fresh process.
+        is_fresh: Whether the GPU's process is fresh.
+        another_is: Whether another GPU's is.
+    """
+    found: T | None = None
+    if is_fresh:
+        found = queue.draw(lambda task: needs_fresh(task) and may(task))
+    elif another_is:
+        found = queue.draw(lambda task: not needs_fresh(task) and may(task))
+    return found if found is not None else queue.draw(may)

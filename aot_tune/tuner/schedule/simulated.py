@@ -13,7 +13,7 @@ from functools import partial
 from itertools import count
 
 from aot_tune.tuner.schedule.flight import may_begin
-from aot_tune.tuner.schedule.queue import TaskQueue
+from aot_tune.tuner.schedule.queue import TaskQueue, draw_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Machine:
     """Time in which a fresh process replaces one, seconds."""
 
     child_s: float = 0.0
-    """Time in which a compiling process starts, seconds."""
+    """Time in which a compiling process starts, beyond `start_s`, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +93,8 @@ class Simulated:
 
 @dataclass(eq=False)
 class _Gpu:
-    """A GPU, and whether its process runs and has timed nothing."""
+    """A GPU, and whether its process has timed nothing since its last such task."""
 
-    started: bool = False
     fresh: bool = False
 
 
@@ -128,6 +127,7 @@ class _Sweep:
     now: float = 0.0
     cores: int = 0
     gpus: list[_Gpu] = field(default_factory=list)
+    idle: list[_Gpu] = field(default_factory=list)
     flying: list[_Kernel] = field(default_factory=list)
     idle_s: float = 0.0
     starts_s: float = 0.0
@@ -138,11 +138,11 @@ class _Sweep:
         heapq.heappush(self.events, (self.now + seconds, next(self.numbers), what))
 
     def run(self) -> None:
-        self.after(self.machine.child_s, self.core_is_free(self.machine.cores))
-        self.dispatch()
+        # What the GPU is must be known before anything can be planned.
+        self.after(self.machine.start_s, self.begin)
         while self.events:
             at, _, what = heapq.heappop(self.events)
-            self.idle_s += len(self.gpus) * (at - self.now)
+            self.idle_s += len(self.idle) * (at - self.now)
             self.now = at
             what()
             self.dispatch()
@@ -159,37 +159,41 @@ class _Sweep:
             kernel = _Kernel(self.left.pop(0))
             self.flying.append(kernel)
             self.after(kernel.work.planning_s, partial(self.next_step, kernel))
-        while self.cores and (job := self.jobs.draw(lambda _: True)) is not None:
+        while self.cores and (job := self.jobs.draw()) is not None:
             self.cores -= 1
             waiting, seconds = job
             self.after(seconds, partial(self.compiled, waiting))
-        while self.gpus and (task := self.tasks.draw(lambda task: not task.compiling)) is not None:
-            self.measure(task)
+        for gpu in list(self.idle):
+            task = draw_for(
+                self.tasks,
+                lambda task: not task.compiling,
+                needs_fresh=lambda task: task.work.fresh,
+                is_fresh=gpu.fresh,
+                another_is=any(one.fresh for one in self.gpus if one is not gpu),
+            )
+            if task is not None:
+                self.measure(gpu, task)
 
-    def core_is_free(self, number: int) -> Callable[[], None]:
-        def free() -> None:
-            self.cores += number
+    def begin(self) -> None:
+        self.idle = list(self.gpus)
+        self.starts_s = len(self.gpus) * self.now
+        self.after(self.machine.child_s, self.compile)
 
-        return free
+    def compile(self) -> None:
+        self.cores = self.machine.cores
 
     def compiled(self, task: _Task) -> None:
         self.cores += 1
         task.compiling -= 1
 
-    def measure(self, task: _Task) -> None:
-        """Let the GPU do a task that is ready the soonest."""
-        gpu = max(self.gpus, key=lambda gpu: (gpu.fresh == task.work.fresh, gpu.started))
-        self.gpus.remove(gpu)
-        machine, start_s = self.machine, 0.0
-        if not gpu.started:
-            start_s = machine.start_s
-        elif task.work.fresh and not gpu.fresh:
-            start_s = machine.restart_s
-        gpu.started, gpu.fresh = True, task.work.fresh
+    def measure(self, gpu: _Gpu, task: _Task) -> None:
+        self.idle.remove(gpu)
+        start_s = self.machine.restart_s if task.work.fresh and not gpu.fresh else 0.0
+        gpu.fresh = task.work.fresh
         self.starts_s += start_s
 
         def measured() -> None:
-            self.gpus.append(gpu)
+            self.idle.append(gpu)
             task.kernel.left -= 1
             if not task.kernel.left:
                 self.next_step(task.kernel)
@@ -207,7 +211,7 @@ class _Sweep:
             task = _Task(kernel, work, len(work.compilations))
             self.tasks.add(task, kernel.work.name, work.seconds)
             for seconds in work.compilations:
-                self.jobs.add((task, seconds), kernel.work.name, 0.0)
+                self.jobs.add((task, seconds), kernel.work.name)
         if not step:
             self.next_step(kernel)
 
@@ -224,7 +228,8 @@ def simulate(kernels: Sequence[KernelWork], machine: Machine) -> Simulated:
         bounds={
             "measuring, shared by all GPUs, once their processes have started": machine.start_s
             + sum(work.seconds for work in every) / machine.gpus,
-            "compiling, shared by all cores, once their processes have started": machine.child_s
+            "compiling, shared by all cores, once their processes have started": machine.start_s
+            + machine.child_s
             + sum(sum(work.compilations) for work in every) / machine.cores,
             "the longest kernel alone, each of its steps as long as its longest task": max(
                 _chain_s(kernel, machine) for kernel in kernels
@@ -237,7 +242,7 @@ def simulate(kernels: Sequence[KernelWork], machine: Machine) -> Simulated:
 
 def _chain_s(kernel: KernelWork, machine: Machine) -> float:
     """The time of a kernel on any number of GPUs and cores."""
-    seconds = max(machine.start_s, kernel.planning_s, machine.child_s)
+    seconds = machine.start_s + max(kernel.planning_s, machine.child_s)
     for step in kernel.steps:
         seconds += max((work.seconds + max(work.compilations, default=0.0) for work in step), default=0.0)
     return seconds

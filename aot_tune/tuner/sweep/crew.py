@@ -19,7 +19,7 @@ from aot_tune.errors import TuneError
 from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped
 from aot_tune.tuner.measure.trials import Strikes
-from aot_tune.tuner.schedule.queue import TaskQueue
+from aot_tune.tuner.schedule.queue import TaskQueue, draw_for
 from aot_tune.tuner.sweep.report import GpuUse
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
@@ -50,6 +50,8 @@ class Seat:
         self._start, self._strikes = start, strikes
         self._kernel = ""
         self._stopped = False
+        self.checks = False
+        """Whether its last task needed a fresh process, which goes on with others of that sort."""
         self._session: MeasureSession | None = None
         self.busy_s = 0.0
         """Seconds spent on tasks so far."""
@@ -126,6 +128,9 @@ class Task:
 
     owner: str | None = None
     """The uuid of the GPU that must do it while that is in the crew; None for any."""
+
+    fresh: bool = False
+    """Whether it needs a process that has timed nothing."""
 
     ready: Callable[[], bool] = _at_once
     """Whether it could run now without waiting for a compiler."""
@@ -374,9 +379,17 @@ class Crew:
         """The next task for a GPU, once there is one; None when the crew is closed."""
         with self._changed:
             while not self._stopping:
-                found = self._queue.draw(lambda entry: self._may(seat, entry) and entry.task.ready())
+                others = [one for one in self.seats if one is not seat and one.left_s is None]
+                found = draw_for(
+                    self._queue,
+                    lambda entry: self._may(seat, entry) and entry.task.ready(),
+                    needs_fresh=lambda entry: entry.task.fresh,
+                    is_fresh=seat.checks,
+                    another_is=any(one.checks for one in others),
+                )
                 if found is not None:
                     found.batch.running += 1
+                    seat.checks = found.task.fresh
                     return found
                 mine = any(self._may(seat, entry) for entry in self._queue)
                 began = monotonic()

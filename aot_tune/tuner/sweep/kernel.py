@@ -301,6 +301,7 @@ class KernelSweep:
                 work=begin,
                 length=lengths[each.problem],
                 owner=None if step == "recheck" else self._results.owner(step, each.problem),
+                fresh=step == "recheck",
                 ready=lambda: self._is_late(step) or self._feed.ready(keys),
             )
 
