@@ -87,6 +87,7 @@ class CompilePool:
         folder: The folder that keeps each cubin as ``<key>.cubin`` with a note ``<key>.json``; later runs
             reuse them.
         target: ``package.module:Class`` of the compiler in a child; tests name a faulty one.
+        at_once: Whether all children start now, for jobs that are on their way.
 
     Raises:
         StoreError: The folder cannot be made.
@@ -100,6 +101,7 @@ class CompilePool:
         folder: Path = Path("build/cubins"),
         *,
         target: str = "aot_tune.tuner.compile.child:Compiler",
+        at_once: bool = False,
     ) -> None:
         self._most, self._timeout_s, self._folder, self._target = workers, timeout_s, folder, target
         self._waiting: deque[CompileJob] = deque()
@@ -115,6 +117,8 @@ class CompilePool:
             raise StoreError(
                 f"{folder}: no folder for cubins can be made ({error.strerror}); name another with --cubins"
             ) from error
+        for _ in range(workers if at_once else 0):
+            self._start()
 
     @property
     def idle(self) -> int:
@@ -177,13 +181,16 @@ class CompilePool:
                 self._begin(seat, self._waiting.popleft())
         starting = sum(not seat.worker.ready for seat in self._seats)
         while len(self._seats) < self._most and starting < len(self._waiting):
-            worker = Worker(
-                self._target,
-                {"folder": self._folder, "timeout_s": self._timeout_s},
-                environment={"CUDA_VISIBLE_DEVICES": ""},
-            )
-            self._seats.append(_Seat(worker=worker, limit=time.monotonic() + START_SECONDS))
+            self._start()
             starting += 1
+
+    def _start(self) -> None:
+        worker = Worker(
+            self._target,
+            {"folder": self._folder, "timeout_s": self._timeout_s},
+            environment={"CUDA_VISIBLE_DEVICES": ""},
+        )
+        self._seats.append(_Seat(worker=worker, limit=time.monotonic() + START_SECONDS))
 
     def _begin(self, seat: _Seat, job: CompileJob) -> None:
         seat.job, seat.compiling, seat.since = job, False, time.monotonic()

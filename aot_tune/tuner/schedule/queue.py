@@ -49,29 +49,38 @@ class TaskQueue(Generic[T]):
         self._waiting = [one for one in self._waiting if not out(one[-1])]
 
 
+FEW = 8
+"""Tasks that need a fresh process and together take about as long as its start."""
+
+MANY = 32
+"""Such tasks for which another GPU starts one although it has something else to do."""
+
+
 def draw_for(
     queue: TaskQueue[T],
     may: Callable[[T], bool],
     *,
     needs_fresh: Callable[[T], bool],
     is_fresh: bool,
-    another_is: bool,
+    fresh: int,
 ) -> T | None:
     """Draw the next task for a GPU, so that few processes are replaced by fresh ones.
 
-    A fresh process has timed nothing. A GPU that has one does what needs one first. Where there is such a
-    GPU, the others leave that to it while they have anything else to do.
+    A fresh process has timed nothing. A GPU that has one does what needs one first. The others leave that to
+    these GPUs, unless there are `MANY` such tasks for each of them, or `FEW` and nothing else to do.
 
     Args:
         queue: The tasks.
         may: Whether the GPU may do a task now.
         needs_fresh: Whether a task needs a fresh process.
         is_fresh: Whether the GPU's process is fresh.
-        another_is: Whether another GPU's is.
+        fresh: Number of other GPUs whose processes are.
     """
-    found: T | None = None
     if is_fresh:
         found = queue.draw(lambda task: needs_fresh(task) and may(task))
-    elif another_is:
-        found = queue.draw(lambda task: not needs_fresh(task) and may(task))
-    return found if found is not None else queue.draw(may)
+        return found if found is not None else queue.draw(may)
+    waiting = sum(map(needs_fresh, queue))
+    if waiting > MANY * fresh:
+        return queue.draw(may)
+    found = queue.draw(lambda task: not needs_fresh(task) and may(task))
+    return queue.draw(may) if found is None and waiting > FEW * fresh else found

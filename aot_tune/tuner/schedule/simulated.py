@@ -169,7 +169,7 @@ class _Sweep:
                 lambda task: not task.compiling,
                 needs_fresh=lambda task: task.work.fresh,
                 is_fresh=gpu.fresh,
-                another_is=any(one.fresh for one in self.gpus if one is not gpu),
+                fresh=sum(one.fresh for one in self.gpus if one is not gpu),
             )
             if task is not None:
                 self.measure(gpu, task)

@@ -58,6 +58,8 @@ class Seat:
         self.waited_s = self.idle_s = 0.0
         """Seconds since `rested` was asked in which it waited for a compiler, and in which no task was there.
         """
+        self.told_start_s = 0.0
+        """Seconds of starts of its processes that journals tell of."""
         self.left_s: float | None = None
         """When the GPU was lost, monotonic seconds; None while it works."""
         self.lost = ""
@@ -385,7 +387,7 @@ class Crew:
                     lambda entry: self._may(seat, entry) and entry.task.ready(),
                     needs_fresh=lambda entry: entry.task.fresh,
                     is_fresh=seat.checks,
-                    another_is=any(one.checks for one in others),
+                    fresh=sum(one.checks for one in others),
                 )
                 if found is not None:
                     found.batch.running += 1

@@ -645,6 +645,7 @@ class KernelSweep:
         yield
         start_s, open_s = session.start_s - start_s, session.open_s - open_s
         spent = max(0.0, monotonic() - started - start_s - open_s)
+        start_s, seat.told_start_s = session.start_s - seat.told_start_s, session.start_s
         verify_s = min(spent, spent if verifying else session.verify_s - verified)
         states = (one.as_record() for one in session.conditions[requests:])
         self._results.write_spent(

@@ -84,7 +84,14 @@ def run(request: SweepRequest, progress: Progress, measure: Measure | None = Non
             f"cuda-tile {cutile.version() or 'is not installed; version'} "
             f"{since} or later is needed to tune: pip install 'aot-tune[tune]'"
         )
-    pool = partial(CompilePool, request.jobs or os.cpu_count() or 1, folder=request.cubins or CUBINS)
+    cubins = request.cubins or CUBINS
+    pool = partial(
+        CompilePool,
+        request.jobs or os.cpu_count() or 1,
+        folder=cubins,
+        # Where nothing is compiled yet, children start while the GPUs' processes do.
+        at_once=not request.predicts and not any(cubins.glob("*.cubin")),
+    )
     progress = InTurn(progress)
     rows = _refused(request, progress)
     kernels = [found for found in request.kernels if found.tunable.name not in rows]
