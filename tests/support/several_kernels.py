@@ -1,4 +1,4 @@
-"""Three kernels of one module, the sample kernel with other numbers of buckets, for sweeps of several at once."""
+"""Three kernels of one module, the sample kernel with other numbers of buckets: several in flight at once."""
 
 from __future__ import annotations
 
