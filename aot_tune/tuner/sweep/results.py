@@ -102,8 +102,7 @@ def _choice(candidates: Iterable[Config], exhaustive: bool) -> str:
 class SweepResults:
     """A kernel's results by step, problem and config; each is in the journal once it was written.
 
-    Several threads may use it. A request's results are kept for good when the time that it took is written,
-    or whether a winner passed.
+    Several threads may use it. A request's results are kept for good when the time that it took is written.
 
     Args:
         journal: An open journal; the results of an earlier run are taken from it.
@@ -238,7 +237,7 @@ class SweepResults:
     def write_recheck(self, problem: Problem, config: Config, failure: Failure | None, *, gpu: str) -> None:
         """Write the result of verifying a winner again."""
         result = {"stage": None} if failure is None else _outcome_record(failure)
-        self._append({**_place(gpu, "recheck", problem, config, None), **result}, sync=True)
+        self._append({**_place(gpu, "recheck", problem, config, None), **result})
 
     def write_compiled(
         self, step: Step, problem: Problem, config: Config, result: CompileResult, *, gpu: str
