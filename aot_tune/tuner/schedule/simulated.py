@@ -163,7 +163,10 @@ class _Sweep:
             self.cores -= 1
             waiting, seconds = job
             self.after(seconds, partial(self.compiled, waiting))
+        rest = False  # what one GPU without a fresh process may not do, no other such GPU may
         for gpu in list(self.idle):
+            if rest and not gpu.fresh:
+                continue
             task = draw_for(
                 self.tasks,
                 lambda task: not task.compiling,
@@ -173,6 +176,8 @@ class _Sweep:
             )
             if task is not None:
                 self.measure(gpu, task)
+            elif not gpu.fresh:
+                rest = True
 
     def begin(self) -> None:
         self.idle = list(self.gpus)

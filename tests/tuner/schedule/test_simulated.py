@@ -94,7 +94,9 @@ def _kernel(name: str, buckets: int, seconds: dict[str, Sequence[float]]) -> Ker
     )
 
 
-@pytest.mark.parametrize(("gpus", "least"), [(1, 0.97), (8, 0.94), (64, 0.9)])
+@pytest.mark.parametrize(
+    ("gpus", "least"), [(1, 0.97), (8, 0.94), pytest.param(64, 0.9, marks=pytest.mark.slow)]
+)
 def test_all_of_sm90_takes_little_longer_than_its_tasks_in_an_ideal_queue(gpus: int, least: float) -> None:
     result = hosts.simulated(_whole_set(), gpus)
     assert result.bound.startswith("measuring")
