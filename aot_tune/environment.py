@@ -37,7 +37,7 @@ DESCRIPTIONS = {
     LOG: "'1' prints each choice and its reason to stderr, once per unseen problem",
     ON_MISS: "what a miss does: 'search' (the default), 'nearest', 'default', or 'error' for servers",
     RECORD: "a file to which problems that missed are appended, each once; a process writes to FILE.<pid>",
-    BATCH_INVARIANT: "'1' takes one config for every size of a batch, so that a row's bits do not depend on it",
+    BATCH_INVARIANT: "'1' takes one config for every size of a batch: a row's bits do not depend on it",
     DISABLE: "'1' forbids live searches, as it does for Triton and others",
     DISABLE_OURS: "the same for aot_tune alone; where it is set, DISABLE_AUTOTUNE does not count",
 }

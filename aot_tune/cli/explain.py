@@ -58,6 +58,29 @@ class AtEdge:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServingAll:
+    """What one config costs where it serves every batch."""
+
+    config: Config
+    """The config."""
+
+    regret: float
+    """The worst t / t_best - 1 over the measured sizes at which it has a time."""
+
+    worst_at: Mapping[str, int]
+    """The size of that regret, on the batch axes."""
+
+    sizes: int
+    """The number of measured sizes of every batch."""
+
+    untimed: int
+    """The number of these at which it has no time."""
+
+    refusal: str | None
+    """The size at which it may not run, and why, or why a row's bits would differ; None for a choice."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Explanation:
     """Which config a launch of one problem would run, and why."""
 
@@ -91,6 +114,9 @@ class Explanation:
     at_edge: tuple[AtEdge, ...]
     """The times that the table has of the bucket's edge; empty where it has those of one state alone."""
 
+    every_batch: tuple[ServingAll, ...]
+    """What each config costs that serves every batch, best first; empty where that is not asked for."""
+
     remarks: tuple[str, ...]
     """Warnings about the tables, what a launch would do besides, and the command that tunes a miss."""
 
@@ -121,6 +147,7 @@ def explain(tunable: Declaration, arch: Arch, problem: Problem) -> Explanation:
         reason=choice.reason,
         compared=_compared(tunable, arch, problem, index, choice),
         at_edge=_at_edge(index, choice, tunable.default_config(arch, problem)),
+        every_batch=_every_batch(tunable, arch, problem),
         remarks=(
             *dict.fromkeys(str(one.message) for one in caught),
             *stale_messages(tunable, arch, index, source_hash(tunable)),
@@ -164,6 +191,7 @@ def explanation_lines(answer: Explanation) -> list[str]:
         *([heading] if rows else []),
         *aligned(rows),
         *_edge_lines(answer),
+        *_every_batch_lines(answer),
         *(f"  remark: {remark}" for remark in answer.remarks),
         *(f"  the declaration is wrong: {text}" for text in answer.mistakes),
     ]
@@ -225,7 +253,52 @@ def _edge_lines(answer: Explanation) -> list[str]:
     ]
 
 
+def _every_batch(tunable: Declaration, arch: Arch, problem: Problem) -> tuple[ServingAll, ...]:
+    if not environment.batch_invariant() or not tunable.batch_axes:
+        return ()
+    every = dispatcher_of(tunable).every_batch(arch)
+    return tuple(
+        ServingAll(
+            config=one.config,
+            regret=round(one.regret, 4),
+            worst_at=one.worst_at,
+            sizes=one.sizes,
+            untimed=one.untimed,
+            refusal=every.refusal(one.config, problem),
+        )
+        for one in every.ranking(problem)
+    )
+
+
+def _every_batch_lines(answer: Explanation) -> list[str]:
+    rows = [
+        (
+            "  *" if one.config == answer.config else "   ",
+            f"{one.regret:.1%}" if one.worst_at else "-",
+            "at " + (" ".join(f"{name}={size}" for name, size in one.worst_at.items()) or "-"),
+            f"{one.sizes - one.untimed} of {one.sizes} sizes",
+            str(one.config),
+            f"refused: {one.refusal}" if one.refusal else "",
+        )
+        for one in answer.every_batch
+    ]
+    heading = f"  {environment.BATCH_INVARIANT}: one config serves every batch; worst regret of each:"
+    return [heading, *aligned(rows)] if rows else []
+
+
 def _remarks(tunable: Declaration, arch: Arch, problem: Problem, choice: Choice) -> list[str]:
+    keeps_one = environment.batch_invariant()
+    if keeps_one and not tunable.batch_axes:
+        return [
+            f"{environment.BATCH_INVARIANT} changes nothing here: {tunable.name} declares no batch_axes",
+            *_other_remarks(tunable, arch, problem, choice, may_search=True),
+        ]
+    return _other_remarks(tunable, arch, problem, choice, may_search=not keeps_one)
+
+
+def _other_remarks(
+    tunable: Declaration, arch: Arch, problem: Problem, choice: Choice, *, may_search: bool
+) -> list[str]:
     if message := passed_over_message(tunable, arch, problem, choice):
         return [message]
     if not choice.missed:
@@ -233,6 +306,6 @@ def _remarks(tunable: Declaration, arch: Arch, problem: Problem, choice: Choice)
     remarks = [
         f"no bucket at or near this problem was tuned; tune it: {tune_command(tunable, arch, problem)}"
     ]
-    if not (is_rank() or environment.search_disabled() or environment.search_seconds() == 0):
+    if may_search and not (is_rank() or environment.search_disabled() or environment.search_seconds() == 0):
         remarks.append("a launch may search live first and remember the winner in the user's cache")
     return remarks

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from aot_tune.declare.declaration import Declaration
 
 Refusal = Callable[[Config, Problem], "str | None"]
-"""A function that says why a config may not run for a problem; None where it may."""
+"""A function that says why a config may not run for a problem, or that a row's bits depend on the batch with
+it; None where neither is so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +70,12 @@ def refused_somewhere(tunable: Declaration, problem: Problem, config: Config, re
         tunable: The declaration.
         problem: The problem; the sizes of its batch do not count.
         config: The config.
-        refusal: Why a config may not run for a problem.
+        refusal: Why a config may not run for a problem, or is not the same for every batch.
     """
     for one in every_batch(tunable, problem):
         if reason := refusal(config, one):
             return f"{one}: {reason}"
-    return tunable.batch_refusal(config, problem)
+    return None
 
 
 def ranked(tunable: Declaration, arch: Arch, entries: Iterable[tuple[Entry, Table]]) -> tuple[Ranked, ...]:
@@ -103,7 +104,7 @@ def ranked(tunable: Declaration, arch: Arch, entries: Iterable[tuple[Entry, Tabl
             }
             sizes.append((problem, times))
     every = [_ranked(tunable.batch_axes, config, sizes) for config in configs]
-    return tuple(sorted(every, key=lambda one: (one.untimed, one.regret)))
+    return tuple(sorted(every, key=lambda one: (one.untimed, round(one.regret, 9))))
 
 
 def _ranked(

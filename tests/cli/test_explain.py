@@ -140,6 +140,37 @@ def test_the_a_b_switch_is_seen(scale: Tunable, monkeypatch: pytest.MonkeyPatch)
     assert (told.source, told.config) == ("asked default", DEFAULT)
 
 
+def test_one_config_for_every_batch_is_told_with_what_each_would_cost(
+    scale: Tunable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AOT_TUNE_BATCH_INVARIANT", "1")
+    batched = dataclasses.replace(
+        scale,
+        batch_axes=("M",),
+        legal=lambda config, arch, problem: config["tile_m"] != 64 or problem.size("M") > 1 or "too few rows",
+    )
+    told = explain(batched, SM90, _problem(256))
+    narrow, wide = scale_table().portfolio
+    assert (told.source, told.config, told.remarks) == ("invariant", narrow, ())
+    assert [(one.config, one.regret, one.untimed) for one in told.every_batch] == [
+        (wide, 0.5, 0),
+        (narrow, 0.5, 0),
+    ]
+    *_, heading, second, first = explanation_lines(told)
+    assert heading == "  AOT_TUNE_BATCH_INVARIANT: one config serves every batch; worst regret of each:"
+    assert first.split()[:3] == ["*", "50.0%", "at"]
+    assert second.endswith("refused: dtype=bfloat16 M=1 N=1024: too few rows")
+
+
+def test_a_declaration_without_a_batch_is_remarked_where_one_config_is_asked_for(
+    scale: Tunable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AOT_TUNE_BATCH_INVARIANT", "1")
+    told = explain(scale, SM90, _problem(64))
+    assert (told.source, told.every_batch) == ("own", ())
+    assert told.remarks == ("AOT_TUNE_BATCH_INVARIANT changes nothing here: scale declares no batch_axes",)
+
+
 def test_a_damaged_table_is_remarked_and_missed(scale: Tunable, tmp_path: Path) -> None:
     (tmp_path / "own/sm90/scale.json").write_bytes(b"{")
     fresh = dataclasses.replace(scale)

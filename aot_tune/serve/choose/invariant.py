@@ -14,7 +14,7 @@ from aot_tune.declare.declaration import Declaration
 from aot_tune.environment import OnMiss
 from aot_tune.errors import LaunchError
 from aot_tune.serve.choose.index import Index, Match
-from aot_tune.serve.choose.resolve import Choice, Legality, Source, miss_error
+from aot_tune.serve.choose.resolve import Choice, Legality, Source, Unfit, miss_error
 from aot_tune.tables.invariant import (
     Ranked,
     default_for_every_batch,
@@ -27,9 +27,6 @@ from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import NEAR_DOUBLINGS, bucket_of, nearest
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem, problem_option
-
-Unfit = Callable[[Config], "str | None"]
-"""Why a config cannot run on this very GPU; None where it can."""
 
 _MOST_KEPT = 4096
 """The most choices that are kept: as many as plans of launches."""
@@ -47,9 +44,7 @@ class BatchInvariant:
         self._kept: dict[tuple[Problem, bool, OnMiss], Choice] = {}
         self._axes = " and ".join(tunable.batch_axes)
 
-    def choice(
-        self, problem: Problem, *, asked_default: bool, on_miss: OnMiss, unfit: Unfit | None
-    ) -> Choice:
+    def choice(self, problem: Problem, asked_default: bool, on_miss: OnMiss, unfit: Unfit | None) -> Choice:
         """Choose the config that serves a problem and all that differ from it in the batch alone.
 
         1. the tables' buckets of the same other sizes, whatever their batch: the config whose worst regret
@@ -77,7 +72,7 @@ class BatchInvariant:
             choice = self._new_choice(problem, bucket, asked_default, on_miss, unfit)
             if unfit is None and len(self._kept) < _MOST_KEPT:
                 self._kept[key] = choice
-        if reason := self._refusal(choice.config, problem):
+        if reason := self._may_not_run(choice.config, problem):
             raise LaunchError(
                 f"{self._tunable.name}: {choice.config} serves every batch up to the largest declared one, "
                 f"and may not run {problem}: {reason}; launch fewer {self._axes} at a time"
@@ -89,13 +84,18 @@ class BatchInvariant:
         group = self._group(without_batch(self._tunable, bucket_of(self._tunable.axes, problem)), math.inf)
         return self._ranked(self._matches(group))
 
+    def refusal(self, config: Config, problem: Problem) -> str | None:
+        """Why a config cannot serve a problem at every size of its batch; None where it can."""
+        bucket = bucket_of(self._tunable.axes, problem)
+        return refused_somewhere(self._tunable, bucket, config, self._refused)
+
     def _new_choice(
         self, problem: Problem, bucket: Problem, asked_default: bool, on_miss: OnMiss, unfit: Unfit | None
     ) -> Choice:
         """Choose for all problems of these other sizes: nothing here depends on the batch of `problem`."""
 
         def refusal(config: Config, at: Problem) -> str | None:
-            return self._refusal(config, at) or (unfit(config) if unfit is not None else None)
+            return self._refused(config, at) or (unfit(config) if unfit is not None else None)
 
         tuned = self._group(without_batch(self._tunable, bucket), NEAR_DOUBLINGS) is not None
         if not asked_default:
@@ -130,10 +130,20 @@ class BatchInvariant:
                 return Choice(config=one.config, source=source, why=why)
         return None
 
-    def _refusal(self, config: Config, problem: Problem) -> str | None:
+    def _refused(self, config: Config, problem: Problem) -> str | None:
+        """Why a config may not run for a problem, or is not the same for every batch."""
+        return self._may_not_run(config, problem) or self._said(self._tunable.batch_refusal, config, problem)
+
+    def _may_not_run(self, config: Config, problem: Problem) -> str | None:
+        return self._said(self._legality.refusal, config, problem)
+
+    def _said(
+        self, asked: Callable[[Config, Problem], str | None], config: Config, problem: Problem
+    ) -> str | None:
+        """What a function of the declaration says; that it raises, where it does."""
         try:
-            return self._legality.refusal(config, problem)
-        except Exception as error:  # a function of the declaration
+            return asked(config, problem)
+        except Exception as error:
             self._legality.failed(error, problem, str(config))
             return f"the declaration raises {type(error).__name__}"
 

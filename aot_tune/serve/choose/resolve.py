@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
 
 from aot_tune import environment
 from aot_tune.declare.declaration import Declaration
@@ -25,7 +25,7 @@ from aot_tune.values.text import described, shortened
 Source = Literal[
     "given", "asked default", "invariant", "own", "cached", "nearest", "searched", "far", "default"
 ]
-"""Where a config came from: steps 1, 1, 2, 3, 3, 4, 5, 5 and 6 of `resolve`."""
+"""Where a config came from: steps 1, 1, 1, 2, 2, 3, 4, 4 and 5 of `resolve`."""
 
 MISSES: frozenset[Source] = frozenset({"searched", "far", "default"})
 """The sources that mean that nothing was tuned for the problem or near it."""
@@ -58,17 +58,11 @@ class Choice:
         return self.source in MISSES
 
 
-class Invariant(Protocol):
-    """Choose the config that serves a problem and all that differ from it in the batch alone."""
+Unfit = Callable[[Config], "str | None"]
+"""Why a config cannot run on this very GPU; None where it can."""
 
-    def __call__(
-        self,
-        problem: Problem,
-        *,
-        asked_default: bool,
-        on_miss: OnMiss,
-        unfit: Callable[[Config], str | None] | None,
-    ) -> Choice: ...
+Invariant = Callable[[Problem, bool, OnMiss, "Unfit | None"], Choice]
+"""From a problem, and `asked_default`, `on_miss` and `unfit` of `resolve`, to one choice for every batch."""
 
 
 class Legality:
@@ -170,14 +164,14 @@ def resolve(
 ) -> Choice:
     """Choose the config of a problem.
 
-    1. the config that the caller gives, or the default when AOT_TUNE_CONFIG=default
-    2. where one choice for every batch is asked for, `invariant`, which has the last word
-    3. the problem's own bucket: the shipped tables, by the rule inside a bucket (`aot_tune.tables.rule`),
+    1. what the caller asks for: the config that it gives; or one config for every batch, of which `invariant`
+       decides all that follows; or the default when AOT_TUNE_CONFIG=default
+    2. the problem's own bucket: the shipped tables, by the rule inside a bucket (`aot_tune.tables.rule`),
        then `remembered`
-    4. the nearest bucket with the same classes, at most one doubling away on each axis
-    5. a miss, which `on_miss` decides: ``search``, and where none is made ``nearest``, the nearest bucket at
+    3. the nearest bucket with the same classes, at most one doubling away on each axis
+    4. a miss, which `on_miss` decides: ``search``, and where none is made ``nearest``, the nearest bucket at
        any distance; ``default`` leaves this step out; ``error`` raises
-    6. the default
+    5. the default
 
     A config that is not legal, or not in the search space, is passed over on each step. So is what makes a
     function of the declaration raise, with a warning: no file and no search decides whether a launch is made.
@@ -244,7 +238,7 @@ def resolve(
     if given is not None:
         return _given(tunable, arch, problem, given)
     if invariant is not None:
-        return invariant(problem, asked_default=asked_default, on_miss=on_miss, unfit=unfit)
+        return invariant(problem, asked_default, on_miss, unfit)
     default = tunable.default_config(arch, problem)
     if asked_default:
         return _default(tunable, arch, problem, default, "asked default", "AOT_TUNE_CONFIG=default", unfit)

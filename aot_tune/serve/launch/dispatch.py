@@ -133,7 +133,7 @@ class Dispatcher:
         self._of = of
         self._batch_invariant = batch_invariant
         self._saying: dict[bool, Dispatcher] = {}
-        self.kernels = HintedKernels(tunable) if of is None else of.kernels
+        self.kernels: HintedKernels = HintedKernels(tunable) if of is None else of.kernels
         self._function = LaunchFunction(tunable.name, tunable.problem, self._slow)
         self.launch = self._function.call
         self._pattern: CallPattern | None = None
@@ -141,7 +141,7 @@ class Dispatcher:
         self._plans: dict[tuple[int, Problem, Config | None], LaunchPlan] = {}
         self._indexes: dict[Arch, Index] = {} if of is None else of._indexes
         self._machines: dict[int, Machine] = {} if of is None else of._machines
-        self._messages = Messages(tunable) if of is None else of._messages
+        self._messages: Messages = Messages(tunable) if of is None else of._messages
         self._ranked = False
 
     # Loading ------------------------------------------------------------------------------------------------

@@ -134,9 +134,10 @@ class LaunchFunction:
 
     Args:
         name: The declaration's name, for tracebacks.
-        problem: The declaration's `problem`; the launch function takes its parameters and then a config.
-        slow: Called with (args, config, batch_invariant) where nothing was launched: the memo has no plan, or cuTile refuses
-            the arguments or has no code for them. It launches the call or raises a clear error.
+        problem: The declaration's `problem`; the launch function takes its parameters, then a
+            config and `batch_invariant`.
+        slow: Called with (args, config, batch_invariant) where nothing was launched: the memo has no plan, or
+            cuTile refuses the arguments or has no code for them. It launches them or raises a clear error.
     """
 
     def __init__(self, name: str, problem: Callable[..., Any], slow: Callable[..., None]) -> None:
@@ -263,9 +264,9 @@ another kind than before or has no hash; cuTile refuses the arguments; they must
 them is loaded (`aot_tune.nvidia.cutile.with_hints`); there is neither cubin nor compiler."""
 
 _RESERVED = frozenset(
-    {"config", "batch_invariant", "slow", "missed", "ct_launch", "raw_stream", "current_device", "grad_enabled", "entered",
-     "tensors", "arrays_of", "devices_of", "needs_grad", "args_fn", "grid", "kernel", "index", "stream",
-     "chosen", "getattr", "type"}
+    {"config", "batch_invariant", "slow", "missed", "ct_launch", "raw_stream", "current_device",
+     "grad_enabled", "entered", "tensors", "arrays_of", "devices_of", "needs_grad", "args_fn", "grid",
+     "kernel", "index", "stream", "chosen", "getattr", "type"}
     | {f"c{i}" for i in range(64)}
 )  # fmt: skip
 """Names that the generated source uses itself, so that no launch argument may have them."""

@@ -87,7 +87,7 @@ def _for_every_batch(kernel: DeviceKernel, tabled: Sequence[Config], bucket: Pro
     tunable, arch = kernel.tunable, kernel.arch
 
     def refusal(config: Config, problem: Problem) -> str | None:
-        return tunable.refusal(config, arch, problem)
+        return tunable.refusal(config, arch, problem) or tunable.batch_refusal(config, problem)
 
     if not tunable.batch_axes or any(
         refused_somewhere(tunable, bucket, config, refusal) is None for config in tabled
