@@ -17,7 +17,12 @@ from aot_tune.serve.choose import loader
 from aot_tune.serve.choose.index import Index
 from aot_tune.serve.choose.resolve import Choice, Legality, Source, tune_command
 from aot_tune.serve.launch.dispatch import dispatcher_of
-from aot_tune.serve.launch.messages import compiler_messages, passed_over_message, stale_messages
+from aot_tune.serve.launch.messages import (
+    card_messages,
+    compiler_messages,
+    passed_over_message,
+    stale_messages,
+)
 from aot_tune.serve.rank import is_rank
 from aot_tune.tables.states import first_state
 from aot_tune.values.arch import Arch
@@ -151,11 +156,17 @@ def explain(tunable: Declaration, arch: Arch, problem: Problem) -> Explanation:
         remarks=(
             *dict.fromkeys(str(one.message) for one in caught),
             *stale_messages(tunable, arch, index, source_hash(tunable)),
+            *(message for here in _cards_here(arch) for _, message in card_messages(index, here)),
             *compiler_messages(tunable, arch, index, dispatcher_of(tunable).kernels.cubins.compiler(arch)),
             *_remarks(tunable, arch, problem, choice),
         ),
         mistakes=tuple(mistakes_on(tunable, arch, problem)),
     )
+
+
+def _cards_here(arch: Arch) -> tuple[str, ...]:
+    """The names of this machine's GPUs of an arch."""
+    return tuple(dict.fromkeys(gpu.name for gpu in loader.gpus() or () if gpu.arch == arch))
 
 
 def overview_lines(answers: Sequence[Explanation]) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 from aot_tune import environment
 from aot_tune.cli.explain import explain, explanation_lines, overview_lines
 from aot_tune.nvidia import cutile
+from aot_tune.nvidia.nvml import Gpu
 from aot_tune.tables.table import StateTimes
 from aot_tune.tunable import Tunable
 from aot_tune.values.problem import Problem
@@ -169,6 +170,13 @@ def test_a_declaration_without_a_batch_is_remarked_where_one_config_is_asked_for
     told = explain(scale, SM90, _problem(64))
     assert (told.source, told.every_batch) == ("own", ())
     assert told.remarks == ("AOT_TUNE_BATCH_INVARIANT changes nothing here: scale declares no batch_axes",)
+
+
+def test_tables_of_another_card_are_remarked(scale: Tunable, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = [Gpu(index=0, name="NVIDIA H100 PCIe", arch=SM90, uuid="a")]
+    monkeypatch.setattr("aot_tune.serve.choose.loader.gpus", lambda: here)
+    (remark,) = explain(scale, SM90, _problem(64)).remarks
+    assert "another card of the arch: NVIDIA H200, and this is NVIDIA H100 PCIe." in remark
 
 
 def test_a_damaged_table_is_remarked_and_missed(scale: Tunable, tmp_path: Path) -> None:

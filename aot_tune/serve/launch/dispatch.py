@@ -172,7 +172,7 @@ class Dispatcher:
             machine = self._machines[device_index] = Machine(
                 device=device, index=index, legality=legality, invariant=invariant
             )
-        self._messages.source(machine.device.arch, machine.index, self.kernels.cubins)
+        self._messages.source(machine.device, machine.index, self.kernels.cubins)
         return machine
 
     @lazy

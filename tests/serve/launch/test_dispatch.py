@@ -30,7 +30,7 @@ from aot_tune.errors import (
 )
 from aot_tune.nvidia import cutile
 from aot_tune.serve.choose import loader
-from aot_tune.serve.launch import dispatch
+from aot_tune.serve.launch import dispatch, messages
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.serve.runtime import TorchRuntime
 from aot_tune.tunable import Tunable
@@ -941,6 +941,31 @@ def test_a_table_of_another_compilers_code_is_used_with_one_warning(
         "that tileiras 13.4.92 compiled, and scale runs code of tileiras 99.9.9 here" in one for one in said
     )
     assert launched() == [blocks(64, 1024, AT_64), blocks(256, 1024, AT_256)]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("made", ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])
+def test_tables_of_another_card_are_used_with_one_warning_in_a_process(
+    driver: Driver, launched: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str
+) -> None:
+    monkeypatch.setattr(messages, "_TOLD_CARDS", set())
+    table = scale_table()
+    write(
+        tmp_path,
+        dataclasses.replace(table, built_with=dataclasses.replace(table.built_with, device_name=made)),
+    )
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(2):  # two declarations, as of two kernels
+            tunable = dataclasses.replace(scale, tables=tmp_path)
+            tunable.launch(*tensors(64))
+            tunable.launch(*tensors(256))
+    said = [str(one.message) for one in seen if one.category is TableWarning]
+    assert len(said) == (0 if made == "NVIDIA H200" else 1)
+    assert all(
+        f"another card of the arch: {made}, and this is NVIDIA H200. They are used" in one for one in said
+    )
+    assert launched() == [blocks(64, 1024, AT_64), blocks(256, 1024, AT_256)] * 2
 
 
 @pytest.mark.process
