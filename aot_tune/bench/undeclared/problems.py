@@ -7,11 +7,12 @@ is.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from aot_tune.values.bucket import edge
 from aot_tune.values.problem import Problem
@@ -101,13 +102,16 @@ _SOFTMAXED = (
 )  # fmt: skip
 
 
+_T = TypeVar("_T")
+
+
 class _Draw:
     """Draws by `random.random` alone, whose numbers are the same in every release of Python."""
 
     def __init__(self, kernel: str) -> None:
         self._random = random.Random(f"{SEED} {kernel}")
 
-    def one_of(self, choices: Sequence[object]) -> object:
+    def one_of(self, choices: Sequence[_T]) -> _T:
         return choices[int(self._random.random() * len(choices))]
 
     def size(self, least: int, most: int, *, whole: bool) -> int:
@@ -119,7 +123,7 @@ class _Draw:
             whole: Whether it is a multiple of `FACTOR`.
         """
         while True:
-            size = round(least * (most / least) ** self._random.random())
+            size = round(least * math.pow(most / least, self._random.random()))
             if whole:
                 size = max(round(size / FACTOR), 3) * FACTOR
             if size <= most and edge(size) != size and (size % FACTOR == 0) is whole:
@@ -131,13 +135,13 @@ class _Draw:
 
 
 def _product(draw: _Draw, *, whole: bool) -> Problem:
-    n, k = draw.one_of([shape for model in MODELS.values() for shape in model.projections()])  # type: ignore[misc]
+    n, k = draw.one_of([shape for model in MODELS.values() for shape in model.projections()])
     dtype = draw.one_of(("bfloat16", "bfloat16", "bfloat16", "float16"))
     return Problem({"dtype": dtype, "M": draw.size(3, 12000, whole=whole), "N": n, "K": k})
 
 
 def _attention(draw: _Draw, *, whole: bool) -> Problem:
-    heads, kv_heads, head_dim = draw.one_of(_HEADS)  # type: ignore[misc]
+    heads, kv_heads, head_dim = draw.one_of(_HEADS)
     batch = draw.one_of((1, 1, 1, 3, 6, 7))
     most = 14000 if batch == 1 else 3000
     return Problem({
@@ -153,7 +157,7 @@ _PAGE, _MOST_CACHE_BYTES = 16, 2**33
 def _decoding(draw: _Draw, *, whole: bool) -> Problem:
     """The batch is a multiple of 16 or not; a block table is a multiple of the page wide."""
     while True:
-        heads, kv_heads, head_dim = draw.one_of(_HEADS)  # type: ignore[misc]
+        heads, kv_heads, head_dim = draw.one_of(_HEADS)
         batch, context = draw.size(3, 300, whole=whole), draw.size(300, 40000, whole=True)
         if 4 * batch * context * kv_heads * head_dim <= _MOST_CACHE_BYTES:
             return Problem({
@@ -173,13 +177,13 @@ def _layer_norm(draw: _Draw, *, whole: bool) -> Problem:
 
 
 def _softmax(draw: _Draw, *, whole: bool) -> Problem:
-    dtype, cols = draw.one_of(_SOFTMAXED)  # type: ignore[misc]
+    dtype, cols = draw.one_of(_SOFTMAXED)
     most = 1000 if cols > 8192 else 14000
     return Problem({"dtype": dtype, "rows": draw.size(3, most, whole=whole), "cols": cols})
 
 
 def _grouped(draw: _Draw, *, whole: bool) -> Problem:
-    experts, n, k = draw.one_of(_EXPERTS)  # type: ignore[misc]
+    experts, n, k = draw.one_of(_EXPERTS)
     tokens = draw.size(5, 24000, whole=whole)
     return Problem({"dtype": "bfloat16", "tokens": tokens, "experts": experts, "N": n, "K": k})
 
@@ -190,7 +194,7 @@ class _Set(NamedTuple):
     draw: Callable[..., Problem]
     batch: str
     """The axis on which every second problem has a multiple of 16."""
-    count: int = 60
+    problems: int = 60
     whole: int = 2
     capped: int = 0
 
@@ -222,10 +226,10 @@ def drawn(kernel: str) -> tuple[Drawn, ...]:
         return tuple(map(_as_linear, drawn("matmul")[:_LINEAR_COUNT]))
     wanted, draw = _SETS[kernel], _Draw(kernel)
     problems: dict[Problem, None] = {}
-    while len(problems) < wanted.count:
+    while len(problems) < wanted.problems:
         problems[wanted.draw(draw, whole=len(problems) % 2 == 1)] = None
-    whole = set(draw.shuffled(wanted.count)[: wanted.whole])
-    capped = set(draw.shuffled(wanted.count)[: wanted.capped])
+    whole = set(draw.shuffled(wanted.problems)[: wanted.whole])
+    capped = set(draw.shuffled(wanted.problems)[: wanted.capped])
     make = partial(_drawn, whole, capped)
     return tuple(make(place, problem) for place, problem in enumerate(problems))
 
