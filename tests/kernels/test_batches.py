@@ -68,10 +68,10 @@ def run(kernel: str, args: tuple[object, ...], config: Config, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("kernel", "one"),
     [
-        ("matmul", problem(dtype="bfloat16", M=70, N=40, K=130)),
+        ("linear", problem(dtype="float32", activation="none", M=70, N=40, K=300)),
         ("grouped_matmul", problem(dtype="bfloat16", tokens=70, experts=4, N=40, K=130)),
-        ("rms_norm", problem(dtype="bfloat16", rows=21, cols=100)),
-        ("layer_norm", problem(dtype="bfloat16", bias=True, rows=21, cols=768)),
+        ("rms_norm", problem(dtype="float32", rows=21, cols=100)),
+        ("layer_norm", problem(dtype="float32", bias=True, rows=21, cols=768)),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -91,6 +91,21 @@ def test_in_the_emulator_a_rows_bits_do_not_depend_on_the_batch(
             batch.results(part, 0, last - first), batch.results(whole, first, last), strict=True
         ):
             assert torch.equal(ours, theirs), f"rows {first} to {last}"
+
+
+@pytest.mark.emulated
+def test_in_the_emulator_the_defaults_of_two_batches_give_a_row_other_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So the test above would see it where the batch chose the config."""
+    tunable, batch = FOUND["linear"].tunable, BATCHES["linear"]
+    args = tunable.make_args(problem(dtype="float32", activation="none", M=70, N=40, K=300), CPU, 0)
+    bits = []
+    for last in (70, 16):
+        part = batch.of(args, 0, last)
+        run("linear", part, tunable.default_config(SM90, tunable.problem_of(*part)), monkeypatch)
+        bits += [one[:16] for one in batch.results(part, 0, last)]
+    assert not torch.equal(*bits)
 
 
 _SUMS = {0x021: "FADD", 0x023: "FFMA", 0x189: "SHFL", 0x188: "STS", 0x184: "LDS", 0x1F0: "HGMMA"}
