@@ -244,9 +244,9 @@ def _installation_remarks() -> Iterator[str]:
 
 def table_states(tunable: Declaration, arch: Arch) -> Iterator[TableState]:
     """The files in which a kernel's table for an arch is looked for, in that order, and what they hold."""
-    for folder, _ in loader.folders(tunable):
+    for folder, named in loader.folders(tunable):
         path = store.table_path(folder, arch, tunable.name)
-        state, table = _table_state(path, tunable, arch)
+        state, table = _table_state(path, tunable, arch, named=named)
         cards = measured_on(() if table is None else (table,))
         usable = table is not None and bool(table.entries)
         yield TableState(
@@ -263,7 +263,7 @@ def _card_remarks(tables: Sequence[TableState], gpus: Sequence[Gpu], arch: Arch)
             yield message
 
 
-def _table_state(path: Path, tunable: Declaration, arch: Arch) -> tuple[str, Table | None]:
+def _table_state(path: Path, tunable: Declaration, arch: Arch, *, named: bool) -> tuple[str, Table | None]:
     """The state in words, and the table where a launch would use it."""
     try:
         os.stat(path)
@@ -277,6 +277,9 @@ def _table_state(path: Path, tunable: Declaration, arch: Arch) -> tuple[str, Tab
         return f"not used: {error}", None
     if reason := mismatch(tunable, arch, table):
         return f"not used: {reason}", None
+    if table.entries and not named and all(entry.evidence == "predicted" for entry in table.entries):
+        entries = counted(len(table.entries), "entry", "entries")
+        return f"not used: {entries}, predicted, are read only from a folder in {environment.TABLES}", None
     evidence = "+".join(sorted({entry.evidence for entry in table.entries})) or "empty"
     fresh = table.source_hash == hashing.source_hash(tunable)
     outside = len(undeclared(tunable, table))
