@@ -15,7 +15,7 @@ from typing import Protocol
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import TuneError
-from aot_tune.tuner.measure.session import MeasureSession
+from aot_tune.tuner.measure.session import Session
 from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped
 from aot_tune.tuner.measure.trials import Strikes
 from aot_tune.tuner.sweep.report import GpuUse
@@ -28,7 +28,7 @@ _LOOK_S = 0.1
 _TELL_S = 0.5
 """Seconds after which the thread that waits for the tasks does `meanwhile` again."""
 
-Start = Callable[[FoundKernel, int, Strikes], MeasureSession]
+Start = Callable[[FoundKernel, int, Strikes], Session]
 """Opens a session of a kernel on the GPU at an index; the kernel's sessions share their strikes."""
 
 
@@ -43,12 +43,12 @@ class Seat:
 
     measures = True
 
-    def __init__(self, index: int, start: Callable[[FoundKernel, int], MeasureSession]) -> None:
+    def __init__(self, index: int, start: Callable[[FoundKernel, int], Session]) -> None:
         self.index, self.gpu = index, ""
         self._start = start
         self._kernel = ""
         self._stopped = False
-        self._session: MeasureSession | None = None
+        self._session: Session | None = None
         self.busy_s = 0.0
         """Seconds spent on tasks so far."""
         self.waited_s = self.idle_s = 0.0
@@ -60,7 +60,7 @@ class Seat:
         """Why the GPU was lost."""
 
     @property
-    def session(self) -> MeasureSession:
+    def session(self) -> Session:
         """The session of the task's kernel."""
         assert self._session is not None
         return self._session
@@ -176,10 +176,17 @@ class Crew:
         indexes: The GPUs, as torch counts.
         start: Opens sessions.
         on_event: Receives one line for a person, from any thread.
+        choice: How to choose some of the GPUs; braces in it stand for their indexes.
     """
 
-    def __init__(self, indexes: Sequence[int], start: Start, on_event: Callable[[str], None]) -> None:
-        self._begin, self._on_event = start, on_event
+    def __init__(
+        self,
+        indexes: Sequence[int],
+        start: Start,
+        on_event: Callable[[str], None],
+        choice: str = "--gpus {}",
+    ) -> None:
+        self._begin, self._on_event, self._choice = start, on_event, choice
         self._strikes: dict[str, Strikes] = {}
         self._changed = threading.Condition()
         self._queue: list[_Entry] = []
@@ -239,7 +246,7 @@ class Crew:
             )
             raise TuneError(
                 f"the GPUs differ ({here}), and their times cannot be compared; choose those that are "
-                f"equal: --gpus {min(devices)}"
+                f"equal: {self._choice.replace('{}', str(min(devices)))}"
             )
         first = min(devices)
         self._opened = devices[first], said.conditions[first]
@@ -323,7 +330,7 @@ class Crew:
 
     # The threads of the GPUs --------------------------------------------------------------------------------
 
-    def _session(self, found: FoundKernel, index: int) -> MeasureSession:
+    def _session(self, found: FoundKernel, index: int) -> Session:
         with self._changed:
             strikes = self._strikes.setdefault(found.tunable.name, Strikes(self._on_event))
         return self._begin(found, index, strikes)

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -23,12 +23,13 @@ from aot_tune.tuner.choose.portfolio import crowded_out
 from aot_tune.tuner.choose.times import unserved
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.pool import CompilePool
-from aot_tune.tuner.measure.session import MeasureSession
+from aot_tune.tuner.measure.session import MeasureSession, Session
 from aot_tune.tuner.measure.supervise import GpuLostError
 from aot_tune.tuner.measure.trials import Strikes
 from aot_tune.tuner.plan.candidates import SweepPlan, plan
+from aot_tune.tuner.ray.cluster import Cluster
 from aot_tune.tuner.sweep import predict
-from aot_tune.tuner.sweep.crew import Crew
+from aot_tune.tuner.sweep.crew import Crew, Start
 from aot_tune.tuner.sweep.decision import Decision, to_recheck
 from aot_tune.tuner.sweep.journal import Journal, JournalWriteError, check_resumable
 from aot_tune.tuner.sweep.kernel import KernelSweep, KernelTimes, jobs_in_order
@@ -78,11 +79,22 @@ def run(request: SweepRequest, progress: Progress, measure: Measure | None = Non
             f"cuda-tile {cutile.version() or 'is not installed; version'} "
             f"{since} or later is needed to tune: pip install 'aot-tune[tune]'"
         )
-    pool = partial(CompilePool, request.jobs or os.cpu_count() or 1, folder=request.cubins or CUBINS)
     progress = InTurn(progress)
-    refused = _refused(request, progress)
     rows: list[SweptKernel] = []
-    with _crew(request, progress) as crew, ExitStack() as stack:
+    with ExitStack() as whole, ExitStack() as stack:
+        cluster = whole.enter_context(_cluster(request, progress)) if request.ray is not None else None
+        if cluster is not None:
+            request = dataclasses.replace(request, gpus=tuple(range(len(cluster.gpus))))
+        start = _start(request, progress, cluster)
+        folder = request.cubins or CUBINS
+        pool = (
+            partial(CompilePool, request.jobs or os.cpu_count() or 1, folder=folder)
+            if cluster is None
+            else partial(cluster.pool, request.jobs, folder)
+        )
+        refused = _refused(request, progress, start)
+        choice = "--gpus {}" if cluster is None else cluster.choice()
+        crew = whole.enter_context(Crew(request.gpus, start, progress.note, choice))
         feed = stack.enter_context(CompileFeed(pool))
         for place, found in enumerate(request.kernels):
             left_s = _left_s(request, monotonic() - started, place)
@@ -151,19 +163,28 @@ def _compile_ahead(request: SweepRequest, found: FoundKernel, feed: CompileFeed,
         feed.submit_later(jobs_in_order(planned))
 
 
-def _crew(request: SweepRequest, progress: Progress) -> Crew:
-    """The GPUs that a request names; none where it predicts."""
+def _cluster(request: SweepRequest, progress: Progress) -> Cluster:
+    """The Ray cluster that a request names."""
+    return Cluster(request.ray or "", request.arch, request.kernels, progress.note)
 
-    def start(found: FoundKernel, index: int, strikes: Strikes) -> MeasureSession:
+
+def _start(request: SweepRequest, progress: Progress, cluster: Cluster | None) -> Start:
+    """Opens sessions on the GPUs of a cluster, or of this machine."""
+
+    def start(found: FoundKernel, index: int, strikes: Strikes) -> Session:
         where = f"GPU {index}: " if len(request.gpus) > 1 else ""
-        return MeasureSession(
-            found, index, on_event=lambda line: progress.note(where + line), strikes=strikes
-        )
 
-    return Crew(request.gpus, start, progress.note)
+        def tell(line: str) -> None:
+            progress.note(where + line)
+
+        if cluster is not None:
+            return cluster.session(found, index, tell, strikes)
+        return MeasureSession(found, index, on_event=tell, strikes=strikes)
+
+    return start
 
 
-def _refused(request: SweepRequest, progress: Progress) -> dict[str, SweptKernel]:
+def _refused(request: SweepRequest, progress: Progress, start: Start) -> dict[str, SweptKernel]:
     """Find the kernels that cannot be swept before anything is compiled; return their rows by name."""
     rows: dict[str, SweptKernel] = {}
     for found in request.kernels:
@@ -177,7 +198,7 @@ def _refused(request: SweepRequest, progress: Progress) -> dict[str, SweptKernel
     left = [found for found in request.kernels if found.tunable.name not in rows]
     if request.predicts or request.fresh or not left:
         return rows
-    with MeasureSession(left[0], request.gpus[0]) as session:
+    with closing(start(left[0], request.gpus[0], Strikes(progress.note))) as session:
         conditions = session.identity()
     for found in left:
         try:
