@@ -11,7 +11,11 @@ from typing import Any
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.tuner.compile.job import CompileJob
+from aot_tune.tuner.measure import gpu_lock
+from aot_tune.tuner.measure.session import MeasureSession
+from aot_tune.tuner.measure.supervise import Limits
 from aot_tune.tuner.measure.trials import Strikes
+from aot_tune.tuner.process.codec import decode
 from aot_tune.tuner.ray.compiler import CompiledThere, compile_there
 from aot_tune.tuner.ray.host import GpuHost
 from aot_tune.tuner.ray.messages import Event, GpuThere
@@ -145,3 +149,18 @@ class NearCluster:
 
     def pool(self, most: int | None, folder: Path) -> RemotePool:
         return RemotePool(NearTasks(), most or 2, folder)
+
+
+class ScriptedHost(HashedHost):
+    """A host with a real measuring session, whose process does as the script in ``FAKE_SCRIPT`` says."""
+
+    def _start(self, found: Any, on_event: Callable[[str], None], strikes: Strikes) -> Any:
+        gpu_lock.FOLDERS = (Path(os.environ["FAKE_LOCKS"]),)
+        return MeasureSession(
+            found,
+            limits=Limits(start_s=60, canary_s=30, open_s=30, config_s=2.0, least_s=1.0, patience_s=0.0),
+            on_event=on_event,
+            backend="tests.support.scripted_backend:ScriptedBackend",
+            arguments={"script": decode(os.environ["FAKE_SCRIPT"].encode())},
+            strikes=strikes,
+        )
