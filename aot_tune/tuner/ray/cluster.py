@@ -226,32 +226,32 @@ class Cluster:
         )
         actors = [actor.remote() for _ in range(count)]
         names = {node.key: node.name for node in self._nodes}
-        found, left_out, places = [], Counter[str](), Counter[str]()
-        try:
-            asked = {one.__ray_call__.remote(_node_id): one for one in actors}
-            ready, late = ray.wait(list(asked), num_returns=count, timeout=START_SECONDS)
-            if late:
-                left_out["in use by others"] += len(late)
-            for ref in ready:
+        found, left_out, places = list[RayHost](), Counter[str](), Counter[str]()
+        asked = {one.__ray_call__.remote(_node_id): one for one in actors}
+        ready, _ = ray.wait(list(asked), num_returns=count, timeout=START_SECONDS)
+        for ref, one in asked.items():
+            if ref not in ready:
+                left_out["in use by others"] += 1
+                continue
+            try:
                 node = ray.get(ref)
-                place = places[node] if kind == marked else 0
                 places[node] += 1
-                gpu: GpuThere = ray.get(asked[ref].gpu.remote(place))
-                if not gpu.name:
-                    left_out["not to be found by NVML"] += 1
-                elif gpu.arch != str(self._arch):
-                    left_out[f"of {gpu.arch or 'an arch that cuTile does not know'}"] += 1
-                else:
-                    found.append(RayHost(ray, asked[ref], names[node], gpu))
-        except ray.exceptions.RayError as error:
-            raise TuneError(f"no process starts on a GPU of the cluster: {_first_line(error)}") from error
-        finally:
-            kept = {host.actor for host in found}
-            for one in actors:
-                if one not in kept:
-                    ray.kill(one)
+                gpu: GpuThere = ray.get(one.gpu.remote(places[node] - 1 if kind == marked else 0))
+            except ray.exceptions.RayError as error:
+                left_out[f"lost ({_first_line(error)})"] += 1
+                continue
+            if not gpu.name:
+                left_out["not found by NVML"] += 1
+            elif gpu.arch != str(self._arch):
+                left_out[f"of {gpu.arch or 'an arch that cuTile does not know'}"] += 1
+            else:
+                found.append(RayHost(ray, one, names[node], gpu))
+        kept = {host.actor for host in found}
+        for one in actors:
+            if one not in kept:
+                ray.kill(one)
         for why, how_many in left_out.items():
-            self._on_event(f"{counted(how_many, 'GPU')} of the cluster {why}, and left out")
+            self._on_event(f"left out: {counted(how_many, 'GPU')} of the cluster, {why}")
         if not found:
             raise TuneError(f"no {self._arch} GPU of the cluster can be used")
         hosts = tuple(sorted(found, key=lambda host: (host.node, host.gpu.uuid)))

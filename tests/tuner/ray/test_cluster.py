@@ -60,7 +60,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from ray.cluster_utils import Cluster as Nodes
 
     folder = tmp_path_factory.mktemp("nodes")
-    script = Script(folder=folder, configs={"hangs": Does(fault="hang")})
+    does = {"first": Does(), "hangs": Does(fault="hang"), "last": Does()}
+    script = Script(folder=folder, configs=does)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(
             "PYTHONPATH", os.pathsep.join((str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)))
@@ -197,7 +198,11 @@ def test_a_driver_that_is_killed_goes_on_from_its_journal_to_the_same_bytes(
     )
     try:
         until = time.monotonic() + 120
-        while len(_lines(folder)) < 60 and driver.poll() is None and time.monotonic() < until:
+        while (
+            sum('"result"' in line for line in _lines(folder)) < 40
+            and driver.poll() is None
+            and time.monotonic() < until
+        ):
             time.sleep(0.01)
         assert driver.poll() is None, "it ended too early"
     finally:
