@@ -60,7 +60,7 @@ test-ray: ## run the tests that start a Ray cluster of three nodes on this machi
 ifneq ($(VENV),)
 	@$(MAKE) --no-print-directory venv VENV='$(RAY_VENV)' EXTRAS=dev,ray
 endif
-	$(if $(VENV),$(RAY_VENV)/bin/python,$(PYTHON)) -m pytest -m ray $(ARGS)
+	$(if $(VENV),$(RAY_VENV)/bin/python,$(PYTHON)) -m pytest -m ray tests/tuner/ray $(ARGS)
 
 faults: venv ## do every fault of the READMEs' tables: injected, lost, wrong, hung; ARGS="--row A8 --full"
 	@$(RUN) -m tests.faults $(ARGS)
