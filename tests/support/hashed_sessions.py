@@ -75,6 +75,9 @@ class HashedSession:
     def interrupt(self) -> None:
         self._stopped = True
 
+    def turn_to(self, found: Any, strikes: Any) -> None:
+        pass
+
     def identity(self) -> dict[str, str]:
         name = Device.reference(Arch.parse("sm90")).name
         versions = {"driver": "580.1", "cuda_tile": "1.7.0", "tileiras": "13.4.92"}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from aot_tune.errors import AotTuneError, StoreError, TuneError
 from aot_tune.tuner.compile.job import Compiled, CompileJob, CompileResult
-from aot_tune.tuner.compile.pool import CompilePool
+from aot_tune.tuner.compile.pool import CompilePool, KernelRefusedError
 from aot_tune.tuner.ray.folder import node_folder
 
 _LOOK_S = 1.0
@@ -30,6 +30,9 @@ class CompiledThere:
 
     refusal: str = ""
     """Why nothing can be compiled there."""
+
+    of_kernel: bool = False
+    """Whether that holds of the job's kernel alone."""
 
 
 class _Child:
@@ -53,6 +56,8 @@ class _Child:
             (result,) = results
             cubin = result.path.read_bytes() if isinstance(result, Compiled) else b""
             return CompiledThere(result=result, cubin=cubin)
+        except KernelRefusedError as error:
+            return CompiledThere(refusal=error.what, of_kernel=True)
         except (TuneError, StoreError) as error:
             self.close()
             return CompiledThere(refusal=str(error))

@@ -64,7 +64,7 @@ class GpuHost:
         return self._gpu()
 
     def open(self, module: str, name: str) -> Reply:
-        """Open a session of a kernel, in place of the one that is open; its value is the identity."""
+        """Open a session, with its first kernel, in place of the one that is open; return its identity."""
         self.close()
 
         def opened() -> dict[str, str]:
@@ -74,6 +74,16 @@ class GpuHost:
             return dict(self._session.identity())
 
         return self._replied(opened)
+
+    def turn_to(self, module: str, name: str) -> Reply:
+        """Let the session that is open measure another kernel from here on."""
+
+        def turned() -> None:
+            found = FoundKernel(module=module, tunable=load(module, name))
+            self._strikes = Strikes(_ignore)
+            self._session.turn_to(found, self._strikes)
+
+        return self._replied(turned)
 
     def device(self) -> Reply:
         """The GPU as grids are computed for it; starts the measuring process."""

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from aot_tune.errors import StoreError, TuneError
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, CompileResult, cached, keep
+from aot_tune.tuner.compile.pool import KernelRefusedError
 from aot_tune.tuner.ray.compiler import CompiledThere
 
 
@@ -59,7 +60,6 @@ class RemotePool:
         self._running: dict[Any, tuple[CompileJob, float]] = {}
         self._results: list[CompileResult] = []
         self._known: set[str] = set()
-        self._ahead: set[str] = set()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -77,12 +77,8 @@ class RemotePool:
         """Number of submitted jobs whose results `poll` has not returned."""
         return len(self._waiting) + len(self._running) + len(self._results)
 
-    def submit(self, job: CompileJob, *, ahead: bool = False) -> None:
-        """Queue a job, as `aot_tune.tuner.compile.pool.CompilePool.submit` does."""
-        if ahead and job.key not in self._known:
-            self._ahead.add(job.key)
-        elif not ahead:
-            self._ahead.discard(job.key)
+    def submit(self, job: CompileJob) -> None:
+        """Queue a job; one that was submitted before is not done again."""
         if job.key in self._known:
             return
         self._known.add(job.key)
@@ -97,6 +93,7 @@ class RemotePool:
         """Return all results since the last call; wait up to `timeout_s` for the first.
 
         Raises:
+            KernelRefusedError: No job of a kernel can be compiled. Its jobs are dropped.
             TuneError: A node says that no job can be compiled.
         """
         self._fill()
@@ -142,8 +139,24 @@ class RemotePool:
             self._results.append(result)
         elif there.result is not None:
             self._results.append(there.result)
-        elif job.key in self._ahead:
-            self._known.discard(job.key)  # its kernel's turn will tell
+        elif there.of_kernel:
+            self._drop_kernel(job)
+            raise KernelRefusedError(job.name, there.refusal)
         else:
             self.close()
             raise TuneError(there.refusal)
+
+    def _drop_kernel(self, job: CompileJob) -> None:
+        """Forget a job, and all of its kernel that have not ended."""
+
+        def same(other: CompileJob) -> bool:
+            return (other.module, other.name) == (job.module, job.name)
+
+        for task, (other, _) in list(self._running.items()):
+            if same(other):
+                self._tasks.cancel(task)
+                del self._running[task]
+                self._known.discard(other.key)
+        self._known.difference_update(one.key for one in self._waiting if same(one))
+        self._known.discard(job.key)
+        self._waiting = deque(one for one in self._waiting if not same(one))

@@ -58,13 +58,13 @@ class Host(Protocol):
 
 
 class RemoteSession:
-    """Measures one kernel on a host's GPU. For use by one thread.
+    """Measures on a host's GPU. For use by one thread.
 
     Args:
-        found: The kernel.
+        found: The first kernel.
         host: The GPU's host, which has one session at a time.
         on_event: Receives one line for a person.
-        strikes: The faults of this kernel's configs, which the sessions of all GPUs share.
+        strikes: The faults of the first kernel's configs, which the sessions of all GPUs share.
 
     Raises:
         TuneError: Another tuner holds the GPU.
@@ -91,6 +91,12 @@ class RemoteSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def turn_to(self, found: FoundKernel, strikes: Strikes) -> None:
+        """Measure another kernel from here on."""
+        self._found, self._strikes = found, strikes
+        if self._is_open:
+            self._asked("turn_to", found.module, found.tunable.name)
 
     def close(self) -> None:
         """End what is measured there, and release the GPU."""

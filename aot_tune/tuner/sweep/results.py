@@ -247,6 +247,8 @@ class SweepResults:
         if result.key in self._compiled and self._compiled[result.key] == _cut(message):
             return
         place = {**_place(gpu, step, problem, config, None), "kind": "compile", "key": result.key}
+        cached = isinstance(result, Compiled) and result.cached
+        place["seconds"] = 0.0 if cached else round(result.seconds, 3)
         if isinstance(result, Compiled):
             self._append({**place, "code": result.code})
         else:
@@ -407,7 +409,8 @@ def _is_sound(record: Record) -> bool:
         return min(map(_number, times)) >= 0
     if kind == "compile":
         config_of(record)
-        return isinstance(record["key"], str) and isinstance(record.get("message", ""), str)
+        sound = isinstance(record["key"], str) and isinstance(record.get("message", ""), str)
+        return sound and _number(record.get("seconds", 0.0)) >= 0
     if kind == "unopened":
         return isinstance(record["message"], str)
     if kind == "listed":

@@ -10,13 +10,14 @@ import pytest
 from aot_tune.errors import TuneError
 from aot_tune.nvidia.cubin import Resources
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, cached, is_transient
+from aot_tune.tuner.compile.pool import KernelRefusedError
 from aot_tune.tuner.ray.compiler import CompiledThere
 from aot_tune.tuner.ray.pool import RemotePool, TaskLostError
 from tests.support.samples import SM90
 
 
-def _job(key: str) -> CompileJob:
-    return CompileJob(key=key, module="m", name="scale", signature="s", hints={}, arch=SM90)
+def _job(key: str, name: str = "scale") -> CompileJob:
+    return CompileJob(key=key, module="m", name=name, signature="s", hints={}, arch=SM90)
 
 
 class ScriptedTasks:
@@ -106,3 +107,17 @@ def test_where_a_node_can_compile_nothing_the_sweep_stops_with_its_reason(tmp_pa
         pool.submit(_job("a"))
         with pytest.raises(TuneError, match="no such module"):
             pool.poll()
+
+
+def test_a_kernel_that_a_node_cannot_load_leaves_the_others_compiling(tmp_path: Path) -> None:
+    tasks = ScriptedTasks(a=CompiledThere(refusal="no such module", of_kernel=True), c=_there("c"))
+    with RemotePool(tasks, 2, tmp_path) as pool:
+        for key in ("a", "b", "d"):
+            pool.submit(_job(key))
+        pool.submit(_job("c", "other"))
+        tasks.ended = ["a", "c"]
+        with pytest.raises(KernelRefusedError, match="no such module") as raised:
+            pool.poll()
+        assert (raised.value.kernel, tasks.cancelled, pool.unfinished) == ("scale", ["b"], 1)
+        assert [one.key for one in pool.poll()] == ["c"]
+    assert tasks.begun == ["a", "b", "c"]

@@ -21,6 +21,7 @@ from aot_tune.tuner.ray.session import RemoteSession
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
+from tests.support import other_source
 from tests.support.ray_hosts import NearHost
 from tests.support.samples import MODULE, SM90, SPACE, scale
 
@@ -42,7 +43,7 @@ class Session:
         self.verify_s = self.start_s = self.open_s = 0.0
         self.paths: list[Path | None] = []
         self.stopped = threading.Event()
-        self.closed = False
+        self.closed, self.turned = False, MODULE
         on_event("another process computes on the GPU")
 
     def does(self, config: Config) -> Outcome:
@@ -94,6 +95,9 @@ class Session:
 
     def recheck(self, problem: Problem, configs: Any) -> list[Failure]:
         return [Failure(config=next(iter(configs)), stage="verify", message="half of it is NaN")]
+
+    def turn_to(self, found: FoundKernel, strikes: Strikes) -> None:
+        self.turned, self.strikes = found.module, strikes
 
     def interrupt(self) -> None:
         self.stopped.set()
@@ -250,6 +254,29 @@ def test_faults_of_all_gpus_are_known_there_and_new_ones_here(
     monkeypatch.setattr(Session, "does", lambda session, config: _time(config))
     there.session.measure(PROBLEM, _configs())
     assert there.strikes.struck(CONFIGS[0]) is None, "what was forgotten does not come back"
+
+
+def test_a_session_turns_to_another_kernel_with_its_own_faults(
+    there: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = FoundKernel(module=other_source.MODULE, tunable=other_source.scale)
+    strikes = Strikes(lambda line: None)
+    there.session.remember_fault(PROBLEM, CONFIGS[0], "illegal address")
+    there.session.turn_to(other, strikes)
+    (session,) = there.host.sessions
+    assert session.turned == other_source.MODULE
+    seen: list[bool] = []
+
+    def does(session: Session, config: Config) -> Outcome:
+        seen.append(session.strikes.suspect(config))
+        session.strikes.count(PROBLEM, config, "fault")
+        return _time(config)
+
+    monkeypatch.setattr(Session, "does", does)
+    there.session.measure(PROBLEM, _configs())
+    assert seen == [False] * 3
+    assert [strikes.suspect(config) for config in CONFIGS] == [True] * 3
+    assert [there.strikes.suspect(config) for config in CONFIGS] == [True, False, False]
 
 
 def test_a_cubin_is_sent_once_and_is_written_by_its_content(there: Any, tmp_path: Path) -> None:
