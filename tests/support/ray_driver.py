@@ -1,4 +1,4 @@
-"""A sweep of the sample kernel on a Ray cluster with fake GPUs, in a process of its own that a test kills."""
+"""A sweep of two kernels on a Ray cluster with fake GPUs, in a process of its own that a test kills."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from aot_tune.tuner.ray import cluster
 from aot_tune.tuner.sweep import run as sweep
 from aot_tune.tuner.sweep.progress import PlainProgress
 from aot_tune.tuner.sweep.report import SweepRequest
+from tests.support.other_source import other_in
 from tests.support.ray_hosts import HashedHost
 from tests.support.samples import SM90, scale_in
 
@@ -17,9 +18,13 @@ def tune(address: str, folder: Path) -> None:
     """Sweep; the journal, the cubins and the tables lie in the folder."""
     cluster.ACTOR = HashedHost
     request = SweepRequest(
-        kernels=(scale_in(folder / "tables")["scale"],), arch=SM90, jobs=2, journal=folder / "journal",
-        cubins=folder / "cubins", ray=address,
-    )  # fmt: skip
+        kernels=(scale_in(folder / "tables")["scale"], other_in(folder / "tables")),
+        arch=SM90,
+        jobs=2,
+        journal=folder / "journal",
+        cubins=folder / "cubins",
+        ray=address,
+    )
     sweep.run(request, PlainProgress())
 
 

@@ -91,9 +91,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def _request(folder: Path, **changes: Any) -> SweepRequest:
     folder.mkdir(exist_ok=True)
-    found = scale_in(folder / "tables")["scale"]
+    kernels = (scale_in(folder / "tables")["scale"], other_source.other_in(folder / "tables"))
     return SweepRequest(
-        kernels=(found,), arch=SM90, jobs=2, journal=folder / "journal", cubins=folder / "cubins", **changes
+        kernels=kernels, arch=SM90, jobs=2, journal=folder / "journal", cubins=folder / "cubins", **changes
     )
 
 
@@ -103,8 +103,8 @@ def _tune(folder: Path, **changes: Any) -> SweepReport:
         return sweep.run(request, PlainProgress(said))
 
 
-def _table(folder: Path) -> bytes:
-    return store.table_path(folder / "tables", SM90, "scale").read_bytes()
+def _tables(folder: Path) -> list[bytes]:
+    return [store.table_path(folder / "tables", SM90, name).read_bytes() for name in ("scale", "other")]
 
 
 def _said(folder: Path) -> str:
@@ -112,19 +112,23 @@ def _said(folder: Path) -> str:
 
 
 def _lines(folder: Path) -> list[str]:
-    journal = folder / "journal" / "sm90" / "scale.jsonl"
-    return journal.read_text().splitlines() if journal.exists() else []
+    return [
+        line
+        for name in ("scale", "other")
+        for journal in folder.glob(f"journal/sm90/{name}.*")
+        for line in journal.read_text().splitlines()
+    ]
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The table of one machine."""
+def one(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    """The tables of one machine."""
     folder = tmp_path_factory.mktemp("one")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweep, "MeasureSession", HashedSession)
         assert _tune(folder, gpus=(0,)).complete
     HashedSession.reset()
-    return _table(folder)
+    return _tables(folder)
 
 
 def _uuid(said: str, node: str) -> str:
@@ -153,11 +157,11 @@ def _once(
 
 @pytest.mark.ray
 def test_three_nodes_write_the_bytes_of_one_machine(
-    nodes: Any, one: bytes, fake: None, tmp_path: Path
+    nodes: Any, one: list[bytes], fake: None, tmp_path: Path
 ) -> None:
     folder = tmp_path / "three"
     report = _tune(folder, ray=nodes.address)
-    assert _table(folder) == one
+    assert _tables(folder) == one
     assert [use.lost for use in report.gpus] == ["", "", ""]
     assert all(use.busy_s > 0 for use in report.gpus), "each of them measured"
     assert len({_uuid(_said(folder), name) for name in "abc"}) == 3
@@ -166,7 +170,7 @@ def test_three_nodes_write_the_bytes_of_one_machine(
 
 @pytest.mark.ray
 def test_a_node_removed_in_the_middle_costs_its_problem_and_changes_no_byte(
-    nodes: Any, one: bytes, fake: None, tmp_path: Path
+    nodes: Any, one: list[bytes], fake: None, tmp_path: Path
 ) -> None:
     folder = tmp_path / "removed"
     victim = nodes.add_node(**NODE, node_name="victim")
@@ -182,14 +186,14 @@ def test_a_node_removed_in_the_middle_costs_its_problem_and_changes_no_byte(
     )
     report = _tune(folder, ray=nodes.address)
     thread.join()
-    assert _table(folder) == one
+    assert _tables(folder) == one
     assert [bool(use.lost) for use in report.gpus] == [False, False, False, True]
     assert "is lost and leaves the sweep: its node is lost: " in _said(folder)
 
 
 @pytest.mark.ray
 def test_a_driver_that_is_killed_goes_on_from_its_journal_to_the_same_bytes(
-    nodes: Any, one: bytes, fake: None, tmp_path: Path
+    nodes: Any, one: list[bytes], fake: None, tmp_path: Path
 ) -> None:
     folder = tmp_path / "killed"
     folder.mkdir()
@@ -210,7 +214,7 @@ def test_a_driver_that_is_killed_goes_on_from_its_journal_to_the_same_bytes(
         driver.wait()
     report = _tune(folder, ray=nodes.address)
     assert report.resumed > 20
-    assert _table(folder) == one
+    assert _tables(folder) == one
 
 
 @pytest.mark.ray
@@ -219,14 +223,14 @@ def test_a_node_with_another_source_is_refused_with_what_differs(
 ) -> None:
     other = nodes.add_node(**NODE, node_name="other", env_vars={"FAKE_SOURCE": "1"})
     said: list[str] = []
-    found = FoundKernel(module=other_source.MODULE, tunable=other_source.scale)
+    found = FoundKernel(module=other_source.MODULE, tunable=other_source.other)
     try:
         with Cluster(nodes.address, SM90, (found,), said.append) as there:
             assert len(there.gpus) == 3
     finally:
         nodes.remove_node(other)
     (line,) = [line for line in said if "is refused" in line]
-    assert "(other) is refused: the source of scale is " in line
+    assert "(other) is refused: the source of other is " in line
 
 
 @pytest.mark.ray
@@ -271,7 +275,7 @@ def test_a_config_that_hangs_is_killed_by_the_limits_of_its_session(
 
 @pytest.mark.ray
 def test_where_no_cluster_is_one_is_started_here_and_ends_with_the_sweep(
-    one: bytes, fake: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    one: list[bytes], fake: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import ray
 
@@ -280,6 +284,6 @@ def test_where_no_cluster_is_one_is_started_here_and_ends_with_the_sweep(
     before = signal.getsignal(signal.SIGTERM)
     folder = tmp_path / "own"
     assert _tune(folder, ray="local").complete
-    assert _table(folder) == one
+    assert _tables(folder) == one
     assert not ray.is_initialized()
     assert signal.getsignal(signal.SIGTERM) == before

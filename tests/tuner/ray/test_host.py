@@ -16,6 +16,7 @@ from aot_tune.tuner.sweep import run as sweep
 from aot_tune.tuner.sweep.progress import PlainProgress
 from aot_tune.tuner.sweep.report import SweepReport, SweepRequest
 from tests.support.hashed_sessions import HashedSession
+from tests.support.other_source import other_in
 from tests.support.ray_hosts import HashedHost, NearCluster, NearHost
 from tests.support.samples import SM90, scale_in
 
@@ -38,7 +39,8 @@ def hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def _tune(folder: Path, **changes: Any) -> SweepReport:
     folder.mkdir(exist_ok=True)
     request = SweepRequest(
-        kernels=(scale_in(folder / "tables")["scale"],),
+        limit=2,
+        kernels=(scale_in(folder / "tables")["scale"], other_in(folder / "tables")),
         arch=SM90,
         jobs=2,
         journal=folder / "journal",
@@ -48,8 +50,8 @@ def _tune(folder: Path, **changes: Any) -> SweepReport:
         return sweep.run(request, PlainProgress(said))
 
 
-def _table(folder: Path) -> bytes:
-    return store.table_path(folder / "tables", SM90, "scale").read_bytes()
+def _tables(folder: Path) -> list[bytes]:
+    return [store.table_path(folder / "tables", SM90, name).read_bytes() for name in ("scale", "other")]
 
 
 def _on(monkeypatch: pytest.MonkeyPatch, *lost_after: int | None) -> tuple[NearHost, ...]:
@@ -68,13 +70,15 @@ def test_hosts_elsewhere_write_the_bytes_of_this_machine_whoever_is_lost(
     there = _on(monkeypatch, None, 20, None)
     folder = tmp_path / "there"
     report = _tune(folder, ray="")
-    assert _table(folder) == _table(tmp_path / "here")
+    assert _tables(folder) == _tables(tmp_path / "here")
     assert [bool(use.lost) for use in report.gpus] == [False, True, False]
-    assert all(host.calls.count("open") == 1 for host in there[1:])
+    assert all(host.calls.count("open") == 1 for host in there[1:]), "one session for the whole sweep"
+    assert "turn_to" in there[2].calls
     said = (folder / "said").read_text()
     assert "GPU 1 (GPU-1) is lost and leaves the sweep: its node is lost: its process has ended" in said
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_hosts_are_all_lost_goes_on_on_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,4 +90,4 @@ def test_a_sweep_whose_hosts_are_all_lost_goes_on_on_others(
     _on(monkeypatch, None)
     report = _tune(folder, ray="auto")
     assert report.resumed > 0
-    assert _table(folder) == _table(tmp_path / "here")
+    assert _tables(folder) == _tables(tmp_path / "here")

@@ -259,7 +259,7 @@ def test_faults_of_all_gpus_are_known_there_and_new_ones_here(
 def test_a_session_turns_to_another_kernel_with_its_own_faults(
     there: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = FoundKernel(module=other_source.MODULE, tunable=other_source.scale)
+    other = FoundKernel(module=other_source.MODULE, tunable=other_source.other)
     strikes = Strikes(lambda line: None)
     there.session.remember_fault(PROBLEM, CONFIGS[0], "illegal address")
     there.session.turn_to(other, strikes)
