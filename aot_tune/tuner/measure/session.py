@@ -200,6 +200,7 @@ class MeasureSession:
         self._strikes = strikes
         self._pace = self._paces.setdefault(found.tunable.name, Pace())
         self._supervisor.turn_to(self._arguments_for(found))
+        self._lock.say(f"tuning {found.tunable.name}")
 
     def __enter__(self) -> MeasureSession:
         return self

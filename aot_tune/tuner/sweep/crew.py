@@ -360,8 +360,10 @@ class Crew:
     # The threads of the GPUs --------------------------------------------------------------------------------
 
     def _strikes_of(self, found: FoundKernel) -> Strikes:
+        name = found.tunable.name
         with self._changed:
-            return self._strikes.setdefault(found.tunable.name, Strikes(self._on_event))
+            told = Strikes(lambda line: self._on_event(f"{name}: {line}"))
+            return self._strikes.setdefault(name, told)
 
     def _serve(self, seat: Seat) -> None:
         """Do task after task, until the GPU is lost or the crew is closed."""
