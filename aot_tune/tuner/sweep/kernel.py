@@ -459,8 +459,8 @@ class KernelSweep:
             session, cubins = seat.session, self._cubins("recheck", each, [config], seat)
             with self._spending("recheck", problem, seat, verifying=True):
                 failures = session.recheck(problem, cubins)
-            found = next((failure for failure in failures if failure.config == config), None)
-            self._results.write_recheck(problem, config, found, gpu=seat.gpu)
+                found = next((failure for failure in failures if failure.config == config), None)
+                self._results.write_recheck(problem, config, found, gpu=seat.gpu)
         failure = self._results.recheck_failure(problem, config)
         if failure is not None:
             self._report_failure("recheck", problem, failure)
