@@ -47,11 +47,12 @@ class KernelRefusedError(TuneError):
 
     Attributes:
         kernel: Its name in its jobs.
+        what: The error that a child met.
     """
 
-    def __init__(self, kernel: str, message: str) -> None:
-        self.kernel = kernel
-        super().__init__(f"nothing can be compiled: {message}")
+    def __init__(self, kernel: str, what: str) -> None:
+        self.kernel, self.what = kernel, what
+        super().__init__(f"nothing can be compiled: {what}")
 
 
 @dataclass

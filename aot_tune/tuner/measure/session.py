@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
+from typing import Protocol
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.nvidia import cutile
@@ -52,6 +53,81 @@ GPU_BACKEND = "aot_tune.tuner.measure.worker.gpu:GpuBackend"
 
 def _ignore_round(number: int, outcome: Outcome) -> None:
     pass
+
+
+class Session(Protocol):
+    """What a sweep asks of a session. `MeasureSession` is one, on a GPU of this machine."""
+
+    @property
+    def conditions(self) -> list[Conditions]:
+        """The conditions of each request that was answered, in order."""
+
+    @property
+    def verify_s(self) -> float:
+        """Time that all requests so far spent verifying, seconds."""
+
+    @property
+    def start_s(self) -> float:
+        """Time that all starts of workers took so far, seconds."""
+
+    @property
+    def open_s(self) -> float:
+        """Time that making problems' arguments and references took so far, seconds."""
+
+    def turn_to(self, found: FoundKernel, strikes: Strikes) -> None:
+        """Measure another kernel from here on."""
+
+    def close(self) -> None:
+        """Release the GPU."""
+
+    def interrupt(self) -> None:
+        """End what is being measured, called by another thread."""
+
+    def identity(self) -> dict[str, str]:
+        """The conditions without which times cannot be compared."""
+
+    def device(self) -> Device:
+        """The GPU as grids are computed for it."""
+
+    def measure(
+        self,
+        problem: Problem,
+        configs: Cubins,
+        *,
+        on_outcome: Callable[[Outcome], None] = ...,
+        known: Mapping[Config, Measurement] | None = ...,
+        least_us: float = ...,
+    ) -> list[Outcome]:
+        """Verify and time each config once."""
+
+    def finals(
+        self,
+        problem: Problem,
+        configs: Cubins,
+        *,
+        on_round: Callable[[int, Outcome], None] = ...,
+        taken: Mapping[Config, Sequence[Measurement]] | None = ...,
+    ) -> list[Outcome]:
+        """Time verified configs again, interleaved in rounds."""
+
+    def time_in_state(
+        self,
+        state: State,
+        problem: Problem,
+        configs: Cubins,
+        *,
+        on_outcome: Callable[[Outcome], None] = ...,
+    ) -> list[Outcome]:
+        """Time verified configs in one of the GPU's states."""
+
+    def recheck(self, problem: Problem, configs: Cubins) -> list[Failure]:
+        """Verify winners again, in a process that has timed nothing."""
+
+    def remember_fault(self, problem: Problem, config: Config, message: str, stage: Stage = ...) -> None:
+        """Count what an earlier run recorded in the journal."""
+
+    def forget_faults(self, problem: Problem) -> None:
+        """Count no fault on a problem any more."""
 
 
 class MeasureSession:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import TuneError
-from aot_tune.tuner.measure.session import MeasureSession
+from aot_tune.tuner.measure.session import Session
 from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped
 from aot_tune.tuner.measure.trials import Strikes
 from aot_tune.tuner.schedule.queue import TaskQueue, draw_for
@@ -30,7 +30,7 @@ _LOOK_S = 0.1
 _TELL_S = 0.5
 """Seconds after which the thread that waits for the tasks does `meanwhile` again."""
 
-Start = Callable[[FoundKernel, int, Strikes], MeasureSession]
+Start = Callable[[FoundKernel, int, Strikes], Session]
 """Opens a session on the GPU at an index, with its first kernel; a kernel's strikes are those of all GPUs."""
 
 
@@ -52,7 +52,7 @@ class Seat:
         self._stopped = False
         self.checks = False
         """Whether its last task needed a fresh process, which goes on with others of that sort."""
-        self._session: MeasureSession | None = None
+        self._session: Session | None = None
         self.busy_s = 0.0
         """Seconds spent on tasks so far."""
         self.waited_s = self.idle_s = 0.0
@@ -66,7 +66,7 @@ class Seat:
         """Why the GPU was lost."""
 
     @property
-    def session(self) -> MeasureSession:
+    def session(self) -> Session:
         """The session, which measures the task's kernel."""
         assert self._session is not None
         return self._session
@@ -192,6 +192,7 @@ class Crew:
         start: Opens sessions.
         on_event: Receives one line for a person, from any thread.
         order: The kernels' names: the tasks of the first come first.
+        choice: How to choose some of the GPUs; braces in it stand for their indexes.
     """
 
     def __init__(
@@ -200,8 +201,9 @@ class Crew:
         start: Start,
         on_event: Callable[[str], None],
         order: Sequence[str] = (),
+        choice: str = "--gpus {}",
     ) -> None:
-        self._on_event = on_event
+        self._on_event, self._choice = on_event, choice
         self._strikes: dict[str, Strikes] = {}
         self._changed = threading.Condition()
         self._queue = TaskQueue[_Entry](order)
@@ -267,7 +269,7 @@ class Crew:
             )
             raise TuneError(
                 f"the GPUs differ ({here}), and their times cannot be compared; choose those that are "
-                f"equal: --gpus {min(devices)}"
+                f"equal: {self._choice.replace('{}', str(min(devices)))}"
             )
         first = min(devices)
         return devices[first], said.conditions[first]

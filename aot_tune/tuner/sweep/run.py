@@ -12,7 +12,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -27,15 +27,16 @@ from aot_tune.tables.table import Table, geometric_mean
 from aot_tune.tuner import publish
 from aot_tune.tuner.choose.portfolio import crowded_out
 from aot_tune.tuner.choose.times import unserved
-from aot_tune.tuner.compile.feed import CompileFeed
+from aot_tune.tuner.compile.feed import CompileFeed, Pool
 from aot_tune.tuner.compile.pool import CompilePool
-from aot_tune.tuner.measure.session import MeasureSession
+from aot_tune.tuner.measure.session import MeasureSession, Session
 from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped
 from aot_tune.tuner.measure.trials import Strikes
 from aot_tune.tuner.plan.candidates import SweepPlan, plan
+from aot_tune.tuner.ray.cluster import Cluster
 from aot_tune.tuner.schedule.flight import Flight, may_begin
 from aot_tune.tuner.sweep import predict
-from aot_tune.tuner.sweep.crew import Crew
+from aot_tune.tuner.sweep.crew import Crew, Start
 from aot_tune.tuner.sweep.decision import Decision, to_recheck
 from aot_tune.tuner.sweep.journal import Journal, JournalWriteError, check_resumable
 from aot_tune.tuner.sweep.kernel import KernelSweep, KernelTimes, length_of_kernel
@@ -84,29 +85,26 @@ def run(request: SweepRequest, progress: Progress, measure: Measure | None = Non
             f"cuda-tile {cutile.version() or 'is not installed; version'} "
             f"{since} or later is needed to tune: pip install 'aot-tune[tune]'"
         )
-    cubins = request.cubins or CUBINS
-    pool = partial(
-        CompilePool,
-        request.jobs or os.cpu_count() or 1,
-        folder=cubins,
-        # Where nothing is compiled yet, children start while the GPUs' processes do.
-        at_once=not request.predicts and not any(cubins.glob("*.cubin")),
-    )
     progress = InTurn(progress)
-    rows = _refused(request, progress)
-    kernels = [found for found in request.kernels if found.tunable.name not in rows]
-    alone = request.predicts or request.time_budget_s is not None or len(kernels) < 2
-    if not alone:
-        lengths = {
-            found.tunable.name: length_of_kernel(found, request.arch, request.buckets(found))
-            for found in kernels
-        }
-        kernels.sort(key=lambda found: -lengths[found.tunable.name])
-    order = [found.tunable.name for found in kernels]
-    with (
-        Crew(request.gpus, partial(_session, request, progress), progress.note, order) as crew,
-        _Feeds(partial(CompileFeed, pool, order)) as feeds,
-    ):
+    with ExitStack() as stack:
+        cluster = None
+        if request.ray is not None:
+            cluster = stack.enter_context(_cluster(request, progress))
+            request = dataclasses.replace(request, gpus=tuple(range(len(cluster.gpus))))
+        start, pool = _start(request, progress, cluster), _pool(request, cluster)
+        rows = _refused(request, progress, start)
+        kernels = [found for found in request.kernels if found.tunable.name not in rows]
+        alone = request.predicts or request.time_budget_s is not None or len(kernels) < 2
+        if not alone:
+            lengths = {
+                found.tunable.name: length_of_kernel(found, request.arch, request.buckets(found))
+                for found in kernels
+            }
+            kernels.sort(key=lambda found: -lengths[found.tunable.name])
+        order = [found.tunable.name for found in kernels]
+        choice = "--gpus {}" if cluster is None else cluster.choice()
+        crew = stack.enter_context(Crew(request.gpus, start, progress.note, order, choice))
+        feeds = stack.enter_context(_Feeds(partial(CompileFeed, pool, order)))
         begun: list[str] = []
 
         def sweep(found: FoundKernel) -> SweptKernel:
@@ -193,15 +191,42 @@ def _left_s(
     return max(_SHORTEST_S, (request.time_budget_s - spent_s) * counts[0] / sum(counts))
 
 
-def _session(
-    request: SweepRequest, progress: Progress, found: FoundKernel, index: int, strikes: Strikes
-) -> MeasureSession:
-    """Open a session on the GPU at an index."""
-    where = f"GPU {index}: " if len(request.gpus) > 1 else ""
-    return MeasureSession(found, index, on_event=lambda line: progress.note(where + line), strikes=strikes)
+def _cluster(request: SweepRequest, progress: Progress) -> Cluster:
+    """The Ray cluster that a request names."""
+    return Cluster(request.ray or "", request.arch, request.kernels, progress.note)
 
 
-def _refused(request: SweepRequest, progress: Progress) -> dict[str, SweptKernel]:
+def _start(request: SweepRequest, progress: Progress, cluster: Cluster | None) -> Start:
+    """Opens sessions on the GPUs of a cluster, or of this machine."""
+
+    def start(found: FoundKernel, index: int, strikes: Strikes) -> Session:
+        where = f"GPU {index}: " if len(request.gpus) > 1 else ""
+
+        def tell(line: str) -> None:
+            progress.note(where + line)
+
+        if cluster is not None:
+            return cluster.session(found, index, tell, strikes)
+        return MeasureSession(found, index, on_event=tell, strikes=strikes)
+
+    return start
+
+
+def _pool(request: SweepRequest, cluster: Cluster | None) -> Callable[[], Pool]:
+    """Makes the pool of compilers, on the nodes of a cluster or on this machine."""
+    cubins = request.cubins or CUBINS
+    if cluster is not None:
+        return partial(cluster.pool, request.jobs, cubins)
+    return partial(
+        CompilePool,
+        request.jobs or os.cpu_count() or 1,
+        folder=cubins,
+        # Where nothing is compiled yet, children start while the GPUs' processes do.
+        at_once=not request.predicts and not any(cubins.glob("*.cubin")),
+    )
+
+
+def _refused(request: SweepRequest, progress: Progress, start: Start) -> dict[str, SweptKernel]:
     """Find the kernels that cannot be swept before anything is compiled; return their rows by name."""
     rows: dict[str, SweptKernel] = {}
     for found in request.kernels:
@@ -215,7 +240,7 @@ def _refused(request: SweepRequest, progress: Progress) -> dict[str, SweptKernel
     left = [found for found in request.kernels if found.tunable.name not in rows]
     if request.predicts or request.fresh or not left:
         return rows
-    with MeasureSession(left[0], request.gpus[0]) as session:
+    with closing(start(left[0], request.gpus[0], Strikes(progress.note))) as session:
         conditions = session.identity()
     for found in left:
         try:
