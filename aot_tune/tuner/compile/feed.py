@@ -181,6 +181,7 @@ class CompileFeed:
                         self._take(pool.poll(_POLL_SECONDS))
                     except KernelRefusedError as error:
                         self._refuse(error)
+                    self._rests = pool.idle > 0
         except BaseException as error:  # handed to the thread that waits
             with self._changed:
                 self._error = error

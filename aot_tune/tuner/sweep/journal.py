@@ -128,8 +128,9 @@ class Journal:
             ValueError: As `add`.
             JournalWriteError: As `add`.
         """
+        before = self._size
         self.add(record)
-        self.sync()
+        self._sync(before)
 
     def add(self, record: Record) -> None:
         """Write one record to the file. When this returns, no end of this process loses it.
@@ -162,13 +163,17 @@ class Journal:
         Raises:
             JournalWriteError: As `add`.
         """
+        self._sync(None)
+
+    def _sync(self, keep: int | None) -> None:
+        """Do so; where it fails, cut the file to `keep` bytes, or to all whole lines where that is None."""
         with self._writing:
             descriptor, size = self._writable(), self._size
         try:
             os.fsync(descriptor)  # others may add meanwhile
         except OSError as error:
             with self._writing:
-                self._fail(error, self._synced)
+                self._fail(error, self._size if keep is None else keep)
         with self._writing:
             self._synced = max(self._synced, size)
 
