@@ -52,7 +52,7 @@ class Silent(PlainProgress):
     def started(self, **told: object) -> None:
         self.begun = told
 
-    def compiled(self, done: int, total: int, failures: int) -> None:
+    def compiled(self, kernel: str, done: int, total: int, failures: int) -> None:
         self.done = (done, total, failures)
 
     def failure(self, kernel: str, problem: Problem | None, config: Config, stage: str, message: str) -> None:
@@ -228,7 +228,9 @@ def _product_without_work(tmp_path: Path) -> tuple[SweptKernel, Silent, int]:
     }
     asked: list[CompileJob] = []
     feed: Any = SimpleNamespace(
-        counts=lambda: (0, 0, 0), submit=asked.extend, wait=lambda keys, report: {k: results[k] for k in keys}
+        counts=lambda kernel: (0, 0, 0),
+        submit=asked.extend,
+        wait=lambda keys, report: {k: results[k] for k in keys},
     )
     return predict_kernel(request(tmp_path, kernels=(found,)), found, feed, progress), progress, len(asked)
 
