@@ -1,23 +1,38 @@
-"""The rule inside a bucket: choose a size's config from the times at the bucket's points. Pure.
+"""The rule between measured sizes: choose a size's config from the times at points near it. Pure.
 
 It uses no file or GPU, and of a kernel only its count of tiles. Serving follows it; the tuner judges by it.
 
-The rule: a config's time at a size is estimated from one point of the bucket. That is the nearest point where
-the config's last tile is full, if it is full at this size, or partly filled, if it is so here; where there is
-none such, the nearest point. The time there is multiplied by the waves at this size and divided by the waves
-at the point. The config with the shortest estimate is taken. ``tuned_configs/README.md`` has an example.
+The rule: at a point a config's *lag* is its time / the fastest config's there, the worst over the states of the
+GPU that were timed. A config's lag at another size is estimated as the weighted geometric mean of its lags at
+a few points, nearer points counting more (`_NEARNESS`), each first corrected for waves: multiplied by
+
+    (waves at this size / waves at the point) ** exponent
+
+The config with the least estimate is taken. The points are those of the size's own bucket; for a size without
+a bucket of its own, the nearest point of each of the nearest buckets (`MOST_NEIGHBOURS`).
+
+The *exponent* is 1, 1/2 or 0: that with which the rule leaves least at the bucket's points, each left out in
+turn. Some kernels take whole waves, because their blocks wait for each other's ends; others are bound by memory
+or keep more blocks on a multiprocessor than the config says, and a further wave costs them little. More than a
+doubling away 1/2 is taken. Waves at the size count the multiprocessors of the GPU that launches, waves at the
+point those of the GPU that was measured. A partly filled last tile is a tile, so waves tell of it too.
+
+Where the points are other buckets', the default is taken unless the choice is expected to be faster by more
+than a tie (`OVERLAP`). ``tuned_configs/README.md`` has an example and ``tests/tables/test_rule_on_tables.py``
+holds what the rule leaves on measured tables, compared with its forms before.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from heapq import heappop, heappush
+from operator import sub
 from typing import NamedTuple
 
 from aot_tune.tables.table import Entry, Point, Table
-from aot_tune.values.bucket import Axes, Pow2
+from aot_tune.values.bucket import NEAR_DOUBLINGS, Axes, Pow2, edge
 from aot_tune.values.config import Config
 from aot_tune.values.lazy import lazy
 from aot_tune.values.problem import Problem
@@ -30,8 +45,20 @@ PREDICTED_GAIN = 0.10
 Measured on an H200: one of 54 problems then ran over 2 % slower than with the default. The model's own error
 is of this size."""
 
+OVERLAP = 0.02
+"""Estimates from other buckets overlap where they are within this fraction of each other, the tie band of
+measured times. On the tables of sm90 this halves the sizes at which the choice loses over 3 % to the
+default."""
+
+MOST_NEIGHBOURS = 4
+"""Buckets from whose nearest points a size without a bucket of its own is estimated. On the tables of sm90,
+buckets left out, one leaves 2.0 % in the geometric mean, two 1.9 %, four 1.7 % and eight 1.8 %."""
+
 Tiles = Callable[[Config, Problem], int]
 """A declaration's function from (config, problem) to the number of tiles, blocks of work."""
+
+DefaultAt = Callable[[Problem], Config]
+"""A function from a problem to the declaration's default for it."""
 
 
 class Pick(NamedTuple):
@@ -45,17 +72,18 @@ class Pick(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """The reason in words: the point that the estimate is from, and the expected time."""
+        """The reason in words: the points that the estimate is from, and how fast it is expected to be."""
         return self.why()
 
 
-def rule_of(entry: Entry, table: Table, tiles: Tiles | None) -> BucketRule:
-    """Prepare the rule for an entry of a table; keep it for the next size of the same bucket."""
+def rule_of(entry: Entry, table: Table, tiles: Tiles | None, default_at: DefaultAt) -> BucketRule:
+    """Prepare the rule for an entry of a table; keep it for the next size near the same bucket."""
     return BucketRule(
         axes=table.axes,
         bucket=entry.bucket,
         points=entry.points,
         portfolio=table.portfolio,
+        default_at=default_at,
         tiles=tiles,
         sm_count=table.built_with.sm_count,
         least_gain=PREDICTED_GAIN if entry.evidence == "predicted" else 0.0,
@@ -64,67 +92,105 @@ def rule_of(entry: Entry, table: Table, tiles: Tiles | None) -> BucketRule:
 
 def pick(
     entry: Entry,
-    table: Table,
-    tiles: Tiles | None,
+    rule: BucketRule,
     default: Config,
     problem: Problem,
     allowed: Allowed,
-    rule: BucketRule | None = None,
+    *,
+    neighbours: Sequence[BucketRule] = (),
+    sm_count: int | None = None,
 ) -> Pick | None:
-    """Choose the config for a problem of an entry's bucket.
+    """Choose the config for a problem of an entry's bucket, or of none.
 
     1. At the edge itself it is the entry's config.
-    2. Otherwise it is the config with the shortest estimate (module docstring); at a point, the times there.
+    2. Otherwise it is the config with the least estimate (module docstring); at a point, the times there.
+       Outside the entry's bucket it is the default, where the estimates of both overlap.
     3. Where no point has a time, it is the entry's config, else the default.
 
     Each step passes over configs that are not allowed.
 
     Args:
-        entry: The bucket's entry.
-        table: The entry's table.
-        tiles: The declaration's count of tiles, or None.
-        default: The declaration's default for this problem; the points' last times are taken for its times.
-        problem: A problem of this bucket, or of another bucket that this entry shall serve.
+        entry: The problem's own entry, or the nearest.
+        rule: The result of `rule_of` for this entry.
+        default: The declaration's default for this problem.
+        problem: A problem of this bucket, or of one without an entry.
         allowed: Whether a config may run here: legal, in the search space. Called until one may.
-        rule: The result of `rule_of` for this entry, where the caller kept it.
+        neighbours: The rules of the next nearest entries, for a problem outside the entry's bucket.
+        sm_count: Multiprocessors of the GPU that launches; None for those of the GPU that was measured.
 
     Returns:
         The pick, or None when no config is allowed, not even the default.
     """
     if problem == entry.bucket and allowed(entry.config):
         return Pick(entry.config, lambda: f"winner at the bucket's edge: {entry.mean_us:.1f} us")
-    for estimate in (rule or rule_of(entry, table, tiles)).fastest_first(problem, default):
-        if allowed(estimate.config):
-            return Pick(estimate.config, partial(_reason, estimate))
+    ranking = rule.ranking(problem, default, neighbours=neighbours, sm_count=sm_count)
+    for lag, config in ranking.lags:
+        if not allowed(config):
+            continue
+        own = next((other for other, one in ranking.lags if one == default), math.inf)
+        if ranking.inside or own - lag > math.log1p(OVERLAP) or not allowed(default):
+            return Pick(config, partial(_reason, ranking, lag))
+        return Pick(default, partial(_overlap, ranking, own - lag, config))
     for config, name in ((entry.config, "the bucket's winner"), (default, "the default")):
         if allowed(config):
             return Pick(config, partial("{}: no point of the bucket has a time".format, name))
     return None
 
 
-def _reason(estimate: Estimate) -> str:
-    sizes = " ".join(f"{name}={size}" for name, size in estimate.point.size.items())
-    scaled = "" if estimate.scale == 1 else f", times {estimate.scale:.2f} for its waves"
-    return f"fastest expected, {estimate.us:.1f} us: estimated from the point {sizes}{scaled}"
+def _reason(ranking: Ranking, lag: float) -> str:
+    us = f", {ranking.us(lag):.1f} us" if ranking.inside else ""
+    return f"fastest expected{us}: estimated from {ranking.basis}"
+
+
+def _overlap(ranking: Ranking, behind: float, fastest: Config) -> str:
+    if not behind:
+        return f"the default, fastest expected: estimated from {ranking.basis}"
+    return (
+        f"the default: expected to take {math.expm1(behind):.1%} longer than {fastest}, and estimates from "
+        f"other buckets overlap within {OVERLAP:.0%}; estimated from {ranking.basis}"
+    )
 
 
 # Estimates ------------------------------------------------------------------------------------------------
 
 
-class Estimate(NamedTuple):
-    """The expected time of one config at one size. A tuple for speed: a pick makes one for each config."""
+class Ranking(NamedTuple):
+    """The estimates of all configs for one size."""
 
-    us: float
-    """Expected time, microseconds."""
+    lags: list[tuple[float, Config]]
+    """The logarithm of each config's expected time over one that all share, the fastest first."""
 
-    config: Config
-    """The config."""
+    base: float
+    """The logarithm of that shared time, microseconds; of other buckets' sizes where `inside` is false."""
 
-    point: Point
-    """The point that the estimate is from."""
+    inside: bool
+    """Whether the points are of the size's own bucket."""
 
-    scale: float
-    """Waves at the size over waves at the point; 1 where the kernel declares no tiles."""
+    exponent: float
+    """The power of waves with which times are taken to grow."""
+
+    near: Sequence[tuple[float, BucketRule, int]]
+    """The points: how far each is, its rule and its place there."""
+
+    weights: Sequence[float]
+    """The points' weights; their sum is 1."""
+
+    def us(self, lag: float) -> float:
+        """The expected time, microseconds, of a config with this lag."""
+        return math.exp(self.base + lag)
+
+    @property
+    def basis(self) -> str:
+        """The points with their weights and the exponent, in words."""
+        problems = [rule.problems[place] for _, rule, place in self.near]
+        sizes = [name for name, value in problems[0].items() if type(value) is int]
+        told = [name for name in sizes if len({problem[name] for problem in problems}) > 1] or sizes
+        points = [" ".join(f"{name}={problem[name]}" for name in told) for problem in problems]
+        if len(points) > 1:
+            weighed = sorted(zip(self.weights, points, strict=True), reverse=True)
+            points = [f"{point} ({weight:.0%})" for weight, point in weighed]
+        waves = {0.0: "", 0.5: ", by the root of waves", 1.0: ", by waves"}[self.exponent]
+        return f"{', '.join(points)}{waves}"
 
 
 def blocks_in_flight(config: Config, sm_count: int) -> int:
@@ -137,60 +203,42 @@ def waves(tiles: int, config: Config, sm_count: int) -> int:
     return max(-(-tiles // blocks_in_flight(config, sm_count)), 1)
 
 
-class _Cell(NamedTuple):
-    """The time of one config at one point, and what scaling it needs."""
+_NEARNESS = 0.1
+"""Doublings that are added to a point's distance; its weight is 1 / (distance + this) squared. With half or
+twice as much the rule leaves the same on the tables of sm90."""
+
+_EXPONENTS = (0.5, 1.0, 0.0)
+"""The exponents of waves, the preferred one first."""
+
+_PREFERENCE = 0.002
+"""The sum of logarithms of regrets over a bucket's points by which another exponent must be better than the
+preferred one: less than any choice that is worth a change, and more than rounding."""
+
+
+_HOPELESS = 2.0
+"""The lag at the nearest point beyond which a config is not estimated: it keeps that lag. On the tables of
+sm90 this changes nothing."""
+
+
+class _Row(NamedTuple):
+    """What was measured at one point, without waves, at one exponent."""
+
+    lags: list[float | None]
+    """The logarithm of each column's lag, the least being 0; None without a time."""
 
     us: float
-    waves: int
-    full: list[bool]
-    """For each Pow2 axis, whether the last tile is full: a size larger by one would take another tile."""
-    point: Point
-
-
-class _Column(NamedTuple):
-    """The times of one config at all points."""
-
-    config: Config
-    in_flight: int
-    mixed: bool
-    """Whether the config's last tile is full at some points and partly filled at others."""
-    cells: tuple[_Cell | None, ...]
-
-
-class _Ready(NamedTuple):
-    """A column's cells at the points that are used for a size, nearest first."""
-
-    least_us: float
-    """A lower bound of the column's estimates: one wave of the cell whose waves are shortest."""
-    place: int
-    column: _Column
-    cells: list[_Cell]
-
-
-_ROUNDED = 1 - 1e-12
-"""The factor that keeps a lower bound below an estimate whose rounding differs."""
-
-
-class _Grown:
-    """A problem made larger by one on each Pow2 axis in turn, on demand: most columns do not need it."""
-
-    def __init__(self, problem: Problem, names: Sequence[str]) -> None:
-        self._problem, self._names = problem, names
-
-    @lazy
-    def problems(self) -> list[Problem]:
-        """One problem for each axis: where it has more tiles, the last tile was full."""
-        return [self._problem.replaced(**{name: self._problem.size(name) + 1}) for name in self._names]
+    """The logarithm of the time that a lag of 0 stands for, microseconds."""
 
 
 class BucketRule:
-    """The rule prepared for one entry; kept, it makes each pick cost one or two counts of tiles a config.
+    """The rule prepared for one entry; kept, it makes each pick cost one count of tiles a config.
 
     Args:
         axes: The kernel's axes.
         bucket: The problem at the bucket's edge.
         points: The bucket's points; ``us`` is in the order of `portfolio`, with the default's time last.
         portfolio: The table's portfolio.
+        default_at: The default at each point, whose time is the point's last.
         tiles: The declaration's count of tiles, or None.
         sm_count: Multiprocessors of the GPU that the points were measured on.
         least_gain: How much faster than the default a config must be expected to be, as a fraction.
@@ -203,130 +251,272 @@ class BucketRule:
         bucket: Problem,
         points: Sequence[Point],
         portfolio: Sequence[Config],
+        default_at: DefaultAt,
         tiles: Tiles | None,
         sm_count: int,
         least_gain: float = 0.0,
     ) -> None:
-        self._names = tuple(name for name, axis in axes.items() if isinstance(axis, Pow2))
+        self._axes = axes
+        self._pow2 = tuple(name for name, axis in axes.items() if isinstance(axis, Pow2))
+        self._exact = tuple(name for name in axes if name not in self._pow2)
+        self._names = (*self._pow2, *self._exact)
         self._bucket = bucket
-        self._points = tuple(points)
+        self._points = tuple(point for point in points if any(us is not None for us in point.us))
         self._portfolio = tuple(portfolio)
+        self._default_at = default_at
         self._tiles = tiles
         self._sm_count = sm_count
         self._least_gain = least_gain
-        self._columns: dict[Config, tuple[_Column, ...]] = {}
-        self._orders: dict[tuple[Config, tuple[int, ...]], list[_Ready]] = {}
+        self._rows: dict[float, list[_Row]] = {}
 
-    def estimates(self, problem: Problem, default: Config) -> list[Estimate]:
-        """Estimate the portfolio and the default, fastest first; equal estimates keep the portfolio's order.
+    def ranking(
+        self,
+        problem: Problem,
+        default: Config,
+        *,
+        neighbours: Sequence[BucketRule] = (),
+        sm_count: int | None = None,
+    ) -> Ranking:
+        """Estimate the portfolio and the defaults, fastest first; equal estimates keep the portfolio's order.
 
-        A config without a time at any point is left out. At a point, so is one without a time there.
+        A config without a time at any of the points is left out; so is the default, where another was the
+        default at the points. At a point of the bucket its own times alone count.
+
+        Args:
+            problem: The size.
+            default: The default there, which `least_gain` is compared with.
+            neighbours: The rules of the next nearest buckets, for a size outside this bucket.
+            sm_count: Multiprocessors of the GPU that launches; None for those of the GPU that was measured.
         """
-        return list(self.fastest_first(problem, default))
-
-    def fastest_first(self, problem: Problem, default: Config) -> Iterator[Estimate]:
-        """Yield `estimates` one by one, computing only as many as the next one depends on.
-
-        Usually a third of the columns decide the first: the others could not be faster even with one wave.
-        """
-        here = self._logs(problem)
-        # The nearest first by the sum of |log2|, of equally near ones the larger point: points ascend.
-        order = sorted((sum(map(_log_distance, here, where)), -i) for i, where in enumerate(self._where))
-        places = tuple(-i for _, i in order)
-        if places and self._problems[places[0]] == problem:
-            places = places[:1]
-        columns, grown = self._ordered(default, places), _Grown(problem, self._names)
-        limit = math.inf
+        here, inside = self._logs_of(problem), self._holds(problem)
+        if inside:
+            order = sorted((self._distance(here, place), -place) for place in range(len(self._points)))
+            if order and not order[0][0]:
+                del order[1:]
+            near = [(distance, self, -place) for distance, place in order]
+        else:
+            near = [rule._nearest(here) for rule in (self, *neighbours) if rule._points]
+        exponent = self.exponent
+        if len(near) < 2 and inside:
+            exponent = 0.0
+        elif (
+            not inside and max(map(abs, map(sub, here, self._edge)), default=0.0) > NEAR_DOUBLINGS + _ROUNDED
+        ):
+            exponent = _EXPONENTS[0]
+        weights = [1 / (distance + _NEARNESS) ** 2 for distance, _, _ in near]
+        total = sum(weights)
+        weights = [weight / total for weight in weights]
+        lags, base = self._lags_at(problem, near, weights, exponent, sm_count or self._sm_count)
         if self._least_gain:
-            own = next((ready for ready in columns if ready.column.config == default), None)
-            if own is not None:
-                limit = self._estimate(own, problem, grown).us / (1 + self._least_gain)
-        waiting: list[tuple[float, int, Estimate]] = []
-        for ready in columns:
-            while waiting and waiting[0][0] < ready.least_us:
-                yield heappop(waiting)[2]
-            expected = self._estimate(ready, problem, grown)
-            if expected.us <= limit or expected.config == default:
-                heappush(waiting, (expected.us, ready.place, expected))
-        while waiting:
-            yield heappop(waiting)[2]
+            own = next((lag for lag, config in lags if config == default), math.inf)
+            limit = own - math.log1p(self._least_gain)
+            lags = [one for one in lags if one[0] <= limit or one[1] == default]
+        return Ranking(lags, base, inside, exponent, near, weights)
 
-    def _estimate(self, ready: _Ready, problem: Problem, grown: _Grown) -> Estimate:
-        # From the nearest cell whose last tile is full on the same axes as here, else from the nearest.
-        column, tiles = ready.column, self._tiles
-        nearest, config = ready.cells[0], column.config
-        if tiles is None:
-            return Estimate(nearest.us, config, nearest.point, 1.0)
-        count = tiles(config, problem)
-        if column.mixed:
-            full = [tiles(config, larger) > count for larger in grown.problems]
-            for cell in ready.cells:
-                if cell.full == full:
-                    nearest = cell
-                    break
-        scale = (-(-count // column.in_flight) or 1) / nearest.waves
-        return Estimate(nearest.us * scale, config, nearest.point, scale)
+    def _lags_at(
+        self,
+        problem: Problem,
+        near: Sequence[tuple[float, BucketRule, int]],
+        weights: Sequence[float],
+        exponent: float,
+        sm_count: int,
+    ) -> tuple[list[tuple[float, Config]], float]:
+        """Each config's lag, the least first, and the base of the lags."""
+        # Written for speed: an unseen shape waits for it.
+        if not near:
+            return [], 0.0
+        _, rule, nearest = near[0]
+        tiles = self._tiles if exponent else None
+        rows = [
+            (weight, each._rows_at(exponent)[place], None if each is rule else each._place_of)
+            for weight, (_, each, place) in zip(weights, near, strict=True)
+        ]
+        hopeful, hopeless = rule._candidates[nearest]
+        found = []
+        for place, config in hopeful:
+            total = share = 0.0
+            for weight, (cells, _), places in rows:
+                at = place if places is None else places.get(config)
+                if at is not None and (cell := cells[at]) is not None:
+                    total += weight * cell
+                    share += weight
+            lag = total / share
+            if tiles is not None:
+                in_flight = blocks_in_flight(config, sm_count)
+                lag += exponent * math.log(-(-tiles(config, problem) // in_flight) or 1)
+            found.append((lag, place, config))
+        found.sort()
+        least = found[0][0]
+        lags = [(lag, config) for lag, _, config in found]
+        lags += [(least + lag, config) for lag, config in hopeless]
+        return lags, sum(weight * us for weight, (_, us), _ in rows)
 
-    def _ordered(self, default: Config, places: tuple[int, ...]) -> list[_Ready]:
-        """Each config with its cells at these points, in their order; made once for each order."""
-        key = (default, places)
-        ordered = self._orders.get(key)
-        if ordered is None:
-            ordered = []
-            for place, column in enumerate(self._columns_with(default)):
-                cells = [cell for i in places if (cell := column.cells[i]) is not None]
-                if cells:
-                    waved = self._tiles is not None
-                    least_us = min(cell.us / cell.waves for cell in cells) if waved else cells[0].us
-                    ordered.append(_Ready(least_us * _ROUNDED, place, column, cells))
-            ordered.sort(key=lambda ready: ready.least_us)
-            self._orders[key] = ordered
-        return ordered
+    # Where points are --------------------------------------------------------------------------------------
 
-    def _columns_with(self, default: Config) -> tuple[_Column, ...]:
-        """Each config's column, the default's included; made once for each default."""
-        columns = self._columns.get(default)
-        if columns is None:
-            columns = self._of_portfolio
-            if all(column.config != default for column in columns):
-                columns = (*columns, self._column(default, len(self._portfolio)))
-            self._columns[default] = columns
-        return columns
+    def _holds(self, problem: Problem) -> bool:
+        """Whether a problem is of this rule's bucket; the classes are the same, as the caller knows."""
+        bucket = self._bucket
+        return all(problem.size(name) == bucket.size(name) for name in self._exact) and all(
+            edge(problem.size(name)) == bucket.size(name) for name in self._pow2
+        )
 
-    @lazy
-    def _of_portfolio(self) -> tuple[_Column, ...]:
-        configs = dict.fromkeys(self._portfolio)  # of a repeated config the first column counts
-        return tuple(self._column(config, self._portfolio.index(config)) for config in configs)
+    def _logs_of(self, problem: Problem) -> tuple[float, ...]:
+        """The base-2 logarithms of a problem's sizes, on the Pow2 axes first."""
+        return tuple([math.log2(max(problem.size(name), 1)) for name in self._names])
 
-    def _column(self, config: Config, place: int) -> _Column:
-        cells: list[_Cell | None] = []
-        in_flight = blocks_in_flight(config, self._sm_count)
-        for point, problem in zip(self._points, self._problems, strict=True):
-            us = point.us[place]
-            if us is None:
-                cells.append(None)
-                continue
-            count = self._tiles(config, problem) if self._tiles else 1
-            full = (
-                [self._tiles(config, larger) > count for larger in _Grown(problem, self._names).problems]
-                if self._tiles
-                else []
-            )
-            cells.append(_Cell(us, max(-(-count // in_flight), 1), full, point))
-        kinds = [cell.full for cell in cells if cell is not None]
-        return _Column(config, in_flight, any(full != kinds[0] for full in kinds), tuple(cells))
+    def _distance(self, here: tuple[float, ...], place: int) -> float:
+        return sum(map(abs, map(sub, here, self._where[place])))
+
+    def _nearest(self, here: tuple[float, ...]) -> tuple[float, BucketRule, int]:
+        """This bucket's point nearest to a size, and how far it is; the larger of two equally near ones."""
+        if len(self._pow2) != 1:
+            distance, last = min((self._distance(here, place), -place) for place in range(len(self._points)))
+            return distance, self, -last
+        size, line = here[0], self._line
+        place = bisect_left(line, size)
+        if place == len(line) or (place and size - line[place - 1] < line[place] - size):
+            place -= 1
+        return self._distance(here, place), self, place
 
     @lazy
-    def _problems(self) -> tuple[Problem, ...]:
+    def problems(self) -> tuple[Problem, ...]:
+        """The points' problems; they ascend."""
         return tuple(self._bucket.replaced(**point.size) for point in self._points)
 
     @lazy
+    def _edge(self) -> tuple[float, ...]:
+        return self._logs_of(self._bucket)
+
+    @lazy
     def _where(self) -> tuple[tuple[float, ...], ...]:
-        return tuple(self._logs(problem) for problem in self._problems)
+        return tuple(map(self._logs_of, self.problems))
 
-    def _logs(self, problem: Problem) -> tuple[float, ...]:
-        return tuple(math.log2(max(problem.size(name), 1)) for name in self._names)
+    @lazy
+    def _line(self) -> list[float]:
+        """The points on the only Pow2 axis."""
+        return [where[0] for where in self._where]
+
+    # What was measured there -------------------------------------------------------------------------------
+
+    @lazy
+    def _columns(self) -> tuple[Config, ...]:
+        """The portfolio and the points' defaults, each once."""
+        return tuple(dict.fromkeys((*self._portfolio, *map(self._default_at, self.problems))))
+
+    @lazy
+    def _lags(self) -> list[list[float | None]]:
+        """For each point, the logarithms of the columns' times over the fastest's, the worst of the states."""
+        lags = []
+        for point, problem in zip(self._points, self.problems, strict=True):
+            default = self._default_at(problem)
+            worst: list[float | None] = [None] * len(self._columns)
+            for us in (point.us, *point.states.values()):
+                configs = (*self._portfolio, default)
+                # Reversed, so that of a repeated config the first column counts.
+                times = {c: t for c, t in zip(configs[::-1], us[::-1], strict=True) if t is not None}
+                least = min(times.values(), default=1.0)
+                for place, config in enumerate(self._columns):
+                    if (time := times.get(config)) is not None:
+                        worst[place] = max(worst[place] or 0.0, math.log(time / least))
+            lags.append(worst)
+        return lags
+
+    @lazy
+    def _waves(self) -> list[list[float]]:
+        """For each point, the logarithms of the columns' waves on the GPU that was measured."""
+        tiles, sms = self._tiles, self._sm_count
+        return [
+            [
+                0.0 if tiles is None or lag is None else math.log(waves(tiles(config, problem), config, sms))
+                for config, lag in zip(self._columns, lags, strict=True)
+            ]
+            for problem, lags in zip(self.problems, self._lags, strict=True)
+        ]
+
+    @lazy
+    def _candidates(self) -> list[tuple[list[tuple[int, Config]], list[tuple[float, Config]]]]:
+        """For each point, the columns to estimate, and the lags of the hopeless ones, the least first."""
+        found = []
+        for lags in self._lags:
+            timed = [(lag, place) for place, lag in enumerate(lags) if lag is not None]
+            hopeful = [(place, self._columns[place]) for lag, place in timed if lag <= math.log(_HOPELESS)]
+            rest = sorted(one for one in timed if one[0] > math.log(_HOPELESS))
+            found.append((hopeful, [(lag, self._columns[place]) for lag, place in rest]))
+        return found
+
+    @lazy
+    def _place_of(self) -> dict[Config, int]:
+        return {config: place for place, config in enumerate(self._columns)}
+
+    def _rows_at(self, exponent: float) -> list[_Row]:
+        rows = self._rows.get(exponent)
+        if rows is None:
+            rows = self._rows[exponent] = []
+            for point, lags, grown in zip(self._points, self._lags, self._waves, strict=True):
+                still = [
+                    None if lag is None else lag - exponent * waves
+                    for lag, waves in zip(lags, grown, strict=True)
+                ]
+                least = min(lag for lag in still if lag is not None)
+                fastest = min(time for time in point.us if time is not None)
+                rows.append(
+                    _Row([None if lag is None else lag - least for lag in still], least + math.log(fastest))
+                )
+        return rows
+
+    def left_out(self) -> list[float]:
+        """The regret that the rule leaves at each point, t / t_best - 1, told from the other points alone.
+
+        It is the worst over the states, against the fastest of the portfolio and the default; 0 for a lone
+        point.
+        """
+        regrets = []
+        for here, (problem, lags) in enumerate(zip(self.problems, self._lags, strict=True)):
+            others = BucketRule(
+                axes=self._axes,
+                bucket=self._bucket,
+                points=self._points[:here] + self._points[here + 1 :],
+                portfolio=self._portfolio,
+                default_at=self._default_at,
+                tiles=self._tiles,
+                sm_count=self._sm_count,
+                least_gain=self._least_gain,
+            )
+            told = others.ranking(problem, self._default_at(problem)).lags
+            known = {c: lag for c, lag in zip(self._columns, lags, strict=True) if lag is not None}
+            taken = next((known[config] for _, config in told if config in known), None)
+            regrets.append(0.0 if taken is None else math.expm1(taken - min(known.values())))
+        return regrets
+
+    @lazy
+    def exponent(self) -> float:
+        """The exponent of waves that leaves least at the points, each left out in turn."""
+        if self._tiles is None or len(self._points) < 2:
+            return _EXPONENTS[0]
+        left = {exponent: sum(self._left(exponent)) for exponent in _EXPONENTS}
+        best = min(_EXPONENTS, key=left.__getitem__)
+        return best if left[best] < left[_EXPONENTS[0]] - _PREFERENCE else _EXPONENTS[0]
+
+    def _left(self, exponent: float) -> Iterator[float]:
+        """The logarithm of the regret that an exponent leaves at each point, told from the others."""
+        rows = self._rows_at(exponent)
+        for left_out, (here, lags, grown) in enumerate(
+            zip(self._where, self._lags, self._waves, strict=True)
+        ):
+            others = [
+                (1 / (self._distance(here, place) + _NEARNESS) ** 2, row)
+                for place, row in enumerate(rows)
+                if place != left_out
+            ]
+            told = []
+            for column, lag in enumerate(lags):
+                cells = [(weight, cell) for weight, row in others if (cell := row.lags[column]) is not None]
+                if lag is not None and cells:
+                    mean = sum(weight * cell for weight, cell in cells) / sum(weight for weight, _ in cells)
+                    told.append((mean + exponent * grown[column], lag))
+            if told:
+                yield min(told)[1] - min(lag for _, lag in told)
 
 
-def _log_distance(one: float, other: float) -> float:
-    return abs(one - other)
+_ROUNDED = 1e-9
+"""Doublings: more than rounding changes a distance."""

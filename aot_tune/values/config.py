@@ -114,9 +114,9 @@ class Config:
 
     def with_constant_order(self, names: tuple[str, ...]) -> Config:
         """The same config with its constants in the order of `names`."""
-        if tuple(self.constants) == names:
-            return self
         ordered = {name: self.constants[name] for name in names if name in self.constants}
+        if [*ordered] == [*self.constants]:
+            return self
         return Config(constants=ordered, hints=self.hints, kernel=self.kernel)
 
     @property

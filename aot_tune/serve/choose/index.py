@@ -13,7 +13,7 @@ from operator import sub
 from pathlib import Path
 from typing import NamedTuple
 
-from aot_tune.tables.rule import BucketRule, Tiles, rule_of
+from aot_tune.tables.rule import BucketRule, DefaultAt, Tiles, rule_of
 from aot_tune.tables.table import Entry, Table
 from aot_tune.values.bucket import Axes, Pow2, edge
 from aot_tune.values.problem import Problem, Value
@@ -74,6 +74,9 @@ class _Group:
 
     closest: dict[tuple[tuple[int, ...], float], tuple[int, _Member] | None] = field(default_factory=dict)
     """The answers of `_closest`, by exponents and reach."""
+
+    closest_two: dict[tuple[int, ...], list[tuple[int, _Member]]] = field(default_factory=dict)
+    """The answers of `_closest_two`, by exponents."""
 
 
 class _Distances(NamedTuple):
@@ -200,11 +203,36 @@ class Index:
             for name, other in zip(self._exact, group.exact, strict=True)
         )
 
-    def rule(self, found: Match) -> BucketRule:
-        """The rule inside this entry's bucket; it is made once."""
+    def neighbours(self, problem: Problem, first: Match, most: int) -> list[Match]:
+        """The next nearest entries after `first`, of its table, at any distance; at most `most`.
+
+        Two of each of the nearest groups are considered.
+        """
+        wanted = self.bucket_of(problem)
+        exponents = self._exponents(wanted)
+        _, aparts, groups, order = self._distances(wanted)
+        found = [
+            (aparts[place] + steps, member.place, member.found)
+            for place in order[: most + 1]
+            for steps, member in _closest_two(groups[place], exponents)
+        ]
+        found.sort()
+        entry, shipped = first.entry, first.shipped
+        return [match for _, _, match in found if match.entry is not entry and match.shipped is shipped][
+            :most
+        ]
+
+    def rule(self, found: Match, default_at: DefaultAt) -> BucketRule:
+        """The rule near this entry's bucket; it is made once.
+
+        Args:
+            found: The entry.
+            default_at: The declaration's default for a problem, which is the same at each call.
+        """
         rule = self._rules.get(id(found.entry))
         if rule is None:
-            rule = self._rules[id(found.entry)] = rule_of(found.entry, found.shipped.table, self._tiles)
+            rule = rule_of(found.entry, found.shipped.table, self._tiles, default_at)
+            self._rules[id(found.entry)] = rule
         return rule
 
     def _exponents(self, bucket: Problem) -> tuple[int, ...]:
@@ -230,6 +258,18 @@ def _closest(group: _Group, exponents: tuple[int, ...], within: float) -> tuple[
         group.closest.clear()
     group.closest[key] = chosen
     return chosen
+
+
+def _closest_two(group: _Group, exponents: tuple[int, ...]) -> list[tuple[int, _Member]]:
+    """The two nearest members on the Pow2 axes, after the doublings to each; of equally near ones the larger."""
+    two = group.closest_two.get(exponents)
+    if two is None:
+        ranked = [(sum(map(abs, map(sub, exponents, edges))), m) for edges, m in group.members.items()]
+        two = sorted(ranked, key=lambda one: (one[0], one[1].smaller, one[1].place))[:2]
+        if len(group.closest_two) >= _MOST_CLOSEST:
+            group.closest_two.clear()
+        group.closest_two[exponents] = two
+    return two
 
 
 _MOST_CLOSEST = 1024

@@ -14,7 +14,7 @@ from aot_tune.environment import OnMiss
 from aot_tune.errors import LaunchError, MissError, TableWarning, UsageError
 from aot_tune.serve.choose.index import Classes, Index, Match, classes_of
 from aot_tune.serve.warn import warn
-from aot_tune.tables.rule import Pick, pick
+from aot_tune.tables.rule import MOST_NEIGHBOURS, BucketRule, DefaultAt, Pick, pick
 from aot_tune.tables.table import Entry
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import NEAR_DOUBLINGS
@@ -151,6 +151,7 @@ def resolve(
     search: Callable[[Problem, Match | None], Config | None] | None = None,
     on_miss: OnMiss = "search",
     unfit: Callable[[Config], str | None] | None = None,
+    sm_count: int | None = None,
 ) -> Choice:
     """Choose the config of a problem.
 
@@ -180,6 +181,8 @@ def resolve(
         unfit: Why a legal config cannot run on this particular GPU, which may be smaller than others of its
             arch; None where it can. Such configs are passed over too; where the default is one of them, the
             fitting candidate most like it takes its place.
+        sm_count: Multiprocessors of the GPU that launches, by which waves are counted; None for those of the
+            GPU that a table was measured on.
 
     Raises:
         LaunchError: The caller's config, or the default as the last resort, is not legal.
@@ -198,8 +201,9 @@ def resolve(
             return None
         try:
             chosen = pick(
-                found.entry, found.shipped.table, tunable.tiles, default, problem, allowed,
-                rule=index.rule(found),
+                found.entry, index.rule(found, default_at), default, problem, allowed,
+                neighbours=() if source == "own" else neighbour_rules(index, problem, found, default_at),
+                sm_count=sm_count,
             )  # fmt: skip
         except Exception as error:
             legality.failed(error, problem, f"{where} {found.entry.bucket} of {found.shipped.path}")
@@ -224,7 +228,7 @@ def resolve(
 
     if given is not None:
         return _given(tunable, arch, problem, given)
-    default = tunable.default_config(arch, problem)
+    default, default_at = tunable.default_config(arch, problem), partial(tunable.default_config, arch)
     if asked_default:
         return _default(tunable, arch, problem, default, "asked default", "AOT_TUNE_CONFIG=default", unfit)
     if choice := from_table(index.own(problem), "own", "bucket"):
@@ -257,6 +261,12 @@ def resolve(
     else:
         missing = f"no table that can be used for {arch}"
     return _default(tunable, arch, problem, default, "default", missing, unfit)
+
+
+def neighbour_rules(index: Index, problem: Problem, found: Match, default_at: DefaultAt) -> list[BucketRule]:
+    """The rules of the entries next nearest to a problem that has no entry of its own."""
+    others = index.neighbours(problem, found, MOST_NEIGHBOURS - 1)
+    return [index.rule(other, default_at) for other in others]
 
 
 def _given(tunable: Declaration, arch: Arch, problem: Problem, config: Config) -> Choice:

@@ -20,7 +20,7 @@ from aot_tune import environment
 from aot_tune.declare.declaration import Declaration
 from aot_tune.nvidia import cutile
 from aot_tune.serve.choose.index import Index, Match
-from aot_tune.serve.choose.resolve import Legality
+from aot_tune.serve.choose.resolve import Legality, neighbour_rules
 from aot_tune.serve.fork import ForkSafe
 from aot_tune.serve.kernels import HintedKernels
 from aot_tune.serve.runtime import Runtime
@@ -231,8 +231,14 @@ class LiveSearch:
         times = _times_us(tunable, occasion, nearest)
         allowed = [c for c in times if occasion.legality.refusal(c, occasion.problem) is None]
         default = tunable.default_config(arch, occasion.problem)
-        expected = occasion.index.rule(nearest).estimates(occasion.problem, default)
-        promising = [e.config for e in expected if e.config in allowed]
+        index, problem, default_at = occasion.index, occasion.problem, partial(tunable.default_config, arch)
+        expected = index.rule(nearest, default_at).ranking(
+            problem,
+            default,
+            neighbours=neighbour_rules(index, problem, nearest, default_at),
+            sm_count=occasion.device.sm_count,
+        )
+        promising = [config for _, config in expected.lags if config in allowed]
         chosen: list[Config] = []
         compiles = 0
         for config in dict.fromkeys((*promising, *allowed)):

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aot_tune.tables.table import BuiltWith, Table
-from aot_tune.tuner.choose.entries import choose_entries, settle_portfolio
+from aot_tune.tuner.choose.entries import choose_entries, left_at_points, settle_portfolio
 from aot_tune.tuner.choose.incumbent import check_joinable, comparable
-from aot_tune.tuner.choose.times import SweepTimes, Times
+from aot_tune.tuner.choose.times import TIE, SweepTimes, Times
 from aot_tune.tuner.plan.candidates import SweepPlan
+from aot_tune.tuner.plan.sizes import LEFT_AT_MOST, next_size, sizes_inside
 from aot_tune.tuner.sweep.kernel import KernelTimes
+from aot_tune.values.bucket import bucket_of
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
@@ -69,6 +71,26 @@ class Decision:
     def portfolio(self, swept: KernelTimes) -> tuple[Config, ...]:
         """The configs to time at every edge and every point inside a bucket."""
         return settle_portfolio(self.sweep(swept), self.old, keep=self._keep)
+
+    def first_sizes(self, edge: Problem) -> list[Problem]:
+        """The sizes to measure first inside a bucket: those of the present table, so that its line may stay."""
+        old = self.old.entry(edge) if self.old is not None else None
+        inside = [edge.replaced(**point.size) for point in old.points] if old is not None else []
+        return [size for size in inside if size != edge] or sizes_inside(self.tunable.axes, edge)
+
+    def next_size(self, swept: KernelTimes, edge: Problem) -> Problem | None:
+        """The size to measure next inside a bucket, where the rule is worst; None where it is good enough.
+
+        Where the present table has points, the rule must be worse by a tie, so that noise adds none.
+        """
+        axes, sweep = self.tunable.axes, self.sweep(swept)
+        times = {problem: one for problem, one in sweep.finals.items() if bucket_of(axes, problem) == edge}
+        portfolio = [config for config in swept.portfolio if config not in swept.wrong]
+        left = left_at_points(sweep, portfolio, edge, times)
+        known = self.old is not None and self.old.entry(edge) is not None
+        size = next_size(axes, edge, left, at_most=LEFT_AT_MOST + (TIE if known else 0.0))
+        tried = size in swept.unopened or size in swept.portfolio_times  # no config has a time there
+        return None if tried else size
 
     def table(self, swept: KernelTimes) -> Table:
         """The table to publish.

@@ -4,7 +4,8 @@
    the fastest are timed again, interleaved (the finals).
 2. *Portfolio*: a few configs are chosen over all edges.
 3. *Portfolio times*: at each edge and at each point inside its bucket the portfolio and the default are
-   verified and timed; at the edges those near the fastest are timed again, interleaved (the run-off).
+   verified and timed; at the edges those near the fastest are timed again, interleaved (the run-off). Then
+   points are added, one a round in each bucket where the rule inside it is not yet good enough.
 
 Compilations go on meanwhile. A result that the journal holds is not measured again. Winners are verified once
 more in a fresh process when the table is known (`KernelSweep.recheck`). When a member of the portfolio is
@@ -31,7 +32,6 @@ from aot_tune.tuner.outcome import STRIKES, Failure, Measurement, Outcome, Stage
 from aot_tune.tuner.plan.candidates import ProblemPlan, SweepPlan, plan_only
 from aot_tune.tuner.plan.model import least_us
 from aot_tune.tuner.plan.shortlist import shortlist
-from aot_tune.tuner.plan.sizes import sizes_inside
 from aot_tune.tuner.sweep.progress import CompileReporter, Progress
 from aot_tune.tuner.sweep.results import Step, SweepResults
 from aot_tune.values.config import Config
@@ -135,6 +135,8 @@ class KernelSweep:
         results: Holds the results of an earlier run and takes the new ones.
         progress: Receives each event of the sweep.
         portfolio: Chooses the portfolio from the times at the edges.
+        first_sizes: The sizes to measure first inside a bucket, given its edge.
+        next_size: The size to measure next inside a bucket, given its edge; None where there are enough.
         exhaustive: Measure every candidate.
     """
 
@@ -147,6 +149,8 @@ class KernelSweep:
         progress: Progress,
         *,
         portfolio: Callable[[KernelTimes], tuple[Config, ...]],
+        first_sizes: Callable[[Problem], list[Problem]],
+        next_size: Callable[[KernelTimes, Problem], Problem | None],
         exhaustive: bool = False,
     ) -> None:
         self._plan = planned
@@ -155,6 +159,8 @@ class KernelSweep:
         self._results = results
         self._progress = progress
         self._portfolio = portfolio
+        self._first_sizes = first_sizes
+        self._next_size = next_size
         self._exhaustive = exhaustive
         self._swept = KernelTimes()
         self._plans: dict[Problem, ProblemPlan] = {}
@@ -172,9 +178,8 @@ class KernelSweep:
             TuneError: The GPU is lost, the disk is full, or nothing can be compiled; finished results are
                 kept.
         """
-        axes = self._plan.kernel.tunable.axes
         edges = [each.problem for each in self._plan.problems]
-        self._steps = 2 * len(edges) + sum(len(sizes_inside(axes, edge)) for edge in edges)
+        self._steps = 2 * len(edges) + sum(len(self._first_sizes(edge)) for edge in edges)
         self._submit(self._plan.jobs)
         for each in self._plan.problems:
             for failure in each.refused:
@@ -246,18 +251,27 @@ class KernelSweep:
 
     def _measure_portfolios(self) -> None:
         """Time the portfolio and the default at every edge that has times, and at the points inside."""
-        swept, kernel = self._swept, self._plan.kernel
+        swept = self._swept
         swept.portfolio_times, swept.runoffs = {}, {}
-        members = [config for config in swept.portfolio if config not in swept.wrong]
         problems = {
             problem: edge
             for edge in swept.candidates
-            for problem in (*sizes_inside(kernel.tunable.axes, edge), edge)
+            for problem in (*self._first_sizes(edge), edge)
             if problem not in swept.unopened
         }
         self._steps += len(problems) if self._plans else 0  # the first time they are counted already
-        self._plans = {problem: plan_only(kernel, problem, members) for problem in problems}
-        self._submit(job for each in self._plans.values() for job in each.jobs.values())
+        self._plans = {}
+        self._measure_portfolio_at(problems)
+        while added := {size: edge for edge in swept.candidates if (size := self._next_size(swept, edge))}:
+            self._steps += len(added)
+            self._measure_portfolio_at(added)
+
+    def _measure_portfolio_at(self, problems: Mapping[Problem, Problem]) -> None:
+        """Time the portfolio at problems, each given with the edge of its bucket, in any order."""
+        members = [config for config in self._swept.portfolio if config not in self._swept.wrong]
+        plans = {problem: plan_only(self._plan.kernel, problem, members) for problem in problems}
+        self._plans.update(plans)
+        self._submit(job for each in plans.values() for job in each.jobs.values())
         for problem, edge in problems.items():
             self._report_step(problem)
             with self._opening(problem):

@@ -229,6 +229,8 @@ def _measure_kernel(
                 results,
                 progress,
                 portfolio=decision.portfolio,
+                first_sizes=decision.first_sizes,
+                next_size=decision.next_size,
                 exhaustive=request.exhaustive,
             )
             swept = kernel_sweep.run()
