@@ -14,7 +14,7 @@ a bucket of its own, the nearest point of each of the nearest buckets (`MOST_NEI
 The *exponent* is 1, 1/2 or 0: that with which the rule leaves least at the bucket's points, each left out in
 turn. Some kernels take whole waves, because their blocks wait for each other's ends; others are bound by memory
 or keep more blocks on a multiprocessor than the config says, and a further wave costs them little. More than a
-doubling away 1/2 is taken. Waves at the size count the multiprocessors of the GPU that launches, waves at the
+doubling away from every point 1/2 is taken. Waves at the size count the multiprocessors of the GPU that launches, waves at the
 point those of the GPU that was measured. A partly filled last tile is a tile, so waves tell of it too.
 
 Where the points are other buckets', the default is taken unless the choice is expected to be faster by more
@@ -124,13 +124,12 @@ def pick(
     if problem == entry.bucket and allowed(entry.config):
         return Pick(entry.config, lambda: f"winner at the bucket's edge: {entry.mean_us:.1f} us")
     ranking = rule.ranking(problem, default, neighbours=neighbours, sm_count=sm_count)
+    own = math.inf if ranking.inside else ranking.lag_of(default)
     for lag, config in ranking.lags:
-        if not allowed(config):
-            continue
-        own = next((other for other, one in ranking.lags if one == default), math.inf)
-        if ranking.inside or own - lag > math.log1p(OVERLAP) or not allowed(default):
+        if own - lag <= _OVERLAP and allowed(default):
+            return Pick(default, partial(_overlap, ranking, own - lag, config))
+        if allowed(config):
             return Pick(config, partial(_reason, ranking, lag))
-        return Pick(default, partial(_overlap, ranking, own - lag, config))
     for config, name in ((entry.config, "the bucket's winner"), (default, "the default")):
         if allowed(config):
             return Pick(config, partial("{}: no point of the bucket has a time".format, name))
@@ -175,6 +174,14 @@ class Ranking(NamedTuple):
     weights: Sequence[float]
     """The points' weights; their sum is 1."""
 
+    def lag_of(self, config: Config) -> float:
+        """The lag of a config; infinite where it has no estimate."""
+        known = self.near[0][1]._place_of if self.near else {}
+        if (place := known.get(config)) is None:
+            return math.inf
+        column = self.near[0][1]._columns[place]
+        return next((lag for lag, other in self.lags if other is column), math.inf)
+
     def us(self, lag: float) -> float:
         """The expected time, microseconds, of a config with this lag."""
         return math.exp(self.base + lag)
@@ -195,7 +202,13 @@ class Ranking(NamedTuple):
 
 def blocks_in_flight(config: Config, sm_count: int) -> int:
     """How many blocks of a config the GPU runs at a time."""
-    return max(sm_count * config.hints.get("occupancy", 1) // config.hints.get("num_ctas", 1), 1)
+    occupancy, num_ctas = _sharing(config)
+    return max(sm_count * occupancy // num_ctas, 1)
+
+
+def _sharing(config: Config) -> tuple[int, int]:
+    """Blocks that share a multiprocessor, and multiprocessors that share a block."""
+    return config.hints.get("occupancy", 1), config.hints.get("num_ctas", 1)
 
 
 def waves(tiles: int, config: Config, sm_count: int) -> int:
@@ -228,6 +241,25 @@ class _Row(NamedTuple):
 
     us: float
     """The logarithm of the time that a lag of 0 stands for, microseconds."""
+
+
+class _Candidate(NamedTuple):
+    """A config that may be the fastest near a point."""
+
+    config: Config
+    """The config."""
+
+    column: int
+    """Its column."""
+
+    waves: float
+    """The logarithm of its waves at the point."""
+
+    occupancy: int
+    """Blocks that share a multiprocessor, as the config says."""
+
+    num_ctas: int
+    """Multiprocessors that share a block, as the config says."""
 
 
 class BucketRule:
@@ -299,9 +331,7 @@ class BucketRule:
         exponent = self.exponent
         if len(near) < 2 and inside:
             exponent = 0.0
-        elif (
-            not inside and max(map(abs, map(sub, here, self._edge)), default=0.0) > NEAR_DOUBLINGS + _ROUNDED
-        ):
+        elif near and near[0][0] > NEAR_DOUBLINGS:
             exponent = _EXPONENTS[0]
         weights = [1 / (distance + _NEARNESS) ** 2 for distance, _, _ in near]
         total = sum(weights)
@@ -327,29 +357,34 @@ class BucketRule:
             return [], 0.0
         _, rule, nearest = near[0]
         tiles = self._tiles if exponent else None
-        rows = [
-            (weight, each._rows_at(exponent)[place], None if each is rule else each._place_of)
-            for weight, (_, each, place) in zip(weights, near, strict=True)
-        ]
+        rows, base = [], 0.0
+        for weight, (_, each, place) in zip(weights, near, strict=True):
+            cells, us = each._rows_at(exponent)[place]
+            base += weight * us
+            rows.append((weight, cells, each))
         hopeful, hopeless = rule._candidates[nearest]
-        found = []
-        for place, config in hopeful:
+        means = []
+        for candidate in hopeful:
+            place = candidate[1]
             total = share = 0.0
-            for weight, (cells, _), places in rows:
-                at = place if places is None else places.get(config)
-                if at is not None and (cell := cells[at]) is not None:
+            for weight, cells, each in rows:
+                if place >= self._shared and each is not rule:
+                    cell = each._cell_of(candidate[0], cells)
+                else:
+                    cell = cells[place]
+                if cell is not None:
                     total += weight * cell
                     share += weight
-            lag = total / share
-            if tiles is not None:
-                in_flight = blocks_in_flight(config, sm_count)
-                lag += exponent * math.log(-(-tiles(config, problem) // in_flight) or 1)
-            found.append((lag, place, config))
-        found.sort()
-        least = found[0][0]
-        lags = [(lag, config) for lag, _, config in found]
+            mean = total / share
+            means.append((mean + exponent * candidate[2], place, mean, candidate))
+        if tiles is None:
+            means.sort()
+            lags = [(mean, candidate.config) for _, _, mean, candidate in means]
+        else:
+            lags = _with_waves(problem, means, tiles, exponent, sm_count)
+        least = lags[0][0]
         lags += [(least + lag, config) for lag, config in hopeless]
-        return lags, sum(weight * us for weight, (_, us), _ in rows)
+        return lags, base
 
     # Where points are --------------------------------------------------------------------------------------
 
@@ -382,10 +417,6 @@ class BucketRule:
     def problems(self) -> tuple[Problem, ...]:
         """The points' problems; they ascend."""
         return tuple(self._bucket.replaced(**point.size) for point in self._points)
-
-    @lazy
-    def _edge(self) -> tuple[float, ...]:
-        return self._logs_of(self._bucket)
 
     @lazy
     def _where(self) -> tuple[tuple[float, ...], ...]:
@@ -434,15 +465,29 @@ class BucketRule:
         ]
 
     @lazy
-    def _candidates(self) -> list[tuple[list[tuple[int, Config]], list[tuple[float, Config]]]]:
+    def _candidates(self) -> list[tuple[list[_Candidate], list[tuple[float, Config]]]]:
         """For each point, the columns to estimate, and the lags of the hopeless ones, the least first."""
         found = []
-        for lags in self._lags:
+        for lags, grown in zip(self._lags, self._waves, strict=True):
             timed = [(lag, place) for place, lag in enumerate(lags) if lag is not None]
-            hopeful = [(place, self._columns[place]) for lag, place in timed if lag <= math.log(_HOPELESS)]
+            hopeful = [
+                _Candidate(config, place, grown[place], *_sharing(config))
+                for lag, place in timed
+                if lag <= math.log(_HOPELESS)
+                for config in [self._columns[place]]
+            ]
             rest = sorted(one for one in timed if one[0] > math.log(_HOPELESS))
             found.append((hopeful, [(lag, self._columns[place]) for lag, place in rest]))
         return found
+
+    @lazy
+    def _shared(self) -> int:
+        """The number of columns that all rules of a table have: the portfolio's, which come first."""
+        return len(dict.fromkeys(self._portfolio))
+
+    def _cell_of(self, config: Config, cells: Sequence[float | None]) -> float | None:
+        place = self._place_of.get(config)
+        return None if place is None else cells[place]
 
     @lazy
     def _place_of(self) -> dict[Config, int]:
@@ -518,5 +563,34 @@ class BucketRule:
                 yield min(told)[1] - min(lag for _, lag in told)
 
 
-_ROUNDED = 1e-9
-"""Doublings: more than rounding changes a distance."""
+def _with_waves(
+    problem: Problem,
+    means: Sequence[tuple[float, int, float, _Candidate]],
+    tiles: Tiles,
+    exponent: float,
+    sm_count: int,
+) -> list[tuple[float, Config]]:
+    """The lags with their waves, the least first.
+
+    Candidates are taken by their lags at the points. Those that are far behind there keep these lags.
+    """
+    lags: list[tuple[float, int, Config]] = []
+    shift, limit = 0.0, math.inf
+    for before, place, mean, (config, _, _, occupancy, num_ctas) in sorted(means):
+        if before > limit:
+            lags.append((before + shift, place, config))
+            continue
+        in_flight = sm_count * occupancy // num_ctas or 1
+        lag = mean + exponent * math.log(-(-tiles(config, problem) // in_flight) or 1)
+        if not lags:
+            shift, limit = lag - before, before + exponent * _DOUBLED
+        lags.append((lag, place, config))
+    lags.sort()
+    return [(lag, config) for lag, _, config in lags]
+
+
+_OVERLAP = math.log1p(OVERLAP)
+
+_DOUBLED = math.log(1.6)
+"""The logarithm of how much less a config's waves may grow from the nearest point to the size than those of
+the fastest there. On the tables of sm90 a larger factor changes no choice."""

@@ -75,7 +75,7 @@ class _Group:
     closest: dict[tuple[tuple[int, ...], float], tuple[int, _Member] | None] = field(default_factory=dict)
     """The answers of `_closest`, by exponents and reach."""
 
-    closest_two: dict[tuple[int, ...], list[tuple[int, _Member]]] = field(default_factory=dict)
+    closest_two: dict[tuple[int, ...], list[tuple[int, int, Match]]] = field(default_factory=dict)
     """The answers of `_closest_two`, by exponents."""
 
 
@@ -212,9 +212,9 @@ class Index:
         exponents = self._exponents(wanted)
         _, aparts, groups, order = self._distances(wanted)
         found = [
-            (aparts[place] + steps, member.place, member.found)
+            (aparts[place] + steps, at, match)
             for place in order[: most + 1]
-            for steps, member in _closest_two(groups[place], exponents)
+            for steps, at, match in _closest_two(groups[place], exponents)
         ]
         found.sort()
         entry, shipped = first.entry, first.shipped
@@ -260,12 +260,13 @@ def _closest(group: _Group, exponents: tuple[int, ...], within: float) -> tuple[
     return chosen
 
 
-def _closest_two(group: _Group, exponents: tuple[int, ...]) -> list[tuple[int, _Member]]:
-    """The two nearest members on the Pow2 axes, after the doublings to each; of equally near ones the larger."""
+def _closest_two(group: _Group, exponents: tuple[int, ...]) -> list[tuple[int, int, Match]]:
+    """The two nearest members on the Pow2 axes: doublings, place, entry. Of equally near ones the larger."""
     two = group.closest_two.get(exponents)
     if two is None:
         ranked = [(sum(map(abs, map(sub, exponents, edges))), m) for edges, m in group.members.items()]
-        two = sorted(ranked, key=lambda one: (one[0], one[1].smaller, one[1].place))[:2]
+        ranked.sort(key=lambda one: (one[0], one[1].smaller, one[1].place))
+        two = [(steps, member.place, member.found) for steps, member in ranked[:2]]
         if len(group.closest_two) >= _MOST_CLOSEST:
             group.closest_two.clear()
         group.closest_two[exponents] = two

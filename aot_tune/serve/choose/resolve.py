@@ -69,6 +69,7 @@ class Legality:
         self._arch = arch
         self._declared: dict[Classes, _Space] = {}
         self._last: tuple[Problem | None, frozenset[Config]] = (None, frozenset())
+        self._last_classes: tuple[Problem | None, Classes] = (None, frozenset())
         self._failures: set[str] = set()
 
     def refusal(self, config: Config, problem: Problem) -> str | None:
@@ -91,7 +92,10 @@ class Legality:
             )
 
     def _in_space(self, config: Config, problem: Problem) -> bool:
-        classes = classes_of(self._tunable.axes, problem)
+        asked, classes = self._last_classes
+        if asked is not problem:
+            classes = classes_of(self._tunable.axes, problem)
+            self._last_classes = (problem, classes)
         space = self._declared.get(classes)
         if space is None:
             space = _Space()
