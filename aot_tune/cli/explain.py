@@ -17,7 +17,7 @@ from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.serve.choose import loader
 from aot_tune.serve.choose.index import Index
-from aot_tune.serve.choose.resolve import Choice, Legality, Source, neighbour_rules, tune_command
+from aot_tune.serve.choose.resolve import Around, Choice, Legality, Source, around, tune_command
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.serve.launch.messages import passed_over_message, stale_messages
 from aot_tune.serve.rank import is_rank
@@ -42,7 +42,7 @@ class Compared:
     """The expected time / that of the fastest."""
 
     waves: int | None
-    """How often the config fills the GPU with blocks at this size; None where the kernel declares no tiles."""
+    """How often the config fills the GPU with blocks here; None where the kernel declares no tiles."""
 
     refusal: str | None
     """Why the config may not run for this problem; None when it may."""
@@ -77,10 +77,10 @@ class Explanation:
     """Why that step gave it, as a sentence."""
 
     basis: str
-    """The points that the expected times are estimated from, each with its share; empty when there are none."""
+    """The points that the times are estimated from, each with its weight; empty when there are none."""
 
     compared: tuple[Compared, ...]
-    """What is expected of the portfolio and the defaults, fastest first; empty when no table had any times."""
+    """What is expected of the portfolio and the defaults, fastest first; empty without a table."""
 
     remarks: tuple[str, ...]
     """Warnings about the tables, what a launch would do besides, and the command that tunes a miss."""
@@ -165,10 +165,11 @@ def _compared(
     if found is None:
         return "", ()
     legality, default_at = Legality(tunable, arch), partial(tunable.default_config, arch)
+    near = choice.source == "nearest"
     ranking = index.rule(found, default_at).ranking(
         problem,
         default_at(problem),
-        neighbours=() if choice.source == "own" else neighbour_rules(index, problem, found, default_at),
+        **(Around() if choice.source == "own" else around(index, problem, found, default_at, near=near)),
     )
     sm_count, tiles = found.shipped.table.built_with.sm_count, tunable.tiles
     return ranking.basis, tuple(

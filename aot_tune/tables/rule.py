@@ -2,24 +2,28 @@
 
 It uses no file or GPU, and of a kernel only its count of tiles. Serving follows it; the tuner judges by it.
 
-The rule: at a point a config's *lag* is its time / the fastest config's there, the worst over the states of the
-GPU that were timed. A config's lag at another size is estimated as the weighted geometric mean of its lags at
-a few points, nearer points counting more (`_NEARNESS`), each first corrected for waves: multiplied by
+The rule: at a point a config's *lag* is its time / the fastest config's there, the worst over the states of
+the GPU that were timed. A config's lag at another size is estimated as the weighted geometric mean of its
+lags at a few points, nearer points counting more (`_NEARNESS`), each first corrected for waves: multiplied by
 
     (waves at this size / waves at the point) ** exponent
 
 The config with the least estimate is taken. The points are those of the size's own bucket; for a size without
-a bucket of its own, the nearest point of each of the nearest buckets (`MOST_NEIGHBOURS`).
+a bucket of its own, the nearest point of each of the nearest buckets (`MOST_NEIGHBOURS`). What has no time at
+the nearest point, or takes more than twice the fastest's there, is not estimated.
 
 The *exponent* is 1, 1/2 or 0: that with which the rule leaves least at the bucket's points, each left out in
-turn. Some kernels take whole waves, because their blocks wait for each other's ends; others are bound by memory
-or keep more blocks on a multiprocessor than the config says, and a further wave costs them little. More than a
-doubling away from every point 1/2 is taken. Waves at the size count the multiprocessors of the GPU that launches, waves at the
-point those of the GPU that was measured. A partly filled last tile is a tile, so waves tell of it too.
+turn; for a size without a bucket, at those of buckets spread over the table. Some kernels take whole waves,
+because their blocks wait for each other's ends; others are bound by memory, or keep more blocks on a
+multiprocessor than the config says, and a further wave costs them little. More than a doubling away 1/2 is
+taken. Waves at the size count the multiprocessors of the GPU that launches, waves at the
+point those of the GPU that was measured. A partly filled last tile is a tile, so waves tell of it too. The
+share of each operand that L2 holds does not count: with points of other shares taken to be farther away, the
+rule left the same on the tables of sm90.
 
 Where the points are other buckets', the default is taken unless the choice is expected to be faster by more
-than a tie (`OVERLAP`). ``tuned_configs/README.md`` has an example and ``tests/tables/test_rule_on_tables.py``
-holds what the rule leaves on measured tables, compared with its forms before.
+than a tie (`OVERLAP`). ``tuned_configs/README.md`` has an example, and ``tests/tables/test_rule.py`` holds
+what the rule leaves on measured tables.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from operator import sub
 from typing import NamedTuple
 
 from aot_tune.tables.table import Entry, Point, Table
-from aot_tune.values.bucket import NEAR_DOUBLINGS, Axes, Pow2, edge
+from aot_tune.values.bucket import Axes, Pow2, edge
 from aot_tune.values.config import Config
 from aot_tune.values.lazy import lazy
 from aot_tune.values.problem import Problem
@@ -53,6 +57,9 @@ default."""
 MOST_NEIGHBOURS = 4
 """Buckets from whose nearest points a size without a bucket of its own is estimated. On the tables of sm90,
 buckets left out, one leaves 2.0 % in the geometric mean, two 1.9 %, four 1.7 % and eight 1.8 %."""
+
+FAR_EXPONENT = 0.5
+"""The exponent of waves for sizes more than a doubling away from any bucket."""
 
 Tiles = Callable[[Config, Problem], int]
 """A declaration's function from (config, problem) to the number of tiles, blocks of work."""
@@ -98,6 +105,7 @@ def pick(
     allowed: Allowed,
     *,
     neighbours: Sequence[BucketRule] = (),
+    outside: float = FAR_EXPONENT,
     sm_count: int | None = None,
 ) -> Pick | None:
     """Choose the config for a problem of an entry's bucket, or of none.
@@ -116,6 +124,7 @@ def pick(
         problem: A problem of this bucket, or of one without an entry.
         allowed: Whether a config may run here: legal, in the search space. Called until one may.
         neighbours: The rules of the next nearest entries, for a problem outside the entry's bucket.
+        outside: As for `BucketRule.ranking`.
         sm_count: Multiprocessors of the GPU that launches; None for those of the GPU that was measured.
 
     Returns:
@@ -123,7 +132,7 @@ def pick(
     """
     if problem == entry.bucket and allowed(entry.config):
         return Pick(entry.config, lambda: f"winner at the bucket's edge: {entry.mean_us:.1f} us")
-    ranking = rule.ranking(problem, default, neighbours=neighbours, sm_count=sm_count)
+    ranking = rule.ranking(problem, default, neighbours=neighbours, outside=outside, sm_count=sm_count)
     own = math.inf if ranking.inside else ranking.lag_of(default)
     for lag, config in ranking.lags:
         if own - lag <= _OVERLAP and allowed(default):
@@ -307,6 +316,7 @@ class BucketRule:
         default: Config,
         *,
         neighbours: Sequence[BucketRule] = (),
+        outside: float = FAR_EXPONENT,
         sm_count: int | None = None,
     ) -> Ranking:
         """Estimate the portfolio and the defaults, fastest first; equal estimates keep the portfolio's order.
@@ -318,6 +328,7 @@ class BucketRule:
             problem: The size.
             default: The default there, which `least_gain` is compared with.
             neighbours: The rules of the next nearest buckets, for a size outside this bucket.
+            outside: The exponent for such a size.
             sm_count: Multiprocessors of the GPU that launches; None for those of the GPU that was measured.
         """
         here, inside = self._logs_of(problem), self._holds(problem)
@@ -328,11 +339,11 @@ class BucketRule:
             near = [(distance, self, -place) for distance, place in order]
         else:
             near = [rule._nearest(here) for rule in (self, *neighbours) if rule._points]
-        exponent = self.exponent
-        if len(near) < 2 and inside:
-            exponent = 0.0
-        elif near and near[0][0] > NEAR_DOUBLINGS:
-            exponent = _EXPONENTS[0]
+        exponent = 0.0
+        if len(near) > 1 or not inside:
+            exponent = self.exponent
+            if not inside:
+                exponent = outside
         weights = [1 / (distance + _NEARNESS) ** 2 for distance, _, _ in near]
         total = sum(weights)
         weights = [weight / total for weight in weights]
@@ -436,7 +447,7 @@ class BucketRule:
 
     @lazy
     def _lags(self) -> list[list[float | None]]:
-        """For each point, the logarithms of the columns' times over the fastest's, the worst of the states."""
+        """For each point, the logarithms of the columns' lags, the worst of the states."""
         lags = []
         for point, problem in zip(self._points, self.problems, strict=True):
             default = self._default_at(problem)
@@ -535,12 +546,15 @@ class BucketRule:
 
     @lazy
     def exponent(self) -> float:
-        """The exponent of waves that leaves least at the points, each left out in turn."""
+        """The exponent of waves inside the bucket."""
+        return least_left([self])
+
+    @lazy
+    def left(self) -> tuple[float, ...]:
+        """For each of `_EXPONENTS`, the sum of what it leaves at the points, each left out in turn."""
         if self._tiles is None or len(self._points) < 2:
-            return _EXPONENTS[0]
-        left = {exponent: sum(self._left(exponent)) for exponent in _EXPONENTS}
-        best = min(_EXPONENTS, key=left.__getitem__)
-        return best if left[best] < left[_EXPONENTS[0]] - _PREFERENCE else _EXPONENTS[0]
+            return (0.0,) * len(_EXPONENTS)
+        return tuple(sum(self._left(exponent)) for exponent in _EXPONENTS)
 
     def _left(self, exponent: float) -> Iterator[float]:
         """The logarithm of the regret that an exponent leaves at each point, told from the others."""
@@ -591,6 +605,13 @@ def _with_waves(
 
 _OVERLAP = math.log1p(OVERLAP)
 
-_DOUBLED = math.log(1.6)
+_DOUBLED = math.log(2.2)
 """The logarithm of how much less a config's waves may grow from the nearest point to the size than those of
-the fastest there. On the tables of sm90 a larger factor changes no choice."""
+the fastest there: rounding up to whole waves at most doubles them."""
+
+
+def least_left(rules: Sequence[BucketRule]) -> float:
+    """The exponent that leaves least at the points of some rules, the preferred one where they tie."""
+    sums = [sum(left) for left in zip(*[rule.left for rule in rules], strict=True)]
+    best = min(range(len(sums)), key=sums.__getitem__)
+    return _EXPONENTS[best if sums[best] < sums[0] - _PREFERENCE else 0]

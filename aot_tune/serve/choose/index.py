@@ -13,7 +13,7 @@ from operator import sub
 from pathlib import Path
 from typing import NamedTuple
 
-from aot_tune.tables.rule import BucketRule, DefaultAt, Tiles, rule_of
+from aot_tune.tables.rule import BucketRule, DefaultAt, Tiles, least_left, rule_of
 from aot_tune.tables.table import Entry, Table
 from aot_tune.values.bucket import Axes, Pow2, edge
 from aot_tune.values.problem import Problem, Value
@@ -110,6 +110,7 @@ class Index:
         self._own: dict[Problem, Match] = {}
         self._groups: dict[Classes, dict[tuple[int, ...], _Group]] = {}
         self._rules: dict[int, BucketRule] = {}
+        self._outside: dict[int, float] = {}
         self._last: tuple[Problem | None, Problem] = (None, Problem({}))
         self._reached: tuple[Problem | None, _Distances] = (None, _Distances([], [], [], []))
         for shipped in self.tables:
@@ -235,6 +236,17 @@ class Index:
             self._rules[id(found.entry)] = rule
         return rule
 
+    def outside(self, found: Match, default_at: DefaultAt) -> float:
+        """The exponent of waves for sizes outside the buckets of an entry's table; it is found once."""
+        table = found.shipped.table
+        exponent = self._outside.get(id(table))
+        if exponent is None:
+            entries = [entry for entry in table.entries if len(entry.points) > 2]
+            some = entries[:: -(-len(entries) // _MOST_ASKED)] if entries else []
+            rules = [self.rule(Match(entry=entry, shipped=found.shipped), default_at) for entry in some]
+            exponent = self._outside[id(table)] = least_left(rules)
+        return exponent
+
     def _exponents(self, bucket: Problem) -> tuple[int, ...]:
         return tuple(bucket.size(name).bit_length() - 1 for name in self._pow2)
 
@@ -272,6 +284,10 @@ def _closest_two(group: _Group, exponents: tuple[int, ...]) -> list[tuple[int, i
         group.closest_two[exponents] = two
     return two
 
+
+_MOST_ASKED = 64
+"""The most buckets of a table, spread over it, that are asked for the exponent of waves. It takes 0.3 ms
+each."""
 
 _MOST_CLOSEST = 1024
 """The most answers that a group keeps, enough for the exponents of two axes; beyond it all are dropped."""

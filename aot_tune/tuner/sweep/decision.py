@@ -73,7 +73,7 @@ class Decision:
         return settle_portfolio(self.sweep(swept), self.old, keep=self._keep)
 
     def first_sizes(self, edge: Problem) -> list[Problem]:
-        """The sizes to measure first inside a bucket: those of the present table, so that its line may stay."""
+        """The sizes to measure first inside a bucket: the present table's, so that its line may stay."""
         old = self.old.entry(edge) if self.old is not None else None
         inside = [edge.replaced(**point.size) for point in old.points] if old is not None else []
         return [size for size in inside if size != edge] or sizes_inside(self.tunable.axes, edge)
