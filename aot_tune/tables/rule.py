@@ -185,10 +185,7 @@ class Ranking(NamedTuple):
 
     def lag_of(self, config: Config) -> float:
         """The lag of a config; infinite where it has no estimate."""
-        known = self.near[0][1]._place_of if self.near else {}
-        if (place := known.get(config)) is None:
-            return math.inf
-        column = self.near[0][1]._columns[place]
+        column = self.near[0][1].column(config) if self.near else None
         return next((lag for lag, other in self.lags if other is column), math.inf)
 
     def us(self, lag: float) -> float:
@@ -229,7 +226,7 @@ _NEARNESS = 0.1
 """Doublings that are added to a point's distance; its weight is 1 / (distance + this) squared. With half or
 twice as much the rule leaves the same on the tables of sm90."""
 
-_EXPONENTS = (0.5, 1.0, 0.0)
+_EXPONENTS = (1.0, 0.5, 0.0)
 """The exponents of waves, the preferred one first."""
 
 _PREFERENCE = 0.002
@@ -310,6 +307,11 @@ class BucketRule:
         self._least_gain = least_gain
         self._rows: dict[float, list[_Row]] = {}
 
+    def column(self, config: Config) -> Config | None:
+        """The very object that stands for a config here; None where none does."""
+        place = self._place_of.get(config)
+        return None if place is None else self._columns[place]
+
     def ranking(
         self,
         problem: Problem,
@@ -339,11 +341,8 @@ class BucketRule:
             near = [(distance, self, -place) for distance, place in order]
         else:
             near = [rule._nearest(here) for rule in (self, *neighbours) if rule._points]
-        exponent = 0.0
-        if len(near) > 1 or not inside:
-            exponent = self.exponent
-            if not inside:
-                exponent = outside
+        exact = inside and near and not near[0][0]
+        exponent = 0.0 if exact else self.exponent if inside else outside
         weights = [1 / (distance + _NEARNESS) ** 2 for distance, _, _ in near]
         total = sum(weights)
         weights = [weight / total for weight in weights]
@@ -411,7 +410,7 @@ class BucketRule:
         return tuple([math.log2(max(problem.size(name), 1)) for name in self._names])
 
     def _distance(self, here: tuple[float, ...], place: int) -> float:
-        return sum(map(abs, map(sub, here, self._where[place])))
+        return math.fsum(map(abs, map(sub, here, self._where[place])))
 
     def _nearest(self, here: tuple[float, ...]) -> tuple[float, BucketRule, int]:
         """This bucket's point nearest to a size, and how far it is; the larger of two equally near ones."""
@@ -546,8 +545,8 @@ class BucketRule:
 
     @lazy
     def exponent(self) -> float:
-        """The exponent of waves inside the bucket."""
-        return least_left([self])
+        """The exponent of waves inside the bucket; 1 where a lone point tells nothing of it."""
+        return least_left([self]) if len(self._points) > 1 else 1.0
 
     @lazy
     def left(self) -> tuple[float, ...]:
