@@ -506,7 +506,7 @@ class BucketRule:
     def _rows_at(self, exponent: float) -> list[_Row]:
         rows = self._rows.get(exponent)
         if rows is None:
-            rows = self._rows[exponent] = []
+            rows = []
             for point, lags, grown in zip(self._points, self._lags, self._waves, strict=True):
                 still = [
                     None if lag is None else lag - exponent * waves
@@ -517,6 +517,7 @@ class BucketRule:
                 rows.append(
                     _Row([None if lag is None else lag - least for lag in still], least + math.log(fastest))
                 )
+            self._rows[exponent] = rows  # whole or not at all: `tiles` may raise
         return rows
 
     def left_out(self) -> list[float]:

@@ -1,4 +1,4 @@
-"""The sizes that a sweep measures inside a bucket: the first ones, and those added where the rule is worst."""
+"""The sizes that a sweep measures inside a bucket: the first, and those added where the rule is worst."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_size_is_added_in_the_wider_gap_beside_the_worst_point() -> None:
 
 
 def test_a_size_that_is_added_is_no_multiple_of_16() -> None:
-    assert next_of({150: 0.3, 171: 0.0, 256: 0.0}) == 159, "the middle is 160"
+    assert next_of({200: 0.3, 256: 0.0}) == 159, "the middle of 128 and 200 is 160"
 
 
 def test_no_size_is_added_where_the_rule_is_good_enough_or_the_edge_alone_is_worse() -> None:

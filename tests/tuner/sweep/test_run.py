@@ -492,7 +492,7 @@ def test_disturbed_samples_are_told_in_the_table_and_at_the_end(
 # Problems and kernels that fail -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [64, 192])
+@pytest.mark.parametrize("size", [64, 213])
 def test_a_problem_that_cannot_be_opened_is_left_out_and_the_others_go_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
