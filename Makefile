@@ -97,7 +97,7 @@ third-party: venv
 	  rm -rf '$(THIRD_PARTY)/tilegym' '$(THIRD_PARTY)/unfinished'; \
 	  $(RUN) -m pip install -q --no-deps --no-compile --only-binary=:all: --retries 1 --target '$(THIRD_PARTY)/unfinished' tilegym==$(TILEGYM) && \
 	  mv '$(THIRD_PARTY)/unfinished' '$(THIRD_PARTY)/tilegym'; } || \
-	  echo 'third-party: tilegym $(TILEGYM) cannot be had here: the tests that record it are skipped' >&2
+	  echo 'third-party: tilegym $(TILEGYM) cannot be had here: the tests that record or declare it are skipped' >&2
 
 # The environment carries a stamp of all that it was made from: both files, the interpreter and the place, since its
 # scripts hold absolute paths. The stamp is written last, so an interrupted one is made anew. Only a folder that is

@@ -36,7 +36,7 @@ class Tunable(Declaration):
         `aot_tune.serve.launch.dispatch.attach` replaces this with a function made for the declaration.
 
         Args:
-            *args: The launch arguments: CUDA tensors and scalars, as `problem` takes them.
+            *args: The launch arguments: CUDA tensors, lists of them and scalars, as `problem` takes them.
             config: Use this config instead of the tuned one.
 
         Raises:

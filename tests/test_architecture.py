@@ -60,6 +60,7 @@ FOREIGN = {
         "serve.prime",
         "tuner.measure.worker",
     ),
+    "tomlkit": ("cli",),
     "typer": ("cli",),
     "rich": ("cli", "tuner.sweep"),
     "triton": ("bench",),

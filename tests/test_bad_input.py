@@ -258,18 +258,14 @@ def test_an_undeclared_mutated_argument(tuned: Library) -> None:
     assert "add 'x' to outputs, inplace or reset" in said
 
 
-@pytest.mark.parametrize(
-    # No model ranks this space: a prediction compiles its default alone.
-    ("count", "words"),
-    [(1, ["-m", "aot_tune", *PREDICT]), (4, ["-c", AT_AN_H200, *MEASURE])],
-)
-def test_a_kernel_that_does_not_compile_in_any_config(tuned: Library, count: int, words: list[str]) -> None:
+@pytest.mark.parametrize("words", [["-m", "aot_tune", *PREDICT], ["-c", AT_AN_H200, *MEASURE]])
+def test_a_kernel_that_does_not_compile_in_any_config(tuned: Library, words: list[str]) -> None:
     tuned.declare("(1, tile)) * 2)", "(1, tile)) * two)")
     said = tuned.refused(*words)
     assert "Traceback" not in said
     (line,) = [line for line in said.splitlines() if "not published: " in line]
     line_number = 1 + next(i for i, text in enumerate(KERNELS.splitlines()) if "(1, tile)) * 2)" in text)
-    what = f"none of its {count} compilations succeeds: Undefined variable two used"
+    what = "none of its 4 compilations succeeds: Undefined variable two used"
     assert line.startswith(f"scale: not published: {what} (")
     assert f"mylib/kernels.py, line {line_number}); repair the kernel" in line
 

@@ -19,8 +19,8 @@ ACCEPTED = {
     "archive": "an archive of 2",
     "archive_index": "an archive of 2",
     "archive_section": "an archive of 1",
-    "journal": "6 records, 4 results, intact",
-    "journal_records": "6 records, 4 results, intact",
+    "journal": "9 records, 5 results, intact",
+    "journal_records": "9 records, 5 results, intact",
     "message": "a message: list",
 }
 """What comes of each target's seeds: what begins with refused bytes sees little of a reader."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -15,11 +16,13 @@ import typer
 
 from aot_tune import environment
 from aot_tune.cli.app import app
+from aot_tune.declare import checks
 from aot_tune.record import launches, recorder
 from aot_tune.recorded import document as recorded
 from aot_tune.serve.replay import searches
 from aot_tune.tables import reader, writer
 from aot_tune.tunable import Tunable
+from aot_tune.values.arch import Arch
 from tests.support.recorded_tables import TABLE
 
 ROOT = Path(__file__).parents[1]
@@ -183,6 +186,15 @@ def test_the_own_package_is_tuned_and_its_launch_takes_the_tuned_config_and_grid
 
 
 @pytest.mark.process
+def test_the_command_that_begins_a_declaration_leaves_blanks(own: Child) -> None:
+    new, doctor = commands(f"```console\n{example('new')}```\n")
+    begun, told = own.command(new), own.command(doctor)
+    assert (begun.returncode, told.returncode) == (0, 1), begun.stderr + told.stderr
+    blanks = [line for line in told.stdout.splitlines() if line.startswith("[ ]") and " is blank: " in line]
+    assert len(blanks) == 2
+
+
+@pytest.mark.process
 def test_the_autograd_example_runs_forward_and_backward(own: Child) -> None:
     code = example("autograd") + "\nmore = [list(x.grad.shape), str(x.grad.dtype)]"
     answer, _ = own.launch(code, "sm100")
@@ -243,6 +255,19 @@ def test_the_small_declaration_is_a_whole_module_that_launches(tmp_path: Path) -
     assert [one["grid"] for one in answer["launches"]] == [[PROBLEM_ROWS, PROBLEM_COLS // 256, 1]]
     checked = child.command("aot-tune tune --module mylib.double --arch sm90 --limit 1")
     assert checked.returncode == 0, checked.stderr
+
+
+def test_the_declaration_of_several_kernels_has_nothing_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "summing").mkdir()
+    (tmp_path / "summing" / "__init__.py").touch()
+    (tmp_path / "summing" / "sums.py").write_text(example("mylib/sums.py"))
+    monkeypatch.syspath_prepend(tmp_path)
+    declared = importlib.import_module("summing.sums").row_sum
+    for arch in map(Arch.parse, ("sm90", "sm100")):
+        assert checks.declaration_problems(declared, arch) == []
+        assert checks.declaration_remarks(declared, arch) == []
 
 
 def test_a_library_that_three_kernels_changes_one_import_in_ten_lines() -> None:
@@ -391,7 +416,7 @@ def test_every_test_that_they_name_exists(file: str, name: str) -> None:
 
 def test_the_faults_are_listed_one_a_row() -> None:
     """The tests use the codes of these two lists; the last column holds what `tests/faults` injects."""
-    for place, letter, last in (("aot_tune/tuner/README.md", "A", 15), ("aot_tune/serve/README.md", "B", 17)):
+    for place, letter, last in (("aot_tune/tuner/README.md", "A", 16), ("aot_tune/serve/README.md", "B", 17)):
         rows = re.findall(rf"^\| ({letter}\d+) \|.*\| (\d+) \|$", TEXTS[place], re.M)
         assert [code for code, _ in rows] == [f"{letter}{number}" for number in range(1, last + 1)]
         assert all(int(injected) > 0 for _, injected in rows)

@@ -25,7 +25,7 @@ from aot_tune.bench.sections.part import Part, Request
 from aot_tune.errors import AotTuneError
 from aot_tune.nvidia.nvml import visible_gpus
 
-SECTIONS = ("imports", "lookups", "launch", "compile", "sweep", "regret", "again", "serving")
+SECTIONS = ("imports", "lookups", "launch", "compile", "sweep", "regret", "again", "serving", "replay")
 """Modules of `aot_tune.bench.sections`. Each has ``run(request) -> Iterator[Part]``."""
 
 _WITHOUT_A_GPU = {"lookups"}
@@ -91,7 +91,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", type=Path, default=Path("build/bench.json"), help="file of this run's JSON")
     parser.add_argument(
-        "--kernel", action="append", default=[], help="regret: a kernel, may be repeated; all by default"
+        "--kernel",
+        action="append",
+        default=[],
+        help="regret: a kernel, replay: an operation; may be repeated; all by default",
     )
     parser.add_argument("--sizes", type=int, default=least.sizes, help="regret: sizes of each kernel")
     parser.add_argument("--look-ups", type=int, default=least.look_ups, help="lookups: of each kernel")
@@ -99,7 +102,10 @@ def _parser() -> argparse.ArgumentParser:
         "--repeats", type=int, default=least.repeats, help="serving: processes of each quick scenario"
     )
     parser.add_argument(
-        "--limit-s", type=float, default=least.limit_s, help="regret: seconds after which no kernel begins"
+        "--limit-s",
+        type=float,
+        default=least.limit_s,
+        help="regret, replay: seconds after which no kernel begins",
     )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser

@@ -76,7 +76,7 @@ class BenchGpu:
         )
         self.torch_device = torch.device("cuda", 0)
         self._feed = feed
-        self._kernels: dict[tuple[str, Path | None, tuple[tuple[str, int], ...]], Any] = {}
+        self._kernels: dict[tuple[object, ...], Any] = {}
         self._round = EventRound()
 
     def plans(
@@ -107,7 +107,7 @@ class BenchGpu:
     ) -> Callable[[], object]:
         """A function that launches a config on the current stream and does nothing else."""
         ready, grid = self._kernel(kernel.tunable, cubin, config), kernel.grid(problem, config)
-        arguments = tuple(kernel.tunable.args_fn(config, *args))
+        arguments = tuple(kernel.tunable.args_fn_on(kernel.device)(config, *args))
         return lambda: ct.launch(torch.cuda.current_stream().cuda_stream, grid, ready, arguments)
 
     def exhaustive(self, kernel: DeviceKernel, each: ProblemPlan) -> Timed:
@@ -132,7 +132,7 @@ class BenchGpu:
 
         def fresh(config: Config) -> tuple[Any, ...]:
             self._round.flush()
-            return tuple(tunable.args_fn(config, *args))
+            return tuple(tunable.args_fn_on(kernel.device)(config, *args))
 
         found = exhaustive_search(
             list(paths),
@@ -152,11 +152,11 @@ class BenchGpu:
         return statistics.median(self._round([call] * _SAMPLES))
 
     def _kernel(self, tunable: Any, path: Path, config: Config) -> Any:
-        key = (tunable.name, path, tuple(config.hints.items()))
+        key = (tunable.name, config.kernel, path, tuple(config.hints.items()))
         if key not in self._kernels:
             cubin = path.read_bytes()
             self._kernels[key] = cutile.with_hints(
-                tunable.kernel,
+                tunable.kernel_of(config),
                 config.hints,
                 lambda symbol, arch: (
                     cutile.Cubin(cubin, symbol) if symbol.encode() + b"\0" in cubin else None

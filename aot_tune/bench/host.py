@@ -12,16 +12,16 @@ _LAUNCHES = 500
 """Launches in one measurement: fewer than the driver queues, so that the host never waits for the GPU."""
 
 
-def launch_us(call: Callable[[], object]) -> float:
+def launch_us(call: Callable[[], object], *, launches: int = _LAUNCHES) -> float:
     """Mean host time in microseconds of a call that launches a kernel, over calls one after another."""
     call()
     torch.cuda.synchronize()
     started = time.perf_counter()
-    for _ in range(_LAUNCHES):
+    for _ in range(launches):
         call()
     spent = time.perf_counter() - started
     torch.cuda.synchronize()
-    return spent / _LAUNCHES * 1e6
+    return spent / launches * 1e6
 
 
 def resident_mb() -> float:

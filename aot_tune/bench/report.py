@@ -21,6 +21,7 @@ from typing import Any
 from aot_tune.bench import records
 from aot_tune.bench.kernels.standing import COPY, LARGE_BYTES, Shape
 from aot_tune.bench.records import Record
+from aot_tune.bench.sections import replay
 from aot_tune.declare.discovery import OWN_KERNELS
 from aot_tune.errors import UsageError
 from aot_tune.tables import store
@@ -32,6 +33,7 @@ RUNS: Mapping[str, str] = {
     "launch": "aot-tune bench launch --record",
     "lookups": "aot-tune bench lookups --record",
     "regret": "aot-tune bench regret --record",
+    "replay": "aot-tune bench replay --record",
 }
 """Section to the command that records it on a GPU host."""
 
@@ -225,7 +227,7 @@ def _order(tables: Mapping[str, Table], recorded: Mapping[str, Record]) -> list[
     return sorted({*tables, *recorded})
 
 
-# Serving, launch, look-ups, regret --------------------------------------------------------------
+# Serving, launch, look-ups, regret, replay --------------------------------------------------------------
 
 
 def _serving(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
@@ -307,6 +309,41 @@ def _regret(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
     yield from _table(heads, rows)
 
 
+def _replay(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
+    operations = {name: recorded[name].figures for name in replay.SHAPES if name in recorded}
+    heads = ["operation", "shape", "first call as it comes", "replayed, compiled", "from cubins"]
+    heads += ["later call as it comes", "replayed", "GPU as it comes", "recorded winner over own"]
+    rows = []
+    for name, figures in operations.items():
+        title = f"`{name}`" if figures["searches"] else f"`{name}`, no search"
+        for shape, one in figures["shapes"].items():
+            first = [_ms({"_ms": one["first_ms"].get(process)}, "") for process in replay.VARIANTS]
+            if replay.COMPILED in one:
+                first[-1] += ", compiled"
+            later, gpu = one["later_us"], one["gpu_us"]
+            ratio = one["gpu, replayed / bare"]["compiled"]
+            row = [title, f"`{shape}`", *first, f"{later['bare']:.1f} us", f"{later['compiled']:.1f} us"]
+            spread = f"{ratio['median']:.3f} ({ratio['least']:.3f} to {ratio['most']:.3f})"
+            rows.append([*row, f"{gpu['bare']:.1f} us", spread])
+            title = ""
+    yield from _table(heads, rows)
+    yield ""
+    said = replay.summary(operations)
+    for process in replay.VARIANTS[1:]:
+        if (ups := said.get(f"speed-up, {process}")) is not None:
+            where = "from cubins" if process == "cubins" else "compiled on the spot"
+            yield (
+                f"First calls {where}: {ups['geometric mean']:.1f} times as fast as the library comes "
+                f"where it searches (geometric mean), at least {ups['least']:.1f} times (`{ups['at']}`)."
+            )
+    for do, title in (
+        ("recorded winner over own", "Recorded winners"),
+        ("later calls over bare", "Later calls"),
+    ):
+        slower = [f"`{at}`" for at in said[do]["slower beyond noise"]] if do in said else []
+        yield f"{title} that are slower beyond noise: {'; '.join(slower) or 'none'}."
+
+
 def _by_device(
     section: str, lines: Callable[[str, Mapping[str, Record]], Iterator[str]]
 ) -> Callable[[Path], Iterator[str]]:
@@ -382,5 +419,6 @@ BLOCKS: Mapping[str, Callable[[Path], Iterator[str]]] = {
     "launch": _by_device("launch", _launch),
     "lookups": _by_device("lookups", _lookups),
     "regret": _by_device("regret", _regret),
+    "replay": _by_device("replay", _replay),
 }
 """Name to what makes the lines of a block from a folder of results."""

@@ -52,6 +52,52 @@ def _options(
 
 @app.command()
 @guarded
+def new(
+    kernel: Annotated[
+        str,
+        typer.Argument(metavar="lib.kernels:NAME", help="The module of a @ct.kernel, and its name there."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A new file to write to; by default it is printed.")
+    ] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Begin a declaration: write from a kernel's source what it tells, with blanks for the rest."""
+    from aot_tune.cli.start.new import begin, summary, write
+
+    begun = begin(kernel)
+    if out is None:
+        command.put(begun.text.rstrip("\n"))
+    else:
+        write(begun, out)
+    command.say(summary(begun, out))
+
+
+@app.command()
+@guarded
+def init(
+    module: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="lib.kernels", help="The module that declares kernels; by default the one named there."
+        ),
+    ] = None,
+    pyproject: Annotated[Path, typer.Option(metavar="FILE", help="The package's pyproject.toml.")] = Path(
+        "pyproject.toml"
+    ),
+    verbose: Verbose = False,
+) -> None:
+    """Let a package's kernels be found and its wheel carry its tables: complete its pyproject.toml.
+
+    Only what is missing is added; hatchling and setuptools are known.
+    """
+    from aot_tune.cli.start.init import initialise, lines
+
+    command.put(lines(initialise(pyproject, module)))
+
+
+@app.command()
+@guarded
 def tune(
     kernel: Kernels = None,
     arch: ArchName = None,
@@ -77,11 +123,23 @@ def tune(
     require: Annotated[
         str | None, typer.Option(metavar="measured", help="Fail where it could only predict.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of tables; the package's own by default.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of tables, or of a shard; the package's own by default.")
+    ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(metavar="3/8", help="Measure this part alone, into --out; aot-tune merge joins parts."),
+    ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Compiling processes; one a core by default.")
     ] = None,
-    gpu: Annotated[int | None, typer.Option(min=0, help="Index of the GPU to measure on.")] = None,
+    gpu: Annotated[int | None, typer.Option(min=0, help="Index of the one GPU to measure on.")] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0,1|all", help="Indexes of the GPUs to measure on; all of the arch by default."
+        ),
+    ] = None,
     journal: Annotated[
         Path | None, typer.Option(help="Folder of journals; build/journal by default.")
     ] = None,
@@ -91,6 +149,14 @@ def tune(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over where a journal could be resumed.")
     ] = False,
+    time_budget: Annotated[
+        str | None,
+        typer.Option(metavar="20m", help="End in this time; the buckets that may gain most come first."),
+    ] = None,
+    only_stale: Annotated[
+        bool,
+        typer.Option("--only-stale", help="Sweep what source, space, compiler or declaration made stale."),
+    ] = False,
     allow_worse: Annotated[
         bool,
         typer.Option("--allow-worse", help="Publish entries that gain less although nothing has changed."),
@@ -98,14 +164,20 @@ def tune(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Sweep kernels on this machine's GPU and write their tables; without one of that arch, predict.
+    """Sweep kernels on this machine's GPUs and write their tables; without one of that arch, predict.
 
     A prediction of which nothing is chosen is a first look at every kernel: few buckets, few candidates.
     """
     from aot_tune.declare.discovery import find_tunables
     from aot_tune.declare.missed_problems import problems_of_files
-    from aot_tune.tuner.sweep.report import SweepRequest
+    from aot_tune.tuner.sweep.report import Shard, SweepRequest
 
+    budget_s = command.seconds("--time-budget", time_budget) if time_budget is not None else None
+    if budget_s is not None and shard is not None:
+        raise UsageError("--time-budget and --shard: choose one; a part is measured as a whole")
+    part = Shard.parse(shard) if shard is not None else None
+    if part is not None and out is None:
+        raise UsageError(f"--shard {part} needs a folder of its own: --out part{part.number}")
     if require not in (None, "measured"):
         raise UsageError(f"--require {require!r}: write measured, or leave it away to allow predictions")
     target = selection.chosen_arch(arch)
@@ -117,7 +189,7 @@ def tune(
             command.say(note)
         for name, those in missed.items():
             problems[name] = tuple(dict.fromkeys((*problems.get(name, ()), *those)))
-    device = selection.chosen_gpu(target, gpu, required=require is not None)
+    devices = selection.chosen_gpus(target, gpu, gpus, required=bool(require or part))
     report = _sweep(
         SweepRequest(
             kernels=tuple(found for found in kernels if not problems or found.tunable.name in problems),
@@ -125,35 +197,48 @@ def tune(
             modules=tuple(module or ()),
             problems=problems,
             limit=limit,
-            first_look=device is None
+            first_look=not devices
             and not (kernel or named or module or problems or limit or exhaustive or full),
             exhaustive=exhaustive,
             require_measured=require is not None,
-            out=out,
+            out=out if part is None else None,
+            time_budget_s=budget_s,
+            shard=part,
+            part=out if part is not None else None,
             jobs=jobs,
-            gpu=device.index if device else None,
+            gpus=tuple(device.index for device in devices),
             journal=journal,
             cubins=cubins,
             fresh=fresh,
             allow_worse=allow_worse,
             verbose=verbose,
-        )
+        ),
+        only_stale=only_stale,
     )
     command.put(json_text(report) if as_json else (str(row.path) for row in report.rows if row.path))
     command.leave(failed=not report.complete)
 
 
-def _sweep(request: SweepRequest) -> SweepReport:
+def _sweep(request: SweepRequest, *, only_stale: bool) -> SweepReport:
     """Sweep with progress on stderr; stopped by a signal, say how to go on."""
     from aot_tune.nvidia.cutile import compiler_version
     from aot_tune.tuner.sweep import run as sweep
+    from aot_tune.tuner.sweep import shards
     from aot_tune.tuner.sweep.progress import prediction_notice, progress_on
+    from aot_tune.tuner.sweep.report import SweepReport
 
     with closing(progress_on(sys.stderr)) as progress, command.signals_stop():
         if request.predicts:
             progress.note("\n".join(prediction_notice(request, compiler_version())))
+        if only_stale:
+            request = sweep.only_stale(request, progress)
+            if not request.kernels:
+                progress.note("nothing is stale")
+                return SweepReport(arch=request.arch, device_name="", rows=(), seconds=0.0)
         try:
-            return sweep.run(request, progress)
+            return (
+                sweep.run(request, progress) if request.shard is None else shards.measure(request, progress)
+            )
         except KeyboardInterrupt:
             command.ignore_signals()
             kept = "what was compiled is kept" if request.predicts else "what was measured is saved"
@@ -161,6 +246,32 @@ def _sweep(request: SweepRequest) -> SweepReport:
                 progress.close()
                 command.say(f"stopped; {kept}. To go on: {request.command()}")
             raise
+
+
+@app.command()
+@guarded
+def merge(
+    part: Annotated[list[Path], typer.Argument(metavar="PART", help="Folders that tune --shard made.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of tables; the package's own by default.")] = None,
+    module: Modules = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Join the parts of a sweep: publish what is complete, and say which parts must run again, and how.
+
+    It measures nothing. Exit code 1 when something is missing.
+    """
+    from aot_tune.declare.discovery import find_tunables
+    from aot_tune.tuner.sweep.merge import merge as merge_parts
+    from aot_tune.tuner.sweep.merge import merged_lines, modules_of
+    from aot_tune.tuner.sweep.progress import PlainProgress
+
+    kernels = find_tunables([*(module or ()), *modules_of(part)])
+    merged = merge_parts(part, kernels, PlainProgress(sys.stderr), out)
+    command.put(json_text(merged) if as_json else map(str, merged.published))
+    for line in merged_lines(merged):
+        command.say(line)
+    command.leave(failed=not merged.complete)
 
 
 @app.command()

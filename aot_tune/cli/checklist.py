@@ -12,6 +12,7 @@ from pathlib import Path
 from aot_tune.cli.doctor import table_states
 from aot_tune.cubins.archive import FILE_NAME, Archive
 from aot_tune.declare import checks
+from aot_tune.declare.blanks import blank_mistakes
 from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import ArchiveError
 from aot_tune.serve.choose import loader
@@ -51,8 +52,12 @@ def checklist(tunable: Declaration, arch: Arch, mistakes: Sequence[str]) -> list
 
 
 def _declared(tunable: Declaration, arch: Arch, mistakes: Sequence[str]) -> Iterator[Step]:
+    blank = [mistake.text for mistake in blank_mistakes(tunable)]
+    yield from (Step(done=False, what=text) for text in blank)
     for mistake in mistakes:
-        yield Step(done=False, what=f"the declaration is wrong: {mistake.removeprefix(f'{tunable.name}: ')}")
+        text = mistake.removeprefix(f"{tunable.name}: ")
+        if text not in blank:
+            yield Step(done=False, what=f"the declaration is wrong: {text}")
     if not mistakes:
         problems = counted(len(tunable.typical_problems), "typical problem")
         most = max(len(tunable.candidates(arch, problem)) for problem in tunable.typical_problems)
@@ -71,12 +76,13 @@ def _remarked(tunable: Declaration, arch: Arch) -> Iterator[Step]:
 
 def _modelled(tunable: Declaration, arch: Arch) -> Step:
     space = tunable.candidates(arch, tunable.typical_problems[0])
-    if len({tuple(config.constants.items()) for config in space}) <= 1:
+    if len({(config.kernel, tuple(config.constants.items())) for config in space}) <= 1:
         return Step(done=True, what="the configs differ in hints alone: work is not needed")
     if tunable.work is None:
         what = (
-            "work is absent: without a GPU of the arch, tune cannot rank configs that differ in constants, "
-            "and keeps the default; add work=lambda config, problem: Work(...), or tune on such a GPU"
+            "work is absent: without a GPU of the arch, tune ranks configs that differ in constants as if "
+            "each block moved its share of the arguments once, and those of a product not at all; add "
+            "work=lambda config, problem: Work(...), or tune on such a GPU"
         )
         return Step(done=False, what=what)
     if tunable.tiles is None:

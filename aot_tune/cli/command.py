@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import signal
 import traceback
 import warnings
@@ -109,6 +110,23 @@ def put(lines: str | Iterable[str]) -> None:
 def say(text: str) -> None:
     """Print progress, remarks and errors to stderr."""
     typer.echo(text, err=True)
+
+
+def seconds(option: str, text: str) -> float:
+    """Read a duration such as ``90s``, ``20m`` or ``1h30m``.
+
+    Raises:
+        UsageError: It has another form, or is 0.
+    """
+    found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text.strip())
+    total = (
+        sum(int(part or 0) * unit for part, unit in zip(found.groups(), (3600, 60, 1), strict=True))
+        if found
+        else 0
+    )
+    if not total:
+        raise UsageError(f"{option} {text!r}: write hours, minutes and seconds, as 20m, 90s or 1h30m")
+    return float(total)
 
 
 def leave(*, failed: bool) -> None:

@@ -23,6 +23,7 @@ from aot_tune.serve.rank import is_rank
 from aot_tune.serve.search import cache
 from aot_tune.tables import store
 from aot_tune.tables.fit import mismatch, undeclared
+from aot_tune.tables.states import first_state
 from aot_tune.values.arch import Arch
 from aot_tune.values.text import aligned, counted
 
@@ -261,8 +262,13 @@ def _table_state(path: Path, tunable: Declaration, arch: Arch) -> tuple[str, boo
     disturbed = sum(entry.disturbed is not None for entry in table.entries)
     spoilt += f"; {disturbed} measured while disturbed" if disturbed else ""
     stale = "" if fresh else "; the kernel's code has changed since: tune again"
+    made, here = table.built_with.tileiras, cutile.compiler_version()
+    other = "" if here in (None, made) else f"; times of code of tileiras {made}, {here} is installed"
+    timed = sorted({name for entry in table.entries for name in entry.states})
+    states = f", in the states {first_state(timed)} {' '.join(timed)}" if timed else ""
     entries = counted(len(table.entries), "entry", "entries")
-    return f"{entries}, {evidence}, {table.built_with.device_name}{spoilt}{stale}", bool(table.entries)
+    device = table.built_with.device_name
+    return f"{entries}, {evidence}, {device}{states}{spoilt}{stale}{other}", bool(table.entries)
 
 
 def _cache_state() -> CacheState:

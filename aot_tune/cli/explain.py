@@ -19,9 +19,10 @@ from aot_tune.serve.choose import loader
 from aot_tune.serve.choose.index import Index
 from aot_tune.serve.choose.resolve import Around, Choice, Legality, Source, around, tune_command
 from aot_tune.serve.launch.dispatch import dispatcher_of
-from aot_tune.serve.launch.messages import passed_over_message, stale_messages
+from aot_tune.serve.launch.messages import compiler_messages, passed_over_message, stale_messages
 from aot_tune.serve.rank import is_rank
 from aot_tune.tables.rule import waves
+from aot_tune.tables.states import first_state
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
@@ -46,6 +47,17 @@ class Compared:
 
     refusal: str | None
     """Why the config may not run for this problem; None when it may."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtEdge:
+    """The times of one config at the bucket's edge, in each state of the GPU."""
+
+    config: Config
+    """The config."""
+
+    us: Mapping[str, float | None]
+    """Microseconds by the state's name; None where it was not timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +94,9 @@ class Explanation:
     compared: tuple[Compared, ...]
     """What is expected of the portfolio and the defaults, fastest first; empty without a table."""
 
+    at_edge: tuple[AtEdge, ...]
+    """The times that the table has of the bucket's edge; empty where it has those of one state alone."""
+
     remarks: tuple[str, ...]
     """Warnings about the tables, what a launch would do besides, and the command that tunes a miss."""
 
@@ -113,9 +128,11 @@ def explain(tunable: Declaration, arch: Arch, problem: Problem) -> Explanation:
         reason=choice.reason,
         basis=basis,
         compared=compared,
+        at_edge=_at_edge(index, choice, tunable.default_config(arch, problem)),
         remarks=(
             *dict.fromkeys(str(one.message) for one in caught),
             *stale_messages(tunable, arch, index, source_hash(tunable)),
+            *compiler_messages(tunable, arch, index, dispatcher_of(tunable).kernels.cubins.compiler(arch)),
             *_remarks(tunable, arch, problem, choice),
         ),
         mistakes=tuple(mistakes_on(tunable, arch, problem)),
@@ -145,12 +162,17 @@ def explanation_lines(answer: Explanation) -> list[str]:
         )
         for one in answer.compared
     ]
-    heading = f"  expected times of the portfolio and the default, estimated from {answer.basis}:"
+    heading = (
+        "  expected times of the portfolio and the default"
+        + (", each in its worst state" if answer.at_edge else "")
+        + f", estimated from {answer.basis}:"
+    )
     return [
         f"{answer.kernel} {answer.problem} on {answer.arch}: {answer.config}",
         f"  {answer.source}: {answer.reason}",
         *([heading] if rows else []),
         *aligned(rows),
+        *_edge_lines(answer),
         *(f"  remark: {remark}" for remark in answer.remarks),
         *(f"  the declaration is wrong: {text}" for text in answer.mistakes),
     ]
@@ -182,6 +204,41 @@ def _compared(
         )
         for lag, config in ranking.lags
     )
+
+
+def _at_edge(index: Index, choice: Choice, default: Config) -> tuple[AtEdge, ...]:
+    entry = choice.entry
+    table = next(
+        (one.table for one in index.tables if entry is not None and entry in one.table.entries), None
+    )
+    if entry is None or table is None or not entry.points or not entry.points[-1].states:
+        return ()
+    point = entry.points[-1]
+    times = {first_state(point.states): point.us, **point.states}
+    return tuple(
+        AtEdge(config=config, us={name: us[place] for name, us in times.items()})
+        for place, config in enumerate((*table.portfolio, default))
+        if point.us[place] is not None
+    )
+
+
+def _edge_lines(answer: Explanation) -> list[str]:
+    """A row for each config with its times at the bucket's edge, a column for each state of the GPU."""
+    if not answer.at_edge:
+        return []
+    states = list(answer.at_edge[0].us)
+    rows = [
+        (
+            "  *" if one.config == answer.config else "   ",
+            *("-" if us is None else f"{us:.2f}" for us in one.us.values()),
+            f"{one.config}" + (" (default)" if one.config == answer.default else ""),
+        )
+        for one in answer.at_edge
+    ]
+    return [
+        "  times at the bucket's edge in each state of the GPU, us:",
+        *aligned([("   ", *states, ""), *rows]),
+    ]
 
 
 def _remarks(tunable: Declaration, arch: Arch, problem: Problem, choice: Choice) -> list[str]:

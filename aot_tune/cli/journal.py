@@ -16,7 +16,7 @@ from aot_tune.errors import JournalMismatchError, UsageError
 from aot_tune.tuner.outcome import Failure, Measurement
 from aot_tune.tuner.sweep import journal as journals
 from aot_tune.tuner.sweep.journal import JournalContent, JournalWriteError, Record
-from aot_tune.tuner.sweep.results import accepts, outcome_of
+from aot_tune.tuner.sweep.results import ALSO, accepts, outcome_of
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem, problem_option
@@ -26,9 +26,9 @@ SUFFIXES = (".jsonl", ".done", ".old")
 """The ends of journals' names: one that goes on, one whose table is published, one that --fresh set aside."""
 
 COLUMNS = (
-    "journal", "kind", "gpu", "step", "problem", "config", "round", "mean_us", "error_margin_us",
+    "journal", "kind", "gpu", "step", "problem", "config", "round", "state", "mean_us", "error_margin_us",
     "num_samples", "provisional", "disturbed", "stage", "message", "key", "code", "transient", "measure_s",
-    "verify_s",
+    "verify_s", *ALSO,
 )  # fmt: skip
 """The columns of --csv. A record leaves those empty that it does not have."""
 
@@ -111,12 +111,16 @@ def contents(paths: Sequence[Path]) -> tuple[list[tuple[Path, JournalContent]], 
 
 
 def steps_of(content: JournalContent) -> dict[tuple[Problem, str], StepSummary]:
-    """The steps that a journal holds results of, by problem and step, in the journal's order."""
+    """The steps that a journal holds results of, by problem and step, in the journal's order.
+
+    A step in which the GPU's states are measured counts once for each state.
+    """
     steps: dict[tuple[Problem, str], StepSummary] = {}
     for record in content.records:
         if record["kind"] != "result":
             continue
-        step = steps.setdefault((Problem(record["problem"]), record["step"]), StepSummary())
+        what = record["step"] if record["state"] is None else f"{record['step']}: {record['state']}"
+        step = steps.setdefault((Problem(record["problem"]), what), StepSummary())
         outcome = outcome_of(record)
         config = Config(**record["config"])
         if isinstance(outcome, Failure):
@@ -170,8 +174,15 @@ def _totals(records: Sequence[Record]) -> str:
         f"{counted(len(compiled), 'compilation')} ({refused} failed); "
         f"{_seconds(sum(record['measure_s'] for record in spent))} timing, "
         f"{_seconds(sum(record['verify_s'] for record in spent))} verifying"
+        + "".join(f", {_seconds(total)} {what}" for what, total in _also(spent) if total)
         + (f"; on {' '.join(gpus)}" if gpus else "")
     )
+
+
+def _also(spent: Sequence[Record]) -> Iterator[tuple[str, float]]:
+    """What else the time of the GPUs went into, in words, and the seconds."""
+    for name, what in ALSO.items():
+        yield what, sum(record.get(name, 0.0) for record in spent)
 
 
 def _seconds(seconds: float) -> str:

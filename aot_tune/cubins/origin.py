@@ -28,21 +28,31 @@ class KernelCode:
     """Its name: that of its section in an archive."""
 
     kernel: Any
-    """The ``@ct.kernel``."""
+    """The ``@ct.kernel``; the first of several, whose name is that of each in its cubin."""
+
+    others: tuple[Any, ...] = ()
+    """The other kernels of a declaration that has several."""
 
     source_hash: Callable[[], str]
     """Hashes all that its cubins depend on but hints and signature; takes 8 to 16 ms."""
 
+    def of_signature(self, signature: str) -> Any:
+        """The kernel that a signature is of: it begins with the name of the kernel's function."""
+        kernels = (self.kernel, *self.others)
+        named = [one for one in kernels if signature.startswith(f"{cutile.symbol_of(one)}_K")]
+        return max(named or kernels[:1], key=lambda one: len(cutile.symbol_of(one)))
+
 
 def declared_code(tunable: Declaration) -> KernelCode:
-    """The code of a declaration's kernel."""
+    """The code of a declaration's kernels."""
 
     def source_hash() -> str:
         from aot_tune.declare.fingerprint.hashing import source_hash
 
         return source_hash(tunable)
 
-    return KernelCode(name=tunable.name, kernel=tunable.kernel, source_hash=source_hash)
+    first, *others = tunable.kernels.values()
+    return KernelCode(name=tunable.name, kernel=first, others=tuple(others), source_hash=source_hash)
 
 
 def recorded_code(kernel: Any) -> KernelCode:

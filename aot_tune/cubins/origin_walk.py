@@ -19,7 +19,8 @@ from aot_tune.nvidia import cutile
 def origin_of(code: KernelCode, tileiras: str) -> Origin:
     """The origin of cubins that this process would compile of a kernel."""
     walk = _Walk()
-    walk.function(cutile.python_function(code.kernel))
+    for kernel in (code.kernel, *code.others):
+        walk.function(cutile.python_function(kernel))
     digests = {module: file_digest(module) for module in walk.modules}
     return Origin(
         source_hash=code.source_hash(),

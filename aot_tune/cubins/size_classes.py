@@ -11,6 +11,7 @@ from typing import Any
 
 from aot_tune.declare.declaration import Declaration
 from aot_tune.values.bucket import Pow2, edge
+from aot_tune.values.parts import flat
 from aot_tune.values.problem import Problem
 
 MODULUS = 16
@@ -86,7 +87,7 @@ def _layout(args: Sequence[Any]) -> Hashable:
             tuple((size == 1, size % MODULUS == 0) for size in arg.shape),
             tuple((step == 1, step * arg.element_size() % MODULUS == 0) for step in arg.stride()),
         )
-        for arg in args
+        for arg in flat(args)
         if hasattr(arg, "element_size")
     )
 
@@ -100,5 +101,5 @@ def posed(args_of: Callable[[int], tuple[Any, ...]]) -> dict[int, tuple[Any, ...
         args_of: A function from a seed to the arguments that `make_args` makes of the problem.
     """
     given = {seed: args_of(seed) for seed in (0, ODD_SEED)}
-    shapes = [[tuple(arg.shape) for arg in args if hasattr(arg, "shape")] for args in given.values()]
+    shapes = [[tuple(arg.shape) for arg in flat(args) if hasattr(arg, "shape")] for args in given.values()]
     return given if shapes[0] != shapes[1] else {0: given[0]}

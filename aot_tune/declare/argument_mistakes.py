@@ -13,6 +13,8 @@ from aot_tune.errors import CutileError, DeclarationError
 from aot_tune.nvidia import cutile, signature
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
+from aot_tune.values.device import Device
+from aot_tune.values.parts import flat, named_parts
 from aot_tune.values.problem import Problem
 from aot_tune.values.text import counted, described
 
@@ -35,8 +37,16 @@ def argument_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Ite
             f"make_args returned {_size_in_words(args)}; return a tuple of {names(tunable.parameters)}",
         )
         return
+    written = [arg for name, arg in zip(tunable.parameters, args, strict=True) if name in tunable.mutated]
+    if all(arg is None for arg in written):
+        yield Mistake(
+            "make_args",
+            f"make_args made {names(tunable.mutated)} None, so that the kernel would write nothing; make at "
+            "least one of them a tensor",
+        )
+        return
     for name, arg in zip(tunable.parameters, args, strict=True):
-        if name in tunable.mutated and not isinstance(arg, torch.Tensor):
+        if name in tunable.mutated and not _is_written(arg):
             yield Mistake(
                 name,
                 f"{name} is written by the kernel; make_args made it a {type(arg).__name__}, not a tensor; "
@@ -46,6 +56,12 @@ def argument_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Ite
     yield from _problem_mistakes(tunable, problem, args)
     yield from _kernel_argument_mistakes(tunable, arch, problem, args)
     yield from _reference_mistakes(tunable, args)
+
+
+def _is_written(arg: object) -> bool:
+    """Whether a kernel can write an argument: a tensor, a list of tensors, or one that is absent."""
+    listed = arg if isinstance(arg, list | tuple) and arg else [arg]
+    return arg is None or all(isinstance(one, torch.Tensor) for one in listed)
 
 
 def _size_in_words(value: object) -> str:
@@ -80,16 +96,39 @@ def _problem_mistakes(tunable: Declaration, problem: Problem, args: tuple[Any, .
 def _kernel_argument_mistakes(
     tunable: Declaration, arch: Arch, problem: Problem, args: tuple[Any, ...]
 ) -> Iterator[Mistake]:
-    config = tunable.default_config(arch, problem)
+    default = tunable.default_config(arch, problem)
+    for config in one_of_each_kernel(tunable, arch, problem, default):
+        mistakes = list(_mistakes_of_kernel(tunable, (arch, problem), config, args))
+        yield from mistakes
+        if mistakes:
+            return
+    yield from _constant_mistakes(tunable, arch, problem, args)
+
+
+def one_of_each_kernel(
+    tunable: Declaration, arch: Arch, problem: Problem, default: Config
+) -> Iterator[Config]:
+    """The default, and the first config of each other kernel."""
+    first = {default.kernel: default}
+    for config in tunable.candidates(arch, problem) if len(tunable.kernels) > 1 else ():
+        first.setdefault(config.kernel, config)
+    yield from first.values()
+
+
+def _mistakes_of_kernel(
+    tunable: Declaration, place: tuple[Arch, Problem], config: Config, args: tuple[Any, ...]
+) -> Iterator[Mistake]:
+    arch, problem = place
+    where = f"the default, {config}," if config == tunable.default_config(arch, problem) else str(config)
     try:
-        passed = tunable.args_fn(config, *args)
+        passed = tunable.args_fn_on(Device.reference(arch))(config, *args)
     except Exception as error:
         yield Mistake(
             "args_fn",
-            f"args_fn for the default, {config}, and {problem} raised {described(error, tunable.args_fn)}",
+            f"args_fn for {where} and {problem} raised {described(error, tunable.args_fn)}",
         )
         return
-    parameters = cutile.parameters(tunable.kernel)
+    parameters = cutile.parameters(tunable.kernel_of(config))
     if not isinstance(passed, tuple) or len(passed) != len(parameters):
         taken = names(name for name, _ in parameters)
         yield Mistake(
@@ -100,18 +139,19 @@ def _kernel_argument_mistakes(
     try:
         signature.check_arguments(parameters, passed)
     except CutileError as error:
-        yield Mistake("args_fn", f"args_fn for the default, {config}, and {problem}: {error}")
+        yield Mistake("args_fn", f"args_fn for {where} and {problem}: {error}")
         return
     yield from _copy_mistakes(tunable, args, passed)
-    yield from _constant_mistakes(tunable, arch, problem, args)
 
 
 def _copy_mistakes(
     tunable: Declaration, args: tuple[Any, ...], passed: Sequence[object]
 ) -> Iterator[Mistake]:
     """Mutated arguments whose memory the kernel does not get."""
-    for name, arg in zip(tunable.parameters, args, strict=True):
-        if name in tunable.mutated and not any(map(shares(arg), passed)):
+    passed = flat(passed)
+    named = dict(zip(tunable.parameters, args, strict=True))
+    for name, arg in named_parts(tunable.mutated, [named[name] for name in tunable.mutated]).items():
+        if not any(map(shares(arg), passed)):
             yield Mistake(
                 f"copy of {name}",
                 f"args_fn hands on no tensor that shares the memory of {name}, which the kernel should "
@@ -120,32 +160,47 @@ def _copy_mistakes(
             )
 
 
-def shares(tensor: object) -> Callable[[object], bool]:
-    """A function that says whether a value is a tensor on the same storage as `tensor`."""
-    if not isinstance(tensor, torch.Tensor):
-        return lambda value: False
-    storage = tensor.untyped_storage()._cdata
-    return lambda value: isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage
+def shares(argument: object) -> Callable[[object], bool]:
+    """A function that says whether a value, a tensor or a list of them, has a storage of `argument`'s."""
+    storages = _storages(argument)
+    return lambda value: not storages.isdisjoint(_storages(value))
+
+
+def _storages(value: object) -> frozenset[int]:
+    return frozenset(one.untyped_storage()._cdata for one in flat([value]) if isinstance(one, torch.Tensor))
 
 
 def _constant_mistakes(
     tunable: Declaration, arch: Arch, problem: Problem, args: tuple[Any, ...]
 ) -> Iterator[Mistake]:
     """A config's constants that arrive at other parameters of the kernel, in every config of the space."""
-    parameters = [name for name, _ in cutile.parameters(tunable.kernel)]
+    space = tunable.space(arch, problem)
+    for kernel in tunable.kernels:
+        configs = [config for config in space if config.kernel == kernel][:_MOST_COMPARED]
+        yield from _misplaced_constants(tunable, arch, configs, args)
+
+
+def _misplaced_constants(
+    tunable: Declaration, arch: Arch, configs: Sequence[Config], args: tuple[Any, ...]
+) -> Iterator[Mistake]:
+    """The same of the configs of one kernel."""
+    if not configs:
+        return
+    parameters = [name for name, _ in cutile.parameters(tunable.kernel_of(configs[0]))]
+    args_fn = tunable.args_fn_on(Device.reference(arch))
     arrived: list[tuple[Config, Mapping[str, object]]] = []
-    for config in tunable.space(arch, problem)[:_MOST_COMPARED]:
+    for config in configs:
         try:
-            passed = tunable.args_fn(config, *args)
+            passed = args_fn(config, *args)
         except Exception:
             continue  # the default is accepted; which others may run is for `legal` to say
         arrived.append((config, dict(zip(parameters, passed, strict=False))))
     right = {
         name
-        for name in tunable.config_constants(arch)
+        for name in configs[0].constants
         if all(_same(there[name], config[name]) for config, there in arrived)
     }
-    for name in tunable.config_constants(arch):
+    for name in configs[0].constants:
         for other in parameters if name not in right else ():
             if other not in right and all(_same(there[other], config[name]) for config, there in arrived):
                 yield Mistake(

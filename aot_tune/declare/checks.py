@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from aot_tune.declare.declaration import check_name
+from aot_tune.declare.blanks import blank_mistakes
+from aot_tune.declare.declaration import check_name, is_name
 from aot_tune.declare.mistakes import (
+    NOTHING_WRITTEN,
     Mistake,
     axis_missing,
     config_mistakes,
@@ -24,6 +26,7 @@ from aot_tune.declare.mistakes import (
     space_kind,
     space_mistakes,
     too_large,
+    written_mistakes,
 )
 from aot_tune.declare.stand_in import NotFollowedError, returned
 from aot_tune.errors import DeclarationError
@@ -75,8 +78,7 @@ def check_declaration(tunable: Declaration) -> None:
     """
     check_name(tunable.name)
     _check_place(tunable)
-    if not cutile.is_kernel(tunable.kernel):
-        _refuse(tunable, f"kernel is {tunable.kernel!r:.80}; pass the function decorated with @ct.kernel")
+    _check_kernel(tunable)
     _check_axes(tunable)
     _check_functions(tunable)
     _check_arguments(tunable)
@@ -104,8 +106,43 @@ def _check_place(tunable: Declaration) -> None:
             f"package is {package!r:.80}; write package=__package__ in a module of a package, or name the "
             "folder of its tables: package='', tables=Path(__file__).parent / 'tuned_configs'",
         )
+    if not isinstance(tunable.programmatic_dependent_launch, bool):
+        found = f"{tunable.programmatic_dependent_launch!r:.80}"
+        _refuse(tunable, f"programmatic_dependent_launch is {found}; write True or False")
     if distribution is not None and not isinstance(distribution, str):
         _refuse(tunable, f"distribution is {distribution!r:.80}; write the name that pip installs")
+
+
+def _check_kernel(tunable: Declaration) -> None:
+    if not isinstance(tunable.kernel, Mapping):
+        if not cutile.is_kernel(tunable.kernel):
+            _refuse(
+                tunable,
+                f"kernel is {tunable.kernel!r:.80}; pass the function decorated with @ct.kernel, or a dict "
+                "of such by name",
+            )
+        return
+    symbols: dict[str, str] = {}
+    for name, kernel in tunable.kernel.items():
+        if not is_name(name):
+            _refuse(
+                tunable,
+                f"kernel has the name {name!r:.80}; write lower-case letters, digits and underscores",
+            )
+        if not cutile.is_kernel(kernel):
+            _refuse(
+                tunable, f"kernel[{name!r}] is {kernel!r:.80}; pass the function decorated with @ct.kernel"
+            )
+        symbol = cutile.symbol_of(kernel)
+        if symbol in symbols:
+            _refuse(
+                tunable,
+                f"the functions of kernel[{symbols[symbol]!r}] and [{name!r}] are both called {symbol}, so "
+                "that their compiled code has one name; rename one of them",
+            )
+        symbols[symbol] = name
+    if not symbols:
+        _refuse(tunable, "kernel is an empty dict; write each kernel with a name that configs call it")
 
 
 def _check_axes(tunable: Declaration) -> None:
@@ -156,8 +193,8 @@ def _check_called(tunable: Declaration, field: str, function: Callable[..., obje
 
 def _check_arguments(tunable: Declaration) -> None:
     known = tunable.parameters
-    for field in _MUTATED:
-        value = getattr(tunable, field)
+    named = {field: getattr(tunable, field) for field in _MUTATED if getattr(tunable, field) is not None}
+    for field, value in named.items():
         if isinstance(value, str):
             _refuse(tunable, f"{field} is the text {value!r:.80}; write {field}=({value!r:.80},)")
         for name in value:
@@ -166,13 +203,9 @@ def _check_arguments(tunable: Declaration) -> None:
                     tunable,
                     f"{field} names {name!r}, which problem() does not take; it takes {names(known)}",
                 )
-    mutated = list(tunable.mutated)
-    if not mutated:
-        _refuse(
-            tunable,
-            "no argument is written; name the arguments the kernel writes in outputs, those it changes in "
-            "inplace and those it adds to in reset",
-        )
+    mutated = [name for value in named.values() for name in value]
+    if not mutated and "outputs" in named:
+        _refuse(tunable, NOTHING_WRITTEN)
     for name in mutated:
         if mutated.count(name) > 1:
             _refuse(tunable, f"{name!r} is named twice among outputs, inplace and reset; name it once")
@@ -255,7 +288,11 @@ def declaration_problems(tunable: Declaration, arch: Arch) -> list[str]:
     """
     from aot_tune.declare.argument_mistakes import argument_mistakes
 
-    whole = [mistake.text for mistake in (*place_mistakes(tunable), *machine_mistakes(tunable))]
+    whole = [
+        mistake.text
+        for mistakes in (blank_mistakes, place_mistakes, machine_mistakes, written_mistakes)
+        for mistake in mistakes(tunable)
+    ]
     found: dict[str, list[tuple[str, Problem]]] = {}
     sound: list[Problem] = []
     for problem in tunable.typical_problems:

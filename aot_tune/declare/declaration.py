@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ from aot_tune.values.problem import Problem
 
 if TYPE_CHECKING:
     import torch
+
+    from aot_tune.declare.kernel_source.outputs import Written
 
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -99,7 +102,8 @@ class Declaration:
     """``__package__`` of the declaring module; its tables are in ``<top-level package>/tuned_configs``."""
 
     kernel: Any
-    """The ``@ct.kernel`` object, without the hints that are searched."""
+    """The ``@ct.kernel`` object, without the hints that are searched; or a dict of several by name, of which
+    each config names one: ``Config(kernel="persistent", ...)``."""
 
     axes: Mapping[str, Axis]
     """The sizes of a problem, each ``Pow2()`` or ``Exact()``."""
@@ -117,7 +121,8 @@ class Declaration:
     """(config, device, problem) -> one to three block counts."""
 
     args_fn: Callable[..., tuple[Any, ...]]
-    """(config, *launch arguments) -> the kernel's arguments."""
+    """(config, *launch arguments) -> the kernel's arguments. With a keyword-only parameter ``device`` it is
+    given the `Device` of the launch too."""
 
     make_args: Callable[[Problem, Any, int], tuple[Any, ...]]
     """(problem, torch device, seed) -> realistic random launch arguments; must take device "meta" too."""
@@ -136,8 +141,10 @@ class Declaration:
     """(config, device, problem) -> whether the config may run on this very GPU, which may be smaller than
     others of its arch; a str says why not. Like `legal` it is not part of the source hash."""
 
-    outputs: Sequence[str] = ()
-    """Arguments that the kernel writes whole; they are poisoned before a check."""
+    outputs: Sequence[str] | None = None
+    """Arguments that the kernel writes whole; they are poisoned before a check. None stands for those that
+    its source stores to and never loads: `output_names`. Like those of `inplace` and `reset`, each is a
+    tensor, a list of tensors, or None where a launch goes without it."""
 
     inplace: Sequence[str] = ()
     """Arguments that the kernel reads and changes; they are restored before every trial."""
@@ -150,6 +157,10 @@ class Declaration:
 
     work: Callable[[Config, Problem], Work] | None = None
     """(config, problem) -> the cost of one block of work, for the model; not for occupancy-only spaces."""
+
+    programmatic_dependent_launch: bool = False
+    """Whether the kernel may be launched before the one before it in its stream has ended, for which it calls
+    ``ct.grid_dependency_control_wait()`` itself. From sm90 on."""
 
     tables: Path | None = None
     """The folder of the kernel's tables, where it is not the package's own."""
@@ -165,14 +176,80 @@ class Declaration:
         return tuple(inspect.signature(self.problem).parameters)
 
     @lazy
+    def kernels(self) -> Mapping[str | None, Any]:
+        """The kernels by the names that configs call them: by None where there is one."""
+        return dict(self.kernel) if isinstance(self.kernel, Mapping) else {None: self.kernel}
+
+    def kernel_of(self, config: Config) -> Any:
+        """The kernel that a config is for.
+
+        Raises:
+            DeclarationError: The config names a kernel that is not declared, or none where there are several.
+        """
+        try:
+            return self.kernels[config.kernel]
+        except KeyError:
+            raise DeclarationError(f"{self.name}: {self.kernel_missing(config)}") from None
+
+    def kernel_missing(self, config: Config) -> str | None:
+        """What is wrong with the kernel that a config names, and what to write; None where it is declared."""
+        if config.kernel in self.kernels:
+            return None
+        if None in self.kernels:
+            return f"the config {config} names a kernel, and there is one alone; leave kernel= out"
+        declared = " or ".join(f"kernel={name!r}" for name in self.kernels)
+        return f"the config {config} is for {config.kernel or 'no kernel'}; write {declared} in it"
+
+    def constants_of(self, kernel: str | None) -> tuple[str, ...]:
+        """The ``ct.Constant`` parameters of the kernel that configs call so, in order."""
+        return self._constants.get(kernel, ())
+
+    @lazy
+    def _constants(self) -> dict[str | None, tuple[str, ...]]:
+        return {name: cutile.constant_parameters(kernel) for name, kernel in self.kernels.items()}
+
+    @lazy
     def constant_names(self) -> tuple[str, ...]:
-        """The kernel's ``ct.Constant`` parameters, in order."""
-        return cutile.constant_parameters(self.kernel)
+        """The ``ct.Constant`` parameters of all kernels, each once, in order."""
+        return tuple(dict.fromkeys(name for names in self._constants.values() for name in names))
+
+    @lazy
+    def takes_device(self) -> bool:
+        """Whether `args_fn` has a keyword-only parameter ``device``."""
+        code = getattr(self.args_fn, "__code__", None)
+        if code is not None:
+            return "device" in code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+        try:
+            parameter = inspect.signature(self.args_fn).parameters.get("device")
+        except (TypeError, ValueError):
+            return False
+        return parameter is not None and parameter.kind is parameter.KEYWORD_ONLY
+
+    def args_fn_on(self, device: Device) -> Callable[..., tuple[Any, ...]]:
+        """`args_fn` as it is called for launches on a device."""
+        return partial(self.args_fn, device=device) if self.takes_device else self.args_fn
 
     @property
     def mutated(self) -> tuple[str, ...]:
         """The names of all arguments that the kernel writes: `outputs`, `inplace` and `reset`."""
-        return (*self.outputs, *self.inplace, *self.reset)
+        return (*self.output_names, *self.inplace, *self.reset)
+
+    @lazy
+    def output_names(self) -> tuple[str, ...]:
+        """The names of `outputs`; where it is left out, of what the kernel's source only stores to.
+
+        The source is not read at import, but when this is first asked for.
+        """
+        if self.outputs is not None:
+            return tuple(self.outputs)
+        return tuple(name for name in self.written.whole if name not in (*self.inplace, *self.reset))
+
+    @lazy
+    def written(self) -> Written:
+        """What the kernel's source writes."""
+        from aot_tune.declare.kernel_source.outputs import written
+
+        return written(self.kernel, self.args_fn, self.parameters)
 
     def problem_of(self, *args: Any) -> Problem:
         """The problem of these launch arguments."""
@@ -183,26 +260,42 @@ class Declaration:
         return bucket_of(self.axes, problem)
 
     def declared_space(self, arch: Arch, problem: Problem) -> Sequence[Config]:
-        """The search space as it is declared."""
-        return self.search_space(arch, problem) if callable(self.search_space) else self.search_space
+        """The search space as it is declared, its hints those of the arch."""
+        space = self.search_space(arch, problem) if callable(self.search_space) else self.search_space
+        if isinstance(space, list | tuple) and True in [getattr(one, "by_target", None) for one in space]:
+            # Two that differ elsewhere may be the same here.
+            return list(dict.fromkeys(config_on(config, arch) for config in space))
+        return space
 
     def declared_default(self, arch: Arch, problem: Problem) -> Config:
         """The default as it is declared: without a function the first of the search space."""
-        return self.default(arch, problem) if self.default else self.declared_space(arch, problem)[0]
+        if self.default is None:
+            return self.declared_space(arch, problem)[0]
+        return config_on(self.default(arch, problem), arch)
 
     def space(self, arch: Arch, problem: Problem) -> tuple[Config, ...]:
         """The search space, constants in the kernel's order. Keeps duplicates, for the check to find them."""
-        return tuple(
-            config.with_constant_order(self.constant_names) for config in self.declared_space(arch, problem)
-        )
+        return tuple(map(self._ordered, self.declared_space(arch, problem)))
+
+    def _ordered(self, config: Config) -> Config:
+        return config.with_constant_order(self.constants_of(config.kernel))
 
     def default_config(self, arch: Arch, problem: Problem) -> Config:
         """The default with its constants in the kernel's order."""
-        return self.declared_default(arch, problem).with_constant_order(self.constant_names)
+        return self._ordered(self.declared_default(arch, problem))
 
-    def config_constants(self, arch: Arch) -> tuple[str, ...]:
-        """The constants that every config has, in the kernel's order; `args_fn` computes the others."""
-        return tuple(self.default_config(arch, self.typical_problems[0]).constants)
+    def config_constants(self, arch: Arch, kernel: str | None = None) -> tuple[str, ...]:
+        """The constants that every config has, in the kernel's order; `args_fn` computes the others.
+
+        Args:
+            arch: The arch.
+            kernel: The name of the kernel of these configs, where there are several.
+        """
+        default = self.default_config(arch, self.typical_problems[0])
+        if kernel == default.kernel:
+            return tuple(default.constants)
+        spaces = (self.space(arch, problem) for problem in self.typical_problems)
+        return next((tuple(c.constants) for space in spaces for c in space if c.kernel == kernel), ())
 
     def refusal(self, config: Config, arch: Arch, problem: Problem) -> str | None:
         """Why `legal` refuses a config, or None when it may run."""
@@ -246,6 +339,19 @@ class Declaration:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.package}:{self.name})"
+
+
+def config_on(config: Config, arch: Arch) -> Config:
+    """The config with the hints that it has on an arch, where its author gave some by ``ct.ByTarget``.
+
+    Raises:
+        DeclarationError: cuTile would refuse such a value.
+    """
+    if not getattr(config, "by_target", False):
+        return config
+    on_arch = {name: cutile.hint_on(value, arch) for name, value in config.hints.items()}
+    hints = {name: number for name, number in on_arch.items() if number is not None}
+    return Config(constants=config.constants, hints=hints, kernel=config.kernel)
 
 
 def expanded(typical: Iterable[Mapping[str, object]]) -> Iterable[Problem]:

@@ -53,6 +53,35 @@ def place_mistakes(tunable: Declaration) -> Iterator[Mistake]:
         )
 
 
+NOTHING_WRITTEN = (
+    "no argument is written; name the arguments the kernel writes in outputs, those it changes in inplace "
+    "and those it adds to in reset"
+)
+"""The mistake of a declaration whose kernel would write nothing."""
+
+
+def written_mistakes(tunable: Declaration) -> Iterator[Mistake]:
+    """Where outputs are left out, written arguments that are neither inferred nor named."""
+    if tunable.outputs is not None:
+        return
+    for name in tunable.written.changed:
+        if name not in tunable.mutated:
+            yield Mistake(
+                name,
+                f"the kernel loads {name} and stores to it; name it in inplace, or in outputs where the "
+                "kernel stores to all of it before it loads any",
+            )
+    for name in tunable.written.added:
+        if name not in tunable.mutated:
+            yield Mistake(
+                name,
+                f"the kernel adds to {name}; name it in reset, or in inplace where what it held before the "
+                "launch counts",
+            )
+    if not (tunable.mutated or tunable.written.changed or tunable.written.added):
+        yield Mistake("outputs", f"as far as the kernel's source tells, {NOTHING_WRITTEN}")
+
+
 _MACHINE = {
     "get_device_properties": "{sm_count}",
     "multi_processor_count": "{sm_count}",
@@ -156,7 +185,8 @@ def config_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Itera
     except Exception as error:
         yield Mistake("default", f"default{where} raised {described(error, tunable.default)}")
         return
-    known = frozenset(tunable.constant_names)
+    of_kernel: dict[str | None, Config] = {}
+    known = {name: frozenset(tunable.constants_of(name)) for name in tunable.kernels}
     for config in (default, *space):
         if not isinstance(config, Config):
             yield Mistake(
@@ -164,19 +194,24 @@ def config_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Itera
                 f"search_space or default {where} returned {config!r:.80}; return Config(...) objects",
             )
             return
+        if config.kernel not in known:
+            yield Mistake("kernel", str(tunable.kernel_missing(config)))
+            return
         # args_fn may compute a constant that no config names; one that the kernel lacks is a mistake.
-        if not config.constants.keys() <= known:
+        if not config.constants.keys() <= known[config.kernel]:
             yield Mistake(
                 "constants",
                 f"the config {config} {where} has the constants {names(config.constants)}; the kernel's "
-                f"ct.Constant parameters are {names(tunable.constant_names)}: use their names",
+                f"ct.Constant parameters are {names(tunable.constants_of(config.kernel))}: use their names",
             )
             return
-        if config.constants.keys() != default.constants.keys():
+        first = of_kernel.setdefault(config.kernel, config)
+        if config.constants.keys() != first.constants.keys():
+            kind = "the default" if config.kernel == default.kernel else str(first)
             yield Mistake(
                 "constants",
-                f"the config {config} {where} has the constants {names(config.constants)}, the default has "
-                f"{names(default.constants)}; name the same ones in all",
+                f"the config {config} {where} has the constants {names(config.constants)}, {kind} has "
+                f"{names(first.constants)}; name the same ones in all",
             )
             return
     if len(set(space)) < len(space):
@@ -214,6 +249,8 @@ def too_large(space: Sequence[object]) -> str | None:
 def _outside(default: Config, space: Iterable[Config]) -> str:
     """Advice for a default outside its search space; one that prints like a member differs in a type."""
     for config in space:
+        if config.kernel != default.kernel:
+            continue
         pairs = [(name, value, default.constants[name]) for name, value in config.constants.items()]
         alike = all(there == here or str(there) == str(here) for _, there, here in pairs)
         if alike and config.hints == default.hints:
@@ -296,7 +333,7 @@ def axis_missing(axis: str, found: str) -> str:
     return f"problem() does not return the axis {axis}: {found}; add {axis!r} there, or remove it from axes"
 
 
-_CORE = ("tile_m", "tile_n", "tile_k")
+CORE = ("tile_m", "tile_n", "tile_k")
 """The usual names of the three dimensions of a matrix product's tiles."""
 
 
@@ -315,7 +352,7 @@ def space_mistakes(tunable: Declaration, arch: Arch, problems: Iterable[Problem]
             values[name].add(value)
     if all(len(found) < 2 for found in values.values()):
         return
-    if any(len(values.get(name, ())) > 1 for name in _CORE):
+    if any(len(values.get(name, ())) > 1 for name in CORE):
         clusters = {config.hints.get("num_ctas") for config in candidates}
         for count in (1, 2):
             if count not in clusters:

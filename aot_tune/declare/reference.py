@@ -1,4 +1,4 @@
-"""Check what a declaration's `reference` returned, for a sweep and for the checks before one."""
+"""Check what a declaration's `reference` returned, for a sweep or for checks before one. Imports torch."""
 
 from __future__ import annotations
 
@@ -6,71 +6,90 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
+from aot_tune.declare.declaration import Close
 from aot_tune.errors import DeclarationError
+from aot_tune.values.parts import named_parts
 
 if TYPE_CHECKING:
-    import torch
-
-    from aot_tune.declare.declaration import Close, Declaration
+    from aot_tune.declare.declaration import Declaration
 
 
 def closes_of(tunable: Declaration, found: object, named: Mapping[str, Any]) -> Mapping[str, Close]:
-    """The `Close` of each mutated argument, by name.
+    """The `Close` of each mutated tensor, by the name of its argument; of a list's members by ``xs[0]``.
 
     Args:
         tunable: The declaration.
         found: The result of its `reference`.
-        named: The launch arguments by name.
+        named: The launch arguments by name; None stands for one that the launch goes without.
 
     Raises:
         DeclarationError: `found` does not have a `Close` of the right shape for each mutated argument.
     """
-    import torch
+    values = _by_argument(tunable, found, named)
+    arguments = named_parts(values, [named[name] for name in values])
+    for name, value in values.items():
+        listed = isinstance(value, list | tuple)
+        if listed != isinstance(named[name], list | tuple) or (listed and len(value) != len(named[name])):
+            given = f"a list of {len(value)}" if listed else f"a {type(value).__name__}"
+            wanted = f"a list of {len(named[name])}" if not isinstance(named[name], Tensor) else "one value"
+            raise DeclarationError(
+                f"{tunable.name}: reference gives {name} {given}; return {wanted}, as the argument is"
+            )
+    parts = named_parts(values, values.values())
+    return {part: _checked(tunable, part, value, arguments[part]) for part, value in parts.items()}
 
-    from aot_tune.declare.declaration import Close
 
-    if isinstance(found, Close | torch.Tensor):
-        if len(tunable.mutated) != 1:
+def _by_argument(tunable: Declaration, found: object, named: Mapping[str, Any]) -> dict[str, Any]:
+    """What `reference` returned for each mutated argument that is there."""
+    wanted = [name for name in tunable.mutated if named.get(name, ...) is not None]
+    if isinstance(found, Close | Tensor | list):
+        if len(wanted) != 1:
             raise DeclarationError(
                 f"{tunable.name}: reference returns one {type(found).__name__} and "
-                f"{len(tunable.mutated)} arguments are mutated ({', '.join(tunable.mutated)}); return a dict "
+                f"{len(wanted)} arguments are mutated ({', '.join(wanted)}); return a dict "
                 "with one for each"
             )
-        found = {tunable.mutated[0]: found}
-    if not isinstance(found, Mapping) or set(found) != set(tunable.mutated):
+        found = {wanted[0]: found}
+    if isinstance(found, Mapping):
+        absent = [name for name in found if name in tunable.mutated and name not in wanted]
+        found = {name: value for name, value in found.items() if name not in absent or value is not None}
+    if not isinstance(found, Mapping) or set(found) != set(wanted):
         returned = _listed(found) if isinstance(found, Mapping) else f"a {type(found).__name__}"
-        alone = "a Close or a tensor, or " if len(tunable.mutated) == 1 else ""
+        alone = "a Close or a tensor, or " if len(wanted) == 1 else ""
         raise DeclarationError(
             f"{tunable.name}: reference returns {returned}; "
-            f"return {alone}a dict of one for each of {', '.join(tunable.mutated)}"
+            f"return {alone}a dict of one for each of {', '.join(wanted)}"
         )
-    found = {
-        name: _close(tunable, name, value, named[name]) if isinstance(value, torch.Tensor) else value
-        for name, value in found.items()
-    }
-    for name, close in found.items():
-        if not isinstance(close, Close):
+    return dict(found)
+
+
+def _checked(tunable: Declaration, name: str, value: object, argument: Any) -> Close:
+    close = _close(tunable, name, value, argument) if isinstance(value, Tensor) else value
+    if not isinstance(close, Close):
+        raise DeclarationError(
+            f"{tunable.name}: reference gives {name} a {type(close).__name__}; "
+            "write a tensor, or Close(value=..., rtol=..., atol=...)"
+        )
+    for bound, amount in (("rtol", close.rtol), ("atol", close.atol)):
+        if not math.isfinite(amount):
             raise DeclarationError(
-                f"{tunable.name}: reference gives {name} a {type(close).__name__}; "
-                "write a tensor, or Close(value=..., rtol=..., atol=...)"
+                f"{tunable.name}: reference gives {name} {bound}={amount}; give a finite number"
             )
-        for bound, amount in (("rtol", close.rtol), ("atol", close.atol)):
-            if not math.isfinite(amount):
-                raise DeclarationError(
-                    f"{tunable.name}: reference gives {name} {bound}={amount}; give a finite number"
-                )
-        shape = getattr(close.value, "shape", None)
-        if shape is None:
-            raise DeclarationError(
-                f"{tunable.name}: reference gives {name} a {type(close.value).__name__} as its value; "
-                "return a tensor"
-            )
-        if tuple(shape) != tuple(named[name].shape):
-            raise DeclarationError(
-                f"{tunable.name}: reference gives {name} the shape {tuple(shape)}, the argument has "
-                f"{tuple(named[name].shape)}; return a value of the argument's shape"
-            )
-    return found
+    shape = getattr(close.value, "shape", None)
+    if shape is None:
+        raise DeclarationError(
+            f"{tunable.name}: reference gives {name} a {type(close.value).__name__} as its value; "
+            "return a tensor"
+        )
+    if tuple(shape) != tuple(argument.shape):
+        raise DeclarationError(
+            f"{tunable.name}: reference gives {name} the shape {tuple(shape)}, the argument has "
+            f"{tuple(argument.shape)}; return a value of the argument's shape"
+        )
+    return close
 
 
 TOLERANCES = {
@@ -87,10 +106,6 @@ of the short types; for float32 sums in another order, but no products in tf32. 
 
 def _close(tunable: Declaration, name: str, value: torch.Tensor, argument: torch.Tensor) -> Close:
     """The `Close` of a plain tensor; where elements cancel out, atol is that of a value of the usual size."""
-    import torch
-
-    from aot_tune.declare.declaration import Close
-
     rtol = TOLERANCES.get(str(argument.dtype).removeprefix("torch."), 0.0)
     if rtol == 0 or value.is_meta or value.numel() == 0:
         return Close(value=value, rtol=rtol, atol=0.0)

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from aot_tune.declare.argument_mistakes import shares
+from aot_tune.declare.argument_mistakes import one_of_each_kernel, shares
 from aot_tune.declare.comparison import bits
-from aot_tune.declare.kernel_source import accesses
+from aot_tune.declare.kernel_source.accesses import accesses
 from aot_tune.nvidia import cutile
 from aot_tune.values.arch import KNOWN_ARCHS, Arch
 from aot_tune.values.bucket import Pow2, classes, edge
+from aot_tune.values.device import Device
+from aot_tune.values.parts import flat
 from aot_tune.values.problem import Problem
 from aot_tune.values.text import counted
 
@@ -55,6 +58,7 @@ def declaration_remarks(tunable: Declaration, arch: Arch) -> list[str]:
         _accesses_unlike_the_names(tunable, arch),
         _unseeded(tunable),
         _archs_without_configs(tunable, arch),
+        _lent_kernels(tunable, arch),
         _work_unlike_the_arguments(tunable, arch),
     ):
         found += [f"{tunable.name}: {text}" for text in remarks]
@@ -79,6 +83,7 @@ def _compiled_in(tunable: Declaration, arch: Arch) -> Iterator[str]:
                     f"{constant}, so that it is passed at launch, or declare {axis!r}: Exact()"
                 )
         yield from _compiled_scalars(tunable, arch, problem)
+        yield from _compiled_device(tunable, arch, problem)
 
 
 def _compiled_scalars(tunable: Declaration, arch: Arch, problem: Problem) -> Iterator[str]:
@@ -97,6 +102,23 @@ def _compiled_scalars(tunable: Declaration, arch: Arch, problem: Problem) -> Ite
                 "value compiles at its first launch, and an archive serves the value of make_args alone; "
                 f"take ct.Constant away from {constant}, so that it is passed at launch, or return {name} "
                 "from problem(), a size as an Exact() axis"
+            )
+
+
+def _compiled_device(tunable: Declaration, arch: Arch, problem: Problem) -> Iterator[str]:
+    args, device = _made(tunable, problem), Device.reference(arch)
+    if args is None or not tunable.takes_device:
+        return
+    smaller = replace(device, sm_count=device.sm_count // 2 + 1)
+    here, there = (_passed(tunable, arch, problem, args, device=one) for one in (device, smaller))
+    for constant, one in here.items() if here and there else ():
+        other = there[constant] if there else one
+        if constant in tunable.constant_names and one != other:
+            yield (
+                f"{constant}, a ct.Constant, follows the device: args_fn hands on {one} on {device.name} and "
+                f"{other} with {smaller.sm_count} multiprocessors. So an archive serves devices with as many "
+                f"as {device.name} alone, and others compile at their first launch; take ct.Constant away "
+                f"from {constant}, or let the kernel ask ct.num_blocks"
             )
 
 
@@ -119,7 +141,8 @@ def _constants(
     passed = _passed(tunable, arch, problem, args) if args is not None else None
     if args is None or passed is None or _tried(lambda: tunable.problem_of(*args)) != problem:
         return None
-    return {name: value for name, value in passed.items() if name in tunable.constant_names}
+    constants = tunable.constants_of(tunable.default_config(arch, problem).kernel)
+    return {name: value for name, value in passed.items() if name in constants}
 
 
 _Seen = tuple[object, object]
@@ -149,11 +172,13 @@ def _copies_of_strided(tunable: Declaration, arch: Arch) -> Iterator[str]:
         args = _made(tunable, problem)
         for place, name in enumerate(tunable.parameters if args else ()):
             assert args is not None
-            if name not in tunable.mutated or max(args[place].shape, default=1) == 1:
+            tensors = [one for one in flat([args[place]]) if isinstance(one, torch.Tensor)]
+            if name not in tunable.mutated or max((n for one in tensors for n in one.shape), default=1) == 1:
                 continue
-            strided = _strided(args[place])
+            apart = [_strided(one) for one in tensors]
+            strided = apart if isinstance(args[place], list | tuple) else apart[0]
             passed = _passed(tunable, arch, problem, (*args[:place], strided, *args[place + 1 :]))
-            if passed is not None and not any(map(shares(strided), passed.values())):
+            if passed is not None and not all(any(map(shares(one), passed.values())) for one in apart):
                 yield (
                     f"args_fn hands on a copy of {name} where it is not contiguous, so a launch would leave "
                     "the caller's tensor as it was; hand it on as it is or as a view (x.view, not x.reshape "
@@ -168,15 +193,22 @@ def _strided(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _accesses_unlike_the_names(tunable: Declaration, arch: Arch) -> Iterator[str]:
-    """Arguments that the kernel's source loads, adds to or stores to, unlike what the declaration says."""
+    """Arguments that a kernel's source loads, adds to or stores to, unlike what the declaration says."""
     problem = tunable.typical_problems[0]
     args = _made(tunable, problem)
-    passed = _passed(tunable, arch, problem, args) if args is not None else None
-    if args is None or passed is None:
-        return
-    found = accesses(tunable.kernel)
+    for config in one_of_each_kernel(tunable, arch, problem, tunable.default_config(arch, problem)):
+        passed = _passed(tunable, arch, problem, args, config) if args is not None else None
+        if args is not None and passed is not None:
+            yield from _accesses_of(tunable, config, args, passed)
+
+
+def _accesses_of(
+    tunable: Declaration, config: Config, args: tuple[Any, ...], passed: Mapping[str, Any]
+) -> Iterator[str]:
+    """The same of one kernel, which a config is for."""
+    found = accesses(tunable.kernel_of(config))
     named = dict(zip(tunable.parameters, args, strict=True))
-    for name in tunable.outputs:
+    for name in tunable.outputs or ():
         parameters = [parameter for parameter, value in passed.items() if shares(named[name])(value)]
         for parameter in parameters:
             if parameter in found.added:
@@ -215,7 +247,7 @@ def _unseeded(tunable: Declaration) -> Iterator[str]:
     if first is None or again is None:
         return
     for name, one, other in zip(tunable.parameters, first, again, strict=True):
-        if name in tunable.outputs or name in tunable.reset:
+        if name in tunable.output_names or name in tunable.reset:
             continue  # their content is arbitrary
         if not _equal(one, other):
             yield (
@@ -228,12 +260,15 @@ def _equal(one: object, other: object) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         alike = one.shape == other.shape and one.dtype == other.dtype
         return alike and (one.is_complex() or torch.equal(bits(one), bits(other)))
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
     return bool(one == other)
 
 
 def _bytes(args: Iterable[object]) -> int:
     """Bytes of all tensors, a storage that several share once."""
-    tensors = {arg.untyped_storage()._cdata: arg for arg in args if isinstance(arg, torch.Tensor)}
+    members = flat(list(args))
+    tensors = {one.untyped_storage()._cdata: one for one in members if isinstance(one, torch.Tensor)}
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
@@ -250,6 +285,24 @@ def _archs_without_configs(tunable: Declaration, arch: Arch) -> Iterator[str]:
             f"search_space is empty or raises on {' '.join(map(str, empty))}, so nothing can be launched "
             "there; return at least the default, on every arch"
         )
+
+
+def _lent_kernels(tunable: Declaration, arch: Arch) -> Iterator[str]:
+    """Kernels that a problem's search space leaves out, and that `legal` takes for it all the same."""
+    if len(tunable.kernels) == 1:
+        return
+    spaces = {problem: tunable.space(arch, problem) for problem in tunable.typical_problems}
+    first = {config.kernel: (config, problem) for problem, space in spaces.items() for config in space}
+    for problem, space in spaces.items():
+        for kernel, (config, other) in first.items():
+            lent = kernel not in {one.kernel for one in space}
+            if lent and _tried(partial(tunable.refusal, config, arch, problem)) is None:
+                yield (
+                    f"kernel {kernel} is in the search space of {other} and not of {problem}, yet legal "
+                    f"takes its config {config} for that too: a problem that was not tuned takes a near "
+                    "one's config; refuse it in legal, or list it for both"
+                )
+                return
 
 
 def _work_unlike_the_arguments(tunable: Declaration, arch: Arch) -> Iterator[str]:
@@ -325,11 +378,21 @@ def _made(tunable: Declaration, problem: Problem, device: str = "meta") -> tuple
 
 
 def _passed(
-    tunable: Declaration, arch: Arch, problem: Problem, args: tuple[Any, ...]
+    tunable: Declaration,
+    arch: Arch,
+    problem: Problem,
+    args: tuple[Any, ...],
+    config: Config | None = None,
+    device: Device | None = None,
 ) -> dict[str, Any] | None:
-    """What args_fn hands to each of the kernel's parameters under the default; None where it cannot."""
-    passed = _tried(lambda: tunable.args_fn(tunable.default_config(arch, problem), *args))
-    names = [name for name, _ in cutile.parameters(tunable.kernel)]
+    """What args_fn hands to each of the kernel's parameters, or None where it cannot.
+
+    That is under the default, on the arch's reference device, where nothing else is given.
+    """
+    chosen = config or tunable.default_config(arch, problem)
+    args_fn = tunable.args_fn_on(device or Device.reference(arch))
+    passed = _tried(lambda: args_fn(chosen, *args))
+    names = [name for name, _ in cutile.parameters(tunable.kernel_of(chosen))]
     if not isinstance(passed, tuple) or len(passed) != len(names):
         return None
     return dict(zip(names, passed, strict=True))

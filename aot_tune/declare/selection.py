@@ -36,34 +36,55 @@ def chosen_arch(name: str | None) -> Arch:
     return archs[0] if archs else FALLBACK_ARCH
 
 
-def chosen_gpu(arch: Arch, index: int | None, *, required: bool) -> Gpu | None:
-    """The GPU to measure on: the one at `index`, else the first of `arch`; None where a sweep must predict.
+def chosen_gpus(arch: Arch, index: int | None, indexes: str | None, *, required: bool) -> tuple[Gpu, ...]:
+    """The GPUs to measure on: those that are named, else all of `arch`; none where a sweep must predict.
 
     Args:
         arch: The arch to tune for.
-        index: A place among the GPUs that this process may use, or None.
+        index: The value of --gpu, a place among the GPUs that this process may use, or None.
+        indexes: The value of --gpus, several such places as ``0,1``, or ``all``, or None.
         required: Whether a missing GPU is an error.
 
     Raises:
-        UsageError: The GPU at `index` is missing or of another arch.
+        UsageError: A named GPU is missing or of another arch, or the GPUs are of several models.
         TuneError: There is no GPU of `arch`, and one is required.
     """
+    if index is not None and indexes is not None:
+        raise UsageError("--gpu and --gpus: choose one")
     gpus = visible_gpus() or ()
     here = ", ".join(
         f"{gpu.index}: {gpu.name} {gpu.arch or 'of an arch cuTile does not know'}" for gpu in gpus
     )
-    if index is not None:
-        named = next((gpu for gpu in gpus if gpu.index == index), None)
-        if named is None or named.arch != arch:
-            raise UsageError(f"--gpu {index} is not an {arch} GPU; this process may use {here or 'none'}")
-        return named
-    first = next((gpu for gpu in gpus if gpu.arch == arch), None)
-    if first is None and required:
+    option, named = ("--gpu", [index]) if index is not None else ("--gpus", _indexes(indexes))
+    found = tuple(gpu for gpu in gpus if gpu.arch == arch and (not named or gpu.index in named))
+    for one in named:
+        if one not in {gpu.index for gpu in found}:
+            raise UsageError(f"{option} {one} is not an {arch} GPU; this process may use {here or 'none'}")
+    if not found and required:
         raise TuneError(
             f"measuring is required and this process may use no {arch} GPU ({here or 'it has none'}); "
             "run on such a machine, or leave --require out to predict"
         )
-    return first
+    models: dict[str, list[str]] = {}
+    for gpu in found:
+        models.setdefault(gpu.name, []).append(str(gpu.index))
+    if len(models) > 1:
+        options = " or ".join(f"--gpus {','.join(places)} for {name}" for name, places in models.items())
+        raise UsageError(
+            f"the {arch} GPUs are of several models ({here}), whose times cannot be compared; choose those "
+            f"of one: {options}"
+        )
+    return found
+
+
+def _indexes(text: str | None) -> list[int]:
+    """The places that --gpus names; none where it names all."""
+    if text is None or text.strip() == "all":
+        return []
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() for word in words):
+        raise UsageError(f"--gpus {text!r}: write places separated by commas, as 0,1, or all")
+    return list(dict.fromkeys(map(int, words)))
 
 
 def chosen_kernels(found: Mapping[str, FoundKernel], names: Sequence[str]) -> tuple[FoundKernel, ...]:

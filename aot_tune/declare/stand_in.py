@@ -1,8 +1,12 @@
-"""Run `problem` on stand-ins for tensors to see which keys it returns. Needs no torch, computes nothing."""
+"""Run a declaration's functions on stand-ins for tensors. Needs no torch, computes nothing.
+
+So it is known which keys `problem` returns, and what `args_fn` hands on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 
 OPERATORS = (
     "getitem", "call", "eq", "ne", "lt", "le", "gt", "ge", "add", "radd", "sub", "rsub", "mul", "rmul",
@@ -23,21 +27,22 @@ class NotFollowedError(Exception):
 
 
 class _StandIn:
-    __slots__ = ("_answers",)
+    __slots__ = ("_answers", "_root")
 
-    def __init__(self, answers: int = 0) -> None:
+    def __init__(self, root: str | None = None, answers: int = 0) -> None:
         if answers > _MOST_ANSWERS:
             raise NotFollowedError
+        self._root = root
         self._answers = answers
 
     def __getattr__(self, name: str) -> _StandIn:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _StandIn(self._answers + 1)
+        return _StandIn(self._root, self._answers + 1)
 
 
 def _answer(self: _StandIn, *args: object, **named: object) -> _StandIn:
-    return _StandIn(self._answers + 1)
+    return _StandIn(self._root, self._answers + 1)
 
 
 def _refuse(self: _StandIn, *args: object) -> object:
@@ -63,3 +68,20 @@ def returned(function: Callable[..., object], count: int) -> object:
     if isinstance(result, _StandIn):
         raise NotFollowedError
     return result
+
+
+def handed_on(args_fn: Callable[..., object], parameters: Sequence[str]) -> tuple[str | None, ...]:
+    """For each argument of the kernel, the launch argument that `args_fn` makes it of; None for any other.
+
+    Raises:
+        NotFollowedError: It cannot be known without real tensors.
+    """
+    try:
+        taken = inspect.signature(args_fn).parameters.values()
+        named = {one.name: _StandIn() for one in taken if one.kind is one.KEYWORD_ONLY}
+        result = args_fn(_StandIn(), *map(_StandIn, parameters), **named)
+    except Exception as error:  # a stand-in is not a tensor, and the author's code may depend on that
+        raise NotFollowedError from error
+    if not isinstance(result, tuple):
+        raise NotFollowedError
+    return tuple(one._root if isinstance(one, _StandIn) else None for one in result)

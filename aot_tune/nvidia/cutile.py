@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib import import_module, metadata
 from pathlib import Path
 from types import FrameType
@@ -36,6 +36,12 @@ TESTED_VERSIONS = ((1, 6), (1, 7))
 TUNE_SINCE = (1, 7)
 """The first release whose ``exhaustive_search`` takes ``flush_l2=False``, which leaves the L2 cache alone."""
 
+DEPENDENT_SINCE = (1, 6)
+"""The first release whose ``launch`` is known to take ``programmatic_dependent_launch``."""
+
+_DEPENDENT_ARCH = Arch(9, 0)
+"""The first arch with programmatic dependent launches."""
+
 _OWN = "_own_of_cutile"
 """The attribute of a function in the place of one of cuTile's that holds cuTile's own."""
 
@@ -45,6 +51,9 @@ makes one among the temporary files, which is removed at exit."""
 
 _NOT_FOR_FILES = str(Path(__file__).parent)
 """The folder that `TEMP_DIR` names where none can be written to. Nothing is written there."""
+
+_COMPILER_PACKAGE = "nvidia-cuda-tileiras"
+"""The pip package of cuTile's compiler."""
 
 PASSED_ON = "launch_passed_on"
 """A global variable of modules whose functions stand in the place of cuTile's launch and call it."""
@@ -122,6 +131,17 @@ def compiler_version() -> str | None:
     return numbers[-1] if numbers else answer.strip() or None
 
 
+def packaged_compiler() -> str | None:
+    """The version of the compiler's pip package, which is the compiler's; None where it is not installed.
+
+    It takes 1 ms. Asking the compiler itself, which may be a toolkit's, takes 190 ms (`compiler_version`).
+    """
+    try:
+        return metadata.version(_COMPILER_PACKAGE)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def may_have_compiler() -> bool:
     """Whether there seems to be a compiler. Spares importing cuTile's compiling half, which takes 143 ms.
 
@@ -130,14 +150,12 @@ def may_have_compiler() -> bool:
     """
     if os.environ.get(TEMP_DIR) == _NOT_FOR_FILES:
         return False
-    try:
-        metadata.version("nvidia-cuda-tileiras")
+    if packaged_compiler() is not None:
         return True
-    except metadata.PackageNotFoundError:
-        home = os.environ.get("CUDA_HOME")
-        folders = [*([Path(home, "bin")] if home else ()), *Path("/usr/local").glob("cuda*/bin")]
-        found = shutil.which("tileiras") or any(shutil.which("tileiras", path=str(f)) for f in folders)
-        return bool(found)
+    home = os.environ.get("CUDA_HOME")
+    folders = [*([Path(home, "bin")] if home else ()), *Path("/usr/local").glob("cuda*/bin")]
+    found = shutil.which("tileiras") or any(shutil.which("tileiras", path=str(f)) for f in folders)
+    return bool(found)
 
 
 # Kernels ----------------------------------------------------------------------------------------------------
@@ -148,6 +166,13 @@ def is_kernel(kernel: object) -> bool:
     import cuda.tile as ct
 
     return isinstance(kernel, ct.kernel)
+
+
+def public_names() -> dict[int, str]:
+    """The public names of cuda.tile by the identity of what they name."""
+    import cuda.tile as ct
+
+    return {id(getattr(ct, name)): name for name in ct.__all__ if hasattr(ct, name)}
 
 
 def python_function(kernel: Any) -> Any:
@@ -220,7 +245,7 @@ def _prebuilt_class() -> Any:
             while caller is not None and caller.f_globals.get(PASSED_ON):
                 caller = caller.f_back
             unchecked = caller is not None and caller.f_globals.get(UNCHECKED)
-            if unchecked and any(getattr(p, "may_alias_internally", False) for p in signature.parameters):
+            if unchecked and any(map(_may_overlap, signature.parameters)):
                 raise TypeError("the elements of an argument may share memory, and it was not checked")
             arch = _arch_of(compute_capability)
             return _code(_own_compile(), self, self._cubins, signature, context, arch)
@@ -231,6 +256,11 @@ def _prebuilt_class() -> Any:
             return super().replace_hints(**hints) if hints else self
 
     return PrebuiltKernel
+
+
+def _may_overlap(parameter: Any) -> bool:
+    """Whether the elements of an array, or of one in a list, may share memory."""
+    return bool(getattr(getattr(parameter, "element", parameter), "may_alias_internally", False))
 
 
 CubinsOf = Callable[[Any, Arch], "CubinSource | None"]
@@ -452,6 +482,21 @@ def launching() -> Callable[..., Any]:
     return function
 
 
+def launcher(*, programmatic_dependent_launch: bool, arch: Arch) -> Callable[..., Any]:
+    """The function that launches a kernel of a declaration on an arch: ``cuda.tile.launch``.
+
+    Args:
+        programmatic_dependent_launch: Whether the kernel may begin before the one before it in its stream has
+            ended. Where the arch or the installed release has no such launches it begins after it, which is
+            right too.
+        arch: The arch of the GPU.
+    """
+    function = launching()
+    if programmatic_dependent_launch and arch >= _DEPENDENT_ARCH and release() >= DEPENDENT_SINCE:
+        return partial(function, programmatic_dependent_launch=True)
+    return function
+
+
 def hints_of(kernel: Any, arch: Arch) -> dict[str, int]:
     """The hints with which a kernel is compiled for an arch, those of its decorator among them."""
     found: dict[str, int] = {}
@@ -471,6 +516,29 @@ def _for_target(value: object, arch: Arch) -> object:
         return by_target[arch.cutile_name]
     default = getattr(value, "_default", None)
     return default if isinstance(default, int) else None
+
+
+def hint_on(value: object, arch: Arch) -> object:
+    """The value that a hint has on an arch: a ``ByTarget`` gives the arch's, or its default, or None."""
+    by_target: Mapping[str, object] | None = getattr(value, "_by_target", None)
+    if by_target is None:
+        return value
+    default = getattr(value, "_default", None)
+    absent = type(default).__name__ == "_UnspecifiedType"
+    return by_target.get(arch.cutile_name, None if absent else default)
+
+
+def compiler_limit() -> float | None:
+    """The compiler's limit here, seconds, as ``ct.compiler_timeout`` sets it; None where there is none.
+
+    On a release that was not tested it is None.
+    """
+    if not private_names_known():
+        return None
+    from cuda.tile._cext import default_tile_context
+
+    limit: float | None = default_tile_context.config.compiler_timeout_sec
+    return limit
 
 
 def limit_samples(most: int) -> None:

@@ -86,16 +86,13 @@ def signature_of(name: str, parameters: Sequence[tuple[str, Any]], kernel_args: 
 
 
 def check_arguments(parameters: Sequence[tuple[str, Any]], kernel_args: Sequence[Any]) -> None:
-    """Refuse a declared kernel's arguments, one for each parameter, that have no signature, and lists.
+    """Refuse a declared kernel's arguments, one for each parameter, that have no signature.
 
     It is far quicker than making a signature.
 
     Raises:
         CutileError: An argument is of another kind; the message names the parameter and what to pass.
     """
-    for arg, (name, _) in zip(kernel_args, parameters, strict=True):
-        if isinstance(arg, list):
-            raise _no_signature(name, arg)
     _specialised(parameters, kernel_args, unit=False)
 
 
@@ -116,41 +113,42 @@ def weakest(signature: str, parameters: Sequence[tuple[str, Any]]) -> str:
         signature: A signature that `signature_of` returned.
         parameters: As for `signature_of`.
     """
-    from cuda.tile.compilation import (
-        ArrayConstraint,
-        CallingConvention,
-        KernelSignature,
-        demangle_kernel_name,
-    )
+    from cuda.tile.compilation import CallingConvention, KernelSignature, demangle_kernel_name
 
     name, parsed = demangle_kernel_name(signature)
-    weak: list[Any] = []
-    for constraint, (_, node) in zip(parsed.parameters, parameters, strict=True):
-        if not isinstance(constraint, ArrayConstraint):
-            weak.append(constraint)
-            continue
-        kept_shape = {axis % constraint.ndim for axis in _static_shape(node)}
-        kept_stride = {axis % constraint.ndim for axis in _static_stride(node)}
-        weak.append(
-            ArrayConstraint(
-                constraint.dtype,
-                constraint.ndim,
-                index_dtype=constraint.index_dtype,
-                stride_constant=[
-                    v if i in kept_stride else None for i, v in enumerate(constraint.stride_constant)
-                ],
-                shape_constant=[
-                    v if i in kept_shape else None for i, v in enumerate(constraint.shape_constant)
-                ],
-                stride_lower_bound_incl=0,
-                alias_groups=constraint.alias_groups,
-                may_alias_internally=True,
-            )
-        )
+    weak = [
+        _weak(constraint, getattr(node, "array", None), getattr(node, "list", None))
+        for constraint, (_, node) in zip(parsed.parameters, parameters, strict=True)
+    ]
     static = any(_static_shape(node) for _, node in parameters)
     convention = CallingConvention.cutile_python_v2() if static else CallingConvention.cutile_python_v1()
     symbol: str = KernelSignature(weak, convention).with_mangled_symbol(name).symbol
     return symbol
+
+
+def _weak(constraint: Any, array: Any, of_list: Any = None) -> Any:
+    """The weakest constraint of an array or list, by the annotation of the one or the other."""
+    from cuda.tile.compilation import ArrayConstraint, ListConstraint
+
+    if isinstance(constraint, ListConstraint):
+        element = _weak(constraint.element, getattr(of_list, "element", None))
+        return ListConstraint(element, alias_groups=constraint.alias_groups, elements_may_alias=True)
+    if not isinstance(constraint, ArrayConstraint):
+        return constraint
+    kept_shape = {axis % constraint.ndim for axis in getattr(array, "static_shape_dims", None) or ()}
+    kept_stride = {axis % constraint.ndim for axis in getattr(array, "static_stride_dims", None) or ()}
+    strides = [v if i in kept_stride else None for i, v in enumerate(constraint.stride_constant)]
+    sizes = [v if i in kept_shape else None for i, v in enumerate(constraint.shape_constant)]
+    return ArrayConstraint(
+        constraint.dtype,
+        constraint.ndim,
+        index_dtype=constraint.index_dtype,
+        stride_constant=strides,
+        shape_constant=sizes,
+        stride_lower_bound_incl=0,
+        alias_groups=constraint.alias_groups,
+        may_alias_internally=True,
+    )
 
 
 # The rule ---------------------------------------------------------------------------------------------------
@@ -196,7 +194,8 @@ def _parameter(arg: Any, node: Any, name: str, unit: bool) -> _Parameter:
 
 def _no_signature(name: str, arg: object) -> CutileError:
     return CutileError(
-        f"kernel argument {name} is a {type(arg).__name__}; pass a tensor, an int, a float or a bool"
+        f"kernel argument {name} is a {type(arg).__name__}; "
+        "pass a tensor, a list of tensors, an int, a float or a bool"
     )
 
 
@@ -281,10 +280,6 @@ def _array(arg: Any, annotation: Any, unit: bool) -> _Array:
 
 def _static_shape(node: Any) -> tuple[int, ...]:
     return tuple(getattr(getattr(node, "array", None), "static_shape_dims", None) or ())
-
-
-def _static_stride(node: Any) -> tuple[int, ...]:
-    return tuple(getattr(getattr(node, "array", None), "static_stride_dims", None) or ())
 
 
 def _disjoint(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

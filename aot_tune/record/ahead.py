@@ -25,12 +25,15 @@ from aot_tune.nvidia import cutile
 from aot_tune.record.arguments import described
 from aot_tune.serve.replay.searches import SearchCall
 from aot_tune.tuner.compile.job import Compiled, CompileJob
-from aot_tune.tuner.compile.pool import CompilePool
+from aot_tune.tuner.compile.pool import COMPILE_SECONDS, CompilePool
 from aot_tune.tuner.process.worker import START_SECONDS, RemoteError, Worker, WorkerDied, WorkerTimeout
 from aot_tune.values.arch import Arch
 
 LAUNCH_SECONDS = 20.0
 """The longest launch in the child, seconds. The largest products take 0.1 s."""
+
+_TOO_LONG = "exceeded timeout", "no answer within"
+"""Words of a compilation that was ended because it took too long."""
 
 _POLL_SECONDS = 1.0
 """Longest wait for the next cubins, seconds."""
@@ -40,11 +43,11 @@ _POLL_SECONDS = 1.0
 class Tried:
     """What is known of a config before the library's process runs it."""
 
-    cubin: cutile.Cubin
-    """Its code."""
+    cubin: cutile.Cubin | None
+    """Its code; None where it took the compiler too long."""
 
-    killed: str = ""
-    """How the child that launched it ended; empty where it lived."""
+    passed_over: str = ""
+    """Why it is not run: how the child that launched it ended, or that it compiles too slowly; else empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +75,7 @@ class Ahead:
     ) -> None:
         self._device, self._folder, self._launcher = device, folder, launcher
         self._pool: CompilePool | None = None
+        self._limit_s = COMPILE_SECONDS
         self._child: Worker | None = None
 
     def tried(
@@ -115,21 +119,34 @@ class Ahead:
                 raise
 
     def _tried(self, prepared: Sequence[_Prepared], digest: str, contents: Path) -> dict[int, Tried]:
-        if self._pool is None:
-            self._pool = CompilePool(max(1, cpu_count() or 1), folder=self._folder)
+        pool = self._compilers()
         by_key: dict[str, list[_Prepared]] = {}
         for one in prepared:
             by_key.setdefault(one.job.key, []).append(one)
         results = {}
         for one in prepared:  # they compile while the child starts
-            self._pool.submit(one.job)
+            pool.submit(one.job)
         self._same_code(prepared[0].job, digest)
-        while self._pool.unfinished:
-            for result in self._pool.poll(_POLL_SECONDS):
-                if isinstance(result, Compiled):
-                    for one in by_key.get(result.key, ()):
+        while pool.unfinished:
+            for result in pool.poll(_POLL_SECONDS):
+                for one in by_key.get(result.key, ()):
+                    if isinstance(result, Compiled):
                         results[one.at] = self._launched(one, result, contents)
+                    elif any(words in result.message for words in _TOO_LONG):
+                        slow = f"it does not compile within {self._limit_s:g} s"
+                        results[one.at] = Tried(cubin=None, passed_over=slow)
         return results
+
+    def _compilers(self) -> CompilePool:
+        """The compiling children, whose limit is the library's where it has set one."""
+        limit_s = cutile.compiler_limit() or COMPILE_SECONDS
+        if self._pool is not None and self._limit_s != limit_s:
+            self._pool.close()
+            self._pool = None
+        if self._pool is None:
+            self._limit_s = limit_s
+            self._pool = CompilePool(cpu_count() or 1, limit_s, self._folder)
+        return self._pool
 
     def _same_code(self, job: CompileJob, digest: str) -> None:
         """Make sure that the child, and so the compiling ones, import the code that is searched here.
@@ -169,7 +186,7 @@ class Ahead:
             return Tried(cubin=cubin)
         child.kill()
         self._child = None
-        return Tried(cubin=cubin, killed=killed)
+        return Tried(cubin=cubin, passed_over=killed)
 
     def close(self) -> None:
         """End the children. The next search starts them anew."""

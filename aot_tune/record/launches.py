@@ -1,4 +1,7 @@
-"""Look at what a library launches beside its searches: what no search measured is a remark for its author."""
+"""Look at what a library launches beside its searches.
+
+What no search measured is a remark for its author, and gets a cubin too.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 
 from aot_tune.nvidia import cutile
 from aot_tune.recorded.problem import Problem, read_problem
+from aot_tune.recorded.table import Launched
 from aot_tune.serve.replay.install import exchange
 from aot_tune.serve.runtime import runtime
 
@@ -36,10 +40,12 @@ class Launches:
 
     Args:
         remark: Receives the kernel's function and a remark, the first of each kind for each kernel.
+        launched: Receives the kernel's function and what it was launched with.
     """
 
-    def __init__(self, remark: Callable[[Any, str], None]) -> None:
+    def __init__(self, remark: Callable[[Any, str], None], launched: Callable[[Any, Launched], None]) -> None:
         self._remark = remark
+        self._launched = launched
         self._measured: dict[Any, Measured] = {}
         self._said: set[tuple[Any, str]] = set()
         self._original: Any = None
@@ -77,6 +83,8 @@ class Launches:
         measured = self._measured.get(function)
         if measured is None:
             return
+        hints = cutile.hints_of(kernel, runtime().device(runtime().current_device()).arch)
+        self._launched(function, Launched(tuple(hints.items()), cutile.signature_of(kernel, args)))
         for kind, remark in self._remarks(kernel, args, measured):
             if (function, kind) not in self._said:
                 self._said.add((function, kind))

@@ -84,6 +84,7 @@ def begin() -> None:
 
 
 def _tell(recorder: Recorder, folder: Path) -> None:
+    recorder.end()
     if not recorder.sites:
         return
     sites = [{**asdict(site), "remarks": list(site.remarks)} for site in recorder.sites.values()]

@@ -30,11 +30,11 @@ from aot_tune.record.search import (
     raise_as_cutile,
 )
 from aot_tune.record.turn import turn
-from aot_tune.recorded.document import dump, parse
+from aot_tune.recorded.document import MOST_LAUNCHED, dump, parse
 from aot_tune.recorded.nearest import sizes_of
 from aot_tune.recorded.problem import Fixed, Problem
 from aot_tune.recorded.spelling import space_hash, spelled, texts_of
-from aot_tune.recorded.table import Library, RecordedEntry, RecordedTable, file_name
+from aot_tune.recorded.table import Launched, Library, RecordedEntry, RecordedTable, file_name
 from aot_tune.serve.replay.searches import SearchCall, answer, may_not_search
 from aot_tune.serve.runtime import runtime
 from aot_tune.tables.files import check_replaceable, check_writable, read_bytes, write_atomic
@@ -126,7 +126,10 @@ class Recorder:
         self._counts: dict[str, int] = {}
         self._won: dict[str, list[_Won]] = {}
         self._problems: dict[str, list[Identified]] = {}
-        self._launches = Launches(self._remark_on_launch)
+        self._launches = Launches(self._remark_on_launch, self._note_launch)
+        self._paths: dict[Any, Path] = {}
+        self._launched: dict[Path, set[Launched]] = {}
+        self._turns: dict[Path, str] = {}
         self.sites: dict[str, Site] = {}
         """What was recorded, by place in the library."""
         self.tables: dict[Path, RecordedTable] = {}
@@ -154,15 +157,17 @@ class Recorder:
         folder = path / str(device.arch)
         gpu = gpu_state.identity(index)
         try:
-            with turn(JOURNALS, gpu["uuid"] or f"cuda-{index}"):
+            with turn(JOURNALS, _turn_of(gpu, index)):
                 return self._recorded(call, site, kernel, folder, library, known, digest, index, device)
         except NotRecordableError as error:
             site.remarks[f"not recorded: {error}"] = None
             return call.search()
 
     def end(self) -> None:
-        """Look at launches no longer, and end what tries configs ahead."""
+        """Look at launches no longer, write those that no table has yet, and end what tries configs ahead."""
         self._launches.end()
+        for path in self._launched:
+            self._write_launched(path)
         for ahead in self._ahead.values():
             if ahead is not None:
                 ahead.close()
@@ -172,6 +177,30 @@ class Recorder:
         for site in self.sites.values():
             if site.kernel == f"{function.__module__}.{function.__qualname__}":
                 site.remarks[remark] = None
+
+    def _note_launch(self, function: Any, launched: Launched) -> None:
+        """Keep what a recorded kernel was launched with for the next writing of its table."""
+        path = self._paths.get(function)
+        if path is not None and len(self._launched[path]) < MOST_LAUNCHED:
+            self._launched[path].add(launched)
+
+    def _write_launched(self, path: Path) -> None:
+        """Add launches to a table that was written before they were made."""
+        try:
+            with turn(JOURNALS, self._turns[path]):
+                table = _present(path)
+                if table is None or self.tables.get(path) is None:
+                    return
+                added = self._with_launched(table, path)
+                if added != table and _same_code(table, self.tables[path]):
+                    write_atomic(path, dump(added))
+        except AotTuneError:  # such as a full disk: the launches compile when they are replayed
+            return
+
+    def _with_launched(self, table: RecordedTable, path: Path) -> RecordedTable:
+        winners = set(dataclasses.replace(table, launched=()).compilations)
+        launched = {*table.launched, *self._launched[path]} - winners
+        return dataclasses.replace(table, launched=tuple(sorted(launched)[:MOST_LAUNCHED]))
 
     def _site(self, call: SearchCall) -> Site:
         frame = sys._getframe(1)
@@ -209,15 +238,18 @@ class Recorder:
     ) -> Any:  # fmt: skip
         function = cutile.python_function(kernel)
         path = folder / file_name(function.__module__, function.__qualname__)
+        self._paths[function] = path
+        self._launched.setdefault(path, set())
         key = _key(path, known)
         number = self._counts[key] = self._counts.get(key, 0) + 1
         if number == 1:
             site.problems += 1
             self._remark_on(site, path, known)
+        gpu = gpu_state.identity(index)
+        self._turns[path] = _turn_of(gpu, index)
         won = self._won.setdefault(key, [])
         if number > MOST_SEARCHES_OF_ONE_PROBLEM and won:
             return answer(call)
-        gpu = gpu_state.identity(index)
         identity = {
             **{name: value for name, value in gpu.items() if name != "uuid"},
             "cuda_tile": cutile.version(),
@@ -316,7 +348,9 @@ class Recorder:
                 f"{len(won)} searches of one problem had {len(entries)} winners: the contents of an argument "
                 "matter; the safest of them is replayed"
             ] = None
-        table = dataclasses.replace(table, entries=(*others, *entries))
+        launched = present.launched if there and present is not None else ()
+        table = dataclasses.replace(table, entries=(*others, *entries), launched=launched)
+        table = self._with_launched(table, path)
         write_atomic(path, dump(table))
         self.tables[path] = table
 
@@ -358,6 +392,11 @@ def _journal(path: Path, identity: dict[str, str]) -> Journal:
         return Journal.open(path, identity)
     except JournalMismatchError:
         return Journal.open(path, identity, fresh=True)
+
+
+def _turn_of(gpu: Mapping[str, str], index: int) -> str:
+    """What tells a GPU from others of this host."""
+    return gpu["uuid"] or f"cuda-{index}"
 
 
 def _key(path: Path, known: Identified) -> str:

@@ -72,7 +72,7 @@ class WrongResultError(Exception):
 
 
 class PassedOverError(Exception):
-    """A config is not tried, because it ended this process in an earlier run, or one that tried it first."""
+    """A config is not tried: it ended this process in an earlier run, or failed where it was tried first."""
 
 
 def identified(call: SearchCall, texts: tuple[str, ...], device: Device) -> Identified:
@@ -161,7 +161,8 @@ class LibrarySearch:
             # A plain kernel would compile again in each round: cuTile's search asks it for one without hints.
             kernel = self._call.kernel_of(config)
             tried = self._tried.get(at)
-            cubins = {} if tried is None else {tried.cubin.symbol: tried.cubin}
+            cubin = tried.cubin if tried is not None else None
+            cubins = {} if cubin is None else {cubin.symbol: cubin}
             self._kernels[at] = cutile.with_hints(
                 kernel, hints, cubins=lambda signature, arch: cubins.get(signature)
             )
@@ -189,8 +190,8 @@ class LibrarySearch:
         if self._journal.killed(at):
             self._fail(at, PassedOverError("it ended the process in an earlier run"))
             return
-        if at in self._tried and self._tried[at].killed:
-            self._fail(at, PassedOverError(self._tried[at].killed))
+        if at in self._tried and self._tried[at].passed_over:
+            self._fail(at, PassedOverError(self._tried[at].passed_over))
             return
         self._journal.begin(at)
         try:

@@ -13,7 +13,7 @@ from typing import Any
 from aot_tune.errors import ArchError, NewerSchemaError, NotRecordableError, TableError
 from aot_tune.recorded.problem import ALIGNMENT, Argument, Array, Fixed, Items, Problem, Real, Varying, Whole
 from aot_tune.recorded.spelling import HASH_DIGITS, Json, text_of
-from aot_tune.recorded.table import Library, RecordedEntry, RecordedTable
+from aot_tune.recorded.table import Launched, Library, RecordedEntry, RecordedTable
 from aot_tune.tables.strict_json import as_list, as_number, check_keys, check_text, expected, loads
 from aot_tune.tables.table import BuiltWith
 from aot_tune.values.arch import Arch
@@ -28,12 +28,17 @@ KIND = "recorded"
 MOST_ENTRIES = 5_000
 """The most searches of one kernel; a library's test suite makes a few dozen."""
 
+MOST_LAUNCHED = 1_000
+"""The most signatures of one kernel that are launched and not searched."""
+
 _TOP_KEYS = ("schema", "kind", "module", "kernel", "arch", "source_hash", "library", "built_with", "entries")
+_OPTIONAL_KEYS = ("launched",)
 _BUILT_WITH_KEYS = ("device_name", "sm_count", "cuda_tile", "tileiras", "driver")
 _ENTRY_KEYS = (
     "arguments", "sm_count", "space", "config", "hints", "grid", "mean_us", "error_margin_us", "num_samples",
     "first_us", "count", "signature",
 )  # fmt: skip
+_LAUNCHED_KEYS = ("hints", "signature")
 _US_DECIMALS = 3
 _LONGEST_SIGNATURE = 20_000
 _LARGEST = 2**62
@@ -59,7 +64,9 @@ def dump(table: RecordedTable) -> bytes:
         "built_with": _line({key: getattr(table.built_with, key) for key in _BUILT_WITH_KEYS}),
         "entries": _lines(_entry_json(entry) for entry in sorted(table.entries, key=_order)),
     }
-    body = ",\n".join(f'  "{key}": {values[key]}' for key in _TOP_KEYS)
+    if table.launched:
+        values["launched"] = _lines(_launched_json(one) for one in sorted(table.launched))
+    body = ",\n".join(f'  "{key}": {value}' for key, value in values.items())
     text = f"{{\n{body}\n}}\n".encode()
     parse(text)
     return text
@@ -85,6 +92,10 @@ def _entry_json(entry: RecordedEntry) -> Json:
         "count": entry.count,
         "signature": entry.signature,
     }
+
+
+def _launched_json(launched: Launched) -> Json:
+    return {"hints": dict(launched.hints), "signature": launched.signature}
 
 
 def _us(us: float) -> float:
@@ -143,7 +154,7 @@ def parse(data: bytes | str) -> RecordedTable:
     schema = value.get("schema")
     if type(schema) is int and schema > SCHEMA:
         raise NewerSchemaError(f"schema {schema} is newer than {SCHEMA}; upgrade aot-tune", "schema")
-    check_keys(value, "", _TOP_KEYS)
+    check_keys(value, "", _TOP_KEYS, _OPTIONAL_KEYS)
     if schema != SCHEMA:
         expected(f"schema {SCHEMA}", schema, "schema")
     for key in ("module", "kernel", "source_hash"):
@@ -162,6 +173,7 @@ def parse(data: bytes | str) -> RecordedTable:
         library=Library(**value["library"]),
         built_with=_built_with(value["built_with"]),
         entries=tuple(_entry(entry, f"entries[{at}]") for at, entry in enumerate(entries)),
+        launched=_all_launched(value.get("launched", [])),
     )
 
 
@@ -184,11 +196,27 @@ def _built_with(value: Json) -> BuiltWith:
     return BuiltWith(**{**value, "sm_count": _count(value["sm_count"], "built_with.sm_count")})
 
 
+def _all_launched(value: Json) -> tuple[Launched, ...]:
+    listed = as_list(value, "launched")
+    if len(listed) > MOST_LAUNCHED:
+        raise TableError(f"{len(listed)} signatures; a table has at most {MOST_LAUNCHED}", "launched")
+    found = []
+    for at, one in enumerate(listed):
+        path = f"launched[{at}]"
+        check_keys(one, path, _LAUNCHED_KEYS)
+        _check_signature(one["signature"], f"{path}.signature")
+        found.append(Launched(tuple(_hints(one["hints"], f"{path}.hints").items()), one["signature"]))
+    return tuple(found)
+
+
+def _check_signature(value: Json, path: str) -> None:
+    if type(value) is not str or len(value) > _LONGEST_SIGNATURE or not value.isidentifier():
+        expected("a mangled symbol", value, path)
+
+
 def _entry(value: Json, path: str) -> RecordedEntry:
     check_keys(value, path, _ENTRY_KEYS)
-    signature = value["signature"]
-    if type(signature) is not str or len(signature) > _LONGEST_SIGNATURE or not signature.isidentifier():
-        expected("a mangled symbol", signature, f"{path}.signature")
+    _check_signature(value["signature"], f"{path}.signature")
     first_us = value["first_us"]
     _check_hash(value["space"], f"{path}.space")
     return RecordedEntry(
@@ -201,7 +229,7 @@ def _entry(value: Json, path: str) -> RecordedEntry:
         error_margin_us=as_number(value["error_margin_us"], f"{path}.error_margin_us"),
         num_samples=_count(value["num_samples"], f"{path}.num_samples"),
         first_us=None if first_us is None else as_number(first_us, f"{path}.first_us", zero=False),
-        signature=signature,
+        signature=value["signature"],
         count=_count(value["count"], f"{path}.count"),
     )
 

@@ -71,6 +71,17 @@ class RecordedEntry:
         return None if self.first_us is None else self.first_us / self.mean_us
 
 
+@dataclass(frozen=True, order=True)
+class Launched:
+    """What a library launched beside its searches: other hints or arguments than any winner's."""
+
+    hints: tuple[tuple[str, int], ...]
+    """The hints on this arch, the kernel's own among them, in cuTile's order."""
+
+    signature: str
+    """The JIT signature."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecordedTable:
     """One kernel's recorded searches on one arch.
@@ -99,6 +110,15 @@ class RecordedTable:
 
     entries: tuple[RecordedEntry, ...]
     """The winners."""
+
+    launched: tuple[Launched, ...] = ()
+    """What the library launched otherwise than it searched; cubins are made for it too."""
+
+    @property
+    def compilations(self) -> tuple[Launched, ...]:
+        """All that replaying launches, sorted, each once."""
+        winners = (Launched(tuple(one.hints.items()), one.signature) for one in self.entries)
+        return tuple(sorted({*winners, *self.launched}))
 
     @lazy
     def by_space(self) -> Mapping[str, tuple[RecordedEntry, ...]]:

@@ -1,7 +1,7 @@
 """A declaration's kernels with hints, and the prebuilt cubins of any kernel. Compiles nothing.
 
-A kernel is made once per distinct set of hints and never dropped: the process aborts when a launched kernel
-is garbage-collected while a graph is captured.
+A kernel is made once per name and distinct set of hints and never dropped: the process aborts when a
+launched kernel is garbage-collected while a graph is captured.
 
 A cubin is served where four things hold: the archive is for the GPU's arch; the kernel's code is that which
 the cubin was compiled from (`aot_tune.cubins.origin`); signature and hints are the same; and loading cubins
@@ -12,7 +12,7 @@ the reason. A checkout without archives is served without warnings.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.text import error_in_words
 
-_KEPT: list[dict[Hints, Any]] = []
+_KEPT: list[dict[tuple[str | None, Hints], Any]] = []
 """Every kernel with hints of this process, kept even when its declaration is dropped."""
 
 _AGAIN = "build it again with aot-tune compile"
@@ -40,27 +40,33 @@ _AGAIN = "build it again with aot-tune compile"
 _MOST_WARNINGS = 32
 """The most warnings about the cubins of one kernel."""
 
+_TOLD_AT = "10, 100 and so on"
+"""The counts of signatures without a cubin that a warning tells."""
+
 _archives: dict[tuple[Path, int, int], Archive] = {}
 """Open archives by path, inode and time of change, so that all kernels of a package share one."""
 
 
 class HintedKernels:
-    """The kernels of one declaration by their hints; they launch prebuilt cubins where possible."""
+    """The kernels of one declaration by name and hints; they launch prebuilt cubins where possible."""
 
     def __init__(self, tunable: Declaration) -> None:
         self._tunable = tunable
         self.cubins = declared_cubins(tunable)
-        self._made: dict[Hints, Any] = {}
+        self._made: dict[tuple[str | None, Hints], Any] = {}
         self._loaded: set[tuple[Hints, str, Arch]] = set()
         _KEPT.append(self._made)
 
-    def of(self, hints: Mapping[str, int]) -> Any:
-        """The kernel with these hints; it is made once, which takes 52-65 us."""
-        key = tuple(hints.items())
+    def of(self, config: Config) -> Any:
+        """The kernel of a config with its hints; it is made once, which takes 52-65 us."""
+        hints = tuple(config.hints.items())
+        key = (config.kernel, hints)
         kernel = self._made.get(key)
         if kernel is None:
             made = cutile.with_hints(
-                self._tunable.kernel, hints, lambda signature, arch: self._cubin(key, signature, arch)
+                self._tunable.kernel_of(config),
+                config.hints,
+                lambda signature, arch: self._cubin(hints, signature, arch),
             )
             kernel = self._made.setdefault(key, made)  # where two threads make it, both take the first
         return kernel
@@ -68,7 +74,7 @@ class HintedKernels:
     def is_ready(self, config: Config, kernel_args: tuple[Any, ...], arch: Arch) -> bool:
         """Whether a launch would compile nothing: the kernel was loaded before, or it has a cubin (1 ms)."""
         try:
-            signature = cutile.signature_of(self._tunable.kernel, kernel_args)
+            signature = cutile.signature_of(self._tunable.kernel_of(config), kernel_args)
         except Exception:  # only cuTile itself can derive the signature of some arguments
             return False
         hints = tuple(config.hints.items())
@@ -131,6 +137,7 @@ class Cubins:
         self._folders = folders
         self._sections: dict[Arch, tuple[Section, ...]] = {}
         self._warned: set[object] = set()
+        self._missing: set[str] = set()
 
     def find(self, hints: Hints, signature: str, arch: Arch) -> cutile.Cubin | None:
         """The cubin to launch for a signature; None where cuTile has to compile one.
@@ -153,15 +160,15 @@ class Cubins:
         missing = f"no cubin of {self._code.name} for {signature} on {arch}"
         if cutile.may_have_compiler():
             if not self.has(hints, signature, arch):  # `_stored` warned of a damaged one
-                self._warn(f"{missing}; cuTile compiles it", signature)
+                self._warn_missing(signature, f"{missing}; cuTile compiles it")
             return None
-        weakest = cutile.weakest_signature(self._code.kernel, signature)
+        weakest = cutile.weakest_signature(self._code.of_signature(signature), signature)
         weak = self._stored(self.sections(arch), hints, weakest, arch)
         if weak is not None:
-            self._warn(
+            self._warn_missing(
+                signature,
                 f"{missing}, and no compiler here; the cubin that assumes nothing of strides and "
                 "alignment runs instead, which is slower",
-                signature,
             )
         return weak
 
@@ -172,6 +179,14 @@ class Cubins:
     def source_hash(self, arch: Arch) -> str | None:
         """The code's source hash, from an archive that may be served; None where there is none."""
         return next((section.origin.source_hash for section in self.sections(arch)), None)
+
+    def compiler(self, arch: Arch) -> str | None:
+        """The compiler of the code that runs here, by its version: the archive's, else the installed one.
+
+        None where neither is known without asking the compiler itself.
+        """
+        made = next((section.origin.tileiras for section in self.sections(arch)), None)
+        return made or cutile.packaged_compiler()
 
     def sections(self, arch: Arch) -> tuple[Section, ...]:
         """The sections of an arch's archives that hold this kernel and may be served; read once."""
@@ -249,6 +264,25 @@ class Cubins:
         found = self._sections[arch]
         self._sections[arch] = tuple(renewed if one is section else one for one in found)
         return renewed
+
+    def _warn_missing(self, signature: str, message: str) -> None:
+        """Warn of the first signature without a cubin, and of the 10th, the 100th and so on with their count.
+
+        A kernel that compiles a size or a scalar in meets a new one with each, perhaps each token.
+        """
+        if signature in self._missing:
+            return
+        self._missing.add(signature)
+        count = len(self._missing)
+        if count == 1:
+            warn(f"{message}; further ones are counted, and told at {_TOLD_AT}", CubinWarning)
+        elif str(count).strip("0") == "1":
+            name = self._code.name
+            warn(
+                f"{message}; it is the {count}th of {name}: aot-tune doctor {name} says whether a size or a "
+                "scalar is compiled in, so that each value is one",
+                CubinWarning,
+            )
 
     def _warn(self, message: str, about: object = None) -> None:
         """Warn once about each thing, `_MOST_WARNINGS` times at most."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,8 +73,11 @@ def prime(
     declaration's `make_args` makes; for other strides or alignment, such as those of a transposed weight,
     launch once with them.
 
+    A server whose kernels are recorded, and none declared, names no declaration: nothing is loaded, and from
+    then on nothing is searched.
+
     Args:
-        *tunables: The declarations.
+        *tunables: The declarations; none is needed where recorded searches are replayed.
         problems: By kernel name, exactly the problems to prime, stated as in `typical`: a list, tuple or
             range as a value means each of its members.
         device: The GPU, as torch names it or its index; None for the current one. Call `prime` once per GPU.
@@ -83,7 +87,8 @@ def prime(
         The numbers of what was loaded, and the time.
 
     Raises:
-        UsageError: There is no declaration, or `problems` names another kernel or a problem it cannot have.
+        UsageError: There is no declaration and nothing is replayed, or `problems` names another kernel or a
+            problem it cannot have.
         LaunchError: There is no GPU, or a capture is under way.
     """
     started = time.monotonic()
@@ -164,11 +169,9 @@ class _Part:
         for done, ((_, signature), (config, problem, seed)) in enumerate(self.wanted.items(), 1):
             small = self._smallest(config, signature, problem, seed)
             args = _arguments(self.tunable, small, f"cuda:{self._number}", seed)
-            kernel = self._dispatcher.kernels.of(config.hints)
+            kernel = self._dispatcher.kernels.of(config)
             grid = self._dispatcher.grid(self._machine.device, config, small)
-            launch(
-                self._here.raw_stream(self._number), grid, kernel, tuple(self.tunable.args_fn(config, *args))
-            )
+            launch(self._here.raw_stream(self._number), grid, kernel, self._kernel_args(config, args))
             yield done
 
     def _smallest(self, config: Config, signature: str, problem: Problem, seed: int) -> Problem:
@@ -196,7 +199,10 @@ class _Part:
         return unfit(self.tunable, config, self._machine.device, problem) is None
 
     def _signature(self, config: Config, args: Sequence[Any]) -> str:
-        return cutile.signature_of(self.tunable.kernel, tuple(self.tunable.args_fn(config, *args)))
+        return cutile.signature_of(self.tunable.kernel_of(config), self._kernel_args(config, args))
+
+    def _kernel_args(self, config: Config, args: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(self.tunable.args_fn_on(self._machine.device)(config, *args))
 
     def _size(self, problem: Problem) -> int:
         return prod(problem.size(name) for name in self.tunable.axes)
@@ -217,14 +223,23 @@ def _checked(
             raise UsageError(
                 f"problems names the kernel {name!r}; the declarations given are {' '.join(names) or 'none'}"
             )
-    if not tunables:
-        raise UsageError("prime was given no declaration; pass one such as aot_tune.kernels.matmul_tunable")
+    if not tunables and not _is_replaying():
+        raise UsageError(
+            "prime was given no declaration; pass one such as aot_tune.kernels.matmul_tunable, or call "
+            "aot_tune.install() before where all kernels are recorded"
+        )
     number, count = _index(device, here), here.device_count()
     if not 0 <= number < count:
         raise LaunchError(f"there is no GPU {number} to prime; this process may use {count}")
     if here.capturing():
         raise LaunchError("prime was called during graph capture; call it before the capture begins")
     return number
+
+
+def _is_replaying() -> bool:
+    """Whether searches of libraries are answered here: ours is in the place of cuTile's, or was imported."""
+    search = getattr(sys.modules.get("cuda.tile.tune"), "exhaustive_search", None)
+    return cutile.stands_in(search) or "aot_tune.serve.replay.door" in sys.modules
 
 
 def _index(device: Any, here: Runtime) -> int:

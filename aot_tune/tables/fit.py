@@ -44,8 +44,11 @@ def entry_complaints(table: Table, tunable: Declaration, entry: Entry, *, own: b
     if unreachable:
         return  # the declaration's functions may only be called with problems of the kernel
     yield from _config_complaints(table, tunable, entry)
-    if entry.mean_us > entry.default_us:
-        yield f"slower than the default: {entry.mean_us} us against {entry.default_us}", ""
+    if entry.mean_us > entry.default_us and not any(
+        times.mean_us <= times.default_us for times in entry.states.values()
+    ):
+        everywhere = " and in each other state" if entry.states else ""
+        yield f"slower than the default: {entry.mean_us} us against {entry.default_us}{everywhere}", ""
     edge = {name: entry.bucket.size(name) for name, axis in tunable.axes.items() if isinstance(axis, Pow2)}
     if edge and (not entry.points or entry.points[-1].size != edge):
         yield "its last point is not the bucket's edge", ""
@@ -53,8 +56,8 @@ def entry_complaints(table: Table, tunable: Declaration, entry: Entry, *, own: b
 
 def portfolio_complaints(table: Table, tunable: Declaration) -> Iterator[Complaint]:
     """List what is wrong with a table's portfolio."""
-    constants = tunable.config_constants(table.arch)
     for config in table.portfolio:
+        constants = tunable.config_constants(table.arch, config.kernel)
         if tuple(config.constants) != constants:
             wanted = " ".join(constants) or "none"
             yield f"{config} does not hold the declaration's constants in the kernel's order: {wanted}", ""
@@ -95,8 +98,9 @@ def _key_complaints(tunable: Declaration, bucket: Problem) -> Iterator[Complaint
 
 def _config_complaints(table: Table, tunable: Declaration, entry: Entry) -> Iterator[Complaint]:
     config, default = entry.config, tunable.default_config(table.arch, entry.bucket)
-    if tuple(config.constants) != tuple(default.constants):
-        wanted = " ".join(default.constants) or "none"
+    constants = tunable.config_constants(table.arch, config.kernel)
+    if tuple(config.constants) != constants:
+        wanted = " ".join(constants) or "none"
         yield f"{config} does not hold the declaration's constants in the kernel's order: {wanted}", ""
         return
     if config not in tunable.space(table.arch, entry.bucket):
@@ -176,11 +180,16 @@ def mismatch(tunable: Declaration, arch: Arch, table: Table) -> str | None:
     kinds = {name: axis.kind for name, axis in table.axes.items()}
     if kinds != declared:
         return f"its axes are {shortened(str(kinds))}, the declaration's {declared}"
-    constants = tunable.config_constants(arch)
+    constants: dict[str | None, tuple[str, ...]] = {}
     for config in (*table.portfolio, *(entry.config for entry in table.entries)):
-        if config.constants.keys() != set(constants):
+        if missing := tunable.kernel_missing(config):
+            return shortened(missing)
+        if config.kernel not in constants:
+            constants[config.kernel] = tunable.config_constants(arch, config.kernel)
+        wanted = constants[config.kernel]
+        if config.constants.keys() != set(wanted):
             return (
                 f"its configs have the constants {shortened(' '.join(config.constants) or 'none')}, "
-                f"the declaration's have {' '.join(constants) or 'none'}"
+                f"the declaration's have {' '.join(wanted) or 'none'}"
             )
     return None

@@ -35,6 +35,7 @@ from functools import partial
 from operator import sub
 from typing import NamedTuple
 
+from aot_tune.tables.states import in_worst_state
 from aot_tune.tables.table import Entry, Point, Table
 from aot_tune.values.bucket import Axes, Pow2, edge
 from aot_tune.values.config import Config
@@ -299,7 +300,9 @@ class BucketRule:
         self._exact = tuple(name for name in axes if name not in self._pow2)
         self._names = (*self._pow2, *self._exact)
         self._bucket = bucket
-        self._points = tuple(point for point in points if any(us is not None for us in point.us))
+        self._points = tuple(
+            map(in_worst_state, (point for point in points if any(us is not None for us in point.us)))
+        )
         self._portfolio = tuple(portfolio)
         self._default_at = default_at
         self._tiles = tiles

@@ -112,6 +112,11 @@ class Entry:
         """The default's mean time / the winner's: 1.5 where the winner takes two thirds of the time."""
         return self.default_us / self.mean_us
 
+    @property
+    def gain_in_all_states(self) -> float:
+        """The geometric mean of `gain` and of the same in each other state of the GPU."""
+        return geometric_mean([self.gain, *(one.default_us / one.mean_us for one in self.states.values())])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Table:

@@ -36,6 +36,7 @@ def refusals(
     tunable: Declaration,
     *,
     wrong: Collection[Config] = (),
+    unreached: Collection[Problem] = (),
     allow_worse: bool = False,
 ) -> list[str]:
     """The reasons why a table must not be published; empty when it may be.
@@ -54,6 +55,8 @@ def refusals(
         old: The present table, if any.
         tunable: The kernel's declaration.
         wrong: Configs that were found to compute wrong results. An entry that had one may become slower.
+        unreached: Buckets that a limited time did not suffice for. They may lack an entry where the old one
+            does not fit any more.
         allow_worse: Whether entries may become slower.
     """
     if not new.entries:
@@ -64,7 +67,7 @@ def refusals(
         return [f"its axes are {_axes(new.axes)}, the declaration has {_axes(tunable.axes)}"]
     return [
         *_against_code(new, tunable),
-        *_against_old(new, old, tunable),
+        *_against_old(new, old, tunable, unreached),
         *_against_declaration(new, tunable),
         *(
             f"{bucket}: {what}, with the same source, device, compiler and driver; look at the GPU's state "
@@ -80,10 +83,11 @@ def worse_entries(
 ) -> dict[Problem, str]:
     """The entries that gain less over their default than the old table's, and by how much, in words.
 
-    Gains are compared, because clocks move all times of a problem together. They tie within the tie band or
-    within the winners' error margins. Nothing is compared where source, device, compiler, driver or evidence
-    differ, nor an entry whose old winner is not in the search space any more. Every other old winner is a
-    candidate of each sweep, and was timed again beside the new one.
+    Gains are compared, because clocks move all times of a problem together: those in all states of the GPU,
+    in the geometric mean. They tie within the tie band or within the winners' error margins. Nothing is
+    compared where source, device, compiler, driver, evidence or states differ, nor an entry whose old winner
+    is not in the search space any more. Every other old winner is a candidate of each sweep, and was timed
+    again beside the new one.
 
     Args:
         new: The table to be published.
@@ -98,13 +102,16 @@ def worse_entries(
         before = old.entry(entry.bucket)
         if before is None or before.evidence != entry.evidence or before.config in wrong:
             continue
+        if before.states.keys() != entry.states.keys():
+            continue
         if before.config not in tunable.candidates(new.arch, entry.bucket):
             continue
         noise = sum(one.error_margin_us / one.mean_us for one in (before, entry))
-        if before.gain / entry.gain - 1 > max(TIE, noise):
+        was, now = before.gain_in_all_states, entry.gain_in_all_states
+        if was / now - 1 > max(TIE, noise):
             found[entry.bucket] = (
-                f"its gain over the default falls from {before.gain:.2f}x with {before.config} "
-                f"to {entry.gain:.2f}x with {entry.config}"
+                f"its gain over the default falls from {was:.2f}x with {before.config} "
+                f"to {now:.2f}x with {entry.config}"
             )
     return found
 
@@ -198,7 +205,9 @@ def _against_code(new: Table, tunable: Declaration) -> Iterator[str]:
         yield f"the kernel's code has changed since it was swept: the table's {new.source_hash}, now {fresh}"
 
 
-def _against_old(new: Table, old: Table | None, tunable: Declaration) -> Iterator[str]:
+def _against_old(
+    new: Table, old: Table | None, tunable: Declaration, unreached: Collection[Problem]
+) -> Iterator[str]:
     predicted = [entry.bucket for entry in new.entries if entry.evidence == "predicted"]
     measured = [entry.bucket for entry in new.entries if entry.evidence == "measured"]
     if predicted and measured:
@@ -209,7 +218,8 @@ def _against_old(new: Table, old: Table | None, tunable: Declaration) -> Iterato
         yield f"it is for {new.arch}, and would replace a table for {old.arch}"
     if predicted and any(entry.evidence == "measured" for entry in old.entries):
         yield f"it replaces measurements by predictions, first {predicted[0]}"
-    declared, present = set(tunable.buckets), {entry.bucket for entry in new.entries}
+    declared = set(tunable.buckets) - set(unreached)
+    present = {entry.bucket for entry in new.entries}
     lost = [entry.bucket for entry in old.entries if entry.bucket in declared and entry.bucket not in present]
     if lost:
         yield f"it lacks {len(lost)} of the {len(old.entries)} entries there, still declared: {lost[0]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from aot_tune.errors import DeclarationError
 
@@ -24,6 +25,9 @@ HINTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
 
 _PLAIN = frozenset({bool, int, float, str})
 
+_BY_TARGET = "ByTarget"
+"""The name of cuTile's class of values by arch. It is told by that, since nothing here imports cuTile."""
+
 
 class Config:
     """One candidate: a kernel's ``ct.Constant`` arguments and its compiler hints. Frozen and hashable.
@@ -34,14 +38,14 @@ class Config:
 
     Args:
         constants: Each constant's value, by name: a bool, int, float or str.
-        hints: Each hint's value, by a name of `HINTS`.
+        hints: Each hint's value, by a name of `HINTS`; in a search space also a ``ct.ByTarget`` of these.
         kernel: The name of the kernel that it is for, where a declaration has several.
 
     Raises:
         DeclarationError: A value is of another type, a hint is unknown, or cuTile would refuse its value.
     """
 
-    __slots__ = ("_hash", "_key", "constants", "hints", "kernel")
+    __slots__ = ("_hash", "_key", "by_target", "constants", "hints", "kernel")
 
     _hash: int
     _key: tuple[object, ...]
@@ -50,7 +54,11 @@ class Config:
     """The kernel's constants."""
 
     hints: Mapping[str, int]
-    """The compiler hints."""
+    """The compiler hints. Only a config that an author wrote may hold a ``ct.ByTarget``; a declaration takes
+    the arch's own value before anything else sees it."""
+
+    by_target: bool
+    """Whether a hint is a ``ct.ByTarget``."""
 
     kernel: str | None
     """The name of the kernel that it is for; None where the declaration has one kernel."""
@@ -59,10 +67,11 @@ class Config:
         self,
         *,
         constants: Mapping[str, Constant] | None = None,
-        hints: Mapping[str, int] | None = None,
+        hints: Mapping[str, Any] | None = None,
         kernel: str | None = None,
     ) -> None:
         given_constants, given_hints = dict(constants or {}), dict(hints or {})
+        by_target = False
         for name, value in given_constants.items():
             if type(value) not in _PLAIN:
                 value = given_constants[name] = _plain(name, value)
@@ -71,6 +80,9 @@ class Config:
         for hint, number in given_hints.items():
             if hint not in HINTS:
                 raise DeclarationError(f"{hint!r} is not a compiler hint; write one of {' '.join(HINTS)}")
+            if type(number).__name__ == _BY_TARGET:
+                by_target = True
+                continue
             if isinstance(number, bool) or not isinstance(number, int) or number not in HINTS[hint]:
                 raise DeclarationError(f"hint {hint} is {number!r}; cuTile takes {_values(HINTS[hint])}")
         if kernel is not None and not (type(kernel) is str and kernel.isidentifier()):
@@ -79,12 +91,15 @@ class Config:
         # True == 1 in Python, but they are different constants to a kernel: the type is part of the key.
         key = (
             frozenset((name, type(value).__name__, value) for name, value in given_constants.items()),
-            tuple(ordered_hints.items()),
+            tuple((hint, repr(v)) for hint, v in ordered_hints.items())
+            if by_target  # which has no hash
+            else tuple(ordered_hints.items()),
             kernel,
         )
         object.__setattr__(self, "constants", MappingProxyType(given_constants))
         object.__setattr__(self, "hints", MappingProxyType(ordered_hints))
         object.__setattr__(self, "kernel", kernel)
+        object.__setattr__(self, "by_target", by_target)
         object.__setattr__(self, "_key", key)
         object.__setattr__(self, "_hash", hash(key))
 

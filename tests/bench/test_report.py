@@ -13,6 +13,7 @@ from aot_tune.bench import records, report
 from aot_tune.bench.__main__ import main
 from aot_tune.bench.kernels.standing import Shape
 from aot_tune.bench.records import Record
+from aot_tune.bench.sections import replay
 from aot_tune.errors import UsageError
 from tests.support.bench_records import MADE
 
@@ -171,6 +172,55 @@ def test_serving_has_first_launches_and_what_follows(tmp_path: Path) -> None:
     assert "| a miss, searched live over cubins | 37.0 ms |" in text
     assert "4.4 s for 349 signatures and 302 problems" in text
     assert "| after prime: first launch over later ones, `rope` | 1.02, highest 1.02 |" in text
+
+
+def replayed(bare: float, compiled: float, cubins: float) -> dict[str, Any]:
+    ratio = {"median": 0.98, "least": 0.97, "most": 1.01}
+    return {
+        "searches": 1,
+        "first_ms": {"bare": bare, "compiled": compiled, "cubins": cubins},
+        "speed-up": {"compiled": bare / compiled, "cubins": bare / cubins},
+        "later_us": {"bare": 20.0, "compiled": 20.1, "cubins": 20.2},
+        "later, replayed / bare": {"compiled": ratio, "cubins": {**ratio, "median": 1.05, "least": 1.02}},
+        "gpu_us": {"bare": 8.0, "compiled": 7.8, "cubins": 7.9},
+        "gpu, replayed / bare": {"compiled": ratio, "cubins": ratio},
+    }
+
+
+def test_replay_has_a_row_a_shape_and_says_what_is_slower(tmp_path: Path) -> None:
+    without = {**replayed(300.0, 280.0, 1.0), "searches": 0}
+    for one in (
+        "first_ms",
+        "speed-up",
+        "later_us",
+        "gpu_us",
+        "later, replayed / bare",
+        "gpu, replayed / bare",
+    ):
+        without[one] = {name: value for name, value in without[one].items() if name != "cubins"}
+    missing = {**replayed(9000.0, 900.0, 950.0), replay.COMPILED: "no cubin was shipped"}
+    parts = {
+        "softmax": {"searches": 2, "shapes": {"8x9": replayed(1000.0, 100.0, 10.0), "9x9": missing}},
+        "rms_norm": {"searches": 0, "shapes": {"8x9": without}},
+        "summary": {"operations": ["softmax", "rms_norm"]},
+    }
+    for name, figures in parts.items():
+        keep(tmp_path, "replay", name, figures)
+    text = report.block("replay", tmp_path)
+    assert row(text, "| `softmax`") == (
+        "| `softmax` | `8x9` | 1000 ms | 100 ms | 10.0 ms | 20.0 us | 20.1 us | 8.0 us "
+        "| 0.980 (0.970 to 1.010) |"
+    )
+    assert row(text, "| | `9x9`").startswith("| | `9x9` | 9000 ms | 900 ms | 950 ms, compiled |")
+    assert row(text, "| `rms_norm`, no search").startswith(
+        "| `rms_norm`, no search | `8x9` | 300 ms | 280 ms | |"
+    )
+    assert row(text, "First calls from cubins: 100.0 times").endswith("at least 100.0 times (`softmax 8x9`).")
+    assert row(text, "First calls compiled on the spot: 10.0 times")
+    assert row(text, "Recorded winners that are slower beyond noise") == (
+        "Recorded winners that are slower beyond noise: none."
+    )
+    assert "`softmax 8x9, cubins`; `softmax 9x9, cubins`." in text
 
 
 # README files -----------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ def test_tune_prints_tables_to_stdout_and_progress_to_stderr(
     assert result.stdout == "tuned_configs/sm90/scale.json\n"
     assert "speed-up" in result.stderr
     (request,) = requests
-    assert (request.arch, request.gpu, request.predicts) == (SM90, 0, False)
+    assert (request.arch, request.gpus, request.predicts) == (SM90, (0,), False)
 
 
 def test_every_option_of_tune_reaches_the_sweep(
@@ -176,14 +176,70 @@ def test_every_option_of_tune_reaches_the_sweep(
     assert [dict(problem) for problem in request.problems["scale"]] == [
         {"dtype": "bfloat16", "M": 300, "N": 8}
     ]
-    assert (request.arch, request.modules, request.limit, request.jobs, request.gpu) == (
-        SM90, ("tests.support.samples",), 2, 3, 0,
+    assert (request.arch, request.modules, request.limit, request.jobs, request.gpus) == (
+        SM90, ("tests.support.samples",), 2, 3, (0,),
     )  # fmt: skip
     assert (request.out, request.journal, request.cubins) == (Path("O"), Path("J"), Path("C"))
     assert request.exhaustive
     assert request.require_measured
     assert request.fresh
     assert request.allow_worse
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("20m", 1200.0), ("90s", 90.0), ("1h30m", 5400.0), ("1h0m5s", 3605.0)]
+)
+def test_a_time_budget_is_hours_minutes_and_seconds(
+    requests: list[SweepRequest], monkeypatch: pytest.MonkeyPatch, text: str, seconds: float
+) -> None:
+    _h200(monkeypatch)
+    assert _run("tune", "--time-budget", text).exit_code == 0
+    assert requests[0].time_budget_s == seconds
+    assert f"--time-budget {seconds:g}s" in requests[0].command()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--time-budget", "20"], "write hours, minutes and seconds, as 20m"),
+        (["--time-budget", "0m"], "write hours, minutes and seconds"),
+        (["--shard", "1/2"], "needs a folder of its own: --out part1"),
+        (["--shard", "3/2", "--out", "P"], "write for example 3/8"),
+        (["--shard", "1/2", "--out", "P", "--time-budget", "20m"], "choose one"),
+        (["--gpu", "0", "--gpus", "all"], "choose one"),
+    ],
+)
+def test_options_of_tune_that_do_not_go_together_are_refused(
+    requests: list[SweepRequest], monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
+) -> None:
+    _h200(monkeypatch)
+    result = _run("tune", *words)
+    assert (result.exit_code, requests) == (2, [])
+    assert told in result.stderr
+
+
+def test_a_shard_is_measured_into_its_own_folder(
+    requests: list[SweepRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _h200(monkeypatch)
+    measured: list[SweepRequest] = []
+
+    def measure(request: SweepRequest, progress: object) -> SweepReport:
+        measured.append(request)
+        return SweepReport(arch=SM90, device_name="", rows=(), seconds=0.0)
+
+    monkeypatch.setattr("aot_tune.tuner.sweep.shards.measure", measure)
+    assert _run("tune", "--shard", "3/8", "--out", "part3").exit_code == 0
+    (request,) = measured
+    assert (str(request.shard), request.part, request.out) == ("3/8", Path("part3"), None)
+    assert request.command().endswith("--gpu 0 --shard 3/8 --out part3")
+    assert requests == []
+
+
+def test_merging_what_is_no_part_says_so(tmp_path: Path) -> None:
+    result = _run("merge", str(tmp_path))
+    assert result.exit_code == 1
+    assert "is no part of a sweep" in result.stderr
 
 
 def test_without_a_gpu_tune_says_first_that_it_predicts_from_what_and_where_it_writes(

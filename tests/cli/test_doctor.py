@@ -13,6 +13,7 @@ from aot_tune.declare.discovery import Broken, FoundKernel, Survey
 from aot_tune.errors import UsageError
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.nvml import Gpu
+from aot_tune.tables.table import StateTimes
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from tests.support.samples import SM90, scale, scale_in, scale_table, with_entry, write
@@ -76,6 +77,21 @@ def test_a_table_that_is_stale_or_damaged_says_so(kernels: dict[str, FoundKernel
     assert not damaged.usable
     assert damaged.state.startswith("not used: ")
     assert "not JSON" in damaged.state
+
+
+def test_a_table_says_its_states_and_that_another_compiler_made_it(
+    kernels: dict[str, FoundKernel], tmp_path: Path
+) -> None:
+    states = {name: StateTimes(mean_us=9.0, default_us=12.0) for name in ("written", "tight")}
+    table = with_entry(scale_table(), 1, states=states)
+    other = dataclasses.replace(table.built_with, tileiras="12.9.1")
+    write(tmp_path / "own", dataclasses.replace(table, built_with=other))
+    [told] = doctor.diagnose(SM90).tables
+    assert told.usable
+    assert told.state == (
+        "3 entries, measured, NVIDIA H200, in the states read tight written; "
+        f"times of code of tileiras 12.9.1, {cutile.compiler_version()} is installed"
+    )
 
 
 def test_the_cache_is_told_with_what_it_holds_or_why_it_is_left_out(

@@ -9,9 +9,11 @@ import pytest
 
 from aot_tune import environment
 from aot_tune.cli.explain import explain, explanation_lines, overview_lines
+from aot_tune.nvidia import cutile
+from aot_tune.tables.table import StateTimes
 from aot_tune.tunable import Tunable
 from aot_tune.values.problem import Problem
-from tests.support.samples import DEFAULT, SM90, scale_in, scale_table, write
+from tests.support.samples import DEFAULT, SM90, scale_in, scale_table, with_entry, write
 
 
 @pytest.fixture
@@ -39,6 +41,43 @@ def test_the_edge_takes_the_entrys_winner_and_shows_the_times_it_beat(scale: Tun
         (DEFAULT, 15.0),
     ]
     assert told.remarks == ()
+
+
+def test_the_times_of_each_state_are_shown_and_the_worst_one_decides(scale: Tunable, tmp_path: Path) -> None:
+    table = scale_table()
+    points = tuple(
+        dataclasses.replace(point, states={"written": (30.0, 16.0, 17.0)})
+        for point in table.entries[1].points
+    )
+    states = {"written": StateTimes(mean_us=30.0, default_us=17.0)}
+    write(tmp_path / "own", with_entry(table, 1, points=points, states=states))
+    told = explain(scale, SM90, _problem(40))
+    assert told.config == table.portfolio[1], "the first is the fastest in one state and slow in another"
+    assert [dict(one.us) for one in told.at_edge] == [
+        {"read": 10.0, "written": 30.0},
+        {"read": 15.0, "written": 16.0},
+        {"read": 15.0, "written": 17.0},
+    ]
+    text = "\n".join(explanation_lines(told))
+    assert "as in its worst state" in text
+    assert "times at the bucket's edge in each state of the GPU, us:" in text
+    assert len(text.splitlines()) < 24, "it stays one screen"
+    assert explain(scale, SM90, _problem(256)).at_edge == ()
+
+
+def test_a_table_of_another_compilers_code_is_remarked(scale: Tunable, tmp_path: Path) -> None:
+    table = scale_table()
+    other = dataclasses.replace(table.built_with, tileiras="12.9.1", cuda_tile="1.5.0")
+    path = write(tmp_path / "own", dataclasses.replace(table, built_with=other))
+    [remark] = explain(scale, SM90, _problem(64)).remarks
+    here = (
+        f"tileiras {cutile.packaged_compiler()} here, and cuda-tile is {cutile.version()} in place of 1.5.0"
+    )
+    assert remark == (
+        f"{path} holds the times of code that tileiras 12.9.1 compiled, and scale runs code of {here}; its "
+        "choices are used, and may not be the fastest: install tileiras 12.9.1, or tune again: "
+        f"aot-tune tune scale --arch sm90{scale.module_option}"
+    )
 
 
 def test_a_table_of_other_source_is_remarked_as_a_launch_would_warn(scale: Tunable, tmp_path: Path) -> None:

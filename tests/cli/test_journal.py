@@ -37,16 +37,21 @@ def path(tmp_path: Path) -> Path:
     """A journal of every kind of record."""
     path = tmp_path / "build" / "journal" / "sm90" / "scale.jsonl"
     with Journal.open(path, IDENTITY, accepts=accepts) as journal:
-        results = SweepResults(journal, "GPU-1")
+        results = SweepResults(journal)
         refused = CompileFailure(key="abc", message="no such tile", seconds=1.0)
-        results.write_compiled("candidates", PROBLEM, DEFAULT, refused)
-        results.write("candidates", PROBLEM, _time(13.0, provisional=True))
-        results.write("candidates", PROBLEM, _time(12.5))
-        results.write("candidates", PROBLEM, Failure(config=WRONG, stage="verify", message='half,\n"NaN"'))
-        results.write("candidate finals", PROBLEM, _time(12.25), 0)
-        results.write("candidate finals", PROBLEM, _time(12.75), 1)
-        results.write_recheck(PROBLEM, TALL, None)
-        results.write_spent("candidates", PROBLEM, measure_s=20.0, verify_s=0.5, conditions=[])
+        results.write_compiled("candidates", PROBLEM, DEFAULT, refused, gpu="GPU-1")
+        results.write("candidates", PROBLEM, _time(13.0, provisional=True), gpu="GPU-1")
+        results.write("candidates", PROBLEM, _time(12.5), gpu="GPU-1")
+        results.write(
+            "candidates", PROBLEM, Failure(config=WRONG, stage="verify", message='half,\n"NaN"'), gpu="GPU-1"
+        )
+        results.write("candidate states", PROBLEM, _time(14.0), gpu="GPU-1", state="written")
+        results.write("candidate finals", PROBLEM, _time(12.25), 0, gpu="GPU-1")
+        results.write("candidate finals", PROBLEM, _time(12.75), 1, gpu="GPU-1")
+        results.write_recheck(PROBLEM, TALL, None, gpu="GPU-1")
+        also = {"start_s": 4.0, "open_s": 0.0, "waited_s": 2.5, "idle_s": 0.0}
+        spent = {"measure_s": 20.0, "verify_s": 0.5, **also}
+        results.write_spent("candidates", PROBLEM, conditions=[], gpu="GPU-1", **spent)
     return path
 
 
@@ -57,13 +62,15 @@ def test_a_journal_is_summed_up_by_problem_and_step(path: Path) -> None:
     assert lines[0] == f"{path}:"
     assert lines[1] == "made with kernel scale, arch sm90, driver 580.1"
     assert lines[2] == (
-        "5 results, 1 failure, 1 compilation (1 failed); 20 s timing, 0.5 s verifying; on GPU-1"
+        "6 results, 1 failure, 1 compilation (1 failed); 20 s timing, 0.5 s verifying, "
+        "4 s starting processes, 2 s waiting for compilers; on GPU-1"
     )
     cells = [line.split("  ") for line in lines[4:]]
     rows = [[cell.strip() for cell in line if cell.strip()] for line in cells]
     assert rows[0] == [str(PROBLEM), "candidates", "1", "1", "-", "-", "12.50", str(TALL)]
-    assert rows[1] == [str(PROBLEM), "candidate finals", "0", "0", "2", "-", "-", "-"]
-    assert rows[2] == [str(PROBLEM), "recheck", "1", "0", "-", "-", "-", "-"]
+    assert rows[1] == [str(PROBLEM), "candidate states: written", "1", "0", "-", "-", "14.00", str(TALL)]
+    assert rows[2] == [str(PROBLEM), "candidate finals", "0", "0", "2", "-", "-", "-"]
+    assert rows[3] == [str(PROBLEM), "recheck", "1", "0", "-", "-", "-", "-"]
 
 
 def test_journals_are_found_by_kernel_arch_and_folder(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,16 +86,17 @@ def test_journals_are_found_by_kernel_arch_and_folder(path: Path, monkeypatch: p
 
 def test_json_has_each_record_as_a_line_with_its_conditions(path: Path) -> None:
     rows = [json.loads(line) for line in _run(path, "--json").stdout.splitlines()]
-    assert len(rows) == 8
+    assert len(rows) == 9
     assert {row["journal"] for row in rows} == {str(path)}
     assert all(row["made_with"] == IDENTITY and row["gpu"] == "GPU-1" for row in rows)
     assert rows[2]["mean_us"] == 12.5
-    assert rows[5]["round"] == 1
+    assert rows[6]["round"] == 1
+    assert [row.get("state") for row in rows[3:6]] == [None, "written", None]
 
 
 def test_csv_has_each_record_as_a_row(path: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(_run(path, "--csv").stdout)))
-    assert len(rows) == 8
+    assert len(rows) == 9
     assert rows[2]["problem"] == "dtype=bfloat16,M=64,N=1024"
     assert (rows[2]["config"], rows[2]["mean_us"]) == (str(TALL), "12.5")
     assert (rows[3]["stage"], rows[3]["message"]) == ("verify", 'half,\n"NaN"')

@@ -43,7 +43,7 @@ def _sm_count() -> int:
     return torch.cuda.get_device_properties(0).multi_processor_count
 
 
-def _config(tile_m: int, tile_n: int = 64, **hints: int) -> Config:
+def _config(tile_m: int, tile_n: int = 64, **hints: object) -> Config:
     return Config(constants={"tile_m": tile_m, "tile_n": tile_n}, hints=hints)
 
 
@@ -128,6 +128,43 @@ MISTAKES = {
     "a text as a folder": ({"tables": "tuned"}, r"tables is 'tuned'; write Path\('tuned'\)"),
     "a distribution that is no text": ({"distribution": 3}, "name that pip installs"),
     "a plain function": ({"kernel": lambda x: x}, "decorated with @ct.kernel"),
+    "no kernel": ({"kernel": {}}, "kernel is an empty dict; write each kernel with a name"),
+    "a kernel of several that is none": (
+        {"kernel": {"one": scale_kernel, "two": len}},
+        r"kernel\['two'\] is <built-in function len>; pass the function decorated with @ct.kernel",
+    ),
+    "a kernel's name with capitals": (
+        {"kernel": {"One": scale_kernel}},
+        "name 'One'; write lower-case letters",
+    ),
+    "two kernels of one function": (
+        {"kernel": {"one": scale_kernel, "two": scale_kernel}},
+        r"kernel\['one'\] and \['two'\] are both called scale_kernel",
+    ),
+    "configs that name no kernel": (
+        {"kernel": {"one": scale_kernel, "two": scaled_kernel}},
+        "tile_m=32 tile_n=64 num_ctas=1 is for no kernel; write kernel='one' or kernel='two' in it",
+    ),
+    "a config that names a kernel of one": (
+        {"search_space": [Config(kernel="one", constants={"tile_m": 32, "tile_n": 64})], "default": None},
+        "names a kernel, and there is one alone; leave kernel= out",
+    ),
+    "constants of another kernel": (
+        {
+            "kernel": {"one": scale_kernel, "two": scaled_kernel},
+            "search_space": [Config(kernel="two", constants={"tile_m": 32, "tile_n": 64})],
+            "default": None,
+        },
+        "has the constants tile_m, tile_n; the kernel's ct.Constant parameters are tile_m: use their names",
+    ),
+    "a dependent launch that is no bool": (
+        {"programmatic_dependent_launch": 1},
+        "programmatic_dependent_launch is 1; write True or False",
+    ),
+    "a hint by target that cuTile refuses": (
+        {"search_space": [_config(32, num_ctas=ct.ByTarget(sm_90=3, default=3))], "default": None},
+        "hint num_ctas is 3; cuTile takes 1, 2, 4",
+    ),
     "no axes": ({"axes": {}}, r"axes=\{'M': Pow2\(\)"),
     "an axis's class": ({"axes": {"M": Pow2, "N": Exact()}}, r"axes\['M'\] is .*write Pow2\(\) or Exact\(\)"),
     "an axis named as a method": ({"axes": {"size": Pow2()}}, "'size', which is a method of Problem"),
@@ -369,6 +406,29 @@ def test_constants_that_args_fn_bounds_are_taken_for_no_others():
 
 
 DEEP = {
+    "outputs that are all absent": (
+        {"make_args": lambda problem, device, seed: (inputs.empty((1, 128), "bfloat16", device), None)},
+        SM90,
+        "make_args made out None, so that the kernel would write nothing",
+    ),
+    "a list of what is no tensor": (
+        {"make_args": lambda problem, device, seed: (inputs.empty((1, 128), "bfloat16", device), [3])},
+        SM90,
+        "out is written by the kernel; make_args made it a list, not a tensor",
+    ),
+    "another kernel's arguments": (
+        {
+            "kernel": {"one": scale_kernel, "two": scaled_kernel},
+            "search_space": [
+                Config(kernel="one", constants={"tile_m": 32, "tile_n": 64}),
+                Config(kernel="two", constants={"tile_m": 32}),
+            ],
+            "default": None,
+            "args_fn": lambda config, x, out: (x, out, *config.constants.values()),
+        },
+        SM90,
+        "args_fn returned 3 values; return a tuple of what the kernel takes: x, out, factor, tile_m",
+    ),
     "an empty space later": (
         {"search_space": lambda arch, problem: _only(problem, [], SPACE)},
         SM90,

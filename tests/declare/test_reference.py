@@ -58,3 +58,18 @@ def test_a_plain_tensor_for_several_arguments_is_refused() -> None:
         DeclarationError, match=r"returns one Tensor and 2 arguments are mutated .*source, target"
     ):
         closes_of(both, torch.ones(2), {})
+
+
+def test_a_list_has_one_value_for_each_member() -> None:
+    members = [torch.ones(2), torch.ones(3)]
+    found = closes_of(scale, [one.double() for one in members], {"source": members, "target": members})
+    assert list(found) == ["target[0]", "target[1]"]
+
+
+def test_an_absent_argument_has_no_value() -> None:
+    both = dataclasses.replace(scale, outputs=("source", "target"))
+    named = {"source": None, "target": torch.ones(2)}
+    for value in (torch.ones(2), {"target": torch.ones(2)}, {"target": torch.ones(2), "source": None}):
+        assert list(closes_of(both, value, named)) == ["target"]
+    with pytest.raises(DeclarationError, match=r"a dict of source; return .*one for each of target"):
+        closes_of(both, {"source": torch.ones(2)}, named)

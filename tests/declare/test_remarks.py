@@ -29,6 +29,12 @@ def _scale(x, out, factor, rows: ct.Constant[int], flag: ct.Constant[bool], tile
 
 
 @ct.kernel
+def _twin(x, out, factor, rows: ct.Constant[int], flag: ct.Constant[bool], tile: ct.Constant[int]):
+    scaled = ct.load(x, (ct.bid(0), 0), (tile, 16)) * factor
+    ct.store(out, (ct.bid(0), 0), scaled.astype(out.dtype))
+
+
+@ct.kernel
 def _grow(x, out, factor, rows: ct.Constant[int], flag: ct.Constant[bool], tile: ct.Constant[int]):
     ct.store(out, (ct.bid(0), 0), ct.load(out, (ct.bid(0), 0), (tile, 16)) * factor)
 
@@ -80,6 +86,35 @@ def declared(**changes: object) -> Tunable:
 
 REMARKS = {
     # name: (changes, what the remark must say)
+    "the device compiled in": (
+        {
+            "args_fn": lambda config, x, out, factor, *, device: (
+                *(x, out, factor),
+                *(device.sm_count, True, config["tile"]),
+            )
+        },
+        "rows, a ct.Constant, follows the device: args_fn hands on 132 on NVIDIA H200 and 67 with 67 "
+        "multiprocessors. So an archive serves devices with as many as NVIDIA H200 alone",
+    ),
+    "a kernel that is lent to a problem whose space lacks it": (
+        {
+            "kernel": {"one": _scale, "two": _twin},
+            "search_space": lambda arch, problem: [
+                Config(kernel=name, constants={"tile": 16}) for name in ("one", "two")[: problem["M"]]
+            ],
+            "default": None,
+        },
+        "kernel two is in the search space of dtype=float16 M=64 N=16 and not of dtype=bfloat16 M=1 N=16, "
+        "yet legal takes its config kernel=two tile=16 for that too",
+    ),
+    "an output that another of several kernels reads": (
+        {
+            "kernel": {"one": _scale, "two": _grow},
+            "search_space": [Config(kernel=name, constants={"tile": 16}) for name in ("one", "two")],
+            "default": None,
+        },
+        "the kernel loads out, where out of outputs arrives, before it stores to it",
+    ),
     "a size that is compiled in": (
         {"args_fn": lambda config, x, out, factor: (x, out, factor, len(x), True, config["tile"])},
         "rows, a ct.Constant, follows the Pow2 axis M: args_fn hands on 64 for M=64 and 56 for M=56. "

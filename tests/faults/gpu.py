@@ -20,6 +20,7 @@ nvml.install()
 
 import torch  # noqa: E402
 
+from aot_tune.tables.states import State  # noqa: E402
 from aot_tune.tuner.measure.worker import gpu  # noqa: E402
 from aot_tune.tuner.measure.worker.backend import RECHECK_SEEDS, Trial  # noqa: E402
 from aot_tune.tuner.measure.worker.verify import Case  # noqa: E402
@@ -79,12 +80,18 @@ class _Round:
     def flush(self) -> None:
         pass
 
-    def __call__(self, calls: Sequence[Callable[[], object]]) -> list[float]:
+    def __call__(self, calls: Sequence[Callable[[], object]], *, written: bool = False) -> list[float]:
         samples = []
         for call in calls:
             call()
             samples.append(_Hardware.last_us)
         return samples
+
+    def tight(self, calls: Sequence[tuple[Callable[[], object], Callable[[], object]]]) -> float:
+        for prepare, launch in calls:
+            prepare()
+            launch()
+        return _Hardware.last_us
 
 
 def _launch(stream: int, grid: tuple[int, ...], kernel: Any, arguments: tuple[Any, ...]) -> None:
@@ -122,6 +129,7 @@ _CUTILE = SimpleNamespace(
     limit_samples=lambda most: None,
     search=_search,
     with_hints=lambda kernel, hints, found: kernel,
+    launcher=lambda **_: _launch,
     Cubin=gpu.cutile.Cubin,
 )
 
@@ -238,7 +246,7 @@ class FaultyGpu(gpu.GpuBackend):
         injector.log(f"time {_Hardware.problem.size('M')} {name}")
         return super().time(trial)
 
-    def sample(self, trial: Trial) -> float:
+    def sample(self, trial: Trial, state: State) -> float:
         _Hardware.phase, name = "time", f"{trial.config['tile_m']}-{trial.config['tile_n']}"
         injector.log(f"sample {_Hardware.problem.size('M')} {name}")
-        return super().sample(trial)
+        return super().sample(trial, state)

@@ -51,6 +51,9 @@ class Fault:
     value: float = 0.0
     """A factor or a time, where the kind needs one."""
 
+    gpu: str = ""
+    """The end of the uuid of the GPU whose worker misbehaves; empty for all."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -91,6 +94,9 @@ class Plan:
 
     throttled: int = 0
     """How often the GPU says that it is throttled."""
+
+    gpus: int = 1
+    """How many such GPUs there are; the uuid of each but an only one ends in its index."""
 
     slow: float = 1.0
     """What all times are multiplied by."""
@@ -135,9 +141,9 @@ def happens(faults: Sequence[Fault], *, config: str = "", phase: str = "", only_
         here_too = (
             fault.config in ("", config) and fault.phase in ("", phase) and fault.only_on in (0, only_on)
         )
-        if not here_too:
+        if not here_too or not os.environ.get("CUDA_VISIBLE_DEVICES", "").endswith(fault.gpu):
             continue
-        occasion = tally(f"occasion {fault.kind} {number} {fault.config} {fault.phase}")
+        occasion = tally(f"occasion {fault.kind} {number} {fault.config} {fault.phase} {fault.gpu}")
         if fault.after <= occasion < fault.after + fault.times and _drawn(fault, occasion):
             if fault.kind not in HARMLESS:
                 injected()

@@ -1,4 +1,4 @@
-"""A stand-in for NVML's binding that knows one H200, as the scenario's plan describes it."""
+"""A stand-in for NVML's binding that knows a few equal GPUs, as the scenario's plan describes them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def install() -> None:
     answers = {
         "nvmlInit": lambda: None,
         "nvmlShutdown": lambda: None,
-        "nvmlDeviceGetCount": lambda: 1,
+        "nvmlDeviceGetCount": lambda: plan.gpus,
         "nvmlDeviceGetHandleByIndex": lambda index: index,
         "nvmlDeviceGetHandleByUUID": lambda uuid: 0,
-        "nvmlDeviceGetUUID": lambda handle: plan.uuid,
+        "nvmlDeviceGetUUID": lambda handle: plan.uuid if plan.gpus == 1 else f"{plan.uuid}-{handle}",
         "nvmlDeviceGetName": lambda handle: plan.gpu,
         "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
         "nvmlSystemGetDriverVersion": lambda: plan.driver,

@@ -999,7 +999,7 @@ def compiler_caches(row: Row) -> None:
         spoil(folder)
         row.injected()
         tuned = _tuned(row.place(f"tables {name}"))
-        kernel_type = type(dispatcher_of(tuned).kernels.of(AT_64.hints))
+        kernel_type = type(dispatcher_of(tuned).kernels.of(AT_64))
         real = kernel_type._compile
         config = dataclasses.replace(default_tile_context.config, cache_dir=str(folder))
 

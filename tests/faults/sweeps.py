@@ -1,4 +1,4 @@
-"""The faults A1 to A15 of `aot_tune/tuner/README.md`, each done to whole sweeps. `SCENARIOS` lists them.
+"""The faults A1 to A16 of `aot_tune/tuner/README.md`, each done to whole sweeps. `SCENARIOS` lists them.
 
 A faulty config is compared with a sweep whose declaration refuses that config: the same bytes must come out.
 Where the fault passes, the sweep is compared with an undisturbed one.
@@ -27,6 +27,9 @@ WINNERS = tuple({min(NAMES, key=lambda name: injector.us_of(m, name)): m for m i
 OTHERS = tuple(name for name in NAMES if name not in (*WINNERS, DEFAULT))
 SLOWEST = max(OTHERS, key=lambda name: min(injector.us_of(m, name) for m in EDGES))
 """A config whose absence changes no table."""
+
+ALL = ("--gpus", "all")
+"""What a sweep is told that measures on all GPUs."""
 
 Scenario = Callable[[World, Tally, bool], None]
 """Does one row's faults; told whether to do many of them."""
@@ -213,7 +216,7 @@ def full_memory(world: World, tally: Tally, more: bool) -> None:
 
 
 def _stopped(
-    sweep: Sweep, plan: Plan, *, at: int, with_signal: int = signal.SIGKILL, late_s: float = 0.0
+    sweep: Sweep, plan: Plan, *more: str, at: int, with_signal: int = signal.SIGKILL, late_s: float = 0.0
 ) -> Ended:
     """Run a sweep and send it a signal after its GPU has timed `at` configs, and `late_s` seconds more."""
 
@@ -226,7 +229,7 @@ def _stopped(
             injector.injected(sweep.folder)
             process.send_signal(with_signal)
 
-    return sweep.run(plan, meanwhile=stop)
+    return sweep.run(plan, *more, meanwhile=stop)
 
 
 def kills(world: World, tally: Tally, more: bool) -> None:
@@ -319,6 +322,7 @@ def damaged_journals(world: World, tally: Tally, more: bool) -> None:
     for name in DAMAGES if more else ("torn", "flipped", "zeros", "doubled", "shuffled"):
         sweep = world.sweep(f"A9-{name}", tally)
         shutil.copytree(killed.folder, sweep.folder, dirs_exist_ok=True)
+        sweep.uuid = killed.uuid  # on another card a problem that was begun is measured anew
         data = DAMAGES[name](whole)
         sweep.journal.write_bytes(data)
         injector.injected(sweep.folder)
@@ -367,7 +371,7 @@ def others(world: World, tally: Tally, more: bool) -> None:
     for with_its_own in (False, True):
         first = world.sweep("A12-first", tally)
         other = world.sweep("A12-other", tally)
-        plan = dataclasses.replace(Plan(), uuid=f"GPU-{first.name}")
+        plan = dataclasses.replace(Plan(), uuid=first.uuid)
         variables = {"TMPDIR": str(other.folder)} if with_its_own else {}
 
         def second(
@@ -470,6 +474,30 @@ def tables_there(world: World, tally: Tally, more: bool) -> None:
     tally.add("lost", len(missing), f"{parts.name}: partial sweeps left out M={sorted(missing)}")
 
 
+# A16: several GPUs ------------------------------------------------------------------------------------------
+
+
+def lost_gpus(world: World, tally: Tally, more: bool) -> None:
+    """A16: of several GPUs one is lost, or all are, or the tuner is killed and goes on with other ones."""
+    several = Plan(gpus=3)
+    dying = Fault(kind="poison", gpu="-1", times=1, after=40)
+    gone = Fault(kind="poison", phase="canary", after=1, gpu="-1")
+    sweep = world.sweep("A16-one", tally)
+    ended = sweep.run(dataclasses.replace(several, launches=(dying,), worker=(gone,)), *ALL)
+    sweep.judge(_undisturbed(world), ended)
+    if "is lost and leaves the sweep" not in ended.said:
+        tally.add("wrong", 1, f"{sweep.name}: nobody is told")
+    sweep = world.sweep("A16-all", tally)
+    all_gone = Plan(gpus=2, worker=(Fault(kind="poison", phase="canary", after=2, times=6),))
+    poison = tuple(Fault(kind="poison", gpu=gpu, times=1, after=60) for gpu in ("-0", "-1"))
+    sweep.refused(sweep.run(dataclasses.replace(all_gone, launches=poison), *ALL), "GPU")
+    sweep.judge(_undisturbed(world), sweep.run(several, *ALL))
+    for number, then in enumerate(((*ALL,), ("--gpus", "1"), ("--gpus", "0,2"))[: 3 if more else 2]):
+        sweep = world.sweep(f"A16-killed-{number}", tally)
+        _stopped(sweep, several, *ALL, at=50)
+        sweep.judge(_undisturbed(world), sweep.run(several, *then))
+
+
 # One config in ten ------------------------------------------------------------------------------------------
 
 WAYS: dict[str, Sequence[Fault]] = {
@@ -534,6 +562,7 @@ SCENARIOS: dict[str, tuple[Scenario, ...]] = {
     "A13": (impossible_times,),
     "A14": (other_conditions,),
     "A15": (tables_there,),
+    "A16": (lost_gpus,),
 }
 """By row of the README's table."""
 

@@ -96,10 +96,24 @@ def _log_acknowledged() -> None:
 
     write = SweepResults.write
 
-    def written(self: Any, step: str, problem: Any, outcome: Any, number: int | None = None) -> None:
-        write(self, step, problem, outcome, number)
-        # Finals are written round by round, and once more when they are over.
-        if isinstance(outcome, Measurement) and (number is not None or "finals" not in step):
+    def written(
+        self: Any,
+        step: str,
+        problem: Any,
+        outcome: Any,
+        number: int | None = None,
+        *,
+        gpu: str,
+        state: str | None = None,
+    ) -> None:
+        write(self, step, problem, outcome, number, gpu=gpu, state=state)
+        # Finals are written round by round, and once more when they are over. In a state of the GPU several
+        # are timed in turn, and told when all of them are.
+        if (
+            state is None
+            and isinstance(outcome, Measurement)
+            and (number is not None or "finals" not in step)
+        ):
             timed = f"time {problem['M']} {outcome.config['tile_m']}-{outcome.config['tile_n']}"
             injector.log(f"{timed} in {step}, round {number}", "acknowledged")
 

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 from tests.faults import injector
@@ -85,6 +86,8 @@ class Sweep:
     def __init__(self, folder: Path, tally: Tally) -> None:
         self.folder, self._tally = folder, tally
         self.name = folder.name
+        # Processes that run the faults at the same time have GPUs of their own.
+        self.uuid = f"GPU-{sha256(str(folder).encode()).hexdigest()[:8]}-{folder.name}"
         self.seconds = 0.0
         folder.mkdir(parents=True)
 
@@ -113,7 +116,7 @@ class Sweep:
     def start(self, plan: Plan, *more: str, **variables: str) -> subprocess.Popen[str]:
         """Begin a sweep."""
         if plan.uuid == Plan.uuid:
-            plan = dataclasses.replace(plan, uuid=f"GPU-{self.name}")
+            plan = dataclasses.replace(plan, uuid=self.uuid)
         plan.write(self.folder)
         cubins = self.folder / "cubins" if plan.compilers else CUBINS
         if plan.compilers and not cubins.exists():
@@ -125,10 +128,9 @@ class Sweep:
             "tests.faults.small_kernel",
             "--arch",
             "sm90",
-            "--gpu",
-            "0",
             "--jobs",
             "2",
+            *(() if "--gpus" in more else ("--gpu", "0")),
         ]
         environment = {
             **os.environ,

@@ -38,7 +38,7 @@ from aot_tune.tuner.measure.worker.gpu_state import GpuState
 from aot_tune.tuner.outcome import Failure, Measurement
 from aot_tune.tuner.process.codec import MessageError, decode, encode
 from aot_tune.tuner.sweep.journal import Journal
-from aot_tune.tuner.sweep.results import SweepResults, accepts
+from aot_tune.tuner.sweep.results import Listed, SweepResults, accepts
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
@@ -326,16 +326,21 @@ def _journal_seed() -> bytes:
     """A journal with a record of each kind."""
     path = _folder() / "seed.jsonl"
     with _opened(path) as journal:
-        results = SweepResults(journal, "GPU-0")
+        results = SweepResults(journal)
         results.write_compiled(
-            "candidates", PROBLEM, CONFIG, CompileFailure(key="2", message="no", seconds=1.0)
+            "candidates", PROBLEM, CONFIG, CompileFailure(key="2", message="no", seconds=1.0), gpu="GPU-0"
         )
-        results.write("candidates", PROBLEM, MEASURED)
-        results.write("candidate finals", PROBLEM, MEASURED, 1)
-        results.write("portfolio", PROBLEM, FAILED)
-        results.write_recheck(PROBLEM, CONFIG, None)
+        listed = Listed(configs=(CONFIG,), twins={CONFIG: CONFIG})
+        results.write_listed(PROBLEM, [CONFIG], listed, exhaustive=False, gpu="GPU-0")
+        results.write("candidates", PROBLEM, MEASURED, gpu="GPU-0")
+        results.write("candidate finals", PROBLEM, MEASURED, 1, gpu="GPU-0")
+        results.write("portfolio", PROBLEM, FAILED, gpu="GPU-0")
+        results.write("portfolio states", PROBLEM, MEASURED, gpu="GPU-0", state="tight")
+        results.write_unopened("portfolio", PROBLEM, "no arguments", gpu="GPU-0")
+        results.write_recheck(PROBLEM, CONFIG, None, gpu="GPU-0")
+        states = [{"clock_mhz": 1980}]
         results.write_spent(
-            "candidates", PROBLEM, measure_s=1.0, verify_s=0.5, conditions=[{"clock_mhz": 1980}]
+            "candidates", PROBLEM, measure_s=1.0, verify_s=0.5, conditions=states, gpu="GPU-0", idle_s=1.0
         )
     return path.read_bytes()
 
@@ -346,7 +351,9 @@ def _journal(data: bytes) -> str:
     try:
         with _opened(path) as journal:
             records, damage = journal.records, journal.damage
-            resumed = SweepResults(journal, "GPU-0").resumed
+            results = SweepResults(journal)
+            results.listed(PROBLEM, [CONFIG], exhaustive=False)
+            resumed = results.resumed
     except TuneError as error:
         return f"{type(error).__name__}: {str(error).removeprefix(str(path))[:60]}"
     if zlib.crc32(data) % 8 == 0:  # not always: opening a journal takes a millisecond

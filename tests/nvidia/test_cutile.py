@@ -299,3 +299,35 @@ def test_release_1_6_refuses_a_search_that_leaves_the_l2_cache_alone(
     assert _options_of_a_search(monkeypatch) == {"quiet": True}
     with pytest.raises(CutileError, match=r"cuda-tile 1\.6\.0 always writes .* install cuda-tile 1\.7"):
         _options_of_a_search(monkeypatch, flush_l2=False)
+
+
+# What a declaration may ask for -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "arch", "release", "passed"),
+    [
+        (True, "sm90", (1, 6), {"programmatic_dependent_launch": True}),
+        (True, "sm100", (1, 7), {"programmatic_dependent_launch": True}),
+        (False, "sm90", (1, 7), {}),
+        (True, "sm80", (1, 7), {}),
+        (True, "sm90", (1, 5), {}),
+    ],
+)
+def test_a_dependent_launch_is_asked_for_where_arch_and_release_have_it(
+    monkeypatch: pytest.MonkeyPatch, asked: bool, arch: str, release: tuple[int, int], passed: dict[str, bool]
+) -> None:
+    given: list[dict[str, bool]] = []
+    monkeypatch.setattr(ct, "launch", lambda *args, **options: given.append(options))
+    monkeypatch.setattr(cutile, "release", lambda: release)
+    launch = cutile.launcher(programmatic_dependent_launch=asked, arch=Arch.parse(arch))
+    launch(0, (1,), "kernel", ())
+    assert given == [passed]
+
+
+def test_a_hint_by_target_has_the_archs_value_the_default_or_none() -> None:
+    sm90, sm100 = Arch.parse("sm90"), Arch.parse("sm100")
+    both, one = ct.ByTarget(sm_100=2, default=1), ct.ByTarget(sm_100=2)
+    assert [cutile.hint_on(both, arch) for arch in (sm90, sm100)] == [1, 2]
+    assert [cutile.hint_on(one, arch) for arch in (sm90, sm100)] == [None, 2]
+    assert cutile.hint_on(4, sm90) == 4

@@ -75,3 +75,19 @@ def test_constants_that_python_finds_equal_are_told_apart(one: object, other: ob
     assert cutile.signature_of(_kernel, (layout, layout, 3, 1.5, one)) != cutile.signature_of(
         _kernel, (layout, layout, 3, 1.5, other)
     )
+
+
+@ct.kernel
+def _listed(sources, targets, width: ct.Constant[int]):
+    pass
+
+
+def test_the_weakest_signature_of_a_list_assumes_nothing_of_its_members() -> None:
+    strong = [cutile.signature_of(_listed, ([one, one], [one], 32)) for one in (tensor(64, 64), tensor(3, 5))]
+    assert strong[0] != strong[1]
+    assert len({cutile.weakest_signature(_listed, signature) for signature in strong}) == 1
+    after = demangle_kernel_name(cutile.weakest_signature(_listed, strong[0]))[1].parameters
+    for listed in after[:2]:
+        assert listed.element.stride_constant == (None, None)
+        assert listed.element.may_alias_internally
+    assert after[2].value == 32

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cuda.tile as ct
 import pytest
 import torch
 
@@ -68,7 +69,7 @@ def tried(ahead: Ahead, places: Any = ALL, **changes: Any) -> dict[int, module.T
 
 
 def killed(found: dict[int, module.Tried]) -> dict[int, str]:
-    return {at: one.killed for at, one in found.items() if one.killed}
+    return {at: one.passed_over for at, one in found.items() if one.passed_over}
 
 
 def test_a_config_that_ends_the_child_is_told_and_the_others_have_cubins(start: Start) -> None:
@@ -99,6 +100,13 @@ def test_a_config_that_does_not_compile_is_left_to_the_search(start: Start) -> N
     assert sorted(found) == [at for at in ALL if SPACE[at].TILE != 32]
 
 
+def test_a_config_that_compiles_longer_than_the_library_allows_is_passed_over(start: Start) -> None:
+    with ct.compiler_timeout(0.01):
+        found = tried(start("Refuses"), places=[0])
+    assert killed(found) == {0: "it does not compile within 0.01 s"}
+    assert found[0].cubin is None
+
+
 def test_other_code_elsewhere_and_a_child_that_does_not_start_are_told(start: Start) -> None:
     with pytest.raises(NotRecordableError, match="elsewhere gives other code of scale_kernel"):
         tried(start("OtherCode"), places=[0])
@@ -107,8 +115,6 @@ def test_other_code_elsewhere_and_a_child_that_does_not_start_are_told(start: St
 
 
 def test_a_kernel_that_nobody_can_import_is_told(start: Start) -> None:
-    import cuda.tile as ct
-
     @ct.kernel
     def local_kernel(x: Any) -> None:
         ct.store(x, (0,), ct.zeros((16,), x.dtype))

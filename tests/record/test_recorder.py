@@ -285,6 +285,27 @@ def test_a_launch_of_what_no_search_measured_is_remarked(recorder: Recorder) -> 
     ]
 
 
+def test_a_launch_of_what_no_search_measured_is_in_the_table(recorder: Recorder, tmp_path: Path) -> None:
+    x, out = tensors(1024)
+    tuned_once.launch(x, out)
+    (path,) = (tmp_path / "tables" / "sm90").glob("*.json")
+    searched = path.read_bytes()
+    recorder.end()
+    assert path.read_bytes() == searched  # the launch was as the search found it
+    recorder = another(out=tmp_path / "tables")
+    tuned_once.tuned(x, out)
+    tuned_once.ct.launch(0, (32, 1, 1), scale_kernel.replace_hints(occupancy=7), (x, out, 1024, 2.0, 32))
+    other, its_out = tensors(512)
+    tuned_once.tuned(other, its_out)
+    assert [dict(one.hints)["occupancy"] for one in parse(path.read_bytes()).launched] == [7]
+    tuned_once.ct.launch(0, (32, 1, 1), scale_kernel.replace_hints(occupancy=5), (x, out, 1024, 2.0, 32))
+    recorder.end()
+    table = parse(path.read_bytes())
+    assert [dict(one.hints)["occupancy"] for one in table.launched] == [5, 7]
+    assert {one.signature for one in table.launched} == {table.entries[0].signature}
+    assert len(table.compilations) == len({(tuple(e.hints.items()), e.signature) for e in table.entries}) + 2
+
+
 def test_a_constant_that_follows_a_size_is_found() -> None:
     from aot_tune.recorded.problem import Array, Fixed, Problem
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from aot_tune.errors import NewerSchemaError, TableError
 from aot_tune.recorded.document import dump, parse
 from aot_tune.recorded.problem import Array, Fixed, Items, Problem, Real, Varying, Whole
-from aot_tune.recorded.table import file_name
+from aot_tune.recorded.table import Launched, file_name
 from tests.support.recorded_tables import TABLE, entry
 
 
@@ -35,6 +35,18 @@ def test_entries_of_one_problem_keep_their_order() -> None:
         assert parse(dump(dataclasses.replace(TABLE, entries=entries))).entries == entries
 
 
+def test_launches_beside_the_searches_come_back_and_are_compiled_too() -> None:
+    own = Launched((("num_ctas", 1), ("occupancy", 2)), TABLE.entries[0].signature)
+    others = [Launched((("occupancy", occupancy),), "scale_kernel_Kt1_A1f16") for occupancy in (4, 2)]
+    table = dataclasses.replace(TABLE, launched=tuple(sorted(others)))
+    text = dump(table)
+    assert parse(text) == table
+    assert dump(dataclasses.replace(table, launched=tuple(others))) == text
+    assert dump(dataclasses.replace(table, launched=())) == dump(TABLE)
+    assert TABLE.compilations == (own,)
+    assert set(table.compilations) == {own, *others}
+
+
 def test_an_entry_is_one_line() -> None:
     lines = dump(TABLE).decode().splitlines()
     assert sum('"arguments"' in line for line in lines) == len(TABLE.entries)
@@ -53,6 +65,10 @@ def changed(change: Callable[[Any], object]) -> str:
         (lambda d: d.update(more=1), "'more' is unknown"),
         (lambda d: d.update(schema=1), "expected schema 2"),
         (lambda d: d.update(kind="declared"), "expected a table of the kind 'recorded'"),
+        (lambda d: d.update(launched=[{"hints": {}}]), r"'signature' is missing \(at launched\[0\]"),
+        (lambda d: d.update(launched=[{"hints": {}, "signature": "a b"}]), r"launched\[0\].signature"),
+        (lambda d: d.update(launched=[{"hints": {"x": 1}, "signature": "a"}]), r"launched\[0\].hints"),
+        (lambda d: d.update(launched=[{"hints": {}, "signature": "a"}] * 1001), "at most 1000"),
         (lambda d: d.update(arch="SM90"), "arch"),
         (lambda d: d.update(arch="sm7"), "is not a GPU architecture"),
         (lambda d: d["entries"][0].update(space="xyz"), "16 hexadecimal digits"),

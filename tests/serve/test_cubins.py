@@ -165,6 +165,22 @@ def test_with_a_compiler_a_missing_class_is_compiled_and_said_once(
     assert len(told) == 1
 
 
+def test_ever_new_signatures_of_a_kernel_are_told_with_their_count(
+    tunable: Tunable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel with a size as a constant: one signature a token."""
+    put(folder_of(tunable))
+    with_compiler(monkeypatch, True)
+    cubins = declared_cubins(tunable)
+    met = [RAGGED.replace("_I64", f"_I{1000 + size}") for size in range(250)]
+    with pytest.warns(CubinWarning) as told:
+        assert [cubins.find(HINTS, signature, SM90) for signature in met] == [None] * 250
+    first, *counted = (str(one.message) for one in told)
+    assert first.endswith("further ones are counted, and told at 10, 100 and so on")
+    assert ["it is the 10th of scale" in counted[0], "it is the 100th of scale" in counted[1]] == [True] * 2
+    assert len(told) == 3
+
+
 def test_without_a_compiler_a_missing_class_of_the_default_runs_the_weakest(
     tunable: Tunable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ import torch
 import aot_tune
 from aot_tune import environment
 from aot_tune.errors import LaunchError, MissError, UsageError
+from aot_tune.serve import prime as priming
 from aot_tune.serve import rank
 from aot_tune.serve.launch.dispatch import Dispatcher, dispatcher_of
 from aot_tune.serve.prime import Progress
@@ -216,11 +217,23 @@ def test_problems_that_no_call_poses_are_refused(
     assert driver.launches == []
 
 
-def test_what_is_no_declaration_is_refused(tuned: Tunable) -> None:
+def test_what_is_no_declaration_is_refused(tuned: Tunable, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="prime takes declarations"):
         aot_tune.prime(tensors)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="no declaration"):
+    monkeypatch.setattr(priming, "_is_replaying", lambda: False)
+    with pytest.raises(UsageError, match=r"no declaration.*or call aot_tune.install\(\) before"):
         aot_tune.prime()
+    assert not rank.is_primed()
+
+
+def test_without_a_declaration_a_server_of_recorded_kernels_ends_its_warm_up(driver: Driver) -> None:
+
+    aot_tune.install()
+    try:
+        done = aot_tune.prime()
+        assert (done.loaded, done.compiled, done.plans, rank.is_primed()) == (0, 0, 0, True)
+    finally:
+        aot_tune.uninstall()
 
 
 def test_a_gpu_that_is_not_there_is_refused(tuned: Tunable) -> None:

@@ -21,7 +21,7 @@ def expected(tunable: Tunable, args: Sequence[Any]) -> Mapping[str, Close]:
 def poison(tunable: Tunable, args: Sequence[Any]) -> None:
     """Fill the outputs with what no kernel may leave, and zero what a kernel adds to."""
     for name, arg in zip(tunable.parameters, args, strict=True):
-        if name in tunable.outputs:
+        if name in tunable.output_names:
             arg.fill_(torch.nan)
         elif name in tunable.reset:
             arg.zero_()

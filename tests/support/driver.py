@@ -37,6 +37,7 @@ class Launch:
     symbol: str
     stream: int
     device: int
+    dependent: bool = False  # it need not wait for the launch before it
 
 
 @dataclass(kw_only=True)
@@ -207,6 +208,16 @@ def _kernel(out: Any, library: Any, name: bytes) -> int:
     return 0
 
 
+_ATTRIBUTE_BYTES = 72
+_DEPENDENT = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+
+def _attributes_of(config: _LaunchConfig) -> set[int]:
+    """The ids of a launch's attributes that are not 0."""
+    memory = [cast(config.attributes + _ATTRIBUTE_BYTES * i, POINTER(c_uint)) for i in range(config.count)]
+    return {int(words[0]) for words in memory if words[2]}
+
+
 @_plays("cuLaunchKernelEx", POINTER(_LaunchConfig), c_void_p, c_void_p, c_void_p)
 def _launch(config: Any, kernel: int, parameters: Any, extra: Any) -> int:
     one = config[0]
@@ -216,6 +227,7 @@ def _launch(config: Any, kernel: int, parameters: Any, extra: Any) -> int:
             symbol=_symbols[kernel],
             stream=one.stream or 0,
             device=_device_of_stream(one.stream),
+            dependent=_DEPENDENT in _attributes_of(one),
         )
     )
     _last_symbol[0] = _symbols[kernel]

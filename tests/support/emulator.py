@@ -209,7 +209,7 @@ def run(
     _Race(worker, at_once).run()
     late.end()
     for name, arg in zip(tunable.parameters, args, strict=True):
-        if name in tunable.outputs or name in tunable.inplace:
+        if name in tunable.output_names or name in tunable.inplace:
             count = by_address[arg.data_ptr()]
             found = f"{name} has elements written {count.min()} to {count.max()} times"
             assert bool((count >= 1).all()) or name in tunable.inplace, found

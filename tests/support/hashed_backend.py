@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from aot_tune.tables.states import State
 from aot_tune.tuner.measure.worker.backend import Trial
 from aot_tune.tuner.outcome import Measurement, Stage
 from aot_tune.values.problem import Problem
@@ -50,9 +51,9 @@ class HashedBackend(IdleGpu):
     def busy(self, seconds: float) -> None:
         pass
 
-    def sample(self, trial: Trial) -> float:
-        self._write("sample", trial)
-        return self._us(trial)
+    def sample(self, trial: Trial, state: State) -> float:
+        self._write(f"sample {state}", trial)
+        return self._us(trial, state)
 
     def healthy(self) -> bool:
         return True
@@ -60,8 +61,8 @@ class HashedBackend(IdleGpu):
     def stage(self, error: Exception) -> Stage:
         return "launch"
 
-    def _us(self, trial: Trial) -> float:
-        digest = hashlib.sha256(f"{self._problem} {trial.config}".encode()).digest()
+    def _us(self, trial: Trial, state: str = "") -> float:
+        digest = hashlib.sha256(f"{self._problem} {trial.config}{state}".encode()).digest()
         return 10.0 + int.from_bytes(digest[:2], "big") / 4096
 
     def _write(self, what: str, trial: Trial) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aot_tune.errors import ArgumentsError, DeclarationError
+from aot_tune.tables.states import State
 from aot_tune.tuner.measure.worker.backend import Trial
 from aot_tune.tuner.measure.worker.gpu_state import GpuState
 from aot_tune.tuner.outcome import Measurement, Stage
@@ -43,6 +44,9 @@ class Does:
 
     in_turn: Sequence[float] = ()
     """What one launch takes, in turn; as `us` without it."""
+
+    in_states: Mapping[str, float] = field(default_factory=dict)
+    """What one launch takes in a state of the GPU; as `in_turn` without it."""
 
     margin_us: float = 0.01
     """The error margin of each."""
@@ -155,7 +159,7 @@ class ScriptedBackend:
         configs = {name: Does(**does) for name, does in script["configs"].items()}
         script = {**script, "configs": configs, "bad_opens": dict(script["bad_opens"])}
         self._script = Script(**script)
-        self._dead = self._damaged = False
+        self._dead = self._damaged = self._loaded = False
         self._launches: dict[str, int] = {}
         self._problem = Problem({"M": 0})
         self._seeds: Sequence[int] = ()
@@ -228,10 +232,14 @@ class ScriptedBackend:
 
     def busy(self, seconds: float) -> None:
         self._log(f"busy {seconds}")
+        self._loaded = True
 
-    def sample(self, trial: Trial) -> float:
-        name, does = self._asked(trial, "sample")
+    def sample(self, trial: Trial, state: State) -> float:
+        loaded, self._loaded = self._loaded, False
+        name, does = self._asked(trial, "sample", "" if loaded else f" {state}")
         self._launch(name, does)
+        if state in does.in_states and not loaded:
+            return does.in_states[state]
         return (does.in_turn or does.us)[self._count(f"samples of {name}") % len(does.in_turn or does.us)]
 
     def healthy(self) -> bool:
@@ -244,10 +252,10 @@ class ScriptedBackend:
             return "memory"
         return "compile" if isinstance(error, CompilerError) else "launch"
 
-    def _asked(self, trial: Trial, what: str) -> tuple[str, Does]:
+    def _asked(self, trial: Trial, what: str, more: str = "") -> tuple[str, Does]:
         name = self._last = str(trial.config["name"])
         self._what = what
-        self._log(f"{what} {name}")
+        self._log(f"{what} {name}{more}")
         self._alive()
         return name, self._script.configs[name]
 

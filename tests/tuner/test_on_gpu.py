@@ -13,11 +13,13 @@ from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import DeclarationError
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.nvml import visible_gpus
+from aot_tune.tables.states import State
 from aot_tune.tunable import Tunable
+from aot_tune.tuner.choose.states import LONG_US
 from aot_tune.tuner.measure.rounds import LEAST_ROUNDS
 from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.measure.supervise import Limits
-from aot_tune.tuner.measure.worker.runner import LONG_US, SAMPLES
+from aot_tune.tuner.measure.worker.runner import SAMPLES, STATE_SAMPLES
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
@@ -203,6 +205,29 @@ def test_what_takes_long_is_timed_launch_by_launch_in_turn(start: Start) -> None
         # 4 GiB are read and written: no GPU does it in 200 us, and in turn takes what it takes alone.
         assert first.mean_us > LONG_US
         assert abs(final.mean_us / first.mean_us - 1) < 0.1
+
+
+def test_what_the_cache_holds_changes_a_memory_bound_kernel_and_is_over_afterwards(start: Start) -> None:
+    """16 MiB are moved: the two sets of arguments of a tight row fit into the L2 cache of an H100 or H200."""
+    session = start(broken.add_one)
+    problem, configs = Problem({"n": 1 << 21}), modes(broken.RIGHT)
+    [before] = session.measure(problem, configs)
+    times: dict[str, list[float]] = {}
+    states: tuple[State, ...] = ("read", "written", "tight", "read")
+    for state in states:
+        [one] = session.time_in_state(state, problem, configs)
+        assert isinstance(one, Measurement)
+        assert one.num_samples == STATE_SAMPLES
+        print(f"{state}: {one.mean_us:.2f} us ± {one.error_margin_us:.2f}")
+        times.setdefault(state, []).append(one.mean_us)
+    first, again = times["read"]
+    assert times["tight"][0] < 0.99 * first, "its data is in the cache"
+    assert times["written"][0] > 1.05 * first, "what is there must go to memory first"
+    assert abs(again / first - 1) < 0.1
+    [after] = session.measure(problem, configs)
+    assert isinstance(before, Measurement)
+    assert isinstance(after, Measurement)
+    assert abs(after.mean_us / before.mean_us - 1) < 0.1
 
 
 def test_thirty_candidates_with_cubins_take_at_most_a_second_and_a_half(start: Start, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from aot_tune.errors import StoreError, TableError, TuneError
 from aot_tune.tables import reader, store, writer
-from aot_tune.tables.table import Table
+from aot_tune.tables.table import StateTimes, Table
 from aot_tune.tuner.publish import locked, publish, publish_beside, refusals, worse_entries
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Exact
@@ -172,6 +172,30 @@ def test_an_entry_whose_old_winner_is_wrong_may_gain_less() -> None:
     old, new = _gaining(1.5), _gaining(1.4)
     assert refusals(new, old, SCALE, wrong={old.entries[1].config}) == []
     assert list(worse_entries(new, old, SCALE)) == [new.entries[1].bucket]
+
+
+def _in_states(table: Table, mean_us: float, **states: tuple[float, float]) -> Table:
+    times = {name: StateTimes(mean_us=us, default_us=default) for name, (us, default) in states.items()}
+    return samples.with_entry(table, 1, mean_us=mean_us, states=times)
+
+
+def test_gains_are_compared_over_all_states_and_only_where_they_are_the_same() -> None:
+    table = _gaining(1.5)
+    default_us = table.entries[1].default_us
+    old = _in_states(table, default_us / 1.5, written=(20.0, 20.0))
+    assert refusals(_in_states(table, default_us / 1.2, written=(16.0, 20.0)), old, SCALE) == []
+    [reason] = refusals(_in_states(table, default_us / 1.2, written=(20.0, 20.0)), old, SCALE)
+    assert "falls from 1.22x" in reason
+    assert refusals(_in_states(table, default_us / 1.2, written=(20.0, 20.0)), table, SCALE) == []
+
+
+def test_a_winner_may_be_slower_than_the_default_in_one_state_and_not_in_each() -> None:
+    table = samples.scale_table()
+    default_us = table.entries[1].default_us
+    assert refusals(_in_states(table, default_us * 1.01, written=(10.0, 20.0)), None, SCALE) == []
+    [reason] = refusals(_in_states(table, default_us * 1.01, written=(21.0, 20.0)), None, SCALE)
+    assert "slower than the default" in reason
+    assert "in each other state" in reason
 
 
 # Writing ----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import copy
 import enum
 import pickle
 
+import cuda.tile as ct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,3 +99,17 @@ def test_constants_take_the_order_of_the_kernels_parameters():
     config = Config(constants={"tile_n": 1, "tile_m": 2}).with_constant_order(("tile_m", "tile_n"))
     assert list(config.constants) == ["tile_m", "tile_n"]
     assert str(config) == "tile_m=2 tile_n=1"
+
+
+def test_a_hint_by_target_is_kept_for_the_declaration_to_resolve():
+    by_target = ct.ByTarget(sm_100=2, default=1)
+    config = Config(constants={"tile": 16}, hints={"num_ctas": by_target, "occupancy": 2})
+    assert config.by_target
+    assert config.hints["num_ctas"] == by_target
+    assert str(config) == "tile=16 num_ctas=ByTarget(sm_100=2, default=1) occupancy=2"
+    same = Config(
+        constants={"tile": 16}, hints={"occupancy": 2, "num_ctas": ct.ByTarget(sm_100=2, default=1)}
+    )
+    assert {config, same} == {config}
+    assert config != Config(constants={"tile": 16}, hints={"num_ctas": 1, "occupancy": 2})
+    assert not Config(hints={"num_ctas": 1}).by_target

@@ -43,7 +43,7 @@ def _again(arch: Arch, found: FoundKernel, folder: Path) -> dict[str, Any]:
         SweepRequest(
             kernels=(found,),
             arch=arch,
-            gpu=0,
+            gpus=(0,),
             problems={tunable.name: chosen},
             out=folder,
             journal=folder / "journal",

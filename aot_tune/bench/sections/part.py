@@ -13,7 +13,7 @@ class Request:
     """How thoroughly a section measures. Each section reads the fields that concern it."""
 
     kernels: tuple[str, ...] = ()
-    """`regret`: the kernels to measure; all shipped kernels where it is empty."""
+    """`regret`: the kernels to measure, `replay`: the operations; all of them where it is empty."""
 
     sizes: int = 44
     """`regret`: sizes of each kernel."""
@@ -25,7 +25,7 @@ class Request:
     """`serving`: fresh processes of each quick scenario."""
 
     limit_s: float = math.inf
-    """`regret`: seconds after which no further kernel begins."""
+    """`regret` and `replay`: seconds after which no further kernel begins."""
 
 
 @dataclass(frozen=True, kw_only=True)

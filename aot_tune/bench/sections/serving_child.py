@@ -219,7 +219,8 @@ def launches() -> dict[str, Any]:
     With grad off, as servers run, a launch does not look at whether tensors require a gradient.
     """
     x, weight, out, eps = _args(rms_norm_tunable)
-    bare = _bare(rms_norm_tunable, lambda **hints: dispatcher_of(rms_norm_tunable).kernels.of(hints))
+    kernels = dispatcher_of(rms_norm_tunable).kernels
+    bare = _bare(rms_norm_tunable, lambda **hints: kernels.of(Config(hints=hints)))
     launch = rms_norm_tunable.launch
 
     def tuned() -> None:

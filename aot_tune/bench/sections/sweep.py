@@ -87,8 +87,8 @@ def _sweep(
     arch: Arch, found: FoundKernel, problems: Sequence[Problem], folder: Path
 ) -> tuple[SweepReport, float]:
     request = SweepRequest(
-        kernels=(found,), arch=arch, gpu=0, problems={found.tunable.name: tuple(problems)}, exhaustive=True,
-        out=folder, journal=folder / "journal", cubins=folder / "cubins",
+        kernels=(found,), arch=arch, gpus=(0,), problems={found.tunable.name: tuple(problems)},
+        exhaustive=True, out=folder, journal=folder / "journal", cubins=folder / "cubins",
     )  # fmt: skip
     started = time.perf_counter()
     report = sweep.run(request, PlainProgress())

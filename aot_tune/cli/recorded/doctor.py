@@ -97,7 +97,7 @@ def _cubins(path: Path, table: RecordedTable) -> tuple[Section | None, str]:
         return None, f"cubins left out: {error}"
     if reason is not None:
         return None, f"cubins left out: {reason}"
-    asked = {(tuple(entry.hints.items()), entry.signature) for entry in table.entries}
+    asked = {(one.hints, one.signature) for one in table.compilations}
     return section, f"cubins for {len(asked & set(section.keys))} of {len(asked)} launches"
 
 

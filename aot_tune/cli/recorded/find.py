@@ -34,7 +34,7 @@ def survey(modules: Sequence[str] = ()) -> Survey:
         UsageError: A named module cannot be imported, or has neither declarations nor recorded tables.
         DeclarationError: A named module's declaration contradicts itself.
     """
-    bare = [name for name in (module_names(modules) if modules else ()) if _has_recorded(name)]
+    bare = [name for name in (module_names(modules) if modules else ()) if _is_recorded(name)]
     return discovery.survey(modules, may_be_bare=bare) if bare else discovery.survey(modules)
 
 
@@ -46,7 +46,7 @@ def bare_folders(modules: Sequence[str] = ()) -> list[Path]:
 
 def declared(modules: Sequence[str] = ()) -> dict[str, FoundKernel]:
     """The declarations that `survey` finds; warns of each entry point that is left out."""
-    if not any(map(_has_recorded, module_names(modules) if modules else ())):
+    if not any(map(_is_recorded, module_names(modules) if modules else ())):
         return discovery.find_tunables(modules)
     return survey(modules).found
 
@@ -73,6 +73,13 @@ def chosen(paths: Sequence[Path], names: Sequence[str]) -> tuple[Path, ...]:
                 + f"; record it (aot-tune record), or name its folder in {environment.TABLES}"
             )
     return tuple(path for path in paths if path.stem in names)
+
+
+def _is_recorded(module: str) -> bool:
+    """Whether a package has recorded tables, its own or in a folder that AOT_TUNE_TABLES names."""
+    top = module.partition(".")[0]
+    beside = listed_recorded(environment.table_folders())
+    return _has_recorded(module) or any(path.name.startswith(f"{top}.") for path in beside)
 
 
 def _has_recorded(module: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from aot_tune.recorded.document import dump
-from aot_tune.recorded.table import Library, RecordedEntry, RecordedTable, name_of
+from aot_tune.recorded.table import Launched, Library, RecordedEntry, RecordedTable, name_of
 from aot_tune.recorded.words import config_in_words, problem_in_words
 from aot_tune.tables.table import geometric_mean
 from aot_tune.values.text import aligned, counted
@@ -45,7 +45,14 @@ def table_lines(path: Path, table: RecordedTable) -> list[str]:
         f"{library_in_words(table.library)}; {built.device_name}, {built.sm_count} multiprocessors, "
         f"{versions}; source {table.source_hash}",
         *aligned([heads, *(entry_row(table, entry) for entry in table.entries)]),
+        *(f"launched, but not searched: {hints_in_words(one)}" for one in table.launched),
     ]
+
+
+def hints_in_words(launched: Launched) -> str:
+    """The hints of a launch, and the kernel's signature, which holds its constants."""
+    hints = " ".join(f"{name}={value}" for name, value in launched.hints) or "no hints"
+    return f"{hints}, {launched.signature}"
 
 
 def entry_row(table: RecordedTable, entry: RecordedEntry) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ _NATIVE = (
 
 
 def source_hash(tunable: Declaration) -> str:
-    """Hash kernel, ``grid_fn`` and ``args_fn``, and transitively the helpers, globals and closures they read.
+    """Hash the kernels, ``grid_fn`` and ``args_fn``, and transitively all helpers, globals and closures read.
 
     Annotations, defaults and decorators count; comments, docstrings, layout, positions and file names do not.
     Where something cannot be hashed, the hash differs at every call, so that the code counts as changed;
@@ -119,8 +119,11 @@ def unhashable(tunable: Declaration) -> tuple[str, ...]:
 
 def _fingerprint(tunable: Declaration) -> tuple[str, tuple[str, ...]]:
     hasher = _Hasher()
-    hasher.add("kernel", cutile.python_function(tunable.kernel))
-    hasher.add("hints", cutile.default_hints(tunable.kernel))
+    several = isinstance(tunable.kernel, Mapping)
+    for name, kernel in tunable.kernel.items() if several else ((None, tunable.kernel),):
+        of_several = "" if name is None else f" {name}"
+        hasher.add(f"kernel{of_several}", cutile.python_function(kernel))
+        hasher.add(f"hints{of_several}", cutile.default_hints(kernel))
     hasher.add("grid_fn", tunable.grid_fn)
     hasher.add("args_fn", tunable.args_fn)
     return hasher.digest(), tuple(dict.fromkeys(hasher.obstacles))

@@ -290,7 +290,9 @@ def around(
 
 
 def _given(tunable: Declaration, arch: Arch, problem: Problem, config: Config) -> Choice:
-    wanted = tunable.config_constants(arch)
+    if missing := tunable.kernel_missing(config):
+        raise LaunchError(f"{tunable.name}: config={config}: {missing}")
+    wanted = tunable.config_constants(arch, config.kernel)
     if config.constants.keys() != set(wanted):
         raise LaunchError(
             f"{tunable.name}: config={config} has the constants {' '.join(config.constants) or 'none'}; "
@@ -327,8 +329,8 @@ def _default(
     )
 
 
-def _unlike(one: Config, other: Config) -> tuple[int, float]:
-    """The number of values in which two configs differ, and the doublings between them."""
+def _unlike(one: Config, other: Config) -> tuple[bool, int, float]:
+    """Whether two configs are for different kernels, the values in which they differ, and the doublings."""
     pairs = [
         (value, theirs[name])
         for ours, theirs in ((one.constants, other.constants), (one.hints, other.hints))
@@ -336,7 +338,11 @@ def _unlike(one: Config, other: Config) -> tuple[int, float]:
         if name in theirs and theirs[name] != value
     ]
     sizes = [(float(a), float(b)) for a, b in pairs if not isinstance(a, str) and not isinstance(b, str)]
-    return len(pairs), sum(abs(math.log2(a / b)) for a, b in sizes if a > 0 and b > 0)
+    return (
+        one.kernel != other.kernel,
+        len(pairs),
+        sum(abs(math.log2(a / b)) for a, b in sizes if a > 0 and b > 0),
+    )
 
 
 def tune_command(tunable: Declaration, arch: Arch, problem: Problem) -> str:

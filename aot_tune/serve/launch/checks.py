@@ -15,12 +15,17 @@ from aot_tune.errors import LaunchError
 from aot_tune.serve.runtime import Runtime
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
+from aot_tune.values.parts import named_parts
 from aot_tune.values.problem import Problem
 from aot_tune.values.text import value_in_words
 
 _MOST_BLOCKS = (2**24 - 1, 2**16 - 1, 2**16 - 1)
 """The most blocks along each dimension of a grid: cuTile holds a block's x index in 24 bits (cuda-tile 1.7),
 CUDA holds y and z in 16."""
+
+
+_MOST_MEMBERS = 4
+"""The most members of a list of tensors that an error describes."""
 
 
 def check_arguments(
@@ -42,7 +47,14 @@ def check_arguments(
     index: int | None = None
     first = ""
     recording, mutated = here.grad_enabled(), tunable.mutated
-    for name, arg in zip(tunable.parameters, args, strict=True):
+    kinds = {*map(type, args)}
+    listed = list in kinds or tuple in kinds
+    parts = (
+        named_parts(tunable.parameters, args).items()
+        if listed
+        else zip(tunable.parameters, args, strict=True)
+    )
+    for name, arg in parts:
         place = f"{tunable.name}.launch: argument {name}"
         if type(arg) not in here.tensor_types:
             _check_no_array(place, arg, here)
@@ -69,7 +81,7 @@ def check_arguments(
                 f"{place} has no memory: its storage was freed, or it is a zero tensor of forward-mode "
                 f"autograd; pass a tensor that holds its elements, such as torch.zeros_like({name})"
             )
-        if name in mutated:
+        if name in mutated or (listed and name.partition("[")[0] in mutated):
             _check_writable(place, arg)
         if index is None:
             index, first = on, name
@@ -122,6 +134,9 @@ def refused(
 
 def _in_words(arg: Any) -> str:
     """An argument without its values, since to read those would wait for the GPU."""
+    if isinstance(arg, list | tuple):
+        more = ["..."] if len(arg) > _MOST_MEMBERS else []
+        return f"[{', '.join([*map(_in_words, arg[:_MOST_MEMBERS]), *more])}]"
     if not hasattr(arg, "stride"):
         return value_in_words(arg)
     shape, strides = tuple(arg.shape), tuple(arg.stride())

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from aot_tune import environment
-from aot_tune.declare.declaration import Declaration
+from aot_tune.declare.declaration import Declaration, config_on
 from aot_tune.errors import CompilerMissingError, LaunchError, MissError
 from aot_tune.nvidia import cutile
 from aot_tune.serve.choose import loader
@@ -21,15 +21,23 @@ from aot_tune.serve.choose.resolve import Choice, Legality, Source, resolve
 from aot_tune.serve.fork import ForkSafe
 from aot_tune.serve.kernels import HintedKernels
 from aot_tune.serve.launch.checks import check_arguments, check_problem, checked_grid, explain, refused, unfit
-from aot_tune.serve.launch.function import MISSED, CallPattern, Kind, LaunchFunction
+from aot_tune.serve.launch.function import MISSED, CallPattern, Kind, LaunchFunction, argument_maker
 from aot_tune.serve.launch.messages import Messages
-from aot_tune.serve.launch.reads import ArgumentReads, ProblemReads, Read, follow_args, follow_problem
+from aot_tune.serve.launch.reads import (
+    ArgumentReads,
+    ProblemReads,
+    Read,
+    follow_args,
+    follow_problem,
+    lists_tensors,
+)
 from aot_tune.serve.rank import evidence, is_primed, is_rank
 from aot_tune.serve.runtime import Runtime, runtime
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.lazy import lazy
+from aot_tune.values.parts import flat
 from aot_tune.values.problem import Problem
 
 if TYPE_CHECKING:
@@ -134,7 +142,7 @@ class Dispatcher:
                 portfolios = (config for shipped in index.tables for config in shipped.table.portfolio)
                 default = self._tunable.default_config(arch, self._tunable.typical_problems[0])
                 for config in (*portfolios, default):
-                    self.kernels.of(config.hints)
+                    self.kernels.of(config)
                 # Reads the archives' indexes only: a first launch may take 2 ms.
                 self.kernels.cubins.sections(arch)
                 self._indexes[arch] = index
@@ -200,6 +208,7 @@ class Dispatcher:
 
         Where AOT_TUNE_ON_MISS=error would make the launch raise, it is the choice without that.
         """
+        config = config_on(config, arch) if config is not None else None
         name = next((gpu.name for gpu in loader.gpus() or () if gpu.arch == arch), "")
         remembered = None if is_rank() else lambda bucket: self._search.remembered(arch, name, bucket)
         return resolve(
@@ -238,6 +247,7 @@ class Dispatcher:
     ) -> LaunchPlan:
         machine = self.machine(device_index, here)
         arch = machine.device.arch
+        given = config_on(given, arch) if given is not None else None
 
         def remembered(bucket: Problem) -> Config | None:
             return self._search.remembered(arch, machine.device.name, bucket)
@@ -283,7 +293,7 @@ class Dispatcher:
             choice = resolved(unfit=lambda config: unfit(self._tunable, config, machine.device, problem))
             grid = self.grid(machine.device, choice.config, problem)
         self._messages.choice(arch, problem, choice)
-        return LaunchPlan(choice=choice, grid=grid, kernel=self.kernels.of(choice.config.hints))
+        return LaunchPlan(choice=choice, grid=grid, kernel=self.kernels.of(choice.config))
 
     def grid(self, device: Device, config: Config, problem: Problem) -> tuple[int, ...]:
         """The grid that `grid_fn` gives, checked."""
@@ -299,13 +309,12 @@ class Dispatcher:
         if not check_problem(self._tunable, followed.problem):
             return
         plan = self._plan(device_index, followed.problem, config, args, here)
-        kernel_args, passed = self._follow_args(plan, args, followed, here)
+        device = self._machines[device_index].device
+        kernel_args, passed = self._follow_args(plan, args, followed, device)
         try:
             self._fire(device_index, (followed.problem, plan), args, kernel_args, here)
         except CompilerMissingError:
-            default = self._tunable.default_config(
-                self.machine(device_index, here).device.arch, followed.problem
-            )
+            default = self._tunable.default_config(device.arch, followed.problem)
             if config is not None or plan.choice.config == default:
                 raise
             self._slow(args, default)  # only the default has a cubin for every layout of arguments
@@ -317,20 +326,21 @@ class Dispatcher:
         """Make and remember the plan of a call on a GPU; the call's tensors may be on device "meta"."""
         followed = follow_problem(self._tunable.problem, args, here.tensor_types)
         plan = self._plan(device_index, followed.problem, None, args, here)
-        _, passed = self._follow_args(plan, args, followed, here)
+        device = self._machines[device_index].device
+        _, passed = self._follow_args(plan, args, followed, device)
         reads = (followed.reads or frozenset()) | (passed.reads if passed else frozenset())
-        if followed.reads is not None and not any(what == "device" for _, what in reads):
+        if followed.reads is not None and not any(what in ("device", "devices") for _, what in reads):
             self._remember(device_index, args, (followed, passed), plan, here)
         return plan
 
     def _follow_args(
-        self, plan: LaunchPlan, args: tuple[Any, ...], followed: ProblemReads, here: Runtime
+        self, plan: LaunchPlan, args: tuple[Any, ...], followed: ProblemReads, device: Device
     ) -> tuple[tuple[Any, ...], ArgumentReads | None]:
         return follow_args(
-            self._tunable.args_fn,
+            self._tunable.args_fn_on(device),
             config=plan.choice.config,
             args=args,
-            tensor_types=here.tensor_types,
+            tensor_types=runtime().tensor_types,
             keyed=followed.reads,
         )
 
@@ -342,10 +352,10 @@ class Dispatcher:
         kernel_args: tuple[Any, ...],
         here: Runtime,
     ) -> None:
-        from cuda.tile import TileError, launch
+        from cuda.tile import TileError
 
         problem, plan = planned
-        stream = here.raw_stream(device_index)
+        launch, stream = self._launcher(here), here.raw_stream(device_index)
         try:
             if not stream and here.current_device() != device_index:
                 with here.entered(device_index):
@@ -375,7 +385,8 @@ class Dispatcher:
                 self._memo = self._function.rewrite(pattern, self._names(here))
                 self._pattern = pattern
             if pattern.layout is None:
-                row: tuple[Any, ...] = (plan.grid, plan.kernel, plan.choice.config)
+                chosen = self._bound(device_index, plan, passed) if self._binds else plan.choice.config
+                row: tuple[Any, ...] = (plan.grid, plan.kernel, chosen)
             else:
                 assert passed is not None
                 row = (plan.grid, plan.kernel, *passed.constants)
@@ -389,14 +400,17 @@ class Dispatcher:
         self, args: tuple[Any, ...], followed: ProblemReads, passed: ArgumentReads | None, here: Runtime
     ) -> CallPattern:
         """The call pattern after this call. It only ever grows, so that it settles."""
-        kinds: tuple[Kind, ...] = tuple("tensor" if type(a) in here.tensor_types else "plain" for a in args)
+        kinds: tuple[Kind, ...] = tuple(_kind(arg, here.tensor_types) for arg in args)
         reads = (followed.reads or frozenset()) | (passed.reads if passed else frozenset())
         reads |= self._reads_that_tell_expanded(args, here)
         layout = passed.layout if passed else None
         known = self._pattern
         if known is not None:
             pairs = zip(kinds, known.kinds, strict=True)
-            kinds = tuple(now if now == before else "mixed" for now, before in pairs)
+            kinds = tuple(
+                now if now == before else "list" if "list" in (now, before) else "mixed"
+                for now, before in pairs
+            )
             reads |= known.reads
             layout = layout if layout == known.layout else None
         several = here.device_count() > 1
@@ -410,27 +424,65 @@ class Dispatcher:
         has the same code as an expanded view; and an untested release of cuda-tile loads code without asking.
         """
         written = [
-            (place, arg)
+            (place, arg, _kind(arg, here.tensor_types))
             for place, (name, arg) in enumerate(zip(self._tunable.parameters, args, strict=True))
-            if name in self._tunable.mutated and type(arg) in here.tensor_types
+            if name in self._tunable.mutated and _kind(arg, here.tensor_types) != "plain"
         ]
-        if cutile.private_names_known() and not any(0 in arg.stride() for _, arg in written):
+        tensors = flat([arg for _, arg, _ in written])
+        if cutile.private_names_known() and not any(0 in tensor.stride() for tensor in tensors):
             return frozenset()
-        return frozenset((place, "stride") for place, _ in written)
+        return frozenset((place, "arrays" if kind == "list" else "stride") for place, _, kind in written)
 
     def _names(self, here: Runtime) -> dict[str, Any]:
-        from cuda.tile import TileError, launch
+        from cuda.tile import TileError
 
         return {
-            "ct_launch": launch,
+            "ct_launch": self._launcher(here),
             "missed": (*MISSED, TileError),
             "raw_stream": here.raw_stream,
             "current_device": here.current_device,
             "grad_enabled": here.grad_enabled,
             "entered": here.entered,
             "tensors": frozenset(here.tensor_types),
-            "args_fn": self._tunable.args_fn,
+            "args_fn": _call if self._binds else self._tunable.args_fn,
         }
+
+    @lazy
+    def _binds(self) -> bool:
+        """Whether a row holds a function that makes the kernel's arguments, in place of a config."""
+        return self._tunable.takes_device or len(self._tunable.kernels) > 1
+
+    def _bound(
+        self, device_index: int, plan: LaunchPlan, passed: ArgumentReads | None
+    ) -> Callable[..., tuple[Any, ...]]:
+        """The function that makes the kernel's arguments of those of a launch."""
+        if passed is not None:
+            made: Callable[..., tuple[Any, ...]] = argument_maker(self._function.names, passed.layout)(
+                *passed.constants
+            )
+            return made
+        args_fn = self._tunable.args_fn_on(self._machines[device_index].device)
+        return partial(args_fn, plan.choice.config)
+
+    def _launcher(self, here: Runtime) -> Callable[..., Any]:
+        """The function that launches. One serves all GPUs, so an old one among them decides for all."""
+        dependent = self._tunable.programmatic_dependent_launch
+        if not dependent:
+            return cutile.launching()
+        oldest = min(here.device(index).arch for index in range(here.device_count()))
+        return cutile.launcher(programmatic_dependent_launch=True, arch=oldest)
+
+
+def _kind(arg: object, tensor_types: tuple[type, ...]) -> Kind:
+    """The kind of an argument of one call."""
+    if type(arg) in tensor_types:
+        return "tensor"
+    return "list" if lists_tensors(arg, tensor_types) else "plain"
+
+
+def _call(bound: Callable[..., tuple[Any, ...]], *args: Any) -> tuple[Any, ...]:
+    """What stands in the place of `args_fn` where a row holds a function of the launch arguments alone."""
+    return bound(*args)
 
 
 def _put(memo: dict[Any, Any], key: Any, value: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from operator import attrgetter, methodcaller
 from types import CodeType, FunctionType
 from typing import Any, Literal
@@ -18,8 +19,29 @@ from aot_tune.errors import CompilerMissingError, DeclarationError
 from aot_tune.nvidia.cutile import UNCHECKED
 from aot_tune.serve.launch.reads import Read, What
 
-Kind = Literal["tensor", "mixed", "plain"]
-"""Whether an argument was a tensor in all calls, in some, or in none."""
+Kind = Literal["tensor", "mixed", "plain", "list"]
+"""Whether an argument was a tensor in all calls, in some, or in none; or, in any call, a list of tensors."""
+
+
+def arrays_of(value: Any) -> tuple[Any, ...] | None:
+    """Types, shapes, dtypes and strides of the tensors of a list; None for anything else."""
+    if type(value) is not list and type(value) is not tuple:
+        return None
+    return tuple([(type(one), one.shape, one.dtype, one.stride()) for one in value])
+
+
+def devices_of(value: Any) -> tuple[int, ...] | None:
+    """The devices of the tensors of a list; None for anything else."""
+    if type(value) is not list and type(value) is not tuple:
+        return None
+    return tuple([one.get_device() for one in value])
+
+
+def needs_grad(value: Any) -> bool:
+    """Whether a tensor, or a tensor of a list, requires grad."""
+    members = value if type(value) is list or type(value) is tuple else (value,)
+    return any(getattr(one, "requires_grad", False) for one in members)
+
 
 _READERS: dict[What, tuple[str, Callable[[Any], Any]]] = {
     "shape": ("{}.shape", attrgetter("shape")),
@@ -27,6 +49,8 @@ _READERS: dict[What, tuple[str, Callable[[Any], Any]]] = {
     "stride": ("{}.stride()", methodcaller("stride")),
     "device": ("{}.get_device()", methodcaller("get_device")),
     "value": ("{}", lambda arg: arg),
+    "arrays": ("arrays_of({})", arrays_of),
+    "devices": ("devices_of({})", devices_of),
 }
 """How each part of a key is read from an argument: as source text and as a function."""
 
@@ -49,9 +73,19 @@ class CallPattern:
 
     def key_parts(self) -> list[Read]:
         """The reads that a key holds after the types of all arguments, in order."""
-        tensors = (place for place, kind in enumerate(self.kinds) if kind != "plain")
-        devices: set[Read] = {(place, "device") for place in tensors} if self.several_devices else set()
-        return sorted(self.reads | devices)
+        if not self.several_devices:
+            return sorted(self.reads)
+        on: set[Read] = set()
+        for place, kind in enumerate(self.kinds):
+            if kind == "list":
+                on |= {(place, "devices")}
+            if kind != "plain":
+                on |= {(place, "device")}
+        return sorted(self.reads | on)
+
+    def is_guarded(self, place: int, what: What) -> bool:
+        """Whether a part is read only where the argument is a tensor, or is none, as it is in some calls."""
+        return self.kinds[place] in ("mixed", "list") and what not in ("arrays", "devices")
 
     def key(self, index: int, args: Sequence[Any], tensor_types: Sequence[type]) -> tuple[Any, ...]:
         """The key that the launch function makes of arguments, made without compiling source, which is slow.
@@ -64,21 +98,39 @@ class CallPattern:
         parts: list[Any] = [type(arg) for arg in args]
         for place, what in self.key_parts():
             arg = args[place]
-            if self.kinds[place] == "mixed" and (type(arg) in tensor_types) is (what == "value"):
+            if self.is_guarded(place, what) and (type(arg) in tensor_types) is (what == "value"):
                 parts.append(None)
             elif what == "device":
                 parts.append(index)
+            elif what == "devices":
+                parts.append((index,) * len(arg) if type(arg) in (list, tuple) else None)
             else:
                 parts.append(_READERS[what][1](arg))
         return tuple(parts)
+
+
+@cache
+def argument_maker(names: Sequence[str], layout: Sequence[int | None]) -> Callable[..., Any]:
+    """A function from a kernel's constants to one that makes its arguments of those of a launch.
+
+    Args:
+        names: The names of the launch arguments.
+        layout: `ArgumentReads.layout` of the kernel.
+    """
+    constants = [f"c{i}" for i in range(sum(place is None for place in layout))]
+    rest = iter(constants)
+    items = "".join(f"{next(rest) if place is None else names[place]}, " for place in layout)
+    source = f"lambda {', '.join(constants)}: lambda {', '.join(names)}: ({items})"
+    maker: Callable[..., Any] = eval(source, {})
+    return maker
 
 
 class LaunchFunction:
     """One declaration's launch function. `rewrite` replaces its code in place, for all who hold it.
 
     Its globals are the names that the source below uses: ``plans<generation>`` (the memo), ``slow``,
-    ``missed``, ``ct_launch``, ``raw_stream``, ``current_device``, ``grad_enabled``, ``entered``, ``tensors``
-    and ``args_fn``.
+    ``missed``, ``ct_launch``, ``raw_stream``, ``current_device``, ``grad_enabled``, ``entered``, ``tensors``,
+    ``arrays_of``, ``devices_of``, ``needs_grad`` and ``args_fn``.
 
     Args:
         name: The declaration's name, for tracebacks.
@@ -97,6 +149,9 @@ class LaunchFunction:
             "__name__": __name__,
             "slow": slow,
             "missed": MISSED,
+            "arrays_of": arrays_of,
+            "devices_of": devices_of,
+            "needs_grad": needs_grad,
             UNCHECKED: True,
         }
         self._generation = 0
@@ -125,10 +180,7 @@ class LaunchFunction:
 
     def _hot_path(self, pattern: CallPattern) -> list[str]:
         tensors = [(n, kind) for n, kind in zip(self.names, pattern.kinds, strict=True) if kind != "plain"]
-        grad = " or ".join(
-            f"{n}.requires_grad" if kind == "tensor" else f"getattr({n}, 'requires_grad', False)"
-            for n, kind in tensors
-        )
+        grad = " or ".join(_REQUIRES_GRAD[kind].format(n) for n, kind in tensors)
         unrecorded = f" and not (grad_enabled() and ({grad}))" if grad else ""
         if pattern.layout is None:
             constants, passed = ["chosen"], f"args_fn(chosen, {self._args})"
@@ -137,7 +189,9 @@ class LaunchFunction:
             rest = iter(constants)
             items = (next(rest) if place is None else self.names[place] for place in pattern.layout)
             passed = f"({''.join(f'{item}, ' for item in items)})"
-        first = next((n for n, kind in tensors if kind == "tensor"), None)
+        named = [n for n, kind in tensors if kind == "tensor"]
+        named += [f"{n}[0]" for n, kind in tensors if kind == "list"]
+        first = next(iter(named), None)
         if pattern.several_devices and first is None:
             return []  # no argument is a tensor in every call, so none can name the device
         firing = _ON_ITS_DEVICE if pattern.several_devices else _ON_THE_ONLY_DEVICE
@@ -155,7 +209,7 @@ class LaunchFunction:
         for place, what in pattern.key_parts():
             name = self.names[place]
             part = _READERS[what][0].format(name)
-            if pattern.kinds[place] == "mixed":
+            if pattern.is_guarded(place, what):
                 absent = "not " if what == "value" else ""
                 part = f"({part} if type({name}) {absent}in tensors else None)"
             parts.append(part)
@@ -182,6 +236,11 @@ class LaunchFunction:
                 )
 
 
+_REQUIRES_GRAD = {
+    "tensor": "{}.requires_grad", "mixed": "getattr({}, 'requires_grad', False)", "list": "needs_grad({})",
+}  # fmt: skip
+"""How it is asked whether an argument requires grad, by its kind."""
+
 _ON_THE_ONLY_DEVICE = """\
   return ct_launch(raw_stream(0), grid, kernel, {passed})
 """
@@ -204,7 +263,8 @@ them is loaded (`aot_tune.nvidia.cutile.with_hints`); there is neither cubin nor
 
 _RESERVED = frozenset(
     {"config", "slow", "missed", "ct_launch", "raw_stream", "current_device", "grad_enabled", "entered",
-     "tensors", "args_fn", "grid", "kernel", "index", "stream", "chosen", "getattr", "type"}
+     "tensors", "arrays_of", "devices_of", "needs_grad", "args_fn", "grid", "kernel", "index", "stream",
+     "chosen", "getattr", "type"}
     | {f"c{i}" for i in range(64)}
 )  # fmt: skip
 """Names that the generated source uses itself, so that no launch argument may have them."""

@@ -8,6 +8,7 @@ from contextlib import suppress
 from aot_tune import environment
 from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import MissWarning, TableWarning
+from aot_tune.nvidia import cutile
 from aot_tune.serve.choose.index import Index
 from aot_tune.serve.choose.resolve import Choice, miss_message
 from aot_tune.serve.kernels import Cubins
@@ -30,7 +31,10 @@ class Messages:
         self._passed_over = False
 
     def source(self, arch: Arch, index: Index, cubins: Cubins) -> None:
-        """Warn once of tables tuned for other source. Not done at import: hashing takes milliseconds."""
+        """Warn once of tables tuned for other source, or for another compiler's code.
+
+        This is not done at import, because hashing takes milliseconds.
+        """
         if arch in self._checked or not index.tables:
             return
         self._checked.add(arch)
@@ -39,7 +43,10 @@ class Messages:
             from aot_tune.declare.fingerprint.hashing import source_hash
 
             now = source_hash(self._tunable)
-        for message in stale_messages(self._tunable, arch, index, now):
+        for message in (
+            *stale_messages(self._tunable, arch, index, now),
+            *compiler_messages(self._tunable, arch, index, cubins.compiler(arch)),
+        ):
             warn(message, TableWarning)
 
     def missed(self, arch: Arch, problem: Problem) -> None:
@@ -78,6 +85,32 @@ def stale_messages(tunable: Declaration, arch: Arch, index: Index, now: str) -> 
         for shipped in index.tables
         if shipped.table.source_hash != now
     ]
+
+
+def compiler_messages(tunable: Declaration, arch: Arch, index: Index, here: str | None) -> list[str]:
+    """One message for each table whose times another compiler's code took than the code that runs here.
+
+    Args:
+        tunable: The kernel's declaration.
+        arch: The arch of the GPU.
+        index: The kernel's tables.
+        here: The version of the compiler of the code here; None where it is not known.
+    """
+    found = []
+    for shipped in index.tables:
+        made = shipped.table.built_with
+        if here is None or here == made.tileiras:
+            continue
+        release = cutile.version()
+        more = (
+            "" if made.cuda_tile == release else f", and cuda-tile is {release} in place of {made.cuda_tile}"
+        )
+        found.append(
+            f"{shipped.path} holds the times of code that tileiras {made.tileiras} compiled, and "
+            f"{tunable.name} runs code of tileiras {here} here{more}; its choices are used, and may not be "
+            f"the fastest: install tileiras {made.tileiras}, or {_again(tunable, arch)}"
+        )
+    return found
 
 
 def passed_over_message(tunable: Declaration, arch: Arch, problem: Problem, choice: Choice) -> str | None:

@@ -8,14 +8,17 @@ followed: each of its launches takes the slow path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from aot_tune.declare.stand_in import OPERATORS, VALUE_METHODS
 from aot_tune.values.problem import Problem
 
-What = Literal["shape", "dtype", "stride", "device", "value"]
+What = Literal["shape", "dtype", "stride", "device", "value", "arrays", "devices"]
+"""A part of a tensor; the value of a scalar; or, of a list of tensors, all that the first three say of each
+member, or the devices of its members."""
+
 Read = tuple[int, What]
 """The position of an argument and what of it was read. A key always holds the type of every argument too."""
 
@@ -78,7 +81,7 @@ class _TensorStandIn:
 
     __slots__ = ("_stand_in",)
 
-    def __init__(self, position: int, tensor: Any, log: _Log) -> None:
+    def __init__(self, position: int, tensor: Any, log: _Log | _MemberLog) -> None:
         object.__setattr__(self, "_stand_in", (position, tensor, log))
 
     @property  # type: ignore[misc]
@@ -96,6 +99,58 @@ class _TensorStandIn:
     def __setattr__(self, name: str, value: object) -> None:
         self._stand_in[2].lost = True
         raise _UnfollowedError(name)
+
+
+class _ListStandIn:
+    """Stands for a list of tensors. Whatever is asked of it, all shapes, dtypes and strides count as read."""
+
+    __slots__ = ("_stand_in",)
+
+    def __init__(self, position: int, tensors: Sequence[Any], log: _Log) -> None:
+        members = [_TensorStandIn(position, tensor, _MemberLog(position, log)) for tensor in tensors]
+        object.__setattr__(self, "_stand_in", (position, tensors, log, members))
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._stand_in[1])
+
+    def __len__(self) -> int:
+        return len(self._members())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._members())
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._members()[place]
+
+    def __getattr__(self, name: str) -> Any:
+        self._stand_in[2].lost = True
+        raise _UnfollowedError(name)
+
+    def _members(self) -> list[_TensorStandIn]:
+        position, _, log, members = self._stand_in
+        log.reads.add((position, "arrays"))
+        return list(members)
+
+
+class _MemberLog:
+    """The log of a list's members, as far as they differ from tensors of their own."""
+
+    _of: tuple[int, _Log]
+
+    def __init__(self, position: int, log: _Log) -> None:
+        object.__setattr__(self, "_of", (position, log))
+
+    @property
+    def reads(self) -> _MemberLog:
+        return self
+
+    def update(self, reads: Iterable[Read]) -> None:
+        position, log = self._of
+        log.reads.update((position, "devices" if what == "device" else "arrays") for _, what in reads)
+
+    def __setattr__(self, name: str, value: object) -> None:  # that it is lost
+        setattr(self._of[1], name, value)
 
 
 class _PlainStandIn:
@@ -124,9 +179,18 @@ def _touch(stand_in: Any, *_: object) -> Any:
     raise _UnfollowedError(position)
 
 
+_STAND_INS = (_TensorStandIn, _ListStandIn, _PlainStandIn)
+
 for _operator in _OPERATORS:
     for _kind in (_TensorStandIn, _PlainStandIn):
         setattr(_kind, f"__{_operator}__", _touch)
+
+
+def lists_tensors(arg: object, tensor_types: tuple[type, ...]) -> bool:
+    """Whether a launch argument is a list or tuple of tensors."""
+    if not isinstance(arg, list | tuple) or type(arg) not in (list, tuple):
+        return False
+    return bool(arg) and all(type(one) in tensor_types for one in arg)
 
 
 def follow_problem(
@@ -198,7 +262,7 @@ def follow_args(
     layout: list[int | None] = []
     constants: list[Any] = []
     for item, truth in zip(answer, real, strict=True):
-        if type(item) in (_TensorStandIn, _PlainStandIn) and args[places[id(item)]] is truth:
+        if type(item) in _STAND_INS and id(item) in places and args[places[id(item)]] is truth:
             layout.append(places[id(item)])
         elif (
             type(item) is type(truth) and type(item) in (bool, int, float, str, type(None)) and item == truth
@@ -217,6 +281,8 @@ def _stand_ins(
     for position, arg in enumerate(args):
         if type(arg) in tensor_types:
             made.append(_TensorStandIn(position, arg, log))
+        elif lists_tensors(arg, tensor_types):
+            made.append(_ListStandIn(position, arg, log))
         elif arg is None or position in by_value:  # None is recognised by its type, which every key holds
             made.append(arg)
         else:

@@ -165,7 +165,9 @@ class UserCache:
         """Refuse a config of other constants: the declaration's functions may not be asked about it."""
         if self._tunable is None:
             return
-        wanted = self._tunable.config_constants(Arch.parse(key.arch))
+        if missing := self._tunable.kernel_missing(config):
+            raise TableError(shortened(missing), "config.kernel")
+        wanted = self._tunable.config_constants(Arch.parse(key.arch), config.kernel)
         if config.constants.keys() != set(wanted):
             names = shortened(" ".join(config.constants)) or "none"
             raise TableError(f"expected {' '.join(wanted) or 'none'}, got {names}", "config.constants")

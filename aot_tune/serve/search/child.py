@@ -45,9 +45,15 @@ def module_of(tunable: Declaration) -> str | None:
     """The module that another process can import to find the declaration; None where there is none."""
     for name in dict.fromkeys([getattr(tunable.problem, "__module__", None), tunable.package]):
         module = sys.modules.get(name or "__main__")
-        if name != "__main__" and any(value is tunable for value in vars(module or object).values()):
+        if name != "__main__" and any(_holds(value, tunable) for value in vars(module or object).values()):
             return str(name)
     return None
+
+
+def _holds(value: object, tunable: Declaration) -> bool:
+    """Whether a global is the declaration, or a list or dict of which it is a member."""
+    members = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return value is tunable or any(member is tunable for member in members)
 
 
 def fastest(

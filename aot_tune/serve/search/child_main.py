@@ -22,6 +22,7 @@ from aot_tune.serve.kernels import HintedKernels
 from aot_tune.serve.runtime import runtime
 from aot_tune.serve.search.trial import cloned, fastest
 from aot_tune.values.config import Config
+from aot_tune.values.parts import named_parts, part_names
 from aot_tune.values.problem import Problem
 
 _PR_SET_PDEATHSIG = 1
@@ -62,7 +63,7 @@ def search(
             problem,
             args,
             right,
-            lambda config: kernels.of(config.hints),
+            kernels.of,
             device=device,
             device_index=device_index,
             runtime=here,
@@ -83,14 +84,16 @@ def _is_right(
 
     here = runtime()
     trial = cloned(tunable, args)
-    for name, value in zip(tunable.parameters, trial, strict=True):
-        if name in tunable.outputs:
-            poison(value, 0)
+    named = dict(zip(tunable.parameters, trial, strict=True))
+    results = named_parts(named, trial)
+    for name in part_names(tunable.output_names, named):
+        poison(results[name], 0)
     try:
-        grid = tunable.grid(config, here.device(device_index), problem)
-        launch(here.raw_stream(device_index), grid, kernels.of(config.hints), tunable.args_fn(config, *trial))
+        device = here.device(device_index)
+        kernel_args = tunable.args_fn_on(device)(config, *trial)
+        grid = tunable.grid(config, device, problem)
+        launch(here.raw_stream(device_index), grid, kernels.of(config), kernel_args)
     except Exception:  # it does not compile or cannot be launched, so it is not a candidate
         return False
-    results = dict(zip(tunable.parameters, trial, strict=True))
-    expected = closes_of(tunable, tunable.reference(*args), results)
+    expected = closes_of(tunable, tunable.reference(*args), named)
     return all(compare(name, results[name], close) is None for name, close in expected.items())

@@ -216,7 +216,7 @@ class LiveSearch:
                 occasion.problem,
                 occasion.args,
                 configs,
-                lambda config: self._kernels.of(config.hints),
+                self._kernels.of,
                 device=occasion.device,
                 device_index=occasion.device_index,
                 runtime=occasion.runtime,
@@ -242,7 +242,8 @@ class LiveSearch:
         chosen: list[Config] = []
         compiles = 0
         for config in dict.fromkeys((*promising, *allowed)):
-            ready = self._kernels.is_ready(config, tunable.args_fn(config, *occasion.args), arch)
+            kernel_args = tunable.args_fn_on(occasion.device)(config, *occasion.args)
+            ready = self._kernels.is_ready(config, kernel_args, arch)
             timing_s = timing_estimate_s([times[c] for c in (*chosen, config)])
             aim_s = max(_AIM_S, _AIM_RUNS * min(times[c] for c in (*chosen, config)) * 1e-6)
             more = compiles + (not ready)

@@ -11,6 +11,7 @@ from aot_tune.nvidia import cutile
 from aot_tune.serve.runtime import Runtime
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
+from aot_tune.values.parts import flat
 from aot_tune.values.problem import Problem
 
 Winner = tuple[Config, float]
@@ -49,7 +50,7 @@ def fastest(
     Returns:
         The winner; None where no config ran, memory ran out, or the time was up before all were timed.
     """
-    end = time.monotonic() + limit_s
+    end, args_fn = time.monotonic() + limit_s, tunable.args_fn_on(device)
     late = False
 
     def args_of(config: Config) -> tuple[Any, ...]:
@@ -57,7 +58,7 @@ def fastest(
         if time.monotonic() > end:
             late = True
             raise _LateError  # cuTile's search counts this as the config's failure and goes on to the next
-        return tunable.args_fn(config, *clones)
+        return args_fn(config, *clones)
 
     try:
         # Another thread may begin a capture while this one allocates and synchronises; in relaxed mode its
@@ -78,6 +79,12 @@ def fastest(
 
 def cloned(tunable: Declaration, args: Sequence[Any]) -> list[Any]:
     """The arguments, with clones of those that the kernel mutates; a tensor passed twice is cloned once."""
-    mutated = {id(arg) for name, arg in zip(tunable.parameters, args, strict=True) if name in tunable.mutated}
-    copies = {id(arg): arg.clone() for arg in args if id(arg) in mutated and hasattr(arg, "clone")}
-    return [copies.get(id(arg), arg) for arg in args]
+    written = [arg for name, arg in zip(tunable.parameters, args, strict=True) if name in tunable.mutated]
+    copies = {id(one): one.clone() for one in flat(written) if hasattr(one, "clone")}
+
+    def copy(arg: Any) -> Any:
+        if isinstance(arg, list | tuple):
+            return type(arg)(copy(member) for member in arg)
+        return copies.get(id(arg), arg)
+
+    return [copy(arg) for arg in args]

@@ -15,11 +15,12 @@ from aot_tune.cubins.archive import FILE_NAME, Archive, Section
 from aot_tune.cubins.origin import KernelCode, declared_code, file_digest, recorded_code
 from aot_tune.cubins.origin_walk import origin_of
 from aot_tune.cubins.pack import KernelCubins, pack
+from aot_tune.declare.blanks import blank_mistakes
 from aot_tune.declare.checks import declaration_remarks
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.fingerprint.hashing import source_hash
-from aot_tune.errors import ArchiveError, TableError, TuneError
+from aot_tune.errors import ArchiveError, DeclarationError, TableError, TuneError
 from aot_tune.nvidia import cutile
 from aot_tune.tables import files, store
 from aot_tune.tables.table import Table
@@ -30,6 +31,7 @@ from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, Com
 from aot_tune.tuner.compile.pool import CompilePool
 from aot_tune.tuner.plan.candidates import NO_COMPILER, DeviceKernel
 from aot_tune.values.arch import Arch
+from aot_tune.values.text import counted
 
 COMPILE_SECONDS = 600.0
 """The compiler's limit for one cubin, seconds. The weakest variant (no alignment, no strides assumed)
@@ -70,11 +72,17 @@ def build(request: CubinRequest, say: Callable[[str], None]) -> tuple[ArchiveRep
         TableError: A kernel's table, declared or recorded, cannot be read or used, so that its archive would
             lack cubins that it needs.
         StoreError: A folder cannot be written.
+        DeclarationError: A declaration has blanks.
     """
+    for found in request.kernels:
+        for blank in blank_mistakes(found.tunable):
+            raise DeclarationError(f"{found.tunable.name}: {blank.text}")
     for found in request.kernels:
         for remark in declaration_remarks(found.tunable, request.archs[0]) if request.archs else ():
             say(f"remark: {remark}")
-    wanted = [_wanted(request, found, arch) for arch in request.archs for found in request.kernels]
+    wanted = [
+        one for arch in request.archs for found in request.kernels for one in _wanted(request, found, arch)
+    ]
     wanted += _recorded(request, say)
     for one in wanted:
         files.check_writable(one.folder / str(one.arch))
@@ -83,15 +91,43 @@ def build(request: CubinRequest, say: Callable[[str], None]) -> tuple[ArchiveRep
     return tuple(_written(request, place, wanted, results, say) for place in places)
 
 
-def _wanted(request: CubinRequest, found: FoundKernel, arch: Arch) -> _Wanted:
+def _wanted(request: CubinRequest, found: FoundKernel, arch: Arch) -> Iterator[_Wanted]:
+    """The jobs of a kernel's tables, each table's in an archive beside it: who reads the one finds the other.
+
+    So what a folder of AOT_TUNE_TABLES predicts never gets into the archive that the package ships. That one
+    has the defaults alone where there is no table.
+    """
     kernel = DeviceKernel(found, arch)
     own = store.package_folder(found.tunable)
     source = source_hash(found.tunable)
-    folders = [*environment.table_folders(), own]
-    tables = [table for folder in folders if (table := table_of(folder, arch, found.tunable)) is not None]
-    jobs = {one: _job(kernel, one, source) for one in compilations(kernel, tables)}
     code = declared_code(found.tunable)
-    return _Wanted(code=code, arch=arch, folder=request.out or own, jobs=jobs)
+    named = [folder for folder in environment.table_folders() if folder.resolve() != own.resolve()]
+    own_is_named = len(named) < len(environment.table_folders())
+    tables: dict[Path, list[Table]] = {request.out or own: []}
+    for folder in (*named, own):
+        table = table_of(folder, arch, found.tunable)
+        if table is not None and folder == own and not own_is_named:
+            _check_measured(store.table_path(own, arch, found.tunable.name), table)
+        if table is not None:
+            tables.setdefault(request.out or folder, []).append(table)
+    for folder, those in tables.items():
+        jobs = {one: _job(kernel, one, source) for one in compilations(kernel, those)}
+        yield _Wanted(code=code, arch=arch, folder=folder, jobs=jobs)
+
+
+def _check_measured(path: Path, table: Table) -> None:
+    """Refuse to compile what a package's own table predicts: serving would not use it.
+
+    Raises:
+        TuneError: The table has a predicted entry.
+    """
+    predicted = sum(entry.evidence == "predicted" for entry in table.entries)
+    if predicted:
+        raise TuneError(
+            f"{path}: {counted(predicted, 'entry', 'entries')} of a package's own table are predicted, and "
+            "their archive would lie among measured ones; move the table to its own folder and name that "
+            f"in {environment.TABLES}, or tune on a GPU"
+        )
 
 
 def _recorded(request: CubinRequest, say: Callable[[str], None]) -> Iterator[_Wanted]:
@@ -124,8 +160,11 @@ def table_of(folder: Path, arch: Arch, tunable: Declaration) -> Table | None:
     path = store.table_path(folder, arch, tunable.name)
     if not os.path.lexists(path):
         return None
-    table, constants = store.read_table(path), set(tunable.config_constants(arch))
+    table = store.read_table(path)
     for config in (*table.portfolio, *(entry.config for entry in table.entries)):
+        if missing := tunable.kernel_missing(config):
+            raise TableError(f"{path}: {missing}: tune {tunable.name} again")
+        constants = set(tunable.config_constants(arch, config.kernel))
         if config.constants.keys() != constants:
             raise TableError(
                 f"{path}: its configs have the constants {' '.join(config.constants) or 'none'}, the "
@@ -135,11 +174,12 @@ def table_of(folder: Path, arch: Arch, tunable: Declaration) -> Table | None:
 
 
 def _job(kernel: DeviceKernel, one: Compilation, source: str) -> CompileJob:
-    symbol = cutile.symbol_of(kernel.tunable.kernel)
+    symbol = cutile.symbol_of(declared_code(kernel.tunable).kernel)
     return CompileJob(
         key=_key(source, kernel.arch, symbol, one),
         module=kernel.found.module,
         name=kernel.tunable.name,
+        kernel=one.kernel,
         signature=one.signature,
         hints=dict(one.hints),
         arch=kernel.arch,

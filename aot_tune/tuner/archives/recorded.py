@@ -38,9 +38,8 @@ class RecordedKernel:
 
     @property
     def compilations(self) -> tuple[Compilation, ...]:
-        """Every (hints, signature) of a winner, sorted, each once."""
-        entries = self.table.entries
-        return tuple(sorted({Compilation(tuple(one.hints.items()), one.signature) for one in entries}))
+        """Every (hints, signature) that replaying launches, sorted, each once."""
+        return tuple(Compilation(one.hints, one.signature) for one in self.table.compilations)
 
 
 def recorded_kernel(path: Path) -> RecordedKernel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from aot_tune.cubins.size_classes import posed, representatives
@@ -26,6 +26,9 @@ class Compilation:
 
     signature: str
     """The compiler's assumptions about the arguments, constants included."""
+
+    kernel: str | None = None
+    """The name of the kernel, where the declaration has several."""
 
 
 def compilations(kernel: DeviceKernel, tables: Sequence[Table]) -> tuple[Compilation, ...]:
@@ -59,8 +62,8 @@ def compilations(kernel: DeviceKernel, tables: Sequence[Table]) -> tuple[Compila
                 own = _compilation(kernel, problem, default, seed)
                 if launches and own not in weakened:
                     weakened.add(own)
-                    weak = cutile.weakest_signature(kernel.tunable.kernel, own.signature)
-                    found |= {own, Compilation(own.hints, weak)}
+                    weak = cutile.weakest_signature(kernel.tunable.kernel_of(default), own.signature)
+                    found |= {own, replace(own, signature=weak)}
                 found |= {_compilation(kernel, problem, config, seed) for config in wanted}
     return tuple(sorted(found))
 
@@ -70,8 +73,9 @@ def _may_run(kernel: DeviceKernel, config: Config, problem: Problem) -> bool:
 
 
 def _compilation(kernel: DeviceKernel, problem: Problem, config: Config, seed: int) -> Compilation:
-    signature = cutile.signature_of(kernel.tunable.kernel, kernel.kernel_args(problem, config, seed))
-    return Compilation(tuple(config.hints.items()), signature)
+    args = kernel.kernel_args(problem, config, seed)
+    signature = cutile.signature_of(kernel.tunable.kernel_of(config), args)
+    return Compilation(tuple(config.hints.items()), signature, config.kernel)
 
 
 def _configs(kernel: DeviceKernel, tables: Iterable[Table]) -> Iterator[Config]:

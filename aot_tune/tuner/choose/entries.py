@@ -13,8 +13,16 @@ from collections.abc import Collection, Mapping, Sequence
 from aot_tune.errors import TuneError
 from aot_tune.tables.rule import BucketRule
 from aot_tune.tables.strict_json import LONGEST_TEXT
-from aot_tune.tables.table import Entry, Point, Table, entry_order
-from aot_tune.tuner.choose.incumbent import carried_entries, comparable, differences, keeps_figures, widened
+from aot_tune.tables.table import Entry, Point, StateTimes, Table, entry_order
+from aot_tune.tuner.choose import states
+from aot_tune.tuner.choose.incumbent import (
+    carried_entries,
+    comparable,
+    differences,
+    keeps_figures,
+    keeps_states,
+    widened,
+)
 from aot_tune.tuner.choose.portfolio import (
     MOST,
     WORST,
@@ -111,6 +119,11 @@ def choose_entries(
     the incumbent ties with it, the incumbent stays. Otherwise, within half of the tie band (`PREFERENCE`),
     the default is taken, then the config that ties at most edges, then the fastest.
 
+    Where times were taken in several states of the GPU, the time in a config's worst state counts, compared
+    with the fastest config there: the winner's regret in its worst state is the least. A config that is
+    slower than the default in any state, beyond the tie band, does not win. Of the configs that tie in their
+    worst states, the one that is fastest over all states leads, and those tie that tie with it in each.
+
     Where source, device, compiler and portfolio are as before, an entry whose config stays and whose new mean
     ties with the old one, or whose gain over the default does, keeps its line, points included. A line whose
     samples were disturbed gives way to one of undisturbed samples. When every entry keeps its line, the
@@ -130,7 +143,8 @@ def choose_entries(
     _refuse_wrong_defaults(sweep)
     portfolio, times = tuple(portfolio), sweep.times()
     defaults = {problem: sweep.default(problem) for problem in times}
-    left = max(regrets(times, defaults, portfolio, least_gain=sweep.least_gain), default=0.0)
+    judged = sweep.judged(times)
+    left = max(regrets(judged, defaults, portfolio, least_gain=sweep.least_gain), default=0.0)
     entries = _swept_entries(sweep, portfolio, times, incumbent)
     if incumbent is not None and (carried := carried_entries(sweep, incumbent, keep)):
         entries += [widened(entry, incumbent.portfolio, portfolio) for entry in carried]
@@ -156,7 +170,17 @@ def _swept_entries(
     """An entry for every swept edge: the incumbent's line where it stays, else a new one."""
     edges = sweep.edges(times)
     races = {edge: sweep.race(edge, times) for edge in edges}
-    tied = {edge: _tied(sweep, portfolio, races[edge], sweep.default(edge)) for edge in edges}
+    judged = {edge: sweep.judged_race(edge, times) for edge in edges}
+    tied = {
+        edge: _tied(
+            portfolio,
+            judged[edge],
+            [races[edge], *sweep.in_states(edge).values()],
+            sweep.default(edge),
+            sweep.least_gain,
+        )
+        for edge in edges
+    }
     serves = Counter(config for configs in tied.values() for config in configs)
     inside: dict[Problem, list[Problem]] = {edge: [] for edge in edges}
     for problem in times:
@@ -173,29 +197,70 @@ def _swept_entries(
             old is not None
             and lines_may_stay
             and (old.disturbed is None or spoilt is not None)
-            and _line_stays(old, portfolio, races[edge], tied[edge], sweep.default(edge), points)
+            and _line_stays(
+                old,
+                portfolio,
+                (races[edge], judged[edge], sweep.in_states(edge)),
+                tied[edge],
+                sweep.default(edge),
+                points,
+            )
         ):
             entries.append(old)
         else:
-            config = _winner(races[edge], tied[edge], sweep.default(edge), old, serves)
+            config = _winner(judged[edge], tied[edge], sweep.default(edge), old, serves)
             entries.append(_entry(sweep, portfolio, edge, races[edge][config], races[edge], points, spoilt))
     return entries
 
 
 def _tied(
-    sweep: SweepTimes, portfolio: Sequence[Config], times: Mapping[Config, Measurement], default: Config
+    portfolio: Sequence[Config],
+    judged: Mapping[Config, Measurement],
+    runs: Sequence[Mapping[Config, Measurement]],
+    default: Config,
+    least_gain: float,
 ) -> list[Config]:
-    """The fastest of the portfolio and the default, first, and the configs that tie with it."""
-    limit = times[default].mean_us / (1 + sweep.least_gain)
-    faster = [config for config in portfolio if config in times and times[config].mean_us <= limit]
-    options = sorted(dict.fromkeys([default, *faster]), key=lambda config: times[config].mean_us)
-    return [config for config in options if is_tie(times[config], times[options[0]])]
+    """The config that leads, first, and those that tie with it; they are of the portfolio or the default.
+
+    Args:
+        portfolio: The portfolio.
+        judged: The times in the configs' worst states.
+        runs: The times in each state.
+        default: The default, which has a time in each run.
+        least_gain: The least gain over the default, as a fraction.
+    """
+    limit = judged[default].mean_us / (1 + least_gain)
+    options = [default]
+    for config in portfolio:
+        faster = config in judged and judged[config].mean_us <= limit
+        if config != default and faster and not any(_clearly_slower(config, default, run) for run in runs):
+            options.append(config)
+    best = min(options, key=lambda config: judged[config].mean_us)
+    near = [config for config in options if is_tie(judged[config], judged[best])]
+    leader = min(near, key=lambda config: (states.mean_ratio(config, best, runs), judged[config].mean_us))
+    options.sort(key=lambda config: judged[config].mean_us)
+    return [
+        leader,
+        *(
+            config
+            for config in options
+            if config != leader
+            and is_tie(judged[config], judged[leader])
+            and not any(_clearly_slower(config, leader, run) for run in runs)
+        ),
+    ]
+
+
+def _clearly_slower(config: Config, other: Config, run: Mapping[Config, Measurement]) -> bool:
+    if config not in run or other not in run:
+        return False
+    return run[config].mean_us > run[other].mean_us and not is_tie(run[config], run[other])
 
 
 def _line_stays(
     old: Entry,
     portfolio: Sequence[Config],
-    times: Mapping[Config, Measurement],
+    times: tuple[Mapping[Config, Measurement], Mapping[Config, Measurement], states.StateTimes],
     tied: Sequence[Config],
     default: Config,
     points: Sequence[Point],
@@ -205,11 +270,13 @@ def _line_stays(
     Its config may now be slower than the default within a tie. That is noise, and the line shows the run that
     it won.
     """
-    time = times.get(old.config)
+    race, judged, in_states = times
+    time = judged.get(old.config)
     return (
         time is not None
-        and is_tie(time, times[tied[0]])
-        and keeps_figures(old, times, default, portfolio)
+        and is_tie(time, judged[tied[0]])
+        and keeps_figures(old, race, default, portfolio)
+        and keeps_states(old, in_states, default)
         and [dict(point.size) for point in old.points] == [dict(point.size) for point in points]
     )
 
@@ -238,13 +305,19 @@ def _points(
     points = []
     for problem in sorted(problems, key=lambda problem: [problem.size(name) for name in names]):
         times = problems[problem]
-        us = tuple(
-            times[config].mean_us if config in times else None
-            for config in (*portfolio, sweep.default(problem))
-        )
+        columns = (*portfolio, sweep.default(problem))
+        us = _us(columns, times)
+        rows: dict[str, tuple[float | None, ...]] = {
+            name: _us(columns, known) for name, known in sweep.in_states(problem).items() if known
+        }
         if any(time is not None for time in us):
-            points.append(Point(size={name: problem.size(name) for name in names}, us=us))
+            size = {name: problem.size(name) for name in names}
+            points.append(Point(size=size, us=us, states=rows))
     return tuple(points)
+
+
+def _us(columns: Sequence[Config], times: Mapping[Config, Measurement]) -> tuple[float | None, ...]:
+    return tuple(times[config].mean_us if config in times else None for config in columns)
 
 
 def _entry(
@@ -267,6 +340,11 @@ def _entry(
         evidence=sweep.evidence,
         points=points,
         disturbed=disturbed,
+        states={
+            name: StateTimes(mean_us=known[winner.config].mean_us, default_us=known[default].mean_us)
+            for name, known in sweep.in_states(edge).items()
+            if winner.config in known and default in known
+        },
     )
 
 

@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from aot_tune.errors import TuneError
 from aot_tune.tables.table import Entry, Table
-from aot_tune.tuner.choose.times import TIE, SweepTimes, is_tie
+from aot_tune.tuner.choose.states import StateTimes
+from aot_tune.tuner.choose.times import FINALS_BAND, TIE, SweepTimes, is_tie
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
@@ -100,8 +101,15 @@ def widened(entry: Entry, old: Sequence[Config], new: Sequence[Config]) -> Entry
     added = (None,) * (len(new) - len(old))
     if not added:
         return entry
+
+    def of(times: tuple[float | None, ...]) -> tuple[float | None, ...]:
+        return (*times[:-1], *added, times[-1])
+
     points = tuple(
-        dataclasses.replace(point, us=(*point.us[:-1], *added, point.us[-1])) for point in entry.points
+        dataclasses.replace(
+            point, us=of(point.us), states={name: of(times) for name, times in point.states.items()}
+        )
+        for point in entry.points
     )
     return dataclasses.replace(entry, points=points)
 
@@ -135,3 +143,24 @@ def keeps_figures(
         return False
     gain, new_gain = min(was) / entry.mean_us, min(now) / time.mean_us
     return abs(new_gain - gain) <= TIE * gain
+
+
+def keeps_states(entry: Entry, states: StateTimes, default: Config) -> bool:
+    """Whether an entry's times in the GPU's other states still hold.
+
+    They are the states in which times were taken now, and in each the winner's time, or its gain over the
+    default, has changed by `FINALS_BAND` at most: these times are taken from fewer samples than the others.
+    """
+    now: dict[str, tuple[float, float]] = {
+        name: (known[entry.config].mean_us, known[default].mean_us)
+        for name, known in states.items()
+        if entry.config in known and default in known
+    }
+    if entry.states.keys() != now.keys():
+        return False
+    for name, was in entry.states.items():
+        mean_us, default_us = now[name]
+        gain, new_gain = was.default_us / was.mean_us, default_us / mean_us
+        if min(abs(mean_us / was.mean_us - 1), abs(new_gain / gain - 1)) > FINALS_BAND:
+            return False
+    return True

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from aot_tune.tables.rule import Tiles
 from aot_tune.tables.table import BuiltWith, Evidence
+from aot_tune.tuner.choose.states import StateTimes, in_worst_state
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Axes, bucket_of
@@ -130,6 +131,13 @@ class SweepTimes:
     """The default and the configs near the fastest of the second pass, timed again at the edges, interleaved.
     The winner is one of them, and the entry's times are these."""
 
+    candidate_states: Mapping[Problem, StateTimes] = field(default_factory=dict)
+    """The first pass in the GPU's other states: at the edges, the candidates near the fastest."""
+
+    states: Mapping[Problem, StateTimes] = field(default_factory=dict)
+    """The second pass in the GPU's other states: at edges and inside buckets, the portfolio and the default.
+    It supersedes the first pass."""
+
     wrong: frozenset[Config] = frozenset()
     """Configs that computed a wrong result anywhere: they win nowhere."""
 
@@ -144,9 +152,9 @@ class SweepTimes:
     `rule.PREDICTED_GAIN` for predicted times."""
 
     def edge_times(self) -> Times:
-        """The times of the first pass without wrong configs, at edges where the default has a time."""
+        """The first pass as `judged`, without wrong configs, at edges where the default has a time."""
         return {
-            problem: right
+            problem: in_worst_state(right, self.candidate_states.get(problem, {}))
             for problem, times in self.candidates.items()
             if self.default(problem) in (right := self._right(problem, times))
         }
@@ -158,21 +166,49 @@ class SweepTimes:
         only through a config that both have, the default.
         """
         problems = dict.fromkeys((*self.candidates, *self.finals))
-        return {problem: self._right(problem, self._as_of_the_second(problem)) for problem in problems}
+        return {
+            problem: self._right(
+                problem,
+                self._superseded(problem, self.candidates.get(problem, {}), self.finals.get(problem, {})),
+            )
+            for problem in problems
+        }
+
+    def in_states(self, problem: Problem) -> StateTimes:
+        """As `times` for one problem, in each of the GPU's other states."""
+        first, second = self.candidate_states.get(problem, {}), self.states.get(problem, {})
+        return {
+            name: self._right(problem, self._superseded(problem, first.get(name, {}), second.get(name, {})))
+            for name in sorted({*first, *second})
+        }
+
+    def judged(self, times: Times) -> Times:
+        """The times by which configs are compared: each as far behind the fastest as in its worst state."""
+        return {problem: in_worst_state(known, self.in_states(problem)) for problem, known in times.items()}
 
     def race(self, edge: Problem, times: Times) -> Mapping[Config, Measurement]:
-        """The times that decide at an edge, all of one run: the run-off's, else those of the second pass."""
+        """The times that an entry shows, all of one run: the run-off's, else those of the second pass."""
         runoff = self._right(edge, self.runoffs.get(edge, {}))
         return runoff if self.default(edge) in runoff else times[edge]
 
-    def _as_of_the_second(self, problem: Problem) -> Mapping[Config, Measurement]:
-        first, second = self.candidates.get(problem, {}), self.finals.get(problem, {})
+    def judged_race(self, edge: Problem, times: Times) -> Mapping[Config, Measurement]:
+        """The times that decide at an edge: those of `race`, lengthened as in `judged`.
+
+        The fastest config of a state need not be in the race.
+        """
+        race, states = self.race(edge, times), self.in_states(edge)
+        if not states:
+            return race
+        judged = in_worst_state(self._superseded(edge, times[edge], race), states)
+        return {config: judged[config] for config in race}
+
+    def _superseded(
+        self, problem: Problem, first: Mapping[Config, Measurement], second: Mapping[Config, Measurement]
+    ) -> Mapping[Config, Measurement]:
+        """The times of a later run, and below them those of an earlier one as they would be at its clocks."""
         default = self.default(problem)
-        scale = (
-            second[default].mean_us / first[default].mean_us
-            if default in first and default in second
-            else 1.0
-        )
+        both = default in first and default in second
+        scale = second[default].mean_us / first[default].mean_us if both else 1.0
         return {**{config: scaled(time, scale) for config, time in first.items()}, **second}
 
     def default(self, problem: Problem) -> Config:

@@ -40,7 +40,7 @@ class Compiler:
             kernel = kernel_of(job.module, job.name)
             hints = {**dict.fromkeys(cutile.default_hints(kernel)), **hints}
         else:
-            kernel = load(job.module, job.name).kernel
+            kernel = load(job.module, job.name).kernels[job.kernel]
         self._report("compiling")  # the import is over: from here on the job is to blame for slowness
         begun = time.monotonic()
         data = cutile.compile_cubin(

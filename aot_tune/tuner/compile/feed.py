@@ -1,4 +1,4 @@
-"""Compile while measuring: a thread owns the compile pool, so that no child waits for the GPU."""
+"""Compile while measuring: a thread owns the compile pool, so that no child waits for a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _POLL_SECONDS = 0.1
 
 
 class CompileFeed:
-    """Takes compile jobs from the measuring thread and hands their results back by key.
+    """Takes compile jobs from the measuring threads and hands their results back by key.
 
     Args:
         pool: Makes the pool; it is called, and the pool closed, in the feed's own thread.
@@ -28,6 +28,7 @@ class CompileFeed:
         self._changed = threading.Condition()
         self._asked: list[CompileJob] = []
         self._keys: set[str] = set()
+        self._later: dict[str, CompileJob] = {}
         self._results: dict[str, CompileResult] = {}
         self._error: BaseException | None = None
         self._stopping = False
@@ -52,14 +53,26 @@ class CompileFeed:
             for job in jobs:
                 if job.key not in self._keys:
                     self._keys.add(job.key)
+                    self._later.pop(job.key, None)
                     self._asked.append(job)
+            self._changed.notify_all()
+
+    def submit_later(self, jobs: Iterable[CompileJob]) -> None:
+        """Have jobs compiled where a process has nothing else to do. They count once they are submitted."""
+        with self._changed:
+            self._later.update((job.key, job) for job in jobs if job.key not in self._keys)
             self._changed.notify_all()
 
     def counts(self) -> tuple[int, int, int]:
         """The numbers of jobs done, of jobs submitted, and of failures among those done."""
         with self._changed:
-            failed = sum(isinstance(result, CompileFailure) for result in self._results.values())
-            return len(self._results), len(self._keys), failed
+            done = [self._results[key] for key in self._keys if key in self._results]
+            return len(done), len(self._keys), sum(isinstance(one, CompileFailure) for one in done)
+
+    def ready(self, keys: Iterable[str]) -> bool:
+        """Whether `wait` for these jobs would return, or raise, at once."""
+        with self._changed:
+            return self._error is not None or all(key in self._results for key in keys)
 
     def wait(self, keys: Iterable[str], progress: Callable[[], None]) -> Mapping[str, CompileResult]:
         """Wait for the results of these jobs.
@@ -86,12 +99,18 @@ class CompileFeed:
             with self._make() as pool:
                 while True:
                     with self._changed:
-                        self._changed.wait_for(lambda: self._stopping or self._asked or pool.unfinished)
+                        self._changed.wait_for(
+                            lambda: self._stopping or self._asked or self._later or pool.unfinished
+                        )
                         if self._stopping:
                             return
                         asked, self._asked = self._asked, []
+                        room = pool.idle - len(asked)
+                        later = [self._later.pop(key) for key in list(self._later)[: max(0, room)]]
                     for job in asked:
                         pool.submit(job)
+                    for job in later:
+                        pool.submit(job, ahead=True)
                     self._take(pool.poll(_POLL_SECONDS))
         except BaseException as error:  # handed to the thread that waits
             with self._changed:

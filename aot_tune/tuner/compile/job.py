@@ -42,6 +42,9 @@ class CompileJob:
     symbol: str | None = None
     """The kernel's name in its cubin; the signature itself when None."""
 
+    kernel: str | None = None
+    """The name that configs call the kernel, where the declaration has several."""
+
     recorded: bool = False
     """Whether the kernel was recorded and not declared; it then has these hints and no other."""
 

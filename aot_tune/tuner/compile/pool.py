@@ -93,6 +93,7 @@ class CompilePool:
         self._seats: list[_Seat] = []
         self._failed_starts = 0
         self._tried_again: set[str] = set()
+        self._ahead: set[str] = set()
         _check_temporary_folder()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -102,12 +103,27 @@ class CompilePool:
             ) from error
 
     @property
+    def idle(self) -> int:
+        """Number of children that have nothing to do, those that were not started included."""
+        return max(0, self._most - self.unfinished)
+
+    @property
     def unfinished(self) -> int:
         """Number of submitted jobs whose results `poll` has not returned."""
         return len(self._waiting) + len(self._results) + sum(seat.job is not None for seat in self._seats)
 
-    def submit(self, job: CompileJob) -> None:
-        """Queue a job; one that was submitted before is not done again."""
+    def submit(self, job: CompileJob, *, ahead: bool = False) -> None:
+        """Queue a job; one that was submitted before is not done again.
+
+        Args:
+            job: The job.
+            ahead: Whether nobody waits for it yet. Then an error that all jobs of its kernel would meet drops
+                it, and stops nothing.
+        """
+        if ahead and job.key not in self._known:
+            self._ahead.add(job.key)
+        elif not ahead:
+            self._ahead.discard(job.key)
         if job.key in self._known:
             return
         self._known.add(job.key)
@@ -209,6 +225,10 @@ class CompilePool:
             self._refused(seat, RemoteError(*value))
 
     def _refused(self, seat: _Seat, error: RemoteError) -> None:
+        if error.kind in _FATAL and seat.job is not None and seat.job.key in self._ahead:
+            self._known.discard(seat.job.key)  # its kernel's turn will tell
+            seat.job = None
+            return
         if error.kind in _FATAL or seat.job is None:
             self.close()
             raise TuneError(f"nothing can be compiled: {error.message}") from error

@@ -31,6 +31,7 @@ from types import TracebackType
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.nvidia import cutile
+from aot_tune.tables.states import State
 from aot_tune.tuner.measure.gpu_lock import GpuLock
 from aot_tune.tuner.measure.rounds import MOST_ROUNDS, combined, in_turn, settled
 from aot_tune.tuner.measure.supervise import Limits, Supervisor
@@ -61,6 +62,8 @@ class MeasureSession:
             process computes on the GPU when this begins.
         backend: ``package.module:Class`` of the backend in the worker; tests name a scripted one.
         arguments: The backend's keyword arguments; those of `GPU_BACKEND` when None.
+        strikes: The faults of this kernel's configs, which the sessions of several GPUs share; own ones when
+            None.
 
     Raises:
         TuneError: Another tuner holds the GPU.
@@ -75,16 +78,20 @@ class MeasureSession:
         on_event: Callable[[str], None] = lambda line: None,
         backend: str = GPU_BACKEND,
         arguments: Mapping[str, object] | None = None,
+        strikes: Strikes | None = None,
     ) -> None:
         self._limits = limits or Limits()
         self._on_event = on_event
         self._gpu = gpu_state.identity(gpu_index)
         name = found.tunable.name
         self._lock = GpuLock(self._gpu["uuid"] or f"cuda-{gpu_index}", f"tuning {name}")
-        own = {"module": found.module, "name": name, "gpu_index": gpu_index}
+        # The worker sees its own GPU alone, so that no function of the declaration can use another one.
+        uuid = self._gpu["uuid"]
+        environment = {"CUDA_VISIBLE_DEVICES": uuid} if uuid else {}
+        own = {"module": found.module, "name": name, "gpu_index": 0 if uuid else gpu_index}
         init = {"backend": backend, "arguments": own if arguments is None else dict(arguments)}
-        self._supervisor = Supervisor(init, self._limits, on_event)
-        self._strikes, self._pace = Strikes(on_event), Pace()
+        self._supervisor = Supervisor(init, self._limits, on_event, environment)
+        self._strikes, self._pace = strikes or Strikes(on_event), Pace()
         self.conditions: list[Conditions] = []
         """The conditions of each request that was answered, in order."""
         self.verify_s = 0.0
@@ -109,6 +116,24 @@ class MeasureSession:
         """Kill the worker and release the GPU."""
         self._supervisor.close()
         self._lock.release()
+
+    def interrupt(self) -> None:
+        """End what is being measured, called by another thread until the measuring one has ended.
+
+        The measuring thread gets a `aot_tune.tuner.measure.supervise.MeasuringStopped`, and nothing is
+        blamed.
+        """
+        self._supervisor.interrupt()
+
+    @property
+    def start_s(self) -> float:
+        """Time that all starts of workers took so far, seconds."""
+        return self._supervisor.start_s
+
+    @property
+    def open_s(self) -> float:
+        """Time that making problems' arguments and references took so far, seconds."""
+        return self._supervisor.open_s
 
     # What is measured on ------------------------------------------------------------------------------------
 
@@ -209,6 +234,36 @@ class MeasureSession:
                 break
         return [failures.get(config) or combined(config, rounds[config]) for config in configs]
 
+    def time_in_state(
+        self,
+        state: State,
+        problem: Problem,
+        configs: Cubins,
+        *,
+        on_outcome: Callable[[Outcome], None] = ignore,
+    ) -> list[Outcome]:
+        """Time verified configs in one of the GPU's states, launch by launch, in turn.
+
+        Args:
+            state: The state.
+            problem: The problem.
+            configs: The configs; they were measured before, and are not verified again.
+            on_outcome: Receives each outcome as soon as it stands.
+
+        Returns:
+            One outcome for each config, in their order.
+
+        Raises:
+            GpuLostError: The GPU does not come back.
+            ProblemFailedError: The problem's arguments cannot be made.
+            DeclarationError: The declaration is wrong.
+        """
+        run = TrialRun(
+            "time_in_state", problem, configs, self._strikes, self._pace, on_outcome, more={"state": state}
+        )
+        outcomes = self._run(run, problem, configs, SEEDS).values()
+        return [outcome for outcome in outcomes if outcome is not None]
+
     def _round(
         self,
         problem: Problem,
@@ -267,6 +322,10 @@ class MeasureSession:
             self._strikes.wrong.add(config)
         else:
             self._strikes.count(problem, config, stage)
+
+    def forget_faults(self, problem: Problem) -> None:
+        """Count no fault on a problem any more, because another GPU, which is lost, reported them."""
+        self._strikes.forget(problem)
 
     # Running ------------------------------------------------------------------------------------------------
 

@@ -57,6 +57,10 @@ class GpuLostError(TuneError):
     """The GPU is lost: several fresh workers in a row could not use it."""
 
 
+class MeasuringStopped(Exception):
+    """Another thread stopped this measuring (`Supervisor.interrupt`); nothing is to blame."""
+
+
 class ProblemFailedError(TuneError):
     """A problem's arguments cannot be made, although the GPU passes its canaries.
 
@@ -80,10 +84,19 @@ class Supervisor:
         init: The keyword arguments of `aot_tune.tuner.measure.worker.runner.TrialRunner`.
         limits: Time limits.
         on_event: Receives one line with the reason when a worker is replaced.
+        environment: Variables to set in the workers.
     """
 
-    def __init__(self, init: Mapping[str, object], limits: Limits, on_event: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        init: Mapping[str, object],
+        limits: Limits,
+        on_event: Callable[[str], None],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._init = {**init, "patience_s": limits.patience_s}
+        self._environment = dict(environment or {})
+        self._stopped = False
         self._limits = limits
         self._on_event = on_event
         self._worker: Worker | None = None
@@ -93,6 +106,8 @@ class Supervisor:
         self._broken: list[str] = []
         """Why workers in a row broke on a problem before they ran a trial."""
         self._broken_on: Problem | None = None
+        self.start_s = self.open_s = 0.0
+        """Time spent so far on starts of workers and on making problems' arguments, seconds."""
         self.unused = False
         """Whether the current worker has run no trial yet."""
 
@@ -103,18 +118,23 @@ class Supervisor:
             GpuLostError: `Limits.recoveries` workers in a row failed to start or to pass the canary.
             ProblemFailedError: As many passed it, but the problem could not be opened in them.
             DeclarationError: A function of the declaration contradicts the declaration.
+            MeasuringStopped: `interrupt` was called.
         """
         while True:
+            self.check()
             worker = self._worker or self._started()
             if problem is None or self._open == (problem, tuple(seeds)):
                 return worker
             used, self._open = self._open is not None or not self.unused, None
+            began = time.monotonic()
             try:
                 short = worker.request("open", {"problem": problem, "seeds": seeds}, self._limits.open_s)
             except (RemoteError, WorkerDied, WorkerTimeout) as error:
                 _raise_if_wrong_from_the_start(error)
                 self.discard(problem, str(error))
                 continue
+            finally:
+                self.open_s += time.monotonic() - began
             if short is None:
                 self._open = (problem, tuple(seeds))
                 return worker
@@ -127,7 +147,11 @@ class Supervisor:
     def _started(self) -> Worker:
         """Start workers until one passes the canary."""
         while True:
-            worker = self._worker = Worker("aot_tune.tuner.measure.worker.runner:TrialRunner", self._init)
+            self.check()
+            began = time.monotonic()
+            worker = self._worker = Worker(
+                "aot_tune.tuner.measure.worker.runner:TrialRunner", self._init, environment=self._environment
+            )
             self._open, self.unused = None, True
             try:
                 worker.wait_ready(self._limits.start_s)
@@ -145,6 +169,26 @@ class Supervisor:
             else:
                 self._lost.clear()
                 return worker
+            finally:
+                self.start_s += time.monotonic() - began
+
+    def interrupt(self) -> None:
+        """Stop what runs here; called by another thread, again and again until this one has ended.
+
+        Once is not enough, because a worker may be started at this moment.
+        """
+        self._stopped = True
+        if (worker := self._worker) is not None:
+            worker.interrupt()
+
+    def check(self) -> None:
+        """Raise where this was stopped.
+
+        Raises:
+            MeasuringStopped: `interrupt` was called: a worker that died is not to blame, nor is its config.
+        """
+        if self._stopped:
+            raise MeasuringStopped
 
     def ask(self, method: str) -> Any:
         """Send a request that runs no trial to a ready worker, and return its answer."""

@@ -6,6 +6,7 @@ Runs in the tuner's own process. The docstring of `aot_tune.tuner.measure.sessio
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ def ignore(outcome: Outcome) -> None:
 
 
 class Strikes:
-    """Counts the faults of one kernel's configs by problem.
+    """Counts the faults of one kernel's configs by problem. The threads of several GPUs may share it.
 
     Args:
         on_event: Receives one line when a config is struck.
@@ -76,6 +77,7 @@ class Strikes:
 
     def __init__(self, on_event: Callable[[str], None]) -> None:
         self._on_event = on_event
+        self._lock = threading.RLock()
         self._faults: dict[Config, dict[Problem, Stage]] = {}
         self._pardoned: set[tuple[Problem, Config]] = set()
         self.wrong: set[Config] = set()
@@ -87,28 +89,39 @@ class Strikes:
         One that hung on another problem and hangs again is not pardoned: each try costs a time limit. Nor is
         one that damages the check once more.
         """
-        hung = "timeout" in self._faults.get(config, {}).values()
-        if (stage == "timeout" and hung) or (stage == "verify" and config in self.wrong):
-            return False
-        first = (problem, config) not in self._pardoned
-        self._pardoned.add((problem, config))
-        return first
+        with self._lock:
+            hung = "timeout" in self._faults.get(config, {}).values()
+            if (stage == "timeout" and hung) or (stage == "verify" and config in self.wrong):
+                return False
+            first = (problem, config) not in self._pardoned
+            self._pardoned.add((problem, config))
+            return first
 
     def count(self, problem: Problem, config: Config, stage: Stage) -> None:
         """Count a config's fault or time-out on a problem."""
-        faults = self._faults.setdefault(config, {})
-        before = len(faults)
-        faults[problem] = stage
-        if before < len(faults) == FAULTS_TO_STRIKE:
+        with self._lock:
+            faults = self._faults.setdefault(config, {})
+            before = len(faults)
+            faults[problem] = stage
+            struck = before < len(faults) == FAULTS_TO_STRIKE
+        if struck:
             self._on_event(f"struck, faulted on {FAULTS_TO_STRIKE} problems: {config}")
+
+    def forget(self, problem: Problem) -> None:
+        """Count no fault on a problem any more: a GPU that was lost reported them."""
+        with self._lock:
+            for faults in self._faults.values():
+                faults.pop(problem, None)
+            self._pardoned = {one for one in self._pardoned if one[0] != problem}
 
     def suspect(self, config: Config) -> bool:
         """Whether a config faulted or hung on a problem."""
-        return config in self._faults
+        return bool(self._faults.get(config))
 
     def struck(self, config: Config) -> Failure | None:
         """The failure of a struck config, which is not run any more; None for any other."""
-        faults = self._faults.get(config, {})
+        with self._lock:
+            faults = list(self._faults.get(config, {}))
         if len(faults) < FAULTS_TO_STRIKE:
             return None
         places = " and on ".join(map(str, faults))
@@ -143,7 +156,8 @@ class TrialRun:
     """Several trials on one problem: which have an outcome, which are left, and which one is running.
 
     Args:
-        method: ``measure``, ``time`` or ``check`` of `aot_tune.tuner.measure.worker.runner.TrialRunner`.
+        method: ``measure``, ``time``, ``time_in_state`` or ``check`` of
+            `aot_tune.tuner.measure.worker.runner.TrialRunner`.
         problem: The problem.
         cubins: The trials, in the order to run them; those that faulted before come last.
         strikes: The kernel's faults so far; struck configs are not run.
@@ -302,6 +316,7 @@ class TrialRun:
         self, supervisor: Supervisor, stage: Stage, message: str, *, silent_s: float | None = None
     ) -> None:
         """Replace a broken worker and blame the config that it was running, which has one more try."""
+        supervisor.check()
         self.pending += self._doubted  # what was wrong before the worker broke runs in the next one
         self._again |= set(self._doubted)
         self._doubted = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import math
 from collections.abc import Hashable, Mapping, Sequence
@@ -23,6 +22,7 @@ from aot_tune.tuner.plan.model import Launched
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
+from aot_tune.values.parts import flat
 from aot_tune.values.problem import Problem
 from aot_tune.values.text import described
 
@@ -102,10 +102,10 @@ class DeviceKernel:
     def job(self, problem: Problem, config: Config) -> CompileJob:
         """The compilation that a config needs on a problem."""
         args = self.kernel_args(problem, config)
-        described = tuple(_described(arg) for arg in args)
+        described = (config.kernel, *(_described(arg) for arg in args))
         if described not in self._signatures:  # 0.7 ms each, and hints alone do not change it
             try:
-                self._signatures[described] = cutile.signature_of(self.tunable.kernel, args)
+                self._signatures[described] = cutile.signature_of(self.tunable.kernel_of(config), args)
             except CutileError as error:
                 raise DeclarationError(
                     f"{self.tunable.name}: args_fn for {config} on {problem}: {error}"
@@ -116,6 +116,7 @@ class DeviceKernel:
             key=hashlib.sha256(json.dumps(parts).encode()).hexdigest(),
             module=self.found.module,
             name=self.tunable.name,
+            kernel=config.kernel,
             signature=signature,
             hints=dict(config.hints),
             arch=self.arch,
@@ -123,8 +124,8 @@ class DeviceKernel:
 
     def launch_key(self, problem: Problem, config: Config) -> Hashable:
         """A launch without its machine code: the grid, and the arguments that are not constants."""
-        constants = set(self.tunable.constant_names)
-        names = inspect.signature(cutile.python_function(self.tunable.kernel)).parameters
+        constants = set(self.tunable.constants_of(config.kernel))
+        names = [name for name, _ in cutile.parameters(self.tunable.kernel_of(config))]
         passed = zip(names, self.kernel_args(problem, config), strict=True)
         return (
             self.grid(problem, config),
@@ -136,10 +137,9 @@ class DeviceKernel:
         tunable = self.tunable
         named = zip(tunable.parameters, self.launch_args(problem), strict=False)
         # Tensors through which blocks communicate (`reset`) stay in the L2 cache and are far smaller than it.
-        tensors = {
-            id(arg): arg for name, arg in named if hasattr(arg, "element_size") and name not in tunable.reset
-        }
-        memory_bytes = float(sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
+        moved = flat([arg for name, arg in named if name not in tunable.reset])
+        tensors = {id(arg): arg for arg in moved if hasattr(arg, "element_size")}
+        memory_bytes = float(sum(map(_bytes, tensors.values())))
         if tunable.work is None:
             return Launched(work=Work(), tiles=1, blocks=1, ctas=1, memory_bytes=memory_bytes)
         blocks = math.prod(self.grid(problem, config))
@@ -149,6 +149,29 @@ class DeviceKernel:
             blocks=blocks,
             ctas=config.hints.get("num_ctas", 1),
             memory_bytes=memory_bytes,
+        )
+
+    def derived(self, problem: Problem, config: Config) -> Launched:
+        """The facts of a kernel without `work`, by the sizes of its arguments.
+
+        Each block is taken to load its share of all that the kernel reads once, and to store its share of
+        what it writes. That is wrong of a product, whose blocks read the same operands.
+        """
+        tunable, launched = self.tunable, self.launched(problem, config)
+        named = dict(zip(tunable.parameters, self.launch_args(problem), strict=False))
+        written = [named[name] for name in (*tunable.output_names, *tunable.inplace)]
+        store_bytes = float(sum(_bytes(arg) for arg in flat(written)))
+        produced = sum(_bytes(arg) for arg in flat([named[name] for name in tunable.output_names]))
+        blocks = math.prod(self.grid(problem, config))
+        tiles = self._asked("tiles", problem, config) if tunable.tiles is not None else blocks
+        return Launched(
+            work=Work(
+                load_bytes=max(launched.memory_bytes - produced, 0.0) / tiles, store_bytes=store_bytes / tiles
+            ),
+            tiles=tiles,
+            blocks=blocks,
+            ctas=config.hints.get("num_ctas", 1),
+            memory_bytes=launched.memory_bytes,
         )
 
     def grid(self, problem: Problem, config: Config) -> tuple[int, ...]:
@@ -187,7 +210,7 @@ class DeviceKernel:
             DeclarationError: `args_fn` raises.
         """
         try:
-            return tuple(self.tunable.args_fn(config, *self.launch_args(problem, seed)))
+            return tuple(self.tunable.args_fn_on(self.device)(config, *self.launch_args(problem, seed)))
         except AotTuneError:
             raise
         except Exception as error:  # the author's code: whatever it raises says that the declaration is wrong
@@ -303,8 +326,14 @@ def _planned(kernel: DeviceKernel, problem: Problem, table: Table | None) -> Pro
     )
 
 
+def _bytes(value: Any) -> int:
+    return int(value.numel() * value.element_size()) if hasattr(value, "element_size") else 0
+
+
 def _described(value: Any) -> Hashable:
     """All facts of a runtime argument that a launch reads, as one value."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_described, value))
     if hasattr(value, "stride") and hasattr(value, "dtype"):
         return (tuple(value.shape), tuple(value.stride()), value.dtype)
     return (type(value).__name__, repr(value))

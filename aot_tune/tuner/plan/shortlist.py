@@ -85,6 +85,17 @@ def is_ranked(kernel: DeviceKernel, plan: ProblemPlan) -> bool:
     return kernel.tunable.work is not None and len({_constants(config) for config in plan.candidates}) > 1
 
 
+def lacks_work(kernel: DeviceKernel, plan: ProblemPlan) -> bool:
+    """Whether the model could rank this space if the kernel had `work`."""
+    return kernel.tunable.work is None and len({_constants(config) for config in plan.candidates}) > 1
+
+
+def is_derivable(plan: ProblemPlan, compiled: Mapping[str, CompileResult]) -> bool:
+    """Whether `work` may be derived from the arguments' sizes: no code multiplies matrices in a loop."""
+    results = (compiled.get(job.key) for job in plan.jobs.values())
+    return all(one.loop is None for one in results if isinstance(one, Compiled))
+
+
 def predictions(
     kernel: DeviceKernel, plan: ProblemPlan, configs: Sequence[Config], compiled: Mapping[str, CompileResult]
 ) -> dict[Config, float]:
@@ -177,4 +188,4 @@ def _simplicity(plan: ProblemPlan) -> Callable[[Config], tuple[object, ...]]:
 
 
 def _constants(config: Config) -> Hashable:
-    return frozenset(config.constants.items())
+    return config.kernel, frozenset(config.constants.items())

@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -130,6 +131,7 @@ class Worker:
         self.ready = False
         """Whether the child has built its target."""
         self._stderr = temporary_file()
+        self._cutting = threading.Lock()
         child_in, to_child = os.pipe()
         from_child, child_out = os.pipe()
         guard_in, self._lifeline = os.pipe()
@@ -290,11 +292,7 @@ class Worker:
 
     def kill(self) -> None:
         """End the child and all processes that it started. May be called again, and after its end."""
-        if self._lifeline >= 0:
-            os.close(self._lifeline)  # the guard kills all below it
-            self._lifeline = -1
-            with suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGCONT)
+        self.interrupt()
         try:
             self._process.wait(_REAP_SECONDS)
         except subprocess.TimeoutExpired:  # a child stuck in the driver cannot be waited for
@@ -306,6 +304,15 @@ class Worker:
         if self._from_child >= 0:
             os.close(self._from_child)
             self._from_child = -1
+
+    def interrupt(self) -> None:
+        """End the child, while another thread may wait for its answer: that one gets a `WorkerDied`."""
+        with self._cutting:
+            lifeline, self._lifeline = self._lifeline, -1
+        if lifeline >= 0:
+            os.close(lifeline)  # the guard kills all below it
+            with suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGCONT)
 
     def __enter__(self) -> Worker:
         return self

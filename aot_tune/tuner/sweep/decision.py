@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from aot_tune.tables.table import BuiltWith, Table
 from aot_tune.tuner.choose.entries import choose_entries, left_at_points, settle_portfolio
-from aot_tune.tuner.choose.incumbent import check_joinable, comparable
+from aot_tune.tuner.choose.incumbent import check_joinable, comparable, differences
 from aot_tune.tuner.choose.times import TIE, SweepTimes, Times
 from aot_tune.tuner.plan.candidates import SweepPlan
 from aot_tune.tuner.plan.sizes import LEFT_AT_MOST, next_size, sizes_inside
@@ -63,6 +63,8 @@ class Decision:
             self._empty,
             candidates=swept.candidates,
             finals=swept.portfolio_times,
+            candidate_states=swept.candidate_states,
+            states=swept.portfolio_states,
             runoffs=swept.runoffs,
             wrong=frozenset(swept.wrong),
             barred=swept.barred,
@@ -81,16 +83,15 @@ class Decision:
     def next_size(self, swept: KernelTimes, edge: Problem) -> Problem | None:
         """The size to measure next inside a bucket, where the rule is worst; None where it is good enough.
 
-        Where the present table has points, the rule must be worse by a tie, so that noise adds none.
+        Where the present table's line may stay, the rule must be worse by a tie, so that noise adds no size.
         """
         axes, sweep = self.tunable.axes, self.sweep(swept)
         times = {problem: one for problem, one in sweep.finals.items() if bucket_of(axes, problem) == edge}
         portfolio = [config for config in swept.portfolio if config not in swept.wrong]
         left = left_at_points(sweep, portfolio, edge, times)
-        known = self.old is not None and self.old.entry(edge) is not None
-        size = next_size(axes, edge, left, at_most=LEFT_AT_MOST + (TIE if known else 0.0))
-        tried = size in swept.unopened or size in swept.portfolio_times  # no config has a time there
-        return None if tried else size
+        old = self.old
+        may_stay = old is not None and old.entry(edge) is not None and not differences(self._empty, old)
+        return next_size(axes, edge, left, at_most=LEFT_AT_MOST + (TIE if may_stay else 0.0))
 
     def table(self, swept: KernelTimes) -> Table:
         """The table to publish.

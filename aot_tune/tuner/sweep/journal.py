@@ -28,9 +28,9 @@ Record = dict[str, Any]
 Accepts = Callable[[Record], bool]
 """Says whether a record of this schema has the content that its reader expects."""
 
-SCHEMA = 2
+SCHEMA = 3
 """The version of the records' form. Journals of schema 1 held the results of a whole step in one record, and
-their first line names no schema."""
+their first line names no schema; those of schema 2 knew one state of the GPU."""
 
 MOST_RECORD_BYTES = 16_384
 """Most bytes of a record, its checksum and length not counted. A record holds one measurement, of which the
@@ -375,8 +375,11 @@ def _check_schema(path: Path, records: Sequence[Record]) -> None:
     """Refuse the journal of another release, by its first line or by what only such a journal holds."""
     schemas = [record.get(_SCHEMA_KEY, 1) for record in records if _IDENTITY_KEY in record]
     other = next((schema for schema in schemas if schema != SCHEMA), None)
-    if other is None and not schemas and any(record.get("kind") == "page" for record in records):
-        other = 1
+    if other is None and not schemas:
+        if any(record.get("kind") == "page" for record in records):
+            other = 1
+        elif any(record.get("kind") == "result" and "state" not in record for record in records):
+            other = 2
     if other is not None:
         raise JournalMismatchError(
             f"{path}: this journal was written by another release of aot_tune: its schema is {other}, this "

@@ -1,8 +1,9 @@
 """`tune` without a GPU of the arch: compile for real, rank by the model, mark every entry `predicted`.
 
 Touches no GPU and no measured table. A predicted entry keeps the default unless the model promises a gain of
-10 % or more (`rule.PREDICTED_GAIN`). A kernel whose search space the model cannot rank keeps its defaults,
-which are compiled to prove that they compile.
+10 % or more (`rule.PREDICTED_GAIN`). Where `work` is absent it is derived from the sizes of the arguments;
+where that cannot be, all candidates are compiled and none is ranked, as the report says. Where the
+configs differ in hints alone, the defaults are compiled to prove that they compile.
 
 A first look predicts a fixed part: a few buckets of each kernel with a few candidates each, evenly spread.
 """
@@ -30,7 +31,7 @@ from aot_tune.tuner.compile.job import Compiled, CompileResult, compiles_nowhere
 from aot_tune.tuner.outcome import Failure, Measurement
 from aot_tune.tuner.plan.candidates import ProblemPlan, SweepPlan, plan
 from aot_tune.tuner.plan.model import predict_us
-from aot_tune.tuner.plan.shortlist import Shortlist, is_ranked, shortlist
+from aot_tune.tuner.plan.shortlist import Shortlist, is_derivable, is_ranked, lacks_work, shortlist
 from aot_tune.tuner.plan.sizes import sizes_inside, spread
 from aot_tune.tuner.sweep.progress import CompileReporter, Progress
 from aot_tune.tuner.sweep.report import FIRST_LOOK_CANDIDATES, PREDICTED_FOLDER, SweepRequest, SweptKernel
@@ -91,6 +92,9 @@ def predict_kernel(
     if broken := compiles_nowhere(compiled.values()):
         return _unpublished(planned, len(compiled), compile_s, broken)
     predicted = predict(planned, compiled, progress)
+    ranks = _ranks(planned, compiled)
+    if note := _note_of_work(planned, compiled):
+        progress.note(note)
     for line in unserved(predicted.sweep):
         progress.note(line)
     whole = not request.first_look and request.limit is None and found.tunable.name not in request.problems
@@ -120,14 +124,45 @@ def predict_kernel(
         changed=publish.changed_entries(published.old, table),
         device_name=device.name,
         refusals=published.refusals,
+        ranked=ranks,
     )
 
 
-def _without_unranked(planned: SweepPlan) -> SweepPlan:
-    """Keep the default alone of each problem whose candidates the model cannot rank."""
+def _ranks(planned: SweepPlan, compiled: Mapping[str, CompileResult]) -> bool:
+    """Whether the candidates of any problem were ranked."""
+    kernel = planned.kernel
+    return any(
+        is_ranked(kernel, each) or (lacks_work(kernel, each) and is_derivable(each, compiled))
+        for each in planned.problems
+    )
+
+
+def _note_of_work(planned: SweepPlan, compiled: Mapping[str, CompileResult]) -> str | None:
+    """What a person should know of a kernel without `work` whose candidates differ in constants."""
+    kernel, name = planned.kernel, planned.kernel.tunable.name
+    lacking = [each for each in planned.problems if lacks_work(kernel, each)]
+    if not lacking:
+        return None
+    if all(is_derivable(each, compiled) for each in lacking):
+        return (
+            f"{name}: work is not declared; candidates are ranked as if each block loaded and stored its "
+            "share of the arguments once"
+        )
+    return (
+        f"{name}: work is not declared, and none can be derived of a kernel that multiplies matrices: no "
+        "candidate is ranked, and each problem keeps its default; add work=lambda config, problem: Work(...)"
+    )
+
+
+def _without_unranked(planned: SweepPlan, *, first_look: bool = False) -> SweepPlan:
+    """Keep the default alone of each problem whose candidates the model cannot rank.
+
+    Those of a kernel without `work` are compiled to see whether it can be derived, but not in a first look.
+    """
 
     def kept(each: ProblemPlan) -> ProblemPlan:
-        return each if is_ranked(planned.kernel, each) else _with_candidates(each, (each.default,))
+        whole = is_ranked(planned.kernel, each) or (not first_look and lacks_work(planned.kernel, each))
+        return each if whole else _with_candidates(each, (each.default,))
 
     return replace(planned, problems=tuple(map(kept, planned.problems)))
 
@@ -139,7 +174,8 @@ def first_look_plan(planned: SweepPlan) -> SweepPlan:
         others = [config for config in each.candidates if config != each.default]
         return _with_candidates(each, (each.default, *spread(others, FIRST_LOOK_CANDIDATES - 1)))
 
-    return replace(planned, problems=tuple(map(kept, _without_unranked(planned).problems)))
+    ranked = _without_unranked(planned, first_look=True)
+    return replace(planned, problems=tuple(map(kept, ranked.problems)))
 
 
 def _with_candidates(each: ProblemPlan, candidates: tuple[Config, ...]) -> ProblemPlan:
@@ -241,6 +277,7 @@ def _unpublished(planned: SweepPlan, failures: int, compile_s: float, refusal: s
         path=None,
         device_name=planned.kernel.device.name,
         refusals=(refusal,),
+        ranked=False,
     )
 
 
@@ -277,6 +314,9 @@ def _edge_times(
         return {config: _as_time(config, us) for config, us in listed.predicted_us.items()}
     if each.default not in listed.configs:
         return {}
+    if lacks_work(planned.kernel, each) and is_derivable(each, compiled):
+        times = _times(planned, each, each.problem, list(listed.configs), compiled)
+        return dict(sorted(times.items(), key=lambda one: one[1].mean_us))
     return _times(planned, each, each.problem, [each.default], compiled)
 
 
@@ -293,11 +333,13 @@ def _times(
     edge's for all 96 configs of a matmul on sm_90.
     """
     kernel = planned.kernel
+    derived = lacks_work(kernel, each) and is_derivable(each, compiled)
+    launched = kernel.derived if derived else kernel.launched
     times = {}
     for config in configs:
         result = compiled[each.jobs[config].key]
         if isinstance(result, Compiled) and kernel.tunable.refusal(config, kernel.arch, problem) is None:
-            us = predict_us(kernel.launched(problem, config), kernel.device, result.resources, result.loop)
+            us = predict_us(launched(problem, config), kernel.device, result.resources, result.loop)
             times[config] = _as_time(config, us)
     return times
 

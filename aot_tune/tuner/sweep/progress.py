@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TextIO
@@ -11,6 +12,7 @@ from aot_tune.tuner.outcome import Stage
 from aot_tune.tuner.sweep.report import (
     FIRST_LOOK_CANDIDATES,
     PREDICTED_FOLDER,
+    GpuUse,
     SweepRequest,
     SweptKernel,
 )
@@ -33,7 +35,7 @@ the journal keeps more of it."""
 
 
 class Progress(Protocol):
-    """Receives the events of a sweep. Calls come from one thread, kernel after kernel."""
+    """Receives the events of a sweep, kernel after kernel. `InTurn` lets the threads of several GPUs call."""
 
     def started(self, *, kernel: str, arch: Arch, problems: int, jobs: int, device: str) -> None:
         """A kernel begins.
@@ -60,8 +62,8 @@ class Progress(Protocol):
     def note(self, text: str) -> None:
         """Show one sentence that a person should see."""
 
-    def finished(self, rows: Sequence[SweptKernel]) -> None:
-        """The sweep is over: show the closing table."""
+    def finished(self, rows: Sequence[SweptKernel], gpus: Sequence[GpuUse] = ()) -> None:
+        """The sweep is over: show the closing table, and how long each GPU worked."""
 
     def close(self) -> None:
         """Leave the terminal as it was; afterwards nothing is shown. May be called twice."""
@@ -126,9 +128,9 @@ class PlainProgress(Progress):
         self._stream.write(text + "\n")
         self._stream.flush()  # a pipe is block-buffered, and the line must be seen now
 
-    def finished(self, rows: Sequence[SweptKernel]) -> None:
+    def finished(self, rows: Sequence[SweptKernel], gpus: Sequence[GpuUse] = ()) -> None:
         """Write the closing table."""
-        self.note("\n".join(closing_table(rows)))
+        self.note("\n".join([*closing_table(rows), *use_lines(gpus)]))
 
     def close(self) -> None:
         """Do nothing: there is nothing to restore."""
@@ -209,14 +211,63 @@ class LiveProgress(Progress):
         """Write one line above the bars."""
         self._console.print(text, markup=False)
 
-    def finished(self, rows: Sequence[SweptKernel]) -> None:
+    def finished(self, rows: Sequence[SweptKernel], gpus: Sequence[GpuUse] = ()) -> None:
         """Write the closing table in place of the bars."""
         self.close()
-        self.note("\n".join(closing_table(rows)))
+        self.note("\n".join([*closing_table(rows), *use_lines(gpus)]))
 
     def close(self) -> None:
         """Remove the bars."""
         self._bars.stop()
+
+
+class InTurn(Progress):
+    """Passes the events of several threads on, one after another.
+
+    Args:
+        progress: Receives them.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._lock = threading.RLock()
+
+    def started(self, *, kernel: str, arch: Arch, problems: int, jobs: int, device: str) -> None:
+        """Pass it on."""
+        with self._lock:
+            self._progress.started(kernel=kernel, arch=arch, problems=problems, jobs=jobs, device=device)
+
+    def compiled(self, done: int, total: int, failures: int) -> None:
+        """Pass it on."""
+        with self._lock:
+            self._progress.compiled(done, total, failures)
+
+    def measuring(self, problem: Problem, done: int, total: int) -> None:
+        """Pass it on."""
+        with self._lock:
+            self._progress.measuring(problem, done, total)
+
+    def failure(
+        self, kernel: str, problem: Problem | None, config: Config, stage: Stage, message: str
+    ) -> None:
+        """Pass it on."""
+        with self._lock:
+            self._progress.failure(kernel, problem, config, stage, message)
+
+    def note(self, text: str) -> None:
+        """Pass it on."""
+        with self._lock:
+            self._progress.note(text)
+
+    def finished(self, rows: Sequence[SweptKernel], gpus: Sequence[GpuUse] = ()) -> None:
+        """Pass it on."""
+        with self._lock:
+            self._progress.finished(rows, gpus)
+
+    def close(self) -> None:
+        """Pass it on."""
+        with self._lock:
+            self._progress.close()
 
 
 class Estimate:
@@ -328,6 +379,15 @@ def failure_line(kernel: str, problem: Problem | None, config: Config, stage: St
     return f"{kernel}{where}: {stage}: {config}: {first}"
 
 
+def _speedup(row: SweptKernel) -> str:
+    """The words of a row's speed-up; a prediction that ranked nothing has none."""
+    if row.failed:
+        return "-"
+    if row.evidence != "predicted":
+        return f"{row.speedup:.2f}x"
+    return f"{row.speedup:.2f}x predicted" if row.ranked else "not ranked"
+
+
 def closing_table(rows: Sequence[SweptKernel]) -> list[str]:
     """The table at the end of a sweep, aligned; below it what a person must know of each kernel.
 
@@ -338,16 +398,29 @@ def closing_table(rows: Sequence[SweptKernel]) -> list[str]:
         (
             row.kernel,
             str(row.problems),
-            "-" if row.failed else f"{row.speedup:.2f}x" + " predicted" * (row.evidence == "predicted"),
+            _speedup(row),
             str(row.failures),
             f"{row.compile_s:.1f}",
             f"{row.measure_s:.1f}",
             f"{row.verify_s:.1f}",
-            "not published" if row.path is None else f"{row.path} ({counted(row.changed, 'change')})",
+            row.waits
+            or ("not published" if row.path is None else f"{row.path} ({counted(row.changed, 'change')})"),
         )
         for row in rows
     ]
     reasons = [f"{row.kernel}: not published: {reason}" for row in rows for reason in row.refusals]
     unopened = [f"{row.kernel}: left out: {problem}" for row in rows for problem in row.unopened]
+    unopened += [f"{row.kernel}: no time was left: {bucket}" for row in rows for bucket in row.unreached]
     disturbed = [f"{row.kernel}: disturbed samples: {bucket}" for row in rows for bucket in row.disturbed]
     return [*aligned([heads, *cells]), *reasons, *unopened, *disturbed]
+
+
+def use_lines(gpus: Sequence[GpuUse]) -> list[str]:
+    """A line for each GPU of several, below the closing table: how long it worked and how long it waited."""
+    if len(gpus) < 2:
+        return []
+    return [
+        f"GPU {gpu.index} {gpu.gpu}: busy {gpu.busy_s:.1f} s, idle {gpu.idle_s:.1f} s"
+        + (f"; lost: {gpu.lost}" if gpu.lost else "")
+        for gpu in gpus
+    ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aot_tune.errors import UsageError
 from aot_tune.tables.table import Evidence
 from aot_tune.tuner.plan.sizes import spread
 from aot_tune.values.arch import Arch
@@ -30,6 +31,32 @@ the same tables. With five candidates each, sixteen kernels need 297 compilation
 
 FIRST_LOOK_CANDIDATES = 5
 """Most candidates of each bucket in a first look: the default, and others evenly spread over the space."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several equal parts of a sweep, which are measured on different machines."""
+
+    number: int
+    """Which one, from 1."""
+
+    of: int
+    """Into how many parts the sweep is divided."""
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Read ``3/8``.
+
+        Raises:
+            UsageError: It has another form.
+        """
+        number, _, of = (part.strip() for part in text.partition("/"))
+        if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+            raise UsageError(f"--shard {text!r}: write for example 3/8, the third of eight parts")
+        return cls(int(number), int(of))
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +96,8 @@ class SweepRequest:
     jobs: int | None = None
     """Number of compiling processes; None for one per core."""
 
-    gpu: int | None = None
-    """Index, as torch counts, of the GPU of `arch` to measure on; None to predict without a GPU."""
+    gpus: tuple[int, ...] = ()
+    """Indexes, as torch counts, of the GPUs of `arch` to measure on, all of one model; empty to predict."""
 
     journal: Path | None = None
     """Folder of journals; None for `JOURNALS`."""
@@ -85,13 +112,22 @@ class SweepRequest:
     """Whether to publish entries that gain less over the default than before, although nothing has
     changed."""
 
+    time_budget_s: float | None = None
+    """Time in which all kernels are swept, as far as it suffices, seconds; None for as long as they take."""
+
+    shard: Shard | None = None
+    """The part of the sweep to measure; None for all of it."""
+
+    part: Path | None = None
+    """The folder of that part: its journals, and what merging needs."""
+
     verbose: bool = False
     """Whether to show each bucket's winner and its figures."""
 
     @property
     def predicts(self) -> bool:
         """Whether the sweep predicts, because no GPU is named."""
-        return self.gpu is None
+        return not self.gpus
 
     def buckets(self, found: FoundKernel) -> tuple[Problem, ...]:
         """The buckets of one kernel to sweep, in the declaration's order, evenly spread where not all are."""
@@ -121,9 +157,15 @@ class SweepRequest:
         # A problem chosen for two kernels is written once.
         for text in dict.fromkeys(problem_option(p) for chosen in self.problems.values() for p in chosen):
             words += ["--problem", text]
-        valued = {"--limit": self.limit, "--out": self.out, "--jobs": self.jobs, "--gpu": self.gpu}
+        gpus = ",".join(map(str, self.gpus)) or None
+        option = "--gpu" if len(self.gpus) == 1 else "--gpus"
+        valued = {"--limit": self.limit, "--out": self.out, "--jobs": self.jobs, option: gpus}
         for option, value in {**valued, "--journal": self.journal, "--cubins": self.cubins}.items():
             words += [] if value is None else [option, str(value)]
+        if self.shard is not None:
+            words += ["--shard", str(self.shard), "--out", str(self.part)]
+        if self.time_budget_s is not None:
+            words += ["--time-budget", f"{self.time_budget_s:g}s"]
         words += ["--exhaustive"] if self.exhaustive else []
         words += ["--allow-worse"] if self.allow_worse else []
         words += ["--require", "measured"] if self.require_measured else []
@@ -176,8 +218,17 @@ class SweptKernel:
     failed: bool = False
     """Whether an error ended the kernel's sweep; `refusals` has its message."""
 
+    ranked: bool = True
+    """Whether candidates were compared; a prediction that could rank none keeps the defaults."""
+
     unopened: tuple[str, ...] = ()
     """The problems that could not be opened and have no times, each with the reason."""
+
+    unreached: tuple[str, ...] = ()
+    """The buckets that a limited time did not suffice for, each with what becomes of it."""
+
+    waits: str = ""
+    """What a part of a sweep waits for, in place of a table; empty where the table was decided."""
 
     disturbed: tuple[str, ...] = ()
     """The buckets whose entries rest on disturbed samples, each with what disturbed them."""
@@ -186,6 +237,26 @@ class SweptKernel:
     def complete(self) -> bool:
         """Whether the table was published with all its problems."""
         return not self.refusals and not self.unopened
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuUse:
+    """How long one GPU of a sweep worked and waited."""
+
+    index: int
+    """Its index, as torch counts."""
+
+    gpu: str
+    """Its uuid; empty where it never answered."""
+
+    busy_s: float
+    """Time with a problem, the starts of its processes included, seconds."""
+
+    idle_s: float
+    """Time without one: others were busy, or nothing was compiled yet, seconds."""
+
+    lost: str = ""
+    """Why it left the sweep; empty where it did not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +277,9 @@ class SweepReport:
 
     resumed: int = 0
     """Number of outcomes taken from the journals of an earlier run."""
+
+    gpus: tuple[GpuUse, ...] = ()
+    """The GPUs that measured; empty for a prediction."""
 
     @property
     def published(self) -> bool:

@@ -1,47 +1,112 @@
 """The results of a kernel's sweep so far, each a record of its journal. Knows neither a GPU nor a compiler.
 
 A record holds one result and its place in the whole: step, problem, config and round, and the GPU. So a
-result is found again whatever set of configs it was measured with, and several GPUs can share the form.
+result is found again whatever set of configs it was measured with.
+
+All times of a problem's pass come from one GPU, because cards of one model differ. When another GPU takes a
+pass over, since the first is lost or is not there any more, what the first had measured stays in the file and
+counts no more (`SweepResults.release`). A wrong result counts whoever found it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from aot_tune.errors import AotTuneError, TuneError
+from aot_tune.tables.states import State
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileResult, is_transient
 from aot_tune.tuner.measure.rounds import usable
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
-from aot_tune.tuner.sweep.journal import Journal, Record
+from aot_tune.tuner.sweep.journal import MOST_RECORD_BYTES, Journal, Record
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
-Step = Literal["candidates", "candidate finals", "portfolio", "portfolio finals", "recheck"]
-"""A step of a sweep, in this order: all candidates are measured at an edge once; those near the fastest
-again, interleaved; the portfolio at an edge or a point inside its bucket; at an edge those near the fastest
-again; the winners are verified once more in a fresh process (``recheck``)."""
+Step = Literal[
+    "candidates",
+    "candidate states",
+    "candidate finals",
+    "portfolio",
+    "portfolio states",
+    "portfolio finals",
+    "recheck",
+]
+"""A step of a sweep, in this order: all candidates are measured at an edge once; those that may win, in the
+GPU's other states; those near the fastest again, interleaved; the portfolio at an edge or a point inside its
+bucket; there in the other states; at an edge those near the fastest again; the winners are verified once more
+in a fresh process (``recheck``)."""
 
-Kind = Literal["compile", "result", "spent"]
-"""The kinds of records: a compilation's result, a config's result in a step, and the time that a step took.
-"""
+Kind = Literal["compile", "result", "spent", "listed", "unopened"]
+"""The kinds of records: a compilation's result, a config's result in a step, the time that a step took, the
+candidates of a problem that are measured, and a problem that could not be opened."""
 
 MESSAGE_BYTES = 4096
 """Most bytes of a failure's message in a record, as JSON text."""
 
+ALSO = {
+    "start_s": "starting processes",
+    "open_s": "making arguments",
+    "waited_s": "waiting for compilers",
+    "idle_s": "idle",
+}
+"""What else the time of a GPU goes into, in words, by its name in a record of the kind ``spent``. The last
+two passed before the step began."""
+
 _CUT = " [cut]"
 
-Place = tuple[Step, Problem, Config]
-"""The place of a result in the whole sweep."""
+Place = tuple[Step, Problem, Config, "State | None"]
+"""The place of a result in the whole sweep; its last part is the GPU's state in the steps of states."""
+
+Pass = Literal["candidates", "portfolio"]
+"""What one GPU measures of a problem without another one: all candidates with their finals, or the portfolio
+with its finals."""
+
+_PASSES: Mapping[Step, Pass] = {
+    "candidates": "candidates",
+    "candidate states": "candidates",
+    "candidate finals": "candidates",
+    "portfolio": "portfolio",
+    "portfolio states": "portfolio",
+    "portfolio finals": "portfolio",
+}
+
+_OF_STATES = ("candidate states", "portfolio states")
+"""The steps whose results each belong to one of the GPU's states."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """The candidates of a problem that were chosen to be measured, once all were compiled."""
+
+    configs: tuple[Config, ...]
+    """Those that are measured."""
+
+    twins: Mapping[Config, Config]
+    """Maps a config that launches the same as another to that other."""
+
+
+def _name(config: Config) -> str:
+    """A config in few letters: a record has room for hundreds of them."""
+    return hashlib.sha256(str(config).encode()).hexdigest()[:10]
+
+
+def _choice(candidates: Iterable[Config], exhaustive: bool) -> str:
+    """A digest of what a shortlist was chosen from."""
+    return hashlib.sha256("\n".join([str(exhaustive), *map(str, candidates)]).encode()).hexdigest()[:16]
 
 
 class SweepResults:
     """A kernel's results by step, problem and config; each is on disk before a method that adds it returns.
 
+    Several threads may use it.
+
     Args:
         journal: An open journal; the results of an earlier run are taken from it.
-        gpu: The uuid of the GPU that measures; each new record names it.
+        others: Records of other machines, which came before; they are read and not written.
 
     Attributes:
         resumed: Number of measurements and failures taken from the journal.
@@ -49,33 +114,43 @@ class SweepResults:
         verify_s: Time spent verifying, that of earlier runs included, seconds.
     """
 
-    def __init__(self, journal: Journal, gpu: str) -> None:
+    def __init__(self, journal: Journal | None, others: Iterable[Record] = ()) -> None:
         self._journal = journal
-        self._gpu = gpu
+        self._listed: dict[Problem, Record] = {}
+        self._unopened: dict[Problem, str] = {}
+        self._transient: set[str] = set()
+        self._lock = threading.RLock()
+        self._owners: dict[tuple[Pass, Problem], str] = {}
         self._outcomes: dict[Place, Outcome] = {}
         self._provisional: dict[Place, Measurement] = {}
         self._rounds: dict[Place, dict[int, Measurement]] = {}
         self._rechecks: dict[tuple[Problem, Config], Failure | None] = {}
         self._compiled: dict[str, str | None] = {}
         self.measure_s = self.verify_s = 0.0
-        for record in journal.records:
+        for record in (*others, *(journal.records if journal is not None else ())):
             self._take(record)
         self.resumed = len({*self._outcomes, *self._provisional, *self._rounds}) + len(self._rechecks)
 
     # What is there ------------------------------------------------------------------------------------------
 
-    def outcome(self, step: Step, problem: Problem, config: Config) -> Outcome | None:
-        """The outcome that stands; None where there is none yet."""
-        return self._outcomes.get((step, problem, config))
+    def outcome(
+        self, step: Step, problem: Problem, config: Config, state: State | None = None
+    ) -> Outcome | None:
+        """The outcome that stands; None where there is none yet. A step of states has one for each state."""
+        return self._outcomes.get((step, problem, config, state))
 
     def provisional(self, step: Step, problem: Problem, config: Config) -> Measurement | None:
         """The time that was to be taken again, in turn with those of rivals; None where there is none."""
-        return self._provisional.get((step, problem, config))
+        return self._provisional.get((step, problem, config, None))
 
     def rounds(self, step: Step, problem: Problem, config: Config) -> list[Measurement]:
         """The times of the rounds so far, in their order."""
-        rounds = self._rounds.get((step, problem, config), {})
+        rounds = self._rounds.get((step, problem, config, None), {})
         return [rounds[number] for number in sorted(rounds)]
+
+    def owner(self, step: Step, problem: Problem) -> str | None:
+        """The GPU that measured the pass of this step so far; None where nothing of it is there."""
+        return self._owners.get((_PASSES[step], problem))
 
     def is_rechecked(self, problem: Problem, config: Config) -> bool:
         """Whether a winner was verified again."""
@@ -93,32 +168,110 @@ class SweepResults:
         failure = CompileFailure(key=key, message=message, seconds=0.0)
         return None if is_transient(failure) else failure
 
+    def listed(self, problem: Problem, candidates: Sequence[Config], *, exhaustive: bool) -> Listed | None:
+        """The shortlist that was chosen from exactly these candidates; None where there is none."""
+        record = self._listed.get(problem)
+        if record is None or record["of"] != _choice(candidates, exhaustive):
+            return None
+        by_name = {_name(config): config for config in candidates}
+        if not by_name.keys() >= {*record["configs"], *record["twins"], *record["twins"].values()}:
+            return None
+        return Listed(
+            configs=tuple(by_name[name] for name in record["configs"]),
+            twins={by_name[one]: by_name[other] for one, other in record["twins"].items()},
+        )
+
+    def unopened(self, problem: Problem) -> str | None:
+        """Why a problem could not be opened; None where it could, or was not tried."""
+        return self._unopened.get(problem)
+
+    def is_redone(self, key: str) -> bool:
+        """Whether a compilation failed in a way that may pass, and is done again."""
+        return key in self._transient
+
+    def anything_compiles(self) -> bool:
+        """Whether a compilation succeeded."""
+        return None in self._compiled.values()
+
     # What is added ------------------------------------------------------------------------------------------
 
-    def write(self, step: Step, problem: Problem, outcome: Outcome, number: int | None = None) -> None:
+    def write(
+        self,
+        step: Step,
+        problem: Problem,
+        outcome: Outcome,
+        number: int | None = None,
+        *,
+        gpu: str,
+        state: State | None = None,
+    ) -> None:
         """Write a config's outcome, or its time in the round `number`, to disk. Then it stands.
+
+        Args:
+            step: The step.
+            problem: The problem.
+            outcome: The outcome.
+            number: The round; None outside of rounds.
+            gpu: The uuid of the GPU that measured it.
+            state: The GPU's state, in a step of states.
 
         Raises:
             JournalWriteError: It could not be written; nothing may be reported as done.
         """
-        record = {**self._place(step, problem, outcome.config, number), **_outcome_record(outcome)}
-        self._append(record)
+        place = _place(gpu, step, problem, outcome.config, number)
+        self._append({**place, "state": state, **_outcome_record(outcome)})
 
-    def write_recheck(self, problem: Problem, config: Config, failure: Failure | None) -> None:
+    def release(self, step: Step, problem: Problem) -> None:
+        """Count nothing any more that another GPU measured in the pass of this step, but wrong results.
+
+        The next record of the pass, by another GPU, says the same to later runs.
+        """
+        with self._lock:
+            which = _PASSES[step]
+            self._owners.pop((which, problem), None)
+            for found in (self._outcomes, self._provisional, self._rounds):
+                for place in [one for one in found if _PASSES[one[0]] == which and one[1] == problem]:
+                    if not _is_wrong(found[place]):
+                        del found[place]
+
+    def write_recheck(self, problem: Problem, config: Config, failure: Failure | None, *, gpu: str) -> None:
         """Write the result of verifying a winner again."""
         result = {"stage": None} if failure is None else _outcome_record(failure)
-        self._append({**self._place("recheck", problem, config, None), **result})
+        self._append({**_place(gpu, "recheck", problem, config, None), **result})
 
-    def write_compiled(self, step: Step, problem: Problem, config: Config, result: CompileResult) -> None:
+    def write_compiled(
+        self, step: Step, problem: Problem, config: Config, result: CompileResult, *, gpu: str
+    ) -> None:
         """Write the result of a compilation, unless it is there already."""
         message = result.message if isinstance(result, CompileFailure) else None
         if result.key in self._compiled and self._compiled[result.key] == _cut(message):
             return
-        place = {**self._place(step, problem, config, None), "kind": "compile", "key": result.key}
+        place = {**_place(gpu, step, problem, config, None), "kind": "compile", "key": result.key}
         if isinstance(result, Compiled):
             self._append({**place, "code": result.code})
         else:
             self._append({**place, "message": _cut(message), "transient": is_transient(result)})
+
+    def write_listed(
+        self, problem: Problem, candidates: Sequence[Config], listed: Listed, *, exhaustive: bool, gpu: str
+    ) -> None:
+        """Write down which candidates are measured; a list that does not fit into a record is left out."""
+        record = {
+            "kind": "listed",
+            "gpu": gpu,
+            "step": "candidates",
+            "problem": dict(problem),
+            "of": _choice(candidates, exhaustive),
+            "configs": [_name(config) for config in listed.configs],
+            "twins": {_name(one): _name(other) for one, other in listed.twins.items()},
+        }
+        if len(json.dumps(record)) < MOST_RECORD_BYTES - 100:
+            self._append(record)
+
+    def write_unopened(self, step: Step, problem: Problem, reason: str, *, gpu: str) -> None:
+        """Write down that a problem could not be opened."""
+        place = {"kind": "unopened", "gpu": gpu, "step": step, "problem": dict(problem)}
+        self._append({**place, "message": _cut(reason)})
 
     def write_spent(
         self,
@@ -128,30 +281,34 @@ class SweepResults:
         measure_s: float,
         verify_s: float,
         conditions: Iterable[Mapping[str, Any]],
+        gpu: str,
+        **also_s: float,
     ) -> None:
-        """Write the time that a step took on a problem, and the GPU's state around each request."""
-        spent = {"kind": "spent", "gpu": self._gpu, "step": step, "problem": dict(problem)}
+        """Write the time that a step took on a problem, and the GPU's state around each request.
+
+        Args:
+            step: The step.
+            problem: The problem.
+            measure_s: Time that no other argument explains: that of timing, seconds.
+            verify_s: Time spent verifying, seconds.
+            conditions: The GPU's states.
+            gpu: The uuid of the GPU.
+            also_s: The times of `ALSO`, seconds.
+        """
+        spent = {"kind": "spent", "gpu": gpu, "step": step, "problem": dict(problem)}
         states: list[Mapping[str, Any]] = [dict(one) for one in conditions]
         # A step of many requests keeps the first and the last states: a record is bounded.
         kept = [*states[:2], *states[-2:]] if len(states) > 4 else states
-        self._append({**spent, "measure_s": measure_s, "verify_s": verify_s, "conditions": kept})
-
-    def _place(self, step: Step, problem: Problem, config: Config, number: int | None) -> Record:
-        return {
-            "kind": "result",
-            "gpu": self._gpu,
-            "step": step,
-            "problem": dict(problem),
-            "config": config.document,
-            "round": number,
-        }
+        self._append({**spent, "measure_s": measure_s, "verify_s": verify_s, **also_s, "conditions": kept})
 
     def _append(self, record: Record) -> None:
-        try:
-            self._journal.append(record)
-        except ValueError as error:
-            raise TuneError(f"a result does not fit into the journal: {error}") from error
-        self._take(record)
+        assert self._journal is not None
+        with self._lock:
+            try:
+                self._journal.append(record)
+            except ValueError as error:
+                raise TuneError(f"a result does not fit into the journal: {error}") from error
+            self._take(record)
 
     def _take(self, record: Record) -> None:
         """Take a record in; a later one of the same place counts."""
@@ -161,21 +318,52 @@ class SweepResults:
             return
         if record["kind"] == "compile":
             self._compiled[record["key"]] = record.get("message")
+            if record.get("transient"):
+                self._transient.add(record["key"])
+            else:
+                self._transient.discard(record["key"])
+            return
+        if record["kind"] == "listed":
+            self._listed[Problem(record["problem"])] = record
+            return
+        if record["kind"] == "unopened":
+            self._unopened[Problem(record["problem"])] = record["message"]
             return
         step, problem, config = record["step"], Problem(record["problem"]), config_of(record)
         outcome = outcome_of(record)
+        self._unopened.pop(problem, None)
+        if step != "recheck":
+            if self.owner(step, problem) not in (None, record["gpu"]):
+                self.release(step, problem)
+            self._owners[_PASSES[step], problem] = record["gpu"]
         if step == "recheck":
             assert not isinstance(outcome, Measurement)
             self._rechecks[problem, config] = outcome
         elif isinstance(outcome, Measurement) and record["round"] is not None:
-            self._rounds.setdefault((step, problem, config), {})[record["round"]] = outcome
+            self._rounds.setdefault((step, problem, config, None), {})[record["round"]] = outcome
         elif isinstance(outcome, Measurement) and outcome.provisional:
-            self._provisional[step, problem, config] = outcome
+            self._provisional[step, problem, config, None] = outcome
         elif outcome is not None:
-            self._outcomes[step, problem, config] = outcome
+            self._outcomes[step, problem, config, record["state"]] = outcome
+
+
+def _is_wrong(found: object) -> bool:
+    return isinstance(found, Failure) and found.stage == "verify"
 
 
 # Records ----------------------------------------------------------------------------------------------------
+
+
+def _place(gpu: str, step: Step, problem: Problem, config: Config, number: int | None) -> Record:
+    return {
+        "kind": "result",
+        "gpu": gpu,
+        "step": step,
+        "problem": dict(problem),
+        "config": config.document,
+        "round": number,
+        "state": None,
+    }
 
 
 def accepts(record: Record) -> bool:
@@ -215,12 +403,21 @@ def _is_sound(record: Record) -> bool:
     if not isinstance(record["gpu"], str) or not Problem(record["problem"]):
         return False
     if kind == "spent":
-        return min(_number(record["measure_s"]), _number(record["verify_s"])) >= 0
+        times = [record["measure_s"], record["verify_s"], *(record.get(name, 0.0) for name in ALSO)]
+        return min(map(_number, times)) >= 0
     if kind == "compile":
         config_of(record)
         return isinstance(record["key"], str) and isinstance(record.get("message", ""), str)
+    if kind == "unopened":
+        return isinstance(record["message"], str)
+    if kind == "listed":
+        names = [*record["configs"], *record["twins"], *record["twins"].values()]
+        return isinstance(record["of"], str) and all(isinstance(name, str) for name in names)
     number = record["round"]
     if number is not None and (type(number) is not int or number < 0):
+        return False
+    state = record["state"]
+    if state not in ((None,) if record["step"] not in _OF_STATES else get_args(State)):
         return False
     outcome = outcome_of(record)
     if outcome is None or isinstance(outcome, Failure):

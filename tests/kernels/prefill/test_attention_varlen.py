@@ -137,7 +137,7 @@ def run_inside(args: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     partly = SimpleNamespace(
         kernel=attention_varlen_tunable.kernel, grid_fn=attention_varlen_tunable.grid_fn,
         args_fn=attention_varlen_tunable.args_fn, problem_of=attention_varlen_tunable.problem_of,
-        parameters=attention_varlen_tunable.parameters, outputs=(), inplace=("out", "lse"),
+        parameters=attention_varlen_tunable.parameters, output_names=(), inplace=("out", "lse"),
     )  # fmt: skip
     emulator.run(partly, args, SMALL, monkeypatch)  # type: ignore[arg-type]
 

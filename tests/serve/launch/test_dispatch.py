@@ -33,6 +33,7 @@ from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 from tests.support.driver import Driver, FakeTensor, stream_on
 from tests.support.samples import DEFAULT, SM90, SPACE, scale, scale_table, write
+from tests.support.wide_samples import double, row_sum, scale_each, table_of
 
 AT_64, AT_256 = scale_table().portfolio
 OTHER = next(c for c in SPACE if c not in (AT_64, AT_256, DEFAULT))
@@ -837,6 +838,27 @@ def test_a_table_of_other_source_is_used_with_one_warning(
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("here", ["99.9.9", None])
+def test_a_table_of_another_compilers_code_is_used_with_one_warning(
+    driver: Driver, launched: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str | None
+) -> None:
+    monkeypatch.setattr("aot_tune.nvidia.cutile.packaged_compiler", lambda: here)
+    monkeypatch.setattr("aot_tune.nvidia.cutile.may_have_compiler", lambda: True)
+    write(tmp_path, scale_table())
+    tunable = dataclasses.replace(scale, tables=tmp_path)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        tunable.launch(*tensors(64))
+        tunable.launch(*tensors(256))
+    said = [str(one.message) for one in seen if one.category is TableWarning]
+    assert len(said) == (0 if here is None else 1), "a compiler that nobody knows is not told to be another"
+    assert all(
+        "that tileiras 13.4.92 compiled, and scale runs code of tileiras 99.9.9 here" in one for one in said
+    )
+    assert launched() == [blocks(64, 1024, AT_64), blocks(256, 1024, AT_256)]
+
+
+@pytest.mark.process
 def test_without_nvml_the_tables_are_read_at_the_first_launch(
     driver: Driver, launched: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -861,7 +883,7 @@ def test_the_kernels_of_a_table_are_made_at_construction_and_no_other_ever(
 
 def test_every_table_s_hint_is_one_kernel(tuned: Tunable) -> None:
     kernels = dispatcher_of(tuned).kernels
-    one, two = dict(AT_64.hints), dict(AT_256.hints)
+    one, two = AT_64, AT_256
     assert kernels.of(one) is kernels.of(one)
     assert kernels.of(one) is not kernels.of(two)
 
@@ -945,7 +967,7 @@ def test_b17_a_broken_disk_cache_of_cutile_does_not_stop_serving(
 
     folder = breaks(tmp_path / "cache", monkeypatch)
     dispatcher = dispatcher_of(tuned)
-    kernel = dispatcher.kernels.of(AT_64.hints)
+    kernel = dispatcher.kernels.of(AT_64)
     compile_with = type(kernel)._compile
     config = dataclasses.replace(default_tile_context.config, cache_dir=str(folder))
 
@@ -1007,3 +1029,205 @@ def test_what_cutile_refuses_names_kernel_problem_and_arguments(driver: Driver, 
         assert told in str(caught.value)
         assert isinstance(caught.value.__cause__, ct.TileError)
     assert len(launched()) == 1
+
+
+# Lists, absent outputs, several kernels, the device, dependent launches -------------------------------------
+
+
+def _untuned(tunable: Tunable) -> Tunable:
+    return dataclasses.replace(tunable, tables=Path("/nonexistent/tuned_configs"))
+
+
+def _noted_args(tunable: Tunable) -> tuple[Tunable, list[Config]]:
+    """The declaration without tables, and the configs that `args_fn` is called with."""
+    asked: list[Config] = []
+
+    def args_fn(config: Config, *args: Any, device: Any) -> tuple[Any, ...]:
+        asked.append(config)
+        return tunable.args_fn_on(device)(config, *args)
+
+    return dataclasses.replace(_untuned(tunable), args_fn=args_fn), asked
+
+
+@pytest.mark.process
+def test_lists_of_tensors_are_launched_and_remembered_by_their_shapes(
+    driver: Driver, launched: Launched
+) -> None:
+    tunable, asked = _noted_args(scale_each)
+    some = [vector(1024), vector(1040)], [vector(1024), vector(1040)]
+    tunable.launch(*some)
+    known = len(asked)
+    tunable.launch([vector(1024), vector(1040)], some[1])
+    assert len(asked) == known  # the plan is found, and the lists are handed on
+    assert launched() == [(132, 1, 1)] * 2
+    tunable.launch([vector(1024), vector(2048)], some[1])
+    assert len(asked) > known
+
+
+@pytest.mark.process
+def test_members_of_lists_are_checked_as_tensors_are(driver: Driver) -> None:
+    tunable = _untuned(scale_each)
+    good = [vector(1024), vector(1024)]
+    driver.runtime.grad = True
+    with pytest.raises(LaunchError, match=r"argument xs\[1\] requires grad"):
+        tunable.launch([vector(1024), vector(1024).requires_grad_()], good)
+    expanded = torch.empty(1, device="meta").expand(1024)
+    with pytest.raises(LaunchError, match=r"argument outs\[0\] is written by the kernel and is an expanded"):
+        tunable.launch(good, [expanded, vector(1024)])
+    tunable.launch(good, good)
+    with pytest.raises(LaunchError, match=r"argument xs\[1\] requires grad"):  # also where a plan is known
+        tunable.launch([vector(1024), vector(1024).requires_grad_()], good)
+    with pytest.raises(LaunchError, match=r"argument outs\[1\] is written by the kernel and is an expanded"):
+        tunable.launch(good, [vector(1024), expanded])
+
+
+@pytest.mark.process
+def test_lists_of_tensors_on_two_devices_are_told_apart(driver: Driver) -> None:
+    driver.devices = 2
+    tunable = _untuned(scale_each)
+    on = [[FakeTensor((1024,), torch.float32, device) for _ in range(2)] for device in (0, 1)]
+    for _ in range(2):
+        for lists in on:
+            tunable.launch(lists, lists)
+    assert [one.device for one in driver.launches] == [0, 1] * 2
+    with pytest.raises(LaunchError, match=r"argument xs\[1\] is on cuda:1, argument xs\[0\] on cuda:0"):
+        tunable.launch([on[0][0], on[1][0]], on[0])
+
+
+@pytest.mark.process
+def test_what_cutile_refuses_of_a_list_names_its_tensors(driver: Driver) -> None:
+    with pytest.raises(LaunchError, match=r"xs \[float32 \(1024,\), bfloat16 \(1024,\)\]"):
+        _untuned(scale_each).launch([vector(1024), vector(1024).bfloat16()], [vector(1024), vector(1024)])
+
+
+@pytest.mark.process
+def test_an_output_may_be_absent_in_one_call_and_there_in_the_next(
+    driver: Driver, launched: Launched
+) -> None:
+    tunable = _untuned(row_sum)
+    x, out = torch.empty(64, 8192, device="meta"), vector(64)
+    for largest in (None, vector(64), None):
+        tunable.launch(x, out, largest)
+    assert [("_B0_" in one.symbol, "_B1_" in one.symbol) for one in driver.launches] == [
+        (True, False),
+        (False, True),
+        (True, False),
+    ]
+
+
+@pytest.mark.process
+def test_each_config_launches_the_kernel_that_it_names(driver: Driver, launched: Launched) -> None:
+    tunable = _untuned(row_sum)
+    args = torch.empty(64, 1024, device="meta"), vector(64), None
+    for config in tunable.space(SM90, tunable.problem_of(*args)):
+        for _ in range(2):
+            tunable.launch(*args, config=config)
+    names = [one.symbol.partition("_kernel")[0] for one in driver.launches]
+    assert names == ["_sum_looped"] * 4 + ["_sum_whole"] * 2
+    with pytest.raises(LaunchError, match="is for no kernel; write kernel='whole' or kernel='looped' in it"):
+        tunable.launch(*args, config=Config(constants={"step": 128}))
+
+
+@pytest.mark.process
+def test_known_launches_of_several_kernels_call_nothing(driver: Driver, tmp_path: Path) -> None:
+    whole = Config(kernel="whole", constants={"tile": 1024})
+    asked: list[Config] = []
+
+    def args_fn(config: Config, *args: Any) -> tuple[Any, ...]:
+        asked.append(config)
+        return row_sum.args_fn(config, *args)
+
+    tunable = dataclasses.replace(row_sum, tables=tmp_path, args_fn=args_fn)
+    write(tmp_path, table_of(tunable, {tunable.typical_problems[0]: whole}))
+    tunable = dataclasses.replace(tunable)
+    calls = [
+        (torch.empty(64, cols, device="meta"), vector(64), vector(64) if largest else None)
+        for cols, largest in ((1024, True), (8192, True), (8192, False))
+    ]
+    for _ in range(3):  # the key grows until it holds what the arguments of both are made of
+        for args in calls:
+            tunable.launch(*args)
+    known, first = len(asked), len(driver.launches)
+    for args in calls:
+        tunable.launch(*args)
+    assert len(asked) == known
+    names = [one.symbol.partition("_kernel")[0] for one in driver.launches[first:]]
+    assert names == ["_sum_whole", "_sum_looped", "_sum_looped"]
+
+
+@pytest.mark.process
+def test_a_table_names_the_kernel_of_each_config(driver: Driver, tmp_path: Path, launched: Launched) -> None:
+    whole = Config(kernel="whole", constants={"tile": 1024})
+    tunable = dataclasses.replace(row_sum, tables=tmp_path)
+    write(tmp_path, table_of(tunable, {tunable.typical_problems[0]: whole}))
+    assert '"kernel": "whole"' in (tmp_path / "sm90" / "row_sum.json").read_text()
+    tunable = dataclasses.replace(tunable)
+    args = torch.empty(64, 1024, device="meta"), vector(64), vector(64)
+    assert tunable.config_for(*args) == whole
+    for _ in range(2):
+        tunable.launch(*args)
+    assert all(one.symbol.startswith("_sum_whole_kernel") for one in driver.launches)
+
+
+@pytest.mark.process
+def test_args_fn_may_take_the_device_of_the_launch(driver: Driver) -> None:
+    driver.devices, driver.capability_of = 2, {1: (10, 0)}
+    tunable = _untuned(scale_each)
+    for _ in range(2):
+        for device in (0, 1):
+            lists = [FakeTensor((1024,), torch.float32, device) for _ in range(2)]
+            tunable.launch(lists, lists)
+    blocks = [(one.grid[0], f"_I{one.grid[0]}_" in one.symbol) for one in driver.launches]
+    assert blocks == [(132, True), (148, True)] * 2
+
+
+@pytest.mark.process
+def test_a_device_is_given_where_args_fn_is_called_at_each_launch(driver: Driver) -> None:
+    def args_fn(config: Config, xs: Any, outs: Any, *, device: Any) -> tuple[Any, ...]:
+        return [*xs], [*outs], device.sm_count, config["tile"]
+
+    tunable = dataclasses.replace(_untuned(scale_each), args_fn=args_fn)
+    for _ in range(3):
+        tunable.launch([vector(1024), vector(1024)], [vector(1024), vector(1024)])
+    pattern = dispatcher_of(tunable)._pattern
+    assert pattern is not None
+    assert pattern.layout is None
+    assert ["_I132_" in one.symbol for one in driver.launches] == [True] * 3
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("capability", "dependent"), [((9, 0), True), ((8, 0), False)])
+def test_a_declared_dependent_launch_is_one_on_archs_that_have_it(
+    driver: Driver, capability: tuple[int, int], dependent: bool
+) -> None:
+    driver.capability_of = {0: capability}
+
+    @ct.kernel
+    def kernel(x, out, tile: ct.Constant[int]):  # type: ignore[no-untyped-def]
+        ct.store(out, (ct.bid(0),), ct.load(x, (ct.bid(0),), (tile,)))
+
+    for declared in (True, False):
+        tunable = dataclasses.replace(_untuned(double), kernel=kernel, programmatic_dependent_launch=declared)
+        for _ in range(2):
+            tunable.launch(vector(4096), vector(4096))
+    assert [one.dependent for one in driver.launches] == [dependent] * 2 + [False] * 2
+
+
+@pytest.mark.process
+def test_a_hint_by_target_is_the_arch_s_own_value(driver: Driver) -> None:
+    driver.capability_of = {0: (10, 0)}
+    given = Config(constants={"tile": 256}, hints={"num_ctas": ct.ByTarget(sm_100=2), "occupancy": 2})
+    tunable = _untuned(double)
+    tunable.launch(vector(4096), vector(4096), config=given)
+    [plan] = dispatcher_of(tunable)._plans.values()
+    assert dict(plan.choice.config.hints) == {"num_ctas": 2, "occupancy": 2}
+
+
+def test_an_unfit_default_is_replaced_by_a_config_of_its_kernel(driver: Driver) -> None:
+    tunable = _untuned(row_sum)
+    problem = tunable.typical_problems[0]
+    default = tunable.default_config(SM90, problem)
+    choice = dispatcher_of(tunable).choice(
+        SM90, problem, unfit=lambda config: "it does not fit" if config == default else None
+    )
+    assert (choice.config.kernel, dict(choice.config.constants)) == ("looped", {"step": 256})

@@ -53,8 +53,15 @@ def pattern(*kinds: Kind, reads: set[Read], several: bool = False) -> CallPatter
         (pattern("tensor", "mixed", "plain", reads={(1, "value")}), (X, B, 1), (X, 4, 1)),
         (pattern("tensor", "mixed", "plain", reads={(1, "value")}), (X, 4, 1), (X, 5, 1)),
         (pattern("tensor", "tensor", "plain", reads=set()), (X, B, 1), (X, B, 1.0)),
+        (pattern("list", "tensor", "plain", reads={(0, "arrays")}), ([X, B], B, 1), ([X, X], B, 1)),
+        (pattern("list", "tensor", "plain", reads={(0, "arrays")}), ([X, B], B, 1), ([X], B, 1)),
+        (pattern("list", "tensor", "plain", reads={(0, "arrays")}), (None, B, 1), ([X], B, 1)),
+        (pattern("list", "tensor", "plain", reads={(0, "shape")}), (X, B, 1), (B, B, 1)),
     ],
-    ids=["shape", "stride and value", "absent", "there", "no value", "value", "type"],
+    ids=[
+        "shape", "stride and value", "absent", "there", "no value", "value", "type",
+        "list", "length of a list", "no list", "a tensor in place of a list",
+    ],
 )  # fmt: skip
 def test_what_was_filed_under_a_patterns_key_is_found_and_nothing_else_is(
     known: CallPattern, args: tuple[Any, ...], other: tuple[Any, ...], several: bool

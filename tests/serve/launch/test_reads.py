@@ -122,3 +122,40 @@ def test_arguments_that_are_made_anew_are_made_at_each_launch(args_fn: Any) -> N
     real, passed = follow_args(args_fn, CONFIG, (X, 0.5), TYPES)
     assert len(real) == 2
     assert passed is None
+
+
+# Lists of tensors -------------------------------------------------------------------------------------------
+
+LIST = [torch.empty(4, 8), torch.empty(2, 8)]
+
+
+@pytest.mark.parametrize(
+    ("problem", "reads"),
+    [
+        (lambda xs, eps: {"groups": len(xs)}, {(0, "arrays")}),
+        (lambda xs, eps: {"N": xs[0].shape[1], "dtype": xs[0].dtype}, {(0, "arrays")}),
+        (lambda xs, eps: {"M": max(x.shape[0] for x in xs)}, {(0, "arrays")}),
+        (lambda xs, eps: {"M": sum(x.numel() for x, _ in zip(xs, xs, strict=True))}, {(0, "arrays")}),
+        (lambda xs, eps: {"on": str(xs[1].device)}, {(0, "arrays"), (0, "devices")}),
+        (lambda xs, eps: {"listed": isinstance(xs, list)}, set()),
+    ],
+)
+def test_what_a_problem_reads_of_a_list_is_found(problem: Any, reads: set[Any]) -> None:
+    followed = follow_problem(problem, (LIST, 0.5), TYPES)
+    assert followed.reads == frozenset(reads)
+    assert followed.problem == follow_problem(problem, (LIST, 0.5), ()).problem
+
+
+def test_values_of_a_list_s_members_are_not_followed() -> None:
+    assert follow_problem(lambda xs, eps: {"up": bool((xs[0] >= 0).all())}, (LIST, 0.5), TYPES).reads is None
+    assert follow_problem(lambda xs, eps: {"n": len(xs.copy())}, (LIST, 0.5), TYPES).reads is None
+
+
+def test_a_list_is_handed_on_by_its_place_and_a_member_or_a_copy_is_not() -> None:
+    _, passed = follow_args(lambda config, xs, eps: (xs, len(xs)), CONFIG, (LIST, 0.5), TYPES)
+    assert passed is not None
+    assert (passed.layout, passed.constants, passed.reads) == ((0, None), (2,), {(0, "arrays")})
+    for args_fn in (lambda config, xs, eps: (xs[0],), lambda config, xs, eps: ([*xs],)):
+        real, passed = follow_args(args_fn, CONFIG, (LIST, 0.5), TYPES)
+        assert passed is None
+        assert real[0] is LIST[0] or real[0] == LIST

@@ -32,6 +32,7 @@ from aot_tune.values.problem import Problem
 from tests.support.driver import Driver
 from tests.support.forks import right_in_a_fork
 from tests.support.samples import DEFAULT, SM90, SPACE, scale, scale_table, with_entry, write
+from tests.support.wide_samples import row_sum, scale_each
 
 AT_64, AT_256 = scale_table().portfolio
 ILLEGAL = Config(constants={"tile_m": 64, "tile_n": 128}, hints={"occupancy": 1, "num_ctas": 1})
@@ -124,6 +125,16 @@ def test_what_the_kernel_mutates_is_cloned_and_the_rest_is_not(tuned: Tunable) -
     assert second.shape == target.shape
     both = trial.cloned(tuned, (target, target))
     assert both[0] is both[1]
+
+
+def test_members_of_a_mutated_list_are_cloned_and_what_is_absent_stays_so() -> None:
+    xs, outs = ([torch.empty(4, device="meta") for _ in range(2)] for _ in range(2))
+    first, second = trial.cloned(scale_each, (xs, outs))
+    assert all(one is other for one, other in zip(first, xs, strict=True))
+    assert all(one is not other for one, other in zip(second, outs, strict=True))
+    assert type(second) is list
+    x, out = torch.empty(4, 4, device="meta"), torch.empty(4, device="meta")
+    assert trial.cloned(row_sum, (x, out, None))[2] is None
 
 
 @pytest.mark.process

@@ -66,7 +66,7 @@ def made(tunable: Tunable, values: dict[str, Any], device: int = 0) -> tuple[Any
 
 def right(tunable: Tunable, args: tuple[Any, ...]) -> bool:
     """Whether the output is what the reference says. For kernels that do not change their inputs."""
-    wanted, output = tunable.reference(*args), tunable.outputs[0]
+    wanted, output = tunable.reference(*args), tunable.output_names[0]
     if not isinstance(wanted, Close):
         wanted = wanted[output]
     out = args[tunable.parameters.index(output)].double()

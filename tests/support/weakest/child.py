@@ -72,7 +72,7 @@ def verdict(case: Case, device: str, run: Run) -> str:
     if expected.keys() != set(tunable.mutated):
         return f"the reference tells of {sorted(expected)}, and not of {sorted(tunable.mutated)}"
     named = dict(zip(tunable.parameters, args, strict=True))
-    for name in tunable.outputs:
+    for name in tunable.output_names:
         poison(named[name], 0)
     try:
         run(tunable, case.problem, args)

@@ -75,7 +75,7 @@ def attention_decode_verdict(args: Args, run: Run) -> str:
     expected = attention_decode_tunable.reference(*args)
     assert not isinstance(expected, Close)
     named = dict(zip(attention_decode_tunable.parameters, args, strict=True))
-    for name in attention_decode_tunable.outputs:
+    for name in attention_decode_tunable.output_names:
         named[name].fill_(torch.nan)
     run(attention_decode_tunable, Problem(attention_decode_tunable.problem(*args)), args)
     return next((text for name in expected if (text := compare(name, named[name], expected[name]))), "right")

@@ -16,13 +16,15 @@ from aot_tune.cli.app import app
 from aot_tune.cubins.archive import Archive, Section
 from aot_tune.declare import discovery
 from aot_tune.declare.discovery import FoundKernel
-from aot_tune.errors import StoreError, TableError
+from aot_tune.errors import StoreError, TableError, TuneError
 from aot_tune.tables.table import Table
 from aot_tune.tuner.archives import build as build_cubins
 from aot_tune.tuner.archives.build import build
 from aot_tune.tuner.archives.report import ArchiveReport, CubinRequest
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
+from tests.support import wide_samples
+from tests.support.driver import stand_in
 from tests.support.sample_archive import packed, put
 from tests.support.samples import DEFAULT, MODULE, SM90, SPACE, entry, scale, scale_table, write
 
@@ -124,6 +126,34 @@ def test_a_changed_table_compiles_only_what_it_adds(tmp_path: Path, cubins: Path
         new.signatures - old.signatures == new.compiled == 3
     )  # its three classes; the weakest is the default's
     assert any("_I32_I64" in signature for _, signature in section(after).keys)
+
+
+def predicted_table(*portfolio: Config) -> Table:
+    whole = small_table(*portfolio)
+    entries = tuple(dataclasses.replace(one, evidence="predicted") for one in whole.entries)
+    return dataclasses.replace(whole, entries=entries)
+
+
+def test_predictions_of_a_named_folder_are_compiled_beside_them_alone(
+    tmp_path: Path, cubins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, named = tmp_path / "own", tmp_path / "named"
+    write(named, predicted_table(WIDER))
+    monkeypatch.setenv("AOT_TUNE_TABLES", str(named))
+    reports = {report.path: report for report in build(request(own, cubins), lambda line: None)}
+    shipped, beside = (reports.pop(folder / "sm90" / "cubins.aot") for folder in (own, named))
+    assert not reports
+    assert not any("_I32_I64" in signature for _, signature in section(shipped).keys)
+    assert any("_I32_I64" in signature for _, signature in section(beside).keys)
+    monkeypatch.delenv("AOT_TUNE_TABLES")
+    assert not one(build(request(own, cubins), lambda line: None)).changed
+
+
+def test_predictions_in_a_packages_own_table_are_not_compiled(tmp_path: Path, cubins: Path) -> None:
+    write(tmp_path, predicted_table(WIDER))
+    with pytest.raises(TuneError, match="1 entry of a package's own table are predicted"):
+        build(request(tmp_path, cubins), lambda line: None)
+    assert not (tmp_path / "sm90" / "cubins.aot").exists()
 
 
 def test_what_a_declaration_may_not_mean_is_said_first(tmp_path: Path, cubins: Path) -> None:
@@ -339,3 +369,31 @@ def test_a_signal_stops_it_and_says_how_to_go_on(
 def test_an_unknown_arch_or_kernel_is_a_usage_error(declared: Path) -> None:
     assert run("--arch", "sm17")[0] == 2
     assert run("--arch", "sm90", "--kernel", "nothing")[0] == 2
+
+
+@pytest.mark.filterwarnings("ignore::aot_tune.errors.MissWarning", "ignore::aot_tune.errors.CubinWarning")
+def test_named_kernels_and_lists_are_served_without_a_compiler(
+    tmp_path: Path, cubins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = [{"rows": 64, "cols": 1024, "largest": True}]
+    several = dataclasses.replace(wide_samples.row_sum, tables=tmp_path, typical=few)
+    listed = dataclasses.replace(wide_samples.scale_each, tables=tmp_path)
+    [problem] = several.typical_problems
+    whole = Config(kernel="whole", constants={"tile": 1024})
+    write(tmp_path, wide_samples.table_of(several, {problem: whole}))
+    found = tuple(FoundKernel(module=wide_samples.MODULE, tunable=one) for one in (several, listed))
+    report = one(build(request(tmp_path, cubins, kernels=found), lambda line: None))
+    assert not report.failures
+    kernels = {signature.partition("_K")[0] for _, signature in section(report, "row_sum").keys}
+    assert kernels == {"_sum_whole_kernel", "_sum_looped_kernel"}
+
+    monkeypatch.setattr("aot_tune.nvidia.cutile.may_have_compiler", lambda: False)
+    with stand_in() as driver:
+        served = dataclasses.replace(several)
+        args = served.make_args(problem, "meta", 0)
+        served.launch(*args)
+        served.launch(*args, config=served.default_config(SM90, problem))
+        xs, outs = listed.make_args(listed.typical_problems[0], "meta", 0)
+        listed.launch(xs, outs)
+        listed.launch([x.repeat_interleave(2)[::2] for x in xs], outs)  # the weakest cubin
+        assert len(driver.launches) == 4

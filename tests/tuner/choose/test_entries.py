@@ -12,7 +12,7 @@ from aot_tune.errors import TuneError
 from aot_tune.tables import reader, writer
 from aot_tune.tables.rule import PREDICTED_GAIN
 from aot_tune.tables.strict_json import check_text
-from aot_tune.tables.table import Entry, Point, Table
+from aot_tune.tables.table import Entry, Point, StateTimes, Table
 from aot_tune.tuner.choose.entries import choose_entries, settle_portfolio
 from aot_tune.tuner.choose.incumbent import keeps_figures
 from aot_tune.tuner.choose.portfolio import MOST_WHEN_WORSE, crowded_out
@@ -598,3 +598,121 @@ def test_a_config_that_is_barred_at_an_edge_wins_elsewhere() -> None:
     sweep = recorded.sweep(candidates=times, finals=times, barred={edges[0]: {_called("tall")}})
     table = choose_entries(sweep, (_called("tall"),))
     assert [entry.config for entry in table.entries] == [DEFAULT, _called("tall")]
+
+
+# States -----------------------------------------------------------------------------------------------------
+
+
+def in_states(**rows: Mapping[int, Row]) -> dict[str, object]:
+    """Times in other states of the GPU, by the state's name, size and config, as of the second pass."""
+    found: dict[Problem, dict[str, Mapping[Config, Measurement]]] = {}
+    for name, sizes in rows.items():
+        for size, times in measured(sizes).items():
+            found.setdefault(size, {})[name] = times
+    return {"states": found}
+
+
+FRAGILE: dict[int, Row] = {64: {DEFAULT: 432.0, A: 390.0, B: 428.0}}
+"""A wins under load, and nowhere else: a product of 885 x 5120 x 25600 on an H200."""
+
+ELSEWHERE = in_states(
+    read={64: {DEFAULT: 388.0, A: 426.0, B: 350.0}}, written={64: {DEFAULT: 392.0, A: 569.0, B: 353.0}}
+)
+
+
+def test_a_config_that_is_fastest_in_one_state_and_slow_in_another_loses() -> None:
+    assert winner(FRAGILE) == A
+    table = choose_entries(sweep(FRAGILE, **ELSEWHERE), (A, B, C))
+    chosen = entry(table, 64)
+    assert chosen.config == B
+    assert (chosen.mean_us, chosen.default_us) == (428.0, 432.0), "as of schema 1, so that tables compare"
+    assert chosen.states == {
+        "read": StateTimes(mean_us=350.0, default_us=388.0),
+        "written": StateTimes(mean_us=353.0, default_us=392.0),
+    }
+    [point] = chosen.points
+    assert point.us == (390.0, 428.0, None, 432.0)
+    assert point.states == {
+        "read": (426.0, 350.0, None, 388.0),
+        "written": (569.0, 353.0, None, 392.0),
+    }
+    assert table.schema == 2
+    assert reader.parse(writer.dump(table)) == table
+
+
+def test_times_in_states_are_those_of_the_second_pass_where_it_has_them() -> None:
+    first = {problem(64): {"written": measured({64: {DEFAULT: 784.0, A: 9.0, C: 700.0}})[problem(64)]}}
+    times = sweep(FRAGILE, candidate_states=first, **ELSEWHERE).in_states(problem(64))
+    assert times["written"][A].mean_us == 569.0
+    assert times["written"][C].mean_us == 350.0, "the first pass as it would be at the second's clocks"
+    assert times["read"].keys() == {DEFAULT, A, B}
+
+
+def test_no_config_wins_that_is_slower_than_the_default_in_a_state() -> None:
+    rows: dict[int, Row] = {64: {DEFAULT: 30.0, A: 20.0}}
+    assert entry(choose_entries(sweep(rows), (A,)), 64).config == A
+    slower = in_states(written={64: {DEFAULT: 30.0, A: 31.0}})
+    assert entry(choose_entries(sweep(rows, **slower), (A,)), 64).config == DEFAULT
+    tied = in_states(written={64: {DEFAULT: 30.0, A: 30.5}})
+    assert entry(choose_entries(sweep(rows, **tied), (A,)), 64).config == A
+
+
+def test_of_those_equal_in_their_worst_states_the_fastest_over_all_wins() -> None:
+    rows: dict[int, Row] = {64: {DEFAULT: 45.0, A: 20.0, B: 21.0, C: 21.1}}
+    states = in_states(written={64: {DEFAULT: 45.0, A: 32.4, B: 30.0, C: 31.0}})
+    assert entry(choose_entries(sweep(rows, **states), (A, B, C)), 64).config == B
+    old = choose_entries(sweep({64: {DEFAULT: 45.0, C: 20.0}}), (C,))
+    again = choose_entries(sweep(rows, **states), (A, B, C), incumbent=old)
+    assert entry(again, 64).config == B, "C ties in its worst state, but is clearly slower in another"
+
+
+def test_an_incumbent_wins_a_tie_in_all_states() -> None:
+    rows: dict[int, Row] = {64: {DEFAULT: 45.0, A: 20.0, B: 20.2}}
+    states = in_states(written={64: {DEFAULT: 45.0, A: 30.0, B: 30.4}})
+    old = choose_entries(sweep({64: {DEFAULT: 45.0, B: 20.0}}), (B,))
+    assert entry(choose_entries(sweep(rows, **states), (A, B)), 64).config == A
+    assert entry(choose_entries(sweep(rows, **states), (A, B), incumbent=old), 64).config == B
+
+
+def test_a_line_stays_while_its_states_hold_within_the_noise() -> None:
+    rows: dict[int, Row] = {64: {DEFAULT: 45.0, A: 20.0}}
+
+    def again(us: float, **more: Mapping[int, Row]) -> SweepTimes:
+        return sweep(rows, **in_states(written={64: {DEFAULT: 45.0, A: us}}, **more))
+
+    old = choose_entries(again(30.0), (A,))
+    assert choose_entries(again(31.2), (A,), incumbent=old) is old
+    assert entry(choose_entries(again(33.0), (A,), incumbent=old), 64).states["written"].mean_us == 33.0
+    more = {"tight": {64: {DEFAULT: 45.0, A: 20.0}}}
+    assert entry(choose_entries(again(30.0, **more), (A,), incumbent=old), 64).states.keys() == {
+        "tight",
+        "written",
+    }
+
+
+def test_a_line_without_states_gives_way_to_one_with_them() -> None:
+    rows: dict[int, Row] = {64: {DEFAULT: 45.0, A: 20.0}}
+    old = choose_entries(sweep(rows), (A,))
+    assert old.schema == 1
+    new = choose_entries(
+        sweep(rows, **in_states(written={64: {DEFAULT: 45.0, A: 30.0}})), (A,), incumbent=old
+    )
+    assert entry(new, 64).states.keys() == {"written"}
+    assert new.schema == 2
+
+
+def test_carried_entries_keep_their_states_under_a_wider_portfolio() -> None:
+    rows: dict[int, Row] = {64: {DEFAULT: 45.0, A: 20.0}, 128: {DEFAULT: 45.0, A: 20.0}}
+    states = in_states(written={64: {DEFAULT: 45.0, A: 30.0}, 128: {DEFAULT: 45.0, A: 30.0}})
+    old = choose_entries(sweep(rows, **states), (A,))
+    part = sweep({128: {DEFAULT: 45.0, A: 20.0, B: 10.0}})
+    new = choose_entries(part, (A, B), incumbent=old, keep=[problem(64), problem(128)])
+    [point] = entry(new, 64).points
+    assert point.states == {"written": (30.0, None, 45.0)}
+    assert reader.parse(writer.dump(new)) == new
+
+
+def test_a_portfolio_holds_what_is_good_in_every_state() -> None:
+    chosen = settle_portfolio(sweep(FRAGILE, candidate_states=ELSEWHERE["states"]))
+    assert chosen == (B,)
+    assert settle_portfolio(sweep(FRAGILE)) == (A,)

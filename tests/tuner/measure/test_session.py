@@ -30,6 +30,7 @@ from aot_tune.tuner.measure.worker.runner import (
     LEAST_LAUNCHES,
     MOST_TEXT,
     SAMPLES,
+    STATE_SAMPLES,
 )
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.tuner.sweep.journal import Journal
@@ -590,6 +591,47 @@ def test_one_that_takes_long_alone_has_nobody_to_take_turns_with(start: Start, f
     a, short = session.measure(ONE, of("a", "short"))
     assert (a.mean_us, short.mean_us) == (1000.0, 10.0)  # type: ignore[union-attr]
     assert not any(line.startswith("sample") for line in events(folder))
+
+
+def test_configs_are_timed_in_a_state_in_turn_after_one_warm_up_each(start: Start, folder: Path) -> None:
+    session = start({"a": Does(in_states={"written": 15.0}), "b": Does(us=[9.0, 11.0, 12.0, 13.0, 99.0])})
+    a, b = session.time_in_state("written", ONE, of("a", "b"))
+    assert isinstance(a, Measurement)
+    assert isinstance(b, Measurement)
+    assert (a.mean_us, a.num_samples, a.provisional) == (15.0, STATE_SAMPLES, False)
+    assert (b.mean_us, b.num_samples) == (12.5, STATE_SAMPLES), "the warm-up of 9 us does not count"
+    sampled = [line.split()[1:] for line in events(folder) if line.startswith("sample")]
+    assert [name for name, _ in sampled[:6]] == ["a", "b", "a", "b", "b", "a"]
+    assert len(sampled) == 2 * (1 + STATE_SAMPLES)
+    assert {state for _, state in sampled} == {"written"}
+    assert not any(line.startswith(("verify", "time", "busy")) for line in events(folder))
+
+
+def test_a_tight_row_needs_no_warm_up_of_its_own(start: Start, folder: Path) -> None:
+    session = start({"a": Does(in_states={"tight": 7.0})})
+    [a] = session.time_in_state("tight", ONE, of("a"))
+    assert a.mean_us == 7.0  # type: ignore[union-attr]
+    assert events(folder).count("sample a tight") == STATE_SAMPLES
+
+
+def test_times_in_a_state_leave_the_others_as_they_are(start: Start) -> None:
+    """As for a card that was brought into a state: what is measured afterwards is measured as before."""
+    session = start({"a": Does(us=[12.0], in_states={"written": 15.0, "tight": 7.0, "read": 12.5})})
+    first = session.measure(ONE, of("a"))
+    for state in ("written", "tight", "read"):
+        session.time_in_state(state, ONE, of("a"))
+    assert session.measure(ONE, of("a")) == first
+    assert [one.mean_us for one in session.finals(ONE, of("a")) if isinstance(one, Measurement)] == [12.0]
+
+
+@pytest.mark.parametrize("fault", ["poison", "crash", "hang"])
+def test_one_that_breaks_in_a_state_is_blamed_and_the_others_are_timed(start: Start, fault: str) -> None:
+    session = start({"a": Does(), "bad": Does(fault=fault, at_launch=3), "b": Does()})
+    told: list[Outcome] = []
+    outcomes = session.time_in_state("read", ONE, of("a", "bad", "b"), on_outcome=told.append)
+    assert by_name(outcomes) == {"a": "ok", "bad": "timeout" if fault == "hang" else "fault", "b": "ok"}
+    assert by_name(told) == by_name(outcomes)
+    assert len(told) == 3, "each is told once, as soon as it stands"
 
 
 @pytest.mark.parametrize("fault", ["poison", "crash", "hang"])

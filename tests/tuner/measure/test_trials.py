@@ -37,6 +37,9 @@ class Supervised:
     def ready(self, problem: Problem, seeds: tuple[int, ...]) -> Supervised:
         return self
 
+    def check(self) -> None:
+        pass
+
     def request(
         self, method: str, payload: object, timeout_s: object, heard: Callable[[object], None]
     ) -> object:

@@ -27,7 +27,7 @@ from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
-from tests.support import samples
+from tests.support import samples, wide_samples
 
 SM90 = samples.SM90
 MATMUL = FoundKernel(module="aot_tune.kernels", tunable=matmul_tunable)
@@ -452,3 +452,42 @@ def test_the_grid_and_the_counts_are_those_of_the_device_asked_for() -> None:
     told = kernel.launched(large(), config)
     assert (told.tiles, told.blocks, told.ctas) == (1024, 114, 1)
     assert told.memory_bytes == 2 * 3 * 4096 * 4096
+
+
+# Several kernels, lists, the device ------------------------------------------------------------------------
+
+
+def test_each_config_compiles_the_kernel_that_it_names() -> None:
+    (each,) = plan(FoundKernel(module=wide_samples.MODULE, tunable=wide_samples.row_sum), SM90, [
+        Problem({"rows": 64, "cols": 1024, "largest": True})
+    ]).problems  # fmt: skip
+    compiled = {(job.kernel, job.signature.partition("_kernel")[0]) for job in each.jobs.values()}
+    assert compiled == {("whole", "_sum_whole"), ("looped", "_sum_looped")}
+    assert {config.kernel for config in each.candidates} == {"whole", "looped"}
+
+
+def test_kernels_of_equal_arguments_are_compiled_apart() -> None:
+    space = [Config(kernel=name, constants={"tile": 256}) for name in ("one", "two")]
+    kernels = {"one": wide_samples.double.kernel, "two": wide_samples.halve_kernel}
+    tunable = dataclasses.replace(wide_samples.double, kernel=kernels, search_space=space)
+    (each,) = plan(
+        FoundKernel(module=wide_samples.MODULE, tunable=tunable), SM90, [Problem({"n": 4096})]
+    ).problems
+    assert len({job.key for job in each.jobs.values()}) == 2
+
+
+def test_lists_count_as_memory_and_the_device_is_given_to_args_fn() -> None:
+    kernel = DeviceKernel(FoundKernel(module=wide_samples.MODULE, tunable=wide_samples.scale_each), SM90)
+    [problem] = wide_samples.scale_each.typical_problems
+    assert kernel.launched(problem, kernel.default(problem)).memory_bytes == 2 * 4 * (1024 + 1040)
+    assert kernel.kernel_args(problem, kernel.default(problem))[2] == kernel.device.sm_count
+
+
+def test_without_work_each_block_has_its_share_of_the_arguments() -> None:
+    kernel = DeviceKernel(SCALE, SM90)
+    derived = kernel.derived(SMALL, samples.DEFAULT)
+    blocks = derived.blocks
+    moved = 2 * 64 * 1024
+    assert (derived.work.load_bytes * blocks, derived.work.store_bytes * blocks) == (moved, moved)
+    assert derived.work.flops == 0
+    assert kernel.launched(SMALL, samples.DEFAULT).work == Work()  # nothing is refused as too fast by it

@@ -7,6 +7,8 @@ import functools
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,17 +18,18 @@ from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.errors import TuneError
 from aot_tune.kernels.products.matmul import matmul_tunable
 from aot_tune.nvidia.cubin import Resources
+from aot_tune.nvidia.sass import Loop
 from aot_tune.tables import reader, store, writer
 from aot_tune.tables.fit import entry_complaints
 from aot_tune.tables.rule import pick, rule_of
 from aot_tune.tables.table import Table
 from aot_tune.tuner.compile.feed import CompileFeed
-from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileResult
+from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, CompileResult
 from aot_tune.tuner.compile.pool import CompilePool
 from aot_tune.tuner.plan.candidates import SweepPlan, plan
 from aot_tune.tuner.plan.sizes import sizes_inside
 from aot_tune.tuner.sweep.predict import Predicted, first_look_plan, predict, predict_kernel, predicted_table
-from aot_tune.tuner.sweep.progress import PlainProgress
+from aot_tune.tuner.sweep.progress import PlainProgress, closing_table
 from aot_tune.tuner.sweep.report import FIRST_LOOK_CANDIDATES, SweepRequest
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
@@ -208,6 +211,46 @@ def test_a_kernel_is_compiled_for_real_and_its_table_written(tmp_path: Path, fee
     assert path.read_bytes() == before
 
 
+def test_a_product_without_work_is_compiled_and_said_not_to_be_ranked(tmp_path: Path) -> None:
+    problem = bucket(64)
+    default = matmul_tunable.default_config(SM100, problem)
+    other = next(c for c in matmul_tunable.candidates(SM100, problem) if c.constants != default.constants)
+    tunable = dataclasses.replace(
+        matmul_tunable, work=None, search_space=[default, other], default=None, typical=[dict(problem)]
+    )
+    found, progress = dataclasses.replace(MATMUL, tunable=tunable), Silent()
+    planned = plan(found, SM100, [problem])
+    loop = Loop(instructions=60, tensor_ops=8, selects=0, local_accesses=0, waits=0, pipelined=True)
+    results = {
+        key: dataclasses.replace(result, loop=loop)
+        for key, result in made_up(planned).items()
+        if isinstance(result, Compiled)
+    }
+    asked: list[CompileJob] = []
+    feed: Any = SimpleNamespace(
+        counts=lambda: (0, 0, 0), submit=asked.extend, wait=lambda keys, report: {k: results[k] for k in keys}
+    )
+    report = predict_kernel(request(tmp_path, kernels=(found,)), found, feed, progress)
+    assert not report.ranked
+    assert "not ranked" in closing_table([report])[1]
+    assert len(asked) == 2
+    [note] = progress.notes
+    assert "none can be derived of a kernel that multiplies matrices: no candidate is ranked" in note
+    [entry] = store.read_table(tmp_path / "sm100" / "matmul.json").entries
+    assert entry.config == default
+
+
+def test_without_work_what_moves_the_same_in_fewer_waves_is_ranked_first() -> None:
+    """The sample loads and stores every element once; its default has 64 times more blocks than it needs."""
+    problem = samples.scale.buckets[-1].replaced(M=65536)
+    planned = plan(FoundKernel(module=samples.MODULE, tunable=samples.scale), SM100, [problem])
+    results = made_up(planned)
+    times = predict(planned, results, Silent()).sweep.candidates[problem]
+    assert set(times) == set(planned.problems[0].candidates)
+    assert next(iter(times)).constants != samples.DEFAULT.constants
+    assert times[samples.DEFAULT].mean_us > 1.1 * next(iter(times.values())).mean_us
+
+
 @pytest.mark.process
 def test_a_partial_selection_keeps_the_entries_predicted_before(tmp_path: Path, feed: CompileFeed) -> None:
     first, second = samples.scale.buckets[:2]
@@ -227,7 +270,8 @@ def test_a_whole_prediction_counts_and_names_the_entries_that_it_removes(
     predict_kernel(asked, asked.kernels[0], feed, Silent())
     predict_kernel(part, part.kernels[0], feed, Silent())
     assert predict_kernel(asked, asked.kernels[0], feed, progress).changed == 1
-    (said,) = progress.notes
+    derived, said = progress.notes
+    assert derived.startswith("scale: work is not declared; candidates are ranked as if each block loaded")
     assert said.startswith(f"{undeclared}: its entry is removed")
 
 

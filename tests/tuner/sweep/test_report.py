@@ -39,7 +39,7 @@ def test_the_command_asks_for_the_same_again_without_starting_over(tmp_path: Pat
         require_measured=True,
         out=Path("a folder"),
         jobs=2,
-        gpu=0,
+        gpus=(0,),
         journal=Path("j"),
         cubins=Path("c"),
         fresh=True,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from aot_tune.tables.states import State
 from aot_tune.tuner.measure.worker.gpu_state import GpuState
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
 from aot_tune.tuner.process.codec import message
@@ -131,8 +132,11 @@ class Backend(Protocol):
     def busy(self, seconds: float) -> None:
         """Let the GPU multiply large matrices for that many seconds, as a server's GPU does."""
 
-    def sample(self, trial: Trial) -> float:
-        """Time one launch of a config that was timed before, on the same arguments; return microseconds."""
+    def sample(self, trial: Trial, state: State) -> float:
+        """Time one launch of a config that was verified, the GPU being in this state; return microseconds.
+
+        What brings the GPU into the state happens before the launch and is not timed.
+        """
 
     def healthy(self) -> bool:
         """Whether the GPU's context is alive."""

@@ -1,9 +1,10 @@
-"""Time calls on the GPU, one after another, each with none of its data in the L2 cache. Knows no kernel.
+"""Time calls on the GPU, one after another, each with the L2 cache in a known state. Knows no kernel.
 
-CUDA events around the call are the clock. Before each sample a buffer several times the size of the L2 cache
-is *read*, as a server reads its weights: the cache then holds nothing that must be written back while the
-sample runs. A round is queued whole, and the reading takes the GPU longer than a launch takes the host. So no
-sample includes waiting for the host, unless the call itself keeps the host for longer than that.
+CUDA events around the call are the clock. Before a sample a buffer several times the size of the L2 cache is
+*read*, as a server reads its weights: the cache then holds nothing that must be written back while the sample
+runs. Or it is *written*, as a server writes activations: what the cache holds must then go to memory while
+the sample runs. A round is queued whole, and filling the cache takes the GPU longer than a launch takes the
+host. So no sample includes waiting for the host, unless the call itself keeps the host for longer than that.
 """
 
 from __future__ import annotations
@@ -13,28 +14,59 @@ from collections.abc import Callable, Sequence
 import torch
 
 _FLUSH_BYTES = 512 << 20
-"""Bytes read before each sample: four times the largest L2 cache (128 MiB), 120 us at 4.3 TB/s."""
+"""Bytes read or written before each sample: four times the largest L2 cache (128 MiB), 120 us at 4.3 TB/s."""
 
 
 class EventRound:
     """Times each call once, in order, on the current GPU and stream, in microseconds."""
 
     def __init__(self) -> None:
-        self._read = torch.ones(_FLUSH_BYTES // 4, device="cuda")
+        self._buffer = torch.ones(_FLUSH_BYTES // 4, device="cuda")
 
     def flush(self) -> None:
         """Queue the reading that fills the L2 cache with unneeded data that nobody must write back."""
-        self._read.sum()
+        self._buffer.sum()
 
-    def __call__(self, calls: Sequence[Callable[[], object]]) -> list[float]:
-        """Queue every call between two events, each after a flush, then wait for all of them."""
+    def fill(self) -> None:
+        """Queue the writing that fills the L2 cache with unneeded data that must go to memory."""
+        self._buffer.fill_(1.0)
+
+    def __call__(self, calls: Sequence[Callable[[], object]], *, written: bool = False) -> list[float]:
+        """Queue every call between two events, each after the cache is filled, then wait for all of them.
+
+        Args:
+            calls: The calls.
+            written: Whether the cache is filled by writing; by reading without it.
+        """
         samples = []
         for call in calls:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            self.flush()
-            start.record()
-            call()
-            end.record()
-            samples.append((start, end))
+            (self.fill if written else self.flush)()
+            samples.append(_between_events(call))
         torch.cuda.synchronize()
         return [start.elapsed_time(end) * 1e3 for start, end in samples]
+
+    def tight(self, calls: Sequence[tuple[Callable[[], object], Callable[[], object]]]) -> float:
+        """Queue launches with nothing in between but their preparations; return the time of the last one.
+
+        What goes before them keeps the GPU busy until the host has queued them.
+
+        Args:
+            calls: Pairs of a preparation, which is not timed, and a launch.
+        """
+        self.flush()
+        for prepare, launch in calls[:-1]:
+            prepare()
+            launch()
+        prepare, launch = calls[-1]
+        prepare()
+        start, end = _between_events(launch)
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(end)) * 1e3
+
+
+def _between_events(call: Callable[[], object]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    call()
+    end.record()
+    return start, end

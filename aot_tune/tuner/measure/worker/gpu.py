@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from aot_tune.errors import TuneError
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.cubin import has_symbol
 from aot_tune.nvidia.nvml import visible_gpus
+from aot_tune.tables.states import State
 from aot_tune.tuner.measure.worker.backend import Trial
 from aot_tune.tuner.measure.worker.clock import EventRound
 from aot_tune.tuner.measure.worker.gpu_state import GpuMonitor, GpuState
@@ -71,6 +72,9 @@ class GpuBackend:
         self._stream = torch.cuda.current_stream(self._torch_device).cuda_stream
         self._tunable = load(module, name)
         self._device = Device.of(torch.cuda.get_device_properties(self._torch_device))
+        self._launcher = cutile.launcher(
+            programmatic_dependent_launch=self._tunable.programmatic_dependent_launch, arch=self._device.arch
+        )
         self._round = EventRound()  # now, so that no config is blamed when memory is too small for its buffer
         self._factors = torch.randn((2, _BUSY_SIDE, _BUSY_SIDE), device=self._torch_device).bfloat16()
         self._product = torch.empty_like(self._factors[0])
@@ -185,12 +189,23 @@ class GpuBackend:
             if time.monotonic() >= until:
                 return
 
-    def sample(self, trial: Trial) -> float:
-        """Time one launch on the first seed's arguments, which are renewed before it; return microseconds."""
-        case, kernel = self._cases[0], self._kernel(trial)
-        arguments, grid = self._arguments(trial.config, case), self._grid(trial.config)
+    def sample(self, trial: Trial, state: State) -> float:
+        """Time one launch on the first seed's arguments, which are renewed before it; return microseconds.
+
+        In a tight row two launches go before it, the second of them on another seed's arguments, as a layer
+        follows another: it finds in the L2 cache what they have left there.
+        """
+        kernel, grid = self._kernel(trial), self._grid(trial.config)
+
+        def launch(case: Case) -> Callable[[], None]:
+            arguments = self._arguments(trial.config, case)
+            return lambda: ct_launch(self._stream, grid, kernel, arguments)
+
+        case = self._cases[0]
+        if state == "tight":
+            return self._round.tight([(one.renew, launch(one)) for one in (case, self._cases[-1], case)])
         case.renew()
-        [us] = self._round([lambda: ct_launch(self._stream, grid, kernel, arguments)])
+        [us] = self._round([launch(case)], written=state == "written")
         return us
 
     def healthy(self) -> bool:
@@ -214,7 +229,7 @@ class GpuBackend:
 
     def _launch(self, trial: Trial, case: Case) -> None:
         arguments = self._arguments(trial.config, case)
-        ct_launch(self._stream, self._grid(trial.config), self._kernel(trial), arguments)
+        self._launcher(self._stream, self._grid(trial.config), self._kernel(trial), arguments)
         self._launches[trial.config] += 1
 
     def _grid(self, config: Config) -> tuple[int, ...]:
@@ -222,16 +237,18 @@ class GpuBackend:
         return self._tunable.grid(config, self._device, self._problem)
 
     def _arguments(self, config: Config, case: Case) -> tuple[Any, ...]:
-        return tuple(self._tunable.args_fn(config, *case.args))
+        return tuple(self._tunable.args_fn_on(self._device)(config, *case.args))
 
     def _kernel(self, trial: Trial) -> Any:
         hints = trial.config.hints
         # One cubin has one set of constants. Without a cubin, cuTile's own cache distinguishes constants.
-        key = (tuple(hints.items()), trial.cubin)
+        key = (trial.config.kernel, tuple(hints.items()), trial.cubin)
         if key not in self._kernels:
             cubin = trial.cubin
             self._kernels[key] = cutile.with_hints(
-                self._tunable.kernel, hints, lambda symbol, arch: _cubin_of(cubin, symbol) if cubin else None
+                self._tunable.kernel_of(trial.config),
+                hints,
+                lambda symbol, arch: _cubin_of(cubin, symbol) if cubin else None,
             )
         return self._kernels[key]
 

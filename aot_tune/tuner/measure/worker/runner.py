@@ -8,6 +8,10 @@ timed launch by launch, in turn, and large products keep the GPU busy before eac
 The winner depends on it: an fp8 tile of 128 x 128 was 1.5 % faster than one of 64 x 128 after pauses and 4 %
 slower under load.
 
+What the L2 cache holds when a launch begins changes some configs by a third and others by nothing. So those
+that may win are timed in other states of the GPU as well (`aot_tune.tables.states`), launch by launch and in
+turn, one state after another.
+
 A time that no clock can give (zero, negative, not finite) is discarded, as is one in which the memory cannot
 move the problem's arguments, and so are samples taken while the GPU was throttled or shared. All are measured
 again, a bounded number of times. A config that leads by more than the tie band is timed again as well, before
@@ -32,6 +36,8 @@ from importlib import import_module
 from typing import NoReturn
 
 from aot_tune.errors import DeclarationError
+from aot_tune.tables.states import State
+from aot_tune.tuner.choose.states import LONG_US
 from aot_tune.tuner.choose.times import is_tie
 from aot_tune.tuner.measure.rounds import RESOLUTION_US, from_samples, in_turn, usable
 from aot_tune.tuner.measure.worker.backend import Backend, Done, Poisoned, Running, Trial
@@ -50,17 +56,15 @@ WIDE = 0.05
 """A config is timed again when its error margin is above this fraction of its mean; one bad sample of five is
 enough for that."""
 
-LONG_US = 200.0
-"""Kernels of this time or more, in microseconds, count as long. The times of shorter ones stay within 1 %
-from run to run (H200), and timing them in turn separates them less well: a table of small products made that
-way was 2 % slower."""
-
 NEAR = 1.25
 """Long kernels are timed in turn if they take at most this many times as long as the fastest; the others have
 lost."""
 
 SAMPLES = 8
 """Launches of each config in one round of turns."""
+
+STATE_SAMPLES = 4
+"""Launches of each config that are timed in another state of the GPU."""
 
 BUSY_FIRST_S = 0.1
 """Seconds of large products before a round of turns. An H200 may exceed its power cap for some 50 ms after a
@@ -183,7 +187,7 @@ class TrialRunner:
             held = [trial for trial in trials if trial.config in self._timed_alone]
             fastest = self._fastest(times)
             near = [trial for trial in held if self._timed_alone[trial.config].mean_us <= NEAR * fastest]
-            self._report_held(held, self._timed_alone, self._in_turn(near if fastest >= LONG_US else []))
+            self._report_held(held, self._timed_alone, self._loaded(near if fastest >= LONG_US else []))
         return before, self._backend.state()
 
     def time(
@@ -213,7 +217,31 @@ class TrialRunner:
                 taken = {config: self._timed_alone[config] for config in configs}
             held = [trial for trial in trials if trial.config in taken]
             long = held if self._fastest(configs) >= LONG_US else []
-            self._report_held(held, taken, self._in_turn(long))
+            self._report_held(held, taken, self._loaded(long))
+        return before, self._backend.state()
+
+    def time_in_state(
+        self,
+        trials: Sequence[Trial],
+        state: State,
+        known: Sequence[Measurement] = (),
+        careful: bool = False,
+    ) -> tuple[GpuState, GpuState]:
+        """Time configs that were verified in one state of the GPU, launch by launch, in turn.
+
+        Args:
+            trials: The configs.
+            state: The state.
+            known: Times of others that were taken in a worker that broke; they change nothing.
+            careful: As for `measure`.
+
+        Returns:
+            The GPU's state before and after.
+        """
+        before = self._backend.state()
+        self._least_us, self._careful = 0.0, careful
+        with suppress(_ContextDead):
+            self._report_held(trials, {}, self._in_turn(trials, state, STATE_SAMPLES, load=False))
         return before, self._backend.state()
 
     def check(self, trials: Sequence[Trial]) -> None:
@@ -268,24 +296,38 @@ class TrialRunner:
                 if len(times) == 3:
                     self._timed_alone[first.config] = sorted(times, key=lambda one: one.mean_us)[1]
 
-    def _in_turn(self, trials: Sequence[Trial]) -> dict[Trial, Outcome]:
-        """Time trials launch by launch, in turn; return the outcome of each."""
+    def _loaded(self, trials: Sequence[Trial]) -> dict[Trial, Outcome]:
+        """Time trials launch by launch, in turn, on a busy GPU; return the outcome of each."""
+        if trials:
+            self._backend.busy(BUSY_FIRST_S)
+        return self._in_turn(trials, "read", SAMPLES, load=True)
+
+    def _in_turn(
+        self, trials: Sequence[Trial], state: State, samples: int, *, load: bool
+    ) -> dict[Trial, Outcome]:
+        """Time trials launch by launch, in turn; return the outcome of each.
+
+        Args:
+            trials: The configs.
+            state: The GPU's state before each launch.
+            samples: Launches of each that are timed.
+            load: Whether large products keep the GPU busy before each launch. Without them the first turn
+                warms up and does not count; a tight row warms up by itself.
+        """
         taken: dict[Trial, list[float]] = {trial: [] for trial in trials}
         failed: dict[Trial, Outcome] = {}
         disturbance: str | None = None
-        if trials:
-            self._backend.busy(BUSY_FIRST_S)
-        for number in range(SAMPLES):
+        for number in range(0 if load or state == "tight" else -1, samples):
             left = [trial for trial in trials if trial not in failed]
             if not left:
                 break  # a wait for a disturbance to end would report nothing, and look like a hang
-            outcomes, disturbed_by = self._one_turn(left, number)
-            disturbance = disturbance or disturbed_by
+            outcomes, disturbed_by = self._one_turn(left, state, number, load=load)
             for trial, outcome in outcomes.items():
                 if isinstance(outcome, Measurement):
-                    taken[trial].append(outcome.mean_us)
+                    taken[trial] += [outcome.mean_us] if number >= 0 else []
                 elif outcome is not None:
                     failed[trial] = outcome
+            disturbance = disturbance or (disturbed_by if number >= 0 else None)
         harm = self._tried(trials[-1], self._harm) if trials else None
         if isinstance(harm, Failure) and harm.stage == "verify":
             self._report(Poisoned(config=None, stage="verify", message=harm.message))
@@ -296,7 +338,7 @@ class TrialRunner:
         }
 
     def _one_turn(
-        self, trials: Sequence[Trial], number: int
+        self, trials: Sequence[Trial], state: State, number: int, *, load: bool
     ) -> tuple[dict[Trial, Outcome | None], str | None]:
         """Launch each trial once, and all again while something disturbs them and the patience lasts.
 
@@ -304,7 +346,8 @@ class TrialRunner:
             The outcome of each trial, and what disturbed the last turn.
         """
         while True:
-            outcomes = {trial: self._sample(trial) for trial in in_turn(trials, number)}
+            order = in_turn(trials, max(number, 0))
+            outcomes = {trial: self._sample(trial, state, load=load) for trial in order}
             disturbance = self._backend.disturbance()  # not between launches, where the GPU would rest
             if not (disturbance and self._wait()):
                 return outcomes, disturbance
@@ -417,15 +460,16 @@ class TrialRunner:
                 break
         return best or self._untimed(trial, refused)
 
-    def _sample(self, trial: Trial) -> Outcome | None:
+    def _sample(self, trial: Trial, state: State, *, load: bool) -> Outcome | None:
         """The time of one launch, or a failure."""
         self._report(Running(config=trial.config))
 
         def sample(trial: Trial) -> Outcome:
             refused: list[str] = []
             for _ in range(TRIES):
-                self._backend.busy(BUSY_BETWEEN_S)
-                us = self._backend.sample(trial)
+                if load:
+                    self._backend.busy(BUSY_BETWEEN_S)
+                us = self._backend.sample(trial, state)
                 one = Measurement(config=trial.config, mean_us=us, error_margin_us=0.0, num_samples=1)
                 if self._possible(one):
                     return one

@@ -18,6 +18,7 @@ from aot_tune.declare.comparison import bits, chunks, compare, poison
 from aot_tune.declare.declaration import Close, Declaration
 from aot_tune.declare.reference import closes_of
 from aot_tune.errors import ArgumentsError, DeclarationError
+from aot_tune.values.parts import named_parts, part_names
 from aot_tune.values.problem import Problem
 from aot_tune.values.text import described
 
@@ -37,16 +38,19 @@ class Case:
     kernel's signature."""
 
     expected: Mapping[str, Close]
-    """The expected value of each mutated argument, by name."""
+    """The expected value of each mutated argument, by name; of each member of a list by ``xs[0]``."""
 
     saved: Mapping[str, torch.Tensor]
-    """Copies of the tensors that the kernel reads, by name. Those of in-place arguments restore them; the
-    others show whether the kernel changed an argument that is not declared as mutated."""
+    """Copies of the tensors that the kernel reads, by such names. Those of in-place arguments restore them;
+    the others show whether the kernel changed an argument that is not declared as mutated."""
 
     digests: Mapping[str, int] = field(init=False)
     """Digests of `expected` and `saved` as they were made, by words that say what each is of."""
 
     def __post_init__(self) -> None:
+        names = self.tunable.parameters
+        self._named = dict(zip(names, self.args, strict=True))
+        self._parts = named_parts(names, self.args)
         self.digests = self._digests()
 
     @classmethod
@@ -64,17 +68,19 @@ class Case:
                 f"{tunable.name}: make_args returns {len(args)} arguments and launch takes {len(names)} "
                 f"({', '.join(names)}); return one for each"
             )
-        named = {name: arg for name, arg in zip(names, args, strict=True) if isinstance(arg, torch.Tensor)}
-        for name in tunable.mutated:
-            if name not in named:
+        named = dict(zip(names, args, strict=True))
+        parts = named_parts(names, args)
+        for name in part_names(tunable.mutated, named):
+            if not isinstance(parts[name], torch.Tensor):
                 raise DeclarationError(
                     f"{tunable.name}: make_args returns no tensor for {name}, which is mutated"
                 )
-        for name in tunable.reset:
-            named[name].zero_()
-        written = (*tunable.outputs, *tunable.reset)
-        saved = {name: tensor.clone() for name, tensor in named.items() if name not in written}
-        expected = _references(tunable, named, args)
+        for name in part_names(tunable.reset, named):
+            parts[name].zero_()
+        written = part_names((*tunable.output_names, *tunable.reset), named)
+        tensors = {name: value for name, value in parts.items() if isinstance(value, torch.Tensor)}
+        saved = {name: tensor.clone() for name, tensor in tensors.items() if name not in written}
+        expected = _references(tunable, named, tensors)
         case = cls(tunable=tunable, seed=seed, args=args, expected=expected, saved=saved)
         changed = case.changed((*saved,))
         if changed:
@@ -84,22 +90,22 @@ class Case:
         return case
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The argument called `name`."""
-        tensor = self.args[self.tunable.parameters.index(name)]
+        """The argument called `name`, or the member of a list."""
+        tensor = self._parts[name]
         assert isinstance(tensor, torch.Tensor)
         return tensor
 
     def renew(self) -> None:
         """Restore in-place arguments and zero reset ones, as every launch must find them."""
-        for name in self.tunable.inplace:
+        for name in self._names(self.tunable.inplace):
             self.tensor(name).copy_(self.saved[name])
-        for name in self.tunable.reset:
+        for name in self._names(self.tunable.reset):
             self.tensor(name).zero_()
 
     def prepare(self) -> None:
         """`renew`, and poison the outputs, before a launch that is checked."""
         self.renew()
-        for name in self.tunable.outputs:
+        for name in self._names(self.tunable.output_names):
             poison(self.tensor(name), self.seed)
 
     def check(self) -> str | None:
@@ -115,9 +121,10 @@ class Case:
                 return damaged
             kept = self.tensor(changed)
             kept.copy_(self.saved[changed])
+            argument = changed.partition("[")[0]
             raise DeclarationError(
                 f"{self.tunable.name}: the kernel changes its argument {changed}, which the declaration does "
-                f"not name; add {changed!r} to outputs, inplace or reset. If it should not be changed, the "
+                f"not name; add {argument!r} to outputs, inplace or reset. If it should not be changed, the "
                 "kernel writes out of bounds: repair it, or refuse the config in legal()"
             )
         for name, expected in self.expected.items():
@@ -128,7 +135,7 @@ class Case:
 
     def results(self) -> dict[str, torch.Tensor]:
         """Copies of what a launch wrote, for `repeated`."""
-        return {name: self.tensor(name).clone() for name in self.tunable.mutated}
+        return {name: self.tensor(name).clone() for name in self._names(self.tunable.mutated)}
 
     def repeated(self, results: Mapping[str, torch.Tensor]) -> str | None:
         """Compare a further launch with the `results` of one that was right; return what is wrong, or None.
@@ -159,7 +166,12 @@ class Case:
         return dict(zip(tensors, digests(tensors.values()), strict=True))
 
     def _unchanging(self) -> list[str]:
-        return [name for name in self.saved if name not in self.tunable.inplace]
+        restored = self._names(self.tunable.inplace)
+        return [name for name in self.saved if name not in restored]
+
+    def _names(self, arguments: Sequence[str]) -> list[str]:
+        """The names of the tensors of some arguments, those of absent ones left out."""
+        return part_names(arguments, self._named)
 
     def changed(self, names: Sequence[str]) -> str | None:
         """The first of the named arguments whose bits differ from the saved ones, or None."""
@@ -199,9 +211,9 @@ def _called(tunable: Declaration, function: str, *arguments: Any) -> Any:
 
 
 def _references(
-    tunable: Declaration, named: Mapping[str, torch.Tensor], args: Sequence[Any]
+    tunable: Declaration, args: Mapping[str, Any], named: Mapping[str, torch.Tensor]
 ) -> Mapping[str, Close]:
-    found = closes_of(tunable, _called(tunable, "reference", *args), named)
+    found = closes_of(tunable, _called(tunable, "reference", *args.values()), args)
     for name, close in found.items():
         if any(bool(part.isnan().any()) for part in chunks(close.value)):
             raise DeclarationError(

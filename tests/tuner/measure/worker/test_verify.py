@@ -55,7 +55,8 @@ def declared(**changes: Any) -> Any:
         "reference": reference,
         **changes,
     }
-    return SimpleNamespace(**fields, mutated=(*fields["outputs"], *fields["inplace"], *fields["reset"]))
+    mutated = (*fields["outputs"], *fields["inplace"], *fields["reset"])
+    return SimpleNamespace(**fields, output_names=fields["outputs"], mutated=mutated)
 
 
 def right_kernel(x: Any, out: Any, state: Any, total: Any, scale: float) -> None:
@@ -397,3 +398,88 @@ def test_running_out_of_memory_is_not_taken_for_a_wrong_declaration() -> None:
 
     with pytest.raises(torch.OutOfMemoryError):
         Case.make(declared(reference=reference), Problem({"M": 6}), CPU, 0)
+
+
+# Lists, and arguments that are absent -----------------------------------------------------------------------
+
+
+def listed(**changes: Any) -> Any:
+    """``outs[i] = xs[i] * 2``, ``states[i] += 1`` in place, and the largest of each where it is wanted."""
+
+    def make_args(problem: Problem, device: torch.device, seed: int) -> tuple[Any, ...]:
+        generator = torch.Generator(device).manual_seed(seed)
+        xs = [torch.randn(4 + place, generator=generator) for place in range(2)]
+        largest = torch.empty(2) if problem["largest"] else None
+        return xs, [torch.empty_like(x) for x in xs], [torch.ones(3), torch.ones(2)], largest
+
+    def reference(xs: Any, outs: Any, states: Any, largest: Any) -> dict[str, Any]:
+        most = None if largest is None else torch.stack([x.max() for x in xs]).double()
+        return {"outs": [x.double() * 2 for x in xs], "states": [s + 1 for s in states], "largest": most}
+
+    fields = {
+        "parameters": ("xs", "outs", "states", "largest"),
+        "outputs": ("outs", "largest"),
+        "inplace": ("states",),
+        "reset": (),
+        "make_args": make_args,
+        "reference": reference,
+        **changes,
+    }
+    return declared(**fields)
+
+
+def list_kernel(xs: Any, outs: Any, states: Any, largest: Any) -> None:
+    for x, out, state in zip(xs, outs, states, strict=True):
+        out.copy_(x * 2)
+        state.add_(1)
+    if largest is not None:
+        largest.copy_(torch.stack([x.max() for x in xs]))
+
+
+def checked(kernel: Callable[..., None], *, largest: bool, tunable: Any = None) -> str | None:
+    case = Case.make(tunable or listed(), Problem({"M": 6, "largest": largest}), CPU, 0)
+    verdicts = []
+    for _ in range(2):  # the second finds in-place members as the first did
+        case.prepare()
+        kernel(*case.args)
+        verdicts.append(case.check())
+    assert case.repeated(case.results()) is None or verdicts[0] is not None
+    assert verdicts[0] == verdicts[1]
+    return verdicts[0]
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_members_of_lists_and_an_output_that_may_be_absent_are_verified(largest: bool) -> None:
+    assert checked(list_kernel, largest=largest) is None
+
+
+def test_a_wrong_member_of_a_list_is_named() -> None:
+    def one_only(xs: Any, outs: Any, states: Any, largest: Any) -> None:
+        list_kernel(xs, outs, states, largest)
+        outs[1].fill_(float("nan"))
+
+    assert str(checked(one_only, largest=False)).startswith("outs[1]: 5 of 5 elements are wrong")
+
+
+def test_a_member_that_the_kernel_changes_and_nothing_names_is_found() -> None:
+    def changing(xs: Any, outs: Any, states: Any, largest: Any) -> None:
+        list_kernel(xs, outs, states, largest)
+        xs[0].add_(1)
+
+    with pytest.raises(DeclarationError, match=r"changes its argument xs\[0\].*add 'xs' to outputs"):
+        checked(changing, largest=False)
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ({"outs": [torch.ones(4)]}, r"gives outs a list of 1; return a list of 2"),
+        ({"outs": torch.ones(4)}, r"gives outs a Tensor; return a list of 2"),
+        ({"outs": [torch.ones(4), torch.ones(9)]}, r"gives outs\[1\] the shape \(9,\)"),
+        ({}, r"returns an empty dict; .*one for each of outs"),
+    ],
+)
+def test_a_reference_unlike_a_list_is_refused(found: Any, told: str) -> None:
+    tunable = listed(reference=lambda *args: found, outputs=("outs",), inplace=())
+    with pytest.raises(DeclarationError, match=told):
+        Case.make(tunable, Problem({"M": 6, "largest": False}), CPU, 0)

@@ -1,0 +1,197 @@
+"""Time some configs of one problem in each state of this machine's GPU, and print a row for each.
+
+States: before each launch L2 is filled by reading (read) or by writing (written); launches in a tight row
+(tight); the first two also after twenty large products, at the power cap (loaded). For configs of matmul and
+linear each row is followed by those of the variants that leave a stage out.
+
+    python -m aot_tune.bench.states matmul --problem dtype=bfloat16,M=885,N=5120,K=25600
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cuda.tile as ct
+import orjson
+import torch
+
+from aot_tune.bench.gpu import BenchGpu, shipped, this_gpu
+from aot_tune.bench.states import stages
+from aot_tune.declare.discovery import FoundKernel
+from aot_tune.declare.selection import chosen_problems, parse_problem
+from aot_tune.errors import AotTuneError, UsageError
+from aot_tune.serve.choose import loader
+from aot_tune.serve.launch.dispatch import dispatcher_of
+from aot_tune.tuner.measure.rounds import in_turn
+from aot_tune.tuner.measure.worker.clock import EventRound
+from aot_tune.tuner.plan.candidates import DeviceKernel
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+from aot_tune.values.text import aligned
+
+_WITH_STAGES = {"matmul": False, "linear": True}
+"""The kernels whose stages can be left out, and whether their B is (N, K)."""
+
+_SAMPLES = 11
+"""Launches in each state of which the median is taken."""
+
+_PRODUCTS, _SIDE = 20, 4096
+"""Products of square matrices before each launch of a loaded state: 4 ms on an H200."""
+
+Launch = Callable[[], object]
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure what the words ask for; return the exit status."""
+    options = _parser().parse_args(words)
+    if not torch.cuda.is_available():
+        print("aot_tune.bench.states: no GPU here; run it on a GPU host", file=sys.stderr)
+        return 1
+    try:
+        kernels = shipped()
+        if options.kernel not in kernels:
+            raise UsageError(f"no kernel is called {options.kernel}; there is {' '.join(kernels)}")
+        found = kernels[options.kernel]
+        [problem, *more] = chosen_problems(found.tunable, parse_problem(options.problem))
+        if more:
+            raise UsageError(f"{1 + len(more)} problems agree; give all values, as in {problem}")
+        with this_gpu() as gpu:
+            rows = _measured(gpu, found, problem, options.most)
+    except AotTuneError as error:
+        print(f"aot_tune.bench.states: {error}", file=sys.stderr)
+        return 1
+    print(f"{options.kernel} {problem} on {torch.cuda.get_device_name(0)}, medians of {_SAMPLES}, us")
+    states = list(next(iter(rows.values()), {}))
+    print("\n".join(aligned([("", *states), *(_row(name, times, states) for name, times in rows.items())])))
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m aot_tune.bench.states",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("kernel", help="a shipped kernel")
+    parser.add_argument("--problem", required=True, help="all values of a problem: name=value,name=value")
+    parser.add_argument(
+        "--most", type=int, default=4, help="most configs: the chosen one, the default, then the portfolio's"
+    )
+    parser.add_argument("--out", type=Path, help="file for the figures as JSON")
+    return parser
+
+
+def _row(name: str, times: Mapping[str, float], states: Sequence[str]) -> tuple[str, ...]:
+    return name, *(f"{times[state]:.1f}" for state in states)
+
+
+def _measured(gpu: BenchGpu, found: FoundKernel, problem: Problem, most: int) -> dict[str, dict[str, float]]:
+    """The times of each config, and of each with a stage left out, by state."""
+    tunable = found.tunable
+    kernel, _ = gpu.plans(found, [problem])
+    configs = _configs(gpu, found, problem)[:most]
+    each = gpu.plan_configs(kernel, problem, configs)
+    cubins = gpu.cubins(each)
+    seeds = [tunable.make_args(problem, gpu.torch_device, seed) for seed in (0, 1)]
+    runs: dict[str, list[Launch]] = {}
+    for config in (config for config in configs if config in cubins):
+        runs[str(config)] = [gpu.launcher(kernel, problem, config, cubins[config], args) for args in seeds]
+        if tunable.name in _WITH_STAGES and stages.takes(config):
+            by_rows = _WITH_STAGES[tunable.name]
+            for name, launches in _staged(kernel, problem, config, seeds, by_rows=by_rows):
+                runs[f"   {name}: {config}"] = launches
+    renewed = _renewing(tunable, seeds)
+    return _times(runs, renewed)
+
+
+def _configs(gpu: BenchGpu, found: FoundKernel, problem: Problem) -> list[Config]:
+    """The chosen config, the default, and those of the portfolio, all of which may run here."""
+    tunable = found.tunable
+    tables = loader.load(tunable, gpu.arch).tables
+    known = [
+        dispatcher_of(tunable).choice(gpu.arch, problem).config,
+        tunable.default_config(gpu.arch, problem),
+        *(config for shipped_ in tables for config in shipped_.table.portfolio),
+    ]
+    legal = set(tunable.candidates(gpu.arch, problem))
+    return [config for config in dict.fromkeys(known) if config in legal]
+
+
+def _staged(
+    kernel: DeviceKernel,
+    problem: Problem,
+    config: Config,
+    seeds: Sequence[tuple[Any, ...]],
+    *,
+    by_rows: bool,
+) -> Iterator[tuple[str, list[Launch]]]:
+    """Launches of each variant of a config, on each set of arguments; they are compiled at the first."""
+    hinted, grid = stages.staged_kernel.replace_hints(**config.hints), kernel.grid(problem, config)
+
+    def launch(args: tuple[Any, ...], variant: stages.Variant) -> Launch:
+        own = (*args[:3], *stages.constants(config, variant, by_rows=by_rows))
+        return lambda: ct.launch(torch.cuda.current_stream().cuda_stream, grid, hinted, own)
+
+    for name, variant in stages.VARIANTS.items():
+        yield name, [launch(args, variant) for args in seeds]
+
+
+def _renewing(tunable: Any, seeds: Sequence[tuple[Any, ...]]) -> list[Launch]:
+    """For each set of arguments, what zeroes those that the kernel expects to be zero."""
+
+    def zeroed(args: tuple[Any, ...]) -> Launch:
+        named = dict(zip(tunable.parameters, args, strict=True))
+        return lambda: [named[name].zero_() for name in tunable.reset]
+
+    return [zeroed(args) for args in seeds]
+
+
+# Timing -----------------------------------------------------------------------------------------------------
+
+
+def _times(runs: Mapping[str, list[Launch]], renewed: Sequence[Launch]) -> dict[str, dict[str, float]]:
+    """The median of each run in each state, taken launch by launch, in turn."""
+    clock = EventRound()
+    factors = torch.randn((2, _SIDE, _SIDE), device="cuda").bfloat16()
+    product = torch.empty_like(factors[0])
+
+    def loaded() -> None:
+        for _ in range(_PRODUCTS):
+            torch.mm(factors[0], factors[1], out=product)
+
+    def filled(launches: Sequence[Launch], *, written: bool, load: bool) -> float:
+        renewed[0]()
+        if load:
+            loaded()
+        return clock([launches[0]], written=written)[0]
+
+    states: Mapping[str, Callable[[Sequence[Launch]], float]] = {
+        "read": lambda launches: filled(launches, written=False, load=False),
+        "written": lambda launches: filled(launches, written=True, load=False),
+        "tight": lambda launches: clock.tight([(renewed[i], launches[i]) for i in (0, 1, 0)]),
+        "read, loaded": lambda launches: filled(launches, written=False, load=True),
+        "written, loaded": lambda launches: filled(launches, written=True, load=True),
+    }
+    found: dict[str, dict[str, float]] = {name: {} for name in runs}
+    for state, sample in states.items():
+        for launches in runs.values():
+            sample(launches)
+        taken: dict[str, list[float]] = {name: [] for name in runs}
+        for number in range(_SAMPLES):
+            for name in in_turn(list(runs), number):
+                taken[name].append(sample(runs[name]))
+        for name, us in taken.items():
+            found[name][state] = round(statistics.median(us), 2)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Measuring sessions in this process whose times are a hash of problem and config, on any number of GPUs.
+
+Some configs are wrong at some sizes, so that members of the portfolio fall. A GPU can be lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from aot_tune.tables.states import State
+from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped
+from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
+from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
+from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
+
+PAUSE_S = 0.001
+"""What an outcome takes, seconds: time for the other GPUs' threads."""
+
+
+class HashedSession:
+    """The part of `aot_tune.tuner.measure.session.MeasureSession` that a sweep needs."""
+
+    lost_after: ClassVar[dict[int, int]] = {}
+    """By index, the number of outcomes after which a GPU is lost; 0 for one that is lost from the start."""
+
+    devices: ClassVar[dict[int, Device]] = {}
+    """By index, the GPUs that are no reference devices."""
+
+    slower: ClassVar[dict[int, float]] = {}
+    """By index, what the times of a GPU are multiplied by."""
+
+    wrong_part = 0.01
+    """The part of all configs and problems whose result is wrong."""
+
+    stops_after: ClassVar[list[int]] = []
+    """The number of outcomes, of all GPUs, after which the sweep is stopped."""
+
+    seconds = 0.0
+    """What an outcome takes on the clock `now`, seconds."""
+
+    now: ClassVar[list[float]] = [0.0]
+    """Seconds on a clock that only outcomes move."""
+
+    told: ClassVar[list[tuple[int, Problem, Config]]] = []
+    """All outcomes, each with the GPU's index."""
+
+    def __init__(self, found: Any, index: int, *, on_event: Any = None, strikes: Any = None) -> None:
+        self.index = index
+        self.conditions: list[Any] = []
+        self.verify_s = self.start_s = self.open_s = 0.0
+        self._stopped = False
+
+    @classmethod
+    def reset(cls) -> None:
+        """Forget what a test has set."""
+        for one in (cls.lost_after, cls.devices, cls.slower, cls.stops_after, cls.told):
+            one.clear()
+        cls.now[0] = 0.0
+
+    def __enter__(self) -> HashedSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def interrupt(self) -> None:
+        self._stopped = True
+
+    def identity(self) -> dict[str, str]:
+        name = Device.reference(Arch.parse("sm90")).name
+        versions = {"driver": "580.1", "cuda_tile": "1.7.0", "tileiras": "13.4.92"}
+        return {"gpu": name, "uuid": f"GPU-{self.index}", **versions}
+
+    def device(self) -> Device:
+        if self.lost_after.get(self.index) == 0:
+            raise GpuLostError(f"GPU {self.index} does not answer")
+        return self.devices.get(self.index) or Device.reference(Arch.parse("sm90"))
+
+    def measure(
+        self,
+        problem: Problem,
+        configs: Mapping[Config, Path | None],
+        *,
+        on_outcome: Callable[[Outcome], None],
+        known: Mapping[Config, Measurement] = {},
+        least_us: float = 0.0,
+    ) -> list[Outcome]:
+        outcomes = []
+        for config in configs:
+            outcomes.append(self._outcome(problem, config))
+            on_outcome(outcomes[-1])
+        return outcomes
+
+    def finals(
+        self,
+        problem: Problem,
+        configs: Mapping[Config, Path | None],
+        *,
+        on_round: Callable[[int, Outcome], None],
+        taken: Mapping[Config, Sequence[Measurement]] = {},
+    ) -> list[Outcome]:
+        for number in range(3):
+            for config in configs:
+                if len(taken.get(config, ())) <= number:
+                    on_round(number, self._outcome(problem, config))
+        return [self._measured(problem, config) for config in configs]
+
+    def time_in_state(
+        self,
+        state: State,
+        problem: Problem,
+        configs: Mapping[Config, Path | None],
+        *,
+        on_outcome: Callable[[Outcome], None],
+    ) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        for config in configs:
+            self._outcome(problem, config)  # what is wrong has failed before
+            outcomes.append(self._measured(problem, config, state))
+            on_outcome(outcomes[-1])
+        return outcomes
+
+    def recheck(self, problem: Problem, configs: Mapping[Config, Path | None]) -> list[Failure]:
+        found = [self._outcome(problem, config, "late") for config in configs]
+        return [one for one in found if isinstance(one, Failure)]
+
+    def remember_fault(self, problem: Problem, config: Config, message: str, stage: Stage) -> None:
+        pass
+
+    def forget_faults(self, problem: Problem) -> None:
+        pass
+
+    def _outcome(self, problem: Problem, config: Config, when: str = "") -> Outcome:
+        time.sleep(PAUSE_S)
+        self.now[0] += self.seconds
+        if self._stopped:
+            raise MeasuringStopped
+        mine = sum(index == self.index for index, _, _ in self.told)
+        if mine >= self.lost_after.get(self.index, 1 << 30):
+            raise GpuLostError(f"GPU {self.index} does not answer")
+        if self.stops_after and len(self.told) >= self.stops_after[0]:
+            raise KeyboardInterrupt
+        self.told.append((self.index, problem, config))
+        if _part(f"wrong {when} {problem} {config}") < self.wrong_part:
+            return Failure(config=config, stage="verify", message="half of it is NaN")
+        return self._measured(problem, config)
+
+    def _measured(self, problem: Problem, config: Config, when: str = "") -> Measurement:
+        us = (10.0 + 10.0 * _part(f"{problem} {config}{when}")) * self.slower.get(self.index, 1.0)
+        return Measurement(config=config, mean_us=us, error_margin_us=0.01, num_samples=5)
+
+
+def _part(text: str) -> float:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") / (1 << 32)

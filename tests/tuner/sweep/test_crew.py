@@ -1,0 +1,228 @@
+"""The GPUs of a host draw tasks from one queue: which one does what, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aot_tune.errors import TuneError
+from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped
+from aot_tune.tuner.sweep.crew import Crew, Seat, Task
+from aot_tune.values.arch import Arch
+from aot_tune.values.device import Device
+
+FOUND: Any = SimpleNamespace(tunable=SimpleNamespace(name="scale"))
+OTHER: Any = SimpleNamespace(tunable=SimpleNamespace(name="other"))
+
+
+class Session:
+    """A session that only says which GPU it is on."""
+
+    def __init__(self, found: Any, index: int) -> None:
+        self.index, self.stopped = index, threading.Event()
+        self.name = found.tunable.name
+
+    def identity(self) -> dict[str, str]:
+        return {"uuid": f"GPU-{self.index}"}
+
+    def device(self) -> Device:
+        return Device.reference(Arch.parse("sm90"))
+
+    def close(self) -> None:
+        closed.append((self.name, self.index))
+
+    def interrupt(self) -> None:
+        self.stopped.set()
+
+
+said: list[str] = []
+closed: list[tuple[str, int]] = []
+
+
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    said.clear()
+    closed.clear()
+    start: Any = lambda found, index, strikes: Session(found, index)  # noqa: E731
+    with Crew((0, 1), start, said.append) as crew:
+        crew.open(FOUND)
+        yield crew
+
+
+def _task(work: Callable[[Seat], None], **values: Any) -> Task:
+    return Task(kernel=values.pop("kernel", FOUND), work=work, **values)
+
+
+def test_the_longest_task_is_drawn_first(crew: Crew) -> None:
+    done: list[float] = []
+    tasks = [
+        _task(lambda seat, length=length: done.append(length), length=length, owner="GPU-0")
+        for length in (1.0, 5.0, 3.0, 5.5)
+    ]
+    crew.run(tasks)
+    assert done == [5.5, 5.0, 3.0, 1.0]
+
+
+def test_two_gpus_work_at_the_same_time_each_in_its_session(crew: Crew) -> None:
+    both, seen = threading.Barrier(2, timeout=20), []
+
+    def work(seat: Seat) -> None:
+        both.wait()
+        seen.append((seat.gpu, seat.session.index))
+
+    crew.run([_task(work), _task(work)])
+    assert sorted(seen) == [("GPU-0", 0), ("GPU-1", 1)]
+
+
+def test_a_task_that_is_not_ready_does_not_keep_a_gpu_from_others(crew: Crew) -> None:
+    done: list[str] = []
+    tasks = [
+        _task(lambda seat: done.append("long"), length=9.0, ready=lambda: "short" in done),
+        _task(lambda seat: done.append("short"), length=1.0),
+    ]
+    crew.run(tasks)
+    assert done == ["short", "long"]
+
+
+def test_a_task_with_an_owner_goes_to_that_gpu_while_it_is_there(crew: Crew) -> None:
+    done: list[str] = []
+    crew.run([_task(lambda seat: done.append(seat.gpu), owner="GPU-1") for _ in range(5)])
+    crew.run([_task(lambda seat: done.append("any"), owner="GPU-7")])
+    assert done == ["GPU-1"] * 5 + ["any"]
+
+
+def test_the_task_of_a_lost_gpu_is_done_by_another_from_the_start(crew: Crew) -> None:
+    done: list[str] = []
+
+    def work(seat: Seat) -> None:
+        done.append(seat.gpu)
+        if seat.gpu == "GPU-1":
+            raise GpuLostError("it does not answer")
+
+    crew.run([_task(work, owner="GPU-1"), _task(work, owner="GPU-0")])
+    assert sorted(done) == ["GPU-0", "GPU-0", "GPU-1"]
+    crew.run([_task(work, owner="GPU-1")])
+    assert done[-1] == "GPU-0", "it does not come back"
+    (line,) = said
+    assert line.startswith("GPU 1 (GPU-1) is lost and leaves the sweep: it does not answer.")
+    assert [use.lost for use in crew.usage()] == ["", "it does not answer"]
+    assert ("scale", 1) in closed
+
+
+def test_when_no_gpu_is_left_the_last_error_is_raised_now_and_later(crew: Crew) -> None:
+    def work(seat: Seat) -> None:
+        raise GpuLostError(f"{seat.gpu} does not answer")
+
+    with pytest.raises(GpuLostError, match="does not answer"):
+        crew.run([_task(work) for _ in range(4)])
+    with pytest.raises(GpuLostError, match="GPU 0: GPU-0 does not answer; GPU 1: GPU-1 does not"):
+        crew.run([_task(work)])
+
+
+def test_an_error_ends_the_batch_once_what_runs_is_done_and_no_other_batch(crew: Crew) -> None:
+    done: list[str] = []
+    begun = threading.Event()
+
+    def wrong(seat: Seat) -> None:
+        begun.wait(20)
+        raise TuneError("the kernel is wrong")
+
+    def long(seat: Seat) -> None:
+        begun.set()
+        time.sleep(0.2)
+        done.append("long")
+
+    def never(seat: Seat) -> None:
+        done.append("never")
+
+    with pytest.raises(TuneError, match="the kernel is wrong"):
+        crew.run(
+            [
+                _task(wrong, owner="GPU-0", length=9),
+                _task(long, owner="GPU-1", length=9),
+                _task(never, owner="GPU-0"),
+            ]
+        )
+    assert done == ["long"]
+    crew.run([_task(lambda seat: done.append("next"))])
+    assert done == ["long", "next"]
+
+
+def test_each_kernel_has_a_session_and_the_one_before_is_closed(crew: Crew) -> None:
+    names: list[str] = []
+    for kernel in (FOUND, OTHER):
+        crew.run([_task(lambda seat: names.append(seat.session.name), kernel=kernel, owner="GPU-0")])
+    assert names == ["scale", "other"]
+    assert closed == [("scale", 0)]
+
+
+def test_every_gpu_starts_its_process_for_a_kernel_before_it_gets_a_task(crew: Crew) -> None:
+    crew.warm(OTHER)
+    names: list[str] = []
+    crew.run([_task(lambda seat: names.append(seat.session.name), kernel=OTHER, owner="GPU-1")])
+    assert (names, ("scale", 1) in closed) == (["other"], True)
+
+
+def test_seconds_of_waiting_for_a_compiler_are_told_from_idle_ones(crew: Crew) -> None:
+    begun = time.monotonic()
+    told: list[tuple[float, float]] = []
+    wait = lambda: time.monotonic() - begun > 0.4  # noqa: E731
+    crew.run([_task(lambda seat: told.append(seat.rested()), owner="GPU-0", ready=wait)])
+    crew.run([_task(lambda seat: None, owner="GPU-1")])
+    time.sleep(0.3)
+    crew.run([_task(lambda seat: told.append(seat.rested()), owner="GPU-0")])
+    (waited, _), (again, idle) = told
+    assert waited > 0.2
+    assert again < 0.2 < idle
+
+
+def test_an_interrupt_stops_what_runs_before_it_goes_on(crew: Crew) -> None:
+    stopped: list[int] = []
+    begun = threading.Semaphore(0)
+
+    def hang(seat: Seat) -> None:
+        begun.release()
+        assert seat.session.stopped.wait(20)
+        stopped.append(seat.index)
+        raise MeasuringStopped
+
+    def interrupted() -> None:
+        for _ in range(2):
+            assert begun.acquire(timeout=20)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        crew.run([_task(hang), _task(hang)], interrupted)
+    assert sorted(stopped) == [0, 1]
+    assert len(closed) == 2, "their sessions are closed"
+    with pytest.raises(MeasuringStopped):
+        crew.run([_task(hang)])
+
+
+def test_idle_seconds_are_those_in_which_a_gpu_had_no_task(crew: Crew) -> None:
+    crew.run([_task(lambda seat: time.sleep(0.5), owner="GPU-0")])
+    first, second = crew.usage()
+    assert first.busy_s >= 0.5 > second.busy_s
+    assert second.idle_s >= 0.5
+
+
+def test_gpus_with_other_multiprocessor_counts_are_refused_together() -> None:
+    class Smaller(Session):
+        def device(self) -> Device:
+            device = super().device()
+            return dataclasses.replace(device, sm_count=78) if self.index else device
+
+    start: Any = lambda found, index, strikes: Smaller(found, index)  # noqa: E731
+    with (
+        Crew((0, 1), start, said.append) as crew,
+        pytest.raises(
+            TuneError, match=r"0: NVIDIA H\w+.*, 132 multiprocessors; 1: .*78 multi.*choose.*--gpus 0"
+        ),
+    ):
+        crew.open(FOUND)

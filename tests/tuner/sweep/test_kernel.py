@@ -1,0 +1,215 @@
+"""A kernel's sweep on several GPUs: the same bytes from any number, whatever is lost on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aot_tune.errors import TuneError
+from aot_tune.tables import store
+from aot_tune.tuner.measure.supervise import GpuLostError
+from aot_tune.tuner.outcome import Measurement
+from aot_tune.tuner.sweep import journal as journals
+from aot_tune.tuner.sweep import run as sweep
+from aot_tune.tuner.sweep.progress import PlainProgress
+from aot_tune.tuner.sweep.report import SweepReport, SweepRequest
+from aot_tune.tuner.sweep.results import accepts, outcome_of
+from aot_tune.values.device import Device
+from tests.support.hashed_sessions import HashedSession
+from tests.support.samples import SM90, scale_in
+
+pytestmark = pytest.mark.process  # a sweep compiles, but where an earlier run left its cubins
+
+TYPICAL = [{"dtype": "bfloat16", "M": [1, 16, 64, 128, 256, 512], "N": 1024}]
+
+
+@pytest.fixture(autouse=True)
+def hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sweep, "MeasureSession", HashedSession)
+    monkeypatch.setattr(sweep, "CUBINS", Path("build/test-cubins").absolute())
+    HashedSession.reset()
+    yield
+    HashedSession.reset()
+
+
+def _tune(folder: Path, *gpus: int, **changes: Any) -> SweepReport:
+    found = scale_in(folder / "tables")["scale"]
+    found = dataclasses.replace(found, tunable=dataclasses.replace(found.tunable, typical=TYPICAL))
+    request = SweepRequest(
+        kernels=(found,), arch=SM90, gpus=gpus, jobs=2, journal=folder / "journal", **changes
+    )
+    with (folder / "said").open("a") as said:
+        return sweep.run(request, PlainProgress(said))
+
+
+def _table(folder: Path) -> bytes:
+    return store.table_path(folder / "tables", SM90, "scale").read_bytes()
+
+
+def _said(folder: Path) -> str:
+    return (folder / "said").read_text()
+
+
+ONE: list[bytes] = []
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> bytes:
+    """The table of one GPU, made once."""
+    if not ONE:
+        folder = tmp_path / "one"
+        folder.mkdir()
+        assert _tune(folder, 0).complete
+        HashedSession.reset()
+        ONE.append(_table(folder))
+    return ONE[0]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "several"
+    folder.mkdir()
+    return folder
+
+
+def _gpus_of_passes(folder: Path) -> dict[tuple[str, str], set[str]]:
+    """The GPUs of the times that count, by pass and problem: those of the last GPU that wrote of it."""
+    content = journals.read(folder / "journal" / "sm90" / "scale.done", accepts)
+    gpus: dict[tuple[str, str], set[str]] = {}
+    last: dict[tuple[str, str], str] = {}
+    for record in content.records:
+        if record["kind"] != "result" or record["step"] == "recheck":
+            continue
+        if isinstance(outcome_of(record), Measurement):
+            place = (record["step"].partition(" ")[0].rstrip("s"), str(record["problem"]))
+            if last.get(place) != record["gpu"]:
+                gpus[place] = set()
+            last[place] = record["gpu"]
+            gpus[place].add(record["gpu"])
+    return gpus
+
+
+@pytest.mark.parametrize(
+    "count",
+    [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (4, 8))],
+)
+def test_several_gpus_write_the_bytes_that_one_writes(one: bytes, folder: Path, count: int) -> None:
+    report = _tune(folder, *range(count))
+    assert _table(folder) == one
+    assert len({index for index, _, _ in HashedSession.told}) == count, "each of them measured"
+    assert [use.gpu for use in report.gpus] == [f"GPU-{index}" for index in range(count)]
+    assert all(len(gpus) == 1 for gpus in _gpus_of_passes(folder).values())
+    assert f"GPU 1 GPU-1: busy {report.gpus[1].busy_s:.1f} s, idle" in _said(folder)
+
+
+@pytest.mark.parametrize(
+    "after", [33, *(pytest.param(after, marks=pytest.mark.slow) for after in (0, 1, 20, 70, 90))]
+)
+def test_a_gpu_that_is_lost_costs_its_problem_and_changes_no_byte(
+    one: bytes, folder: Path, after: int
+) -> None:
+    HashedSession.lost_after[1] = after
+    report = _tune(folder, 0, 1, 2)
+    assert _table(folder) == one
+    assert [bool(use.lost) for use in report.gpus] == [False, True, False]
+    assert "GPU 1 (GPU-1) is lost and leaves the sweep: GPU 1 does not answer." in _said(folder)
+    there = {
+        record["gpu"]
+        for record in journals.read(folder / "journal/sm90/scale.done", accepts).records
+        if record["kind"] == "result"
+    }
+    assert ("GPU-1" in there) == (after > 0), "what it measured stays in the journal"
+
+
+@pytest.mark.parametrize(
+    ("stopped", "goes_on"),
+    [
+        ((0, 1), (0, 1)),
+        pytest.param((0, 1), (1,), marks=pytest.mark.slow),
+        pytest.param((0,), (2, 3), marks=pytest.mark.slow),
+        pytest.param((0, 1, 2, 3), (4,), marks=pytest.mark.slow),
+    ],
+)
+def test_a_stopped_sweep_goes_on_with_other_gpus_to_the_same_bytes(
+    one: bytes, folder: Path, stopped: tuple[int, ...], goes_on: tuple[int, ...]
+) -> None:
+    for after in (40, 160):
+        HashedSession.stops_after[:] = [after]
+        with pytest.raises(KeyboardInterrupt):
+            _tune(folder, *stopped)
+        stopped = stopped[::-1]
+    HashedSession.stops_after.clear()
+    report = _tune(folder, *goes_on)
+    assert report.resumed > 0
+    assert _table(folder) == one
+
+
+@pytest.mark.slow
+def test_with_no_gpu_left_what_is_there_is_kept_and_taken_over(one: bytes, folder: Path) -> None:
+    HashedSession.lost_after.update({0: 50, 1: 60})
+    with pytest.raises(GpuLostError, match="does not answer"):
+        _tune(folder, 0, 1)
+    HashedSession.lost_after.clear()
+    assert len(HashedSession.told) == 110
+    assert _tune(folder, 0, 1).resumed > 0
+    assert _table(folder) == one
+
+
+def test_gpus_that_differ_are_refused_before_anything_is_measured(folder: Path) -> None:
+    HashedSession.devices[1] = dataclasses.replace(Device.reference(SM90), sm_count=78)
+    with pytest.raises(TuneError, match=r"the GPUs differ .*choose those that are equal: --gpus 0"):
+        _tune(folder, 0, 1)
+    assert HashedSession.told == []
+
+
+@pytest.mark.slow
+def test_two_cards_that_disagree_on_defaults_are_named(folder: Path) -> None:
+    HashedSession.slower[1] = 1.2
+    _tune(folder, 0, 1)
+    assert "GPU-1 takes 1.20 times as long as GPU-0 for the same defaults" in _said(folder)
+
+
+# Limited time -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each outcome takes a second, and nothing else takes time."""
+    monkeypatch.setattr(HashedSession, "seconds", 1.0)
+    monkeypatch.setattr("aot_tune.tuner.sweep.kernel.monotonic", lambda: HashedSession.now[0])
+
+
+def _edges(folder: Path) -> dict[int, float]:
+    table = store.read_table(store.table_path(folder / "tables", SM90, "scale"))
+    return {entry.bucket.size("M"): entry.mean_us for entry in table.entries}
+
+
+def test_a_limited_time_ends_with_the_buckets_that_were_reached(folder: Path, clock: None) -> None:
+    report = _tune(folder, 0, time_budget_s=200.0)
+    assert report.complete
+    reached = _edges(folder)
+    left = {f"dtype=bfloat16 M={m} N=1024 has no entry" for m in TYPICAL[0]["M"] if m not in reached}  # type: ignore[attr-defined]
+    assert 1 <= len(reached) <= 4
+    assert set(report.rows[0].unreached) == left
+    assert f"scale: no time was left: {sorted(left)[0]}" in _said(folder)
+    assert len(HashedSession.told) <= 260, "as long as the last problem and the recheck take"
+
+
+@pytest.mark.slow
+def test_what_a_limited_time_does_not_reach_stays_as_it_was(folder: Path, clock: None) -> None:
+    _tune(folder, 0)
+    before = _edges(folder)
+    portfolio = store.read_table(store.table_path(folder / "tables", SM90, "scale")).portfolio
+    HashedSession.slower[0] = 1.5
+    report = _tune(folder, 0, time_budget_s=200.0)
+    assert report.complete
+    after = _edges(folder)
+    assert after.keys() == before.keys()
+    assert all("stays as it was" in line for line in report.rows[0].unreached)
+    assert 0 < len(report.rows[0].unreached) < len(before)
+    table = store.read_table(store.table_path(folder / "tables", SM90, "scale"))
+    assert table.portfolio[: len(portfolio)] == portfolio
