@@ -181,7 +181,7 @@ class Hands(Protocol):
         """Have tasks done; see `Crew.run`.
 
         Raises:
-            RoundOver: Results of tasks are missing that are done elsewhere; those that are done here are done.
+            RoundOver: Tasks that are done elsewhere lack results; those that are done here are done.
         """
 
 
