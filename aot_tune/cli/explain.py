@@ -17,7 +17,7 @@ from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.serve.choose import loader
 from aot_tune.serve.choose.index import Index
-from aot_tune.serve.choose.resolve import Around, Choice, Legality, Source, around, tune_command
+from aot_tune.serve.choose.resolve import Choice, Legality, Source, tune_command, where_of
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.serve.launch.messages import compiler_messages, passed_over_message, stale_messages
 from aot_tune.serve.rank import is_rank
@@ -187,17 +187,18 @@ def _compared(
     if found is None:
         return "", ()
     legality, default_at = Legality(tunable, arch), partial(tunable.default_config, arch)
-    near = choice.source == "nearest"
+    own = choice.source == "own"
     ranking = index.rule(found, default_at).ranking(
         problem,
         default_at(problem),
-        **(Around() if choice.source == "own" else around(index, problem, found, default_at, near=near)),
+        where=where_of(choice.source),
+        beside=() if own else index.beside(problem, found, default_at),
     )
     sm_count, tiles = found.shipped.table.built_with.sm_count, tunable.tiles
     return ranking.basis, tuple(
         Compared(
             config=config,
-            us=round(ranking.us(lag), 3) if ranking.inside else None,
+            us=round(ranking.us(lag), 3) if own else None,
             ratio=round(math.exp(lag - ranking.lags[0][0]), 4),
             waves=waves(tiles(config, problem), config, sm_count) if tiles else None,
             refusal=legality.refusal(config, problem),

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from aot_tune.declare.declaration import Declaration
 from aot_tune.serve.choose.index import Index, Shipped
-from aot_tune.serve.choose.resolve import around
 from aot_tune.tables.rule import pick, rule_of
 from aot_tune.tables.table import Entry, Point, Table
 from aot_tune.values.bucket import NEAR_DOUBLINGS, Pow2
@@ -63,7 +62,8 @@ def across(tunable: Declaration, table: Table, *, near: bool) -> Iterator[Left]:
             default,
             problem,
             times.__contains__,
-            **around(index, problem, found, default_at, near=near),
+            where="near" if near else "far",
+            beside=index.beside(problem, found, default_at),
         )
         yield _left(times, chosen.config if chosen else None, default)
 

@@ -13,7 +13,7 @@ from operator import sub
 from pathlib import Path
 from typing import NamedTuple
 
-from aot_tune.tables.rule import BucketRule, DefaultAt, Tiles, least_left, rule_of
+from aot_tune.tables.rule import MOST_BESIDE, BucketRule, DefaultAt, Tiles, rule_of
 from aot_tune.tables.table import Entry, Table
 from aot_tune.values.bucket import Axes, Pow2, edge
 from aot_tune.values.problem import Problem, Value
@@ -75,9 +75,6 @@ class _Group:
     closest: dict[tuple[tuple[int, ...], float], tuple[int, _Member] | None] = field(default_factory=dict)
     """The answers of `_closest`, by exponents and reach."""
 
-    closest_two: dict[tuple[int, ...], list[tuple[int, int, Match]]] = field(default_factory=dict)
-    """The answers of `_closest_two`, by exponents."""
-
 
 class _Distances(NamedTuple):
     """How far the groups of some classes are from a bucket on the Exact axes."""
@@ -110,7 +107,6 @@ class Index:
         self._own: dict[Problem, Match] = {}
         self._groups: dict[Classes, dict[tuple[int, ...], _Group]] = {}
         self._rules: dict[int, BucketRule] = {}
-        self._outside: dict[int, float] = {}
         self._last: tuple[Problem | None, Problem] = (None, Problem({}))
         self._reached: tuple[Problem | None, _Distances] = (None, _Distances([], [], [], []))
         for shipped in self.tables:
@@ -204,24 +200,21 @@ class Index:
             for name, other in zip(self._exact, group.exact, strict=True)
         )
 
-    def neighbours(self, problem: Problem, first: Match, most: int) -> list[Match]:
-        """The next nearest entries after `first`, of its table, at any distance; at most `most`.
+    def beside(self, problem: Problem, first: Match, default_at: DefaultAt) -> list[BucketRule]:
+        """The rules of up to `MOST_BESIDE` buckets beside that of `first`, the nearest to a problem first.
 
-        Two of each of the nearest groups are considered.
+        They are of the same table and have the same edges, and other sizes on the Exact axes.
         """
-        wanted = self.bucket_of(problem)
-        exponents = self._exponents(wanted)
-        _, aparts, groups, order = self._distances(wanted)
-        found = [
-            (aparts[place] + steps, at, match)
-            for place in order[: most + 1]
-            for steps, at, match in _closest_two(groups[place], exponents)
-        ]
-        found.sort()
-        entry, shipped = first.entry, first.shipped
-        return [match for _, _, match in found if match.entry is not entry and match.shipped is shipped][
-            :most
-        ]
+        exponents, shipped = self._exponents(first.entry.bucket), first.shipped
+        _, _, groups, order = self._distances(self.bucket_of(problem))
+        found: list[BucketRule] = []
+        for place in order[:_MOST_LOOKED_AT]:
+            member = groups[place].members.get(exponents)
+            if member is not None and member.found.shipped is shipped and member.found is not first:
+                found.append(self.rule(member.found, default_at))
+                if len(found) == MOST_BESIDE:
+                    break
+        return found
 
     def rule(self, found: Match, default_at: DefaultAt) -> BucketRule:
         """The rule near this entry's bucket; it is made once.
@@ -235,17 +228,6 @@ class Index:
             rule = rule_of(found.entry, found.shipped.table, self._tiles, default_at)
             self._rules[id(found.entry)] = rule
         return rule
-
-    def outside(self, found: Match, default_at: DefaultAt) -> float:
-        """The exponent of waves for sizes outside the buckets of an entry's table; it is found once."""
-        table = found.shipped.table
-        exponent = self._outside.get(id(table))
-        if exponent is None:
-            entries = [entry for entry in table.entries if len(entry.points) > 2]
-            some = entries[:: -(-len(entries) // _MOST_ASKED)] if entries else []
-            rules = [self.rule(Match(entry=entry, shipped=found.shipped), default_at) for entry in some]
-            exponent = self._outside[id(table)] = least_left(rules)
-        return exponent
 
     def _exponents(self, bucket: Problem) -> tuple[int, ...]:
         return tuple(bucket.size(name).bit_length() - 1 for name in self._pow2)
@@ -272,22 +254,8 @@ def _closest(group: _Group, exponents: tuple[int, ...], within: float) -> tuple[
     return chosen
 
 
-def _closest_two(group: _Group, exponents: tuple[int, ...]) -> list[tuple[int, int, Match]]:
-    """The two nearest members on the Pow2 axes: doublings, place, entry. Of equally near ones the larger."""
-    two = group.closest_two.get(exponents)
-    if two is None:
-        ranked = [(sum(map(abs, map(sub, exponents, edges))), m) for edges, m in group.members.items()]
-        ranked.sort(key=lambda one: (one[0], one[1].smaller, one[1].place))
-        two = [(steps, member.place, member.found) for steps, member in ranked[:2]]
-        if len(group.closest_two) >= _MOST_CLOSEST:
-            group.closest_two.clear()
-        group.closest_two[exponents] = two
-    return two
-
-
-_MOST_ASKED = 64
-"""The most buckets of a table, spread over it, that are asked for the exponent of waves. It takes 0.3 ms
-each."""
+_MOST_LOOKED_AT = 12
+"""The most groups in which a bucket beside another one is looked for, the nearest ones."""
 
 _MOST_CLOSEST = 1024
 """The most answers that a group keeps, enough for the exponents of two axes; beyond it all are dropped."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, TypedDict
+from typing import Literal
 
 from aot_tune import environment
 from aot_tune.declare.declaration import Declaration
@@ -14,7 +14,7 @@ from aot_tune.environment import OnMiss
 from aot_tune.errors import LaunchError, MissError, TableWarning, UsageError
 from aot_tune.serve.choose.index import Classes, Index, Match, classes_of
 from aot_tune.serve.warn import warn
-from aot_tune.tables.rule import FAR_EXPONENT, MOST_NEIGHBOURS, BucketRule, DefaultAt, Pick, pick
+from aot_tune.tables.rule import Pick, Where, pick
 from aot_tune.tables.table import Entry
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import NEAR_DOUBLINGS
@@ -204,12 +204,16 @@ def resolve(
         if found is None:
             return None
         try:
-            near = source == "nearest"
             chosen = pick(
-                found.entry, index.rule(found, default_at), default, problem, allowed,
+                found.entry,
+                index.rule(found, default_at),
+                default,
+                problem,
+                allowed,
+                where=where_of(source),
+                beside=() if source == "own" else index.beside(problem, found, default_at),
                 sm_count=sm_count,
-                **(Around() if source == "own" else around(index, problem, found, default_at, near=near)),
-            )  # fmt: skip
+            )
         except Exception as error:
             legality.failed(error, problem, f"{where} {found.entry.bucket} of {found.shipped.path}")
             return None
@@ -268,25 +272,9 @@ def resolve(
     return _default(tunable, arch, problem, default, "default", missing, unfit)
 
 
-class Around(TypedDict, total=False):
-    """What the rule takes besides the nearest entry, for a problem that has no entry of its own."""
-
-    neighbours: list[BucketRule]
-    """The rules of the entries next nearest to it."""
-
-    outside: float
-    """The exponent of waves outside the table's buckets."""
-
-
-def around(
-    index: Index, problem: Problem, found: Match, default_at: DefaultAt, *, near: bool = False
-) -> Around:
-    """What the rule takes besides the nearest entry, `found`; `near` where it is within a doubling."""
-    others = index.neighbours(problem, found, MOST_NEIGHBOURS - 1)
-    return Around(
-        neighbours=[index.rule(other, default_at) for other in others],
-        outside=index.outside(found, default_at) if near else FAR_EXPONENT,
-    )
+def where_of(source: Source) -> Where:
+    """Where a problem lies, seen from the bucket that gave its config in this step."""
+    return "inside" if source == "own" else "near" if source == "nearest" else "far"
 
 
 def _given(tunable: Declaration, arch: Arch, problem: Problem, config: Config) -> Choice:

@@ -20,7 +20,7 @@ from aot_tune import environment
 from aot_tune.declare.declaration import Declaration
 from aot_tune.nvidia import cutile
 from aot_tune.serve.choose.index import Index, Match
-from aot_tune.serve.choose.resolve import Legality, around
+from aot_tune.serve.choose.resolve import Legality
 from aot_tune.serve.fork import ForkSafe
 from aot_tune.serve.kernels import HintedKernels
 from aot_tune.serve.runtime import Runtime
@@ -235,7 +235,8 @@ class LiveSearch:
         expected = index.rule(nearest, default_at).ranking(
             problem,
             default,
-            **around(index, problem, nearest, default_at),
+            where="far",
+            beside=index.beside(problem, nearest, default_at),
             sm_count=occasion.device.sm_count,
         )
         promising = [config for _, config in expected.lags if config in allowed]
