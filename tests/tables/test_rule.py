@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import timeit
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from aot_tune.tables.rule import (
     BucketRule,
     Pick,
     Tiles,
+    Where,
     pick,
     rule_of,
     waves,
@@ -93,9 +93,10 @@ def pick_of(
     size: int,
     allowed: Callable[[Config], bool] = lambda config: True,
     tiles: Tiles | None = recorded.tiles,
+    where: Where = "inside",
 ) -> Pick | None:
     rule = rule_of(table.entries[0], table, tiles, lambda problem: DEFAULT)
-    return pick(table.entries[0], rule, DEFAULT, recorded.problem(size), allowed)
+    return pick(table.entries[0], rule, DEFAULT, recorded.problem(size), allowed, where=where)
 
 
 def picked(table: Table, size: int, allowed: Callable[[Config], bool] = lambda config: True) -> Config | None:
@@ -172,10 +173,9 @@ def test_the_worst_state_of_a_point_counts() -> None:
     assert [config for config, _ in expected(rule, 400)] == [WIDE, NARROW, DEFAULT]
 
 
-def test_of_points_equally_near_the_larger_tells() -> None:
-    points: dict[int, tuple[float | None, ...]] = {256: (3.0, 9.0, 9.0), 1024: (9.0, 4.0, 9.0)}
-    outside = bucket_rule(1024, points, tiles=None)
-    assert fastest(outside, 512) == WIDE
+def test_of_points_equally_near_the_larger_says_what_may_run() -> None:
+    points: dict[int, tuple[float | None, ...]] = {256: (3.0, None, 9.0), 1024: (None, 4.0, 9.0)}
+    assert [config for config, _ in expected(bucket_rule(1024, points, tiles=None), 512)] == [WIDE, DEFAULT]
 
 
 def test_a_default_of_the_portfolio_is_estimated_once() -> None:
@@ -183,12 +183,13 @@ def test_a_default_of_the_portfolio_is_estimated_once() -> None:
     assert [config for config, _ in expected(rule, 400)] == [DEFAULT, WIDE]
 
 
-def test_a_point_s_default_is_not_taken_for_the_default_of_another_size() -> None:
+def test_the_points_defaults_stand_for_the_default_unless_the_portfolio_has_it() -> None:
     rule = bucket_rule(512, {512: (50.0, 60.0, 5.0)})
     other = recorded.config(256, 128, 64)
-    ranking = rule.ranking(recorded.problem(400), other)
-    assert ranking.lags[0][1] == DEFAULT
-    assert ranking.lag_of(other) == math.inf
+    assert rule.ranking(recorded.problem(400), other).lags[0][1] == other
+    known = rule.ranking(recorded.problem(400), WIDE)
+    assert [config for _, config in known.lags] == [NARROW, WIDE]
+    assert known.default_lag == known.lags[1][0]
 
 
 # Other buckets ----------------------------------------------------------------------------------------------
@@ -206,27 +207,42 @@ def at_n(n: int, us: tuple[float | None, ...]) -> BucketRule:
     )
 
 
-def test_outside_its_buckets_a_size_is_told_from_the_nearest_point_of_each() -> None:
+def test_outside_its_buckets_a_size_is_told_from_the_points_of_several() -> None:
     first, second, third = (
         at_n(4096, (2.0, 2.2, 4.0)),
         at_n(8192, (3.0, 2.0, 4.0)),
         at_n(8200, (3.0, 2.0, 4.0)),
     )
     asked = recorded.problem(512).replaced(N=5120)
-    assert first.ranking(asked, DEFAULT).lags[0][1] == NARROW
-    several = first.ranking(asked, DEFAULT, neighbours=[second, third])
+    assert first.ranking(asked, DEFAULT, where="near").lags[0][1] == NARROW
+    several = first.ranking(asked, DEFAULT, where="near", beside=[second, third])
     assert [config for _, config in several.lags] == [WIDE, NARROW, DEFAULT]
-    assert not several.inside
-    assert "N=4096" in several.basis
-    assert "N=8192" in several.basis
+    assert several.basis == "the buckets N=4096 (63%), N=8192 (19%), N=8200 (18%)"
 
 
-@pytest.mark.parametrize(("default", "config"), [(2.03, DEFAULT), (2.06, NARROW)])
+@pytest.mark.parametrize(("where", "exponent"), [("inside", 1.0), ("near", 0.5), ("far", 0.5)])
+def test_where_points_tell_nothing_waves_count_fully_only_inside(where: Where, exponent: float) -> None:
+    # 64 x 128 tiles, N = 6144: a row is 48 tiles. M = 260: 5 rows, 2 waves of 132; M = 500: 8 rows, 3 waves.
+    rule = bucket_rule(512, {500: (30.0, None, None)})
+    ranking = rule.ranking(recorded.problem(260), DEFAULT, where=where)
+    assert ranking.exponent == exponent
+    assert ranking.us(ranking.lags[0][0]) == pytest.approx(30.0 * (2 / 3) ** exponent)
+
+
+@pytest.mark.parametrize(("where", "exponent"), [("near", 0.0), ("far", 0.5)])
+def test_near_its_buckets_the_exponent_is_what_leaves_least_at_their_points(
+    where: Where, exponent: float
+) -> None:
+    rule = bucket_rule(512, dict.fromkeys((260, 300, 340, 390, 430, 500), (6.0, 6.2, 100.0)))
+    assert rule.ranking(recorded.problem(600), DEFAULT, where=where).exponent == exponent
+
+
+@pytest.mark.parametrize(("default", "config"), [(2.019, DEFAULT), (2.021, NARROW)])
 def test_outside_its_buckets_the_default_is_taken_where_the_estimates_overlap(
     default: float, config: Config
 ) -> None:
     table = table_of({512: (2.0, 3.0, default)})
-    found = pick_of(table, 1000, tiles=None)
+    found = pick_of(table, 1000, tiles=None, where="near")
     assert found is not None
     assert found.config == config
     assert ("overlap" in found.reason) == (config == DEFAULT)
