@@ -164,8 +164,9 @@ def explanation_lines(answer: Explanation) -> list[str]:
     ]
     heading = (
         "  expected times of the portfolio and the default"
-        + (", each in its worst state" if answer.at_edge else "")
-        + f", estimated from {answer.basis}:"
+        + (", as in its worst state" if answer.at_edge else "")
+        + ("" if answer.basis in answer.reason else f", estimated from {answer.basis}")
+        + ":"
     )
     return [
         f"{answer.kernel} {answer.problem} on {answer.arch}: {answer.config}",

@@ -13,13 +13,13 @@ The config with the least estimate is taken. The points are those of the size's 
 without one, those of the nearest bucket and of up to `MOST_BESIDE` others that lie beside it. What has no
 time at the nearest point is not estimated.
 
-The *exponent* is 1, 1/2 or 0: that with which the rule leaves least at these points, each left out of its
-bucket in turn. Some kernels take whole waves, because their blocks wait for each other's ends; others are
-bound by memory, or keep more blocks on a multiprocessor than the config says, and a further wave costs them
-little. More than a doubling away it is 1/2. Waves at the size count the multiprocessors of the GPU that
-launches, waves at the point those of the GPU that was measured. A partly filled last tile is a tile, so waves
-tell of it too. The share of each operand that L2 holds does not count: with points of other shares taken to
-be farther away, the rule left the same on the tables of sm90.
+The *exponent* is 1, 1/2 or 0: that with which the rule leaves least at the points of the size's bucket, or of
+the nearest, each left out in turn. Some kernels take whole waves, because their blocks wait for each other's
+ends; others are bound by memory, or keep more blocks on a multiprocessor than the config says, and a further
+wave costs them little. More than a doubling away it is 1/2. Waves at the size count the multiprocessors of
+the GPU that launches, waves at the point those of the GPU that was measured. A partly filled last tile is a
+tile, so waves tell of it too. The share of each operand that L2 holds does not count: with points of other
+shares taken to be farther away, the rule left the same on the tables of sm90.
 
 Where the points are other buckets', the default is taken unless the choice is expected to be faster by more
 than `OVERLAP`. ``tuned_configs/README.md`` has an example and says what the rule leaves on measured tables.
@@ -237,7 +237,7 @@ than any choice that is worth a change, and more than rounding."""
 
 _FAR = 0.5
 """The exponent of waves for sizes more than a doubling away from any bucket. On the tables of sm90 it leaves
-2.5 % there in the geometric mean, and that which leaves least at the points 3.6 %."""
+2.6 % there in the geometric mean, and the one of the nearest bucket 3.6 %."""
 
 _DOUBLED = math.log(2.2)
 """The logarithm of how much less a config's waves may grow from the nearest point to the size than those of
@@ -327,8 +327,7 @@ class BucketRule:
             apart = own if len(rules) == 1 else [d for rule in rules for d in rule._apart(pow2, exact)]
             near = [(rule, place) for rule in rules for place in range(len(rule._points))]
             weights = _weights(apart)
-            exponent = _FAR if where == "far" else least_left(rules, where)
-            exponent = exponent if self._tiles is not None else 0.0
+            exponent = self._exponent(where)
         lags, default_place = self._lags_at(problem, default, near, weights, exponent, nearest, sm_count)
         default_lag = next((lag for lag, place in lags if place == default_place), math.inf)
         configs = (*self._portfolio, default)
@@ -508,12 +507,22 @@ class BucketRule:
             regrets.append(0.0 if taken is None else math.expm1(known[taken]))
         return regrets
 
+    def _exponent(self, where: Where) -> float:
+        """The exponent of waves for a size that lies there, seen from this bucket."""
+        if self._tiles is None:
+            return 0.0
+        if where == "far":
+            return _FAR
+        preferred, best = _PREFERRED[where], self._sums.index(min(self._sums))
+        clearly = self._sums[best] < self._sums[preferred] - _PREFERENCE
+        return _EXPONENTS[best if clearly else preferred]
+
     @lazy
-    def left(self) -> tuple[float, ...]:
+    def _sums(self) -> list[float]:
         """For each of `_EXPONENTS`, the sum of what it leaves at the points, each left out in turn."""
-        if self._tiles is None or len(self._points) < 2:
-            return (0.0,) * len(_EXPONENTS)
-        return tuple(sum(self._left(exponent)) for exponent in _EXPONENTS)
+        if len(self._points) < 2:
+            return [0.0] * len(_EXPONENTS)
+        return [sum(self._left(exponent)) for exponent in _EXPONENTS]
 
     def _left(self, exponent: float) -> Iterator[float]:
         """The logarithm of the regret that an exponent leaves at each point, told from the others."""
@@ -527,13 +536,6 @@ class BucketRule:
             told = [(mean + exponent * grown[c], c) for mean, c in zip(means, columns, strict=True)]
             if told:
                 yield lags[min(told)[1]] or 0.0
-
-
-def least_left(rules: Sequence[BucketRule], where: Where) -> float:
-    """The exponent that leaves least at the points of some rules; the preferred one where they tie."""
-    sums = [sum(left) for left in zip(*[rule.left for rule in rules], strict=True)]
-    preferred, best = _PREFERRED[where], sums.index(min(sums))
-    return _EXPONENTS[best if sums[best] < sums[preferred] - _PREFERENCE else preferred]
 
 
 def _weights(apart: Iterable[float]) -> list[float]:
