@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
+from itertools import compress
 
 import pytest
+import typer.testing
 from hypothesis import HealthCheck, settings
 
 from tests.support import fast
@@ -18,6 +21,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # Loaded machines run these tests too: how long an example takes says nothing of the code.
 settings.register_profile("aot_tune", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("aot_tune")
+
+# A run of the command line in this process would read the signatures of all commands again, for 15 ms.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 _TRIED = pytest.StashKey[list[str]]()
 """What a fast test tried to start."""
@@ -61,9 +67,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     items.sort(key=lambda item: "tuner" not in item.path.parts)
     if config.option.fast:
-        marked = [item for item in items if any(map(item.get_closest_marker, fast.LEFT_OUT))]
-        config.hook.pytest_deselected(items=marked)
-        items[:] = [item for item in items if item not in marked]
+        marked = [any(map(item.get_closest_marker, fast.LEFT_OUT)) for item in items]
+        config.hook.pytest_deselected(items=list(compress(items, marked)))
+        items[:] = [item for item, left_out in zip(items, marked, strict=True) if not left_out]
     pairs = [item for item in items if item.get_closest_marker("gpu2")]
     if pairs and not config.option.collectonly and _gpus() < 2:
         config.hook.pytest_deselected(items=pairs)

@@ -130,7 +130,7 @@ class Config:
     def with_constant_order(self, names: tuple[str, ...]) -> Config:
         """The same config with its constants in the order of `names`."""
         ordered = {name: self.constants[name] for name in names if name in self.constants}
-        if [*ordered] == [*self.constants]:
+        if list(self.constants) == list(ordered):
             return self
         return Config(constants=ordered, hints=self.hints, kernel=self.kernel)
 

@@ -62,6 +62,7 @@ def _random_layout(choose: random.Random) -> torch.Tensor:
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
+@pytest.mark.long
 def test_signatures_of_random_arrays_equal_cutiles_own() -> None:
     choose = random.Random(0)
     other = torch.empty((32, 32), dtype=torch.float16, device="meta")

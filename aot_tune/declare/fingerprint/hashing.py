@@ -156,10 +156,7 @@ class _Hasher:
         self._place = outer
 
     def _word(self, *words: str) -> None:
-        for word in words:
-            data = word.encode("utf-8", "surrogatepass")
-            self._hash.update(b"%d:" % len(data))
-            self._hash.update(data)
+        self._hash.update(_bytes_of(words))
 
     def _obstacle(self, reason: str) -> None:
         self.obstacles.append(f"{self._place}: {reason}")
@@ -302,7 +299,7 @@ class _Hasher:
         """Hash trees and the values of their outer names; return whether some name has no value."""
         unknown = False
         for tree in trees:
-            self._word(*normal_form(tree))
+            self._hash.update(_bytes_of_tree(tree))
             names, imports = outer_names(tree)
             for name in names:
                 unknown |= not self._name(name, scope)
@@ -343,3 +340,15 @@ class _Hasher:
                 self._obstacle(f"it imports {path}: {error}")
             else:
                 self.add(alias.name, value)
+
+
+def _bytes_of(words: Iterable[str]) -> bytes:
+    """Words as a hash takes them: each after its length, so that no two lists of words are the same bytes."""
+    encoded = (word.encode("utf-8", "surrogatepass") for word in words)
+    return b"".join(b"%d:%b" % (len(data), data) for data in encoded)
+
+
+@functools.lru_cache(maxsize=1024)
+def _bytes_of_tree(tree: Definition) -> bytes:
+    """A tree's normal form, which kernels of one module share, as a hash takes it."""
+    return _bytes_of(normal_form(tree))

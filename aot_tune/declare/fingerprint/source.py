@@ -30,7 +30,7 @@ def function_trees(function: types.FunctionType) -> list[Definition]:
     """
     code = function.__code__
     module = _module(code.co_filename, function.__globals__)
-    found = [
+    found: list[Definition] = [
         node
         for _, node in module
         if not isinstance(node, ast.ClassDef)
@@ -39,8 +39,9 @@ def function_trees(function: types.FunctionType) -> list[Definition]:
     ]
     if not found:
         raise NoSourceError(f"{code.co_filename}:{code.co_firstlineno} does not define {code.co_name}")
-    if len(found) > 1:
-        found = [node for node in found if _compiles_to(node, code)] or found
+    if len(found) == 1:
+        return found
+    found = [node for node in found if _compiles_to(node, code)] or found
     # Equal lambdas on one line count once, so that breaking the line changes nothing.
     return list({"".join(normal_form(node)): node for node in found}.values())
 
@@ -81,7 +82,7 @@ def _module(path: str, module_globals: dict[str, object]) -> tuple[tuple[str, De
         raise NoSourceError(f"{path}: {error}") from error
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=256)
 def _definitions(text: str) -> tuple[tuple[str, Definition], ...]:
     """All definitions of a module with their qualified names."""
 

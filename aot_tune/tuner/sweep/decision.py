@@ -147,13 +147,9 @@ def to_recheck(table: Table, swept: KernelTimes) -> list[tuple[Problem, Config]]
     found = {entry.bucket: [entry.config] for entry in table.entries if entry.bucket in swept.portfolio_times}
     winning = {entry.config for entry in table.entries}
     for member in table.portfolio:
-        lost = {
-            edge: times[member].mean_us / min(time.mean_us for time in times.values())
-            for edge in found
-            if member in (times := swept.portfolio_times[edge]) and member not in swept.barred.get(edge, ())
-        }
-        if lost and member not in winning:
-            found[min(lost, key=lost.__getitem__)].append(member)
+        edge = swept.least_lost(member, found)
+        if edge is not None and member not in winning:
+            found[edge].append(member)
     return [(edge, config) for edge, configs in found.items() for config in configs]
 
 

@@ -11,6 +11,7 @@ from aot_tune.bench.sections import lookups
 from aot_tune.bench.sections.part import Request
 
 
+@pytest.mark.long
 def test_b12_a_look_up_past_the_cache_stays_in_microseconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """B12: how many they are is the bench's to say; here all else of a test run goes on at once."""
     monkeypatch.setenv(environment.CACHE_DIR, "/not/there")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from aot_tune.bench.sections import lookups
 from aot_tune.bench.sections.part import Request
 
 
+@pytest.mark.long
 def test_it_times_as_many_look_ups_as_it_is_asked_for() -> None:
     parts = {part.name: part for part in lookups.run(Request(look_ups=300))}
     for name in ("matmul", "rms_norm"):

@@ -69,6 +69,7 @@ def test_long_sequences_have_more_blocks_than_short_ones_and_all_blocks_about_th
     assert {seq: parts for seq, _, _, parts in busy}[0] >= 3 * {seq: parts for seq, _, _, parts in busy}[1]
 
 
+@pytest.mark.long
 def test_sequences_of_one_length_are_cut_into_as_many_parts_as_there_are_blocks_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -92,6 +93,7 @@ def test_keys_before_the_window_are_nobodys(monkeypatch: pytest.MonkeyPatch) -> 
     assert parts_of([6400 + 16], monkeypatch, window=640, **given)[0][3] == 11
 
 
+@pytest.mark.long
 def test_the_most_sequences_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = [500 + 7 * i for i in range(512)]
     found = parts_of(lengths, monkeypatch, heads=1, blocks=1056, splits=8)

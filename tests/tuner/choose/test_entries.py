@@ -265,6 +265,7 @@ def test_a_re_tune_differs_only_where_a_time_left_the_tie_band() -> None:
     assert changed <= 6, "of 325 entries"
 
 
+@pytest.mark.long
 def test_without_the_incumbent_the_same_noise_changes_most_tables() -> None:
     same = sum(writer.dump(tune(seed)) == writer.dump(tune(seed + 2)) for seed in range(0, 40, 4))
     assert same == 0

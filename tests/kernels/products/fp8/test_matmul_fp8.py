@@ -222,6 +222,7 @@ def test_the_reference_of_a_scale_a_tensor_is_torchs_own() -> None:
     assert_agrees(matmul_fp8_tunable, args, expected(matmul_fp8_tunable, args))
 
 
+@pytest.mark.long
 def test_the_reference_of_block_scales_is_deepseeks() -> None:
     m, n, k = 5, 300, 200
     a, b, scale_a, scale_b, out = matmul_fp8_block_tunable.make_args(shape(m, n, k), CPU, 1)
