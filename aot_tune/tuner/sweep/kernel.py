@@ -26,7 +26,7 @@ is limited, the problems that are worth most come first, and those that are not 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -136,7 +136,8 @@ class KernelSweep:
         progress: Receives each event of the sweep.
         portfolio: Chooses the portfolio from the times at the edges.
         first_sizes: The sizes to measure first inside a bucket, given its edge.
-        next_size: The size to measure next inside a bucket, given its edge; None where there are enough.
+        next_sizes: The size to measure next inside each of these buckets, by edge; none where there are
+            enough.
         exhaustive: Measure every candidate.
         budget_s: Time for all steps, seconds; unlimited when None.
         meanwhile: Called once while the GPUs measure.
@@ -152,7 +153,7 @@ class KernelSweep:
         *,
         portfolio: Callable[[KernelTimes], tuple[Config, ...]],
         first_sizes: Callable[[Problem], list[Problem]],
-        next_size: Callable[[KernelTimes, Problem], Problem | None],
+        next_sizes: Callable[[KernelTimes, Collection[Problem]], Mapping[Problem, Problem]],
         exhaustive: bool = False,
         budget_s: float | None = None,
         meanwhile: Callable[[], None] | None = None,
@@ -168,7 +169,7 @@ class KernelSweep:
         self._progress = progress
         self._portfolio = portfolio
         self._first_sizes = first_sizes
-        self._next_size = next_size
+        self._next_sizes = next_sizes
         self._exhaustive = exhaustive
         self._swept = KernelTimes()
         self._plans: dict[Problem, ProblemPlan] = {}
@@ -443,20 +444,21 @@ class KernelSweep:
         self._steps += len(problems) if self._plans else 0  # the first time they are counted already
         self._plans, self._added = {}, set()
         missing = self._measure_portfolio_at(problems)
-        while added := self._next_sizes(missing):
+        while added := self._to_add(missing):
             self._steps += len(added)
             self._added.update(added)
             missing += self._measure_portfolio_at(added)
         if missing:
             raise RoundOver(missing)
 
-    def _next_sizes(self, missing: Iterable[Problem]) -> dict[Problem, Problem]:
+    def _to_add(self, missing: Iterable[Problem]) -> dict[Problem, Problem]:
         """The sizes to measure next, each with its edge; none of buckets that wait for other machines."""
         waiting = {self._plan.kernel.tunable.bucket_of(problem) for problem in missing}
-        edges = [edge for edge in self._swept.candidates if edge not in waiting]
-        found = {edge: self._next_size(self._swept, edge) for edge in edges}
+        found = self._next_sizes(
+            self._swept, [edge for edge in self._swept.candidates if edge not in waiting]
+        )
         # A size that was tried and has no time, as it could not be opened or reached, is not tried again.
-        return {size: edge for edge, size in found.items() if size is not None and size not in self._plans}
+        return {size: edge for edge, size in found.items() if size not in self._plans}
 
     def _measure_portfolio_at(self, problems: Mapping[Problem, Problem]) -> list[Problem]:
         """Time the portfolio at problems, each given with the edge of its bucket.

@@ -193,7 +193,7 @@ def _merge_kernel(
         progress,
         portfolio=decision.portfolio,
         first_sizes=decision.first_sizes,
-        next_size=decision.next_size,
+        next_sizes=decision.next_sizes,
         exhaustive=one.exhaustive,
     )
     path = store.table_path(out or store.package_folder(tunable), one.arch, name)

@@ -331,7 +331,7 @@ def measure_kernel(
             progress,
             portfolio=decision.portfolio,
             first_sizes=decision.first_sizes,
-            next_size=decision.next_size,
+            next_sizes=decision.next_sizes,
             exhaustive=request.exhaustive,
             budget_s=request.time_budget_s,
             meanwhile=partial(_compile_ahead, request, following, feed, device) if following else None,

@@ -362,7 +362,7 @@ def _measure_part(
             progress,
             portfolio=decision.portfolio,
             first_sizes=decision.first_sizes,
-            next_size=decision.next_size,
+            next_sizes=decision.next_sizes,
             exhaustive=request.exhaustive,
         )
         waits = "complete; merge the parts"
