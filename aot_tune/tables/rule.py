@@ -28,7 +28,7 @@ than `OVERLAP`. ``tuned_configs/README.md`` has an example and says what the rul
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import itemgetter, mul, sub
 from typing import Literal, NamedTuple
@@ -175,35 +175,38 @@ class Ranking(NamedTuple):
     exponent: float
     """The power of waves with which times are taken to grow."""
 
-    near: Sequence[tuple[BucketRule, int]]
-    """The points: the rule of each, and its place there."""
+    rules: Sequence[BucketRule]
+    """The rules of the buckets whose points count."""
 
     weights: Sequence[float]
-    """The points' weights; their sum is 1."""
+    """The weight of each of their points, in any unit; 0 for one that does not count."""
 
     def us(self, lag: float) -> float:
         """The expected time, microseconds, of a config with this lag, for a size inside a bucket."""
-        rows = [rule._rows_at(self.exponent)[place] for rule, place in self.near]
-        return math.exp(sum(map(mul, self.weights, [row.us for row in rows])) + lag)
+        base = [us for rule in self.rules for us in rule._rows_at(self.exponent).us]
+        return math.exp(sum(map(mul, self.weights, base)) / sum(self.weights) + lag)
 
     @property
     def basis(self) -> str:
         """The points with their weights, or the buckets with the weights of theirs, and the exponent."""
-        if not self.near:
-            return "no point"
+        inside, total = self.where == "inside", sum(self.weights)
         shares: dict[Problem, float] = {}
-        for weight, (rule, place) in zip(self.weights, self.near, strict=True):
-            problem = rule.problems[place] if self.where == "inside" else rule.bucket
-            shares[problem] = shares.get(problem, 0.0) + weight
+        points = [(rule.bucket, problem) for rule in self.rules for problem in rule.problems]
+        for weight, (bucket, problem) in zip(self.weights, points, strict=True):
+            if weight:
+                told = problem if inside else bucket
+                shares[told] = shares.get(told, 0.0) + weight / total
+        if not shares:
+            return "no point"
         sizes = [name for name, value in next(iter(shares)).items() if type(value) is int]
-        told = [name for name in sizes if len({problem[name] for problem in shares}) > 1] or sizes
-        texts = {problem: " ".join(f"{name}={problem[name]}" for name in told) for problem in shares}
+        names = [name for name in sizes if len({problem[name] for problem in shares}) > 1] or sizes
+        texts = {problem: " ".join(f"{name}={problem[name]}" for name in names) for problem in shares}
         if len(shares) > 1:
             weighed = sorted(shares, key=lambda problem: -shares[problem])
             listed = ", ".join(f"{texts[problem]} ({shares[problem]:.0%})" for problem in weighed)
         else:
             listed = ", ".join(texts.values())
-        of = "" if self.where == "inside" else "the bucket " if len(shares) == 1 else "the buckets "
+        of = "" if inside else "the bucket " if len(shares) == 1 else "the buckets "
         waves = {0.0: "", 0.5: ", by the root of waves", 1.0: ", by waves"}[self.exponent]
         return f"{of}{listed}{waves}"
 
@@ -244,14 +247,29 @@ _DOUBLED = math.log(2.2)
 the fastest there: rounding up to whole waves at most doubles them."""
 
 
-class _Row(NamedTuple):
-    """What was measured at one point, without waves, at one exponent."""
+_HOPELESS = math.log(2.0)
+"""The logarithm of the lag at the nearest point beyond which a config is not estimated: it keeps that lag. On
+the tables of sm90 this changes nothing."""
 
-    lags: list[float | None]
-    """The logarithm of each column's lag, the least being 0; None without a time."""
 
-    us: float
-    """The logarithm of the time that a lag of 0 stands for, microseconds."""
+class _Rows(NamedTuple):
+    """What was measured at the points, without waves, at one exponent."""
+
+    lags: list[list[float | None]]
+    """For each point, the logarithm of each column's lag, the least being 0; None without a time."""
+
+    us: list[float]
+    """For each point, the logarithm of the time that a lag of 0 stands for, microseconds."""
+
+
+class _Candidates(NamedTuple):
+    """The columns of the configs that have a time at a point, each config once; the default's is the last."""
+
+    hopeful: list[int]
+    """Those to estimate, in their order."""
+
+    hopeless: list[tuple[float, int]]
+    """The others after their lags, the least first."""
 
 
 class BucketRule:
@@ -291,7 +309,7 @@ class BucketRule:
         self._tiles = tiles
         self._sm_count = sm_count
         self._least_gain = least_gain
-        self._rows: dict[float, list[_Row]] = {}
+        self._rows: dict[float, _Rows] = {}
         self._in_flight: dict[int, list[int]] = {}
 
     def ranking(
@@ -315,59 +333,53 @@ class BucketRule:
             beside: The rules of buckets beside this one, of the same table, for a size outside this bucket.
             sm_count: Multiprocessors of the GPU that launches; None for those of the GPU that was measured.
         """
-        rules = (self, *[rule for rule in beside if rule._points])
+        # Written for speed: an unseen shape waits for it.
         if not self._points:
             return Ranking([], math.inf, where, 0.0, (), ())
         pow2, exact = self._logs_of(problem)
-        own = self._apart(pow2, exact)
-        nearest = _last_least(own)
-        if where == "inside" and not own[nearest]:
-            near, weights, exponent = [(self, nearest)], [1.0], 0.0
+        weights, rules = self._weights_at(pow2, exact), [self]
+        nearest = len(weights) - 1 - weights[::-1].index(max(weights))  # of equally near ones the larger
+        if where == "inside" and self._where[nearest] == pow2:
+            exponent, weights = 0.0, [float(place == nearest) for place in range(len(weights))]
         else:
-            apart = own if len(rules) == 1 else [d for rule in rules for d in rule._apart(pow2, exact)]
-            near = [(rule, place) for rule in rules for place in range(len(rule._points))]
-            weights = _weights(apart)
             exponent = self._exponent(where)
-        lags, default_place = self._lags_at(problem, default, near, weights, exponent, nearest, sm_count)
-        default_lag = next((lag for lag, place in lags if place == default_place), math.inf)
-        configs = (*self._portfolio, default)
-        ranked = [(lag, configs[place]) for lag, place in lags]
-        if self._least_gain:
-            limit = default_lag - math.log1p(self._least_gain)
-            ranked = [one for one in ranked if one[0] <= limit or one[1] == default]
-        return Ranking(ranked, default_lag, where, exponent, near, weights)
-
-    def _lags_at(
-        self,
-        problem: Problem,
-        default: Config,
-        near: Sequence[tuple[BucketRule, int]],
-        weights: Sequence[float],
-        exponent: float,
-        nearest: int,
-        sm_count: int | None,
-    ) -> tuple[list[tuple[float, int]], int]:
-        """Each column's lag with its place, the least first, and the place of the default."""
-        # Written for speed: an unseen shape waits for it.
+        rows = self._rows_at(exponent).lags
+        for rule in beside:
+            if rule._points:
+                rules.append(rule)
+                weights += rule._weights_at(pow2, exact)
+                rows = rows + rule._rows_at(exponent).lags
         last = len(self._portfolio)
         default_place = self._place_of.get(default, last)
-        columns = self._timed[nearest]
-        if default_place < last and columns and columns[-1] == last:
-            columns = columns[:-1]
-        means = _means(weights, [rule._rows_at(exponent)[place].lags for rule, place in near], columns)
-        grown = self._waves[nearest]
-        lags = [(mean + exponent * grown[place], place) for mean, place in zip(means, columns, strict=True)]
+        columns, hopeless = self._candidates[nearest]
+        if default_place < last:
+            columns = [place for place in columns if place != last]
+            hopeless = [one for one in hopeless if one[1] != last]
+        if not columns:
+            columns, hopeless = [place for _, place in hopeless], []
+        total, grown = sum(weights), self._waves[nearest]
+        lags = [
+            (mean / total + exponent * grown[place], place)
+            for mean, place in zip(_sums(weights, rows, columns), columns, strict=True)
+        ]
         lags.sort()
+        configs = (*self._portfolio, default)
         if exponent:
-            lags = self._with_waves(problem, default, lags, grown, exponent, sm_count or self._sm_count)
-        return lags, default_place
+            lags = self._with_waves(problem, configs, lags, nearest, exponent, sm_count or self._sm_count)
+        lags += [(lags[0][0] + lag, place) for lag, place in hopeless]
+        default_lag = next((lag for lag, place in lags if place == default_place), math.inf)
+        if self._least_gain:
+            limit = default_lag - math.log1p(self._least_gain)
+            lags = [one for one in lags if one[0] <= limit or one[1] == default_place]
+        ranked = [(lag, configs[place]) for lag, place in lags]
+        return Ranking(ranked, default_lag, where, exponent, rules, weights)
 
     def _with_waves(
         self,
         problem: Problem,
-        default: Config,
+        configs: Sequence[Config],
         lags: Sequence[tuple[float, int]],
-        grown: Sequence[float],
+        nearest: int,
         exponent: float,
         sm_count: int,
     ) -> list[tuple[float, int]]:
@@ -376,16 +388,17 @@ class BucketRule:
         Those that are far behind keep their place among the others.
         """
         assert self._tiles is not None
-        configs, tiles, log = (*self._portfolio, default), self._tiles, math.log
-        in_flight = [*self._in_flight_on(sm_count), blocks_in_flight(default, sm_count)]
+        tiles, log, grown = self._tiles, math.log, self._waves[nearest]
+        in_flight, last = self._in_flight_on(sm_count), len(self._portfolio)
         found: list[tuple[float, int]] = []
         shift, limit = 0.0, math.inf
         for before, place in lags:
             if before > limit:
                 found.append((before + shift, place))
                 continue
-            count = -(-tiles(configs[place], problem) // in_flight[place]) or 1
-            lag = before + exponent * (log(count) - grown[place])
+            config = configs[place]
+            at_once = in_flight[place] if place < last else blocks_in_flight(config, sm_count)
+            lag = before + exponent * (log(-(-tiles(config, problem) // at_once) or 1) - grown[place])
             if not found:
                 shift, limit = lag - before, before + exponent * _DOUBLED
             found.append((lag, place))
@@ -408,13 +421,13 @@ class BucketRule:
             [math.log2(problem.size(name) or 1) for name in self._exact],
         )
 
-    def _apart(self, pow2: Sequence[float], exact: Sequence[float]) -> list[float]:
-        """How far each point is from a size, in doublings."""
-        apart = sum(map(abs, map(sub, exact, self._exact_logs)))
+    def _weights_at(self, pow2: Sequence[float], exact: Sequence[float]) -> list[float]:
+        """The weights of the points for a size."""
+        apart = _NEARNESS + sum(map(abs, map(sub, exact, self._exact_logs)))
         if len(pow2) == 1:
             size = pow2[0]
-            return [apart + abs(size - where[0]) for where in self._where]
-        return [apart + sum(map(abs, map(sub, pow2, where))) for where in self._where]
+            return [1 / (apart + abs(size - at)) ** 2 for (at,) in self._where]
+        return [1 / (apart + sum(map(abs, map(sub, pow2, where)))) ** 2 for where in self._where]
 
     @lazy
     def problems(self) -> tuple[Problem, ...]:
@@ -437,10 +450,15 @@ class BucketRule:
         return {config: place for place, config in reversed([*enumerate(self._portfolio)])}
 
     @lazy
-    def _timed(self) -> list[list[int]]:
-        """For each point the columns that have a time there, each config once; the last is the default's."""
+    def _candidates(self) -> list[_Candidates]:
+        """For each point, the columns that have a time there."""
         places = [*sorted(self._place_of.values()), len(self._portfolio)]
-        return [[place for place in places if lags[place] is not None] for lags in self._lags]
+        found = []
+        for lags in self._lags:
+            timed = [(lag, place) for place in places if (lag := lags[place]) is not None]
+            rest = sorted(one for one in timed if one[0] > _HOPELESS)
+            found.append(_Candidates([place for lag, place in timed if lag <= _HOPELESS], rest))
+        return found
 
     @lazy
     def _lags(self) -> list[list[float | None]]:
@@ -465,10 +483,10 @@ class BucketRule:
             return 0.0
         return math.log(waves(self._tiles(config, problem), config, self._sm_count))
 
-    def _rows_at(self, exponent: float) -> list[_Row]:
+    def _rows_at(self, exponent: float) -> _Rows:
         rows = self._rows.get(exponent)
         if rows is None:
-            rows = []
+            rows = _Rows([], [])
             for point, lags, grown in zip(self._points, self._lags, self._waves, strict=True):
                 still = [
                     None if lag is None else lag - exponent * waves
@@ -476,9 +494,8 @@ class BucketRule:
                 ]
                 least = min(lag for lag in still if lag is not None)
                 fastest = min(time for time in point.us if time is not None)
-                rows.append(
-                    _Row([None if lag is None else lag - least for lag in still], least + math.log(fastest))
-                )
+                rows.lags.append([None if lag is None else lag - least for lag in still])
+                rows.us.append(least + math.log(fastest))
             self._rows[exponent] = rows  # whole or not at all: `tiles` may raise
         return rows
 
@@ -526,48 +543,37 @@ class BucketRule:
 
     def _left(self, exponent: float) -> Iterator[float]:
         """The logarithm of the regret that an exponent leaves at each point, told from the others."""
-        rows = [row.lags for row in self._rows_at(exponent)]
+        rows = self._rows_at(exponent).lags
         for here, (where, lags, grown) in enumerate(zip(self._where, self._lags, self._waves, strict=True)):
-            apart = self._apart(where, self._exact_logs)
-            del apart[here]
-            others = rows[:here] + rows[here + 1 :]
-            columns = [c for c in self._timed[here] if any(row[c] is not None for row in others)]
-            means = _means(_weights(apart), others, columns)
-            told = [(mean + exponent * grown[c], c) for mean, c in zip(means, columns, strict=True)]
+            weights = self._weights_at(where, self._exact_logs)
+            del weights[here]
+            others, total = rows[:here] + rows[here + 1 :], sum(weights)
+            columns = [
+                column
+                for column, lag in enumerate(lags)
+                if lag is not None and any(row[column] is not None for row in others)
+            ]
+            means = _sums(weights, others, columns)
+            told = [(mean / total + exponent * grown[c], c) for mean, c in zip(means, columns, strict=True)]
             if told:
                 yield lags[min(told)[1]] or 0.0
 
 
-def _weights(apart: Iterable[float]) -> list[float]:
-    """The weights of points that are this far away; their sum is 1."""
-    weights = [1 / (distance + _NEARNESS) ** 2 for distance in apart]
-    total = sum(weights)
-    return [weight / total for weight in weights]
-
-
-def _means(
+def _sums(
     weights: Sequence[float], rows: Sequence[Sequence[float | None]], columns: Sequence[int]
 ) -> list[float]:
-    """The weighted mean of each of these columns; where some rows lack it, over the others."""
-    means = []
+    """The weighted sum of each of these columns; where some rows lack it, as the others would have it."""
+    sums = []
     for column in columns:
         lags = map(itemgetter(column), rows)
         try:
-            means.append(sum(map(mul, weights, lags)))
+            sums.append(sum(map(mul, weights, lags)))
         except TypeError:  # some are None
-            known = [(weight, row[column]) for weight, row in zip(weights, rows, strict=True)]
-            means.append(_mean([(weight, lag) for weight, lag in known if lag is not None]))
-    return means
+            sums.append(_sum_of_known([*zip(weights, [row[column] for row in rows], strict=True)]))
+    return sums
 
 
-def _mean(known: Sequence[tuple[float, float]]) -> float:
-    return sum(weight * lag for weight, lag in known) / sum(weight for weight, _ in known)
-
-
-def _last_least(values: Sequence[float]) -> int:
-    """The place of the least value; of equal ones the last, which is the larger point's."""
-    best = 0
-    for place, value in enumerate(values):
-        if value <= values[best]:
-            best = place
-    return best
+def _sum_of_known(pairs: Sequence[tuple[float, float | None]]) -> float:
+    known = [(weight, lag) for weight, lag in pairs if lag is not None]
+    share = sum(weight for weight, _ in known) / sum(weight for weight, _ in pairs)
+    return sum(weight * lag for weight, lag in known) / share

@@ -1,4 +1,4 @@
-"""The rule inside a bucket: its cases by hand, and what it leaves on a sweep recorded on an H200."""
+"""The rule between measured sizes: its cases by hand, and what it leaves on a sweep recorded on an H200."""
 
 from __future__ import annotations
 

@@ -160,8 +160,8 @@ def resolve(
     """Choose the config of a problem.
 
     1. the config that the caller gives, or the default when AOT_TUNE_CONFIG=default
-    2. the problem's own bucket: the shipped tables, by the rule inside a bucket (`aot_tune.tables.rule`),
-       then `remembered`
+    2. the problem's own bucket: the shipped tables, by the rule between measured sizes
+       (`aot_tune.tables.rule`), then `remembered`
     3. the nearest bucket with the same classes, at most one doubling away on each axis
     4. a miss, which `on_miss` decides: ``search``, and where none is made ``nearest``, the nearest bucket at
        any distance; ``default`` leaves this step out; ``error`` raises

@@ -157,7 +157,7 @@ def to_recheck(table: Table, swept: KernelTimes) -> list[tuple[Problem, Config]]
     """The configs of a table to verify once more before it is published, each with its problem.
 
     Those are each winner, at its edge, and each member of the portfolio without an entry, at the edge where
-    it loses least: the rule inside a bucket and live searches choose among all members.
+    it loses least: the rule between measured sizes and live searches choose among all members.
     """
     found = {entry.bucket: [entry.config] for entry in table.entries if entry.bucket in swept.portfolio_times}
     winning = {entry.config for entry in table.entries}
