@@ -78,7 +78,7 @@ def across(tunable: Declaration, table: Table, *, near: bool) -> Iterator[Left]:
             problem,
             times.__contains__,
             where="near" if near else "far",
-            beside=index.beside(problem, found, default_at),
+            beside=index.beside(found, default_at),
         )
         yield _left(times, chosen.config if chosen else None, default)
 

@@ -193,7 +193,7 @@ def _compared(
         problem,
         default_at(problem),
         where=where_of(choice.source),
-        beside=() if own else index.beside(problem, found, default_at),
+        beside=() if own else index.beside(found, default_at),
     )
     sm_count, tiles = found.shipped.table.built_with.sm_count, tunable.tiles
     return ranking.basis, tuple(

@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from operator import itemgetter, mul, sub
+from operator import mul, sub
 from typing import Literal, NamedTuple
 
 from aot_tune.tables.states import in_worst_state
@@ -132,7 +132,8 @@ def pick(
         return Pick(entry.config, lambda: f"winner at the bucket's edge: {entry.mean_us:.1f} us")
     ranking = rule.ranking(problem, default, where=where, beside=beside, sm_count=sm_count)
     own = math.inf if where == "inside" else ranking.default_lag
-    for lag, config in ranking.lags:
+    for lag, place in ranking.places:
+        config = ranking.configs[place]
         if own - lag <= _OVERLAP and allowed(default):
             return Pick(default, partial(_overlap, ranking, own - lag, config))
         if allowed(config):
@@ -163,11 +164,14 @@ def _overlap(ranking: Ranking, behind: float, fastest: Config) -> str:
 class Ranking(NamedTuple):
     """The estimates of all configs for one size."""
 
-    lags: list[tuple[float, Config]]
-    """The logarithm of each config's expected time over one that all share, the fastest first."""
+    places: Sequence[tuple[float, int]]
+    """The logarithm of each config's expected time over one that all share, and its place, fastest first."""
 
-    default_lag: float
-    """That of the default; infinite where it has no estimate."""
+    configs: Sequence[Config]
+    """The configs by place: the portfolio, then the default."""
+
+    default_place: int
+    """The place of the default, the first one where the portfolio has it too."""
 
     where: Where
     """Where the size lies."""
@@ -175,29 +179,40 @@ class Ranking(NamedTuple):
     exponent: float
     """The power of waves with which times are taken to grow."""
 
-    rules: Sequence[BucketRule]
-    """The rules of the buckets whose points count."""
+    points: _Points | None
+    """The points; None without any."""
 
     weights: Sequence[float]
-    """The weight of each of their points, in any unit; 0 for one that does not count."""
+    """The weight of each point, in any unit; 0 for one that does not count."""
+
+    @property
+    def lags(self) -> list[tuple[float, Config]]:
+        """As `places`, each with its config."""
+        return [(lag, self.configs[place]) for lag, place in self.places]
+
+    @property
+    def default_lag(self) -> float:
+        """The lag of the default; infinite where it has no estimate."""
+        return next((lag for lag, place in self.places if place == self.default_place), math.inf)
 
     def us(self, lag: float) -> float:
         """The expected time, microseconds, of a config with this lag, for a size inside a bucket."""
-        base = [us for rule in self.rules for us in rule._rows_at(self.exponent).us]
+        assert self.points is not None
+        base = [us for rule in self.points.rules for us in rule._rows_at(self.exponent).us]
         return math.exp(sum(map(mul, self.weights, base)) / sum(self.weights) + lag)
 
     @property
     def basis(self) -> str:
         """The points with their weights, or the buckets with the weights of theirs, and the exponent."""
+        if self.points is None:
+            return "no point"
         inside, total = self.where == "inside", sum(self.weights)
         shares: dict[Problem, float] = {}
-        points = [(rule.bucket, problem) for rule in self.rules for problem in rule.problems]
-        for weight, (bucket, problem) in zip(self.weights, points, strict=True):
+        at = [(rule.bucket, problem) for rule in self.points.rules for problem in rule.problems]
+        for weight, (bucket, problem) in zip(self.weights, at, strict=True):
             if weight:
                 told = problem if inside else bucket
                 shares[told] = shares.get(told, 0.0) + weight / total
-        if not shares:
-            return "no point"
         sizes = [name for name, value in next(iter(shares)).items() if type(value) is int]
         names = [name for name in sizes if len({problem[name] for problem in shares}) > 1] or sizes
         texts = {problem: " ".join(f"{name}={problem[name]}" for name in names) for problem in shares}
@@ -311,6 +326,7 @@ class BucketRule:
         self._least_gain = least_gain
         self._rows: dict[float, _Rows] = {}
         self._in_flight: dict[int, list[int]] = {}
+        self._sets: dict[tuple[BucketRule, ...], _Points] = {}
 
     def ranking(
         self,
@@ -334,61 +350,64 @@ class BucketRule:
             sm_count: Multiprocessors of the GPU that launches; None for those of the GPU that was measured.
         """
         # Written for speed: an unseen shape waits for it.
+        portfolio, last = self._portfolio, len(self._portfolio)
+        configs, default_place = (*portfolio, default), self._place_of.get(default, last)
         if not self._points:
-            return Ranking([], math.inf, where, 0.0, (), ())
+            return Ranking((), configs, default_place, where, 0.0, None, ())
         pow2, exact = self._logs_of(problem)
-        weights, rules = self._weights_at(pow2, exact), [self]
-        nearest = len(weights) - 1 - weights[::-1].index(max(weights))  # of equally near ones the larger
+        points = self._points_with(beside)
+        weights = points.weights(pow2, exact)
+        own = weights if not beside else weights[: len(self._points)]
+        nearest = len(own) - 1 - own[::-1].index(max(own))  # of equally near ones the larger
         if where == "inside" and self._where[nearest] == pow2:
             exponent, weights = 0.0, [float(place == nearest) for place in range(len(weights))]
         else:
-            exponent = self._exponent(where)
-        rows = self._rows_at(exponent).lags
-        for rule in beside:
-            if rule._points:
-                rules.append(rule)
-                weights += rule._weights_at(pow2, exact)
-                rows = rows + rule._rows_at(exponent).lags
-        last = len(self._portfolio)
-        default_place = self._place_of.get(default, last)
-        columns, hopeless = self._candidates[nearest]
+            exponent = self._exponents[where]
+        hopeful, hopeless = self._candidates[nearest]
         if default_place < last:
-            columns = [place for place in columns if place != last]
-            hopeless = [one for one in hopeless if one[1] != last]
-        if not columns:
-            columns, hopeless = [place for _, place in hopeless], []
-        total, grown = sum(weights), self._waves[nearest]
-        lags = [
-            (mean / total + exponent * grown[place], place)
-            for mean, place in zip(_sums(weights, rows, columns), columns, strict=True)
-        ]
-        lags.sort()
-        configs = (*self._portfolio, default)
+            hopeful, hopeless = _without(last, hopeful, hopeless)
+        total, columns = sum(weights), points.columns(exponent)
+        lags = [(_sum(weights, columns[place]) / total, place) for place in hopeful]
         if exponent:
-            lags = self._with_waves(problem, configs, lags, nearest, exponent, sm_count or self._sm_count)
+            grown = self._waves[nearest]
+            lags = [(lag + exponent * grown[place], place) for lag, place in lags]
+            lags.sort()
+            lags = self._with_waves(problem, configs, lags, grown, exponent, sm_count or self._sm_count)
+        lags.sort()
         lags += [(lags[0][0] + lag, place) for lag, place in hopeless]
-        default_lag = next((lag for lag, place in lags if place == default_place), math.inf)
         if self._least_gain:
-            limit = default_lag - math.log1p(self._least_gain)
-            lags = [one for one in lags if one[0] <= limit or one[1] == default_place]
-        ranked = [(lag, configs[place]) for lag, place in lags]
-        return Ranking(ranked, default_lag, where, exponent, rules, weights)
+            lags = self._with_gain(lags, default_place)
+        return Ranking(lags, configs, default_place, where, exponent, points, weights)
+
+    def _with_gain(self, lags: Sequence[tuple[float, int]], default_place: int) -> list[tuple[float, int]]:
+        """Those that are expected to be faster than the default by `least_gain`, and the default."""
+        own = next((lag for lag, place in lags if place == default_place), math.inf)
+        limit = own - math.log1p(self._least_gain)
+        return [one for one in lags if one[0] <= limit or one[1] == default_place]
+
+    def _points_with(self, beside: Sequence[BucketRule]) -> _Points:
+        """The points of this bucket and of those beside it, prepared once for each set of them."""
+        key = tuple(beside)
+        points = self._sets.get(key)
+        if points is None:
+            points = self._sets[key] = _Points((self, *[rule for rule in beside if rule._points]))
+        return points
 
     def _with_waves(
         self,
         problem: Problem,
         configs: Sequence[Config],
         lags: Sequence[tuple[float, int]],
-        nearest: int,
+        grown: Sequence[float],
         exponent: float,
         sm_count: int,
     ) -> list[tuple[float, int]]:
-        """The lags with the waves at a size in place of those at the nearest point, the least first.
+        """The lags with the waves at a size in place of those at the nearest point; they ascend.
 
-        Those that are far behind keep their place among the others.
+        Those that are far behind keep their distance from the first.
         """
         assert self._tiles is not None
-        tiles, log, grown = self._tiles, math.log, self._waves[nearest]
+        tiles, log = self._tiles, math.log
         in_flight, last = self._in_flight_on(sm_count), len(self._portfolio)
         found: list[tuple[float, int]] = []
         shift, limit = 0.0, math.inf
@@ -402,7 +421,6 @@ class BucketRule:
             if not found:
                 shift, limit = lag - before, before + exponent * _DOUBLED
             found.append((lag, place))
-        found.sort()
         return found
 
     def _in_flight_on(self, sm_count: int) -> list[int]:
@@ -421,14 +439,6 @@ class BucketRule:
             [math.log2(problem.size(name) or 1) for name in self._exact],
         )
 
-    def _weights_at(self, pow2: Sequence[float], exact: Sequence[float]) -> list[float]:
-        """The weights of the points for a size."""
-        apart = _NEARNESS + sum(map(abs, map(sub, exact, self._exact_logs)))
-        if len(pow2) == 1:
-            size = pow2[0]
-            return [1 / (apart + abs(size - at)) ** 2 for (at,) in self._where]
-        return [1 / (apart + sum(map(abs, map(sub, pow2, where)))) ** 2 for where in self._where]
-
     @lazy
     def problems(self) -> tuple[Problem, ...]:
         """The points' problems; they ascend."""
@@ -436,7 +446,8 @@ class BucketRule:
 
     @lazy
     def _where(self) -> list[list[float]]:
-        return [self._logs_of(problem)[0] for problem in self.problems]
+        sizes = [[point.size[name] for name in self._pow2] for point in self._points]
+        return [[math.log2(size or 1) for size in those] for those in sizes]
 
     @lazy
     def _exact_logs(self) -> list[float]:
@@ -487,7 +498,9 @@ class BucketRule:
         rows = self._rows.get(exponent)
         if rows is None:
             rows = _Rows([], [])
-            for point, lags, grown in zip(self._points, self._lags, self._waves, strict=True):
+            none = [[0.0] * len(lags) for lags in self._lags]
+            all_grown = self._waves if exponent else none
+            for point, lags, grown in zip(self._points, self._lags, all_grown, strict=True):
                 still = [
                     None if lag is None else lag - exponent * waves
                     for lag, waves in zip(lags, grown, strict=True)
@@ -524,12 +537,14 @@ class BucketRule:
             regrets.append(0.0 if taken is None else math.expm1(known[taken]))
         return regrets
 
-    def _exponent(self, where: Where) -> float:
-        """The exponent of waves for a size that lies there, seen from this bucket."""
+    @lazy
+    def _exponents(self) -> dict[Where, float]:
+        """The exponent of waves by where a size lies, seen from this bucket."""
         if self._tiles is None:
-            return 0.0
-        if where == "far":
-            return _FAR
+            return {"inside": 0.0, "near": 0.0, "far": 0.0}
+        return {"inside": self._least_left("inside"), "near": self._least_left("near"), "far": _FAR}
+
+    def _least_left(self, where: Where) -> float:
         preferred, best = _PREFERRED[where], self._sums.index(min(self._sums))
         clearly = self._sums[best] < self._sums[preferred] - _PREFERENCE
         return _EXPONENTS[best if clearly else preferred]
@@ -543,37 +558,69 @@ class BucketRule:
 
     def _left(self, exponent: float) -> Iterator[float]:
         """The logarithm of the regret that an exponent leaves at each point, told from the others."""
-        rows = self._rows_at(exponent).lags
+        rows, own = self._rows_at(exponent).lags, self._points_with(())
         for here, (where, lags, grown) in enumerate(zip(self._where, self._lags, self._waves, strict=True)):
-            weights = self._weights_at(where, self._exact_logs)
+            weights = own.weights(where, self._exact_logs)
             del weights[here]
-            others, total = rows[:here] + rows[here + 1 :], sum(weights)
-            columns = [
-                column
+            others, total = [*zip(*rows[:here], *rows[here + 1 :], strict=True)], sum(weights)
+            told = [
+                (_sum(weights, others[column]) / total + exponent * grown[column], column)
                 for column, lag in enumerate(lags)
-                if lag is not None and any(row[column] is not None for row in others)
+                if lag is not None and any(one is not None for one in others[column])
             ]
-            means = _sums(weights, others, columns)
-            told = [(mean / total + exponent * grown[c], c) for mean, c in zip(means, columns, strict=True)]
             if told:
                 yield lags[min(told)[1]] or 0.0
 
 
-def _sums(
-    weights: Sequence[float], rows: Sequence[Sequence[float | None]], columns: Sequence[int]
-) -> list[float]:
-    """The weighted sum of each of these columns; where some rows lack it, as the others would have it."""
-    sums = []
-    for column in columns:
-        lags = map(itemgetter(column), rows)
-        try:
-            sums.append(sum(map(mul, weights, lags)))
-        except TypeError:  # some are None
-            sums.append(_sum_of_known([*zip(weights, [row[column] for row in rows], strict=True)]))
-    return sums
+class _Points:
+    """The points of a bucket and of those beside it, prepared to be weighed.
+
+    Args:
+        rules: The rules of the buckets; none is without points.
+    """
+
+    def __init__(self, rules: Sequence[BucketRule]) -> None:
+        self.rules = rules
+        self._exact = [rule._exact_logs for rule in rules]
+        self._where = [(number, where) for number, rule in enumerate(rules) for where in rule._where]
+        self._columns: dict[float, list[tuple[float | None, ...]]] = {}
+
+    def weights(self, pow2: Sequence[float], exact: Sequence[float]) -> list[float]:
+        """The weights of the points for a size, given the logarithms of its sizes on both kinds of axes."""
+        # Written for speed: products have two Exact axes and one Pow2 axis.
+        if len(exact) == 2:
+            first, second = exact
+            apart = [_NEARNESS + abs(first - one) + abs(second - other) for one, other in self._exact]
+        else:
+            apart = [_NEARNESS + sum(map(abs, map(sub, exact, logs))) for logs in self._exact]
+        if len(pow2) == 1:
+            size = pow2[0]
+            return [1 / (apart[number] + abs(size - at)) ** 2 for number, (at,) in self._where]
+        return [1 / (apart[number] + sum(map(abs, map(sub, pow2, at)))) ** 2 for number, at in self._where]
+
+    def columns(self, exponent: float) -> list[tuple[float | None, ...]]:
+        """For each config of the portfolio and the default, its lag at each point without waves."""
+        columns = self._columns.get(exponent)
+        if columns is None:
+            rows = [row for rule in self.rules for row in rule._rows_at(exponent).lags]
+            columns = self._columns[exponent] = [*zip(*rows, strict=True)]
+        return columns
 
 
-def _sum_of_known(pairs: Sequence[tuple[float, float | None]]) -> float:
-    known = [(weight, lag) for weight, lag in pairs if lag is not None]
-    share = sum(weight for weight, _ in known) / sum(weight for weight, _ in pairs)
-    return sum(weight * lag for weight, lag in known) / share
+def _without(
+    last: int, hopeful: Sequence[int], hopeless: Sequence[tuple[float, int]]
+) -> tuple[Sequence[int], Sequence[tuple[float, int]]]:
+    """`_Candidates` without the points' defaults, of which there may be no other that is hopeful."""
+    hopeful = [place for place in hopeful if place != last]
+    hopeless = [one for one in hopeless if one[1] != last]
+    return (hopeful, hopeless) if hopeful else ([place for _, place in hopeless], [])
+
+
+def _sum(weights: Sequence[float], lags: Sequence[float | None]) -> float:
+    """The weighted sum of the lags; where some are None, as the others would have it."""
+    try:
+        return sum(map(mul, weights, lags))  # type: ignore[arg-type]
+    except TypeError:  # some are None
+        known = [(weight, lag) for weight, lag in zip(weights, lags, strict=True) if lag is not None]
+        share = sum(weight for weight, _ in known) / sum(weights)
+        return sum(weight * lag for weight, lag in known) / share

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import sub
+from operator import itemgetter, sub
 from pathlib import Path
 from typing import NamedTuple
 
@@ -107,6 +107,7 @@ class Index:
         self._own: dict[Problem, Match] = {}
         self._groups: dict[Classes, dict[tuple[int, ...], _Group]] = {}
         self._rules: dict[int, BucketRule] = {}
+        self._beside: dict[int, tuple[BucketRule, ...]] = {}
         self._last: tuple[Problem | None, Problem] = (None, Problem({}))
         self._reached: tuple[Problem | None, _Distances] = (None, _Distances([], [], [], []))
         for shipped in self.tables:
@@ -200,21 +201,26 @@ class Index:
             for name, other in zip(self._exact, group.exact, strict=True)
         )
 
-    def beside(self, problem: Problem, first: Match, default_at: DefaultAt) -> list[BucketRule]:
-        """The rules of up to `MOST_BESIDE` buckets beside that of `first`, the nearest to a problem first.
+    def beside(self, found: Match, default_at: DefaultAt) -> tuple[BucketRule, ...]:
+        """The rules of up to `MOST_BESIDE` buckets beside an entry's, the nearest first; they are found once.
 
-        They are of the same table and have the same edges, and other sizes on the Exact axes.
+        They are of the same table and classes and have the same edges, and other sizes on the Exact axes.
         """
-        exponents, shipped = self._exponents(first.entry.bucket), first.shipped
-        _, _, groups, order = self._distances(self.bucket_of(problem))
-        found: list[BucketRule] = []
-        for place in order[:_MOST_LOOKED_AT]:
-            member = groups[place].members.get(exponents)
-            if member is not None and member.found.shipped is shipped and member.found is not first:
-                found.append(self.rule(member.found, default_at))
-                if len(found) == MOST_BESIDE:
-                    break
-        return found
+        beside = self._beside.get(id(found.entry))
+        if beside is None:
+            exponents, shipped = self._exponents(found.entry.bucket), found.shipped
+            logs = [math.log2(max(found.entry.bucket.size(name), 1)) for name in self._exact]
+            matches = [
+                (sum(map(abs, map(sub, logs, group.logs))), member.place, member.found)
+                for group in self._groups[classes_of(self._axes, found.entry.bucket)].values()
+                if (member := group.members.get(exponents)) is not None
+                and member.found.shipped is shipped
+                and member.found is not found
+            ]
+            nearest = sorted(matches, key=itemgetter(0, 1))[:MOST_BESIDE]
+            beside = tuple(self.rule(match, default_at) for _, _, match in nearest)
+            self._beside[id(found.entry)] = beside
+        return beside
 
     def rule(self, found: Match, default_at: DefaultAt) -> BucketRule:
         """The rule near this entry's bucket; it is made once.
@@ -253,9 +259,6 @@ def _closest(group: _Group, exponents: tuple[int, ...], within: float) -> tuple[
     group.closest[key] = chosen
     return chosen
 
-
-_MOST_LOOKED_AT = 12
-"""The most groups in which a bucket beside another one is looked for, the nearest ones."""
 
 _MOST_CLOSEST = 1024
 """The most answers that a group keeps, enough for the exponents of two axes; beyond it all are dropped."""

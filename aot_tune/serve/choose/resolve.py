@@ -211,7 +211,7 @@ def resolve(
                 problem,
                 allowed,
                 where=where_of(source),
-                beside=() if source == "own" else index.beside(problem, found, default_at),
+                beside=() if source == "own" else index.beside(found, default_at),
                 sm_count=sm_count,
             )
         except Exception as error:

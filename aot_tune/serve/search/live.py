@@ -236,7 +236,7 @@ class LiveSearch:
             problem,
             default,
             where="far",
-            beside=index.beside(problem, nearest, default_at),
+            beside=index.beside(nearest, default_at),
             sm_count=occasion.device.sm_count,
         )
         promising = [config for _, config in expected.lags if config in allowed]

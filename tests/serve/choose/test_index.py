@@ -89,7 +89,7 @@ def test_buckets_beside_another_are_of_its_table_and_edges_the_nearest_first() -
     first = index.nearest(asked, 1.0)
     assert first is not None
     assert first.entry.bucket == buckets[0]
-    found = index.beside(asked, first, lambda problem: DEFAULT)
+    found = index.beside(first, lambda problem: DEFAULT)
     assert [rule.bucket for rule in found] == [buckets[3], buckets[1], buckets[4]]
 
 
