@@ -30,6 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from heapq import heappop, heappush
 from operator import mul, sub
 from typing import Literal, NamedTuple
 
@@ -131,11 +132,10 @@ def pick(
     if problem == entry.bucket and allowed(entry.config):
         return Pick(entry.config, lambda: f"winner at the bucket's edge: {entry.mean_us:.1f} us")
     ranking = rule.ranking(problem, default, where=where, beside=beside, sm_count=sm_count)
-    own = math.inf if where == "inside" else ranking.default_lag
-    for lag, place in ranking.places:
-        config = ranking.configs[place]
-        if own - lag <= _OVERLAP and allowed(default):
-            return Pick(default, partial(_overlap, ranking, own - lag, config))
+    for lag, config in ranking.fastest_first():
+        behind = math.inf if where == "inside" else ranking.default_lag(lag + _OVERLAP) - lag
+        if behind <= _OVERLAP and allowed(default):
+            return Pick(default, partial(_overlap, ranking, behind, config))
         if allowed(config):
             return Pick(config, partial(_reason, ranking, lag))
     for config, name in ((entry.config, "the bucket's winner"), (default, "the default")):
@@ -161,39 +161,77 @@ def _overlap(ranking: Ranking, behind: float, fastest: Config) -> str:
 # Estimates ------------------------------------------------------------------------------------------------
 
 
-class Ranking(NamedTuple):
-    """The estimates of all configs for one size."""
+class Ranking:
+    """The estimates of all configs for one size, each computed when it is needed.
 
-    places: Sequence[tuple[float, int]]
-    """The logarithm of each config's expected time over one that all share, and its place, fastest first."""
+    A config's waves are counted last: a count is the slowest part of an estimate, and most configs are so far
+    behind that even one wave would not help them.
 
-    configs: Sequence[Config]
-    """The configs by place: the portfolio, then the default."""
+    Attributes:
+        where: Where the size lies.
+        exponent: The power of waves with which times are taken to grow.
+        points: The points; None without any.
+        weights: The weight of each point, in any unit; 0 for one that does not count.
+    """
 
-    default_place: int
-    """The place of the default, the first one where the portfolio has it too."""
+    def __init__(
+        self,
+        configs: Sequence[Config],
+        default_place: int,
+        where: Where,
+        *,
+        exponent: float = 0.0,
+        points: _Points | None = None,
+        weights: Sequence[float] = (),
+        least: Sequence[tuple[float, int]] = (),
+        waves_of: Callable[[int], int] | None = None,
+        least_gain: float = 0.0,
+    ) -> None:
+        """Args beside the attributes.
 
-    where: Where
-    """Where the size lies."""
+        configs: The configs by place: the portfolio, then the default.
+        default_place: The place of the default, the first one where the portfolio has it too.
+        least: The lag of each config with one wave, and its place; places ascend.
+        waves_of: Counts at the size the waves of the config at a place; None where waves do not count.
+        least_gain: How much faster than the default a config must be expected to be, as a fraction.
+        """
+        self.where, self.exponent, self.points, self.weights = where, exponent, points, weights
+        self._configs, self._default_place, self._least = configs, default_place, least
+        self._waves_of, self._least_gain = waves_of, least_gain
 
-    exponent: float
-    """The power of waves with which times are taken to grow."""
+    def fastest_first(self) -> Iterator[tuple[float, Config]]:
+        """Yield the logarithm of each config's expected time over one that all share, and the config.
 
-    points: _Points | None
-    """The points; None without any."""
-
-    weights: Sequence[float]
-    """The weight of each point, in any unit; 0 for one that does not count."""
+        Equal ones come in the portfolio's order.
+        """
+        # Written for speed: an unseen shape waits for the first.
+        limit = self.default_lag() - math.log1p(self._least_gain) if self._least_gain else math.inf
+        waves_of, exponent, configs = self._waves_of, self.exponent, self._configs
+        estimated: list[tuple[float, int]] = []
+        for least, place in sorted(self._least):
+            while estimated and estimated[0][0] < least:
+                lag, first = heappop(estimated)
+                if lag <= limit or first == self._default_place:
+                    yield lag, configs[first]
+            grown = exponent * math.log(waves_of(place)) if waves_of is not None else 0.0
+            heappush(estimated, (least + grown, place))
+        while estimated:
+            lag, first = heappop(estimated)
+            if lag <= limit or first == self._default_place:
+                yield lag, configs[first]
 
     @property
     def lags(self) -> list[tuple[float, Config]]:
-        """As `places`, each with its config."""
-        return [(lag, self.configs[place]) for lag, place in self.places]
+        """All of `fastest_first`."""
+        return list(self.fastest_first())
 
-    @property
-    def default_lag(self) -> float:
-        """The lag of the default; infinite where it has no estimate."""
-        return next((lag for lag, place in self.places if place == self.default_place), math.inf)
+    def default_lag(self, most: float = math.inf) -> float:
+        """The lag of the default; infinite where it has no estimate, or one above `most`."""
+        for least, place in self._least:
+            if place == self._default_place and least <= most:
+                waves_of = self._waves_of
+                return least if waves_of is None else least + self.exponent * math.log(waves_of(place))
+        return math.inf
 
     def us(self, lag: float) -> float:
         """The expected time, microseconds, of a config with this lag, for a size inside a bucket."""
@@ -257,15 +295,6 @@ _FAR = 0.5
 """The exponent of waves for sizes more than a doubling away from any bucket. On the tables of sm90 it leaves
 2.6 % there in the geometric mean, and the one of the nearest bucket 3.6 %."""
 
-_DOUBLED = math.log(2.2)
-"""The logarithm of how much less a config's waves may grow from the nearest point to the size than those of
-the fastest there: rounding up to whole waves at most doubles them."""
-
-
-_HOPELESS = math.log(2.0)
-"""The logarithm of the lag at the nearest point beyond which a config is not estimated: it keeps that lag. On
-the tables of sm90 this changes nothing."""
-
 
 class _Rows(NamedTuple):
     """What was measured at the points, without waves, at one exponent."""
@@ -275,16 +304,6 @@ class _Rows(NamedTuple):
 
     us: list[float]
     """For each point, the logarithm of the time that a lag of 0 stands for, microseconds."""
-
-
-class _Candidates(NamedTuple):
-    """The columns of the configs that have a time at a point, each config once; the default's is the last."""
-
-    hopeful: list[int]
-    """Those to estimate, in their order."""
-
-    hopeless: list[tuple[float, int]]
-    """The others after their lags, the least first."""
 
 
 class BucketRule:
@@ -325,8 +344,8 @@ class BucketRule:
         self._sm_count = sm_count
         self._least_gain = least_gain
         self._rows: dict[float, _Rows] = {}
-        self._in_flight: dict[int, list[int]] = {}
         self._sets: dict[tuple[BucketRule, ...], _Points] = {}
+        self._at_once: dict[int, list[int]] = {}
 
     def ranking(
         self,
@@ -353,7 +372,7 @@ class BucketRule:
         portfolio, last = self._portfolio, len(self._portfolio)
         configs, default_place = (*portfolio, default), self._place_of.get(default, last)
         if not self._points:
-            return Ranking((), configs, default_place, where, 0.0, None, ())
+            return Ranking(configs, default_place, where)
         pow2, exact = self._logs_of(problem)
         points = self._points_with(beside)
         weights = points.weights(pow2, exact)
@@ -363,27 +382,38 @@ class BucketRule:
             exponent, weights = 0.0, [float(place == nearest) for place in range(len(weights))]
         else:
             exponent = self._exponents[where]
-        hopeful, hopeless = self._candidates[nearest]
-        if default_place < last:
-            hopeful, hopeless = _without(last, hopeful, hopeless)
-        total, columns = sum(weights), points.columns(exponent)
-        lags = [(_sum(weights, columns[place]) / total, place) for place in hopeful]
-        if exponent:
-            grown = self._waves[nearest]
-            lags = [(lag + exponent * grown[place], place) for lag, place in lags]
-            lags.sort()
-            lags = self._with_waves(problem, configs, lags, grown, exponent, sm_count or self._sm_count)
-        lags.sort()
-        lags += [(lags[0][0] + lag, place) for lag, place in hopeless]
-        if self._least_gain:
-            lags = self._with_gain(lags, default_place)
-        return Ranking(lags, configs, default_place, where, exponent, points, weights)
+        total, columns, places = sum(weights), points.columns(exponent), self._timed[nearest]
+        return Ranking(
+            configs,
+            default_place,
+            where,
+            exponent=exponent,
+            points=points,
+            weights=weights,
+            least=[
+                (_sum(weights, columns[place]) / total, place)
+                for place in places
+                if place != last or default_place == last
+            ],
+            waves_of=self._counter(configs, problem, sm_count or self._sm_count) if exponent else None,
+            least_gain=self._least_gain,
+        )
 
-    def _with_gain(self, lags: Sequence[tuple[float, int]], default_place: int) -> list[tuple[float, int]]:
-        """Those that are expected to be faster than the default by `least_gain`, and the default."""
-        own = next((lag for lag, place in lags if place == default_place), math.inf)
-        limit = own - math.log1p(self._least_gain)
-        return [one for one in lags if one[0] <= limit or one[1] == default_place]
+    def _counter(self, configs: Sequence[Config], problem: Problem, sm_count: int) -> Callable[[int], int]:
+        """Counts the waves of the config at a place."""
+        at_once = self._at_once.get(sm_count)
+        if at_once is None:
+            at_once = [blocks_in_flight(config, sm_count) for config in self._portfolio]
+            self._at_once[sm_count] = at_once
+        tiles, last = self._tiles, len(self._portfolio)
+        assert tiles is not None
+
+        def count(place: int) -> int:
+            config = configs[place]
+            here = at_once[place] if place < last else blocks_in_flight(config, sm_count)
+            return -(-tiles(config, problem) // here) or 1
+
+        return count
 
     def _points_with(self, beside: Sequence[BucketRule]) -> _Points:
         """The points of this bucket and of those beside it, prepared once for each set of them."""
@@ -392,43 +422,6 @@ class BucketRule:
         if points is None:
             points = self._sets[key] = _Points((self, *[rule for rule in beside if rule._points]))
         return points
-
-    def _with_waves(
-        self,
-        problem: Problem,
-        configs: Sequence[Config],
-        lags: Sequence[tuple[float, int]],
-        grown: Sequence[float],
-        exponent: float,
-        sm_count: int,
-    ) -> list[tuple[float, int]]:
-        """The lags with the waves at a size in place of those at the nearest point; they ascend.
-
-        Those that are far behind keep their distance from the first.
-        """
-        assert self._tiles is not None
-        tiles, log = self._tiles, math.log
-        in_flight, last = self._in_flight_on(sm_count), len(self._portfolio)
-        found: list[tuple[float, int]] = []
-        shift, limit = 0.0, math.inf
-        for before, place in lags:
-            if before > limit:
-                found.append((before + shift, place))
-                continue
-            config = configs[place]
-            at_once = in_flight[place] if place < last else blocks_in_flight(config, sm_count)
-            lag = before + exponent * (log(-(-tiles(config, problem) // at_once) or 1) - grown[place])
-            if not found:
-                shift, limit = lag - before, before + exponent * _DOUBLED
-            found.append((lag, place))
-        return found
-
-    def _in_flight_on(self, sm_count: int) -> list[int]:
-        """How many blocks of each config of the portfolio a GPU runs at a time."""
-        known = self._in_flight.get(sm_count)
-        if known is None:
-            known = self._in_flight[sm_count] = [blocks_in_flight(one, sm_count) for one in self._portfolio]
-        return known
 
     # Where points are --------------------------------------------------------------------------------------
 
@@ -461,15 +454,10 @@ class BucketRule:
         return {config: place for place, config in reversed([*enumerate(self._portfolio)])}
 
     @lazy
-    def _candidates(self) -> list[_Candidates]:
-        """For each point, the columns that have a time there."""
+    def _timed(self) -> list[list[int]]:
+        """For each point the columns that have a time there, each config once; the last is the default's."""
         places = [*sorted(self._place_of.values()), len(self._portfolio)]
-        found = []
-        for lags in self._lags:
-            timed = [(lag, place) for place in places if (lag := lags[place]) is not None]
-            rest = sorted(one for one in timed if one[0] > _HOPELESS)
-            found.append(_Candidates([place for lag, place in timed if lag <= _HOPELESS], rest))
-        return found
+        return [[place for place in places if lags[place] is not None] for lags in self._lags]
 
     @lazy
     def _lags(self) -> list[list[float | None]]:
@@ -607,19 +595,10 @@ class _Points:
         return columns
 
 
-def _without(
-    last: int, hopeful: Sequence[int], hopeless: Sequence[tuple[float, int]]
-) -> tuple[Sequence[int], Sequence[tuple[float, int]]]:
-    """`_Candidates` without the points' defaults, of which there may be no other that is hopeful."""
-    hopeful = [place for place in hopeful if place != last]
-    hopeless = [one for one in hopeless if one[1] != last]
-    return (hopeful, hopeless) if hopeful else ([place for _, place in hopeless], [])
-
-
 def _sum(weights: Sequence[float], lags: Sequence[float | None]) -> float:
     """The weighted sum of the lags; where some are None, as the others would have it."""
     try:
-        return sum(map(mul, weights, lags))  # type: ignore[arg-type]
+        return float(sum(map(mul, weights, lags)))
     except TypeError:  # some are None
         known = [(weight, lag) for weight, lag in zip(weights, lags, strict=True) if lag is not None]
         share = sum(weight for weight, _ in known) / sum(weights)

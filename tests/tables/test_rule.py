@@ -189,7 +189,7 @@ def test_the_points_defaults_stand_for_the_default_unless_the_portfolio_has_it()
     assert rule.ranking(recorded.problem(400), other).lags[0][1] == other
     known = rule.ranking(recorded.problem(400), WIDE)
     assert [config for _, config in known.lags] == [NARROW, WIDE]
-    assert known.default_lag == known.lags[1][0]
+    assert known.default_lag() == known.lags[1][0]
 
 
 # Other buckets ----------------------------------------------------------------------------------------------
