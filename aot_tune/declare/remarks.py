@@ -8,6 +8,7 @@ where they cannot take those, nothing is remarked.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,7 @@ import torch
 from aot_tune.declare.argument_mistakes import one_of_each_kernel, shares
 from aot_tune.declare.comparison import bits
 from aot_tune.declare.kernel_source.accesses import accesses
+from aot_tune.declare.kernel_source.block_counts import NotCountedError, count_blocks
 from aot_tune.nvidia import cutile
 from aot_tune.values.arch import KNOWN_ARCHS, Arch
 from aot_tune.values.bucket import Pow2, classes, edge
@@ -60,6 +62,7 @@ def declaration_remarks(tunable: Declaration, arch: Arch) -> list[str]:
         _archs_without_configs(tunable, arch),
         _lent_kernels(tunable, arch),
         _work_unlike_the_arguments(tunable, arch),
+        _work_unlike_the_code(tunable, arch),
     ):
         found += [f"{tunable.name}: {text}" for text in remarks]
     return list(dict.fromkeys(found))
@@ -330,6 +333,32 @@ def _work_unlike_the_arguments(tunable: Declaration, arch: Arch) -> Iterator[str
                 f"{stored:,.0f} bytes; the arguments that the kernel writes hold {one.written:,}. "
                 "store_bytes is what one block stores in all its steps together"
             )
+
+
+def _work_unlike_the_code(tunable: Declaration, arch: Arch) -> Iterator[str]:
+    """Operations of `work` that are not those of the kernel's code, where a few blocks can be followed."""
+    weighed = [found for problem in tunable.typical_problems if (found := _weighed(tunable, arch, problem))]
+    if not weighed:
+        return
+    one = min(weighed, key=lambda one: one.held)  # whose code is followed soonest
+    args = _made(tunable, one.problem)
+    passed = args and _passed(tunable, arch, one.problem, args)
+    grid = _tried(lambda: tunable.grid(one.config, Device.reference(arch), one.problem))
+    if not passed or not grid:
+        return
+    try:
+        counts = count_blocks(tunable.kernel_of(one.config), tuple(passed.values()), grid)
+    except NotCountedError:
+        return
+    done = counts.flops * math.prod(grid) / one.tiles
+    said = one.work.steps * one.work.flops
+    if max(done, said) > _FACTOR * min(done, said):
+        yield (
+            f"work({one.problem}, {one.config}) says that one block does {said:,.0f} operations of matrix "
+            f"products, {counted(one.work.steps, 'step')} of flops={one.work.flops:,.0f}; its code does "
+            f"{done:,.0f}, where a multiply-add counts two. flops are those of one step; without work they "
+            "are counted"
+        )
 
 
 class _Weighed(NamedTuple):

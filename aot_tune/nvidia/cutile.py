@@ -175,6 +175,13 @@ def public_names() -> dict[int, str]:
     return {id(getattr(ct, name)): name for name in ct.__all__ if hasattr(ct, name)}
 
 
+def public_object(name: str) -> Any:
+    """What a public name of cuda.tile names: a function, a dtype or a class."""
+    import cuda.tile as ct
+
+    return getattr(ct, name)
+
+
 def python_function(kernel: Any) -> Any:
     """The Python function a kernel was made of."""
     return kernel._annotated_function.pyfunc

@@ -11,10 +11,12 @@ import torch
 from aot_tune import inputs
 from aot_tune.declare.checks import declaration_remarks
 from aot_tune.declare.declaration import Close, Work
+from aot_tune.kernels.products.matmul import matmul_tunable
 from aot_tune.tunable import Tunable
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Exact, Pow2
 from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
 from tests.support.samples import SM90
 from tests.support.shipped import SHIPPED
 
@@ -180,6 +182,24 @@ def test_what_may_be_meant_is_remarked_once_with_the_ways_out(name: str) -> None
     [remark] = declaration_remarks(declared(**changes), SM90)
     assert remark.startswith("scale: ")
     assert told in remark
+
+
+def test_operations_that_the_code_does_not_do_are_remarked() -> None:
+    """Those of a whole block in place of one step's, as many a declaration said."""
+    problem = matmul_tunable.typical_problems[0]
+    right = matmul_tunable.work
+    assert right is not None
+
+    def of_a_block(config: Config, problem: Problem) -> Work:
+        work = right(config, problem)
+        return dataclasses.replace(work, flops=work.flops * work.steps)
+
+    tunable = dataclasses.replace(matmul_tunable, work=of_a_block, typical=[dict(problem)])
+    [remark] = declaration_remarks(tunable, SM90)
+    config = matmul_tunable.default_config(SM90, problem)
+    steps, flops = right(config, problem).steps, right(config, problem).flops
+    assert f"{steps} steps of flops={steps * flops:,.0f}; its code does {steps * flops:,.0f}" in remark
+    assert "flops are those of one step; without work they are counted" in remark
 
 
 QUIET = {

@@ -12,6 +12,7 @@ from typing import Any
 from aot_tune.declare.declaration import Work
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.fingerprint.hashing import source_hash
+from aot_tune.declare.kernel_source.block_counts import BlockCounts, NotCountedError, count_blocks
 from aot_tune.declare.mistakes import is_grid
 from aot_tune.errors import AotTuneError, CutileError, DeclarationError, LaunchError, TuneError
 from aot_tune.nvidia import cutile
@@ -96,6 +97,7 @@ class DeviceKernel:
             raise TuneError(NO_COMPILER)
         self._versions = (source_hash(self.tunable), cutile.version(), compiler)
         self._args: dict[tuple[Problem, int], tuple[Any, ...]] = {}
+        self._counted: dict[tuple[Problem, Config], BlockCounts | NotCountedError] = {}
         self._defaults: dict[Problem, Config] = {}
         self._signatures: dict[Hashable, str] = {}
 
@@ -155,7 +157,7 @@ class DeviceKernel:
         """The facts of a kernel without `work`, by the sizes of its arguments.
 
         Each block is taken to load its share of all that the kernel reads once, and to store its share of
-        what it writes. That is wrong of a product, whose blocks read the same operands.
+        what it writes. That is wrong of a product, whose blocks read the same operands: see `counted`.
         """
         tunable, launched = self.tunable, self.launched(problem, config)
         named = dict(zip(tunable.parameters, self.launch_args(problem), strict=False))
@@ -167,6 +169,38 @@ class DeviceKernel:
         return Launched(
             work=Work(
                 load_bytes=max(launched.memory_bytes - produced, 0.0) / tiles, store_bytes=store_bytes / tiles
+            ),
+            tiles=tiles,
+            blocks=blocks,
+            ctas=config.hints.get("num_ctas", 1),
+            memory_bytes=launched.memory_bytes,
+        )
+
+    def counted(self, problem: Problem, config: Config) -> Launched:
+        """The facts of a kernel without `work`, by following the code of a few blocks.
+
+        Raises:
+            NotCountedError: The code needs what is known at a launch alone.
+        """
+        if (problem, config) not in self._counted:
+            kernel, args = self.tunable.kernel_of(config), self.kernel_args(problem, config)
+            try:
+                self._counted[problem, config] = count_blocks(kernel, args, self.grid(problem, config))
+            except NotCountedError as error:
+                self._counted[problem, config] = error
+        found = self._counted[problem, config]
+        if isinstance(found, NotCountedError):
+            raise found
+        launched, blocks = self.launched(problem, config), math.prod(self.grid(problem, config))
+        tiles = self._asked("tiles", problem, config) if self.tunable.tiles is not None else blocks
+        per_tile = blocks / tiles
+        steps = max(1, round(found.steps * per_tile))
+        return Launched(
+            work=Work(
+                steps=steps,
+                flops=found.flops * per_tile / steps,
+                load_bytes=found.load_bytes * per_tile / steps,
+                store_bytes=found.store_bytes * per_tile,
             ),
             tiles=tiles,
             blocks=blocks,

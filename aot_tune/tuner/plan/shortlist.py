@@ -90,10 +90,10 @@ def lacks_work(kernel: DeviceKernel, plan: ProblemPlan) -> bool:
     return kernel.tunable.work is None and len({_constants(config) for config in plan.candidates}) > 1
 
 
-def is_derivable(plan: ProblemPlan, compiled: Mapping[str, CompileResult]) -> bool:
-    """Whether `work` may be derived from the arguments' sizes: no code multiplies matrices in a loop."""
+def multiplies(plan: ProblemPlan, compiled: Mapping[str, CompileResult]) -> bool:
+    """Whether any code multiplies matrices in a loop, so that blocks read the same operands."""
     results = (compiled.get(job.key) for job in plan.jobs.values())
-    return all(one.loop is None for one in results if isinstance(one, Compiled))
+    return any(one.loop is not None for one in results if isinstance(one, Compiled))
 
 
 def predictions(

@@ -1,22 +1,24 @@
 """`tune` without a GPU of the arch: compile for real, rank by the model, mark every entry `predicted`.
 
 Touches no GPU and no measured table. A predicted entry keeps the default unless the model promises a gain of
-10 % or more (`rule.PREDICTED_GAIN`). Where `work` is absent it is derived from the sizes of the arguments;
-where that cannot be, all candidates are compiled and none is ranked, as the report says. Where the
-configs differ in hints alone, the defaults are compiled to prove that they compile.
+10 % or more (`rule.PREDICTED_GAIN`). Where `work` is absent it is derived from the sizes of the arguments, or
+for a kernel that multiplies matrices counted by following its code; where that cannot be, all candidates are
+compiled and none is ranked, as the report says. Where the configs differ in hints alone, the defaults are
+compiled to prove that they compile.
 
 A first look predicts a fixed part: a few buckets of each kernel with a few candidates each, evenly spread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.fingerprint.hashing import source_hash
+from aot_tune.declare.kernel_source.block_counts import NotCountedError
 from aot_tune.errors import AotTuneError, NewerSchemaError, TuneError
 from aot_tune.nvidia import cutile
 from aot_tune.tables import reader, store, writer
@@ -29,9 +31,9 @@ from aot_tune.tuner.choose.times import SweepTimes, unserved
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled, CompileResult, compiles_nowhere
 from aot_tune.tuner.outcome import Failure, Measurement
-from aot_tune.tuner.plan.candidates import ProblemPlan, SweepPlan, plan
-from aot_tune.tuner.plan.model import predict_us
-from aot_tune.tuner.plan.shortlist import Shortlist, is_derivable, is_ranked, lacks_work, shortlist
+from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, SweepPlan, plan
+from aot_tune.tuner.plan.model import Launched, predict_us
+from aot_tune.tuner.plan.shortlist import Shortlist, is_ranked, lacks_work, multiplies, shortlist
 from aot_tune.tuner.plan.sizes import sizes_inside, spread
 from aot_tune.tuner.sweep.progress import CompileReporter, Progress
 from aot_tune.tuner.sweep.report import FIRST_LOOK_CANDIDATES, PREDICTED_FOLDER, SweepRequest, SweptKernel
@@ -131,10 +133,27 @@ def predict_kernel(
 def _ranks(planned: SweepPlan, compiled: Mapping[str, CompileResult]) -> bool:
     """Whether the candidates of any problem were ranked."""
     kernel = planned.kernel
-    return any(
-        is_ranked(kernel, each) or (lacks_work(kernel, each) and is_derivable(each, compiled))
-        for each in planned.problems
-    )
+    return any(is_ranked(kernel, each) or _derivation(kernel, each, compiled) for each in planned.problems)
+
+
+def _derivation(
+    kernel: DeviceKernel, each: ProblemPlan, compiled: Mapping[str, CompileResult]
+) -> Callable[[Problem, Config], Launched] | None:
+    """What tells the model the facts of a kernel without `work`; None where nothing can, or nothing must."""
+    if not lacks_work(kernel, each):
+        return None
+    if not multiplies(each, compiled):
+        return kernel.derived
+    return None if _uncounted(kernel, each) else kernel.counted
+
+
+def _uncounted(kernel: DeviceKernel, each: ProblemPlan) -> str:
+    """Why the default's code could not be followed; empty where it could."""
+    try:
+        kernel.counted(each.problem, each.default)
+    except NotCountedError as error:
+        return str(error)
+    return ""
 
 
 def _note_of_work(planned: SweepPlan, compiled: Mapping[str, CompileResult]) -> str | None:
@@ -143,14 +162,22 @@ def _note_of_work(planned: SweepPlan, compiled: Mapping[str, CompileResult]) -> 
     lacking = [each for each in planned.problems if lacks_work(kernel, each)]
     if not lacking:
         return None
-    if all(is_derivable(each, compiled) for each in lacking):
+    products = [each for each in lacking if multiplies(each, compiled)]
+    if not products:
         return (
             f"{name}: work is not declared; candidates are ranked as if each block loaded and stored its "
             "share of the arguments once"
         )
+    reason = next(filter(None, (_uncounted(kernel, each) for each in products)), None)
+    if reason is None:
+        return (
+            f"{name}: work is not declared; candidates are ranked by what a few blocks of each multiply, "
+            "load and store, counted by following their code"
+        )
     return (
-        f"{name}: work is not declared, and none can be derived of a kernel that multiplies matrices: no "
-        "candidate is ranked, and each problem keeps its default; add work=lambda config, problem: Work(...)"
+        f"{name}: work is not declared, and it could not be counted by following the kernel's code: "
+        f"{reason}; no candidate is ranked there, and each such problem keeps its default; add "
+        "work=lambda config, problem: Work(...)"
     )
 
 
@@ -314,7 +341,7 @@ def _edge_times(
         return {config: _as_time(config, us) for config, us in listed.predicted_us.items()}
     if each.default not in listed.configs:
         return {}
-    if lacks_work(planned.kernel, each) and is_derivable(each, compiled):
+    if _derivation(planned.kernel, each, compiled) is not None:
         times = _times(planned, each, each.problem, list(listed.configs), compiled)
         return dict(sorted(times.items(), key=lambda one: one[1].mean_us))
     return _times(planned, each, each.problem, [each.default], compiled)
@@ -333,13 +360,16 @@ def _times(
     edge's for all 96 configs of a matmul on sm_90.
     """
     kernel = planned.kernel
-    derived = lacks_work(kernel, each) and is_derivable(each, compiled)
-    launched = kernel.derived if derived else kernel.launched
+    launched = _derivation(kernel, each, compiled) or kernel.launched
     times = {}
     for config in configs:
         result = compiled[each.jobs[config].key]
         if isinstance(result, Compiled) and kernel.tunable.refusal(config, kernel.arch, problem) is None:
-            us = predict_us(launched(problem, config), kernel.device, result.resources, result.loop)
+            try:
+                facts = launched(problem, config)
+            except NotCountedError:  # of a config whose code is longer than the default's
+                continue
+            us = predict_us(facts, kernel.device, result.resources, result.loop)
             times[config] = _as_time(config, us)
     return times
 

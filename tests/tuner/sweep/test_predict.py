@@ -15,6 +15,7 @@ import pytest
 from aot_tune.declare.declaration import Work
 from aot_tune.declare.discovery import FoundKernel, find_tunables
 from aot_tune.declare.fingerprint.hashing import source_hash
+from aot_tune.declare.kernel_source import block_counts
 from aot_tune.errors import TuneError
 from aot_tune.kernels.products.matmul import matmul_tunable
 from aot_tune.nvidia.cubin import Resources
@@ -26,11 +27,11 @@ from aot_tune.tables.table import Table
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, CompileResult
 from aot_tune.tuner.compile.pool import CompilePool
-from aot_tune.tuner.plan.candidates import SweepPlan, plan
+from aot_tune.tuner.plan.candidates import DeviceKernel, SweepPlan, plan
 from aot_tune.tuner.plan.sizes import sizes_inside
 from aot_tune.tuner.sweep.predict import Predicted, first_look_plan, predict, predict_kernel, predicted_table
 from aot_tune.tuner.sweep.progress import PlainProgress, closing_table
-from aot_tune.tuner.sweep.report import FIRST_LOOK_CANDIDATES, SweepRequest
+from aot_tune.tuner.sweep.report import FIRST_LOOK_CANDIDATES, SweepRequest, SweptKernel
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
@@ -211,7 +212,8 @@ def test_a_kernel_is_compiled_for_real_and_its_table_written(tmp_path: Path, fee
     assert path.read_bytes() == before
 
 
-def test_a_product_without_work_is_compiled_and_said_not_to_be_ranked(tmp_path: Path) -> None:
+def _product_without_work(tmp_path: Path) -> tuple[SweptKernel, Silent, int]:
+    """Predict matmul with two configs and no `work`: the report, what was said, and how much was compiled."""
     problem = bucket(64)
     default = matmul_tunable.default_config(SM100, problem)
     other = next(c for c in matmul_tunable.candidates(SM100, problem) if c.constants != default.constants)
@@ -230,14 +232,34 @@ def test_a_product_without_work_is_compiled_and_said_not_to_be_ranked(tmp_path: 
     feed: Any = SimpleNamespace(
         counts=lambda: (0, 0, 0), submit=asked.extend, wait=lambda keys, report: {k: results[k] for k in keys}
     )
-    report = predict_kernel(request(tmp_path, kernels=(found,)), found, feed, progress)
+    return predict_kernel(request(tmp_path, kernels=(found,)), found, feed, progress), progress, len(asked)
+
+
+def test_a_product_without_work_is_ranked_by_what_its_code_does(tmp_path: Path) -> None:
+    report, progress, compiled = _product_without_work(tmp_path)
+    assert report.ranked
+    assert compiled == 2
+    [note] = progress.notes
+    assert "ranked by what a few blocks of each multiply, load and store" in note
+    [entry] = store.read_table(tmp_path / "sm100" / "matmul.json").entries
+    problem, kernel = bucket(64), DeviceKernel(MATMUL, SM100)
+    for config in (entry.config, matmul_tunable.default_config(SM100, problem)):
+        by_hand = kernel.launched(problem, config).work
+        assert kernel.counted(problem, config).work == by_hand, "the work that the kernel declares"
+
+
+def test_a_product_whose_code_cannot_be_followed_is_said_not_to_be_ranked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_counts, "MOST_CALLS", 10)
+    report, progress, compiled = _product_without_work(tmp_path)
     assert not report.ranked
     assert "not ranked" in closing_table([report])[1]
-    assert len(asked) == 2
+    assert compiled == 2
     [note] = progress.notes
-    assert "none can be derived of a kernel that multiplies matrices: no candidate is ranked" in note
+    assert "could not be counted by following the kernel's code: the blocks call" in note
     [entry] = store.read_table(tmp_path / "sm100" / "matmul.json").entries
-    assert entry.config == default
+    assert entry.config == matmul_tunable.default_config(SM100, bucket(64))
 
 
 def test_without_work_what_moves_the_same_in_fewer_waves_is_ranked_first() -> None:
