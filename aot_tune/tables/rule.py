@@ -30,7 +30,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from heapq import heappop, heappush
 from operator import mul, sub
 from typing import Literal, NamedTuple
 
@@ -198,6 +197,7 @@ class Ranking:
         self.where, self.exponent, self.points, self.weights = where, exponent, points, weights
         self._configs, self._default_place, self._least = configs, default_place, least
         self._waves_of, self._least_gain = waves_of, least_gain
+        self._known: dict[int, float] = {}
 
     def fastest_first(self) -> Iterator[tuple[float, Config]]:
         """Yield the logarithm of each config's expected time over one that all share, and the config.
@@ -205,20 +205,30 @@ class Ranking:
         Equal ones come in the portfolio's order.
         """
         # Written for speed: an unseen shape waits for the first.
-        limit = self.default_lag() - math.log1p(self._least_gain) if self._least_gain else math.inf
-        waves_of, exponent, configs = self._waves_of, self.exponent, self._configs
-        estimated: list[tuple[float, int]] = []
+        configs, own, limit = self._configs, self._default_place, math.inf
+        if self._least_gain:
+            limit = self.default_lag() - math.log1p(self._least_gain)
+        best = (math.inf, -1)
         for least, place in sorted(self._least):
-            while estimated and estimated[0][0] < least:
-                lag, first = heappop(estimated)
-                if lag <= limit or first == self._default_place:
-                    yield lag, configs[first]
-            grown = exponent * math.log(waves_of(place)) if waves_of is not None else 0.0
-            heappush(estimated, (least + grown, place))
-        while estimated:
-            lag, first = heappop(estimated)
-            if lag <= limit or first == self._default_place:
-                yield lag, configs[first]
+            if least > best[0]:
+                break
+            lag = self._lag(least, place)
+            if (lag, place) < best and (lag <= limit or place == own):
+                best = (lag, place)
+        if best[1] >= 0:
+            yield best[0], configs[best[1]]
+        for lag, place in sorted((self._lag(*one), one[1]) for one in self._least):
+            if place != best[1] and (lag <= limit or place == own):
+                yield lag, configs[place]
+
+    def _lag(self, least: float, place: int) -> float:
+        """The lag of a config, given that with one wave."""
+        if self._waves_of is None:
+            return least
+        lag = self._known.get(place)
+        if lag is None:
+            lag = self._known[place] = least + self.exponent * math.log(self._waves_of(place))
+        return lag
 
     @property
     def lags(self) -> list[tuple[float, Config]]:
@@ -229,8 +239,7 @@ class Ranking:
         """The lag of the default; infinite where it has no estimate, or one above `most`."""
         for least, place in self._least:
             if place == self._default_place and least <= most:
-                waves_of = self._waves_of
-                return least if waves_of is None else least + self.exponent * math.log(waves_of(place))
+                return self._lag(least, place)
         return math.inf
 
     def us(self, lag: float) -> float:
@@ -383,6 +392,12 @@ class BucketRule:
         else:
             exponent = self._exponents[where]
         total, columns, places = sum(weights), points.columns(exponent), self._timed[nearest]
+        if default_place < last and places and places[-1] == last:
+            places = places[:-1]
+        try:
+            least = [(sum(map(mul, weights, columns[place])) / total, place) for place in places]
+        except TypeError:  # some are None
+            least = [(_sum(weights, columns[place]) / total, place) for place in places]
         return Ranking(
             configs,
             default_place,
@@ -390,11 +405,7 @@ class BucketRule:
             exponent=exponent,
             points=points,
             weights=weights,
-            least=[
-                (_sum(weights, columns[place]) / total, place)
-                for place in places
-                if place != last or default_place == last
-            ],
+            least=least,
             waves_of=self._counter(configs, problem, sm_count or self._sm_count) if exponent else None,
             least_gain=self._least_gain,
         )

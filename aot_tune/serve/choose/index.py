@@ -106,6 +106,7 @@ class Index:
         self._pow2 = tuple(name for name, axis in axes.items() if isinstance(axis, Pow2))
         self._own: dict[Problem, Match] = {}
         self._groups: dict[Classes, dict[tuple[int, ...], _Group]] = {}
+        self._lists: dict[Classes, tuple[list[_Group], list[tuple[float, ...]]]] = {}
         self._rules: dict[int, BucketRule] = {}
         self._beside: dict[int, tuple[BucketRule, ...]] = {}
         self._last: tuple[Problem | None, Problem] = (None, Problem({}))
@@ -176,17 +177,27 @@ class Index:
         asked, distances = self._reached
         if asked is not wanted:
             logs = [math.log2(max(wanted.size(name), 1)) for name in self._exact]
-            groups = list(self._groups.get(classes_of(self._axes, wanted), {}).values())
+            groups, places = self._of_classes(classes_of(self._axes, wanted))
             # Written for speed: a miss looks at every group, of which a table has dozens.
             if len(logs) == 2:
                 first, second = logs
-                aparts = [abs(first - group.logs[0]) + abs(second - group.logs[1]) for group in groups]
+                aparts = [abs(first - one) + abs(second - other) for one, other in places]
             else:
-                aparts = [sum(map(abs, map(sub, logs, group.logs))) for group in groups]
+                aparts = [sum(map(abs, map(sub, logs, where))) for where in places]
             order = sorted(range(len(groups)), key=aparts.__getitem__)
             distances = _Distances(logs, aparts, groups, order)
             self._reached = (wanted, distances)
         return distances
+
+    def _of_classes(self, classes: Classes) -> tuple[list[_Group], list[tuple[float, ...]]]:
+        """The groups of some classes, and the logarithms of their sizes on the Exact axes."""
+        known = self._lists.get(classes)
+        if known is None:
+            groups = list(self._groups.get(classes, {}).values())
+            known = (groups, [group.logs for group in groups])
+            if groups:
+                self._lists[classes] = known
+        return known
 
     def _reaches(self, wanted: Problem, logs: list[float], group: _Group, within: float) -> bool:
         """Whether a group is at most `within` doublings away on each Exact axis.

@@ -432,7 +432,7 @@ def _bytes_without_tall_tiles(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return whole
 
 
-@pytest.mark.parametrize("size", [192, 149, 64, 256])
+@pytest.mark.parametrize("size", [213, 149, 64, 256])
 def test_a_member_that_is_wrong_at_one_size_is_replaced_by_the_next_best(
     folder: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
