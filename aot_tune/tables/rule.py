@@ -10,8 +10,8 @@ counting more (`_NEARNESS`), each first corrected for waves: multiplied by
     (waves at the size / waves at the point) ** exponent
 
 The config with the least estimate is taken. The points are those of the size's own bucket; for a size
-without one, those of the nearest bucket and of up to `MOST_BESIDE` others that lie beside it. What has no
-time at the nearest point is not estimated.
+without one, those of the nearest bucket and of up to `MOST_BESIDE` others that lie beside it, or of one other
+where the nearest is more than a doubling away. What has no time at the nearest point is not estimated.
 
 The *exponent* is 1, 1/2 or 0: that with which the rule leaves least at the points of the size's bucket, or of
 the nearest, each left out in turn. Some kernels take whole waves, because their blocks wait for each other's
@@ -283,6 +283,9 @@ def waves(tiles: int, config: Config, sm_count: int) -> int:
     return max(-(-tiles // blocks_in_flight(config, sm_count)), 1)
 
 
+_MOST_BESIDE_FAR = 1
+"""As `MOST_BESIDE`, for sizes more than a doubling away. More leave the same on the tables of sm90."""
+
 _OVERLAP = math.log1p(OVERLAP)
 
 _NEARNESS = 0.1
@@ -302,7 +305,7 @@ than any choice that is worth a change, and more than rounding."""
 
 _FAR = 0.5
 """The exponent of waves for sizes more than a doubling away from any bucket. On the tables of sm90 it leaves
-2.6 % there in the geometric mean, and the one of the nearest bucket 3.6 %."""
+2.5 % there in the geometric mean, and the one of the nearest bucket 3.6 %."""
 
 
 class _Rows(NamedTuple):
@@ -383,6 +386,7 @@ class BucketRule:
         if not self._points:
             return Ranking(configs, default_place, where)
         pow2, exact = self._logs_of(problem)
+        beside = beside[:_MOST_BESIDE_FAR] if where == "far" else beside
         points = self._points_with(beside)
         weights = points.weights(pow2, exact)
         own = weights if not beside else weights[: len(self._points)]
