@@ -315,6 +315,8 @@ def compile(
 
     named = [*(arch or ()), *(more or ())]
     found = find.declared(module or ())
+    if kernels := [one for one in named if one in found]:
+        raise UsageError(f"{kernels[0]} is a kernel, not an arch: write --kernel {kernels[0]}")
     tables = listed_recorded(find.folders(module or ()))
     names, dotted = find.split(kernel or ())
     request = CubinRequest(

@@ -55,6 +55,10 @@ class Finding:
         return ": ".join(part for part in parts if part)
 
 
+_MOST_ALIKE = 3
+"""Entries of one table with the same complaint that are reported one by one."""
+
+
 def check(
     found: Mapping[str, FoundKernel], path: Path | None = None, bare: Iterable[Path] = ()
 ) -> list[Finding]:
@@ -178,10 +182,14 @@ def _root(folder: Path, kernels: Mapping[str, FoundKernel], *, own: bool) -> Ite
             yield _finding(child, "an unknown file", "a table's file is <arch>/<kernel>.json; remove it")
     if not archs:
         names = " ".join(kernels)
-        step = f"tune them: aot-tune tune {names}{_module_options(kernels)}"
+        step = f"tune them on a GPU of each arch: aot-tune tune {names}{_module_options(kernels)}"
         yield _finding(folder, f"holds no tables for {names}", step)
         for one in kernels.values() if own else ():
             yield from _declaration_findings(folder, one.tunable, checks.first_arch(one.tunable))
+    elif own and kernels and not any(any(one.glob("*.json")) for one in archs):
+        what = "no kernel has a table for any arch: the archives serve the defaults alone"
+        step = f"aot-tune tune{_module_options(kernels)} on a GPU of an arch makes its tables"
+        yield Finding(path=str(folder), entry="", what=what, fix=step, remark=True)
     for arch_folder in archs:
         yield from _arch_folder(arch_folder, kernels, own=own)
 
@@ -313,9 +321,15 @@ def _table_complaints(table: Table, tunable: Declaration, *, own: bool) -> Itera
         yield "", problem, "correct the declaration"
     for what, fix in portfolio_complaints(table, tunable):
         yield "portfolio", what, fix or again
+    said: dict[tuple[str, str], list[str]] = {}
     for entry in table.entries:
-        complaints = entry_complaints(table, tunable, entry, own=own)
-        yield from ((str(entry.bucket), what, fix or again) for what, fix in complaints)
+        for what, fix in entry_complaints(table, tunable, entry, own=own):
+            said.setdefault((what, fix or again), []).append(str(entry.bucket))
+    for (what, fix), buckets in said.items():
+        if len(buckets) <= _MOST_ALIKE:
+            yield from ((bucket, what, fix) for bucket in buckets)
+        else:
+            yield f"{len(buckets)} entries, the first of {buckets[0]}", what, fix
     for bucket in tunable.buckets:
         if table.entry(bucket) is None:
             yield str(bucket), "a declared shape has no entry", again

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aot_tune.cli.doctor import table_states
-from aot_tune.cubins.archive import FILE_NAME, Archive
+from aot_tune.cubins.archive import FILE_NAME, Archive, Section
+from aot_tune.cubins.origin import declared_code, difference
 from aot_tune.declare import checks
 from aot_tune.declare.blanks import blank_mistakes
 from aot_tune.declare.declaration import Declaration
@@ -62,7 +63,8 @@ def _declared(tunable: Declaration, arch: Arch, mistakes: Sequence[str]) -> Iter
         problems = counted(len(tunable.typical_problems), "typical problem")
         most = max(len(tunable.candidates(arch, problem)) for problem in tunable.typical_problems)
         candidates = f"at most {counted(most, 'candidate')} each"
-        yield Step(done=True, what=f"declared without a mistake for {problems} on {arch}, {candidates}")
+        what = f"declared without a mistake of form for {problems} on {arch}, {candidates}"
+        yield Step(done=True, what=f"{what}; results are compared when a GPU measures them")
 
 
 def _remarked(tunable: Declaration, arch: Arch) -> Iterator[Step]:
@@ -81,8 +83,8 @@ def _modelled(tunable: Declaration, arch: Arch) -> Step:
     if tunable.work is None:
         what = (
             "work is absent: without a GPU of the arch, tune ranks configs that differ in constants as if "
-            "each block moved its share of the arguments once, and those of a product not at all; add "
-            "work=lambda config, problem: Work(...), or tune on such a GPU"
+            "each block moved its share of the arguments once, and those of a product by following the code "
+            "of a few blocks; add work=lambda config, problem: Work(...), or tune on such a GPU"
         )
         return Step(done=False, what=what)
     if tunable.tiles is None:
@@ -111,15 +113,18 @@ def _tuned(tunable: Declaration, arch: Arch) -> Iterator[Step]:
 
 def _compiled(tunable: Declaration, arch: Arch) -> Step:
     paths = [folder / str(arch) / FILE_NAME for folder, _ in loader.folders(tunable)]
-    found = next((path for path in paths if path.exists() and _holds(path, tunable)), None)
-    if found is None:
-        command = f"aot-tune compile {tunable.name} --arch {arch}{tunable.module_option}"
-        return Step(done=False, what=f"no archive of cubins: a first launch compiles; {command}")
-    return Step(done=True, what=f"archive {found}; aot-tune check says whether it fits")
+    command = f"aot-tune compile --arch {arch} --kernel {tunable.name}{tunable.module_option}"
+    for path in paths:
+        section = _section(path, tunable)
+        if section is not None and (changed := difference(declared_code(tunable), section.origin)):
+            return Step(done=False, what=f"archive {path} is left out: {changed}; {command}")
+        if section is not None:
+            return Step(done=True, what=f"archive {path}; aot-tune check says whether it fits the tables")
+    return Step(done=False, what=f"no archive of cubins: a first launch compiles; {command}")
 
 
-def _holds(path: Path, tunable: Declaration) -> bool:
+def _section(path: Path, tunable: Declaration) -> Section | None:
     try:
-        return Archive(path).section(tunable.name) is not None
+        return Archive(path).section(tunable.name) if path.exists() else None
     except ArchiveError:
-        return False
+        return None

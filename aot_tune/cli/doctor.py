@@ -236,13 +236,13 @@ def _installation_remarks() -> Iterator[str]:
 
 def table_states(tunable: Declaration, arch: Arch) -> Iterator[TableState]:
     """The files in which a kernel's table for an arch is looked for, in that order, and what they hold."""
-    for folder, _ in loader.folders(tunable):
+    for folder, named in loader.folders(tunable):
         path = store.table_path(folder, arch, tunable.name)
-        state, usable = _table_state(path, tunable, arch)
+        state, usable = _table_state(path, tunable, arch, named=named)
         yield TableState(kernel=tunable.name, path=path, state=state, usable=usable)
 
 
-def _table_state(path: Path, tunable: Declaration, arch: Arch) -> tuple[str, bool]:
+def _table_state(path: Path, tunable: Declaration, arch: Arch, *, named: bool) -> tuple[str, bool]:
     try:
         os.stat(path)
     except FileNotFoundError:
@@ -255,6 +255,9 @@ def _table_state(path: Path, tunable: Declaration, arch: Arch) -> tuple[str, boo
         return f"not used: {error}", False
     if reason := mismatch(tunable, arch, table):
         return f"not used: {reason}", False
+    if table.entries and not named and all(entry.evidence == "predicted" for entry in table.entries):
+        entries = counted(len(table.entries), "entry", "entries")
+        return f"not used: {entries}, predicted, are read only from a folder in {environment.TABLES}", False
     evidence = "+".join(sorted({entry.evidence for entry in table.entries})) or "empty"
     fresh = table.source_hash == hashing.source_hash(tunable)
     outside = len(undeclared(tunable, table))

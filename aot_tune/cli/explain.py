@@ -139,10 +139,17 @@ def explain(tunable: Declaration, arch: Arch, problem: Problem) -> Explanation:
     )
 
 
+_MOST_ROWS = 20
+"""Problems of a kernel that are printed, a line each; of more of them only half as many."""
+
+
 def overview_lines(answers: Sequence[Explanation]) -> list[str]:
     """One line for each problem of a kernel, then how many have remarks of their own."""
     heads = ("problem", "step", "config")
-    rows = [(str(one.problem), one.source, str(one.config)) for one in answers]
+    shown = answers if len(answers) <= _MOST_ROWS else answers[: _MOST_ROWS // 2]
+    rows: list[tuple[str, ...]] = [(str(one.problem), one.source, str(one.config)) for one in shown]
+    if len(shown) < len(answers):
+        rows.append((f"and {len(answers) - len(shown)} more; --problem prints one", "", ""))
     missed = [one for one in answers if one.remarks]
     first = missed[0].remarks[0] if missed else ""
     again = f"{counted(len(missed), 'problem')} with remarks; --problem prints all of one; the first: {first}"

@@ -231,7 +231,10 @@ def imported(module: str) -> object:
                 f"there is no module {module!r} here ({os.getcwd()}) or on the Python path",
                 "write it as Python imports it, mylib.kernels",
             ) from error
-        raise UsageError(f"module {module} needs {missing!r}, which is not installed") from error
+        raise UsageError(
+            f"module {module} needs {missing!r}, which is not installed; install it, or declare the kernel "
+            "from a module that does without"
+        ) from error
     except (
         Exception,
         SystemExit,

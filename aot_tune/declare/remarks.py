@@ -47,6 +47,13 @@ _MOST_CPU_BYTES = 1 << 24
 _FACTOR = 4.0
 """Bytes that all blocks store and that the written arguments hold agree within this factor."""
 
+_LEAST_STORED = 0.6
+"""The part of the outputs' bytes that all blocks store, at least. It is not 1: of the few blocks that are
+followed a third less may have a tile than of all."""
+
+_MOST_CALLS = 10_000
+"""Calls of cuTile's functions in the blocks that are followed for remarks, at most: about 0.1 s."""
+
 _MOST_LOADS = 2.0
 """One block loads at most this many times the bytes of all arguments, as in a kernel of two passes."""
 
@@ -62,7 +69,7 @@ def declaration_remarks(tunable: Declaration, arch: Arch) -> list[str]:
         _archs_without_configs(tunable, arch),
         _lent_kernels(tunable, arch),
         _work_unlike_the_arguments(tunable, arch),
-        _work_unlike_the_code(tunable, arch),
+        _unlike_the_code(tunable, arch),
     ):
         found += [f"{tunable.name}: {text}" for text in remarks]
     return list(dict.fromkeys(found))
@@ -335,30 +342,51 @@ def _work_unlike_the_arguments(tunable: Declaration, arch: Arch) -> Iterator[str
             )
 
 
-def _work_unlike_the_code(tunable: Declaration, arch: Arch) -> Iterator[str]:
-    """Operations of `work` that are not those of the kernel's code, where a few blocks can be followed."""
-    weighed = [found for problem in tunable.typical_problems if (found := _weighed(tunable, arch, problem))]
-    if not weighed:
-        return
-    one = min(weighed, key=lambda one: one.held)  # whose code is followed soonest
-    args = _made(tunable, one.problem)
-    passed = args and _passed(tunable, arch, one.problem, args)
-    grid = _tried(lambda: tunable.grid(one.config, Device.reference(arch), one.problem))
-    if not passed or not grid:
-        return
-    try:
-        counts = count_blocks(tunable.kernel_of(one.config), tuple(passed.values()), grid)
-    except NotCountedError:
-        return
-    done = counts.flops * math.prod(grid) / one.tiles
-    said = one.work.steps * one.work.flops
-    if max(done, said) > _FACTOR * min(done, said):
-        yield (
-            f"work({one.problem}, {one.config}) says that one block does {said:,.0f} operations of matrix "
-            f"products, {counted(one.work.steps, 'step')} of flops={one.work.flops:,.0f}; its code does "
-            f"{done:,.0f}, where a multiply-add counts two. flops are those of one step; without work they "
-            "are counted"
-        )
+def _unlike_the_code(tunable: Declaration, arch: Arch) -> Iterator[str]:
+    """What the blocks of `grid_fn` leave unwritten, and figures of `work` that are not those of the code.
+
+    A small problem and one of middle size are followed, where a few blocks of them can be.
+    """
+    sized = sorted(
+        (_bytes(args), str(problem), problem, args)
+        for problem in tunable.typical_problems
+        if (args := _made(tunable, problem)) is not None
+    )
+    for _, _, problem, args in {id(one): one for one in (*sized[:1], *sized[len(sized) // 2 :][:1])}.values():
+        config = tunable.default_config(arch, problem)
+        passed = _passed(tunable, arch, problem, args)
+        grid = _tried(partial(tunable.grid, config, Device.reference(arch), problem))
+        if not passed or not grid:
+            return
+        try:
+            kernel = tunable.kernel_of(config)
+            counts = count_blocks(kernel, tuple(passed.values()), grid, _MOST_CALLS)
+        except NotCountedError:
+            return
+        blocks = math.prod(grid)
+        named = dict(zip(tunable.parameters, args, strict=True))
+        wanted, stored = _bytes(named[name] for name in tunable.output_names), counts.store_bytes * blocks
+        if stored < _LEAST_STORED * wanted:
+            yield (
+                f"the {counted(blocks, 'block')} of grid_fn({config}, {problem}) store {stored:,.0f} bytes "
+                f"in all, and the outputs hold {wanted:,}: grid_fn leaves out blocks, or args_fn hands on a "
+                "tile or a size at the place of another"
+            )
+        if tunable.work is None or tunable.tiles is None or not counts.flops:
+            continue  # of other kernels the arguments' bytes tell
+        work, tiles = tunable.work(config, problem), tunable.tiles(config, problem)
+        for name, said, done, unit in (
+            ("flops", work.flops, counts.flops, "operations of matrix products, a multiply-add being two"),
+            ("load_bytes", work.load_bytes, counts.load_bytes, "bytes loaded"),
+        ):
+            said, done = work.steps * said, done * blocks / tiles
+            if max(said, done) > _FACTOR * min(said, done):
+                yield (
+                    f"work({problem}, {config}) says {said:,.0f} {unit}, for one block: "
+                    f"{counted(work.steps, 'step')} of {name}={said / work.steps:,.0f}; the kernel's code "
+                    f"does {done:,.0f}. {name} is that of one step; without work it is counted for products"
+                )
+                return
 
 
 class _Weighed(NamedTuple):

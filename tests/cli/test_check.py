@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from aot_tune.cli import check as check_module
 from aot_tune.cli.app import app
 from aot_tune.cli.check import archive_lines, archives, check
 from aot_tune.cubins.pack import pack
@@ -205,7 +206,32 @@ def test_a_kernel_without_a_table_for_an_arch_that_has_others_is_found(tmp_path:
 
 def test_a_kernel_without_any_table_is_found(tmp_path: Path) -> None:
     (line,) = _told(tmp_path / "none")
-    assert "holds no tables for scale: tune them: aot-tune tune scale --module tests.support.samples" in line
+    assert "holds no tables for scale: tune them on a GPU of each arch: aot-tune tune scale --module " in line
+
+
+def test_an_archive_alone_is_remarked_to_serve_defaults(tmp_path: Path) -> None:
+    (tmp_path / "sm90").mkdir()
+    put(tmp_path, packed())
+    remarks = [one for one in check(scale_in(tmp_path)) if one.remark]
+    assert [one.what for one in remarks] == [
+        "no kernel has a table for any arch: the archives serve the defaults alone"
+    ]
+    write(tmp_path, scale_table())
+    assert [one for one in check(scale_in(tmp_path)) if one.remark] == []
+
+
+def test_what_is_wrong_with_many_entries_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = scale_table()
+    for place in range(3):
+        table = with_entry(table, place, evidence="predicted")
+    write(tmp_path, table)
+    each = [line for line in _told(tmp_path) if "a prediction in a package's own tables" in line]
+    assert len(each) == 3
+    monkeypatch.setattr(check_module, "_MOST_ALIKE", 2)
+    [line] = [line for line in _told(tmp_path) if "a prediction in a package's own tables" in line]
+    assert f"3 entries, the first of {table.entries[0].bucket}" in line
 
 
 def test_a_command_names_the_module_in_which_a_kernel_was_found(tmp_path: Path) -> None:
@@ -213,7 +239,7 @@ def test_a_command_names_the_module_in_which_a_kernel_was_found(tmp_path: Path) 
         name: dataclasses.replace(one, module="mylib.all_of_them") for name, one in scale_in(tmp_path).items()
     }
     (line,) = [str(finding) for finding in check(found) if "holds no tables" in finding.what]
-    assert line.endswith(": tune them: aot-tune tune scale --module mylib.all_of_them")
+    assert line.endswith(": tune them on a GPU of each arch: aot-tune tune scale --module mylib.all_of_them")
 
 
 def test_configs_need_not_name_constants_that_args_fn_computes(tmp_path: Path) -> None:

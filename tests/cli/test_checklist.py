@@ -37,12 +37,13 @@ def _steps(tunable: Tunable, arch: Arch = SM90) -> list[Step]:
 def test_a_new_kernel_lacks_its_table_and_its_archive(tunable: Tunable) -> None:
     declared, remarks, model, table, archive = _steps(tunable)
     assert str(declared) == (
-        "[x] declared without a mistake for 3 typical problems on sm90, at most 20 candidates each"
+        "[x] declared without a mistake of form for 3 typical problems on sm90, at most 20 candidates each; "
+        "results are compared when a GPU measures them"
     )
     assert (remarks.done, model.done) == (True, True)
     assert str(table).startswith("[ ] no table for sm90 is used; aot-tune tune scale --arch sm90 --module ")
     assert str(archive).startswith(
-        "[ ] no archive of cubins: a first launch compiles; aot-tune compile scale"
+        "[ ] no archive of cubins: a first launch compiles; aot-tune compile --arch sm90 --kernel scale"
     )
 
 
@@ -56,6 +57,14 @@ def test_a_kernel_that_is_ready_has_every_box_ticked(tunable: Tunable, tmp_path:
     steps = _steps(tunable)
     assert [str(step) for step in steps if not step.done] == []
     assert "3 entries, measured, NVIDIA H200" in steps[3].what
+
+
+def test_an_archive_of_other_code_is_not_done(tunable: Tunable, tmp_path: Path) -> None:
+    put(tmp_path / "own", packed(source_hash="0" * 16, files={}, complete=False))
+    [step] = [step for step in _steps(tunable) if step.what.startswith("archive ")]
+    assert not step.done
+    assert "is left out: the code is not as it was compiled (source 0000000000000000, now " in step.what
+    assert "aot-tune compile --arch sm90 --kernel scale" in step.what
 
 
 def test_a_table_that_lacks_a_bucket_or_is_stale_is_not_done(tunable: Tunable, tmp_path: Path) -> None:

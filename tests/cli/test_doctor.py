@@ -169,7 +169,7 @@ def test_what_is_left_out_of_a_table_or_was_disturbed_is_told(tmp_path: Path) ->
     foreign = Config(constants={"tile_m": 0, "tile_n": 64}, hints={})
     table = with_entry(scale_table(), 1, disturbed="the clocks fell")
     path = write(tmp_path, dataclasses.replace(table, portfolio=(foreign, table.portfolio[1])))
-    state, usable = doctor._table_state(path, scale, SM90)
+    state, usable = doctor._table_state(path, scale, SM90, named=False)
     assert "1 config in no search space and left out: tune again; 1 measured while disturbed" in state
     assert usable
 
@@ -180,5 +180,19 @@ def test_a_folder_that_may_not_be_looked_into_is_told(
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(doctor.os, "stat", refuse)
-    assert doctor._table_state(tmp_path / "x.json", scale, SM90) == ("not used: Permission denied", False)
+    with monkeypatch.context() as patched:
+        patched.setattr(doctor.os, "stat", refuse)
+        state = doctor._table_state(tmp_path / "x.json", scale, SM90, named=True)
+    assert state == ("not used: Permission denied", False)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_predictions_are_used_only_from_a_folder_that_is_named(tmp_path: Path, named: bool) -> None:
+    table = scale_table()
+    for place in range(3):
+        table = with_entry(table, place, evidence="predicted")
+    state, usable = doctor._table_state(write(tmp_path, table), scale, SM90, named=named)
+    assert usable == named
+    assert state.startswith(
+        "3 entries, predicted" if named else "not used: 3 entries, predicted, are read only"
+    )

@@ -125,6 +125,14 @@ def test_many_problems_take_one_line_each_and_point_to_the_remarks(scale: Tunabl
     )
 
 
+def test_of_very_many_problems_a_part_is_printed(scale: Tunable) -> None:
+    told = [explain(scale, SM90, _problem(64))] * 25
+    _, *rows = overview_lines(told)
+    assert len(rows) == 11
+    assert rows[-1].strip() == "and 15 more; --problem prints one"
+    assert len(overview_lines(told[:20])) == 21
+
+
 def test_a_miss_names_the_command_that_tunes_it(scale: Tunable) -> None:
     told = explain(scale, SM90, _problem(64, dtype="float32"))
     assert told.source == "default"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import cuda.tile as ct
 import pytest
@@ -16,6 +17,7 @@ from aot_tune.tunable import Tunable
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Exact, Pow2
 from aot_tune.values.config import Config
+from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 from tests.support.samples import SM90
 from tests.support.shipped import SHIPPED
@@ -49,7 +51,8 @@ def _twice(x, out, factor, rows: ct.Constant[int], flag: ct.Constant[bool], tile
 
 @ct.kernel
 def _add(x, out, factor, rows: ct.Constant[int], flag: ct.Constant[bool], tile: ct.Constant[int]):
-    index = (ct.arange(16, dtype=ct.int32), ct.arange(16, dtype=ct.int32))
+    rows_of, columns = ct.arange(tile, dtype=ct.int32), ct.arange(16, dtype=ct.int32)
+    index = (rows_of[:, None] + ct.bid(0) * tile, columns[None, :])
     ct.atomic_add(out, index, factor)
 
 
@@ -184,22 +187,40 @@ def test_what_may_be_meant_is_remarked_once_with_the_ways_out(name: str) -> None
     assert told in remark
 
 
-def test_operations_that_the_code_does_not_do_are_remarked() -> None:
-    """Those of a whole block in place of one step's, as many a declaration said."""
-    problem = matmul_tunable.typical_problems[0]
-    right = matmul_tunable.work
+def _matmul(**changes: Any) -> Tunable:
+    return dataclasses.replace(
+        matmul_tunable, typical=[dict(one) for one in matmul_tunable.typical_problems[:3]], **changes
+    )
+
+
+@pytest.mark.parametrize("name", ["flops", "load_bytes"])
+def test_figures_of_a_whole_block_in_place_of_one_step_are_remarked(name: str) -> None:
+    """Of a block with few steps its arguments' bytes do not tell them; its code does."""
+    right, problem = matmul_tunable.work, matmul_tunable.typical_problems[0]
     assert right is not None
 
     def of_a_block(config: Config, problem: Problem) -> Work:
         work = right(config, problem)
-        return dataclasses.replace(work, flops=work.flops * work.steps)
+        return dataclasses.replace(work, **{name: getattr(work, name) * work.steps})
 
-    tunable = dataclasses.replace(matmul_tunable, work=of_a_block, typical=[dict(problem)])
-    [remark] = declaration_remarks(tunable, SM90)
-    config = matmul_tunable.default_config(SM90, problem)
-    steps, flops = right(config, problem).steps, right(config, problem).flops
-    assert f"{steps} steps of flops={steps * flops:,.0f}; its code does {steps * flops:,.0f}" in remark
-    assert "flops are those of one step; without work they are counted" in remark
+    [remark] = [
+        one for one in declaration_remarks(_matmul(work=of_a_block), SM90) if "the kernel's code" in one
+    ]
+    work = right(matmul_tunable.default_config(SM90, problem), problem)
+    block = getattr(work, name) * work.steps
+    assert f"{work.steps} steps of {name}={block:,.0f}; the kernel's code does {block:,.0f}" in remark
+    assert f"{name} is that of one step; without work it is counted for products" in remark
+
+
+def test_a_grid_that_leaves_out_blocks_is_remarked() -> None:
+    def half(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
+        return (ct.cdiv(problem["M"], 2 * config["tile"]),)
+
+    [remark] = declaration_remarks(
+        declared(grid_fn=half, typical=[{"dtype": "bfloat16", "M": 256, "N": 16}]), SM90
+    )
+    assert "the 8 blocks of grid_fn(" in remark
+    assert "store 4,096 bytes in all, and the outputs hold 8,192: grid_fn leaves out blocks" in remark
 
 
 QUIET = {
@@ -260,5 +281,5 @@ def test_no_shipped_kernel_has_a_remark(tunable: Tunable, arch: Arch) -> None:
 def test_a_kernel_whose_source_cannot_be_read_has_no_remark_of_it() -> None:
     unread = {"ct": ct}
     code = "@ct.kernel\ndef made(x, out, factor, rows: ct.Constant[int], flag: ct.Constant[bool], "
-    exec(code + "tile: ct.Constant[int]):\n    pass", unread)
+    exec(code + "tile: ct.Constant[int]):\n    ct.store(out, (0, 0), ct.zeros((16, 16), out.dtype))", unread)
     assert declaration_remarks(dataclasses.replace(declared(), kernel=unread["made"]), SM90) == []

@@ -66,6 +66,15 @@ def _docstring(sketch: Sketch, module: str, kernel: str) -> str:
         f"Begun by `aot-tune new {module}:{kernel}`. Write your own in place of each blank(...): what stands "
         "in it is an example, and may already be right. `aot-tune doctor` lists the blanks that are left."
     )
+    scalars = [one.name for one in sketch.launched if one.role in ("float", "flag", "integer")]
+    if scalars:
+        begun += f" The values of {_and(scalars)} in make_args are guesses."
+    flags = [one.name for one in _compiled_in(sketch, "flag")]
+    if flags:
+        begun += (
+            f" {_and(flags)}, a bool that is compiled in, is taken from the caller: where sizes and tiles "
+            "decide it, compute it in args_fn."
+        )
     wrapped = textwrap.fill(begun, WIDTH - 1, break_long_words=False, break_on_hyphens=False)
     return f"The declaration of {kernel}, {article} {first} kernel{special}.\n\n{wrapped}\n"
 

@@ -48,13 +48,16 @@ class BlockCounts:
     """Bytes stored, those of atomic operations among them."""
 
 
-def count_blocks(kernel: Any, args: Sequence[Any], grid: Sequence[int]) -> BlockCounts:
+def count_blocks(
+    kernel: Any, args: Sequence[Any], grid: Sequence[int], most_calls: int = MOST_CALLS
+) -> BlockCounts:
     """Count what the blocks of a launch do.
 
     Args:
         kernel: The ``@ct.kernel``.
         args: The kernel's arguments; tensors need no storage.
         grid: The number of blocks along each axis, one to three numbers.
+        most_calls: Calls of cuTile's functions in these blocks, at most.
 
     Raises:
         NotCountedError: The code needs what is known at a launch alone, or does what is not followed here.
@@ -63,7 +66,7 @@ def count_blocks(kernel: Any, args: Sequence[Any], grid: Sequence[int]) -> Block
     sizes = (x, y, z)
     total = math.prod(sizes)
     numbers = sorted({round(at * (total - 1) / max(BLOCKS - 1, 1)) for at in range(BLOCKS)})
-    tally = _Tally(sizes=sizes)
+    tally = _Tally(sizes=sizes, most_calls=most_calls)
     function = _Rebuilt(_functions(tally)).function(cutile.python_function(kernel))
     given = [_argument(arg, tally) for arg in args]
     for number in numbers:
@@ -89,6 +92,7 @@ class _Tally:
     """What all blocks did so far."""
 
     sizes: tuple[int, int, int]
+    most_calls: int
     block: tuple[int, int, int] = (0, 0, 0)
     flops: float = 0.0
     load_bytes: float = 0.0
@@ -101,8 +105,8 @@ class _Tally:
     def call(self) -> None:
         """Count a call of one of cuTile's functions."""
         self.calls += 1
-        if self.calls > MOST_CALLS:
-            raise NotCountedError(f"the blocks call cuTile's functions more than {MOST_CALLS} times")
+        if self.calls > self.most_calls:
+            raise NotCountedError(f"the blocks call cuTile's functions more than {self.most_calls} times")
 
     def product(self, left: _Tile, right: _Tile, place: tuple[types.CodeType, int]) -> None:
         """Count a matrix product."""

@@ -9,7 +9,6 @@ import cuda.tile as ct
 import pytest
 import torch
 
-from aot_tune.declare.kernel_source import block_counts
 from aot_tune.declare.kernel_source.block_counts import NotCountedError, count_blocks
 from aot_tune.kernels.products.fp8.matmul_fp8_block import matmul_fp8_block_tunable
 from aot_tune.kernels.products.gate_up_swiglu import gate_up_swiglu_tunable
@@ -94,10 +93,9 @@ def test_a_loop_over_what_was_loaded_is_not_counted() -> None:
         count_blocks(_ragged, args, (4,))
 
 
-def test_blocks_that_go_on_for_long_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_counts, "MOST_CALLS", 100)
+def test_blocks_that_go_on_for_long_are_not_counted() -> None:
     with pytest.raises(NotCountedError, match="more than 100 times"):
-        count_blocks(_looping, (_meta(64, 512), _meta(512, 16), _meta(64, 16), 16), (4,))
+        count_blocks(_looping, (_meta(64, 512), _meta(512, 16), _meta(64, 16), 16), (4,), 100)
 
 
 def test_the_kernels_own_functions_stay_as_they_are() -> None:

@@ -322,6 +322,12 @@ def test_several_archs_follow_one_option_and_sizes_are_printed(declared: Path) -
     assert lines[3].split()[:2] == ["sm100", "scale"]
 
 
+def test_a_kernel_in_an_archs_place_is_told_where_it_belongs(declared: Path) -> None:
+    code, _, err = run("scale", "--arch", "sm90")
+    assert code == 2
+    assert "scale is a kernel, not an arch: write --kernel scale" in err
+
+
 def test_a_named_module_reaches_the_archive(declared: Path) -> None:
     three_more(declared)
     code, _, err = run("--arch", "sm90", "--module", "tests/support/samples.py")

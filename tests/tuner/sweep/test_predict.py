@@ -15,7 +15,6 @@ import pytest
 from aot_tune.declare.declaration import Work
 from aot_tune.declare.discovery import FoundKernel, find_tunables
 from aot_tune.declare.fingerprint.hashing import source_hash
-from aot_tune.declare.kernel_source import block_counts
 from aot_tune.errors import TuneError
 from aot_tune.kernels.products.matmul import matmul_tunable
 from aot_tune.nvidia.cubin import Resources
@@ -27,6 +26,7 @@ from aot_tune.tables.table import Table
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, CompileResult
 from aot_tune.tuner.compile.pool import CompilePool
+from aot_tune.tuner.plan import candidates
 from aot_tune.tuner.plan.candidates import DeviceKernel, SweepPlan, plan
 from aot_tune.tuner.plan.sizes import sizes_inside
 from aot_tune.tuner.sweep.predict import Predicted, first_look_plan, predict, predict_kernel, predicted_table
@@ -251,7 +251,8 @@ def test_a_product_without_work_is_ranked_by_what_its_code_does(tmp_path: Path) 
 def test_a_product_whose_code_cannot_be_followed_is_said_not_to_be_ranked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_counts, "MOST_CALLS", 10)
+    few = functools.partial(candidates.count_blocks, most_calls=10)
+    monkeypatch.setattr(candidates, "count_blocks", few)
     report, progress, compiled = _product_without_work(tmp_path)
     assert not report.ranked
     assert "not ranked" in closing_table([report])[1]
