@@ -16,6 +16,7 @@ SEARCH_SECONDS = "AOT_TUNE_SEARCH_SECONDS"
 LOG = "AOT_TUNE_LOG"
 ON_MISS = "AOT_TUNE_ON_MISS"
 RECORD = "AOT_TUNE_RECORD"
+BATCH_INVARIANT = "AOT_TUNE_BATCH_INVARIANT"
 DISABLE = "DISABLE_AUTOTUNE"
 DISABLE_OURS = "AOT_TUNE_DISABLE_AUTOTUNE"
 
@@ -36,6 +37,7 @@ DESCRIPTIONS = {
     LOG: "'1' prints each choice and its reason to stderr, once per unseen problem",
     ON_MISS: "what a miss does: 'search' (the default), 'nearest', 'default', or 'error' for servers",
     RECORD: "a file to which problems that missed are appended, each once; a process writes to FILE.<pid>",
+    BATCH_INVARIANT: "'1' takes one config for every size of a batch: a row's bits do not depend on it",
     DISABLE: "'1' forbids live searches, as it does for Triton and others",
     DISABLE_OURS: "the same for aot_tune alone; where it is set, DISABLE_AUTOTUNE does not count",
 }
@@ -120,6 +122,11 @@ def missed_file() -> Path | None:
 def logs_choices() -> bool:
     """Whether AOT_TUNE_LOG asks for each choice to be printed."""
     return _on(LOG)
+
+
+def batch_invariant() -> bool:
+    """Whether AOT_TUNE_BATCH_INVARIANT asks for one config whatever the batch."""
+    return _on(BATCH_INVARIANT)
 
 
 def world_size() -> int:

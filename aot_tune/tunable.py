@@ -30,7 +30,7 @@ class Tunable(Declaration):
         check_declaration(self)
         attach(self)
 
-    def launch(self, *args: Any, config: Config | None = None) -> None:
+    def launch(self, *args: Any, config: Config | None = None, batch_invariant: bool | None = None) -> None:
         """Launch the kernel with the config that fits these arguments, on the current stream of their device.
 
         `aot_tune.serve.launch.dispatch.attach` replaces this with a function made for the declaration.
@@ -38,13 +38,15 @@ class Tunable(Declaration):
         Args:
             *args: The launch arguments: CUDA tensors, lists of them and scalars, as `problem` takes them.
             config: Use this config instead of the tuned one.
+            batch_invariant: Whether the sizes on the declaration's `batch_axes` may not influence the config,
+                so that a row's bits are the same in any batch. None follows AOT_TUNE_BATCH_INVARIANT.
 
         Raises:
             LaunchError: An argument cannot be launched; the message names it and what to pass.
         """
         raise NotImplementedError  # pragma: no cover - attach() replaces it
 
-    def config_for(self, *args: Any) -> Config:
+    def config_for(self, *args: Any, batch_invariant: bool | None = None) -> Config:
         """The config that a launch of these arguments would get, found without a launch or a search.
 
         A host function prepares by it what depends on the config, such as padding to a tile, and hands it to
@@ -52,6 +54,7 @@ class Tunable(Declaration):
 
         Args:
             *args: The launch arguments, as for `launch`.
+            batch_invariant: As for `launch`.
 
         Raises:
             LaunchError: The arguments cannot be launched, or a size is 0, so that nothing would be launched.

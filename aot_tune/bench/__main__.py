@@ -26,7 +26,9 @@ from aot_tune.bench.sections.part import Part, Request
 from aot_tune.errors import AotTuneError
 from aot_tune.nvidia.nvml import visible_gpus
 
-SECTIONS = ("imports", "lookups", "launch", "compile", "sweep", "regret", "again", "serving", "replay")
+SECTIONS = (
+    "imports", "lookups", "launch", "compile", "sweep", "inside", "regret", "again", "serving", "replay",
+)  # fmt: skip
 """Modules of `aot_tune.bench.sections`. Each has ``run(request) -> Iterator[Part]``."""
 
 _WITHOUT_A_GPU = {"lookups"}
@@ -101,9 +103,15 @@ def _parser() -> argparse.ArgumentParser:
         "--kernel",
         action="append",
         default=[],
-        help="regret: a kernel, replay: an operation; may be repeated; all by default",
+        help="inside, regret: a kernel, replay: an operation; may be repeated; all by default",
     )
-    parser.add_argument("--sizes", type=int, default=least.sizes, help="regret: sizes of each kernel")
+    parser.add_argument("--sizes", type=int, default=least.sizes, help="inside: sizes of each kernel")
+    parser.add_argument(
+        "--problems", type=int, default=least.problems, help="regret: most problems of each kernel"
+    )
+    parser.add_argument(
+        "--journal", type=Path, default=Path(least.journal), help="regret: the file of all samples"
+    )
     parser.add_argument("--look-ups", type=int, default=least.look_ups, help="lookups: of each kernel")
     parser.add_argument(
         "--repeats", type=int, default=least.repeats, help="serving: processes of each quick scenario"
@@ -112,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
         "--limit-s",
         type=float,
         default=least.limit_s,
-        help="regret, replay: seconds after which no kernel begins",
+        help="inside, regret, replay: seconds after which nothing more begins",
     )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser
@@ -184,6 +192,8 @@ def _child(options: argparse.Namespace) -> int:
     request = Request(
         kernels=tuple(options.kernel),
         sizes=options.sizes,
+        problems=options.problems,
+        journal=str(options.journal),
         look_ups=options.look_ups,
         repeats=options.repeats,
         limit_s=options.limit_s,

@@ -93,6 +93,17 @@ class BenchGpu:
         self._feed.submit(each.jobs.values())
         return each
 
+    def plan_served(self, kernel: DeviceKernel, problem: Problem, configs: Sequence[Config]) -> ProblemPlan:
+        """Like `plan_configs`, with configs that only other problems' spaces hold, as serving takes them."""
+        wanted = dict.fromkeys((kernel.default(problem), *configs))
+        admitted = tuple(config for config in wanted if kernel.failure(problem, config) is None)
+        jobs = {config: kernel.job(problem, config) for config in admitted}
+        self._feed.submit(jobs.values())
+        return ProblemPlan(
+            problem=problem, default=kernel.default(problem), incumbent=None, candidates=admitted, refused=(),
+            jobs=jobs,
+        )  # fmt: skip
+
     def cubins(self, each: ProblemPlan) -> dict[Config, Path]:
         """Wait for a plan's compilations; return the cubin of each config that compiled."""
         results = self._feed.wait({job.key for job in each.jobs.values()}, lambda: None)

@@ -22,6 +22,8 @@ from aot_tune.bench import records
 from aot_tune.bench.kernels.standing import COPY, LARGE_BYTES, Shape
 from aot_tune.bench.records import Record
 from aot_tune.bench.sections import replay
+from aot_tune.bench.undeclared.figures import TOGETHER
+from aot_tune.bench.undeclared.problems import KERNELS
 from aot_tune.declare.discovery import OWN_KERNELS
 from aot_tune.errors import UsageError
 from aot_tune.tables import store
@@ -32,6 +34,7 @@ RUNS: Mapping[str, str] = {
     "serving": "aot-tune bench serving --record",
     "launch": "aot-tune bench launch --record",
     "lookups": "aot-tune bench lookups --record",
+    "inside": "aot-tune bench inside --record",
     "regret": "aot-tune bench regret --record",
     "replay": "aot-tune bench replay --record",
 }
@@ -227,7 +230,7 @@ def _order(tables: Mapping[str, Table], recorded: Mapping[str, Record]) -> list[
     return sorted({*tables, *recorded})
 
 
-# Serving, launch, look-ups, regret, replay --------------------------------------------------------------
+# Serving, launch, look-ups, inside, regret, replay ------------------------------------------------------
 
 
 def _serving(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
@@ -292,7 +295,7 @@ def _lookups(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
     yield from _table(heads, rows)
 
 
-def _regret(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
+def _inside(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
     heads = ["kernel", "sizes", "config taken", "95 %", "worst", "default", "95 %", "worst"]
     heads += ["model's first", "best of its first 3", "of its first 5"]
     rows = []
@@ -306,6 +309,31 @@ def _regret(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
         tops = (model.get(f"best of top {top}") for top in (1, 3, 5))
         row += [f"{top['geometric mean %']:.1f} %" if top else "" for top in tops]
         rows.append(row)
+    yield from _table(heads, rows)
+
+
+def _regret(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
+    heads = ["kernel", "problems", "config taken, worst state", "95 %", "worst", "default", "95 %", "worst"]
+    heads += ["behind the default", "cuBLAS over it, tight", "worst"]
+    rows = []
+    for kernel in [
+        *(name for name in KERNELS if name in recorded),
+        *(name for name in recorded if name == TOGETHER),
+    ]:
+        figures = recorded[kernel].figures
+        measured, drawn = figures["problems"], figures["drawn"]
+        row = [
+            _named(kernel, recorded[kernel]),
+            f"{measured}" if measured == drawn else f"{measured} of {drawn}",
+        ]
+        for what in ("regret", "default"):
+            keys = ("geometric mean %", "95th percentile %", "worst %")
+            row += [f"{figures[what]['worst state'][key]:.1f} %" for key in keys]
+        row.append(str(len(figures["behind the default"])))
+        rival = figures.get("cuBLAS over the choice", {}).get("tight")
+        rows.append(
+            [*row, *([f"{rival[key]:.2f}" for key in ("geometric mean", "worst")] if rival else ["", ""])]
+        )
     yield from _table(heads, rows)
 
 
@@ -418,6 +446,7 @@ BLOCKS: Mapping[str, Callable[[Path], Iterator[str]]] = {
     "serving": _by_device("serving", _serving),
     "launch": _by_device("launch", _launch),
     "lookups": _by_device("lookups", _lookups),
+    "inside": _by_device("inside", _inside),
     "regret": _by_device("regret", _regret),
     "replay": _by_device("replay", _replay),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 from collections.abc import Iterator, Sequence
@@ -22,8 +23,10 @@ from aot_tune.serve.choose import loader
 from aot_tune.serve.rank import is_rank
 from aot_tune.serve.search import cache
 from aot_tune.tables import store
+from aot_tune.tables.cards import measured_on, other_card
 from aot_tune.tables.fit import mismatch, undeclared
 from aot_tune.tables.states import first_state
+from aot_tune.tables.table import Table
 from aot_tune.values.arch import Arch
 from aot_tune.values.text import aligned, counted
 
@@ -57,6 +60,9 @@ class TableState:
 
     usable: bool
     """Whether a launch would use entries of this table."""
+
+    measured_on: str | None = None
+    """The name of the card that the table was measured on; None where it is not used or predicted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +145,8 @@ def diagnose(arch: Arch, modules: Sequence[str] = ()) -> Diagnosis:
             raise
         # The rest of the diagnosis is worth printing even if the installed kernels cannot be imported.
         remarks.append(str(error))
+    gpus = visible_gpus()
+    remarks += _card_remarks(tables, gpus or (), arch)
     folders = find.folders(modules)
     return Diagnosis(
         aot_tune=__version__,
@@ -147,7 +155,7 @@ def diagnose(arch: Arch, modules: Sequence[str] = ()) -> Diagnosis:
         cuda_tile=cutile.version() or None,
         compiler=cutile.compiler_version(),
         driver=driver_version(),
-        gpus=visible_gpus(),
+        gpus=gpus,
         arch=arch,
         ranked=_is_rank(),
         tables=tuple(tables),
@@ -238,26 +246,40 @@ def table_states(tunable: Declaration, arch: Arch) -> Iterator[TableState]:
     """The files in which a kernel's table for an arch is looked for, in that order, and what they hold."""
     for folder, named in loader.folders(tunable):
         path = store.table_path(folder, arch, tunable.name)
-        state, usable = _table_state(path, tunable, arch, named=named)
-        yield TableState(kernel=tunable.name, path=path, state=state, usable=usable)
+        state, table = _table_state(path, tunable, arch, named=named)
+        cards = measured_on(() if table is None else (table,))
+        usable = table is not None and bool(table.entries)
+        yield TableState(
+            kernel=tunable.name, path=path, state=state, usable=usable, measured_on=next(iter(cards), None)
+        )
 
 
-def _table_state(path: Path, tunable: Declaration, arch: Arch, *, named: bool) -> tuple[str, bool]:
+def _card_remarks(tables: Sequence[TableState], gpus: Sequence[Gpu], arch: Arch) -> Iterator[str]:
+    """One remark for each card that tables were measured on and that is not the one here."""
+    made = dict.fromkeys(one.measured_on for one in tables if one.measured_on is not None)
+    here = dict.fromkeys(gpu.name for gpu in gpus if gpu.arch == arch)
+    for card, name in itertools.product(made, here):
+        if message := other_card(card, name):
+            yield message
+
+
+def _table_state(path: Path, tunable: Declaration, arch: Arch, *, named: bool) -> tuple[str, Table | None]:
+    """The state in words, and the table where a launch would use it."""
     try:
         os.stat(path)
     except FileNotFoundError:
-        return "no table", False
+        return "no table", None
     except OSError as error:
-        return f"not used: {error.strerror}", False
+        return f"not used: {error.strerror}", None
     try:
         table = store.read_table(path)
     except (TableError, StoreError) as error:
-        return f"not used: {error}", False
+        return f"not used: {error}", None
     if reason := mismatch(tunable, arch, table):
-        return f"not used: {reason}", False
+        return f"not used: {reason}", None
     if table.entries and not named and all(entry.evidence == "predicted" for entry in table.entries):
         entries = counted(len(table.entries), "entry", "entries")
-        return f"not used: {entries}, predicted, are read only from a folder in {environment.TABLES}", False
+        return f"not used: {entries}, predicted, are read only from a folder in {environment.TABLES}", None
     evidence = "+".join(sorted({entry.evidence for entry in table.entries})) or "empty"
     fresh = table.source_hash == hashing.source_hash(tunable)
     outside = len(undeclared(tunable, table))
@@ -271,7 +293,7 @@ def _table_state(path: Path, tunable: Declaration, arch: Arch, *, named: bool) -
     states = f", in the states {first_state(timed)} {' '.join(timed)}" if timed else ""
     entries = counted(len(table.entries), "entry", "entries")
     device = table.built_with.device_name
-    return f"{entries}, {evidence}, {device}{states}{spoilt}{stale}{other}", bool(table.entries)
+    return f"{entries}, {evidence}, {device}{states}{spoilt}{stale}{other}", table
 
 
 def _cache_state() -> CacheState:

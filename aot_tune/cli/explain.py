@@ -19,7 +19,12 @@ from aot_tune.serve.choose import loader
 from aot_tune.serve.choose.index import Index
 from aot_tune.serve.choose.resolve import Choice, Legality, Source, tune_command, where_of
 from aot_tune.serve.launch.dispatch import dispatcher_of
-from aot_tune.serve.launch.messages import compiler_messages, passed_over_message, stale_messages
+from aot_tune.serve.launch.messages import (
+    card_messages,
+    compiler_messages,
+    passed_over_message,
+    stale_messages,
+)
 from aot_tune.serve.rank import is_rank
 from aot_tune.tables.rule import waves
 from aot_tune.tables.states import first_state
@@ -61,6 +66,29 @@ class AtEdge:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServingAll:
+    """What one config costs where it serves every batch."""
+
+    config: Config
+    """The config."""
+
+    regret: float
+    """The worst t / t_best - 1 over the measured sizes at which it has a time."""
+
+    worst_at: Mapping[str, int]
+    """The size of that regret, on the batch axes."""
+
+    sizes: int
+    """The number of measured sizes of every batch."""
+
+    untimed: int
+    """The number of these at which it has no time."""
+
+    refusal: str | None
+    """The size at which it may not run, and why, or why a row's bits would differ; None for a choice."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Explanation:
     """Which config a launch of one problem would run, and why."""
 
@@ -97,6 +125,9 @@ class Explanation:
     at_edge: tuple[AtEdge, ...]
     """The times that the table has of the bucket's edge; empty where it has those of one state alone."""
 
+    every_batch: tuple[ServingAll, ...]
+    """What each config costs that serves every batch, best first; empty where that is not asked for."""
+
     remarks: tuple[str, ...]
     """Warnings about the tables, what a launch would do besides, and the command that tunes a miss."""
 
@@ -129,14 +160,21 @@ def explain(tunable: Declaration, arch: Arch, problem: Problem) -> Explanation:
         basis=basis,
         compared=compared,
         at_edge=_at_edge(index, choice, tunable.default_config(arch, problem)),
+        every_batch=_every_batch(tunable, arch, problem),
         remarks=(
             *dict.fromkeys(str(one.message) for one in caught),
             *stale_messages(tunable, arch, index, source_hash(tunable)),
+            *(message for here in _cards_here(arch) for _, message in card_messages(index, here)),
             *compiler_messages(tunable, arch, index, dispatcher_of(tunable).kernels.cubins.compiler(arch)),
             *_remarks(tunable, arch, problem, choice),
         ),
         mistakes=tuple(mistakes_on(tunable, arch, problem)),
     )
+
+
+def _cards_here(arch: Arch) -> tuple[str, ...]:
+    """The names of this machine's GPUs of an arch."""
+    return tuple(dict.fromkeys(gpu.name for gpu in loader.gpus() or () if gpu.arch == arch))
 
 
 _MOST_ROWS = 20
@@ -181,6 +219,7 @@ def explanation_lines(answer: Explanation) -> list[str]:
         *([heading] if rows else []),
         *aligned(rows),
         *_edge_lines(answer),
+        *_every_batch_lines(answer),
         *(f"  remark: {remark}" for remark in answer.remarks),
         *(f"  the declaration is wrong: {text}" for text in answer.mistakes),
     ]
@@ -250,7 +289,52 @@ def _edge_lines(answer: Explanation) -> list[str]:
     ]
 
 
+def _every_batch(tunable: Declaration, arch: Arch, problem: Problem) -> tuple[ServingAll, ...]:
+    if not environment.batch_invariant() or not tunable.batch_axes:
+        return ()
+    every = dispatcher_of(tunable).every_batch(arch)
+    return tuple(
+        ServingAll(
+            config=one.config,
+            regret=round(one.regret, 4),
+            worst_at=one.worst_at,
+            sizes=one.sizes,
+            untimed=one.untimed,
+            refusal=every.refusal(one.config, problem),
+        )
+        for one in every.ranking(problem)
+    )
+
+
+def _every_batch_lines(answer: Explanation) -> list[str]:
+    rows = [
+        (
+            "  *" if one.config == answer.config else "   ",
+            f"{one.regret:.1%}" if one.worst_at else "-",
+            "at " + (" ".join(f"{name}={size}" for name, size in one.worst_at.items()) or "-"),
+            f"{one.sizes - one.untimed} of {one.sizes} sizes",
+            str(one.config),
+            f"refused: {one.refusal}" if one.refusal else "",
+        )
+        for one in answer.every_batch
+    ]
+    heading = f"  {environment.BATCH_INVARIANT}: one config serves every batch; worst regret of each:"
+    return [heading, *aligned(rows)] if rows else []
+
+
 def _remarks(tunable: Declaration, arch: Arch, problem: Problem, choice: Choice) -> list[str]:
+    keeps_one = environment.batch_invariant()
+    if keeps_one and not tunable.batch_axes:
+        return [
+            f"{environment.BATCH_INVARIANT} changes nothing here: {tunable.name} declares no batch_axes",
+            *_other_remarks(tunable, arch, problem, choice, may_search=True),
+        ]
+    return _other_remarks(tunable, arch, problem, choice, may_search=not keeps_one)
+
+
+def _other_remarks(
+    tunable: Declaration, arch: Arch, problem: Problem, choice: Choice, *, may_search: bool
+) -> list[str]:
     if message := passed_over_message(tunable, arch, problem, choice):
         return [message]
     if not choice.missed:
@@ -258,6 +342,6 @@ def _remarks(tunable: Declaration, arch: Arch, problem: Problem, choice: Choice)
     remarks = [
         f"no bucket at or near this problem was tuned; tune it: {tune_command(tunable, arch, problem)}"
     ]
-    if not (is_rank() or environment.search_disabled() or environment.search_seconds() == 0):
+    if may_search and not (is_rank() or environment.search_disabled() or environment.search_seconds() == 0):
         remarks.append("a launch may search live first and remember the winner in the user's cache")
     return remarks

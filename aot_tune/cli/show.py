@@ -154,6 +154,17 @@ def table_lines(path: Path, table: Table) -> list[str]:
         *aligned([heads, *(_entry_row(entry, names) for entry in table.entries)]),
         *(f"disturbed: {entry.bucket}: {entry.disturbed}" for entry in table.entries if entry.disturbed),
         *(_states_line(entry) for entry in table.entries if entry.states),
+        *_batch_lines(table),
+    ]
+
+
+def _batch_lines(table: Table) -> list[str]:
+    """Where launches take one config for every batch, what says which: a table does not name batch axes."""
+    if not environment.batch_invariant() or table.kind != "declared":
+        return []
+    return [
+        f"{environment.BATCH_INVARIANT} is set: launches take one config of the portfolio for every batch; "
+        f"aot-tune doctor {table.kernel} says which"
     ]
 
 

@@ -49,7 +49,7 @@ _CALLABLES = (
     "legal",
     "fits",
 )
-_OPTIONAL_CALLABLES = ("default", "tiles", "work")
+_OPTIONAL_CALLABLES = ("default", "tiles", "work", "invariant")
 _CALLED_WITH = {
     "search_space": ("arch", "problem"),
     "default": ("arch", "problem"),
@@ -59,6 +59,7 @@ _CALLED_WITH = {
     "make_args": ("problem", "device", "seed"),
     "tiles": ("config", "problem"),
     "work": ("config", "problem"),
+    "invariant": ("config", "problem"),
 }
 """What each function of a declaration is called with, but for those that take the launch arguments."""
 
@@ -157,6 +158,23 @@ def _check_axes(tunable: Declaration) -> None:
             )
         if not isinstance(axis, Pow2 | Exact):
             _refuse(tunable, f"axes[{name!r}] is {axis!r:.80}; write Pow2() or Exact()")
+    _check_batch_axes(tunable)
+
+
+def _check_batch_axes(tunable: Declaration) -> None:
+    batch = tunable.batch_axes
+    if isinstance(batch, str) or not isinstance(batch, Sequence):
+        _refuse(tunable, f"batch_axes is {batch!r:.80}; write a tuple of axes: batch_axes=('M',)")
+    pow2 = [name for name, axis in tunable.axes.items() if isinstance(axis, Pow2)]
+    for name in batch:
+        if name not in pow2:
+            _refuse(
+                tunable,
+                f"batch_axes names {name!r:.80}; a batch may have any size, so write an axis that is Pow2(): "
+                f"{names(pow2)}",
+            )
+    if tunable.invariant is not None and not batch:
+        _refuse(tunable, "invariant says what a batch changes, but batch_axes is empty; name the axes there")
 
 
 def _check_functions(tunable: Declaration) -> None:

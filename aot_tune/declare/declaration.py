@@ -141,6 +141,14 @@ class Declaration:
     """(config, device, problem) -> whether the config may run on this very GPU, which may be smaller than
     others of its arch; a str says why not. Like `legal` it is not part of the source hash."""
 
+    batch_axes: Sequence[str] = ()
+    """The Pow2 axes that grow with a batch. Where one choice for every batch is asked for, their sizes do not
+    influence the config."""
+
+    invariant: Callable[[Config, Problem], bool | str] | None = None
+    """(config, problem) -> whether a row of the result has the same bits at every size on `batch_axes`; a str
+    says why not. None stands for every config. Like `legal` it is not part of the source hash."""
+
     outputs: Sequence[str] | None = None
     """Arguments that the kernel writes whole; they are poisoned before a check. None stands for those that
     its source stores to and never loads: `output_names`. Like those of `inplace` and `reset`, each is a
@@ -303,6 +311,13 @@ class Declaration:
         if isinstance(verdict, str):
             return verdict
         return None if verdict else "legal() refuses it"
+
+    def batch_refusal(self, config: Config, problem: Problem) -> str | None:
+        """Why a row's bits may depend on the batch with this config; None where they do not."""
+        verdict = True if self.invariant is None else self.invariant(config, problem)
+        if isinstance(verdict, str):
+            return verdict
+        return None if verdict else "invariant() refuses it"
 
     def grid(self, config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
         """The grid that `grid_fn` returns.

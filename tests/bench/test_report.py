@@ -124,7 +124,7 @@ def test_what_was_not_measured_says_so_and_names_the_command(name: str, tmp_path
     assert f"`{report.RUNS[name]}`" in text
 
 
-def test_look_ups_launches_and_regret_have_their_figures(tmp_path: Path) -> None:
+def test_look_ups_launches_and_sizes_inside_have_their_figures(tmp_path: Path) -> None:
     keep(tmp_path, "lookups", "matmul", look_ups(), matmul="")
     line = row(report.block("lookups", tmp_path), "| `matmul`")
     assert line == "| `matmul` | 500,000 | 51 us | 151 us | 300 us | 99.95% | 2.5 MB |"
@@ -134,12 +134,29 @@ def test_look_ups_launches_and_regret_have_their_figures(tmp_path: Path) -> None
     assert "| Tunable.launch | 4.59 us |" in text
     regrets = {"geometric mean %": 1.04, "95th percentile %": 2.0, "worst %": 3.0}
     figures = {"problems": 8, "resolver": regrets, "default": {**regrets, "worst %": 36.4}}
-    keep(tmp_path, "regret", "rope", figures, rope="")
+    keep(tmp_path, "inside", "rope", figures, rope="")
     top = {f"best of top {number}": regrets for number in (1, 3, 5)}
-    keep(tmp_path, "regret", "softmax", {**figures, "model": top}, softmax="")
-    text = report.block("regret", tmp_path)
+    keep(tmp_path, "inside", "softmax", {**figures, "model": top}, softmax="")
+    text = report.block("inside", tmp_path)
     assert row(text, "| `rope`").startswith("| `rope` | 8 | 1.0 % | 2.0 % | 3.0 % | 1.0 % | 2.0 % | 36.4 % |")
     assert row(text, "| `softmax`").endswith("| 36.4 % | 1.0 % | 1.0 % | 1.0 % |")
+
+
+def test_undeclared_problems_have_their_worst_state_and_cublas_in_a_tight_row(tmp_path: Path) -> None:
+    regrets = {"geometric mean %": 1.04, "95th percentile %": 2.0, "worst %": 3.0}
+    figures = {
+        "problems": 40, "drawn": 60, "regret": {"worst state": regrets, "read": regrets},
+        "default": {"worst state": {**regrets, "worst %": 36.4}}, "behind the default": ["M=3: tight"],
+    }  # fmt: skip
+    rival = {"cuBLAS over the choice": {"tight": {"geometric mean": 0.981, "worst": 0.87, "problems": 200}}}
+    keep(tmp_path, "regret", "softmax", figures, softmax="")
+    keep(tmp_path, "regret", "matmul", {**figures, **rival, "problems": 60}, matmul="")
+    keep(tmp_path, "regret", "all kernels", figures, matmul="", softmax="")
+    text = report.block("regret", tmp_path)
+    own = "1.0 % | 2.0 % | 3.0 % | 1.0 % | 2.0 % | 36.4 % | 1 |"
+    assert row(text, "| `matmul`") == f"| `matmul` | 60 | {own} 0.98 | 0.87 |"
+    assert row(text, "| `softmax`") == f"| `softmax` | 40 of 60 | {own} | |"
+    assert text.index("`matmul`") < text.index("`softmax`") < text.index("`all kernels`")
 
 
 def test_serving_has_first_launches_and_what_follows(tmp_path: Path) -> None:

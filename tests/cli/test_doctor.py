@@ -13,6 +13,7 @@ from aot_tune.declare.discovery import Broken, FoundKernel, Survey
 from aot_tune.errors import UsageError
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.nvml import Gpu
+from aot_tune.tables.cards import other_card
 from aot_tune.tables.table import StateTimes
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
@@ -158,6 +159,18 @@ def test_gpus_are_told_as_torch_counts_them(
     assert "cuda:0 NVIDIA H200 sm90, cuda:1 Tesla V100 (an arch cuTile does not know)" in text
 
 
+def test_tables_of_another_card_are_remarked_once(
+    kernels: dict[str, FoundKernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "NVIDIA H100 80GB HBM3"
+    here = tuple(Gpu(index=place, name=name, arch=SM90, uuid=str(place)) for place in range(8))
+    monkeypatch.setattr(doctor, "visible_gpus", lambda: here)
+    said = [one for one in doctor.diagnose(SM90).remarks if "another card" in one]
+    assert said == [other_card("NVIDIA H200", name)]
+    monkeypatch.setattr(doctor, "visible_gpus", lambda: (dataclasses.replace(here[0], name="NVIDIA H200"),))
+    assert not any("another card" in one for one in doctor.diagnose(SM90).remarks)
+
+
 def test_a_cuda_tile_that_was_not_tested_is_remarked(
     kernels: dict[str, FoundKernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,9 +182,9 @@ def test_what_is_left_out_of_a_table_or_was_disturbed_is_told(tmp_path: Path) ->
     foreign = Config(constants={"tile_m": 0, "tile_n": 64}, hints={})
     table = with_entry(scale_table(), 1, disturbed="the clocks fell")
     path = write(tmp_path, dataclasses.replace(table, portfolio=(foreign, table.portfolio[1])))
-    state, usable = doctor._table_state(path, scale, SM90, named=False)
+    state, used = doctor._table_state(path, scale, SM90, named=False)
     assert "1 config in no search space and left out: tune again; 1 measured while disturbed" in state
-    assert usable
+    assert used is not None
 
 
 def test_a_folder_that_may_not_be_looked_into_is_told(
@@ -183,7 +196,7 @@ def test_a_folder_that_may_not_be_looked_into_is_told(
     with monkeypatch.context() as patched:
         patched.setattr(doctor.os, "stat", refuse)
         state = doctor._table_state(tmp_path / "x.json", scale, SM90, named=True)
-    assert state == ("not used: Permission denied", False)
+    assert state == ("not used: Permission denied", None)
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -191,8 +204,8 @@ def test_predictions_are_used_only_from_a_folder_that_is_named(tmp_path: Path, n
     table = scale_table()
     for place in range(3):
         table = with_entry(table, place, evidence="predicted")
-    state, usable = doctor._table_state(write(tmp_path, table), scale, SM90, named=named)
-    assert usable == named
+    state, used = doctor._table_state(write(tmp_path, table), scale, SM90, named=named)
+    assert (used is not None) == named
     assert state.startswith(
         "3 entries, predicted" if named else "not used: 3 entries, predicted, are read only"
     )

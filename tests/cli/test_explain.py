@@ -10,6 +10,7 @@ import pytest
 from aot_tune import environment
 from aot_tune.cli.explain import explain, explanation_lines, overview_lines
 from aot_tune.nvidia import cutile
+from aot_tune.nvidia.nvml import Gpu
 from aot_tune.tables.table import StateTimes
 from aot_tune.tunable import Tunable
 from aot_tune.values.problem import Problem
@@ -146,6 +147,44 @@ def test_the_a_b_switch_is_seen(scale: Tunable, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("AOT_TUNE_CONFIG", "default")
     told = explain(scale, SM90, _problem(64))
     assert (told.source, told.config) == ("asked default", DEFAULT)
+
+
+def test_one_config_for_every_batch_is_told_with_what_each_would_cost(
+    scale: Tunable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AOT_TUNE_BATCH_INVARIANT", "1")
+    batched = dataclasses.replace(
+        scale,
+        batch_axes=("M",),
+        legal=lambda config, arch, problem: config["tile_m"] != 64 or problem.size("M") > 1 or "too few rows",
+    )
+    told = explain(batched, SM90, _problem(256))
+    narrow, wide = scale_table().portfolio
+    assert (told.source, told.config, told.remarks) == ("invariant", narrow, ())
+    assert [(one.config, one.regret, one.untimed) for one in told.every_batch] == [
+        (wide, 0.5, 0),
+        (narrow, 0.5, 0),
+    ]
+    *_, heading, second, first = explanation_lines(told)
+    assert heading == "  AOT_TUNE_BATCH_INVARIANT: one config serves every batch; worst regret of each:"
+    assert first.split()[:3] == ["*", "50.0%", "at"]
+    assert second.endswith("refused: dtype=bfloat16 M=1 N=1024: too few rows")
+
+
+def test_a_declaration_without_a_batch_is_remarked_where_one_config_is_asked_for(
+    scale: Tunable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AOT_TUNE_BATCH_INVARIANT", "1")
+    told = explain(scale, SM90, _problem(64))
+    assert (told.source, told.every_batch) == ("own", ())
+    assert told.remarks == ("AOT_TUNE_BATCH_INVARIANT changes nothing here: scale declares no batch_axes",)
+
+
+def test_tables_of_another_card_are_remarked(scale: Tunable, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = [Gpu(index=0, name="NVIDIA H100 PCIe", arch=SM90, uuid="a")]
+    monkeypatch.setattr("aot_tune.serve.choose.loader.gpus", lambda: here)
+    (remark,) = explain(scale, SM90, _problem(64)).remarks
+    assert "another card of the arch: NVIDIA H200, and this is NVIDIA H100 PCIe." in remark
 
 
 def test_a_damaged_table_is_remarked_and_missed(scale: Tunable, tmp_path: Path) -> None:

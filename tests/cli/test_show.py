@@ -109,6 +109,16 @@ def test_a_table_is_shown_with_its_portfolio_and_entries() -> None:
     assert [line.split()[-5] for line in lines[6:]] == ["default:", "P0:", "P1:"]
 
 
+def test_a_table_says_that_launches_take_one_config_for_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AOT_TUNE_BATCH_INVARIANT", "1")
+    assert table_lines(Path("scale.json"), scale_table())[-1] == (
+        "AOT_TUNE_BATCH_INVARIANT is set: launches take one config of the portfolio for every batch; "
+        "aot-tune doctor scale says which"
+    )
+    monkeypatch.delenv("AOT_TUNE_BATCH_INVARIANT")
+    assert "every batch" not in "".join(table_lines(Path("scale.json"), scale_table()))
+
+
 def test_json_is_the_document_and_its_place() -> None:
     data = table_data(Path("x.json"), scale_table())
     assert data["path"] == Path("x.json")

@@ -178,6 +178,13 @@ MISTAKES = {
         {"tiles": lambda problem: 1},
         r"tiles is called with \(config, problem\) and takes \(problem\)",
     ),
+    "batch axes as a text": ({"batch_axes": "M"}, r"batch_axes is 'M'; write a tuple of axes"),
+    "a batch axis that is no axis": ({"batch_axes": ("rows",)}, r"batch_axes names 'rows'; .* Pow2\(\): M"),
+    "a batch axis that is Exact": ({"batch_axes": ("N",)}, r"batch_axes names 'N'; .* Pow2\(\): M"),
+    "invariant without a batch": (
+        {"invariant": lambda config, problem: True},
+        "batch_axes is empty; name the axes there",
+    ),
     "tiles that is no function": ({"tiles": 8}, "tiles is 8; write a function"),
     "a problem of anything": ({"problem": lambda *args: {}}, r"problem\(\) takes \*args; write out"),
     "a keyword": ({"problem": lambda x, out, *, eps: {}}, r"problem\(\) takes eps; write out"),

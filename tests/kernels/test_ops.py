@@ -15,11 +15,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from aot_tune import environment
 from aot_tune.errors import LaunchError
-from aot_tune.kernels import ops
+from aot_tune.kernels import ops, rms_norm_tunable
+from aot_tune.serve.choose.resolve import Choice
+from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.tunable import Tunable
 from tests.support.agree import expected
 from tests.support.operators import BF16, CALLS, HOSTS, Call, Layer, copied, fp8, normal, results, tokens
+from tests.support.samples import SM90
 
 
 @pytest.fixture(autouse=True)
@@ -306,3 +310,22 @@ def test_importing_the_operators_imports_no_tracing_compiler() -> None:
     script = "import sys, aot_tune.kernels.ops; print('torch._dynamo' in sys.modules, 'sympy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_operators_take_one_config_for_every_batch_where_the_environment_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An operator launches as its host function does, which leaves the choice to the environment."""
+    monkeypatch.setenv(environment.BATCH_INVARIANT, "1")
+    chosen: list[Choice] = []
+
+    def launch(*args: Any, **asked: Any) -> None:
+        assert not asked
+        one = rms_norm_tunable.problem_of(*args)
+        chosen.append(dispatcher_of(rms_norm_tunable).choice(SM90, one))
+
+    object.__setattr__(rms_norm_tunable, "launch", launch)  # the fixture above puts its own back
+    for rows in (1, 7, 4096):
+        torch.ops.aot_tune.rms_norm(torch.ones(rows, 4096, dtype=BF16), torch.ones(4096, dtype=BF16))
+    assert {choice.source for choice in chosen} == {"invariant"}
+    assert len({choice.config for choice in chosen}) == 1

@@ -16,7 +16,7 @@ import aot_tune
 from aot_tune import environment
 from aot_tune.cubins.size_classes import ODD_SEED
 from aot_tune.errors import CubinWarning, MissWarning, TableWarning
-from aot_tune.kernels import attention_decode_tunable
+from aot_tune.kernels import attention_decode_tunable, matmul_fp8_tunable
 from aot_tune.nvidia import cutile
 from aot_tune.serve import rank
 from aot_tune.serve.launch.dispatch import Dispatcher
@@ -98,6 +98,23 @@ def test_every_declared_shape_launches_without_a_compiler(
         for seed in (0, ODD_SEED):
             served.launch(*served.make_args(problem, "meta", seed))
     assert len(driver.launches) == 2 * len(served.typical_problems)
+
+
+@pytest.mark.usefixtures("_no_compiler")
+@pytest.mark.parametrize(
+    "tunable",
+    [pytest.param(attention_decode_tunable, marks=pytest.mark.slow), matmul_fp8_tunable],
+    ids=lambda one: one.name,
+)
+def test_one_config_for_every_batch_launches_without_a_compiler(
+    tunable: Tunable, driver: Driver, tmp_path: Path
+) -> None:
+    """Of these kernels it is a default that no table holds, or one that was not timed at every size."""
+    few = [dict(problem) for problem in tunable.typical_problems[::5]]
+    served = dataclasses.replace(with_cubins(tunable, tmp_path / "tables"), typical=few)
+    for problem in served.typical_problems:
+        served.launch(*served.make_args(problem, "meta", 0), batch_invariant=True)
+    assert len(driver.launches) == len(served.typical_problems)
 
 
 WIDTHS_LESS = (0, 1, 2, 3, 4, 6, 8, 12)

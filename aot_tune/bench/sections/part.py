@@ -13,10 +13,16 @@ class Request:
     """How thoroughly a section measures. Each section reads the fields that concern it."""
 
     kernels: tuple[str, ...] = ()
-    """`regret`: the kernels to measure, `replay`: the operations; all of them where it is empty."""
+    """`inside`, `regret`: the kernels to measure, `replay`: the operations; all of them where it is empty."""
 
     sizes: int = 44
-    """`regret`: sizes of each kernel."""
+    """`inside`: sizes of each kernel."""
+
+    problems: int = 200
+    """`regret`: problems of each kernel, at most."""
+
+    journal: str = "build/regret.jsonl"
+    """`regret`: the file of all samples, from which a later call goes on."""
 
     look_ups: int = 500_000
     """`lookups`: look-ups of each kernel."""
@@ -25,7 +31,7 @@ class Request:
     """`serving`: fresh processes of each quick scenario."""
 
     limit_s: float = math.inf
-    """`regret` and `replay`: seconds after which no further kernel begins."""
+    """`inside` and `replay`: seconds after which no further kernel begins; `regret`: no further problem."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,149 +1,209 @@
-"""Measure at sizes that no sweep measured how much slower the chosen config is than the fastest candidate."""
+"""Measure at problems that nobody declared what the choice of a config leaves, in each state of the GPU.
+
+Each problem is measured in two runs; in each, all configs take turns. All samples go to a journal, from which
+the next call goes on, so that several calls of a few minutes add up.
+"""
 
 from __future__ import annotations
 
-import random
-import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from aot_tune.bench.gpu import BenchGpu, Timed, shipped, this_gpu
+from aot_tune.bench.gpu import BenchGpu, shipped, this_gpu
 from aot_tune.bench.sections.part import Part, Request
-from aot_tune.declare.declaration import Declaration
+from aot_tune.bench.states.timing import COOL, LOADED, StateClock, renewing
+from aot_tune.bench.undeclared.figures import RIVAL, RUNS, TOGETHER, Seen, figures
+from aot_tune.bench.undeclared.journal import Journal, Key, Samples, Taken
+from aot_tune.bench.undeclared.problems import BATCH, FACTOR, KERNELS, Drawn, drawn
 from aot_tune.declare.discovery import FoundKernel
+from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.errors import UsageError
+from aot_tune.nvidia import cutile
+from aot_tune.serve.choose import loader
+from aot_tune.serve.choose.resolve import Legality
 from aot_tune.serve.launch.dispatch import dispatcher_of
-from aot_tune.tables.table import geometric_mean
 from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan
-from aot_tune.tuner.plan.sizes import sizes_inside
-from aot_tune.values.bucket import Pow2
-from aot_tune.values.problem import Problem
+from aot_tune.values.config import Config
+from aot_tune.values.text import error_in_words
 
-_SEED = 20
-"""Seed of the draw of problems."""
+_SAMPLES = 11
+"""Launches of each config in each state of a run."""
 
-_FACTOR = 16
-"""The factor of sizes that signatures distinguish: every second problem has sizes that are its multiples."""
+_HOPELESS = 2.0
+"""A config that takes this many times as long as the fastest, in one launch each, is not measured further."""
 
 
 def run(request: Request) -> Iterator[Part]:
-    """Measure the regret of the resolver's choice, of the default and of the model, kernel by kernel.
-
-    All compilations are submitted first, so that those of later kernels run while earlier kernels are timed.
+    """Measure what the journal lacks until the time is up; then yield the figures of all that it holds.
 
     Raises:
-        UsageError: No shipped kernel has one of the asked names.
+        UsageError: No problems are drawn of one of the asked kernels.
     """
-    kernels = shipped()
-    names = request.kernels or tuple(kernels)
-    if unknown := [name for name in names if name not in kernels]:
-        raise UsageError(f"no kernel is called {' '.join(unknown)}; there is {' '.join(kernels)}")
+    names = request.kernels or KERNELS
+    if unknown := [name for name in names if name not in KERNELS]:
+        raise UsageError(f"no problems are drawn of {' '.join(unknown)}; there is {' '.join(KERNELS)}")
     until = time.monotonic() + request.limit_s
+    journal = Journal(Path(request.journal))
+    found = shipped()
     with this_gpu() as gpu:
-        planned = {name: gpu.plans(kernels[name], problems(kernels[name], request.sizes)) for name in names}
-        for name, (kernel, plans) in planned.items():
+        clock = StateClock()
+        kernels = [_Kernel(gpu, clock, found[name], drawn(name)[: request.problems]) for name in names]
+        for number in range(RUNS):
+            for kernel in kernels:
+                kernel.measure(journal, number, until)
+        every: list[Seen] = []
+        for kernel in kernels:
+            seen, failed = kernel.seen(journal)
+            every += seen
+            yield Part(
+                name=kernel.name, kernels=(kernel.name,), figures=figures(seen, len(kernel.drawn), failed)
+            )
+        if len(kernels) > 1:
+            yield Part(
+                name=TOGETHER,
+                kernels=tuple(kernel.name for kernel in kernels),
+                figures=figures(every, sum(len(kernel.drawn) for kernel in kernels)),
+            )
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """The drawn problems of one kernel on this GPU."""
+
+    gpu: BenchGpu
+    clock: StateClock
+    found: FoundKernel
+    drawn: Sequence[Drawn]
+
+    @property
+    def name(self) -> str:
+        return self.found.tunable.name
+
+    @cached_property
+    def _kernel(self) -> DeviceKernel:
+        return DeviceKernel(self.found, self.gpu.arch, self.gpu.device)
+
+    @cached_property
+    def _portfolio(self) -> tuple[Config, ...]:
+        tables = loader.load(self.found.tunable, self.gpu.arch).tables
+        return tuple(dict.fromkeys(config for one in tables for config in one.table.portfolio))
+
+    @cached_property
+    def _legality(self) -> Legality:
+        return Legality(self.found.tunable, self.gpu.arch)
+
+    @cached_property
+    def _code(self) -> dict[str, str]:
+        compiler = cutile.compiler_version() or "none"
+        return {"source_hash": source_hash(self.found.tunable), "tileiras": compiler}
+
+    def chosen(self, one: Drawn) -> Config:
+        """The config that serving takes for a problem."""
+        return dispatcher_of(self.found.tunable).choice(self.gpu.arch, one.problem).config
+
+    def configs(self, one: Drawn) -> tuple[Config, ...]:
+        """The choice and the default, then what they are compared with."""
+        tunable = self.found.tunable
+        whole = tunable.candidates(self.gpu.arch, one.problem) if one.whole else ()
+        served = [c for c in self._portfolio if self._legality.refusal(c, one.problem) is None]
+        return tuple(dict.fromkeys((self.chosen(one), self._default(one), *served, *whole)))
+
+    def measure(self, journal: Journal, number: int, until: float) -> None:
+        """Measure the problems that a run lacks. Their compilations are all submitted before."""
+        missing = [one for one in self.drawn if not self._is_known(journal, one, number)]
+        if not missing or time.monotonic() > until:
+            return
+        plans = [self.gpu.plan_served(self._kernel, one.problem, self.configs(one)) for one in missing]
+        for one, plan in zip(missing, plans, strict=True):
             if time.monotonic() > until:
                 return
+            key = self._key(one, number)
+            journal.begin(key)
             try:
-                figures = _measured(gpu, kernel, plans)
-            except Exception as error:  # another kernel may still succeed
-                figures = {"failed": f"{type(error).__name__}: {error}"}
-            yield Part(name=name, kernels=(name,), figures=figures)
-            torch.cuda.empty_cache()
+                taken = Taken(us=samples(self.gpu, self.clock, self._kernel, one, plan))
+            except Exception as error:  # others may still succeed
+                taken = Taken(us={}, failed=error_in_words(error))
+            journal.keep(key, taken)
+
+    def seen(self, journal: Journal) -> tuple[list[Seen], list[str]]:
+        """The problems that the journal has samples of, in as many runs as it has; and why others failed."""
+        seen, failed = [], []
+        for one in self.drawn:
+            taken = [journal.taken(self._key(one, number)) for number in range(RUNS)]
+            failed += [f"{one.problem}: {each.failed}" for each in taken if each and each.failed][:1]
+            chosen, default = str(self.chosen(one)), str(self._default(one))
+            runs = [each.us for each in taken if each and {chosen, default} <= each.us.keys()]
+            if runs:
+                seen.append(
+                    Seen(
+                        problem=f"{self.name} {one.problem}",
+                        runs=runs,
+                        chosen=chosen,
+                        default=default,
+                        portfolio=tuple(map(str, self._portfolio)),
+                        whole=one.whole,
+                        ragged=one.problem.size(BATCH[self.name]) % FACTOR != 0,
+                    )
+                )
+        return seen, failed
+
+    def _default(self, one: Drawn) -> Config:
+        return self.found.tunable.default_config(self.gpu.arch, one.problem)
+
+    def _is_known(self, journal: Journal, one: Drawn, number: int) -> bool:
+        """Whether a run has a problem's samples, with those of the config that is chosen now."""
+        taken = journal.taken(self._key(one, number))
+        if taken is None or taken.failed is not None:
+            return taken is not None
+        return {str(self.chosen(one)), str(self._default(one))} <= taken.us.keys()
+
+    def _key(self, one: Drawn, number: int) -> Key:
+        device = self.gpu.device.name
+        return Key(kernel=self.name, problem=str(one.problem), run=number, device=device, **self._code)
 
 
-def _measured(gpu: BenchGpu, kernel: DeviceKernel, plans: Sequence[ProblemPlan]) -> dict[str, Any]:
-    timed = [gpu.exhaustive(kernel, each) for each in plans]
-    figures = of_resolver(gpu, kernel, plans, timed)
-    if all(one.listed.predicted_us for one in timed):
-        figures["model"] = of_model(timed)
-    return figures
-
-
-def problems(found: FoundKernel, sizes: int) -> list[Problem]:
-    """Draw problems inside the declared buckets, at sizes that no sweep measures.
-
-    The same number gives the same problems. In every second one all sizes are divisible by 16 where their
-    buckets have such sizes, in the others none is.
-    """
-    tunable, random_ = found.tunable, random.Random(_SEED)
-    swept = {size for bucket in tunable.buckets for size in (bucket, *sizes_inside(tunable.axes, bucket))}
-    chosen: list[Problem] = []
-    while len(chosen) < sizes:
-        bucket, whole = random_.choice(tunable.buckets), len(chosen) % 2 == 1
-        drawn = {name: _size_inside(bucket.size(name), random_, whole=whole) for name in _pow2_axes(tunable)}
-        problem = bucket.replaced(**drawn)
-        if problem not in swept and problem not in chosen:
-            chosen.append(problem)
-    return chosen
-
-
-def _size_inside(edge: int, random_: random.Random, *, whole: bool) -> int:
-    """Draw a size of the bucket that ends at `edge`, a multiple of 16 or not, where it has such sizes."""
-    least = edge // 2 + 1
-    if whole and edge >= _FACTOR:
-        return _FACTOR * random_.randint(-(-least // _FACTOR), edge // _FACTOR)
-    size = random_.randint(least, edge)
-    return size - 1 if size % _FACTOR == 0 else size
-
-
-def _pow2_axes(tunable: Declaration) -> list[str]:
-    return [name for name, axis in tunable.axes.items() if isinstance(axis, Pow2)]
-
-
-def of_resolver(
-    gpu: BenchGpu, kernel: DeviceKernel, plans: Sequence[ProblemPlan], timed: Sequence[Timed]
-) -> dict[str, Any]:
-    """Summarise the regrets of the resolver's choice and of the default against the fastest candidate."""
-    tunable = kernel.tunable
-    taken, default = [], []
-    for each, one in zip(plans, timed, strict=True):
-        choice = dispatcher_of(tunable).choice(gpu.arch, each.problem)
-        config = one.listed.twins.get(choice.config, choice.config)
-        if config not in one.us:
-            own = each if config in each.jobs else gpu.plan_configs(kernel, each.problem, [config])
-            one.us.update(gpu.times(kernel, own, [config]))
-        best = min(one.us.values())
-        taken.append(one.us[config] / best - 1)
-        default.append(one.us[one.listed.twins.get(each.default, each.default)] / best - 1)
-    worst = max(range(len(taken)), key=taken.__getitem__)
+def samples(gpu: BenchGpu, clock: StateClock, kernel: DeviceKernel, one: Drawn, plan: ProblemPlan) -> Samples:
+    """Take the samples of a problem's configs, and of the rival where it has one."""
+    tunable, problem = kernel.tunable, one.problem
+    cubins = gpu.cubins(plan)
+    seeds = [tunable.make_args(problem, gpu.torch_device, seed) for seed in (0, 1)]
+    renewed = renewing(tunable, seeds)
+    runs = {
+        str(config): [gpu.launcher(kernel, problem, config, cubins[config], args) for args in seeds]
+        for config in plan.candidates
+        if config in cubins
+    }
+    once = {name: clock.once(launches, renewed) for name, launches in runs.items()}
+    chosen = str(dispatcher_of(tunable).choice(gpu.arch, problem).config)
+    kept = {chosen, str(plan.default)}
+    limit = _HOPELESS * min(once.values())
+    runs = {name: launches for name, launches in runs.items() if name in kept or once[name] <= limit}
+    if tunable.name in _RIVALS:
+        runs[RIVAL] = [_RIVALS[tunable.name](args) for args in seeds]
+    found = clock.samples(runs, renewed, (*COOL, *LOADED) if one.capped else COOL, _SAMPLES)
+    del runs, seeds, renewed
+    torch.cuda.empty_cache()
     return {
-        "problems": len(taken),
-        "not divisible by 16": sum(1 for each in plans if _ragged(kernel, each.problem)),
-        "resolver": summary(taken),
-        "default": summary(default),
-        "worst at": str(plans[worst].problem),
+        name: {state: [round(us, 3) for us in own] for state, own in by_state.items()}
+        for name, by_state in found.items()
     }
 
 
-def of_model(timed: Sequence[Timed]) -> dict[str, Any]:
-    """Summarise the regret of the fastest of the model's first 1, 3 and 5 configs, where all were timed."""
-    result: dict[str, Any] = {}
-    for top in (1, 3, 5):
-        result[f"best of top {top}"] = summary(_of_first(one, top) for one in timed)
-    return result
+def _product(args: Sequence[Any]) -> Callable[[], object]:
+    a, b, out = args[:3]
+    return lambda: torch.mm(a, b, out=out)
 
 
-def _of_first(one: Timed, top: int) -> float:
-    """The regret of the fastest of the model's first few configs that ran."""
-    ran = [config for config in one.listed.predicted_us if config in one.us]
-    return min(one.us[config] for config in ran[:top]) / min(one.us.values()) - 1
+def _linear(args: Sequence[Any]) -> Callable[[], object]:
+    x, weight, out = args[:3]
+    return lambda: torch.mm(x, weight.t(), out=out)
 
 
-def summary(regrets: Iterable[float]) -> dict[str, float]:
-    """Geometric mean, 95th percentile and worst of some regrets, in percent."""
-    values = sorted(regrets)
-    values = values if len(values) > 1 else values * 2  # a quantile needs two
-    return {
-        "geometric mean %": round(100 * (geometric_mean(1 + value for value in values) - 1), 2),
-        "95th percentile %": round(100 * statistics.quantiles(values, n=20, method="inclusive")[-1], 2),
-        "worst %": round(100 * values[-1], 2),
-    }
-
-
-def _ragged(kernel: DeviceKernel, problem: Problem) -> bool:
-    """Whether the largest of the sizes that were drawn is not divisible by 16."""
-    return max(problem.size(name) for name in _pow2_axes(kernel.tunable)) % _FACTOR != 0
+_RIVALS: dict[str, Callable[[Sequence[Any]], Callable[[], object]]] = {"matmul": _product, "linear": _linear}
+"""What else multiplies, by kernel; it writes the result in place of the kernel."""

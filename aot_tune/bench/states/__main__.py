@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,12 @@ import torch
 
 from aot_tune.bench.gpu import BenchGpu, shipped, this_gpu
 from aot_tune.bench.states import stages
+from aot_tune.bench.states.timing import COOL, LOADED, Launch, StateClock, renewing
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.selection import chosen_problems, parse_problem
 from aot_tune.errors import AotTuneError, UsageError
 from aot_tune.serve.choose import loader
 from aot_tune.serve.launch.dispatch import dispatcher_of
-from aot_tune.tuner.measure.rounds import in_turn
-from aot_tune.tuner.measure.worker.clock import EventRound
 from aot_tune.tuner.plan.candidates import DeviceKernel
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
@@ -39,11 +38,6 @@ _WITH_STAGES = {"matmul": False, "linear": True}
 
 _SAMPLES = 11
 """Launches in each state of which the median is taken."""
-
-_PRODUCTS, _SIDE = 20, 4096
-"""Products of square matrices before each launch of a loaded state: 4 ms on an H200."""
-
-Launch = Callable[[], object]
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -108,7 +102,7 @@ def _measured(gpu: BenchGpu, found: FoundKernel, problem: Problem, most: int) ->
             by_rows = _WITH_STAGES[tunable.name]
             for name, launches in _staged(kernel, problem, config, seeds, by_rows=by_rows):
                 runs[f"   {name}: {config}"] = launches
-    renewed = _renewing(tunable, seeds)
+    renewed = renewing(tunable, seeds)
     return _times(runs, renewed)
 
 
@@ -144,53 +138,13 @@ def _staged(
         yield name, [launch(args, variant) for args in seeds]
 
 
-def _renewing(tunable: Any, seeds: Sequence[tuple[Any, ...]]) -> list[Launch]:
-    """For each set of arguments, what zeroes those that the kernel expects to be zero."""
-
-    def zeroed(args: tuple[Any, ...]) -> Launch:
-        named = dict(zip(tunable.parameters, args, strict=True))
-        return lambda: [named[name].zero_() for name in tunable.reset]
-
-    return [zeroed(args) for args in seeds]
-
-
-# Timing -----------------------------------------------------------------------------------------------------
-
-
 def _times(runs: Mapping[str, list[Launch]], renewed: Sequence[Launch]) -> dict[str, dict[str, float]]:
-    """The median of each run in each state, taken launch by launch, in turn."""
-    clock = EventRound()
-    factors = torch.randn((2, _SIDE, _SIDE), device="cuda").bfloat16()
-    product = torch.empty_like(factors[0])
-
-    def loaded() -> None:
-        for _ in range(_PRODUCTS):
-            torch.mm(factors[0], factors[1], out=product)
-
-    def filled(launches: Sequence[Launch], *, written: bool, load: bool) -> float:
-        renewed[0]()
-        if load:
-            loaded()
-        return clock([launches[0]], written=written)[0]
-
-    states: Mapping[str, Callable[[Sequence[Launch]], float]] = {
-        "read": lambda launches: filled(launches, written=False, load=False),
-        "written": lambda launches: filled(launches, written=True, load=False),
-        "tight": lambda launches: clock.tight([(renewed[i], launches[i]) for i in (0, 1, 0)]),
-        "read, loaded": lambda launches: filled(launches, written=False, load=True),
-        "written, loaded": lambda launches: filled(launches, written=True, load=True),
+    """The median of each run in each state."""
+    taken = StateClock().samples(runs, renewed, (*COOL, *LOADED), _SAMPLES)
+    return {
+        name: {state: round(statistics.median(us), 2) for state, us in by_state.items()}
+        for name, by_state in taken.items()
     }
-    found: dict[str, dict[str, float]] = {name: {} for name in runs}
-    for state, sample in states.items():
-        for launches in runs.values():
-            sample(launches)
-        taken: dict[str, list[float]] = {name: [] for name in runs}
-        for number in range(_SAMPLES):
-            for name in in_turn(list(runs), number):
-                taken[name].append(sample(runs[name]))
-        for name, us in taken.items():
-            found[name][state] = round(statistics.median(us), 2)
-    return found
 
 
 if __name__ == "__main__":

@@ -285,6 +285,8 @@ attention_decode_tunable = Tunable(
         "head_dim": Exact(),
         "page_size": Exact(),
     },
+    batch_axes=("batch", "context"),  # the table of pages is as wide as the longest sequence needs
+    invariant=attention_decode_space.invariant,
     problem=_problem,
     search_space=attention_decode_space.space,
     legal=attention_decode_space.legal,

@@ -120,6 +120,13 @@ def fits(config: Config, device: Device, problem: Problem) -> bool | str:
     return True
 
 
+def invariant(config: Config, problem: Problem) -> bool | str:
+    """Whether a sequence's sums are taken in the same order in every batch, or why not."""
+    if config["splits"] == 1:
+        return True
+    return "how many parts a sequence may have depends on the number of sequences"
+
+
 def loads_at_once(config: Config, page_size: int, context: int, windowed: bool) -> bool:
     """Whether a block loads all its keys before it computes, which it does for windows of at most two tiles.
 
@@ -230,8 +237,9 @@ def _does_not_suit(config: Config, arch: Arch, problem: Problem) -> str | None:
     if config["balanced"]:
         return _balanced_misfit(config, arch, problem)
     fewest, most = _splits_between(arch, problem, tile_n)
-    small = splits >= _SMALL_GPU and (tile_n, gather, occupancy) == (_TILES[0], _gathers(arch, problem), 2)
-    if not (fewest <= splits or small) or splits > most:
+    plain = (tile_n, gather, occupancy) == (_TILES[0], _gathers(arch, problem), 2)
+    always = plain and (splits == 1 or splits >= _SMALL_GPU)
+    if not (fewest <= splits or always) or splits > most:
         return f"{splits} splits; from {fewest} to {most} suit these numbers of sequences, heads and keys"
     return None
 
@@ -244,7 +252,8 @@ def _is_short_window(arch: Arch, problem: Problem) -> bool:
 
 _SMALL_GPU = 8
 """Splits that the smallest GPU runs at once. Configs with this many or more splits stay legal in the
-default's tiles, for GPUs with fewer multiprocessors than others of their arch: a MIG slice, an H20, an L4."""
+default's tiles, for GPUs with fewer multiprocessors than others of their arch: a MIG slice, an H20, an L4. So
+does one without splits, which alone is the same for every batch."""
 
 
 def _splits_between(arch: Arch, problem: Problem, tile_n: int) -> tuple[int, int]:

@@ -262,6 +262,7 @@ gated_activation_tunable = Tunable(
     package=__package__,
     kernel=gated_activation_kernel,
     axes={"rows": Pow2(), "cols": Exact()},
+    batch_axes=("rows",),
     problem=_problem,
     search_space=_space,
     legal=_legal,

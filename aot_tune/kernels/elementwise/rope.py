@@ -243,6 +243,7 @@ rope_tunable = Tunable(
     package=__package__,
     kernel=rope_kernel,
     axes={"tokens": Pow2(), **dict.fromkeys(("heads", "kv_heads", "head_dim", "rotary_dim"), Exact())},
+    batch_axes=("tokens",),
     problem=_problem,
     search_space=_space,
     legal=_legal,

@@ -161,6 +161,7 @@ fused_add_rms_norm_tunable = Tunable(
     package=__package__,
     kernel=fused_add_rms_norm_kernel,
     axes={"rows": Pow2(), "cols": Exact()},
+    batch_axes=("rows",),
     problem=_problem,
     search_space=lambda arch, problem: SPACE,
     legal=legal_in_place,

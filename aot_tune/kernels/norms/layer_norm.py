@@ -246,6 +246,7 @@ layer_norm_tunable = Tunable(
     package=__package__,
     kernel=layer_norm_kernel,
     axes={"rows": Pow2(), "cols": Exact()},
+    batch_axes=("rows",),
     problem=_problem,
     search_space=lambda arch, problem: _space(problem.size("cols")),
     legal=_legal,

@@ -139,6 +139,7 @@ rms_norm_tunable = Tunable(
     package=__package__,
     kernel=rms_norm_kernel,
     axes={"rows": Pow2(), "cols": Exact()},
+    batch_axes=("rows",),
     problem=_problem,
     search_space=lambda arch, problem: SPACE,
     legal=legal,

@@ -196,6 +196,7 @@ attention_tunable = Tunable(
     package=__package__,
     kernel=attention_kernel,
     axes=flash_space.AXES,
+    batch_axes=("batch",),
     problem=_problem,
     search_space=flash_space.space,
     legal=flash_space.legal,

@@ -266,6 +266,7 @@ attention_varlen_tunable = Tunable(
     package=__package__,
     kernel=attention_varlen_kernel,
     axes=flash_space.AXES,
+    batch_axes=("batch", "tokens"),  # the longest sequence is another one in another batch
     problem=_problem,
     search_space=flash_space.space,
     legal=flash_space.legal,

@@ -234,6 +234,7 @@ gate_up_swiglu_tunable = Tunable(
     package=__package__,
     kernel=gate_up_swiglu_kernel,
     axes={"tokens": Pow2(), "N": Exact(), "K": Exact()},
+    batch_axes=("tokens",),
     problem=_problem,
     search_space=lambda arch, problem: _space(arch),
     legal=_legal,

@@ -259,6 +259,7 @@ grouped_matmul_tunable = Tunable(
     package=__package__,
     kernel=grouped_matmul_kernel,
     axes={"tokens": Pow2(), "experts": Exact(), "N": Exact(), "K": Exact()},
+    batch_axes=("tokens",),
     problem=_problem,
     search_space=lambda arch, problem: space(arch),
     legal=legal,

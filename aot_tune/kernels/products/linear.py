@@ -364,6 +364,7 @@ linear_tunable = Tunable(
     package=__package__,
     kernel=linear_kernel,
     axes={"M": Pow2(), "N": Exact(), "K": Exact()},
+    batch_axes=("M",),
     problem=_problem,
     search_space=space,
     legal=legal,

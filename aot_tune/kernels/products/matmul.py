@@ -159,6 +159,7 @@ matmul_tunable = Tunable(
     package=__package__,
     kernel=matmul_kernel,
     axes={"M": Pow2(), "N": Exact(), "K": Exact()},
+    batch_axes=("M",),
     problem=_problem,
     search_space=space,
     legal=legal,

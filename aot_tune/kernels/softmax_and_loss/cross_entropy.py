@@ -220,6 +220,7 @@ cross_entropy_tunable = Tunable(
     package=__package__,
     kernel=cross_entropy_kernel,
     axes={"rows": Pow2(), "vocabulary": Exact()},
+    batch_axes=("rows",),
     problem=_problem,
     search_space=cross_entropy_space.space,
     legal=cross_entropy_space.legal,

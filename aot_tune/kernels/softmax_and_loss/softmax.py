@@ -187,6 +187,7 @@ softmax_tunable = Tunable(
     package=__package__,
     kernel=softmax_kernel,
     axes={"rows": Pow2(), "cols": Exact()},
+    batch_axes=("rows",),
     problem=_problem,
     search_space=softmax_space.space,
     legal=softmax_space.legal,

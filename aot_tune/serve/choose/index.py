@@ -7,7 +7,7 @@ looking at every bucket, which takes over a millisecond for a table of 360 entri
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter, sub
 from pathlib import Path
@@ -132,6 +132,10 @@ class Index:
     def own(self, problem: Problem) -> Match | None:
         """The entry of the problem's own bucket."""
         return self._own.get(self.bucket_of(problem))
+
+    def matches(self) -> Iterable[Match]:
+        """All entries, each bucket's once, in reading order."""
+        return self._own.values()
 
     def bucket_of(self, problem: Problem) -> Problem:
         """The problem's bucket. The last answer is kept, since one choice asks several times."""

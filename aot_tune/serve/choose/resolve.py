@@ -22,8 +22,10 @@ from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem, problem_option
 from aot_tune.values.text import described, shortened
 
-Source = Literal["given", "asked default", "own", "cached", "nearest", "searched", "far", "default"]
-"""Where a config came from: steps 1, 1, 2, 2, 3, 4, 4 and 5 of `resolve`."""
+Source = Literal[
+    "given", "asked default", "invariant", "own", "cached", "nearest", "searched", "far", "default"
+]
+"""Where a config came from: steps 1, 1, 1, 2, 2, 3, 4, 4 and 5 of `resolve`."""
 
 MISSES: frozenset[Source] = frozenset({"searched", "far", "default"})
 """The sources that mean that nothing was tuned for the problem or near it."""
@@ -54,6 +56,13 @@ class Choice:
     def missed(self) -> bool:
         """Whether nothing was tuned for the problem or near it."""
         return self.source in MISSES
+
+
+Unfit = Callable[[Config], "str | None"]
+"""Why a config cannot run on this very GPU; None where it can."""
+
+Invariant = Callable[[Problem, bool, OnMiss, "Unfit | None"], Choice]
+"""From a problem, and `asked_default`, `on_miss` and `unfit` of `resolve`, to one choice for every batch."""
 
 
 class Legality:
@@ -156,10 +165,12 @@ def resolve(
     on_miss: OnMiss = "search",
     unfit: Callable[[Config], str | None] | None = None,
     sm_count: int | None = None,
+    invariant: Invariant | None = None,
 ) -> Choice:
     """Choose the config of a problem.
 
-    1. the config that the caller gives, or the default when AOT_TUNE_CONFIG=default
+    1. what the caller asks for: the config that it gives; or one config for every batch, of which `invariant`
+       decides all that follows; or the default when AOT_TUNE_CONFIG=default
     2. the problem's own bucket: the shipped tables, by the rule between measured sizes
        (`aot_tune.tables.rule`), then `remembered`
     3. the nearest bucket with the same classes, at most one doubling away on each axis
@@ -187,6 +198,8 @@ def resolve(
             fitting candidate most like it takes its place.
         sm_count: Multiprocessors of the GPU that launches, by which waves are counted; None for those of the
             GPU that a table was measured on.
+        invariant: Chooses one config for every batch (`aot_tune.serve.choose.invariant`), also in place of
+            AOT_TUNE_CONFIG's default, which differs between batches. None where that is not asked for.
 
     Raises:
         LaunchError: The caller's config, or the default as the last resort, is not legal.
@@ -237,6 +250,8 @@ def resolve(
 
     if given is not None:
         return _given(tunable, arch, problem, given)
+    if invariant is not None:
+        return invariant(problem, asked_default, on_miss, unfit)
     default, default_at = tunable.default_config(arch, problem), partial(tunable.default_config, arch)
     if asked_default:
         return _default(tunable, arch, problem, default, "asked default", "AOT_TUNE_CONFIG=default", unfit)
@@ -251,10 +266,7 @@ def resolve(
     if choice := from_table(index.nearest(problem, NEAR_DOUBLINGS), "nearest", "nearest bucket"):
         return choice
     if on_miss == "error":
-        raise MissError(
-            f"no tuned config for {tunable.name} {_named(problem)} on {arch}, and "
-            f"{environment.ON_MISS}=error; tune it: {tune_command(tunable, arch, problem)}"
-        )
+        raise miss_error(tunable, arch, problem)
     if on_miss == "default":
         return _default(tunable, arch, problem, default, "default", f"{environment.ON_MISS}=default", unfit)
     far = index.nearest(problem, math.inf)
@@ -275,6 +287,14 @@ def resolve(
 def where_of(source: Source) -> Where:
     """Where a problem lies, seen from the bucket that gave its config in this step."""
     return "inside" if source == "own" else "near" if source == "nearest" else "far"
+
+
+def miss_error(tunable: Declaration, arch: Arch, problem: Problem) -> MissError:
+    """The error of a miss where AOT_TUNE_ON_MISS is ``error``."""
+    return MissError(
+        f"no tuned config for {tunable.name} {_named(problem)} on {arch}, and "
+        f"{environment.ON_MISS}=error; tune it: {tune_command(tunable, arch, problem)}"
+    )
 
 
 def _given(tunable: Declaration, arch: Arch, problem: Problem, config: Config) -> Choice:

@@ -17,7 +17,8 @@ from aot_tune.errors import CompilerMissingError, LaunchError, MissError
 from aot_tune.nvidia import cutile
 from aot_tune.serve.choose import loader
 from aot_tune.serve.choose.index import Index, Match
-from aot_tune.serve.choose.resolve import Choice, Legality, Source, resolve
+from aot_tune.serve.choose.invariant import BatchInvariant
+from aot_tune.serve.choose.resolve import Choice, Invariant, Legality, Source, resolve
 from aot_tune.serve.fork import ForkSafe
 from aot_tune.serve.kernels import HintedKernels
 from aot_tune.serve.launch.checks import check_arguments, check_problem, checked_grid, explain, refused, unfit
@@ -71,6 +72,7 @@ class Machine:
     device: Device
     index: Index
     legality: Legality
+    invariant: BatchInvariant
 
 
 SLOW_PATH = ForkSafe()
@@ -116,19 +118,30 @@ class Dispatcher:
     It keeps two memos, both bounded and both read without a lock. One maps what is read of a call's arguments
     to the row that the launch function unpacks; the other maps GPU, problem and given config to the
     `LaunchPlan`.
+
+    Args:
+        tunable: The declaration.
+        of: The declaration's dispatcher, where this one serves the calls that say by ``batch_invariant``
+            whether one config serves every batch: so neither takes the other's plans.
+        batch_invariant: What those calls say; None follows AOT_TUNE_BATCH_INVARIANT.
     """
 
-    def __init__(self, tunable: Declaration) -> None:
+    def __init__(
+        self, tunable: Declaration, of: Dispatcher | None = None, batch_invariant: bool | None = None
+    ) -> None:
         self._tunable = tunable
-        self.kernels = HintedKernels(tunable)
+        self._of = of
+        self._batch_invariant = batch_invariant
+        self._saying: dict[bool, Dispatcher] = {}
+        self.kernels: HintedKernels = HintedKernels(tunable) if of is None else of.kernels
         self._function = LaunchFunction(tunable.name, tunable.problem, self._slow)
         self.launch = self._function.call
         self._pattern: CallPattern | None = None
         self._memo: dict[Any, tuple[Any, ...] | UnrankedRow] = {}
         self._plans: dict[tuple[int, Problem, Config | None], LaunchPlan] = {}
-        self._indexes: dict[Arch, Index] = {}
-        self._machines: dict[int, Machine] = {}
-        self._messages = Messages(tunable)
+        self._indexes: dict[Arch, Index] = {} if of is None else of._indexes
+        self._machines: dict[int, Machine] = {} if of is None else of._machines
+        self._messages: Messages = Messages(tunable) if of is None else of._messages
         self._ranked = False
 
     # Loading ------------------------------------------------------------------------------------------------
@@ -154,14 +167,18 @@ class Dispatcher:
         if machine is None:
             environment.check()  # a wrong value is reported by the first launch, not by the first miss
             device = here.device(device_index)
+            index, legality = self.load(device.arch), Legality(self._tunable, device.arch)
+            invariant = BatchInvariant(self._tunable, device.arch, index, legality)
             machine = self._machines[device_index] = Machine(
-                device=device, index=self.load(device.arch), legality=Legality(self._tunable, device.arch)
+                device=device, index=index, legality=legality, invariant=invariant
             )
-        self._messages.source(machine.device.arch, machine.index, self.kernels.cubins)
+        self._messages.source(machine.device, machine.index, self.kernels.cubins)
         return machine
 
     @lazy
     def _search(self) -> LiveSearch:
+        if self._of is not None:
+            return self._of._search
         # Imported late: a process whose problems are all tuned does not need it.
         from aot_tune.serve.search.live import LiveSearch
 
@@ -169,12 +186,14 @@ class Dispatcher:
 
     # Choosing -----------------------------------------------------------------------------------------------
 
-    def config_for(self, *args: Any) -> Config:
+    def config_for(self, *args: Any, batch_invariant: bool | None = None) -> Config:
         """The config that a launch of these arguments would get, found without a launch or a search.
 
         Raises:
             LaunchError: The arguments cannot be launched, or a size is 0, so that nothing would be launched.
         """
+        if batch_invariant is not None and batch_invariant is not self._batch_invariant:
+            return self._that_says(batch_invariant).config_for(*args)
         here = runtime()
         device_index = check_arguments(self._tunable, args, here)
         problem = follow_problem(self._tunable.problem, args, here.tensor_types).problem
@@ -223,7 +242,36 @@ class Dispatcher:
             sm_count=sm_count,
             remembered=remembered,
             on_miss="nearest" if environment.on_miss() == "error" else environment.on_miss(),
+            invariant=self._invariant(lambda: self.every_batch(arch)),
         )
+
+    def every_batch(self, arch: Arch) -> BatchInvariant:
+        """The choices that hold for every batch, on an arch of which no GPU need be there."""
+        return BatchInvariant(self._tunable, arch, self.load(arch), Legality(self._tunable, arch))
+
+    def _invariant(self, made: Callable[[], BatchInvariant]) -> Invariant | None:
+        """What chooses one config for every batch, where that is asked for and a batch is declared."""
+        return made().choice if self._keeps_one() else None
+
+    def _keeps_one(self) -> bool:
+        """Whether one config must serve every batch."""
+        said = self._batch_invariant
+        asked = environment.batch_invariant() if said is None else said
+        return asked and bool(self._tunable.batch_axes)
+
+    def _that_says(self, batch_invariant: bool) -> Dispatcher:
+        """The dispatcher of the calls that say whether one config serves every batch; made once."""
+        if batch_invariant and not self._tunable.batch_axes:
+            raise LaunchError(
+                f"{self._tunable.name}: batch_invariant=True, but its declaration has no batch_axes; name "
+                "there the axes that grow with a batch"
+            )
+        said = bool(batch_invariant)
+        dispatcher = self._saying.get(said)
+        if dispatcher is None:
+            made = Dispatcher(self._tunable, of=self, batch_invariant=said)
+            dispatcher = self._saying.setdefault(said, made)
+        return dispatcher
 
     def _plan(
         self, device_index: int, problem: Problem, given: Config | None, args: tuple[Any, ...], here: Runtime
@@ -279,6 +327,7 @@ class Dispatcher:
             remembered=None if self._ranked else remembered,
             on_miss=environment.on_miss(),
             sm_count=machine.device.sm_count,
+            invariant=self._invariant(lambda: machine.invariant),
         )
         try:
             choice = resolved(search=None if self._ranked or is_primed() else search)
@@ -301,8 +350,13 @@ class Dispatcher:
 
     # Launching ----------------------------------------------------------------------------------------------
 
-    def _slow(self, args: tuple[Any, ...], config: Config | None) -> None:
+    def _slow(
+        self, args: tuple[Any, ...], config: Config | None, batch_invariant: bool | None = None
+    ) -> None:
         """Launch a call that has no plan in the memo, gives a config, or has tensors that require grad."""
+        if batch_invariant is not None and config is None:
+            self._that_says(batch_invariant).launch(*args)
+            return
         here = runtime()
         device_index = check_arguments(self._tunable, args, here, config=config)
         followed = follow_problem(self._tunable.problem, args, here.tensor_types)
@@ -315,7 +369,7 @@ class Dispatcher:
             self._fire(device_index, (followed.problem, plan), args, kernel_args, here)
         except CompilerMissingError:
             default = self._tunable.default_config(device.arch, followed.problem)
-            if config is not None or plan.choice.config == default:
+            if config is not None or plan.choice.config == default or self._keeps_one():
                 raise
             self._slow(args, default)  # only the default has a cubin for every layout of arguments
             return

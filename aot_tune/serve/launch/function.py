@@ -134,9 +134,10 @@ class LaunchFunction:
 
     Args:
         name: The declaration's name, for tracebacks.
-        problem: The declaration's `problem`; the launch function takes its parameters and then a config.
-        slow: Called with (args, config) where nothing was launched: the memo has no plan, or cuTile refuses
-            the arguments or has no code for them. It launches the call or raises a clear error.
+        problem: The declaration's `problem`; the launch function takes its parameters, then a
+            config and `batch_invariant`.
+        slow: Called with (args, config, batch_invariant) where nothing was launched: the memo has no plan, or
+            cuTile refuses the arguments or has no code for them. It launches them or raises a clear error.
     """
 
     def __init__(self, name: str, problem: Callable[..., Any], slow: Callable[..., None]) -> None:
@@ -156,8 +157,8 @@ class LaunchFunction:
         }
         self._generation = 0
         defaults = tuple(p.default for p in parameters if p.default is not p.empty)
-        # `config` is not keyword-only: CPython calls functions with keyword-only parameters on a slower path.
-        self.call = FunctionType(self._code([]), self.globals, "launch", (*defaults, None))
+        # They are not keyword-only: CPython calls functions with keyword-only parameters on a slower path.
+        self.call = FunctionType(self._code([]), self.globals, "launch", (*defaults, None, None))
         self.call.__qualname__ = f"{name}.launch"
 
     def rewrite(self, pattern: CallPattern, names: dict[str, Any]) -> dict[Any, Any]:
@@ -197,7 +198,8 @@ class LaunchFunction:
         firing = _ON_ITS_DEVICE if pattern.several_devices else _ON_THE_ONLY_DEVICE
         return [
             "try:",
-            f" if config is None{unrecorded}:",
+            # One test for both: they are the same object only where neither is given, as None.
+            f" if config is batch_invariant{unrecorded}:",
             f"  {', '.join(('grid', 'kernel', *constants))} = plans{self._generation}[{self._key(pattern)}]",
             *firing.format(first=first, passed=passed).splitlines(),
             "except missed:",
@@ -217,9 +219,9 @@ class LaunchFunction:
 
     def _code(self, hot_path: Sequence[str]) -> CodeType:
         """Compile the function. The first launch waits for this, so the source is as short as possible."""
-        lines = [f" {line}\n" for line in (*hot_path, f"slow(({self._args}), config)")]
+        lines = [f" {line}\n" for line in (*hot_path, f"slow(({self._args}), config, batch_invariant)")]
         namespace: dict[str, Any] = {}
-        source = f"def launch({self._args}config):\n{''.join(lines)}"
+        source = f"def launch({self._args}config, batch_invariant):\n{''.join(lines)}"
         exec(compile(source, self._file, "exec"), namespace)
         code: CodeType = namespace["launch"].__code__
         return code
@@ -262,9 +264,9 @@ another kind than before or has no hash; cuTile refuses the arguments; they must
 them is loaded (`aot_tune.nvidia.cutile.with_hints`); there is neither cubin nor compiler."""
 
 _RESERVED = frozenset(
-    {"config", "slow", "missed", "ct_launch", "raw_stream", "current_device", "grad_enabled", "entered",
-     "tensors", "arrays_of", "devices_of", "needs_grad", "args_fn", "grid", "kernel", "index", "stream",
-     "chosen", "getattr", "type"}
+    {"config", "batch_invariant", "slow", "missed", "ct_launch", "raw_stream", "current_device",
+     "grad_enabled", "entered", "tensors", "arrays_of", "devices_of", "needs_grad", "args_fn", "grid",
+     "kernel", "index", "stream", "chosen", "getattr", "type"}
     | {f"c{i}" for i in range(64)}
 )  # fmt: skip
 """Names that the generated source uses itself, so that no launch argument may have them."""

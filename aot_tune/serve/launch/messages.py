@@ -14,11 +14,17 @@ from aot_tune.serve.choose.resolve import Choice, miss_message
 from aot_tune.serve.kernels import Cubins
 from aot_tune.serve.missed import note
 from aot_tune.serve.warn import warn
+from aot_tune.tables.cards import measured_on, other_card
 from aot_tune.values.arch import Arch
+from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 
 _MOST_WARNINGS = 32
 """The most misses of a declaration that are named in warnings; the rest share one more warning."""
+
+
+_TOLD_CARDS: set[tuple[str, str]] = set()
+"""The pairs of a table's card and the one here that this process has warned of, for all declarations."""
 
 
 class Messages:
@@ -30,14 +36,19 @@ class Messages:
         self._warned: set[Problem] = set()
         self._passed_over = False
 
-    def source(self, arch: Arch, index: Index, cubins: Cubins) -> None:
-        """Warn once of tables tuned for other source, or for another compiler's code.
+    def source(self, device: Device, index: Index, cubins: Cubins) -> None:
+        """Warn once of tables tuned for other source, for another compiler's code, or on another card.
 
         This is not done at import, because hashing takes milliseconds.
         """
+        arch = device.arch
         if arch in self._checked or not index.tables:
             return
         self._checked.add(arch)
+        for made, message in card_messages(index, device.name):
+            if (made, device.name) not in _TOLD_CARDS:
+                _TOLD_CARDS.add((made, device.name))
+                warn(message, TableWarning)
         now = cubins.source_hash(arch)
         if now is None:
             from aot_tune.declare.fingerprint.hashing import source_hash
@@ -85,6 +96,17 @@ def stale_messages(tunable: Declaration, arch: Arch, index: Index, now: str) -> 
         for shipped in index.tables
         if shipped.table.source_hash != now
     ]
+
+
+def card_messages(index: Index, here: str) -> list[tuple[str, str]]:
+    """The cards other than the one here that tables were measured on, each with a sentence about it.
+
+    Args:
+        index: The kernel's tables.
+        here: The name of the card here.
+    """
+    cards = measured_on(shipped.table for shipped in index.tables)
+    return [(made, message) for made in cards if (message := other_card(made, here))]
 
 
 def compiler_messages(tunable: Declaration, arch: Arch, index: Index, here: str | None) -> list[str]:

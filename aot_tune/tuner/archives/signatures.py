@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 from aot_tune.cubins.size_classes import posed, representatives
+from aot_tune.declare.declaration import Declaration
 from aot_tune.nvidia import cutile
 from aot_tune.tables.fit import undeclared
+from aot_tune.tables.invariant import default_for_every_batch, refused_somewhere
 from aot_tune.tables.table import Table
 from aot_tune.tuner.plan.candidates import DeviceKernel
 from aot_tune.values.bucket import Pow2
@@ -35,7 +37,8 @@ def compilations(kernel: DeviceKernel, tables: Sequence[Table]) -> tuple[Compila
     """Every (hints, signature) that serving these tables can ask for, sorted, each once.
 
     The buckets are those of the tables and of the typical problems. In each of them the configs are the
-    default and every config of a table's portfolio and entries, where they are legal. As in serving, one that
+    default and every config of a table's portfolio and entries, where they are legal; and where none of these
+    serves every batch of a declaration that names batch axes, the default that does. As in serving, one that
     is in no search space is left out, and no function of the declaration is asked about it. Each config has a
     signature for every class of sizes in the bucket, and for a size of 1 on each Pow2 axis, which is a class
     of its own. A size beyond all buckets has one of these classes too, unless constants follow from it. Sizes
@@ -50,10 +53,12 @@ def compilations(kernel: DeviceKernel, tables: Sequence[Table]) -> tuple[Compila
     Raises:
         DeclarationError: A function of the declaration raises; the message says which.
     """
-    configs = tuple(dict.fromkeys(_configs(kernel, tables)))
+    tabled = tuple(dict.fromkeys(_configs(kernel, tables)))
     found: set[Compilation] = set()
     weakened: set[Compilation] = set()
+    for_every_batch = cache(partial(_for_every_batch, kernel, tabled))
     for bucket in _buckets(kernel, tables):
+        configs = (*tabled, *for_every_batch(_without_batch_size(kernel.tunable, bucket)))
         for problem in representatives(kernel.tunable, bucket, kernel.launch_args):
             default = kernel.tunable.default_config(kernel.arch, problem)
             wanted = [config for config in configs if _may_run(kernel, config, problem)]
@@ -70,6 +75,26 @@ def compilations(kernel: DeviceKernel, tables: Sequence[Table]) -> tuple[Compila
 
 def _may_run(kernel: DeviceKernel, config: Config, problem: Problem) -> bool:
     return kernel.tunable.refusal(config, kernel.arch, problem) is None
+
+
+def _without_batch_size(tunable: Declaration, bucket: Problem) -> Problem:
+    """The bucket at a batch of 1, which stands for all buckets that differ in the batch alone."""
+    return bucket.replaced(**dict.fromkeys(tunable.batch_axes, 1))
+
+
+def _for_every_batch(kernel: DeviceKernel, tabled: Sequence[Config], bucket: Problem) -> tuple[Config, ...]:
+    """The default that a batch-invariant launch takes where no config of the tables serves every batch."""
+    tunable, arch = kernel.tunable, kernel.arch
+
+    def refusal(config: Config, problem: Problem) -> str | None:
+        return tunable.refusal(config, arch, problem) or tunable.batch_refusal(config, problem)
+
+    if not tunable.batch_axes or any(
+        refused_somewhere(tunable, bucket, config, refusal) is None for config in tabled
+    ):
+        return ()
+    found = default_for_every_batch(tunable, arch, bucket, refusal)
+    return () if found is None else (found,)
 
 
 def _compilation(kernel: DeviceKernel, problem: Problem, config: Config, seed: int) -> Compilation:

@@ -1,102 +1,143 @@
-"""The regret bench without a GPU: the problems that it draws, and how it sums up times. Times are made up."""
+"""The bench of undeclared problems without a GPU: several calls add up. Samples are made up."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from aot_tune.bench.gpu import Timed, shipped
 from aot_tune.bench.sections import regret
-from aot_tune.bench.sections.part import Request
+from aot_tune.bench.sections.part import Part, Request
+from aot_tune.bench.undeclared.figures import RUNS
+from aot_tune.bench.undeclared.journal import Samples
+from aot_tune.bench.undeclared.problems import drawn
 from aot_tune.errors import UsageError
-from aot_tune.tuner.plan.candidates import DeviceKernel, plan_only
-from aot_tune.tuner.plan.shortlist import Shortlist
-from aot_tune.tuner.plan.sizes import sizes_inside
-from aot_tune.values.arch import Arch
+from aot_tune.tuner.plan.candidates import DeviceKernel
+from aot_tune.values.config import Config
+from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
+from tests.support.samples import SM90
 
-KERNELS = shipped()
-
-
-@pytest.mark.parametrize("name", KERNELS)
-def test_problems_lie_inside_declared_buckets_at_sizes_not_swept(name: str) -> None:
-    tunable = KERNELS[name].tunable
-    drawn = regret.problems(KERNELS[name], 8)
-    assert drawn == regret.problems(KERNELS[name], 8)
-    assert len(set(drawn)) == 8
-    buckets = set(tunable.buckets)
-    assert {tunable.bucket_of(problem) for problem in drawn} <= buckets
-    swept = {size for bucket in buckets for size in (bucket, *sizes_inside(tunable.axes, bucket))}
-    assert not swept & set(drawn)
-    kernel: Any = SimpleNamespace(tunable=tunable)
-    assert 3 <= sum(regret._ragged(kernel, problem) for problem in drawn) <= 6
+Measured = list[tuple[str, Problem]]
 
 
-def test_a_size_is_in_its_bucket_whatever_the_edge() -> None:
-    import random
+class PlayedGpu:
+    """An H200 that compiles nothing: a plan is the configs that were asked for."""
 
-    for edge in (2**power for power in range(15)):
-        for whole in (False, True):
-            sizes = {regret._size_inside(edge, random.Random(seed), whole=whole) for seed in range(50)}
-            assert all(edge // 2 < size <= edge for size in sizes), (edge, whole, sizes)
-            if edge >= 16:
-                assert {size % 16 == 0 for size in sizes} == {whole}, (edge, whole, sizes)
+    arch = SM90
+    device = Device.reference(SM90)
 
-
-def timed(kernel: DeviceKernel) -> tuple[Any, Timed]:
-    """A softmax problem of which three configs ran: the second of the model's order is the fastest."""
-    problem = regret.problems(KERNELS["softmax"], 1)[0]
-    default = kernel.tunable.default_config(kernel.arch, problem)
-    portfolio = [config for config in kernel.tunable.candidates(kernel.arch, problem) if config != default]
-    configs = [portfolio[0], portfolio[1], default]
-    us = dict(zip(configs, (12.0, 10.0, 15.0), strict=True))
-    listed = Shortlist(configs=tuple(configs), twins={}, failures=(), predicted_us=us)
-    return plan_only(kernel, problem, configs), Timed(problem=problem, us=us, listed=listed)
+    def plan_served(self, kernel: DeviceKernel, problem: Problem, configs: tuple[Config, ...]) -> Any:
+        default = kernel.tunable.default_config(SM90, problem)
+        return SimpleNamespace(problem=problem, candidates=tuple(configs), default=default)
 
 
-def test_regrets_are_against_the_fastest_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
-    arch = Arch.parse("sm90")
-    kernel = DeviceKernel(KERNELS["softmax"], arch)
-    each, one = timed(kernel)
-    chosen = SimpleNamespace(choice=lambda *_: SimpleNamespace(config=next(iter(one.us))))
-    monkeypatch.setattr(regret, "dispatcher_of", lambda _: chosen)
-    gpu: Any = SimpleNamespace(arch=arch)
-    figures = regret.of_resolver(gpu, kernel, [each], [one])
-    assert figures["resolver"] == {
-        "geometric mean %": 20.0, "95th percentile %": 20.0, "worst %": 20.0,
-    }  # fmt: skip
-    assert figures["default"]["worst %"] == 50.0
-    model = regret.of_model([one])
-    assert [model[f"best of top {top}"]["worst %"] for top in (1, 3, 5)] == [20.0, 0.0, 0.0]
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
+    """The problems that were measured; the choice takes 11 us, all others 10, and the default 20."""
+    done: Measured = []
 
+    @contextmanager
+    def this_gpu() -> Any:
+        yield PlayedGpu()
 
-def test_an_unknown_kernel_is_refused_before_anything_is_measured() -> None:
-    with pytest.raises(UsageError, match="no kernel is called softmix; there is"):
-        next(regret.run(Request(kernels=("softmix",))))
-
-
-def test_a_kernel_that_fails_loses_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    class StandInGpu:
-        def __enter__(self) -> Any:
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
-        def plans(self, found: Any, problems: Any) -> Any:
-            assert len(problems) == 2
-            return SimpleNamespace(tunable=found.tunable), ()
-
-    def measured(gpu: Any, kernel: Any, plans: Any) -> dict[str, Any]:
-        if kernel.tunable.name == "rope":
+    def samples(gpu: Any, clock: Any, kernel: Any, one: Any, plan: Any) -> Samples:
+        done.append((kernel.tunable.name, one.problem))
+        if one.problem == drawn("rms_norm")[2].problem:
             raise RuntimeError("out of memory")
-        return {"problems": 2}
+        chosen = plan.candidates[0]
+        us = {config: 20.0 if config == plan.default else 10.0 for config in plan.candidates}
+        us[chosen] = 11.0
+        states = ("read", "tight", "read, loaded") if one.capped else ("read", "tight")
+        return {str(config): {state: [time] * 11 for state in states} for config, time in us.items()}
 
-    monkeypatch.setattr(regret, "this_gpu", StandInGpu)
-    monkeypatch.setattr(regret, "_measured", measured)
-    parts = list(regret.run(Request(kernels=("rope", "softmax"), sizes=2)))
-    assert [(part.name, part.figures) for part in parts] == [
-        ("rope", {"failed": "RuntimeError: out of memory"}),
-        ("softmax", {"problems": 2}),
-    ]
-    assert list(regret.run(Request(kernels=("rope",), sizes=2, limit_s=-1.0))) == []
+    monkeypatch.setattr(regret, "this_gpu", this_gpu)
+    monkeypatch.setattr(regret, "StateClock", lambda: None)
+    monkeypatch.setattr(regret, "samples", samples)
+    return done
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Callable[..., list[Part]]:
+    def call(*kernels: str, problems: int = 4, limit_s: float = 1e9) -> list[Part]:
+        journal = str(tmp_path / "regret.jsonl")
+        request = Request(kernels=kernels, problems=problems, limit_s=limit_s, journal=journal)
+        return list(regret.run(request))
+
+    return call
+
+
+def test_each_problem_is_measured_in_two_runs_and_the_runs_are_apart(
+    measured: Measured, bench: Callable[..., list[Part]]
+) -> None:
+    first, second, together = bench("softmax", "matmul")
+    assert [part.name for part in (first, second, together)] == ["softmax", "matmul", "all kernels"]
+    assert len(measured) == RUNS * 8
+    assert measured[:8] == measured[8:]
+    assert together.figures["problems"] == 8
+    assert second.figures["regret"]["worst state"]["worst %"] in (0.0, 10.0)
+    assert second.figures["not divisible by 16"] == 2
+
+
+def test_calls_add_up_and_measure_nothing_twice(
+    measured: Measured, bench: Callable[..., list[Part]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter(range(10**6))
+    monkeypatch.setattr(regret, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    counts = []
+    while len(measured) < RUNS * 6:
+        [part] = bench("softmax", problems=6, limit_s=4)
+        counts.append(part.figures["problems"])
+        assert len(counts) < 20
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1] == 6
+    assert len(set(measured)) == 6
+    [part] = bench("softmax", problems=6)
+    assert len(measured) == RUNS * 6
+    assert (part.figures["problems"], part.figures["runs"]) == (6, RUNS)
+
+
+def test_a_problem_that_fails_loses_no_other_and_is_told(
+    measured: Measured, bench: Callable[..., list[Part]]
+) -> None:
+    [part] = bench("rms_norm")
+    assert (part.figures["problems"], part.figures["drawn"]) == (3, 4)
+    assert part.figures["not measured"] == [f"{drawn('rms_norm')[2].problem}: RuntimeError: out of memory"]
+
+
+def test_a_choice_that_was_not_measured_is_measured_and_others_are_not(
+    measured: Measured, bench: Callable[..., list[Part]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table that was tuned anew chooses otherwise; what the journal holds of other problems counts."""
+    bench("softmax")
+    measured.clear()
+    other = Config(constants={"new": 1}, hints={})
+    own, changed = regret._Kernel.chosen, drawn("softmax")[1]
+
+    def chosen(kernel: Any, one: Any) -> Config:
+        return other if one is changed else own(kernel, one)
+
+    monkeypatch.setattr(regret._Kernel, "chosen", chosen)
+    [part] = bench("softmax")
+    assert measured == [("softmax", changed.problem)] * RUNS
+    assert part.figures["problems"] == 4
+
+
+def test_what_is_measured_against_is_what_serving_could_take(measured: Measured) -> None:
+    """The whole space besides, where a problem was drawn for that."""
+    kernel = regret._Kernel(PlayedGpu(), None, regret.shipped()["matmul"], drawn("matmul"))  # type: ignore[arg-type]
+    for one in (next(one for one in drawn("matmul") if one.whole), drawn("matmul")[0]):
+        configs = kernel.configs(one)
+        assert configs[0] == kernel.chosen(one)
+        assert kernel._default(one) in configs
+        space = kernel.found.tunable.candidates(SM90, one.problem)
+        assert (set(space) <= set(configs)) is one.whole
+
+
+def test_a_kernel_of_which_nothing_is_drawn_is_refused() -> None:
+    with pytest.raises(UsageError, match="no problems are drawn of rope; there is matmul linear attention"):
+        next(regret.run(Request(kernels=("rope",))))

@@ -20,10 +20,17 @@ import torch
 from torch.autograd import forward_ad
 
 from aot_tune import environment
-from aot_tune.errors import LaunchError, MissError, MissWarning, TableWarning, UsageError
+from aot_tune.errors import (
+    CompilerMissingError,
+    LaunchError,
+    MissError,
+    MissWarning,
+    TableWarning,
+    UsageError,
+)
 from aot_tune.nvidia import cutile
 from aot_tune.serve.choose import loader
-from aot_tune.serve.launch import dispatch
+from aot_tune.serve.launch import dispatch, messages
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.serve.runtime import TorchRuntime
 from aot_tune.tunable import Tunable
@@ -219,6 +226,84 @@ def test_the_default_is_launched_where_the_environment_asks_for_it(
     monkeypatch.setenv(environment.CONFIG, "default")
     tuned.launch(*tensors(256))
     assert launched() == [blocks(256, 1024, DEFAULT)]
+
+
+@pytest.fixture
+def batched(tuned: Tunable) -> Tunable:
+    """The tuned sample with a batch: AT_256 costs the least over every batch."""
+    return dataclasses.replace(tuned, batch_axes=("M",))
+
+
+@pytest.mark.process
+def test_the_environment_gives_every_batch_one_config(
+    batched: Tunable, launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(environment.BATCH_INVARIANT, "1")
+    for rows in (1, 64, 256):
+        batched.launch(*tensors(rows))
+        batched.launch(*tensors(rows))
+        assert batched.config_for(*tensors(rows)) == AT_256
+    assert launched() == [blocks(rows, 1024, AT_256) for rows in (1, 1, 64, 64, 256, 256)]
+
+
+@pytest.mark.process
+def test_a_call_may_ask_for_one_config_or_not_whatever_the_environment_says(
+    batched: Tunable, launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for asked in ("", "1"):
+        monkeypatch.setenv(environment.BATCH_INVARIANT, asked)
+        for rows in (64, 256, 64):
+            batched.launch(*tensors(rows), batch_invariant=True)
+            batched.launch(*tensors(rows), batch_invariant=False)
+            assert batched.config_for(*tensors(rows), batch_invariant=True) == AT_256
+        assert batched.config_for(*tensors(64), batch_invariant=False) == AT_64
+        batched.launch(*tensors(64), config=OTHER, batch_invariant=True)
+    one, tuned_there = blocks(64, 1024, AT_256), blocks(64, 1024, AT_64)
+    own = [one, tuned_there, *[blocks(256, 1024, AT_256)] * 2, one, tuned_there, blocks(64, 1024, OTHER)]
+    assert launched() == own * 2
+
+
+@pytest.mark.process
+def test_a_call_that_says_so_asks_the_declaration_once_for_a_shape(
+    batched: Tunable, launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batched.launch(*tensors(64), batch_invariant=True)
+    monkeypatch.setattr(dispatch, "follow_problem", lambda *args: pytest.fail("the slow path was taken"))
+    batched.launch(*tensors(64), batch_invariant=True)
+    assert launched() == [blocks(64, 1024, AT_256)] * 2
+
+
+@pytest.mark.process
+def test_a_declaration_without_a_batch_cannot_be_asked_for_one_config(
+    tuned: Tunable, launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(LaunchError, match="scale: batch_invariant=True, but its declaration has no batch_ax"):
+        tuned.launch(*tensors(64), batch_invariant=True)
+    monkeypatch.setenv(environment.BATCH_INVARIANT, "1")
+    tuned.launch(*tensors(64))
+    assert launched() == [blocks(64, 1024, AT_64)]
+
+
+@pytest.mark.process
+@pytest.mark.filterwarnings("ignore::aot_tune.errors.MissWarning")
+def test_no_search_is_made_for_one_config(
+    batched: Tunable, launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(environment.BATCH_INVARIANT, "1")
+    monkeypatch.setattr(dispatch.Dispatcher, "_search", property(lambda self: pytest.fail("it was asked")))
+    batched.launch(*tensors(64, 65536))
+    assert launched() == [blocks(64, 65536, AT_256)]
+
+
+def test_without_a_compiler_one_config_is_not_replaced_by_the_default(
+    batched: Tunable, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_compiler(*args: Any) -> None:
+        raise CompilerMissingError("no compiler")
+
+    monkeypatch.setattr(dispatch.cutile, "launching", lambda: no_compiler)
+    with pytest.raises(CompilerMissingError):
+        batched.launch(*tensors(64), batch_invariant=True)
 
 
 def test_a_size_of_zero_is_not_launched(tuned: Tunable, launched: Launched) -> None:
@@ -856,6 +941,31 @@ def test_a_table_of_another_compilers_code_is_used_with_one_warning(
         "that tileiras 13.4.92 compiled, and scale runs code of tileiras 99.9.9 here" in one for one in said
     )
     assert launched() == [blocks(64, 1024, AT_64), blocks(256, 1024, AT_256)]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("made", ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])
+def test_tables_of_another_card_are_used_with_one_warning_in_a_process(
+    driver: Driver, launched: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str
+) -> None:
+    monkeypatch.setattr(messages, "_TOLD_CARDS", set())
+    table = scale_table()
+    write(
+        tmp_path,
+        dataclasses.replace(table, built_with=dataclasses.replace(table.built_with, device_name=made)),
+    )
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(2):  # two declarations, as of two kernels
+            tunable = dataclasses.replace(scale, tables=tmp_path)
+            tunable.launch(*tensors(64))
+            tunable.launch(*tensors(256))
+    said = [str(one.message) for one in seen if one.category is TableWarning]
+    assert len(said) == (0 if made == "NVIDIA H200" else 1)
+    assert all(
+        f"another card of the arch: {made}, and this is NVIDIA H200. They are used" in one for one in said
+    )
+    assert launched() == [blocks(64, 1024, AT_64), blocks(256, 1024, AT_256)] * 2
 
 
 @pytest.mark.process

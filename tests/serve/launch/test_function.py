@@ -23,7 +23,7 @@ class Called:
         self.fired: list[tuple[Any, ...]] = []
         self.asked: list[tuple[Any, ...]] = []
         self.recording = False
-        function = LaunchFunction("sample", lambda x, b, by: {}, lambda args, config: self.asked.append(args))
+        function = LaunchFunction("sample", lambda x, b, by: {}, lambda args, *rest: self.asked.append(args))
         names = {
             "ct_launch": self._launch, "raw_stream": lambda index: 100 + index, "current_device": lambda: 0,
             "grad_enabled": lambda: self.recording, "tensors": frozenset({FakeTensor}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -283,3 +284,20 @@ def test_a_config_of_a_table_that_no_space_holds_is_not_asked_about() -> None:
     spoilt = dataclasses.replace(table, portfolio=(*table.portfolio, none))
     assert compilations(kernel, (spoilt,)) == compilations(kernel, (table,))
     assert 0 not in asked
+
+
+def test_the_default_for_every_batch_is_compiled_where_nothing_tabled_is() -> None:
+    other = next(config for config in SPACE if config not in (DEFAULT, *scale_table().portfolio))
+    alone = Problem({"dtype": "bfloat16", "M": 1, "N": 1024})
+
+    def is_compiled(**fields: Any) -> bool:
+        """Whether the default of many rows is compiled for one row."""
+        one = dataclasses.replace(
+            scale, default=lambda arch, problem: other if problem.size("M") > 64 else DEFAULT, **fields
+        )
+        kernel = DeviceKernel(FoundKernel(module=MODULE, tunable=one), SM90)
+        return asked_with(other, alone) in compilations(kernel, [scale_table()])
+
+    assert not is_compiled()
+    assert not is_compiled(batch_axes=("M",))  # a config of the portfolio serves every batch
+    assert is_compiled(batch_axes=("M",), invariant=lambda config, problem: config == other)

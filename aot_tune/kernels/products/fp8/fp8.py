@@ -131,7 +131,7 @@ def does_not_suit(config: Config, problem: Problem) -> str | None:
     """Why a config wastes work on a problem's bucket, or None."""
     tile_m, group = int(config["tile_m"]), int(config["group"])
     rows = edge(problem.size("M"))
-    if tile_m > max(16, 2 * rows):
+    if tile_m > max(_UNIT_ROWS, 2 * rows):  # tiles of _UNIT_ROWS suit every batch
         return f"a tile of {tile_m} rows is more than half empty for up to {rows}"
     if tile_m < _UNIT_ROWS and rows > 2 * tile_m:
         return f"tiles of {tile_m} rows read B more than twice for up to {rows} rows"

@@ -274,6 +274,7 @@ matmul_fp8_tunable = Tunable(
     package=__package__,
     kernel=matmul_fp8_kernel,
     axes={"M": Pow2(), "N": Exact(), "K": Exact()},
+    batch_axes=("M",),
     problem=_problem,
     search_space=lambda arch, problem: _space(arch),
     legal=_legal,

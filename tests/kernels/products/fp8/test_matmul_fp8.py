@@ -114,7 +114,8 @@ def test_what_does_not_fit_or_is_a_waste_is_refused_with_its_reason(tunable: Tun
     assert refusal(config(tunable, 128, 128, num_ctas=2)) == ""
     assert "shared memory" in refusal(config(tunable, 128, 64, occupancy=3), "sm120")
     assert "tensor memory" in refusal(config(tunable, 512, 128, occupancy=2), "sm100")
-    assert "half empty" in refusal(config(tunable, 64, 64), m=16)
+    assert "half empty" in refusal(config(tunable, 128, 64), m=32)
+    assert refusal(config(tunable, 64, 64), m=1) == refusal(config(tunable, 64, 64)) == ""  # for every batch
     assert "B more than twice" in refusal(config(tunable, 16, 64), m=33)
     assert "as group 8" in refusal(config(tunable, 64, 64, group=16), m=512)
 

@@ -1,0 +1,105 @@
+"""Keep the samples of undeclared problems in a file of JSON lines, so that several short calls add up.
+
+A line is written before a problem is measured and one after. A process that a problem ends leaves the first
+alone; a problem that has ended two is left out from then on. A line that was cut off is left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import orjson
+
+MOST_ENDED = 2
+"""Processes that a problem may end before it is left out."""
+
+Samples = Mapping[str, Mapping[str, "list[float]"]]
+"""A config's text, or a rival's name, to the samples in each state, microseconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """What was measured, with what, and in which run."""
+
+    kernel: str
+    """The kernel's name."""
+
+    problem: str
+    """The problem in words."""
+
+    run: int
+    """The number of the run, from 0."""
+
+    device: str
+    """The GPU's product name."""
+
+    source_hash: str
+    """The hash of the kernel's code."""
+
+    tileiras: str
+    """The version of the compiler."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """The outcome of one problem in one run."""
+
+    us: Samples
+    """The samples; empty where it failed."""
+
+    failed: str | None = None
+    """Why there are none."""
+
+
+class Journal:
+    """A file of samples.
+
+    Args:
+        path: The file; its folder is made with it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._taken: dict[Key, Taken] = {}
+        self._begun: dict[Key, int] = {}
+        for line in path.read_bytes().splitlines() if path.exists() else ():
+            self._read(line)
+
+    def _read(self, line: bytes) -> None:
+        try:
+            value = orjson.loads(line)
+            key = Key(**value["key"])
+            taken = Taken(**value["taken"]) if "taken" in value else None
+        except (ValueError, KeyError, TypeError):
+            return  # it was cut off, or another release wrote it
+        if taken is None:
+            self._begun[key] = self._begun.get(key, 0) + 1
+        else:
+            self._taken[key] = taken
+
+    def taken(self, key: Key) -> Taken | None:
+        """What is known: samples, or why there are none; None where it has to be measured."""
+        known = self._taken.get(key)
+        if known is None and self._begun.get(key, 0) >= MOST_ENDED:
+            return Taken(us={}, failed=f"it ended the process {MOST_ENDED} times")
+        return known
+
+    def begin(self, key: Key) -> None:
+        """Write that a problem begins."""
+        self._begun[key] = self._begun.get(key, 0) + 1
+        self._write({"key": asdict(key)})
+
+    def keep(self, key: Key, taken: Taken) -> None:
+        """Write what was measured."""
+        self._taken[key] = taken
+        self._write({"key": asdict(key), "taken": asdict(taken)})
+
+    def _write(self, value: object) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab") as file:
+            file.write(b"\n" + orjson.dumps(value) + b"\n")  # a line that was cut off before ends here
+            file.flush()
+            os.fsync(file.fileno())

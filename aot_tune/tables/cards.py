@@ -1,0 +1,40 @@
+"""What is known of tables on another card of their arch than the one that they were measured on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aot_tune.tables.table import Table
+
+_KNOWN = {
+    ("NVIDIA H200", "NVIDIA H100"): (
+        "kernels bound by memory (layer_norm, softmax, rms_norm) were 0.1 to 0.4 % slower with them than "
+        "with winners of an H100, in the geometric mean, and 4.6 % at worst"
+    ),
+}
+"""What was measured, by the beginnings of the names of the tables' card and of the one here."""
+
+
+def measured_on(tables: Iterable[Table]) -> tuple[str, ...]:
+    """The names of the cards that tables were measured on, in order; predictions name none."""
+    measured = (one for one in tables if any(entry.evidence == "measured" for entry in one.entries))
+    return tuple(dict.fromkeys(one.built_with.device_name for one in measured))
+
+
+def other_card(made: str, here: str) -> str | None:
+    """The sentence about tables of one card that serve another one; None where both are the same.
+
+    Args:
+        made: The name of the card that the tables were measured on, as the driver gives it.
+        here: The name of the card here.
+    """
+    if made == here:
+        return None
+    known = next(
+        (text for (one, other), text in _KNOWN.items() if made.startswith(one) and here.startswith(other)),
+        "how much slower its choices are here was not measured",
+    )
+    return (
+        f"tables were measured on another card of the arch: {made}, and this is {here}. They are used; "
+        f"{known}. aot-tune bench regret measures it here, and aot-tune tune KERNEL makes tables of this card"
+    )

@@ -1,0 +1,173 @@
+"""The rung of batch invariance: one config for every batch, whatever is launched first, without a search."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aot_tune.environment import OnMiss
+from aot_tune.errors import LaunchError, MissError, TableWarning
+from aot_tune.serve.choose.index import Index, Shipped
+from aot_tune.serve.choose.invariant import BatchInvariant
+from aot_tune.serve.choose.resolve import Choice, Legality, resolve
+from aot_tune.tables.table import Table
+from aot_tune.tunable import Tunable
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+from tests.support.samples import DEFAULT, SM90, SPACE, scale, scale_table, with_entry
+
+AT_64, AT_256 = scale_table().portfolio
+OTHER = next(c for c in SPACE if c not in (AT_64, AT_256, DEFAULT))
+batched = dataclasses.replace(scale, batch_axes=("M",))
+
+# AT_256 wins at M=256 by 2, AT_64 at M=64 by 1.5, the default at M=1 by 1.5.
+TABLE = with_entry(
+    scale_table(),
+    2,
+    points=tuple(
+        dataclasses.replace(point, us=(80.0, 40.0, 80.0)) for point in scale_table().entries[2].points
+    ),
+)
+
+
+def at(rows: int, cols: int = 1024, dtype: str = "bfloat16") -> Problem:
+    return Problem({"dtype": dtype, "M": rows, "N": cols})
+
+
+def chooser(*tables: Table, tunable: Tunable = batched) -> Any:
+    index = Index(tunable.axes, tunable.tiles, [Shipped(table=t, path=Path("t.json")) for t in tables])
+    legality = Legality(tunable, SM90)
+    every = BatchInvariant(tunable, SM90, index, legality)
+
+    def choose(problem: Problem, **options: Any) -> Choice:
+        return resolve(tunable, SM90, problem, index, legality, invariant=every.choice, **options)
+
+    return choose
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64, 200, 256])
+def test_the_batch_does_not_influence_the_config(rows: int) -> None:
+    choice = chooser(TABLE)(at(rows), remembered=lambda bucket: OTHER)
+    assert (choice.config, choice.source, choice.missed) == (AT_256, "invariant", False)
+    assert "one config for every M: its worst regret over " in choice.reason
+    assert "50.0%, at M=" in choice.reason
+
+
+def test_the_caller_s_config_is_taken_before() -> None:
+    assert chooser(TABLE)(at(64), given=OTHER).source == "given"
+
+
+def test_the_a_b_switch_takes_one_default_for_every_batch() -> None:
+    changing = dataclasses.replace(
+        batched, default=lambda arch, problem: DEFAULT if problem.size("M") < 64 else OTHER
+    )
+    choose = chooser(TABLE, tunable=changing)
+    choices = [choose(at(rows), asked_default=True) for rows in (1, 64, 256)]
+    assert {(one.config, one.source) for one in choices} == {(OTHER, "invariant")}
+
+
+def test_a_config_that_may_not_run_at_some_batch_is_left_out() -> None:
+    large_only = dataclasses.replace(
+        batched,
+        legal=lambda config, arch, problem: config != AT_256 or problem.size("M") >= 64 or "too few rows",
+    )
+    choose = chooser(TABLE, tunable=large_only)
+    assert {choose(at(rows)).config for rows in (1, 64, 256)} == {AT_64}
+
+
+def test_a_config_whose_bits_depend_on_the_batch_is_left_out() -> None:
+    exact = dataclasses.replace(batched, invariant=lambda config, problem: config != AT_256 or "it splits")
+    choose = chooser(TABLE, tunable=exact)
+    assert {choose(at(rows)).config for rows in (1, 64, 256)} == {AT_64}
+
+
+@pytest.mark.filterwarnings("ignore::aot_tune.errors.TableWarning")
+def test_a_declaration_that_raises_for_a_config_leaves_it_out() -> None:
+    def invariant(config: Config, problem: Problem) -> bool:
+        return config == AT_64 or bool(1 // 0)
+
+    assert chooser(TABLE, tunable=dataclasses.replace(batched, invariant=invariant))(at(64)).config == AT_64
+
+
+def test_other_sizes_take_the_nearest_bucket_s_choice() -> None:
+    choice = chooser(TABLE)(at(64, cols=2000))
+    assert (choice.config, choice.source) == (AT_256, "invariant")
+    assert "of the nearest buckets, dtype=bfloat16 N=1024," in choice.reason
+
+
+def _no_search(problem: Problem, found: object) -> Config:
+    raise AssertionError("a search was made")
+
+
+@pytest.mark.parametrize(
+    ("mode", "source", "config"),
+    [("search", "far", AT_256), ("nearest", "far", AT_256), ("default", "default", DEFAULT)],
+)
+def test_a_miss_is_not_searched(mode: OnMiss, source: str, config: Config) -> None:
+    choice = chooser(TABLE)(at(64, cols=65536), search=_no_search, on_miss=mode)
+    assert (choice.source, choice.config, choice.missed) == (source, config, True)
+
+
+def test_a_miss_raises_where_it_is_an_error() -> None:
+    with pytest.raises(MissError, match=r"no tuned config for scale .* aot-tune tune scale"):
+        chooser(TABLE)(at(64, cols=65536), on_miss="error")
+    assert chooser(TABLE)(at(4096), on_miss="error").config == AT_256
+
+
+def test_where_nothing_tuned_serves_every_batch_a_default_does_and_it_is_no_miss() -> None:
+    only_default = dataclasses.replace(batched, invariant=lambda config, problem: config == DEFAULT)
+    choice = chooser(TABLE, tunable=only_default)(at(64), on_miss="error")
+    assert (choice.config, choice.source) == (DEFAULT, "invariant")
+    assert choice.reason == "the default that serves every M: no tuned config does"
+
+
+def test_without_a_table_every_batch_has_the_same_default() -> None:
+    choose = chooser()
+    assert {(choose(at(rows)).config, choose(at(rows)).source) for rows in (1, 64)} == {(DEFAULT, "default")}
+
+
+def test_where_no_config_serves_every_batch_the_launch_is_refused() -> None:
+    none = dataclasses.replace(batched, invariant=lambda config, problem: False)
+    with pytest.raises(LaunchError, match="at every size of M, so that none keeps a row's bits; unset AOT_"):
+        chooser(TABLE, tunable=none)(at(64))
+
+
+def test_a_batch_beyond_the_declared_ones_never_gets_another_config() -> None:
+    bounded = dataclasses.replace(
+        batched, legal=lambda config, arch, problem: problem.size("M") <= 1000 or "too many rows"
+    )
+    choose = chooser(TABLE, tunable=bounded)
+    with pytest.raises(LaunchError, match=r"may not run .*M=5000.*: too many rows; launch fewer M at a time"):
+        choose(at(5000))
+    assert choose(at(900)).config == AT_256
+
+
+@pytest.mark.parametrize("first", [1, 3, 5000])
+def test_the_choice_does_not_depend_on_what_was_launched_before(first: int) -> None:
+    choose = chooser(TABLE)
+    choose(at(first))
+    assert choose(at(64)).config == AT_256
+
+
+def test_a_gpu_that_is_too_small_for_it_gets_another_one_for_every_batch() -> None:
+    choose = chooser(TABLE)
+    unfit = {AT_256: "too few multiprocessors"}.get
+    assert {choose(at(rows), unfit=unfit).config for rows in (1, 64, 256)} == {AT_64}
+
+
+def test_b3_a_config_of_no_search_space_is_never_chosen() -> None:
+    foreign = Config(constants={"tile_m": 48, "tile_n": 64}, hints={"occupancy": 1, "num_ctas": 1})
+    table = dataclasses.replace(TABLE, portfolio=(AT_64, foreign))
+    assert chooser(table)(at(64)).config == AT_64
+
+
+def test_a_warning_names_the_config_for_which_the_declaration_raises() -> None:
+    def legal(config: Config, arch: Any, problem: Problem) -> bool:
+        return config != AT_256 or problem.size("M") > 1 or bool(1 // 0)
+
+    choose = chooser(TABLE, tunable=dataclasses.replace(batched, legal=legal))
+    with pytest.warns(TableWarning, match="is passed over for .*M=1 .*ZeroDivisionError"):
+        assert choose(at(64)).config == AT_64
