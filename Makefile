@@ -16,6 +16,10 @@ REQUIRE ?=
 SECONDS ?= 60
 # A library that the tests of recording record: never installed in the environment.
 TILEGYM ?= 1.5.1
+# The environment of `make test-ray`.
+RAY_VENV ?= .venv-ray
+# The extras that `make venv` installs.
+EXTRAS ?= dev
 # Further arguments of whatever the target runs.
 ARGS ?=
 
@@ -24,7 +28,7 @@ TUNE = $(if $(ARCH),--arch $(ARCH)) $(foreach kernel,$(KERNEL),--kernel $(kernel
        $(if $(LIMIT),--limit $(LIMIT)) $(if $(REQUIRE),--require $(REQUIRE))
 
 .DEFAULT_GOAL := help
-.PHONY: help tune cubins test test-fast test-slow test-gpu faults fuzz check check-archs bench lint fmt wheel clean venv third-party
+.PHONY: help tune cubins test test-fast test-slow test-gpu test-ray faults fuzz check check-archs bench lint fmt wheel clean venv third-party
 
 help: ## print this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -51,6 +55,12 @@ test-slow: venv third-party ## run the long proofs, which `make test` leaves out
 
 test-gpu: venv ## run the tests that need a GPU
 	$(RUN) -m pytest -m gpu $(ARGS)
+
+test-ray: ## run the tests that start a Ray cluster of three nodes on this machine, in an environment of their own
+ifneq ($(VENV),)
+	@$(MAKE) --no-print-directory venv VENV='$(RAY_VENV)' EXTRAS=dev,ray
+endif
+	$(if $(VENV),$(RAY_VENV)/bin/python,$(PYTHON)) -m pytest -m ray tests/tuner/ray $(ARGS)
 
 faults: venv ## do every fault of the READMEs' tables: injected, lost, wrong, hung; ARGS="--row A8 --full"
 	@$(RUN) -m tests.faults $(ARGS)
@@ -120,6 +130,6 @@ ifneq ($(VENV),)
 	rm -rf '$(VENV)' && mkdir -p '$(VENV)' && touch '$(VENV)/made-by-aot-tune' && \
 	"$$base" -m venv '$(VENV)' && \
 	'$(VENV)/bin/python' -m pip install -q -c .constraints.txt hatchling && \
-	'$(VENV)/bin/python' -m pip install -q -c .constraints.txt --no-build-isolation -e '.[dev]' && \
+	'$(VENV)/bin/python' -m pip install -q -c .constraints.txt --no-build-isolation -e '.[$(EXTRAS)]' && \
 	echo "$$want" > '$(VENV)/made-from'
 endif

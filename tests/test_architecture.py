@@ -43,7 +43,7 @@ FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 
 WITHIN = {
     "serve": ("rank", "runtime", "missed", "choose", "kernels", "search", "launch", "prime", "replay"),
-    "tuner": ("outcome", "process", "compile", "plan", "choose", "measure", "archives", "sweep"),
+    "tuner": ("outcome", "process", "compile", "plan", "choose", "measure", "archives", "ray", "sweep"),
     "kernels": ("host", "rows", "products", "prefill", "decode", "ops"),
 }
 """Parts of the largest rooms, from the ground up: a part imports none that stands to its right."""
@@ -64,6 +64,7 @@ FOREIGN = {
     "typer": ("cli",),
     "rich": ("cli", "tuner.sweep"),
     "triton": ("bench",),
+    "ray": ("tuner.ray",),
     "filelock": ("serve.search", "tuner", "record"),
     "platformdirs": ("serve.search",),
     "orjson": ("tables", "cubins", "bench", "cli"),

@@ -1,7 +1,7 @@
 """Run the bench: print what is measured, write it as JSON, record it, or print the recorded results.
 
-Sections: all but `lookups` need a GPU with tuned tables. Each runs in a process of its own, because a sweep
-waits while another process has a context on its GPU.
+Sections: all but `lookups` and `hosts` need a GPU with tuned tables. Each runs in a process of its own,
+because a sweep waits while another process has a context on its GPU.
 
 With --kernels: time the kernels beside other implementations. With --report: print the recorded results.
 With --left-out: print what the rule between measured sizes leaves on the present tables.
@@ -27,11 +27,12 @@ from aot_tune.errors import AotTuneError
 from aot_tune.nvidia.nvml import visible_gpus
 
 SECTIONS = (
-    "imports", "lookups", "launch", "compile", "sweep", "inside", "regret", "again", "serving", "replay",
+    "imports", "lookups", "launch", "compile", "sweep", "hosts", "inside", "regret", "again", "serving",
+    "replay",
 )  # fmt: skip
 """Modules of `aot_tune.bench.sections`. Each has ``run(request) -> Iterator[Part]``."""
 
-_WITHOUT_A_GPU = {"lookups"}
+_WITHOUT_A_GPU = {"lookups", "hosts"}
 """The sections that run on a machine without a GPU."""
 
 

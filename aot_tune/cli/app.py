@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -96,7 +97,7 @@ def init(
     command.put(lines(initialise(pyproject, module)))
 
 
-@app.command()
+@app.command(cls=command.WithAddress)
 @guarded
 def tune(
     kernel: Kernels = None,
@@ -140,6 +141,14 @@ def tune(
             metavar="0,1|all", help="Indexes of the GPUs to measure on; all of the arch by default."
         ),
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[ADDRESS]",
+            help="Measure on the nodes of a Ray cluster; without an address on the one that Ray finds, else "
+            "on one that it starts on this machine.",
+        ),
+    ] = None,
     journal: Annotated[
         Path | None, typer.Option(help="Folder of journals; build/journal by default.")
     ] = None,
@@ -180,6 +189,8 @@ def tune(
         raise UsageError(f"--shard {part} needs a folder of its own: --out part{part.number}")
     if require not in (None, "measured"):
         raise UsageError(f"--require {require!r}: write measured, or leave it away to allow predictions")
+    if ray is not None:
+        _check_ray(arch, others={"--gpu": gpu, "--gpus": gpus, "--shard": shard})
     target = selection.chosen_arch(arch)
     kernels = selection.chosen_kernels(find_tunables(module or ()), [*(kernel or ()), *(named or ())])
     problems = selection.problems_by_kernel(kernels, problem or ())
@@ -189,7 +200,7 @@ def tune(
             command.say(note)
         for name, those in missed.items():
             problems[name] = tuple(dict.fromkeys((*problems.get(name, ()), *those)))
-    devices = selection.chosen_gpus(target, gpu, gpus, required=bool(require or part))
+    devices = selection.chosen_gpus(target, gpu, gpus, required=bool(require or part)) if ray is None else ()
     report = _sweep(
         SweepRequest(
             kernels=tuple(found for found in kernels if not problems or found.tunable.name in problems),
@@ -198,6 +209,7 @@ def tune(
             problems=problems,
             limit=limit,
             first_look=not devices
+            and ray is None
             and not (kernel or named or module or problems or limit or exhaustive or full),
             exhaustive=exhaustive,
             require_measured=require is not None,
@@ -207,6 +219,7 @@ def tune(
             part=out if part is not None else None,
             jobs=jobs,
             gpus=tuple(device.index for device in devices),
+            ray=ray,
             journal=journal,
             cubins=cubins,
             fresh=fresh,
@@ -217,6 +230,23 @@ def tune(
     )
     command.put(json_text(report) if as_json else (str(row.path) for row in report.rows if row.path))
     command.leave(failed=not report.complete)
+
+
+def _check_ray(arch: str | None, others: Mapping[str, object]) -> None:
+    """Refuse what does not go with --ray, and --ray where Ray is missing.
+
+    Raises:
+        UsageError: The message says what to write or to install instead.
+    """
+    from aot_tune.nvidia.nvml import visible_gpus
+    from aot_tune.tuner.ray.cluster import installed
+
+    for option, value in others.items():
+        if value is not None:
+            raise UsageError(f"--ray and {option}: choose one; a sweep on a cluster uses all of its GPUs")
+    if arch is None and not visible_gpus():
+        raise UsageError("--ray on a machine without a GPU: name the arch to tune for, as --arch sm90")
+    installed()
 
 
 def _sweep(request: SweepRequest, *, only_stale: bool) -> SweepReport:

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Annotated, Any, NoReturn, ParamSpec
 
 import typer
+from typer.core import TyperCommand
 
 from aot_tune.errors import AotTuneError, EntryPointWarning, TableWarning, UsageError
 
@@ -51,6 +52,19 @@ Verbose = Annotated[
     bool,
     typer.Option("-v", "--verbose", help="Print each choice with its reason, and the traceback of an error."),
 ]
+
+
+class WithAddress(TyperCommand):
+    """A verb whose option --ray may have an address behind it: a host with a port, ``auto`` or ``local``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, with an empty address where none is given."""
+        words = list(args)
+        for place, word in enumerate(words):
+            following = words[place + 1] if place + 1 < len(words) else ""
+            if word == "--ray" and not (":" in following or following in ("auto", "local")):
+                words[place] = "--ray="
+        return super().parse_args(ctx, words)
 
 
 class Stopped(KeyboardInterrupt):

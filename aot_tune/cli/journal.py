@@ -27,7 +27,8 @@ SUFFIXES = (".jsonl", ".done", ".old")
 
 COLUMNS = (
     "journal", "kind", "gpu", "step", "problem", "config", "round", "state", "mean_us", "error_margin_us",
-    "num_samples", "provisional", "disturbed", "stage", "message", "key", "code", "transient", "measure_s",
+    "num_samples", "provisional", "disturbed", "stage", "message", "key", "code", "transient", "seconds",
+    "measure_s",
     "verify_s", *ALSO,
 )  # fmt: skip
 """The columns of --csv. A record leaves those empty that it does not have."""
@@ -171,7 +172,8 @@ def _totals(records: Sequence[Record]) -> str:
     gpus = sorted({record["gpu"] for record in records})
     return (
         f"{counted(len(results) - failures, 'result')}, {counted(failures, 'failure')}, "
-        f"{counted(len(compiled), 'compilation')} ({refused} failed); "
+        f"{counted(len(compiled), 'compilation')} ({refused} failed) in "
+        f"{_seconds(sum(record.get('seconds', 0.0) for record in compiled))} of cores; "
         f"{_seconds(sum(record['measure_s'] for record in spent))} timing, "
         f"{_seconds(sum(record['verify_s'] for record in spent))} verifying"
         + "".join(f", {_seconds(total)} {what}" for what, total in _also(spent) if total)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -207,15 +209,41 @@ def test_a_time_budget_is_hours_minutes_and_seconds(
         (["--shard", "3/2", "--out", "P"], "write for example 3/8"),
         (["--shard", "1/2", "--out", "P", "--time-budget", "20m"], "choose one"),
         (["--gpu", "0", "--gpus", "all"], "choose one"),
+        (["--ray", "--gpus", "all"], "--ray and --gpus: choose one"),
+        (["--ray", "--shard", "1/2", "--out", "P"], "--ray and --shard: choose one"),
+        (["--ray", "--arch", "sm90"], "pip install 'aot-tune[ray]'"),
     ],
 )
 def test_options_of_tune_that_do_not_go_together_are_refused(
     requests: list[SweepRequest], monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
 ) -> None:
     _h200(monkeypatch)
+    monkeypatch.setitem(sys.modules, "ray", None)
     result = _run("tune", *words)
     assert (result.exit_code, requests) == (2, [])
     assert told in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "address"),
+    [
+        (["--ray", "--arch", "sm90", "scale"], ""),
+        (["--arch", "sm90", "--ray", "scale"], ""),
+        (["--arch", "sm90", "scale", "--ray"], ""),
+        (["--ray", "head:6379", "--arch", "sm90", "scale"], "head:6379"),
+        (["--ray=auto", "--arch", "sm90"], "auto"),
+    ],
+)
+def test_an_address_behind_ray_may_be_left_out_and_the_command_repeats_it(
+    requests: list[SweepRequest], monkeypatch: pytest.MonkeyPatch, words: list[str], address: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    assert _run("tune", *words).exit_code == 0
+    (request,) = requests
+    assert (request.ray, request.gpus, request.predicts, request.first_look) == (address, (), False, False)
+    again = shlex.split(request.command())[1:]
+    assert _run(*again).exit_code == 0
+    assert requests[1].ray == address
 
 
 def test_a_shard_is_measured_into_its_own_folder(

@@ -62,7 +62,7 @@ def test_a_journal_is_summed_up_by_problem_and_step(path: Path) -> None:
     assert lines[0] == f"{path}:"
     assert lines[1] == "made with kernel scale, arch sm90, driver 580.1"
     assert lines[2] == (
-        "6 results, 1 failure, 1 compilation (1 failed); 20 s timing, 0.5 s verifying, "
+        "6 results, 1 failure, 1 compilation (1 failed) in 1 s of cores; 20 s timing, 0.5 s verifying, "
         "4 s starting processes, 2 s waiting for compilers; on GPU-1"
     )
     cells = [line.split("  ") for line in lines[4:]]

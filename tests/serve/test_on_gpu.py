@@ -63,7 +63,7 @@ def test_first_launches_from_cubins_need_no_compiler_and_take_milliseconds(run: 
 def test_after_prime_the_first_launch_of_a_declared_shape_is_like_any(archives: Path, tmp_path: Path) -> None:
     # Five: what comes before cuTile takes 3 us, and moves by 0.4 us from process to process.
     told = [
-        answer(start(archives, tmp_path, "after_prime", module="aot_tune.bench.sections.serving_child"))
+        answer(start(archives, tmp_path, "after_prime", module="aot_tune.bench.children.serving"))
         for _ in range(5)
     ]
     assert [one["compiled"] for one in told] == [0] * 5

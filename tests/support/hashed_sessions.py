@@ -49,13 +49,17 @@ class HashedSession:
     now: ClassVar[list[float]] = [0.0]
     """Seconds on a clock that only outcomes move."""
 
+    starting_s = 0.0
+    """What the start of a GPU's process takes, as told, seconds."""
+
     told: ClassVar[list[tuple[int, Problem, Config]]] = []
     """All outcomes, each with the GPU's index."""
 
     def __init__(self, found: Any, index: int, *, on_event: Any = None, strikes: Any = None) -> None:
         self.index = index
         self.conditions: list[Any] = []
-        self.verify_s = self.start_s = self.open_s = 0.0
+        self.verify_s = self.open_s = 0.0
+        self.start_s = self.starting_s
         self._stopped = False
 
     @classmethod
@@ -76,6 +80,9 @@ class HashedSession:
 
     def interrupt(self) -> None:
         self._stopped = True
+
+    def turn_to(self, found: Any, strikes: Any) -> None:
+        pass
 
     def identity(self) -> dict[str, str]:
         name = Device.reference(Arch.parse("sm90")).name

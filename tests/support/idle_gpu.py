@@ -21,3 +21,6 @@ class IdleGpu:
 
     def canary(self) -> None:
         pass
+
+    def turn_to(self, **arguments: object) -> None:
+        pass

@@ -19,6 +19,8 @@ from aot_tune.tuner.choose.states import LONG_US
 from aot_tune.tuner.measure.rounds import LEAST_ROUNDS
 from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.measure.supervise import Limits
+from aot_tune.tuner.measure.trials import Strikes
+from aot_tune.tuner.measure.worker.gpu_state import GpuMonitor
 from aot_tune.tuner.measure.worker.runner import SAMPLES, STATE_SAMPLES
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.values.config import Config
@@ -161,6 +163,29 @@ def test_an_in_place_kernel_gets_fresh_inputs_for_each_trial(start: Start) -> No
     assert isinstance(outcome, Measurement)
     (again,) = session.measure(SMALL, modes(broken.RIGHT))  # after ten launches and more on the same tensors
     assert isinstance(again, Measurement)
+
+
+def test_one_process_measures_two_kernels_in_turn(start: Start) -> None:
+    replaced: list[str] = []
+    session = start(broken.add_one, replaced.append)
+    for tunable in (broken.in_place, broken.add_one):
+        (outcome,) = session.measure(SMALL, modes(broken.RIGHT))
+        assert isinstance(outcome, Measurement)
+        found = FoundKernel(module="tests.support.broken_kernels", tunable=tunable)
+        session.turn_to(found, Strikes(replaced.append))
+    assert by_mode(session.measure(SMALL, modes(broken.RIGHT))) == {broken.RIGHT: "ok"}
+    assert replaced == []
+
+
+def test_the_process_that_waits_to_be_the_next_is_not_on_the_gpu(start: Start) -> None:
+    session = start(broken.add_one)
+    monitor = GpuMonitor(session.identity()["uuid"])
+    session.measure(SMALL, modes(broken.RIGHT))
+    before = monitor.processes()
+    session.finals(SMALL, modes(broken.RIGHT))
+    time.sleep(10)  # the imports take a few seconds
+    assert monitor.processes() == before
+    assert session.recheck(SMALL, modes(broken.RIGHT)) == []
 
 
 def test_a_cubin_compiled_elsewhere_is_what_runs(start: Start, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ SHAPES: Mapping[str, Sequence[tuple[int, ...]]] = {
     "layer_norm": ((4096, 4096), (8192, 1280), (2048, 8192)),
     "persistent_layer_norm": ((4096, 4096), (8192, 1280), (2048, 8192)),
 }
-"""Operation to the shapes that it is called with, as `replay_child` reads them: those of LLM servers.
+"""Operation to the shapes that `aot_tune.bench.children.replay` calls it with, those of LLM servers.
 
 The hidden sizes of silu_and_mul differ, since the library's cache does not tell rows apart.
 """
@@ -63,7 +63,7 @@ COMPILED = "compiled although cubins were given"
 LIMIT_S = 300.0
 """Seconds after which a process that does not answer, or a recording that does not end, is killed."""
 
-CHILD = "aot_tune.bench.sections.replay_child"
+CHILD = "aot_tune.bench.children.replay"
 """The module that calls the operations."""
 
 COMMAND_LINE = "aot_tune"

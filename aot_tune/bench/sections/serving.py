@@ -96,7 +96,7 @@ class _Bench:
         self,
         scenario: str,
         *,
-        module: str = "aot_tune.bench.sections.serving_child",
+        module: str = "aot_tune.bench.children.serving",
         prebuilt: bool = False,
         cutile_cache: Path | None = None,
         variables: Mapping[str, str] | None = None,
@@ -129,7 +129,7 @@ class _Bench:
 
         def launch(folder: str, **variables: str) -> Any:
             variables = {"TRITON_CACHE_DIR": str(self._folder / folder), **variables}
-            return self._child("rms_norm", module="aot_tune.bench.sections.triton_child", variables=variables)
+            return self._child("rms_norm", module="aot_tune.bench.children.triton", variables=variables)
 
         caching = {"TRITON_CACHE_AUTOTUNING": "1"}
         return {

@@ -4,36 +4,71 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
+from typing import Protocol
 
+from aot_tune.errors import TuneError
 from aot_tune.tuner.compile.job import CompileFailure, CompileJob, CompileResult
-from aot_tune.tuner.compile.pool import CompilePool
+from aot_tune.tuner.compile.pool import KernelRefusedError
+from aot_tune.tuner.schedule.queue import TaskQueue
 
 _POLL_SECONDS = 0.1
+
+
+class Pool(Protocol):
+    """What a feed asks of a pool, such as `aot_tune.tuner.compile.pool.CompilePool`."""
+
+    @property
+    def idle(self) -> int:
+        """Number of further jobs that could be compiled now."""
+
+    @property
+    def unfinished(self) -> int:
+        """Number of submitted jobs whose results `poll` has not returned."""
+
+    def submit(self, job: CompileJob) -> None:
+        """Queue a job."""
+
+    def poll(self, timeout_s: float = 0.0) -> list[CompileResult]:
+        """Return all results since the last call; wait up to `timeout_s` for the first."""
+
+    def __enter__(self) -> Pool:
+        """Begin."""
+
+    def __exit__(self, *_: object) -> None:
+        """End what is being compiled."""
 
 
 class CompileFeed:
     """Takes compile jobs from the measuring threads and hands their results back by key.
 
+    The jobs of the kernel that is first in `order` come first, those of one kernel in the order in which they
+    were submitted. A kernel that no child can load fails alone.
+
     Args:
         pool: Makes the pool; it is called, and the pool closed, in the feed's own thread.
-
-    Attributes:
-        last_result_s: Monotonic seconds at which the last result came.
+        order: The kernels' names. Those that are not named come last.
     """
 
-    def __init__(self, pool: Callable[[], CompilePool]) -> None:
+    def __init__(self, pool: Callable[[], Pool], order: Sequence[str] = ()) -> None:
         self._make = pool
         self._changed = threading.Condition()
-        self._asked: list[CompileJob] = []
-        self._keys: set[str] = set()
-        self._later: dict[str, CompileJob] = {}
+        self._queue = TaskQueue[CompileJob](order)
+        """A job that was handed over, or that no kernel wants any more, is left there."""
+        self._wanted: dict[str, dict[str, CompileJob]] = {}
+        """By key, the job of each kernel that wants it."""
+        self._handed: set[str] = set()
         self._results: dict[str, CompileResult] = {}
+        self._last_s: dict[str, float] = {}
+        self._refused: dict[str, str] = {}
+        """Why nothing of a kernel can be compiled, by its name."""
+        self._lost: dict[str, str] = {}
+        """The same by key, for jobs that no other kernel wants."""
         self._error: BaseException | None = None
         self._stopping = False
+        self._rests = True
         self._thread = threading.Thread(target=self._run, name="aot_tune compile feed", daemon=True)
-        self.last_result_s = time.monotonic()
 
     def __enter__(self) -> CompileFeed:
         self._thread.start()
@@ -47,32 +82,52 @@ class CompileFeed:
             self._changed.notify_all()
         self._thread.join()
 
+    @property
+    def ended(self) -> bool:
+        """Whether an error has stopped the pool: nothing is compiled any more."""
+        return self._error is not None
+
+    @property
+    def rests(self) -> bool:
+        """Whether a compiling process has nothing to do."""
+        with self._changed:
+            return self._rests and not len(self._queue)
+
     def submit(self, jobs: Iterable[CompileJob]) -> None:
         """Queue jobs; a job that was submitted before is not done again."""
         with self._changed:
             for job in jobs:
-                if job.key not in self._keys:
-                    self._keys.add(job.key)
-                    self._later.pop(job.key, None)
-                    self._asked.append(job)
+                wanting = self._wanted.setdefault(job.key, {})
+                if job.name in self._refused and not wanting:
+                    self._lost[job.key] = self._refused[job.name]
+                elif job.name not in wanting:
+                    wanting[job.name] = job
+                    self._lost.pop(job.key, None)
+                    self._push(job)
             self._changed.notify_all()
 
-    def submit_later(self, jobs: Iterable[CompileJob]) -> None:
-        """Have jobs compiled where a process has nothing else to do. They count once they are submitted."""
+    def drop(self, kernel: str) -> None:
+        """Compile nothing more for a kernel, but what another one wants too."""
         with self._changed:
-            self._later.update((job.key, job) for job in jobs if job.key not in self._keys)
-            self._changed.notify_all()
+            for key in [key for key, wanting in self._wanted.items() if wanting.pop(kernel, None)]:
+                if not self._wanted[key] and key not in self._results:
+                    del self._wanted[key]
 
-    def counts(self) -> tuple[int, int, int]:
-        """The numbers of jobs done, of jobs submitted, and of failures among those done."""
+    def counts(self, kernel: str) -> tuple[int, int, int]:
+        """The numbers of a kernel's jobs done, of its jobs submitted, and of failures among those done."""
         with self._changed:
-            done = [self._results[key] for key in self._keys if key in self._results]
-            return len(done), len(self._keys), sum(isinstance(one, CompileFailure) for one in done)
+            keys = [key for key, wanting in self._wanted.items() if kernel in wanting]
+            done = [self._results[key] for key in keys if key in self._results]
+            return len(done), len(keys), sum(isinstance(one, CompileFailure) for one in done)
+
+    def last_result_s(self, kernel: str) -> float | None:
+        """Monotonic seconds at which a kernel's last result came; None before the first."""
+        return self._last_s.get(kernel)
 
     def ready(self, keys: Iterable[str]) -> bool:
         """Whether `wait` for these jobs would return, or raise, at once."""
         with self._changed:
-            return self._error is not None or all(key in self._results for key in keys)
+            return self._error is not None or all(key in self._results or key in self._lost for key in keys)
 
     def wait(self, keys: Iterable[str], progress: Callable[[], None]) -> Mapping[str, CompileResult]:
         """Wait for the results of these jobs.
@@ -82,6 +137,7 @@ class CompileFeed:
             progress: Called now and then while waiting.
 
         Raises:
+            TuneError: Nothing can be compiled of their kernel.
             Exception: The error that stopped the pool.
         """
         wanted = set(keys)
@@ -89,29 +145,42 @@ class CompileFeed:
             with self._changed:
                 if self._error is not None:
                     raise self._error
+                for key in wanted & self._lost.keys():
+                    raise TuneError(self._lost[key])
                 if wanted <= self._results.keys():
                     return {key: self._results[key] for key in wanted}
                 self._changed.wait(_POLL_SECONDS * 5)
             progress()
+
+    def _push(self, job: CompileJob) -> None:
+        if job.key not in self._handed:
+            self._queue.add(job, job.name)
+
+    def _next(self, most: int) -> list[CompileJob]:
+        """The jobs to hand over now."""
+        jobs: list[CompileJob] = []
+        while len(jobs) < most and (job := self._queue.draw()) is not None:
+            if job.key not in self._handed and job.name in self._wanted.get(job.key, ()):
+                self._handed.add(job.key)
+                jobs.append(job)
+        return jobs
 
     def _run(self) -> None:
         try:
             with self._make() as pool:
                 while True:
                     with self._changed:
-                        self._changed.wait_for(
-                            lambda: self._stopping or self._asked or self._later or pool.unfinished
-                        )
+                        self._changed.wait_for(lambda: self._stopping or len(self._queue) or pool.unfinished)
                         if self._stopping:
                             return
-                        asked, self._asked = self._asked, []
-                        room = pool.idle - len(asked)
-                        later = [self._later.pop(key) for key in list(self._later)[: max(0, room)]]
-                    for job in asked:
+                        jobs = self._next(pool.idle)
+                    for job in jobs:
                         pool.submit(job)
-                    for job in later:
-                        pool.submit(job, ahead=True)
-                    self._take(pool.poll(_POLL_SECONDS))
+                    self._rests = pool.idle > 0
+                    try:
+                        self._take(pool.poll(_POLL_SECONDS))
+                    except KernelRefusedError as error:
+                        self._refuse(error)
         except BaseException as error:  # handed to the thread that waits
             with self._changed:
                 self._error = error
@@ -120,6 +189,22 @@ class CompileFeed:
     def _take(self, results: list[CompileResult]) -> None:
         if results:
             with self._changed:
-                self._results.update((result.key, result) for result in results)
-                self.last_result_s = time.monotonic()
+                now = time.monotonic()
+                for result in results:
+                    self._results[result.key] = result
+                    self._last_s.update(dict.fromkeys(self._wanted.get(result.key, ()), now))
                 self._changed.notify_all()
+
+    def _refuse(self, error: KernelRefusedError) -> None:
+        """Let all jobs of a kernel fail that no other kernel wants."""
+        with self._changed:
+            self._refused[error.kernel] = str(error)
+            for key, wanting in self._wanted.items():
+                if key in self._results or wanting.pop(error.kernel, None) is None:
+                    continue
+                self._handed.discard(key)
+                if not wanting:
+                    self._lost[key] = str(error)
+                for job in wanting.values():
+                    self._push(job)
+            self._changed.notify_all()

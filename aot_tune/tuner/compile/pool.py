@@ -35,8 +35,24 @@ s."""
 _MOST_STARTS = 3
 """Failed starts in a row after which the pool gives up, because the machine is at fault then."""
 
-_FATAL = frozenset({"UsageError", "DeclarationError", "StoreError"})
+_OF_THE_KERNEL = frozenset({"UsageError", "DeclarationError"})
+"""Errors of a child that every other job of its kernel would meet as well."""
+
+_OF_ALL = frozenset({"StoreError"})
 """Errors of a child that every other job would meet as well."""
+
+
+class KernelRefusedError(TuneError):
+    """Nothing of a kernel can be compiled. Other kernels can be.
+
+    Attributes:
+        kernel: Its name in its jobs.
+        what: The error that a child met.
+    """
+
+    def __init__(self, kernel: str, what: str) -> None:
+        self.kernel, self.what = kernel, what
+        super().__init__(f"nothing can be compiled: {what}")
 
 
 @dataclass
@@ -72,6 +88,7 @@ class CompilePool:
         folder: The folder that keeps each cubin as ``<key>.cubin`` with a note ``<key>.json``; later runs
             reuse them.
         target: ``package.module:Class`` of the compiler in a child; tests name a faulty one.
+        at_once: Whether all children start now, for jobs that are on their way.
 
     Raises:
         StoreError: The folder cannot be made.
@@ -85,6 +102,7 @@ class CompilePool:
         folder: Path = Path("build/cubins"),
         *,
         target: str = "aot_tune.tuner.compile.child:Compiler",
+        at_once: bool = False,
     ) -> None:
         self._most, self._timeout_s, self._folder, self._target = workers, timeout_s, folder, target
         self._waiting: deque[CompileJob] = deque()
@@ -93,7 +111,6 @@ class CompilePool:
         self._seats: list[_Seat] = []
         self._failed_starts = 0
         self._tried_again: set[str] = set()
-        self._ahead: set[str] = set()
         _check_temporary_folder()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -101,6 +118,8 @@ class CompilePool:
             raise StoreError(
                 f"{folder}: no folder for cubins can be made ({error.strerror}); name another with --cubins"
             ) from error
+        for _ in range(workers if at_once else 0):
+            self._start()
 
     @property
     def idle(self) -> int:
@@ -112,18 +131,8 @@ class CompilePool:
         """Number of submitted jobs whose results `poll` has not returned."""
         return len(self._waiting) + len(self._results) + sum(seat.job is not None for seat in self._seats)
 
-    def submit(self, job: CompileJob, *, ahead: bool = False) -> None:
-        """Queue a job; one that was submitted before is not done again.
-
-        Args:
-            job: The job.
-            ahead: Whether nobody waits for it yet. Then an error that all jobs of its kernel would meet drops
-                it, and stops nothing.
-        """
-        if ahead and job.key not in self._known:
-            self._ahead.add(job.key)
-        elif not ahead:
-            self._ahead.discard(job.key)
+    def submit(self, job: CompileJob) -> None:
+        """Queue a job; one that was submitted before is not done again."""
         if job.key in self._known:
             return
         self._known.add(job.key)
@@ -138,6 +147,8 @@ class CompilePool:
         """Return all results since the last call; wait up to `timeout_s` for the first.
 
         Raises:
+            KernelRefusedError: No job of a kernel can be compiled: a child cannot load it. Its jobs are
+                dropped, and the pool goes on with the others.
             TuneError: No job can be compiled here: children do not start, or the folder cannot be written.
         """
         until = time.monotonic() + timeout_s
@@ -171,13 +182,16 @@ class CompilePool:
                 self._begin(seat, self._waiting.popleft())
         starting = sum(not seat.worker.ready for seat in self._seats)
         while len(self._seats) < self._most and starting < len(self._waiting):
-            worker = Worker(
-                self._target,
-                {"folder": self._folder, "timeout_s": self._timeout_s},
-                environment={"CUDA_VISIBLE_DEVICES": ""},
-            )
-            self._seats.append(_Seat(worker=worker, limit=time.monotonic() + START_SECONDS))
+            self._start()
             starting += 1
+
+    def _start(self) -> None:
+        worker = Worker(
+            self._target,
+            {"folder": self._folder, "timeout_s": self._timeout_s},
+            environment={"CUDA_VISIBLE_DEVICES": ""},
+        )
+        self._seats.append(_Seat(worker=worker, limit=time.monotonic() + START_SECONDS))
 
     def _begin(self, seat: _Seat, job: CompileJob) -> None:
         seat.job, seat.compiling, seat.since = job, False, time.monotonic()
@@ -225,11 +239,11 @@ class CompilePool:
             self._refused(seat, RemoteError(*value))
 
     def _refused(self, seat: _Seat, error: RemoteError) -> None:
-        if error.kind in _FATAL and seat.job is not None and seat.job.key in self._ahead:
-            self._known.discard(seat.job.key)  # its kernel's turn will tell
-            seat.job = None
-            return
-        if error.kind in _FATAL or seat.job is None:
+        if error.kind in _OF_THE_KERNEL and seat.job is not None:
+            self._drop(seat)  # what a failed import has left there may harm the others
+            self._drop_kernel(seat.job)
+            raise KernelRefusedError(seat.job.name, error.message) from error
+        if error.kind in _OF_ALL or seat.job is None:
             self.close()
             raise TuneError(f"nothing can be compiled: {error.message}") from error
         message = error.message if error.kind in ("CutileError", "TuneError") else str(error)
@@ -274,6 +288,14 @@ class CompilePool:
     def _failure(self, seat: _Seat, message: str) -> CompileFailure:
         assert seat.job is not None
         return CompileFailure(key=seat.job.key, message=message, seconds=time.monotonic() - seat.since)
+
+    def _drop_kernel(self, job: CompileJob) -> None:
+        """Forget a job, and all of its kernel that wait."""
+        of = {True: [job], False: []}
+        for one in self._waiting:
+            of[(one.module, one.name) == (job.module, job.name)].append(one)
+        self._known.difference_update(one.key for one in of[True])
+        self._waiting = deque(of[False])
 
     def _drop(self, seat: _Seat) -> None:
         self._seats.remove(seat)

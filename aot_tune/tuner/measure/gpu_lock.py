@@ -51,6 +51,10 @@ class GpuLock:
             raise TuneError(
                 f"{path}: GPU {gpu} cannot be locked ({error.strerror}); remove what lies there"
             ) from error
+        self.say(purpose)
+
+    def say(self, purpose: str) -> None:
+        """Change what a refused tuner is told of the lock's purpose."""
         with suppress(OSError):  # the note only makes a refusal clearer
             self._note.unlink(missing_ok=True)
             self._note.write_text(f"process {os.getpid()}, {purpose}")

@@ -1,4 +1,4 @@
-"""Measure one kernel's configs on one GPU from a process that holds no CUDA context, and survive them.
+"""Measure kernels' configs on one GPU from a process that holds no CUDA context, and survive them.
 
 When a config hangs, crashes the worker or poisons the GPU's context:
 
@@ -22,12 +22,16 @@ blamed for that, tried once more, and recorded as ``verify``.
 
 A config that runs out of memory is also tried again in a fresh worker. It is recorded as ``memory`` and is
 never struck for it.
+
+The worker lives on when the session turns to another kernel. Where it cannot, because the kernel's module
+does not go with what the process holds, a fresh one is started for the kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
+from typing import Protocol
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.nvidia import cutile
@@ -51,19 +55,94 @@ def _ignore_round(number: int, outcome: Outcome) -> None:
     pass
 
 
+class Session(Protocol):
+    """What a sweep asks of a session. `MeasureSession` is one, on a GPU of this machine."""
+
+    @property
+    def conditions(self) -> list[Conditions]:
+        """The conditions of each request that was answered, in order."""
+
+    @property
+    def verify_s(self) -> float:
+        """Time that all requests so far spent verifying, seconds."""
+
+    @property
+    def start_s(self) -> float:
+        """Time that all starts of workers took so far, seconds."""
+
+    @property
+    def open_s(self) -> float:
+        """Time that making problems' arguments and references took so far, seconds."""
+
+    def turn_to(self, found: FoundKernel, strikes: Strikes) -> None:
+        """Measure another kernel from here on."""
+
+    def close(self) -> None:
+        """Release the GPU."""
+
+    def interrupt(self) -> None:
+        """End what is being measured, called by another thread."""
+
+    def identity(self) -> dict[str, str]:
+        """The conditions without which times cannot be compared."""
+
+    def device(self) -> Device:
+        """The GPU as grids are computed for it."""
+
+    def measure(
+        self,
+        problem: Problem,
+        configs: Cubins,
+        *,
+        on_outcome: Callable[[Outcome], None] = ...,
+        known: Mapping[Config, Measurement] | None = ...,
+        least_us: float = ...,
+    ) -> list[Outcome]:
+        """Verify and time each config once."""
+
+    def finals(
+        self,
+        problem: Problem,
+        configs: Cubins,
+        *,
+        on_round: Callable[[int, Outcome], None] = ...,
+        taken: Mapping[Config, Sequence[Measurement]] | None = ...,
+    ) -> list[Outcome]:
+        """Time verified configs again, interleaved in rounds."""
+
+    def time_in_state(
+        self,
+        state: State,
+        problem: Problem,
+        configs: Cubins,
+        *,
+        on_outcome: Callable[[Outcome], None] = ...,
+    ) -> list[Outcome]:
+        """Time verified configs in one of the GPU's states."""
+
+    def recheck(self, problem: Problem, configs: Cubins) -> list[Failure]:
+        """Verify winners again, in a process that has timed nothing."""
+
+    def remember_fault(self, problem: Problem, config: Config, message: str, stage: Stage = ...) -> None:
+        """Count what an earlier run recorded in the journal."""
+
+    def forget_faults(self, problem: Problem) -> None:
+        """Count no fault on a problem any more."""
+
+
 class MeasureSession:
     """Holds one GPU and a worker on it. For use by one thread.
 
     Args:
-        found: The kernel.
+        found: The first kernel.
         gpu_index: The GPU's index as torch counts, ``cuda:<index>``.
         limits: Time limits.
         on_event: Receives one line for a person when a worker is replaced, a config is struck, or another
             process computes on the GPU when this begins.
         backend: ``package.module:Class`` of the backend in the worker; tests name a scripted one.
         arguments: The backend's keyword arguments; those of `GPU_BACKEND` when None.
-        strikes: The faults of this kernel's configs, which the sessions of several GPUs share; own ones when
-            None.
+        strikes: The faults of the first kernel's configs, which the sessions of several GPUs share; own ones
+            when None.
 
     Raises:
         TuneError: Another tuner holds the GPU.
@@ -83,15 +162,17 @@ class MeasureSession:
         self._limits = limits or Limits()
         self._on_event = on_event
         self._gpu = gpu_state.identity(gpu_index)
-        name = found.tunable.name
-        self._lock = GpuLock(self._gpu["uuid"] or f"cuda-{gpu_index}", f"tuning {name}")
+        self._lock = GpuLock(self._gpu["uuid"] or f"cuda-{gpu_index}", f"tuning {found.tunable.name}")
         # The worker sees its own GPU alone, so that no function of the declaration can use another one.
         uuid = self._gpu["uuid"]
         environment = {"CUDA_VISIBLE_DEVICES": uuid} if uuid else {}
-        own = {"module": found.module, "name": name, "gpu_index": 0 if uuid else gpu_index}
-        init = {"backend": backend, "arguments": own if arguments is None else dict(arguments)}
+        self._index_in_worker = 0 if uuid else gpu_index
+        self._arguments = None if arguments is None else dict(arguments)
+        init = {"backend": backend, "arguments": self._arguments_for(found)}
         self._supervisor = Supervisor(init, self._limits, on_event, environment)
-        self._strikes, self._pace = strikes or Strikes(on_event), Pace()
+        self._strikes = strikes or Strikes(on_event)
+        self._paces: dict[str, Pace] = {}
+        self._pace = self._paces.setdefault(found.tunable.name, Pace())
         self.conditions: list[Conditions] = []
         """The conditions of each request that was answered, in order."""
         self.verify_s = 0.0
@@ -103,6 +184,23 @@ class MeasureSession:
                 f"other processes compute on the GPU ({', '.join(map(str, sorted(others)))}): times taken "
                 "beside them are marked as disturbed; stop them, or choose another GPU"
             )
+
+    def _arguments_for(self, found: FoundKernel) -> dict[str, object]:
+        """The backend's keyword arguments for a kernel."""
+        own = {"module": found.module, "name": found.tunable.name, "gpu_index": self._index_in_worker}
+        return own if self._arguments is None else self._arguments
+
+    def turn_to(self, found: FoundKernel, strikes: Strikes) -> None:
+        """Measure another kernel from here on.
+
+        Args:
+            found: The kernel.
+            strikes: The faults of its configs.
+        """
+        self._strikes = strikes
+        self._pace = self._paces.setdefault(found.tunable.name, Pace())
+        self._supervisor.turn_to(self._arguments_for(found))
+        self._lock.say(f"tuning {found.tunable.name}")
 
     def __enter__(self) -> MeasureSession:
         return self
@@ -216,6 +314,7 @@ class MeasureSession:
             ProblemFailedError: The problem's arguments cannot be made.
             DeclarationError: The declaration is wrong.
         """
+        self._supervisor.prepare()  # winners are checked in a fresh process
         failures: dict[Config, Outcome] = {}
         earlier = {config: list((taken or {}).get(config, ())) for config in configs}
         rounds: dict[Config, list[Measurement]] = {config: [] for config in configs}

@@ -14,6 +14,9 @@ from aot_tune.errors import DeclarationError, TuneError, UsageError
 from aot_tune.tuner.process.worker import START_SECONDS, RemoteError, Worker, WorkerDied, WorkerTimeout
 from aot_tune.values.problem import Problem
 
+_TARGET = "aot_tune.tuner.measure.worker.runner:TrialRunner"
+"""What lives in a worker."""
+
 _WRONG_FROM_THE_START = {"DeclarationError": DeclarationError, "UsageError": UsageError}
 """Errors of the child that a fresh child would meet as well, on every problem. They are raised here under
 their own type. An `aot_tune.errors.ArgumentsError` is none of them."""
@@ -100,6 +103,10 @@ class Supervisor:
         self._limits = limits
         self._on_event = on_event
         self._worker: Worker | None = None
+        self._spare: Worker | None = None
+        """A process that has imported what takes long, and waits to be the next worker."""
+        self._turned = True
+        """Whether the worker was started for the present kernel, or told of it."""
         self._open: tuple[Problem, tuple[int, ...]] | None = None
         self._lost: list[str] = []
         """Why workers in a row failed to start or to pass the canary."""
@@ -123,6 +130,8 @@ class Supervisor:
         while True:
             self.check()
             worker = self._worker or self._started()
+            if not self._turned and not self._turns(worker):
+                continue
             if problem is None or self._open == (problem, tuple(seeds)):
                 return worker
             used, self._open = self._open is not None or not self.unused, None
@@ -144,16 +153,40 @@ class Supervisor:
             self.discard(problem, short)
             time.sleep(self._limits.pause_s)
 
+    def turn_to(self, arguments: Mapping[str, object]) -> None:
+        """Measure another kernel from here on, in the same process where that can be.
+
+        Args:
+            arguments: The keyword arguments of its backend.
+        """
+        if arguments != self._init["arguments"]:
+            self._init = {**self._init, "arguments": dict(arguments)}
+            self._turned = self._worker is None
+        self._open = self._broken_on = None
+
+    def _turns(self, worker: Worker) -> bool:
+        """Tell a worker of the present kernel; one that cannot go on with it is replaced."""
+        began = time.monotonic()
+        try:
+            worker.request("turn_to", {"arguments": self._init["arguments"]}, self._limits.start_s)
+        except (RemoteError, WorkerDied, WorkerTimeout) as error:
+            self.replace(f"it cannot go on with another kernel: {error}")
+            return False
+        finally:
+            self.start_s += time.monotonic() - began
+        self._turned = True
+        return True
+
     def _started(self) -> Worker:
         """Start workers until one passes the canary."""
         while True:
             self.check()
             began = time.monotonic()
-            worker = self._worker = Worker(
-                "aot_tune.tuner.measure.worker.runner:TrialRunner", self._init, environment=self._environment
-            )
-            self._open, self.unused = None, True
+            worker = self._worker = self._spare or self._waiting()
+            self._spare = None
+            self._open, self.unused, self._turned = None, True, True
             try:
+                worker.begin(self._init)
                 worker.wait_ready(self._limits.start_s)
                 worker.request("canary", {}, self._limits.canary_s)
             except (RemoteError, WorkerDied, WorkerTimeout) as error:
@@ -171,6 +204,15 @@ class Supervisor:
                 return worker
             finally:
                 self.start_s += time.monotonic() - began
+
+    def prepare(self) -> None:
+        """Let the next worker import what takes long while the present one works. It touches no GPU yet."""
+        if self._spare is None and not self._stopped:
+            module, _, _ = str(self._init["backend"]).partition(":")
+            self._spare = self._waiting(module)
+
+    def _waiting(self, *imports: str) -> Worker:
+        return Worker(_TARGET, environment=self._environment, imports=imports, waits=True)
 
     def interrupt(self) -> None:
         """Stop what runs here; called by another thread, again and again until this one has ended.
@@ -202,7 +244,7 @@ class Supervisor:
         """Kill the worker; the next call of `ready` starts another."""
         if self._worker is not None:
             self._on_event(f"worker replaced: {reason}")
-        self.close()
+        self._kill()
 
     def discard(self, problem: Problem, reason: str) -> None:
         """`replace` a worker that broke on a problem while no trial was running.
@@ -222,7 +264,13 @@ class Supervisor:
             raise ProblemFailedError(problem, reason)
 
     def close(self) -> None:
-        """Kill the worker, if there is one."""
+        """Kill the worker, and the process that would be the next."""
+        self._kill()
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.kill()
+
+    def _kill(self) -> None:
         if self._worker is not None:
             self._worker.kill()
         self._worker = self._open = None

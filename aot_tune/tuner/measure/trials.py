@@ -9,7 +9,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aot_tune.errors import DeclarationError
@@ -68,6 +68,20 @@ def ignore(outcome: Outcome) -> None:
     """Receive an outcome and do nothing with it."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What is known of the faults of a kernel's configs, to be handed to another process."""
+
+    faults: Mapping[Config, Mapping[Problem, Stage]] = field(default_factory=dict)
+    """The faults of each config by problem."""
+
+    pardoned: frozenset[tuple[Problem, Config]] = frozenset()
+    """Those that were forgiven once."""
+
+    wrong: frozenset[Config] = frozenset()
+    """Configs whose wrong result was confirmed on any problem."""
+
+
 class Strikes:
     """Counts the faults of one kernel's configs by problem. The threads of several GPUs may share it.
 
@@ -113,6 +127,28 @@ class Strikes:
             for faults in self._faults.values():
                 faults.pop(problem, None)
             self._pardoned = {one for one in self._pardoned if one[0] != problem}
+
+    def known(self) -> Known:
+        """What is known now."""
+        with self._lock:
+            faults = {config: dict(of) for config, of in self._faults.items()}
+            return Known(faults=faults, pardoned=frozenset(self._pardoned), wrong=frozenset(self.wrong))
+
+    def replace(self, known: Known) -> None:
+        """Know this and nothing else."""
+        with self._lock:
+            self._faults = {config: dict(of) for config, of in known.faults.items()}
+            self._pardoned, self.wrong = set(known.pardoned), set(known.wrong)
+
+    def learn(self, before: Known, after: Known) -> None:
+        """Take in what another process, which began with `before`, has found out."""
+        for config, faults in after.faults.items():
+            for problem, stage in faults.items():
+                if problem not in before.faults.get(config, {}):
+                    self.count(problem, config, stage)
+        with self._lock:
+            self._pardoned |= after.pardoned - before.pardoned
+            self.wrong |= after.wrong - before.wrong
 
     def suspect(self, config: Config) -> bool:
         """Whether a config faulted or hung on a problem."""

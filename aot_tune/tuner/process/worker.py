@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any, Literal, get_args
 
@@ -116,6 +116,8 @@ class Worker:
             `aot_tune.tuner.process.codec` can send.
         init: Keyword arguments of the class.
         environment: Variables to set in the child in addition to the parent's.
+        imports: Modules that the child imports before it builds the target.
+        waits: Whether it then waits for `begin`, which gives the arguments.
 
     Raises:
         TuneError: No temporary file can be made for what the child prints.
@@ -127,6 +129,8 @@ class Worker:
         init: Mapping[str, object] | None = None,
         *,
         environment: Mapping[str, str] | None = None,
+        imports: Sequence[str] = (),
+        waits: bool = False,
     ) -> None:
         self.ready = False
         """Whether the child has built its target."""
@@ -153,8 +157,9 @@ class Worker:
         self._to_child, self._from_child = os.fdopen(to_child, "wb"), from_child
         self._received = bytearray()
         self._last_said = ""
-        self._write(target)
-        self._write(dict(init or {}))
+        self._write((target, list(imports)))
+        if not waits:
+            self.begin(init or {})
 
     @property
     def pid(self) -> int:
@@ -176,6 +181,14 @@ class Worker:
         size = os.fstat(self._stderr.fileno()).st_size
         tail = os.pread(self._stderr.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
         return tail.decode(errors="replace").strip()
+
+    def begin(self, init: Mapping[str, object]) -> None:
+        """Have a child that waits build its target.
+
+        Raises:
+            WorkerDied: The child has ended.
+        """
+        self._write(dict(init))
 
     # Talking ------------------------------------------------------------------------------------------------
 

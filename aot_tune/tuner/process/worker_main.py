@@ -47,7 +47,10 @@ def main(requests_from: int, replies_to: int, lifeline: int) -> None:
         os.set_inheritable(descriptor, False)
     requests, replies = os.fdopen(requests_from, "rb"), os.fdopen(replies_to, "wb")
     try:
-        module, _, attribute = str(_next(requests)).partition(":")
+        name, imports = _next(requests)
+        for one in imports:
+            import_module(one)
+        module, _, attribute = str(name).partition(":")
         target = getattr(import_module(module), attribute)
         # The types of the arguments are known only now that the target's module is imported.
         served = target(lambda message: send(replies, ("progress", message)), **_next(requests))
@@ -75,4 +78,6 @@ def _serve(target: object, requests: BinaryIO, replies: BinaryIO) -> None:
 
 
 def _described(error: Exception) -> tuple[str, str, str]:
-    return type(error).__name__, str(error)[:_MOST_TEXT], traceback.format_exc()[-_MOST_TEXT:]
+    # Of a private type its public base: the other side knows errors by their names.
+    kind = next(one.__name__ for one in type(error).__mro__ if not one.__name__.startswith("_"))
+    return kind, str(error)[:_MOST_TEXT], traceback.format_exc()[-_MOST_TEXT:]

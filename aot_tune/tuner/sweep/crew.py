@@ -1,7 +1,8 @@
 """The GPUs of a host at work: a thread and a measuring process each, and one queue that all draw from.
 
 A `Task` is what one GPU does without a pause: as a rule one problem. Each GPU draws the longest task that is
-ready. A GPU that is lost leaves, and another one does its task from the start. Knows no time and no config.
+ready, of the first kernel that has one. Its process lives for the whole sweep. A GPU that is lost leaves, and
+another one does its task from the start. Knows no time and no config.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import Protocol
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import TuneError
-from aot_tune.tuner.measure.session import MeasureSession
+from aot_tune.tuner.measure.session import Session
 from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped
 from aot_tune.tuner.measure.trials import Strikes
+from aot_tune.tuner.schedule.queue import TaskQueue, draw_for
 from aot_tune.tuner.sweep.report import GpuUse
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
@@ -28,8 +30,8 @@ _LOOK_S = 0.1
 _TELL_S = 0.5
 """Seconds after which the thread that waits for the tasks does `meanwhile` again."""
 
-Start = Callable[[FoundKernel, int, Strikes], MeasureSession]
-"""Opens a session of a kernel on the GPU at an index; the kernel's sessions share their strikes."""
+Start = Callable[[FoundKernel, int, Strikes], Session]
+"""Opens a session on the GPU at an index, with its first kernel; a kernel's strikes are those of all GPUs."""
 
 
 class Seat:
@@ -43,34 +45,40 @@ class Seat:
 
     measures = True
 
-    def __init__(self, index: int, start: Callable[[FoundKernel, int], MeasureSession]) -> None:
+    def __init__(self, index: int, start: Start, strikes: Callable[[FoundKernel], Strikes]) -> None:
         self.index, self.gpu = index, ""
-        self._start = start
+        self._start, self._strikes = start, strikes
         self._kernel = ""
         self._stopped = False
-        self._session: MeasureSession | None = None
+        self.checks = False
+        """Whether its last task needed a fresh process, which goes on with others of that sort."""
+        self._session: Session | None = None
         self.busy_s = 0.0
         """Seconds spent on tasks so far."""
         self.waited_s = self.idle_s = 0.0
         """Seconds since `rested` was asked in which it waited for a compiler, and in which no task was there.
         """
+        self.told_start_s = 0.0
+        """Seconds of starts of its processes that journals tell of."""
         self.left_s: float | None = None
         """When the GPU was lost, monotonic seconds; None while it works."""
         self.lost = ""
         """Why the GPU was lost."""
 
     @property
-    def session(self) -> MeasureSession:
-        """The session of the task's kernel."""
+    def session(self) -> Session:
+        """The session, which measures the task's kernel."""
         assert self._session is not None
         return self._session
 
     def take(self, found: FoundKernel) -> None:
-        """Open a session of a kernel, unless the one that is open is of it."""
-        if self._session is None or self._kernel != found.tunable.name:
-            self.close()
-            self._session, self._kernel = self._start(found, self.index), found.tunable.name
+        """Turn to a kernel. The session lives as long as the GPU is in the crew."""
+        if self._session is None:
+            self._session = self._start(found, self.index, self._strikes(found))
             self.gpu = self._session.identity()["uuid"] or f"cuda-{self.index}"
+        elif self._kernel != found.tunable.name:
+            self._session.turn_to(found, self._strikes(found))
+        self._kernel = found.tunable.name
 
     def rested(self) -> tuple[float, float]:
         """`waited_s` and `idle_s`, which begin anew."""
@@ -123,6 +131,9 @@ class Task:
     owner: str | None = None
     """The uuid of the GPU that must do it while that is in the crew; None for any."""
 
+    fresh: bool = False
+    """Whether it needs a process that has timed nothing."""
+
     ready: Callable[[], bool] = _at_once
     """Whether it could run now without waiting for a compiler."""
 
@@ -139,6 +150,10 @@ class _Batch:
 
     error: BaseException | None = None
     """The first error of a task; none of the others begins any more."""
+
+    def over(self, *, stopping: bool) -> bool:
+        """Whether nothing of it will run any more."""
+        return not self.left or (not self.running and (self.error is not None or stopping))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -186,23 +201,34 @@ class Hands(Protocol):
 
 
 class Crew:
-    """The GPUs of a sweep. `run` may be called by one thread at a time.
+    """The GPUs of a sweep. The threads of several kernels may use it at once.
 
     Args:
         indexes: The GPUs, as torch counts.
         start: Opens sessions.
         on_event: Receives one line for a person, from any thread.
+        order: The kernels' names: the tasks of the first come first.
+        choice: How to choose some of the GPUs; braces in it stand for their indexes.
     """
 
-    def __init__(self, indexes: Sequence[int], start: Start, on_event: Callable[[str], None]) -> None:
-        self._begin, self._on_event = start, on_event
+    def __init__(
+        self,
+        indexes: Sequence[int],
+        start: Start,
+        on_event: Callable[[str], None],
+        order: Sequence[str] = (),
+        choice: str = "--gpus {}",
+    ) -> None:
+        self._on_event, self._choice = on_event, choice
         self._strikes: dict[str, Strikes] = {}
         self._changed = threading.Condition()
-        self._queue: list[_Entry] = []
+        self._queue = TaskQueue[_Entry](order)
+        self._begun: set[str] = set()
         self._stopping = False
+        self._asking = threading.Lock()
         self._opened: tuple[Device, Mapping[str, str]] | None = None
         self._began = monotonic()
-        self.seats = tuple(Seat(index, self._session) for index in indexes)
+        self.seats = tuple(Seat(index, start, self._strikes_of) for index in indexes)
         self._threads = [
             threading.Thread(target=self._serve, args=(seat,), name=f"aot_tune GPU {seat.index}", daemon=True)
             for seat in self.seats
@@ -237,8 +263,12 @@ class Crew:
             TuneError: The GPUs differ, or one of them is taken.
             GpuLostError: None of them works.
         """
-        if self._opened is not None:
+        with self._asking:
+            if self._opened is None:
+                self._opened = self._ask(found)
             return self._opened
+
+    def _ask(self, found: FoundKernel) -> tuple[Device, Mapping[str, str]]:
         said = _Opened()
 
         def ask(seat: Seat) -> None:
@@ -255,32 +285,17 @@ class Crew:
             )
             raise TuneError(
                 f"the GPUs differ ({here}), and their times cannot be compared; choose those that are "
-                f"equal: --gpus {min(devices)}"
+                f"equal: {self._choice.replace('{}', str(min(devices)))}"
             )
         first = min(devices)
-        self._opened = devices[first], said.conditions[first]
-        return self._opened
-
-    def warm(self, found: FoundKernel) -> None:
-        """Let every GPU start the process that a kernel is measured in, while others compile for it."""
-
-        def start(seat: Seat) -> None:
-            seat.session.device()
-
-        with self._changed:
-            batch = _Batch(left=len(self.seats))
-            task = Task(kernel=found, work=start)
-            self._queue += [
-                _Entry(task=task, batch=batch, seat=seat) for seat in self.seats if seat.left_s is None
-            ]
-            self._changed.notify_all()
+        return devices[first], said.conditions[first]
 
     def takes(self, problem: Problem) -> bool:
         """Every problem is measured here."""
         return True
 
     def run(self, tasks: Sequence[Task], meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Have tasks done, the longest first; of equal ones the first.
+        """Have tasks of a kernel done, the longest first; of equal ones the first.
 
         Args:
             tasks: The tasks.
@@ -288,9 +303,26 @@ class Crew:
 
         Raises:
             GpuLostError: The last GPU is lost.
+            MeasuringStopped: The crew was closed.
             Exception: The first error of a task. Those that ran beside it are done.
         """
-        self._run([(task, None) for task in sorted(tasks, key=lambda task: -task.length)], meanwhile)
+        with self._changed:
+            self._begun.update(task.kernel.tunable.name for task in tasks)
+        self._run([(task, None) for task in tasks], meanwhile)
+
+    def has_begun(self, kernel: str) -> bool:
+        """Whether a kernel has had tasks."""
+        return kernel in self._begun
+
+    @property
+    def size(self) -> int:
+        """Number of GPUs that are not lost."""
+        return sum(seat.left_s is None for seat in self.seats)
+
+    @property
+    def waiting(self) -> int:
+        """Number of tasks that no GPU has drawn yet."""
+        return len(self._queue)
 
     def usage(self) -> tuple[GpuUse, ...]:
         """How long each GPU worked and waited so far."""
@@ -317,7 +349,8 @@ class Crew:
         with self._changed:
             if self._stopping:
                 raise MeasuringStopped("this crew is closed")
-            self._queue += [_Entry(task=task, batch=batch, seat=seat) for task, seat in tasks]
+            for task, seat in tasks:
+                self._add(_Entry(task=task, batch=batch, seat=seat))
             self._check_left(batch)
             self._changed.notify_all()
         try:
@@ -329,20 +362,24 @@ class Crew:
             raise
         if batch.error is not None:
             raise batch.error
+        if batch.left:
+            raise MeasuringStopped("this crew is closed")
+
+    def _add(self, entry: _Entry) -> None:
+        self._queue.add(entry, entry.task.kernel.tunable.name, entry.task.length)
 
     def _over(self, batch: _Batch) -> bool:
         """Wait a moment for the end of a batch; say whether it has come."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: not batch.left or (batch.error is not None and not batch.running), _TELL_S
-            )
+            return self._changed.wait_for(lambda: batch.over(stopping=self._stopping), _TELL_S)
 
     # The threads of the GPUs --------------------------------------------------------------------------------
 
-    def _session(self, found: FoundKernel, index: int) -> MeasureSession:
+    def _strikes_of(self, found: FoundKernel) -> Strikes:
+        name = found.tunable.name
         with self._changed:
-            strikes = self._strikes.setdefault(found.tunable.name, Strikes(self._on_event))
-        return self._begin(found, index, strikes)
+            told = Strikes(lambda line: self._on_event(f"{name}: {line}"))
+            return self._strikes.setdefault(name, told)
 
     def _serve(self, seat: Seat) -> None:
         """Do task after task, until the GPU is lost or the crew is closed."""
@@ -364,12 +401,19 @@ class Crew:
         """The next task for a GPU, once there is one; None when the crew is closed."""
         with self._changed:
             while not self._stopping:
-                mine = [entry for entry in self._queue if self._may(seat, entry)]
-                found = next((entry for entry in mine if entry.task.ready()), None)
+                others = [one for one in self.seats if one is not seat and one.left_s is None]
+                found = draw_for(
+                    self._queue,
+                    lambda entry: self._may(seat, entry) and entry.task.ready(),
+                    needs_fresh=lambda entry: entry.task.fresh,
+                    is_fresh=seat.checks,
+                    fresh=sum(one.checks for one in others),
+                )
                 if found is not None:
-                    self._queue.remove(found)
                     found.batch.running += 1
+                    seat.checks = found.task.fresh
                     return found
+                mine = any(self._may(seat, entry) for entry in self._queue)
                 began = monotonic()
                 self._changed.wait(_LOOK_S if mine else None)
                 if mine:
@@ -390,14 +434,14 @@ class Crew:
             batch.running -= 1
             if isinstance(error, GpuLostError):
                 seat.left_s, seat.lost = monotonic(), str(error)
-                self._queue.insert(0, entry)
+                self._add(entry)
                 self._check_left(batch, error)
             elif error is not None:
                 batch.error = batch.error or error
             else:
                 batch.left -= 1
             if batch.error is not None:
-                self._queue = [one for one in self._queue if one.batch is not batch]
+                self._queue.drop(lambda one: one.batch is batch)
             self._changed.notify_all()
         if isinstance(error, GpuLostError) and batch.error is None:
             self._on_event(
@@ -411,4 +455,4 @@ class Crew:
             return
         lost = "; ".join(f"GPU {seat.index}: {seat.lost}" for seat in self.seats)
         batch.error = batch.error or error or GpuLostError(f"no GPU is left: {lost}")
-        self._queue = [one for one in self._queue if one.batch is not batch]
+        self._queue.drop(lambda one: one.batch is batch)

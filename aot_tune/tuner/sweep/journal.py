@@ -1,4 +1,8 @@
-"""A sweep's journal: every record is on disk before it is acknowledged. Does not interpret its records.
+"""A sweep's journal: what is in it outlives a kill, what is acknowledged a crash. Knows no record's sense.
+
+A record that is added is in the file at once, so that no end of this process loses it. A disk takes
+milliseconds to keep a line for good, as long as a GPU takes for several measurements: so `sync` does that for
+all lines since the last time.
 
 Each line holds one record: ``crc32 length identity {json}``. The length and the checksum let the reader find
 intact records between any damage. The identity is a digest of the conditions of the sweep and of the schema.
@@ -12,6 +16,7 @@ import hashlib
 import json
 import os
 import re
+import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,7 +71,9 @@ class Journal:
         self._records: list[Record] = []
         self._descriptor: int | None = None
         self._failed: str | None = None
-        self._saved = 0
+        self._writing = threading.Lock()
+        self._size = self._synced = 0
+        """Bytes of whole lines that are in the file, and of those that the disk keeps."""
         self.damage: str | None = None
 
     @classmethod
@@ -112,7 +119,20 @@ class Journal:
         return list(self._records)
 
     def append(self, record: Record) -> None:
-        """Write one record to disk. When this returns, no crash loses it.
+        """Write one record to disk. When this returns, no crash loses it, nor what was added before.
+
+        Args:
+            record: As for `add`.
+
+        Raises:
+            ValueError: As `add`.
+            JournalWriteError: As `add`.
+        """
+        self.add(record)
+        self.sync()
+
+    def add(self, record: Record) -> None:
+        """Write one record to the file. When this returns, no end of this process loses it.
 
         Args:
             record: Plain JSON values that come back equal. NaN and infinities are refused.
@@ -126,7 +146,31 @@ class Journal:
             raise ValueError(
                 f"a record may not have the key {_IDENTITY_KEY!r}: the journal's first line has it"
             )
-        self._write(_line(record, self._digest))
+        line = _line(record, self._digest)
+        with self._writing:
+            try:
+                left = memoryview(line)
+                while left:
+                    left = left[os.write(self._writable(), left) :]
+            except OSError as error:
+                self._fail(error, self._size)
+            self._size += len(line)
+
+    def sync(self) -> None:
+        """Have the disk keep all that was added. When this returns, no crash loses it.
+
+        Raises:
+            JournalWriteError: As `add`.
+        """
+        with self._writing:
+            descriptor, size = self._writable(), self._size
+        try:
+            os.fsync(descriptor)  # others may add meanwhile
+        except OSError as error:
+            with self._writing:
+                self._fail(error, self._synced)
+        with self._writing:
+            self._synced = max(self._synced, size)
 
     def retire(self) -> str | None:
         """Rename the file to ``<name>.done``, so that the next sweep measures anew.
@@ -146,6 +190,9 @@ class Journal:
     def close(self) -> None:
         """Close and unlock the file. May be called twice."""
         if self._descriptor is not None:
+            if self._synced < self._size:
+                with contextlib.suppress(OSError):  # what is lost then is measured again
+                    os.fsync(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = None
         with contextlib.suppress(OSError):  # the system frees the lock when the process ends
@@ -172,7 +219,7 @@ class Journal:
         if data != clean:
             files.write_atomic(self._path, clean)
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        self._saved = len(clean)
+        self._size = self._synced = len(clean)
 
     def _set_aside(self, damaged: Sequence[bytes], headers: int) -> str:
         if not damaged:
@@ -189,30 +236,25 @@ class Journal:
             f"aside in {aside}, {len(self._records)} records are intact and kept"
         )
 
-    def _write(self, line: bytes) -> None:
+    def _writable(self) -> int:
         if self._descriptor is None:
             raise JournalWriteError(self._failed or f"{self._path}: the journal is closed")
-        try:
-            left = memoryview(line)
-            while left:
-                left = left[os.write(self._descriptor, left) :]
-            os.fsync(self._descriptor)
-        except OSError as error:
-            self._failed = (
-                f"{self._path}: cannot save a measurement: {_reason(error)}; all finished results are kept: "
-                "make room and run the same command again"
-            )
-            self._stop()
-            raise JournalWriteError(self._failed) from error
-        self._saved += len(line)
+        return self._descriptor
 
-    def _stop(self) -> None:
-        """Remove a half-written line and accept no more: after a failed fsync the disk's state is unknown."""
-        assert self._descriptor is not None
-        with contextlib.suppress(OSError):  # where this fails, the next opening sets the torn line aside
-            os.ftruncate(self._descriptor, self._saved)
-        os.close(self._descriptor)
-        self._descriptor = None
+    def _fail(self, error: OSError, keep: int) -> NoReturn:
+        """Cut the file to what is sure, and accept no more: after a failed fsync its state is unknown."""
+        self._failed = self._failed or (
+            f"{self._path}: cannot save a measurement: {_reason(error)}; all finished results are kept: "
+            "make room and run the same command again"
+        )
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with contextlib.suppress(OSError):  # where this fails, the next opening sets the torn line aside
+                os.ftruncate(descriptor, keep)
+            with contextlib.suppress(OSError):
+                os.fsync(descriptor)
+            os.close(descriptor)
+        raise JournalWriteError(self._failed) from error
 
 
 # Reading without opening ------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Literal
 
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.tables.states import State
 from aot_tune.tuner.choose.states import (
     MOST_CONTENDERS,
@@ -53,6 +54,7 @@ from aot_tune.tuner.sweep.cards import DefaultTwice, disagreements
 from aot_tune.tuner.sweep.crew import Hands, RoundOver, Seat, Task
 from aot_tune.tuner.sweep.progress import CompileReporter, Progress
 from aot_tune.tuner.sweep.results import Listed, Step, SweepResults
+from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
@@ -140,7 +142,6 @@ class KernelSweep:
             enough.
         exhaustive: Measure every candidate.
         budget_s: Time for all steps, seconds; unlimited when None.
-        meanwhile: Called once while the GPUs measure.
     """
 
     def __init__(
@@ -156,9 +157,7 @@ class KernelSweep:
         next_sizes: Callable[[KernelTimes, Collection[Problem]], Mapping[Problem, Problem]],
         exhaustive: bool = False,
         budget_s: float | None = None,
-        meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        self._meanwhile = meanwhile
         self._budget_s, self._started = budget_s, monotonic()
         self._plan = planned
         self._feed = feed
@@ -180,7 +179,7 @@ class KernelSweep:
         self._failed: set[tuple[str, Problem, Config]] = set()
         self._steps = 0
         self._begun = 0
-        self._compilations = CompileReporter(feed.counts, progress)
+        self._compilations = CompileReporter(feed.counts, planned.kernel.tunable.name, progress)
 
     def run(self) -> KernelTimes:
         """Do all three steps.
@@ -328,16 +327,11 @@ class KernelSweep:
                 work=begin,
                 length=lengths[each.problem],
                 owner=None if step == "recheck" else self._results.owner(step, each.problem),
+                fresh=step == "recheck",
                 ready=lambda: self._is_late(step) or self._feed.ready(keys),
             )
 
-        self._crew.run([task(each) for each in plans.values()], self._wait_beside)
-
-    def _wait_beside(self) -> None:
-        self._compilations.report()
-        meanwhile, self._meanwhile = self._meanwhile, None
-        if meanwhile is not None:
-            meanwhile()
+        self._crew.run([task(each) for each in plans.values()], self._compilations.report)
 
     def _jobs(self, step: Step, each: ProblemPlan) -> list[CompileJob]:
         """The compilations that a step needs of a problem: none of what other machines measure."""
@@ -390,7 +384,7 @@ class KernelSweep:
 
     def _report_step(self, problem: Problem) -> None:
         with self._lock:
-            self._progress.measuring(problem, self._begun, self._steps)
+            self._progress.measuring(self._plan.kernel.tunable.name, problem, self._begun, self._steps)
             self._begun += 1
 
     def _measure_candidates(self, each: ProblemPlan, seat: Seat) -> None:
@@ -504,8 +498,8 @@ class KernelSweep:
             session, cubins = seat.session, self._cubins("recheck", each, [config], seat)
             with self._spending("recheck", problem, seat, verifying=True):
                 failures = session.recheck(problem, cubins)
-            found = next((failure for failure in failures if failure.config == config), None)
-            self._results.write_recheck(problem, config, found, gpu=seat.gpu)
+                found = next((failure for failure in failures if failure.config == config), None)
+                self._results.write_recheck(problem, config, found, gpu=seat.gpu)
         failure = self._results.recheck_failure(problem, config)
         if failure is not None:
             self._report_failure("recheck", problem, failure)
@@ -708,6 +702,7 @@ class KernelSweep:
         yield
         start_s, open_s = session.start_s - start_s, session.open_s - open_s
         spent = max(0.0, monotonic() - started - start_s - open_s)
+        start_s, seat.told_start_s = session.start_s - seat.told_start_s, session.start_s
         verify_s = min(spent, spent if verifying else session.verify_s - verified)
         states = (one.as_record() for one in session.conditions[requests:])
         self._results.write_spent(
@@ -797,10 +792,16 @@ def _length(kernel: DeviceKernel, each: ProblemPlan) -> float:
     return length(kernel, each.problem, each.default, len(each.candidates))
 
 
-def jobs_in_order(planned: SweepPlan) -> list[CompileJob]:
-    """The compilations of all candidates in the order in which they are needed."""
-    problems = sorted(planned.problems, key=lambda each: -_length(planned.kernel, each))
-    return [job for each in problems for job in each.jobs.values()]
+def length_of_kernel(found: FoundKernel, arch: Arch, buckets: Iterable[Problem]) -> float:
+    """How long a kernel's sweep takes beside others; 0 for one that cannot be planned, as its turn tells."""
+    try:
+        kernel = DeviceKernel(found, arch)
+        return sum(
+            length(kernel, bucket, kernel.default(bucket), len(found.tunable.space(arch, bucket)))
+            for bucket in buckets
+        )
+    except Exception:  # functions of the declaration may raise anything
+        return 0.0
 
 
 def _ordered(times: Times, order: Iterable[Problem]) -> Times:

@@ -326,7 +326,7 @@ def _left_alone(planned: SweepPlan, path: Path, table: Table) -> SweptKernel:
 
 def _compiled(planned: SweepPlan, feed: CompileFeed, progress: Progress) -> Mapping[str, CompileResult]:
     """Compile all of a plan's jobs, and report how far that is."""
-    compilations = CompileReporter(feed.counts, progress)
+    compilations = CompileReporter(feed.counts, planned.kernel.tunable.name, progress)
     feed.submit(planned.jobs)
     results = feed.wait([job.key for job in planned.jobs], compilations.report)
     compilations.report()

@@ -35,7 +35,7 @@ the journal keeps more of it."""
 
 
 class Progress(Protocol):
-    """Receives the events of a sweep, kernel after kernel. `InTurn` lets the threads of several GPUs call."""
+    """Receives the events of a sweep, of several kernels at once. `InTurn` lets several threads call."""
 
     def started(self, *, kernel: str, arch: Arch, problems: int, jobs: int, device: str) -> None:
         """A kernel begins.
@@ -48,11 +48,14 @@ class Progress(Protocol):
             device: The GPU's name, or that of the reference device that is predicted for.
         """
 
-    def compiled(self, done: int, total: int, failures: int) -> None:
-        """`done` of `total` compilations have ended, `failures` of them without a cubin."""
+    def compiled(self, kernel: str, done: int, total: int, failures: int) -> None:
+        """`done` of a kernel's `total` compilations have ended, `failures` of them without a cubin."""
 
-    def measuring(self, problem: Problem, done: int, total: int) -> None:
-        """`problem` is being measured (or predicted); `done` of `total` steps are complete."""
+    def measuring(self, kernel: str, problem: Problem, done: int, total: int) -> None:
+        """`problem` is being measured; `done` of the kernel's `total` steps are complete."""
+
+    def ended(self, kernel: str) -> None:
+        """Nothing more comes of a kernel."""
 
     def failure(
         self, kernel: str, problem: Problem | None, config: Config, stage: Stage, message: str
@@ -93,29 +96,30 @@ class PlainProgress(Progress):
         self._stream = stream if stream is not None else sys.stderr
         self._clock = clock
         self._every_s = every_s
-        self._kernel = ""
         self._estimate = Estimate(clock)
-        self._last = {"compiled": -every_s, "measured": -every_s}
+        self._last: dict[tuple[str, str], float] = {}
 
     def started(self, *, kernel: str, arch: Arch, problems: int, jobs: int, device: str) -> None:
-        """Write one line; those that follow belong to this kernel."""
-        self._kernel = kernel
-        self._estimate = Estimate(self._clock)
-        self._last = dict.fromkeys(self._last, self._clock())
+        """Write one line."""
+        self._last |= dict.fromkeys([(kernel, "compiled"), (kernel, "measured")], self._clock())
         self.note(started_line(kernel, arch, problems, jobs, device))
 
-    def compiled(self, done: int, total: int, failures: int) -> None:
+    def compiled(self, kernel: str, done: int, total: int, failures: int) -> None:
         """Write a line now and then, and one when all are done."""
-        self._estimate.compiled(done, total)
-        if self._due("compiled", last=done == total):
+        self._estimate.compiled(kernel, done, total)
+        if self._due(kernel, "compiled", last=done == total):
             failed = f", {failures} failed" if failures else ""
-            self.note(f"{self._kernel}: compiled {done}/{total}{failed}{self._left()}")
+            self.note(f"{kernel}: compiled {done}/{total}{failed}{self._left()}")
 
-    def measuring(self, problem: Problem, done: int, total: int) -> None:
+    def measuring(self, kernel: str, problem: Problem, done: int, total: int) -> None:
         """Write a line now and then, and one when all are done."""
-        self._estimate.measured(done, total)
-        if self._due("measured", last=done == total):
-            self.note(f"{self._kernel}: measured {done}/{total}, at {problem}{self._left()}")
+        self._estimate.measured(kernel, done, total)
+        if self._due(kernel, "measured", last=done == total):
+            self.note(f"{kernel}: measured {done}/{total}, at {problem}{self._left()}")
+
+    def ended(self, kernel: str) -> None:
+        """Count nothing more of it as left."""
+        self._estimate.ended(kernel)
 
     def failure(
         self, kernel: str, problem: Problem | None, config: Config, stage: Stage, message: str
@@ -135,11 +139,11 @@ class PlainProgress(Progress):
     def close(self) -> None:
         """Do nothing: there is nothing to restore."""
 
-    def _due(self, kind: str, *, last: bool) -> bool:
+    def _due(self, kernel: str, kind: str, *, last: bool) -> bool:
         now = self._clock()
-        if not last and now - self._last[kind] < self._every_s:
+        if not last and now - self._last.get((kernel, kind), -self._every_s) < self._every_s:
             return False
-        self._last[kind] = now
+        self._last[kernel, kind] = now
         return True
 
     def _left(self) -> str:
@@ -148,7 +152,7 @@ class PlainProgress(Progress):
 
 
 class LiveProgress(Progress):
-    """Two live bars, compiling and measuring, with failures and notes scrolling above them.
+    """Live bars of each kernel in flight, compiling and measuring; failures and notes scroll above them.
 
     Args:
         stream: A terminal; stderr by default.
@@ -173,33 +177,37 @@ class LiveProgress(Progress):
             console=self._console,
             transient=True,
         )
-        self._compiling: TaskID | None = None
-        self._measuring: TaskID | None = None
+        self._compiling: dict[str, TaskID] = {}
+        self._measuring: dict[str, TaskID] = {}
 
     def started(self, *, kernel: str, arch: Arch, problems: int, jobs: int, device: str) -> None:
         """Write one line that stays, and show fresh bars."""
-        for task in self._bars.task_ids:
-            self._bars.remove_task(task)
-        self._estimate = Estimate(self._clock)
         self.note(started_line(kernel, arch, problems, jobs, device))
-        self._compiling = self._bars.add_task(f"{kernel} compile", total=jobs, detail="")
-        self._measuring = self._bars.add_task(f"{kernel} measure", total=problems, detail="")
+        self._compiling[kernel] = self._bars.add_task(f"{kernel} compile", total=jobs, detail="")
+        self._measuring[kernel] = self._bars.add_task(f"{kernel} measure", total=problems, detail="")
         self._bars.start()
 
-    def compiled(self, done: int, total: int, failures: int) -> None:
-        """Move the compiling bar."""
-        self._estimate.compiled(done, total)
-        if self._compiling is not None:
+    def compiled(self, kernel: str, done: int, total: int, failures: int) -> None:
+        """Move a compiling bar."""
+        self._estimate.compiled(kernel, done, total)
+        if kernel in self._compiling:
             failed = f"{failures} failed" if failures else ""
-            self._bars.update(self._compiling, completed=done, total=total, detail=failed)
+            self._bars.update(self._compiling[kernel], completed=done, total=total, detail=failed)
 
-    def measuring(self, problem: Problem, done: int, total: int) -> None:
-        """Move the measuring bar; beside it are the problem and the time left."""
-        self._estimate.measured(done, total)
-        if self._measuring is not None:
+    def measuring(self, kernel: str, problem: Problem, done: int, total: int) -> None:
+        """Move a measuring bar; beside it are the problem and the time left of all that has begun."""
+        self._estimate.measured(kernel, done, total)
+        if kernel in self._measuring:
             left = self._estimate.left_s()
             detail = f"{problem}, about {duration(left)} left" if left > 0 else str(problem)
-            self._bars.update(self._measuring, completed=done, total=total, detail=detail)
+            self._bars.update(self._measuring[kernel], completed=done, total=total, detail=detail)
+
+    def ended(self, kernel: str) -> None:
+        """Remove a kernel's bars."""
+        self._estimate.ended(kernel)
+        for bars in (self._compiling, self._measuring):
+            if (task := bars.pop(kernel, None)) is not None:
+                self._bars.remove_task(task)
 
     def failure(
         self, kernel: str, problem: Problem | None, config: Config, stage: Stage, message: str
@@ -237,15 +245,20 @@ class InTurn(Progress):
         with self._lock:
             self._progress.started(kernel=kernel, arch=arch, problems=problems, jobs=jobs, device=device)
 
-    def compiled(self, done: int, total: int, failures: int) -> None:
+    def compiled(self, kernel: str, done: int, total: int, failures: int) -> None:
         """Pass it on."""
         with self._lock:
-            self._progress.compiled(done, total, failures)
+            self._progress.compiled(kernel, done, total, failures)
 
-    def measuring(self, problem: Problem, done: int, total: int) -> None:
+    def measuring(self, kernel: str, problem: Problem, done: int, total: int) -> None:
         """Pass it on."""
         with self._lock:
-            self._progress.measuring(problem, done, total)
+            self._progress.measuring(kernel, problem, done, total)
+
+    def ended(self, kernel: str) -> None:
+        """Pass it on."""
+        with self._lock:
+            self._progress.ended(kernel)
 
     def failure(
         self, kernel: str, problem: Problem | None, config: Config, stage: Stage, message: str
@@ -271,7 +284,9 @@ class InTurn(Progress):
 
 
 class Estimate:
-    """Estimates the time left. Compiling and measuring overlap, so the longer of the two counts.
+    """Estimates the time left of all kernels that have begun: they share GPUs and compilers.
+
+    Compiling and measuring overlap, so the longer of the two counts.
 
     Args:
         clock: Monotonic seconds.
@@ -279,54 +294,66 @@ class Estimate:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._firsts: dict[str, tuple[float, int]] = {}
+        self._counts: dict[str, dict[str, tuple[int, int]]] = {"compile": {}, "measure": {}}
+        """By kind and kernel, the numbers done and in all."""
+        self._already: dict[tuple[str, str], int] = {}
+        self._began: dict[str, float] = {}
         self._lefts: dict[str, tuple[float, float]] = {}
 
-    def compiled(self, done: int, total: int) -> None:
-        """Note that `done` of `total` compilations have ended."""
-        self._seen("compile", done, total)
+    def compiled(self, kernel: str, done: int, total: int) -> None:
+        """Note that `done` of a kernel's `total` compilations have ended."""
+        self._seen("compile", kernel, done, total)
 
-    def measured(self, done: int, total: int) -> None:
-        """Note that `done` of `total` steps are complete."""
-        self._seen("measure", done, total)
+    def measured(self, kernel: str, done: int, total: int) -> None:
+        """Note that `done` of a kernel's `total` steps are complete."""
+        self._seen("measure", kernel, done, total)
+
+    def ended(self, kernel: str) -> None:
+        """Note that nothing is left of a kernel."""
+        for kind, counts in self._counts.items():
+            if kernel in counts:
+                _, total = counts[kernel]
+                self._seen(kind, kernel, total, total)
 
     def left_s(self) -> float:
         """Seconds left; 0 while no estimate is possible, and when nothing is left."""
         now = self._clock()
         return max([0.0, *(left - (now - at) for at, left in self._lefts.values())])
 
-    def _seen(self, kind: str, done: int, total: int) -> None:
-        now = self._clock()
+    def _seen(self, kind: str, kernel: str, done: int, total: int) -> None:
+        now, counts = self._clock(), self._counts[kind]
         # Rates count from the first call on: what a journal or a cache answered at once does not show them.
-        began, already = self._firsts.setdefault(kind, (now, done))
-        fresh = done - already
+        began = self._began.setdefault(kind, now)
+        self._already.setdefault((kind, kernel), done)
+        counts[kernel] = (done, total)
+        fresh = sum(done - self._already[kind, one] for one, (done, _) in counts.items())
         if fresh > 0:
-            self._lefts[kind] = (now, (now - began) / fresh * (total - done))
+            left = sum(total - done for done, total in counts.values())
+            self._lefts[kind] = (now, (now - began) / fresh * left)
 
 
 class CompileReporter:
     """Reports one kernel's compilations to a `Progress` whenever their counts have changed.
 
     Args:
-        counts: Returns the numbers of jobs done, submitted and failed, of all kernels so far
+        counts: Returns the numbers of a kernel's jobs done, submitted and failed
             (`aot_tune.tuner.compile.feed.CompileFeed.counts`).
-        progress: Receives the counts of this kernel alone.
+        kernel: The kernel's name.
+        progress: Receives the counts.
     """
 
-    def __init__(self, counts: Callable[[], tuple[int, int, int]], progress: Progress) -> None:
-        self._counts = counts
-        self._progress = progress
-        self._earlier = counts()  # of the kernels before this one
+    def __init__(
+        self, counts: Callable[[str], tuple[int, int, int]], kernel: str, progress: Progress
+    ) -> None:
+        self._counts, self._kernel, self._progress = counts, kernel, progress
         self._last = (0, 0, 0)
 
     def report(self) -> None:
         """Report the counts unless they are those of the last report."""
-        done, total, failed = (
-            now - before for now, before in zip(self._counts(), self._earlier, strict=True)
-        )
-        if (done, total, failed) != self._last:
-            self._last = (done, total, failed)
-            self._progress.compiled(done, total, failed)
+        counts = self._counts(self._kernel)
+        if counts != self._last:
+            self._last = counts
+            self._progress.compiled(self._kernel, *counts)
 
 
 # The lines ------------------------------------------------------------------------------------------------

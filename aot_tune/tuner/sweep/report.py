@@ -99,6 +99,10 @@ class SweepRequest:
     gpus: tuple[int, ...] = ()
     """Indexes, as torch counts, of the GPUs of `arch` to measure on, all of one model; empty to predict."""
 
+    ray: str | None = None
+    """The Ray cluster to measure on: its address, or empty for the one that Ray finds or else starts here.
+    None for this machine's GPUs."""
+
     journal: Path | None = None
     """Folder of journals; None for `JOURNALS`."""
 
@@ -126,8 +130,8 @@ class SweepRequest:
 
     @property
     def predicts(self) -> bool:
-        """Whether the sweep predicts, because no GPU is named."""
-        return not self.gpus
+        """Whether the sweep predicts, because no GPU and no cluster is named."""
+        return not self.gpus and self.ray is None
 
     def buckets(self, found: FoundKernel) -> tuple[Problem, ...]:
         """The buckets of one kernel to sweep, in the declaration's order, evenly spread where not all are."""
@@ -157,7 +161,9 @@ class SweepRequest:
         # A problem chosen for two kernels is written once.
         for text in dict.fromkeys(problem_option(p) for chosen in self.problems.values() for p in chosen):
             words += ["--problem", text]
-        gpus = ",".join(map(str, self.gpus)) or None
+        if self.ray is not None:
+            words += ["--ray", self.ray] if self.ray else ["--ray"]
+        gpus = ",".join(map(str, self.gpus)) if self.gpus and self.ray is None else None
         option = "--gpu" if len(self.gpus) == 1 else "--gpus"
         valued = {"--limit": self.limit, "--out": self.out, "--jobs": self.jobs, option: gpus}
         for option, value in {**valued, "--journal": self.journal, "--cubins": self.cubins}.items():

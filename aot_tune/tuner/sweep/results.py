@@ -100,9 +100,9 @@ def _choice(candidates: Iterable[Config], exhaustive: bool) -> str:
 
 
 class SweepResults:
-    """A kernel's results by step, problem and config; each is on disk before a method that adds it returns.
+    """A kernel's results by step, problem and config; each is in the journal once it was written.
 
-    Several threads may use it.
+    Several threads may use it. A request's results are kept for good when the time that it took is written.
 
     Args:
         journal: An open journal; the results of an earlier run are taken from it.
@@ -205,7 +205,7 @@ class SweepResults:
         gpu: str,
         state: State | None = None,
     ) -> None:
-        """Write a config's outcome, or its time in the round `number`, to disk. Then it stands.
+        """Write a config's outcome, or its time in the round `number`, to the journal. Then it stands.
 
         Args:
             step: The step.
@@ -247,6 +247,8 @@ class SweepResults:
         if result.key in self._compiled and self._compiled[result.key] == _cut(message):
             return
         place = {**_place(gpu, step, problem, config, None), "kind": "compile", "key": result.key}
+        cached = isinstance(result, Compiled) and result.cached
+        place["seconds"] = 0.0 if cached else round(result.seconds, 3)
         if isinstance(result, Compiled):
             self._append({**place, "code": result.code})
         else:
@@ -271,7 +273,7 @@ class SweepResults:
     def write_unopened(self, step: Step, problem: Problem, reason: str, *, gpu: str) -> None:
         """Write down that a problem could not be opened."""
         place = {"kind": "unopened", "gpu": gpu, "step": step, "problem": dict(problem)}
-        self._append({**place, "message": _cut(reason)})
+        self._append({**place, "message": _cut(reason)}, sync=True)
 
     def write_spent(
         self,
@@ -299,16 +301,19 @@ class SweepResults:
         states: list[Mapping[str, Any]] = [dict(one) for one in conditions]
         # A step of many requests keeps the first and the last states: a record is bounded.
         kept = [*states[:2], *states[-2:]] if len(states) > 4 else states
-        self._append({**spent, "measure_s": measure_s, "verify_s": verify_s, **also_s, "conditions": kept})
+        times = {"measure_s": measure_s, "verify_s": verify_s, **also_s}
+        self._append({**spent, **times, "conditions": kept}, sync=True)
 
-    def _append(self, record: Record) -> None:
+    def _append(self, record: Record, *, sync: bool = False) -> None:
         assert self._journal is not None
         with self._lock:
             try:
-                self._journal.append(record)
+                self._journal.add(record)
             except ValueError as error:
                 raise TuneError(f"a result does not fit into the journal: {error}") from error
             self._take(record)
+        if sync:
+            self._journal.sync()
 
     def _take(self, record: Record) -> None:
         """Take a record in; a later one of the same place counts."""
@@ -407,7 +412,8 @@ def _is_sound(record: Record) -> bool:
         return min(map(_number, times)) >= 0
     if kind == "compile":
         config_of(record)
-        return isinstance(record["key"], str) and isinstance(record.get("message", ""), str)
+        sound = isinstance(record["key"], str) and isinstance(record.get("message", ""), str)
+        return sound and _number(record.get("seconds", 0.0)) >= 0
     if kind == "unopened":
         return isinstance(record["message"], str)
     if kind == "listed":

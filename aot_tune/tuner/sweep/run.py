@@ -1,12 +1,18 @@
-"""`aot-tune tune`, from a request to published tables: kernel after kernel, measured or predicted."""
+"""`aot-tune tune`, from a request to published tables, measured or predicted.
+
+Kernels are predicted one after another. When measuring, the longest comes first, and the next one begins as
+soon as a GPU or a compiler would rest (`aot_tune.tuner.schedule.flight`): so that no GPU waits for the end of
+a kernel. Each is published as soon as it is complete. In a limited time they are measured one after another.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -21,22 +27,23 @@ from aot_tune.tables.table import Table, geometric_mean
 from aot_tune.tuner import publish
 from aot_tune.tuner.choose.portfolio import crowded_out
 from aot_tune.tuner.choose.times import unserved
-from aot_tune.tuner.compile.feed import CompileFeed
+from aot_tune.tuner.compile.feed import CompileFeed, Pool
 from aot_tune.tuner.compile.pool import CompilePool
-from aot_tune.tuner.measure.session import MeasureSession
-from aot_tune.tuner.measure.supervise import GpuLostError
+from aot_tune.tuner.measure.session import MeasureSession, Session
+from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped
 from aot_tune.tuner.measure.trials import Strikes
 from aot_tune.tuner.plan.candidates import SweepPlan, plan
+from aot_tune.tuner.ray.cluster import Cluster
+from aot_tune.tuner.schedule.flight import Flight, may_begin
 from aot_tune.tuner.sweep import predict
-from aot_tune.tuner.sweep.crew import Crew
+from aot_tune.tuner.sweep.crew import Crew, Start
 from aot_tune.tuner.sweep.decision import Decision, to_recheck
 from aot_tune.tuner.sweep.journal import Journal, JournalWriteError, check_resumable
-from aot_tune.tuner.sweep.kernel import KernelSweep, KernelTimes, jobs_in_order
+from aot_tune.tuner.sweep.kernel import KernelSweep, KernelTimes, length_of_kernel
 from aot_tune.tuner.sweep.progress import InTurn, Progress
 from aot_tune.tuner.sweep.report import JOURNALS, SweepReport, SweepRequest, SweptKernel
 from aot_tune.tuner.sweep.results import SweepResults, accepts
 from aot_tune.tuner.sweep.stale import stale_buckets, whole_reason
-from aot_tune.values.device import Device
 
 CUBINS = Path("build/cubins")
 """The folder where cubins are kept between runs, for all archs: each name is a digest that contains the
@@ -78,92 +85,148 @@ def run(request: SweepRequest, progress: Progress, measure: Measure | None = Non
             f"cuda-tile {cutile.version() or 'is not installed; version'} "
             f"{since} or later is needed to tune: pip install 'aot-tune[tune]'"
         )
-    pool = partial(CompilePool, request.jobs or os.cpu_count() or 1, folder=request.cubins or CUBINS)
     progress = InTurn(progress)
-    refused = _refused(request, progress)
-    rows: list[SweptKernel] = []
-    with _crew(request, progress) as crew, ExitStack() as stack:
-        feed = stack.enter_context(CompileFeed(pool))
-        for place, found in enumerate(request.kernels):
-            left_s = _left_s(request, monotonic() - started, place)
-            row = refused.get(found.tunable.name)
-            if row is None:
-                try:
-                    if request.predicts:
-                        row = predict.predict_kernel(request, found, feed, progress)
-                    else:
-                        following = _following(request, place, refused)
-                        within = dataclasses.replace(request, time_budget_s=left_s)
-                        if measure is None:
-                            row = measure_kernel(within, found, feed, crew, progress, following)
-                        else:
-                            row = measure(within, found, feed, crew, progress)
-                        if row.unreached:  # what is queued is of buckets that are not swept
-                            stack.close()
-                            feed = stack.enter_context(CompileFeed(pool))
-                except AotTuneError as error:
-                    row = _failed(request, found, error, progress)
-                    stack.close()  # what is queued is the failed kernel's, and the feed may have ended
-                    feed = stack.enter_context(CompileFeed(pool))
-            rows.append(row)
+    with ExitStack() as stack:
+        cluster = None
+        if request.ray is not None:
+            cluster = stack.enter_context(_cluster(request, progress))
+            request = dataclasses.replace(request, gpus=tuple(range(len(cluster.gpus))))
+        start, pool = _start(request, progress, cluster), _pool(request, cluster)
+        rows = _refused(request, progress, start)
+        kernels = [found for found in request.kernels if found.tunable.name not in rows]
+        alone = request.predicts or request.time_budget_s is not None or len(kernels) < 2
+        if not alone:
+            lengths = {
+                found.tunable.name: length_of_kernel(found, request.arch, request.buckets(found))
+                for found in kernels
+            }
+            kernels.sort(key=lambda found: -lengths[found.tunable.name])
+        order = [found.tunable.name for found in kernels]
+        choice = "--gpus {}" if cluster is None else cluster.choice()
+        crew = stack.enter_context(Crew(request.gpus, start, progress.note, order, choice))
+        feeds = stack.enter_context(_Feeds(partial(CompileFeed, pool, order)))
+        begun: list[str] = []
+
+        def sweep(found: FoundKernel) -> SweptKernel:
+            name, feed = found.tunable.name, feeds.living()
+            begun.append(name)
+            left_s = _left_s(request, monotonic() - started, kernels.index(found), kernels)
+            within = dataclasses.replace(request, time_budget_s=left_s)
+            try:
+                if request.predicts:
+                    row = predict.predict_kernel(request, found, feed, progress)
+                else:
+                    row = (measure or measure_kernel)(within, found, feed, crew, progress)
+            except AotTuneError as error:
+                row = _failed(request, found, error, progress)
+            feed.drop(name)  # what is queued still is of buckets that are not swept
+            rows[name] = row
+            progress.ended(name)
             if request.verbose:
                 _note_choices(row, progress)
+            return row
+
+        if alone:
+            for found in kernels:
+                sweep(found)
+        else:
+            Flight(
+                sweep,
+                begins=lambda in_flight: may_begin(
+                    in_flight=in_flight,
+                    planned=all(crew.has_begun(name) or name in rows for name in begun),
+                    gpus=crew.size,
+                    waiting=crew.waiting,
+                    compilers_rest=feeds.living().rests,
+                ),
+                stop=crew.close,
+                stopped=MeasuringStopped,
+            ).run(kernels)
         gpus = crew.usage()
+    in_order = tuple(rows[found.tunable.name] for found in request.kernels)
     report = SweepReport(
         arch=request.arch,
-        device_name=next((row.device_name for row in rows if row.device_name), ""),
-        rows=tuple(rows),
+        device_name=next((row.device_name for row in in_order if row.device_name), ""),
+        rows=in_order,
         seconds=monotonic() - started,
-        resumed=sum(row.resumed for row in rows),
+        resumed=sum(row.resumed for row in in_order),
         gpus=gpus,
     )
     progress.finished(report.rows, report.gpus)
     return report
 
 
-def _left_s(request: SweepRequest, spent_s: float, place: int) -> float | None:
+class _Feeds:
+    """The compile feed of a sweep; a new one where an error has ended the last.
+
+    Args:
+        make: Makes one.
+    """
+
+    def __init__(self, make: Callable[[], CompileFeed]) -> None:
+        self._make, self._lock, self._stack = make, threading.Lock(), ExitStack()
+        self._feed: CompileFeed | None = None
+
+    def __enter__(self) -> _Feeds:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def living(self) -> CompileFeed:
+        """The feed that goes on."""
+        with self._lock:
+            if self._feed is None or self._feed.ended:
+                self._feed = self._stack.enter_context(self._make())
+            return self._feed
+
+
+def _left_s(
+    request: SweepRequest, spent_s: float, place: int, kernels: Sequence[FoundKernel]
+) -> float | None:
     """The kernel's share of the time that is left, by its number of buckets; None where time is unlimited."""
     if request.time_budget_s is None:
         return None
-    counts = [len(request.buckets(found)) for found in request.kernels[place:]]
+    counts = [len(request.buckets(found)) for found in kernels[place:]]
     return max(_SHORTEST_S, (request.time_budget_s - spent_s) * counts[0] / sum(counts))
 
 
-def _following(request: SweepRequest, place: int, refused: Mapping[str, SweptKernel]) -> FoundKernel | None:
-    """The kernel to compile for while this one is measured.
-
-    It is the next one, unless it has a journal already: then what it needs is known only when that is read.
-    A kernel of another module waits for its turn: where a child cannot import it, nothing more is compiled.
-    """
-    left = [found for found in request.kernels[place + 1 :] if found.tunable.name not in refused]
-    if not left or left[0].module != request.kernels[place].module:
-        return None
-    return None if journal_path(request, left[0]).exists() else left[0]
+def _cluster(request: SweepRequest, progress: Progress) -> Cluster:
+    """The Ray cluster that a request names."""
+    return Cluster(request.ray or "", request.arch, request.kernels, progress.note)
 
 
-def _compile_ahead(request: SweepRequest, found: FoundKernel, feed: CompileFeed, device: Device) -> None:
-    """Have a kernel's candidates compiled where a process has nothing else to do."""
-    path = store.table_path(table_folder(request, found), request.arch, found.tunable.name)
-    with suppress(AotTuneError):  # it is told when the kernel's turn comes
-        planned = plan(
-            found, request.arch, request.buckets(found), incumbent=present_table(path), device=device
-        )
-        feed.submit_later(jobs_in_order(planned))
+def _start(request: SweepRequest, progress: Progress, cluster: Cluster | None) -> Start:
+    """Opens sessions on the GPUs of a cluster, or of this machine."""
 
-
-def _crew(request: SweepRequest, progress: Progress) -> Crew:
-    """The GPUs that a request names; none where it predicts."""
-
-    def start(found: FoundKernel, index: int, strikes: Strikes) -> MeasureSession:
+    def start(found: FoundKernel, index: int, strikes: Strikes) -> Session:
         where = f"GPU {index}: " if len(request.gpus) > 1 else ""
-        return MeasureSession(
-            found, index, on_event=lambda line: progress.note(where + line), strikes=strikes
-        )
 
-    return Crew(request.gpus, start, progress.note)
+        def tell(line: str) -> None:
+            progress.note(where + line)
+
+        if cluster is not None:
+            return cluster.session(found, index, tell, strikes)
+        return MeasureSession(found, index, on_event=tell, strikes=strikes)
+
+    return start
 
 
-def _refused(request: SweepRequest, progress: Progress) -> dict[str, SweptKernel]:
+def _pool(request: SweepRequest, cluster: Cluster | None) -> Callable[[], Pool]:
+    """Makes the pool of compilers, on the nodes of a cluster or on this machine."""
+    cubins = request.cubins or CUBINS
+    if cluster is not None:
+        return partial(cluster.pool, request.jobs, cubins)
+    return partial(
+        CompilePool,
+        request.jobs or os.cpu_count() or 1,
+        folder=cubins,
+        # Where nothing is compiled yet, children start while the GPUs' processes do.
+        at_once=not request.predicts and not any(cubins.glob("*.cubin")),
+    )
+
+
+def _refused(request: SweepRequest, progress: Progress, start: Start) -> dict[str, SweptKernel]:
     """Find the kernels that cannot be swept before anything is compiled; return their rows by name."""
     rows: dict[str, SweptKernel] = {}
     for found in request.kernels:
@@ -177,7 +240,7 @@ def _refused(request: SweepRequest, progress: Progress) -> dict[str, SweptKernel
     left = [found for found in request.kernels if found.tunable.name not in rows]
     if request.predicts or request.fresh or not left:
         return rows
-    with MeasureSession(left[0], request.gpus[0]) as session:
+    with closing(start(left[0], request.gpus[0], Strikes(progress.note))) as session:
         conditions = session.identity()
     for found in left:
         try:
@@ -299,14 +362,12 @@ def measure_kernel(
     feed: CompileFeed,
     crew: Crew,
     progress: Progress,
-    following: FoundKernel | None = None,
 ) -> SweptKernel:
-    """Sweep one kernel on the GPUs and publish its table; meanwhile compile for the one that follows."""
-    started, before = monotonic(), feed.counts()
+    """Sweep one kernel on the GPUs and publish its table."""
+    started, name = monotonic(), found.tunable.name
     path = store.table_path(table_folder(request, found), request.arch, found.tunable.name)
     old = present_table(path)
     device, conditions = crew.open(found)
-    crew.warm(found)
     planned = plan(found, request.arch, request.buckets(found), incumbent=old, device=device)
     progress.started(
         kernel=found.tunable.name,
@@ -322,7 +383,7 @@ def measure_kernel(
     with Journal.open(path_of_journal, identity, accepts=accepts, fresh=request.fresh) as journal:
         results = SweepResults(journal)
         for line in _opened(journal, results, path_of_journal):
-            progress.note(line)
+            progress.note(f"{name}: {line}")
         kernel_sweep = KernelSweep(
             planned,
             feed,
@@ -334,7 +395,6 @@ def measure_kernel(
             next_sizes=decision.next_sizes,
             exhaustive=request.exhaustive,
             budget_s=request.time_budget_s,
-            meanwhile=partial(_compile_ahead, request, following, feed, device) if following else None,
         )
         swept = kernel_sweep.run()
 
@@ -352,17 +412,17 @@ def measure_kernel(
         published = publish.publish_beside(path, old, read=present_table, decide=beside)
         table = published.table
         for line in (*kernel_sweep.disagreements(), *_remarks(decision, published, swept, whole=whole)):
-            progress.note(line)
+            progress.note(f"{name}: {line}")
         # The table holds the results now; the next sweep measures anew.
         if not published.refusals and (kept := journal.retire()):
-            progress.note(kept)
+            progress.note(f"{name}: {kept}")
     return SweptKernel(
         kernel=found.tunable.name,
         evidence="measured",
         problems=len(planned.problems),
         speedup=geometric_mean(entry.gain for entry in table.entries),
         failures=swept.failures,
-        compile_s=max(feed.last_result_s - started, 0.0) if feed.counts() != before else 0.0,
+        compile_s=max((feed.last_result_s(name) or started) - started, 0.0),
         measure_s=results.measure_s,
         verify_s=results.verify_s,
         path=None if published.refusals else path,

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import TuneError
 from aot_tune.tables import files, store
 from aot_tune.tables.table import Table
 from aot_tune.tuner.compile.feed import CompileFeed
-from aot_tune.tuner.measure.session import MeasureSession
+from aot_tune.tuner.measure.session import Session
 from aot_tune.tuner.plan.candidates import DeviceKernel, plan
 from aot_tune.tuner.sweep import journal as journals
 from aot_tune.tuner.sweep import run as sweep
@@ -52,10 +53,10 @@ class AbsentSeat(Seat):
     measures = False
 
     def __init__(self) -> None:
-        super().__init__(-1, _never)
+        super().__init__(-1, _never, _never)
 
     @property
-    def session(self) -> MeasureSession:
+    def session(self) -> Session:
         """There is none.
 
         Raises:
@@ -64,7 +65,7 @@ class AbsentSeat(Seat):
         raise NotHere
 
 
-def _never(found: FoundKernel, index: int) -> MeasureSession:
+def _never(*_: object) -> NoReturn:
     raise NotHere
 
 
@@ -285,7 +286,7 @@ def measure(request: SweepRequest, progress: Progress) -> SweepReport:
             "with --out, or remove it"
         )
 
-    command = request.command()
+    command, describing = request.command(), threading.Lock()
 
     def part(
         request: SweepRequest, found: FoundKernel, feed: CompileFeed, crew: Crew, progress: Progress
@@ -303,7 +304,8 @@ def measure(request: SweepRequest, progress: Progress) -> SweepReport:
             ),
             owners=owners,
         )
-        _describe(folder, described, request)
+        with describing:
+            _describe(folder, described, request)
         mine = {bucket for bucket, number in owners[found.tunable.name].items() if number == shard.number}
         if not mine:
             return _row(found, request, device, waits="has none of its problems")
@@ -343,7 +345,6 @@ def _measure_part(
     device: Device,
 ) -> SweptKernel:
     name, arch, tunable = found.tunable.name, request.arch, found.tunable
-    crew.warm(found)
     identity = sweep.identity_of(conditions, request, found)
     old = incumbent(folder, arch, name)
     planned = plan(found, arch, request.buckets(found), incumbent=old, device=device)

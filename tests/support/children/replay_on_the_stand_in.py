@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from aot_tune.bench.sections import replay, replay_child
+from aot_tune.bench.children import replay as replay_child
+from aot_tune.bench.sections import replay
 from tests.support.played_cuda import on_the_stand_in
 from tests.support.tilegym_sites import FOLDER
 

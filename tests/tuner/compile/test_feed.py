@@ -6,8 +6,12 @@ import threading
 from collections import deque
 from typing import Any
 
+import pytest
+
+from aot_tune.errors import TuneError
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import CompileFailure, CompileJob
+from aot_tune.tuner.compile.pool import KernelRefusedError
 from tests.support.samples import SM90
 
 
@@ -76,37 +80,70 @@ class OneAtATime:
     def idle(self) -> int:
         return max(0, 1 - len(self.waiting))
 
-    def submit(self, job: CompileJob, *, ahead: bool = False) -> None:
-        if job.key not in self.done:
-            self.waiting.append(job)
+    def submit(self, job: CompileJob) -> None:
+        self.waiting.append(job)
 
     def poll(self, timeout_s: float) -> list[CompileFailure]:
         if not self.waiting or not self.allowed.acquire(timeout=timeout_s):
             return []
-        key = self.waiting.popleft().key
+        job = self.waiting.popleft()
+        if job.module == "broken":
+            raise KernelRefusedError(job.name, f"no module {job.module}")
+        key = job.key
         self.done.append(key)
         return [CompileFailure(key=key, message="no", seconds=0.0)]
 
 
-def _job(key: str) -> CompileJob:
-    return CompileJob(key=key, module="m", name="n", signature="s", hints={}, arch=SM90)
+def _job(key: str, kernel: str = "matmul", module: str = "m") -> CompileJob:
+    return CompileJob(key=key, module=module, name=kernel, signature="s", hints={}, arch=SM90)
 
 
-def test_jobs_for_later_fill_idle_processes_and_count_once_they_are_needed() -> None:
+def _begun(pool: OneAtATime) -> None:
+    while not pool.waiting:
+        threading.Event().wait(0.01)
+
+
+def test_the_jobs_of_the_kernel_before_come_first_whenever_they_are_submitted() -> None:
     pool: Any = OneAtATime()
-    feed = CompileFeed(lambda: pool)
-    with feed:
-        feed.submit_later(map(_job, ("later 1", "later 2", "later 3")))
-        while not pool.waiting:
-            threading.Event().wait(0.01)
-        feed.submit(map(_job, ("now 1", "now 2")))
+    with CompileFeed(lambda: pool, ["matmul", "rope"]) as feed:
+        feed.submit(_job(f"rope {n}", "rope") for n in range(3))
+        _begun(pool)
+        feed.submit(_job(f"matmul {n}") for n in range(2))
+        assert not feed.rests
         for _ in range(5):
             pool.allowed.release()
-        feed.wait(["now 1", "now 2"], lambda: None)
-        feed.submit([_job("later 2")])
-        feed.wait(["later 2"], lambda: None)
-        assert pool.done.index("now 2") < pool.done.index("later 2")
-        assert pool.done[0] == "later 1", "a process was idle"
-        assert feed.counts() == (3, 3, 3)
-        assert feed.ready(["later 2"])
-        assert len(pool.done) == len(set(pool.done)), "nothing is compiled twice"
+        feed.wait([f"rope {n}" for n in range(3)], lambda: None)
+        assert pool.done == ["rope 0", "matmul 0", "matmul 1", "rope 1", "rope 2"], "one had begun"
+        assert feed.counts("matmul") == (2, 2, 2)
+        assert feed.counts("rope") == (3, 3, 3)
+        feed.submit([_job("rope 1", "rope")])
+        assert feed.ready(["rope 1"])
+        assert len(pool.done) == 5, "nothing is compiled twice"
+
+
+def test_what_only_a_dropped_kernel_wanted_is_not_compiled() -> None:
+    pool: Any = OneAtATime()
+    with CompileFeed(lambda: pool, ["matmul", "rope"]) as feed:
+        feed.submit([_job("first"), _job("its own"), _job("both")])
+        feed.submit([_job("both", "rope"), _job("last", "rope")])
+        _begun(pool)
+        feed.drop("matmul")
+        for _ in range(3):
+            pool.allowed.release()
+        feed.wait(["both", "last"], lambda: None)
+        assert pool.done == ["first", "both", "last"]
+
+
+def test_a_kernel_that_no_child_can_load_fails_alone() -> None:
+    pool: Any = OneAtATime()
+    with CompileFeed(lambda: pool, ["broken", "rope"]) as feed:
+        feed.submit([_job("its own", "broken", "broken"), _job("both", "broken", "broken")])
+        feed.submit([_job("both", "rope"), _job("last", "rope")])
+        for _ in range(3):
+            pool.allowed.release()
+        with pytest.raises(TuneError, match="nothing can be compiled: no module broken"):
+            feed.wait(["its own"], lambda: None)
+        feed.submit([_job("later", "broken", "broken")])
+        assert feed.ready(["later"]), "it need not be waited for"
+        assert feed.wait(["both", "last"], lambda: None).keys() == {"both", "last"}
+        assert not feed.ended

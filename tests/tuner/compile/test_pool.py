@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ import pytest
 from aot_tune.errors import StoreError, TuneError
 from aot_tune.tuner.compile import pool as compiling
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileResult, cached
-from aot_tune.tuner.compile.pool import CompilePool
+from aot_tune.tuner.compile.pool import CompilePool, KernelRefusedError
 from tests.support.compile_jobs import job
 from tests.support.other_compilers import MARK, marked, other
 
@@ -84,6 +85,28 @@ def test_jobs_compile_in_children_and_a_second_run_takes_them_from_the_folder(
         key: vars(result) for key, result in first.items()
     }
     assert all(isinstance(result, Compiled) and result.cached for result in second.values())
+
+
+def test_children_that_start_at_once_are_there_when_the_first_job_comes(tmp_path: Path) -> None:
+    with CompilePool(2, 60.0, tmp_path, at_once=True) as pool:
+        pids = [seat.worker.pid for seat in pool._seats]
+        assert (len(pids), pool.idle, pool.unfinished) == (2, 2, 0)
+        for one in (job(16), job(32)):
+            pool.submit(one)
+        assert len(all_results(pool)) == 2
+        assert [seat.worker.pid for seat in pool._seats] == pids
+
+
+def test_a_kernel_that_no_child_can_load_is_refused_and_the_pool_goes_on(tmp_path: Path) -> None:
+    unknown = dataclasses.replace(job(16), key="0" * 64, name="nobody")
+    with CompilePool(1, 60.0, tmp_path) as pool:
+        pool.submit(unknown)
+        pool.submit(dataclasses.replace(unknown, key="1" * 64))
+        pool.submit(job(32))
+        with pytest.raises(KernelRefusedError, match="declares no kernel 'nobody'") as raised:
+            all_results(pool)
+        assert raised.value.kernel == "nobody"
+        assert list(all_results(pool)) == [job(32).key]
 
 
 def test_a_refusal_that_comes_together_with_other_messages_is_heard_at_once(tmp_path: Path) -> None:

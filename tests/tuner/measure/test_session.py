@@ -22,6 +22,7 @@ from aot_tune.tuner.measure import gpu_lock
 from aot_tune.tuner.measure.rounds import LEAST_ROUNDS, MOST_ROUNDS
 from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.measure.supervise import GpuLostError, Limits, ProblemFailedError
+from aot_tune.tuner.measure.trials import Strikes
 from aot_tune.tuner.measure.worker import gpu_state
 from aot_tune.tuner.measure.worker.backend import LAUNCHES
 from aot_tune.tuner.measure.worker.runner import (
@@ -36,6 +37,7 @@ from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.tuner.sweep.journal import Journal
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
+from tests.support import named_backend
 from tests.support.gpu_locks import shared_folder
 from tests.support.scripted_backend import Does, Script, config, events, plain
 
@@ -97,6 +99,78 @@ def of(*names: str) -> dict[Config, Path | None]:
 def by_name(outcomes: list[Outcome]) -> dict[str, str]:
     """Each config's stage of failure, or ``ok``."""
     return {str(o.config["name"]): o.stage if isinstance(o, Failure) else "ok" for o in outcomes}
+
+
+# Several kernels --------------------------------------------------------------------------------------------
+
+
+def _found(name: str) -> Any:
+    return FoundKernel(module="named", tunable=SimpleNamespace(name=name))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def named(folder: Path, told: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[MeasureSession]:
+    """A session of the kernel `one`."""
+    monkeypatch.setenv(named_backend.LOG, str(folder / "named.log"))
+    backend = "tests.support.named_backend:NamedBackend"
+    with MeasureSession(_found("one"), 0, QUICK, on_event=told.append, backend=backend) as session:
+        yield session
+
+
+def _us(session: MeasureSession, problem: Problem = ONE) -> float:
+    [outcome] = session.measure(problem, of("a"))
+    assert isinstance(outcome, Measurement)
+    return outcome.mean_us
+
+
+def _log(folder: Path) -> list[tuple[int, str]]:
+    """What the processes did, each with the number of its process, from 0."""
+    lines = [line.split(" ", 1) for line in (folder / "named.log").read_text().splitlines()]
+    pids = list(dict.fromkeys(pid for pid, _ in lines))
+    return [(pids.index(pid), what) for pid, what in lines]
+
+
+def test_a_process_lives_on_when_its_session_turns_to_another_kernel(
+    named: MeasureSession, folder: Path, told: list[str]
+) -> None:
+    assert _us(named) == 3.0
+    for name, us in (("other", 5.0), ("one", 3.0)):
+        named.turn_to(_found(name), Strikes(told.append))
+        assert _us(named) == us, "of that kernel, although the problem is the same"
+    assert {number for number, _ in _log(folder)} == {0}
+    assert [what for _, what in _log(folder) if what.startswith("opens")] == [
+        f"opens {name} M=16" for name in ("one", "other", "one")
+    ]
+    assert told == []
+
+
+def test_a_kernel_that_goes_with_no_other_is_measured_in_a_process_of_its_own(
+    named: MeasureSession, folder: Path, told: list[str]
+) -> None:
+    assert _us(named) == 3.0
+    named.turn_to(_found("alone"), Strikes(told.append))
+    assert _us(named) == 5.0
+    named.turn_to(_found("another"), Strikes(told.append))
+    assert _us(named) == 7.0
+    log = _log(folder)
+    assert [entry for entry in log if not entry[1].startswith("opens")] == [
+        (0, "imports"), (0, "builds one"), (1, "imports"), (1, "builds alone"), (1, "turns to another"),
+    ]  # fmt: skip
+    assert told == [
+        "worker replaced: it cannot go on with another kernel: ImportError: two versions of one library"
+    ]
+
+
+def test_the_fresh_process_of_the_recheck_has_imported_before_it_is_needed(
+    named: MeasureSession, folder: Path
+) -> None:
+    _us(named)
+    named.finals(ONE, of("a"))
+    while (1, "imports") not in _log(folder):
+        time.sleep(0.01)
+    assert (1, "builds one") not in _log(folder), "it has touched no GPU yet"
+    assert named.recheck(ONE, of("a")) == []
+    assert _log(folder)[-2:] == [(1, "builds one"), (1, "opens one M=16")]
 
 
 # Measuring --------------------------------------------------------------------------------------------------

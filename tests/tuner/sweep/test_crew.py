@@ -28,6 +28,9 @@ class Session:
         self.index, self.stopped = index, threading.Event()
         self.name = found.tunable.name
 
+    def turn_to(self, found: Any, strikes: Any) -> None:
+        self.name = found.tunable.name
+
     def identity(self) -> dict[str, str]:
         return {"uuid": f"GPU-{self.index}"}
 
@@ -50,7 +53,7 @@ def crew() -> Iterator[Crew]:
     said.clear()
     closed.clear()
     start: Any = lambda found, index, strikes: Session(found, index)  # noqa: E731
-    with Crew((0, 1), start, said.append) as crew:
+    with Crew((0, 1), start, said.append, ["scale", "other"]) as crew:
         crew.open(FOUND)
         yield crew
 
@@ -154,19 +157,80 @@ def test_an_error_ends_the_batch_once_what_runs_is_done_and_no_other_batch(crew:
     assert done == ["long", "next"]
 
 
-def test_each_kernel_has_a_session_and_the_one_before_is_closed(crew: Crew) -> None:
-    names: list[str] = []
-    for kernel in (FOUND, OTHER):
-        crew.run([_task(lambda seat: names.append(seat.session.name), kernel=kernel, owner="GPU-0")])
-    assert names == ["scale", "other"]
-    assert closed == [("scale", 0)]
+def test_a_gpus_session_lives_on_and_turns_to_the_kernel_of_each_task(crew: Crew) -> None:
+    seen: list[tuple[str, Any]] = []
+    for kernel in (FOUND, OTHER, FOUND):
+        crew.run(
+            [_task(lambda seat: seen.append((seat.session.name, seat.session)), kernel=kernel, owner="GPU-0")]
+        )
+    assert [name for name, _ in seen] == ["scale", "other", "scale"]
+    assert len({id(session) for _, session in seen}) == 1
+    assert closed == []
 
 
-def test_every_gpu_starts_its_process_for_a_kernel_before_it_gets_a_task(crew: Crew) -> None:
-    crew.warm(OTHER)
-    names: list[str] = []
-    crew.run([_task(lambda seat: names.append(seat.session.name), kernel=OTHER, owner="GPU-1")])
-    assert (names, ("scale", 1) in closed) == (["other"], True)
+def _beside(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_the_kernel_before_comes_first_and_the_next_one_fills_what_it_leaves(crew: Crew) -> None:
+    done: list[str] = []
+    hold, waits = threading.Event(), threading.Event()
+    blocker = _beside(lambda: crew.run([_task(lambda seat: waits.set() or hold.wait(20), owner="GPU-0")]))
+    assert waits.wait(20)
+
+    def work(name: str) -> Callable[[Seat], None]:
+        return lambda seat: done.append(name)
+
+    long = [_task(work("other"), kernel=OTHER, length=9, owner="GPU-0")]
+    short = [_task(work("scale"), length=1, owner="GPU-0")]
+    threads = [_beside(lambda: crew.run(long)), _beside(lambda: crew.run(short))]
+    while crew.waiting < 2:
+        time.sleep(0.01)
+    crew.run([_task(work("beside"), kernel=OTHER, owner="GPU-1")])
+    hold.set()
+    for thread in (blocker, *threads):
+        thread.join(20)
+    assert done == ["beside", "scale", "other"]
+
+
+def test_an_error_of_one_kernel_leaves_another_that_waits_at_the_same_time(crew: Crew) -> None:
+    done: list[str] = []
+    begun = threading.Event()
+
+    def long(seat: Seat) -> None:
+        begun.set()
+        time.sleep(0.3)
+        done.append("other")
+
+    other = _beside(lambda: crew.run([_task(long, kernel=OTHER, owner="GPU-0")]))
+    assert begun.wait(20)
+
+    def wrong(seat: Seat) -> None:
+        raise TuneError("the kernel is wrong")
+
+    with pytest.raises(TuneError, match="the kernel is wrong"):
+        crew.run([_task(wrong, owner="GPU-1")])
+    other.join(20)
+    assert done == ["other"]
+
+
+def test_who_waits_for_tasks_is_told_when_the_crew_is_closed(crew: Crew) -> None:
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            crew.run([_task(lambda seat: None, ready=lambda: False)])
+        except MeasuringStopped as error:
+            raised.append(error)
+
+    waiting = _beside(wait)
+    while not crew.waiting:
+        time.sleep(0.01)
+    crew.close()
+    waiting.join(20)
+    assert len(raised) == 1
 
 
 def test_seconds_of_waiting_for_a_compiler_are_told_from_idle_ones(crew: Crew) -> None:

@@ -447,6 +447,41 @@ def test_a_failed_sync_is_not_acknowledged(path: Path, monkeypatch: pytest.Monke
     assert read(path)[0] == [{"n": 0}]
 
 
+def test_what_is_added_is_in_the_file_at_once_and_kept_with_the_next_sync(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    with Journal.open(path, IDENTITY) as journal:
+        monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(path.stat().st_size))
+        for number in range(3):
+            journal.add({"n": number})
+            assert content(path).records[-1] == {"n": number}, "a kill loses nothing"
+        assert synced == []
+        journal.append({"n": 3})
+        assert synced == [path.stat().st_size]
+        journal.add({"n": 4})
+    assert synced[1:] == [path.stat().st_size], "closing keeps the rest"
+
+
+def test_what_was_added_before_a_failed_sync_is_not_taken_for_kept(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal.open(path, IDENTITY)
+    journal.append({"n": 0})
+    journal.add({"n": 1})
+
+    def failing(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(TuneError, match="Input/output error"):
+        journal.sync()
+    with pytest.raises(TuneError, match="Input/output error"):
+        journal.add({"n": 2})
+    journal.close()
+    assert read(path)[0] == [{"n": 0}]
+
+
 def test_a_place_where_nothing_can_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(TuneError, match=r"file/journal: cannot open.*name another folder with --journal"):

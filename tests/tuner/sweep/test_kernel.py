@@ -113,6 +113,19 @@ def test_several_gpus_write_the_bytes_that_one_writes(one: bytes, folder: Path, 
     assert max(points.values()) == 3 + MOST_ADDED, "where times are chance, the rule leaves much"
 
 
+def test_the_journal_tells_of_the_start_of_each_gpus_process_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HashedSession, "starting_s", 5.0)
+    _tune(folder, 0, 1)
+    records = journals.read(folder / "journal/sm90/scale.done", accepts).records
+    spent = [record for record in records if record["kind"] == "spent"]
+    assert sum(record["start_s"] for record in spent) == 10.0
+    compiled = [record for record in records if record["kind"] == "compile"]
+    assert compiled
+    assert all(record["seconds"] >= 0 for record in compiled)
+
+
 @pytest.mark.parametrize(
     "after", [33, *(pytest.param(after, marks=pytest.mark.slow) for after in (0, 1, 20, 70, 90))]
 )

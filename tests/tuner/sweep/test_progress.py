@@ -60,7 +60,7 @@ def test_plain_lines_come_at_most_every_ten_seconds_and_at_the_end() -> None:
     progress = PlainProgress(stream, clock=clock)
     progress.started(kernel="matmul", arch=SM90, problems=2, jobs=100, device="NVIDIA H200")
     for done in range(101):
-        progress.compiled(done, 100, failures=0)
+        progress.compiled("matmul", done, 100, failures=0)
         clock.now += 0.25
     lines = stream.getvalue().splitlines()
     assert lines[0] == "matmul sm90 on NVIDIA H200: 2 problems, 100 compilations"
@@ -76,11 +76,11 @@ def test_the_time_left_is_that_of_the_slower_of_compiling_and_measuring() -> Non
     clock = _Clock()
     estimate = Estimate(clock)
     assert estimate.left_s() == 0.0
-    estimate.compiled(0, 10)
-    estimate.measured(0, 5)
+    estimate.compiled("matmul", 0, 10)
+    estimate.measured("matmul", 0, 5)
     clock.now += 10
-    estimate.compiled(5, 10)  # 2 s each, 10 s left
-    estimate.measured(1, 5)  # 10 s each, 40 s left
+    estimate.compiled("matmul", 5, 10)  # 2 s each, 10 s left
+    estimate.measured("matmul", 1, 5)  # 10 s each, 40 s left
     assert estimate.left_s() == 40.0
     clock.now += 15
     assert estimate.left_s() == 25.0
@@ -89,10 +89,37 @@ def test_the_time_left_is_that_of_the_slower_of_compiling_and_measuring() -> Non
 def test_what_a_journal_answers_at_once_does_not_shorten_the_estimate() -> None:
     clock = _Clock()
     estimate = Estimate(clock)
-    estimate.measured(20, 30)  # twenty were in the journal
+    estimate.measured("matmul", 20, 30)  # twenty were in the journal
     clock.now += 10
-    estimate.measured(21, 30)
+    estimate.measured("matmul", 21, 30)
     assert estimate.left_s() == 90.0
+
+
+def test_the_time_left_is_that_of_all_kernels_that_have_begun() -> None:
+    clock = _Clock()
+    estimate = Estimate(clock)
+    estimate.measured("matmul", 0, 10)
+    clock.now += 10
+    estimate.measured("matmul", 5, 10)  # 2 s each
+    estimate.measured("rope", 0, 10)
+    assert estimate.left_s() == 30.0
+    estimate.ended("rope")
+    assert estimate.left_s() < 30.0
+
+
+def test_the_lines_of_two_kernels_at_once_each_name_their_own() -> None:
+    stream, clock = io.StringIO(), _Clock()
+    progress = PlainProgress(stream, clock=clock)
+    for kernel in ("matmul", "rope"):
+        progress.started(kernel=kernel, arch=SM90, problems=2, jobs=9, device="NVIDIA H200")
+    clock.now += 20
+    for kernel in ("matmul", "rope"):
+        progress.compiled(kernel, 4, 9, failures=0)
+        progress.measuring(kernel, PROBLEM, 1, 6)
+    lines = [line.partition(",")[0] for line in stream.getvalue().splitlines()[2:]]
+    assert lines == [
+        "matmul: compiled 4/9", "matmul: measured 1/6", "rope: compiled 4/9", "rope: measured 1/6"
+    ]  # fmt: skip
 
 
 def test_a_failure_is_one_line_however_long_its_message() -> None:
@@ -129,10 +156,14 @@ def test_live_progress_keeps_failures_and_leaves_the_closing_table() -> None:
     stream = _Terminal()
     progress = LiveProgress(stream)
     progress.started(kernel="matmul", arch=SM90, problems=2, jobs=4, device="NVIDIA H200")
-    progress.compiled(4, 4, failures=1)
+    progress.compiled("matmul", 4, 4, failures=1)
     progress.failure("matmul", PROBLEM, CONFIG, "verify", "out[0, 3] is nan, expected [1.0]")
-    progress.measuring(PROBLEM, 1, 2)
+    progress.measuring("matmul", PROBLEM, 1, 2)
     progress.started(kernel="rope", arch=SM90, problems=1, jobs=1, device="NVIDIA H200")
+    progress.measuring("matmul", PROBLEM, 2, 2)
+    assert [task.completed for task in progress._bars.tasks] == [4, 2, 0, 0], "each kernel has its own"
+    progress.ended("matmul")
+    assert [task.description for task in progress._bars.tasks] == ["rope compile", "rope measure"]
     progress.finished([_row()])
     progress.close()
     shown = stream.getvalue()

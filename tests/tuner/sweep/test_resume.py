@@ -23,6 +23,7 @@ from aot_tune.tuner.sweep import run as sweep
 from aot_tune.tuner.sweep.progress import PlainProgress
 from aot_tune.tuner.sweep.report import SweepRequest
 from tests.support.samples import SM90, scale_in
+from tests.support.several_kernels import several_in
 
 folder = Path(sys.argv[1])
 
@@ -34,6 +35,9 @@ class NoLock:
     def release(self):
         pass
 
+    def say(self, purpose):
+        pass
+
 
 def measure(found, gpu, **more):
     return session.MeasureSession(
@@ -43,7 +47,8 @@ def measure(found, gpu, **more):
 
 
 session.GpuLock, sweep.MeasureSession = NoLock, measure
-kernels = (scale_in(folder / "tables")["scale"],)
+tables = folder / "tables"
+kernels = several_in(tables) if sys.argv[4] == "several" else (scale_in(tables)["scale"],)
 request = SweepRequest(
     kernels=kernels, arch=SM90, gpus=tuple(map(int, sys.argv[3])), jobs=2, journal=folder / "journal",
     cubins=Path(sys.argv[2]),
@@ -52,9 +57,9 @@ print(sweep.run(request, PlainProgress()).resumed)
 """
 
 
-def _start(folder: Path, cubins: Path, gpus: str = "0") -> subprocess.Popen[str]:
+def _start(folder: Path, cubins: Path, gpus: str, kernels: str) -> subprocess.Popen[str]:
     folder.mkdir(exist_ok=True)
-    words = [sys.executable, "-c", _SWEEP, str(folder), str(cubins), gpus]
+    words = [sys.executable, "-c", _SWEEP, str(folder), str(cubins), gpus, kernels]
     return subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -65,21 +70,23 @@ def _lines(folder: Path) -> list[str]:
     return log.read_text().splitlines() if log.exists() else []
 
 
-def _table(folder: Path) -> bytes:
-    return (folder / "tables" / "sm90" / "scale.json").read_bytes()
+def _tables(folder: Path) -> dict[str, bytes]:
+    return {path.stem: path.read_bytes() for path in (folder / "tables" / "sm90").glob("*.json")}
 
 
 @pytest.mark.process
 @pytest.mark.slow
-@pytest.mark.parametrize("gpus", ["0", "01"])
-def test_a_sweep_killed_at_any_instant_ends_with_the_same_bytes(tmp_path: Path, gpus: str) -> None:
+@pytest.mark.parametrize(("gpus", "kernels"), [("0", "one"), ("01", "one"), ("01", "several")])
+def test_a_sweep_killed_at_any_instant_ends_with_the_same_bytes(
+    tmp_path: Path, gpus: str, kernels: str
+) -> None:
     whole, killed, cubins = tmp_path / "whole", tmp_path / "killed", tmp_path / "cubins"
-    child = _start(whole, cubins)
+    child = _start(whole, cubins, "0", kernels)
     _, said = child.communicate(timeout=300)
     assert child.returncode == 0, said
     kills = 0
     for more in random.Random(3).sample(range(2, len(_lines(whole)) // 6), 6):
-        child = _start(killed, cubins, gpus)
+        child = _start(killed, cubins, gpus, kernels)
         limit = len(_lines(killed)) + more
         while child.poll() is None and len(_lines(killed)) < limit:
             time.sleep(0.002)
@@ -87,11 +94,12 @@ def test_a_sweep_killed_at_any_instant_ends_with_the_same_bytes(tmp_path: Path, 
             os.kill(child.pid, signal.SIGKILL)
             kills += 1
         child.communicate()
-    child = _start(killed, cubins, gpus)
+    child = _start(killed, cubins, gpus, kernels)
     _, said = child.communicate(timeout=300)
     assert child.returncode == 0, said
     assert kills >= 2
-    assert _table(killed) == _table(whole)
+    assert _tables(killed) == _tables(whole)
+    assert len(_tables(whole)) == (3 if kernels == "several" else 1)
     # A kill may lose what is in flight on each GPU, verified or timed but not told yet; of what is timed in
     # turn in one state, all samples.
     lost = 4 + (MOST_WHEN_WORSE + 1) * (1 + STATE_SAMPLES)

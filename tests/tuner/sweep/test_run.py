@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,6 @@ from aot_tune.errors import AotTuneError, DeclarationError, JournalMismatchError
 from aot_tune.tables import store, writer
 from aot_tune.tables.states import State
 from aot_tune.tables.table import Table
-from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.measure.supervise import GpuLostError, ProblemFailedError
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
 from aot_tune.tuner.sweep import run as sweep
@@ -83,6 +83,9 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+    def turn_to(self, found: Any, strikes: Any) -> None:
+        self.name = found.tunable.name
 
     def identity(self) -> dict[str, str]:
         return {
@@ -596,16 +599,20 @@ def test_a_kernel_that_a_child_cannot_import_leaves_the_others_compiling(folder:
     assert (rows["other"].failed, rows["scale"].complete) == (True, True)
 
 
-def test_the_next_kernel_is_compiled_while_one_is_measured(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ahead: list[str] = []
-    monkeypatch.setattr(
-        CompileFeed, "submit_later", lambda self, jobs: ahead.extend(job.name for job in jobs)
-    )
-    _two(folder)
-    assert set(ahead) == {"scale"}
-    assert len(ahead) > 10
+def test_the_next_kernel_begins_before_the_last_round_of_the_one_before_is_over(folder: Path) -> None:
+    progress = Quiet()
+
+    def wait() -> None:
+        until = time.monotonic() + 30
+        while not any("started" in line and "scale" in line for line in progress.said):
+            assert time.monotonic() < until, "it waits for the end of the one before"
+            time.sleep(0.01)
+
+    Session.meanwhile.append(wait)
+    report, _ = _two(folder, progress=progress)
+    assert report.complete
+    assert [row.kernel for row in report.rows] == ["other", "scale"]
+    assert len(sessions) == 1, "one process a GPU serves both"
 
 
 def test_a_stale_journal_is_told_before_the_first_kernel_is_measured(
@@ -817,12 +824,14 @@ def test_a_table_that_cannot_be_replaced_is_refused_before_anything_is_measured(
     assert _contents(path.parent) == before
 
 
-def _two(folder: Path, *, first: bool = True, **changes: Any) -> tuple[SweepReport, Quiet]:
+def _two(
+    folder: Path, *, first: bool = True, progress: Quiet | None = None, **changes: Any
+) -> tuple[SweepReport, Quiet]:
     """A sweep of `scale` and of `other`, the same under another name with `changes`; `other` may be first."""
     scale = scale_in(folder / "tables")["scale"]
     tunable = dataclasses.replace(scale.tunable, name="other", **changes)
     other = dataclasses.replace(scale, tunable=tunable)
-    progress = Quiet()
+    progress = progress or Quiet()
     kernels = (other, scale) if first else (scale, other)
     request = SweepRequest(kernels=kernels, arch=SM90, gpus=(0,), jobs=2)
     return sweep.run(request, progress), progress

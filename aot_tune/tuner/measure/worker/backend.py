@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from aot_tune.tables.states import State
 from aot_tune.tuner.measure.worker.gpu_state import GpuState
@@ -88,13 +88,18 @@ for _kind in (Measurement, Failure, GpuState, Device):
 
 
 class Backend(Protocol):
-    """A kernel on a GPU. Every call but `healthy` and `stage` may raise, hang, or kill the process.
+    """A kernel on a GPU, made with the arguments that `turn_to` takes.
+
+    Every call but `healthy` and `stage` may raise, hang, or kill the process.
 
     `verify`, `again`, `check` and `damage` raise a DeclarationError where the kernel changes an argument that
     the declaration does not name.
 
     `aot_tune.tuner.measure.worker.gpu.GpuBackend` is the real one; the tests script another.
     """
+
+    def turn_to(self, **arguments: Any) -> None:
+        """Close what is open, and measure another kernel from here on; raise where this process cannot."""
 
     def device(self) -> Device:
         """The GPU as grids are computed for it."""

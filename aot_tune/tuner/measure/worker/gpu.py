@@ -70,21 +70,25 @@ class GpuBackend:
         self._ours = frozenset() if before is None or after is None else after - before
         # The integer, because cuTile would read it from torch's object at each launch.
         self._stream = torch.cuda.current_stream(self._torch_device).cuda_stream
-        self._tunable = load(module, name)
         self._device = Device.of(torch.cuda.get_device_properties(self._torch_device))
-        self._launcher = cutile.launcher(
-            programmatic_dependent_launch=self._tunable.programmatic_dependent_launch, arch=self._device.arch
-        )
         self._round = EventRound()  # now, so that no config is blamed when memory is too small for its buffer
         self._factors = torch.randn((2, _BUSY_SIDE, _BUSY_SIDE), device=self._torch_device).bfloat16()
         self._product = torch.empty_like(self._factors[0])
-        self._problem: Problem | None = None
-        self._cases: list[Case] = []
-        self._results: list[dict[str, torch.Tensor]] = []
         # Never emptied: cuTile unloads the module of a collected kernel, which a launch under way may still
         # need.
         self._kernels: dict[tuple[Any, ...], Any] = {}
         self._launches: Counter[Config] = Counter()
+        self.turn_to(module=module, name=name, gpu_index=gpu_index)
+
+    def turn_to(self, *, module: str, name: str, gpu_index: int) -> None:
+        """Measure another kernel from here on; the GPU stays the same."""
+        self._problem: Problem | None = None
+        self._cases: list[Case] = []
+        self._results: list[dict[str, torch.Tensor]] = []
+        self._tunable = load(module, name)
+        self._launcher = cutile.launcher(
+            programmatic_dependent_launch=self._tunable.programmatic_dependent_launch, arch=self._device.arch
+        )
 
     def device(self) -> Device:
         """The GPU as grids are computed for it."""
@@ -242,7 +246,7 @@ class GpuBackend:
     def _kernel(self, trial: Trial) -> Any:
         hints = trial.config.hints
         # One cubin has one set of constants. Without a cubin, cuTile's own cache distinguishes constants.
-        key = (trial.config.kernel, tuple(hints.items()), trial.cubin)
+        key = (self._tunable.name, trial.config.kernel, tuple(hints.items()), trial.cubin)
         if key not in self._kernels:
             cubin = trial.cubin
             self._kernels[key] = cutile.with_hints(

@@ -128,6 +128,15 @@ class TrialRunner:
         """The first time of each config on the open problem, taken one config after another and not in
         turn."""
 
+    def turn_to(self, arguments: Mapping[str, object]) -> None:
+        """Run the trials of another kernel from here on.
+
+        Args:
+            arguments: The backend's keyword arguments for it.
+        """
+        self._timed_alone.clear()
+        self._backend.turn_to(**arguments)
+
     def canary(self) -> None:
         """Run a computation whose result is known; raise unless it is right."""
         self._backend.canary()

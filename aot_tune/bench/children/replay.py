@@ -1,6 +1,6 @@
 """Call one operation of TileGym, as the section `replay` tells this process.
 
-``python -m aot_tune.bench.sections.replay_child OPERATION`` imports the library, then reads commands from
+``python -m aot_tune.bench.children.replay OPERATION`` imports the library, then reads commands from
 stdin, each a line of JSON that is answered by one:
 
 ======================================  ====================================================================

@@ -1,0 +1,115 @@
+"""What the driver and a GPU's host tell each other, as values. Ray carries them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from aot_tune.errors import AotTuneError, DeclarationError, StoreError, TuneError, UsageError
+from aot_tune.tuner.measure.supervise import GpuLostError, ProblemFailedError
+from aot_tune.tuner.measure.trials import Conditions, Known
+from aot_tune.tuner.outcome import Outcome
+from aot_tune.values.problem import Problem
+
+_KINDS: dict[str, type[AotTuneError]] = {
+    kind.__name__: kind for kind in (GpuLostError, DeclarationError, StoreError, UsageError, TuneError)
+}
+"""The errors that arrive under their own type; any other one arrives as the nearest of these above it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuThere:
+    """One GPU of a node, as NVML describes it."""
+
+    name: str
+    """The product's name; empty where NVML does not answer."""
+
+    arch: str
+    """Its arch, ``sm90``; empty where it is unknown."""
+
+    uuid: str
+    """NVML's identifier."""
+
+    driver: str
+    """The driver's version."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """An outcome stands."""
+
+    outcome: Outcome
+    """The outcome."""
+
+    number: int | None = None
+    """The round of finals, from 0; None elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noted:
+    """A line for a person."""
+
+    line: str
+    """The line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raised:
+    """An error of aot_tune that ended a request."""
+
+    kind: str
+    """The name of its type, one of `_KINDS`, or of `ProblemFailedError`."""
+
+    text: str
+    """Its message; of a `ProblemFailedError` the reason."""
+
+    problem: Problem | None = None
+    """The problem of a `ProblemFailedError`."""
+
+    @classmethod
+    def of(cls, error: AotTuneError) -> Raised:
+        """The error as a value, since not every exception can be pickled."""
+        if isinstance(error, ProblemFailedError):
+            return cls(kind=ProblemFailedError.__name__, text=error.reason, problem=error.problem)
+        kind = next((one.__name__ for one in type(error).__mro__ if one.__name__ in _KINDS), "TuneError")
+        return cls(kind=kind, text=str(error))
+
+    def error(self) -> AotTuneError:
+        """The value as an error."""
+        if self.problem is not None:
+            return ProblemFailedError(self.problem, self.text)
+        return _KINDS[self.kind](self.text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """The end of a request."""
+
+    value: object = None
+    """What it returned."""
+
+    error: Raised | None = None
+    """What it raised; None where it returned."""
+
+    stopped: bool = False
+    """Whether it was interrupted."""
+
+    notes: tuple[str, ...] = ()
+    """Lines for a person that were not told before."""
+
+    conditions: tuple[Conditions, ...] = ()
+    """The conditions of what it measured."""
+
+    verify_s: float = 0.0
+    """Time that it spent verifying, seconds."""
+
+    start_s: float = 0.0
+    """Time that it spent starting workers, seconds."""
+
+    open_s: float = 0.0
+    """Time that it spent making arguments, seconds."""
+
+    known: Known = field(default_factory=Known)
+    """The faults of the kernel's configs that are known there at its end."""
+
+
+Event = Told | Noted | Reply

@@ -1,0 +1,162 @@
+"""Compile on the CPUs of all nodes: the driver's counterpart of a compile pool. Knows no Ray.
+
+Cubins come back with the results and are kept in the driver's folder, where later sweeps find them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from aot_tune.errors import StoreError, TuneError
+from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, CompileResult, cached, keep
+from aot_tune.tuner.compile.pool import KernelRefusedError
+from aot_tune.tuner.ray.compiler import CompiledThere
+
+
+class TaskLostError(Exception):
+    """A task was tried again and again, and each time its process or node ended."""
+
+
+class Tasks(Protocol):
+    """Runs `aot_tune.tuner.ray.compiler.compile_there` somewhere; a task is any object."""
+
+    def begin(self, job: CompileJob) -> Any:
+        """Begin a task."""
+
+    def wait(self, tasks: Sequence[Any], timeout_s: float) -> list[Any]:
+        """The tasks among these that have ended; wait up to `timeout_s` for the first."""
+
+    def result(self, task: Any) -> CompiledThere:
+        """What a task that has ended returned.
+
+        Raises:
+            TaskLostError: It returned nothing.
+        """
+
+    def cancel(self, task: Any) -> None:
+        """End a task, whatever it does."""
+
+
+class RemotePool:
+    """Has jobs compiled on nodes. It has the methods of `aot_tune.tuner.compile.pool.CompilePool`.
+
+    Args:
+        tasks: Runs the tasks.
+        most: Most tasks at a time.
+        folder: The folder that keeps each cubin.
+
+    Raises:
+        StoreError: The folder cannot be made.
+    """
+
+    def __init__(self, tasks: Tasks, most: int, folder: Path) -> None:
+        self._tasks, self._most, self._folder = tasks, most, folder
+        self._waiting: deque[CompileJob] = deque()
+        self._running: dict[Any, tuple[CompileJob, float]] = {}
+        self._results: list[CompileResult] = []
+        self._known: set[str] = set()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"{folder}: no folder for cubins can be made ({error.strerror}); name another with --cubins"
+            ) from error
+
+    @property
+    def idle(self) -> int:
+        """Number of further tasks that could run now."""
+        return max(0, self._most - self.unfinished)
+
+    @property
+    def unfinished(self) -> int:
+        """Number of submitted jobs whose results `poll` has not returned."""
+        return len(self._waiting) + len(self._running) + len(self._results)
+
+    def submit(self, job: CompileJob) -> None:
+        """Queue a job; one that was submitted before is not done again."""
+        if job.key in self._known:
+            return
+        self._known.add(job.key)
+        earlier = cached(self._folder, job.key)
+        if earlier is None:
+            self._waiting.append(job)
+            self._fill()
+        else:
+            self._results.append(earlier)
+
+    def poll(self, timeout_s: float = 0.0) -> list[CompileResult]:
+        """Return all results since the last call; wait up to `timeout_s` for the first.
+
+        Raises:
+            KernelRefusedError: No job of a kernel can be compiled. Its jobs are dropped.
+            TuneError: A node says that no job can be compiled.
+        """
+        self._fill()
+        if self._running:
+            wait_s = 0.0 if self._results else timeout_s
+            for task in self._tasks.wait(list(self._running), wait_s):
+                self._take(task)
+        self._fill()
+        results, self._results = self._results, []
+        return results
+
+    def close(self) -> None:
+        """End all tasks. Finished cubins are kept."""
+        self._waiting.clear()
+        for task in self._running:
+            self._tasks.cancel(task)
+        self._running.clear()
+
+    def __enter__(self) -> RemotePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._running) < self._most:
+            job = self._waiting.popleft()
+            self._running[self._tasks.begin(job)] = (job, time.monotonic())
+
+    def _take(self, task: Any) -> None:
+        job, since = self._running.pop(task)
+        try:
+            there = self._tasks.result(task)
+        except TaskLostError as lost:
+            message = f"the compiling task was killed by its node's end: {lost}"
+            self._results.append(
+                CompileFailure(key=job.key, message=message, seconds=time.monotonic() - since)
+            )
+            return
+        if isinstance(there.result, Compiled):
+            result = replace(there.result, path=self._folder / f"{job.key}.cubin")
+            keep(self._folder, result, there.cubin)
+            self._results.append(result)
+        elif there.result is not None:
+            self._results.append(there.result)
+        elif there.of_kernel:
+            self._drop_kernel(job)
+            raise KernelRefusedError(job.name, there.refusal)
+        else:
+            self.close()
+            raise TuneError(there.refusal)
+
+    def _drop_kernel(self, job: CompileJob) -> None:
+        """Forget a job, and all of its kernel that have not ended."""
+
+        def same(other: CompileJob) -> bool:
+            return (other.module, other.name) == (job.module, job.name)
+
+        for task, (other, _) in list(self._running.items()):
+            if same(other):
+                self._tasks.cancel(task)
+                del self._running[task]
+                self._known.discard(other.key)
+        self._known.difference_update(one.key for one in self._waiting if same(one))
+        self._known.discard(job.key)
+        self._waiting = deque(one for one in self._waiting if not same(one))

@@ -1,0 +1,299 @@
+"""A measuring session elsewhere: it acts as one of this machine, and outcomes come as they stand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aot_tune.declare.discovery import FoundKernel
+from aot_tune.errors import AotTuneError, DeclarationError, TuneError
+from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped, ProblemFailedError
+from aot_tune.tuner.measure.trials import Strikes
+from aot_tune.tuner.outcome import Failure, Measurement, Outcome
+from aot_tune.tuner.ray import host as hosts
+from aot_tune.tuner.ray.host import GpuHost
+from aot_tune.tuner.ray.session import RemoteSession
+from aot_tune.values.config import Config
+from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
+from tests.support import other_source
+from tests.support.ray_hosts import NearHost
+from tests.support.samples import MODULE, SM90, SPACE, scale
+
+FOUND = FoundKernel(module=MODULE, tunable=scale)
+PROBLEM = Problem({"dtype": "bfloat16", "M": 64, "N": 1024})
+CONFIGS = SPACE[:3]
+
+
+def _time(config: Config, us: float = 10.0) -> Measurement:
+    return Measurement(config=config, mean_us=us, error_margin_us=0.1, num_samples=5)
+
+
+class Session:
+    """A session that a test scripts: `does` is called for each config of a request."""
+
+    def __init__(self, on_event: Callable[[str], None], strikes: Strikes) -> None:
+        self.on_event, self.strikes = on_event, strikes
+        self.conditions: list[Any] = []
+        self.verify_s = self.start_s = self.open_s = 0.0
+        self.paths: list[Path | None] = []
+        self.stopped = threading.Event()
+        self.closed, self.turned = False, MODULE
+        on_event("another process computes on the GPU")
+
+    def does(self, config: Config) -> Outcome:
+        return _time(config)
+
+    def identity(self) -> dict[str, str]:
+        return {"gpu": "NVIDIA H200", "uuid": "GPU-7"}
+
+    def device(self) -> Device:
+        self.start_s += 3.0
+        return Device.reference(SM90)
+
+    def measure(
+        self,
+        problem: Problem,
+        configs: Mapping[Config, Path | None],
+        *,
+        on_outcome: Callable[[Outcome], None],
+        known: Mapping[Config, Measurement],
+        least_us: float,
+    ) -> list[Outcome]:
+        self.paths += configs.values()
+        self.conditions.append(f"{problem} {least_us} {len(known)}")
+        self.verify_s += 0.5
+        found = []
+        for config in configs:
+            found.append(self.does(config))
+            on_outcome(found[-1])
+        return found
+
+    def finals(
+        self,
+        problem: Problem,
+        configs: Mapping[Config, Path | None],
+        *,
+        on_round: Callable[[int, Outcome], None],
+        taken: Mapping[Config, list[Measurement]],
+    ) -> list[Outcome]:
+        for number in range(2):
+            for config in configs:
+                if len(taken.get(config, ())) <= number:
+                    on_round(number, _time(config, 10.0 + number))
+        return [_time(config) for config in configs]
+
+    def time_in_state(self, state: str, problem: Problem, configs: Any, *, on_outcome: Any) -> list[Outcome]:
+        for config in configs:
+            on_outcome(_time(config, {"written": 30.0}[state]))
+        return [_time(config, 30.0) for config in configs]
+
+    def recheck(self, problem: Problem, configs: Any) -> list[Failure]:
+        return [Failure(config=next(iter(configs)), stage="verify", message="half of it is NaN")]
+
+    def turn_to(self, found: FoundKernel, strikes: Strikes) -> None:
+        self.turned, self.strikes = found.module, strikes
+
+    def interrupt(self) -> None:
+        self.stopped.set()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class ScriptedHost(GpuHost):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sessions: list[Session] = []
+
+    def _start(self, found: FoundKernel, on_event: Callable[[str], None], strikes: Strikes) -> Session:
+        assert (found.module, found.tunable.name) == (MODULE, "scale")
+        self.sessions.append(Session(on_event, strikes))
+        return self.sessions[-1]
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "node").mkdir()
+    monkeypatch.setattr(hosts, "node_folder", lambda: tmp_path / "node")
+
+
+@pytest.fixture
+def there() -> SimpleNamespace:
+    """A session, its host, the driver's strikes, and the lines for a person."""
+    near, said, struck = NearHost(ScriptedHost()), list[str](), Strikes(lambda line: None)
+    session = RemoteSession(FOUND, near, on_event=said.append, strikes=struck)
+    return SimpleNamespace(session=session, near=near, said=said, strikes=struck, host=near.host)
+
+
+def _configs(folder: Path | None = None) -> dict[Config, Path | None]:
+    return dict.fromkeys(CONFIGS)
+
+
+def test_a_request_has_the_outcomes_conditions_and_times_of_the_session_there(there: Any) -> None:
+    session, told = there.session, list[Any]()
+    assert session.identity() == {"gpu": "NVIDIA H200", "uuid": "GPU-7"}
+    assert session.device() == Device.reference(SM90)
+    known = {CONFIGS[0]: _time(CONFIGS[0])}
+    found = session.measure(PROBLEM, _configs(), on_outcome=told.append, known=known, least_us=2.0)
+    assert found == told == [_time(config) for config in CONFIGS]
+    assert session.conditions == [f"{PROBLEM} 2.0 1"]
+    assert (session.start_s, session.verify_s) == (3.0, 0.5)
+    assert there.said == ["another process computes on the GPU"]
+
+    rounds = list[Any]()
+    taken = {CONFIGS[0]: [_time(CONFIGS[0])]}
+    session.finals(PROBLEM, _configs(), on_round=lambda *one: rounds.append(one), taken=taken)
+    assert [number for number, _ in rounds] == [0, 0, 1, 1, 1]
+    session.time_in_state("written", PROBLEM, _configs(), on_outcome=told.append)
+    assert told[-1].mean_us == 30.0
+    (failure,) = session.recheck(PROBLEM, _configs())
+    assert failure.stage == "verify"
+
+
+def test_an_outcome_comes_while_the_next_one_is_being_measured(
+    there: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came = threading.Event()
+
+    def does(session: Session, config: Config) -> Outcome:
+        assert config == CONFIGS[0] or came.wait(20)
+        return _time(config)
+
+    monkeypatch.setattr(Session, "does", does)
+    there.session.measure(PROBLEM, _configs(), on_outcome=lambda outcome: came.set())
+    assert came.is_set()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ProblemFailedError(PROBLEM, "its arguments cannot be made"),
+        DeclarationError("it changes x"),
+        GpuLostError("three workers in a row"),
+    ],
+)
+def test_an_error_arrives_under_its_own_type(
+    there: Any, monkeypatch: pytest.MonkeyPatch, error: AotTuneError
+) -> None:
+    def does(session: Session, config: Config) -> Outcome:
+        raise error
+
+    monkeypatch.setattr(Session, "does", does)
+    with pytest.raises(type(error)) as raised:
+        there.session.measure(PROBLEM, _configs())
+    assert str(raised.value) == str(error)
+    assert there.session.conditions, "what it took is told too"
+
+
+def test_a_host_that_ends_is_a_lost_gpu_and_one_that_is_ended_is_none() -> None:
+    near = NearHost(ScriptedHost(), lost_after=2)
+    session = RemoteSession(FOUND, near, on_event=lambda line: None, strikes=Strikes(lambda line: None))
+    told: list[Outcome] = []
+    with pytest.raises(GpuLostError, match="its node is lost: its process has ended"):
+        session.measure(PROBLEM, _configs(), on_outcome=told.append)
+    assert len(told) == 2, "what came before is kept"
+    session.close()
+
+    near = NearHost(ScriptedHost())
+    session = RemoteSession(FOUND, near, on_event=lambda line: None, strikes=Strikes(lambda line: None))
+    with pytest.raises(MeasuringStopped):
+        session.measure(PROBLEM, _configs(), on_outcome=lambda outcome: session.interrupt())
+
+
+def test_an_error_of_the_driver_ends_what_is_measured_and_the_next_request_begins_anew(
+    there: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def does(session: Session, config: Config) -> Outcome:
+        if config == CONFIGS[1] and len(there.host.sessions) == 1:
+            assert session.stopped.wait(20), "nobody ends it"
+            raise MeasuringStopped
+        return _time(config)
+
+    def full(outcome: Outcome) -> None:
+        raise TuneError("the disk is full")
+
+    monkeypatch.setattr(Session, "does", does)
+    with pytest.raises(TuneError, match="the disk is full"):
+        there.session.measure(PROBLEM, _configs(), on_outcome=full)
+    assert [session.closed for session in there.host.sessions] == [True]
+    assert len(there.session.measure(PROBLEM, _configs())) == 3
+    assert [session.closed for session in there.host.sessions] == [True, False]
+
+
+def test_faults_of_all_gpus_are_known_there_and_new_ones_here(
+    there: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A config that faulted on two problems is struck, whichever GPUs they were on."""
+    seen: list[bool] = []
+
+    def does(session: Session, config: Config) -> Outcome:
+        seen.append(session.strikes.struck(config) is not None)
+        if config == CONFIGS[0]:
+            session.strikes.count(PROBLEM, config, "fault")
+        if config == CONFIGS[1]:
+            session.strikes.wrong.add(config)
+        return _time(config)
+
+    monkeypatch.setattr(Session, "does", does)
+    other, third = (Problem({**PROBLEM, "M": size}) for size in (128, 256))
+    there.session.remember_fault(other, CONFIGS[2], "illegal address")
+    there.session.remember_fault(third, CONFIGS[2], "illegal address")
+    there.session.remember_fault(other, CONFIGS[0], "illegal address")
+    there.session.measure(PROBLEM, _configs())
+    assert seen == [False, False, True], "it is told what the driver knows"
+    assert there.strikes.struck(CONFIGS[0]) is not None
+    assert there.strikes.wrong == {CONFIGS[1]}
+
+    there.session.forget_faults(PROBLEM)
+    monkeypatch.setattr(Session, "does", lambda session, config: _time(config))
+    there.session.measure(PROBLEM, _configs())
+    assert there.strikes.struck(CONFIGS[0]) is None, "what was forgotten does not come back"
+
+
+def test_a_session_turns_to_another_kernel_with_its_own_faults(
+    there: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = FoundKernel(module=other_source.MODULE, tunable=other_source.other)
+    strikes = Strikes(lambda line: None)
+    there.session.remember_fault(PROBLEM, CONFIGS[0], "illegal address")
+    there.session.turn_to(other, strikes)
+    (session,) = there.host.sessions
+    assert session.turned == other_source.MODULE
+    seen: list[bool] = []
+
+    def does(session: Session, config: Config) -> Outcome:
+        seen.append(session.strikes.suspect(config))
+        session.strikes.count(PROBLEM, config, "fault")
+        return _time(config)
+
+    monkeypatch.setattr(Session, "does", does)
+    there.session.measure(PROBLEM, _configs())
+    assert seen == [False] * 3
+    assert [strikes.suspect(config) for config in CONFIGS] == [True] * 3
+    assert [there.strikes.suspect(config) for config in CONFIGS] == [True, False, False]
+
+
+def test_a_cubin_is_sent_once_and_is_written_by_its_content(there: Any, tmp_path: Path) -> None:
+    files = [tmp_path / "a.cubin", tmp_path / "b.cubin"]
+    for path, content in zip(files, (b"code", b"other code"), strict=True):
+        path.write_bytes(content)
+    configs = dict(zip(CONFIGS, (*files, None), strict=True))
+    there.session.measure(PROBLEM, configs)
+    there.session.measure(PROBLEM, configs)
+    assert there.near.cubins == [b"code", b"other code"]
+    (session,) = there.host.sessions
+    a, b, none = session.paths[:3]
+    assert (a.read_bytes(), b.read_bytes(), none) == (b"code", b"other code", None)
+    assert session.paths[3:] == [a, b, None]
+    files[0].write_bytes(b"newer code")
+    there.session.measure(PROBLEM, configs)
+    assert session.paths[6].read_bytes() == b"newer code"
+    files[1].unlink()
+    with pytest.raises(TuneError, match=r"b\.cubin cannot be read"):
+        there.session.measure(PROBLEM, configs)

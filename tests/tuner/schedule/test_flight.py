@@ -1,0 +1,86 @@
+"""Several kernels at once: when the next one begins, and what becomes of the others when one fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from aot_tune.tuner.schedule.flight import BESIDE, Flight, may_begin
+
+
+class Stopped(Exception):
+    """What a kernel raises that was stopped."""
+
+
+def _flight(
+    work: Callable[[str], str], stop: Callable[[], None] = lambda: None, most: int = 2
+) -> Flight[str, str]:
+    return Flight(work, begins=lambda in_flight: in_flight < most, stop=stop, stopped=Stopped)
+
+
+@pytest.mark.parametrize(
+    ("changes", "begins"),
+    [
+        ({}, True),
+        ({"waiting": 2}, False),
+        ({"waiting": 2, "compilers_rest": True}, True),
+        ({"planned": False}, False),
+        ({"in_flight": 2 + BESIDE}, False),
+        ({"in_flight": 0, "planned": False, "waiting": 9}, True),
+    ],
+    ids=["gpus rest", "all have work", "compilers rest", "one plans still", "enough", "none in flight"],
+)
+def test_the_next_kernel_begins_before_a_gpu_or_a_compiler_rests(
+    changes: dict[str, int], begins: bool
+) -> None:
+    values = {"in_flight": 1, "planned": True, "gpus": 2, "waiting": 1, "compilers_rest": False} | changes
+    assert may_begin(**values) is begins  # type: ignore[arg-type]
+
+
+def test_results_come_in_the_order_of_the_kernels_whichever_ends_first() -> None:
+    second = threading.Event()
+
+    def work(name: str) -> str:
+        assert second.wait(20) if name == "a" else not second.set()
+        return name * 2
+
+    assert _flight(work).run(["a", "b", "c"]) == ["aa", "bb", "cc"]
+
+
+def test_a_kernel_that_fails_stops_those_in_flight_and_its_error_is_raised() -> None:
+    stopped, begun = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def work(name: str) -> str:
+        done.append(name)
+        if name == "a":
+            begun.set()
+            assert stopped.wait(20)
+            raise Stopped
+        assert begun.wait(20)
+        raise ValueError("the disk is full")
+
+    with pytest.raises(ValueError, match="the disk is full"):
+        _flight(work, stopped.set).run(["a", "b", "c"])
+    assert done == ["a", "b"]
+
+
+def test_an_interrupted_caller_waits_until_nothing_runs_any_more() -> None:
+    stopped = threading.Event()
+    ended: list[str] = []
+
+    def work(name: str) -> str:
+        assert stopped.wait(20)
+        ended.append(name)
+        raise Stopped
+
+    def begins(in_flight: int) -> bool:
+        raise KeyboardInterrupt
+
+    flight = Flight(work, begins=begins, stop=stopped.set, stopped=Stopped)
+    flight._begins = lambda in_flight: not in_flight or begins(in_flight)
+    with pytest.raises(KeyboardInterrupt):
+        flight.run(["a", "b"])
+    assert ended == ["a"]
