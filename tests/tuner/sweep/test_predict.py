@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from aot_tune.nvidia.cubin import Resources
 from aot_tune.nvidia.sass import Loop
 from aot_tune.tables import reader, store, writer
 from aot_tune.tables.fit import entry_complaints
-from aot_tune.tables.rule import pick
+from aot_tune.tables.rule import pick, rule_of
 from aot_tune.tables.table import Table
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, CompileResult
@@ -126,7 +127,8 @@ def test_sizes_inside_a_bucket_keep_the_default_too_unless_a_tenth_is_promised()
         for point in entry.points[:-1]:
             problem = entry.bucket.replaced(**point.size)
             default = matmul_tunable.default_config(SM100, problem)
-            chosen = pick(entry, table, matmul_tunable.tiles, default, problem, lambda config: True)
+            rule = rule_of(entry, table, matmul_tunable.tiles, partial(matmul_tunable.default_config, SM100))
+            chosen = pick(entry, rule, default, problem, lambda config: True)
             assert chosen is not None
             if chosen.config != default:
                 us = dict(zip(table.portfolio, point.us[:-1], strict=True))[chosen.config]
