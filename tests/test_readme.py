@@ -178,7 +178,7 @@ def test_the_own_package_is_tuned_and_its_launch_takes_the_tuned_config_and_grid
     assert [one["grid"] for one in before["launches"]] == [[PROBLEM_ROWS, PROBLEM_COLS // default, 1]]
     assert [one["grid"] for one in after["launches"]] == [[PROBLEM_ROWS, PROBLEM_COLS // tuned, 1]]
     assert f"I{tuned}" in after["launches"][0]["symbol"]
-    assert f"{entry.config} (own: " in said
+    assert re.search(rf"tile={tuned} .*\(own: ", said)
     assert after["warnings"] == []
     (miss,) = before["warnings"]
     assert "tune it: aot-tune tune scale --arch sm100 --module mylib.kernels --problem " in miss

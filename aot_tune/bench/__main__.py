@@ -4,6 +4,7 @@ Sections: all but `lookups` and `hosts` need a GPU with tuned tables. Each runs 
 because a sweep waits while another process has a context on its GPU.
 
 With --kernels: time the kernels beside other implementations. With --report: print the recorded results.
+With --left-out: print what the rule between measured sizes leaves on the present tables.
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             words.remove("--report")
             return report.main(words)
+        if "--left-out" in words:
+            from aot_tune.bench import left_out
+
+            words.remove("--left-out")
+            return left_out.main(words)
         return _sections(words)
     except AotTuneError as error:
         print(f"aot-tune bench: {error}", file=sys.stderr)
@@ -88,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("sections", nargs="*", help=f"some of {' '.join(SECTIONS)}; all by default")
     parser.add_argument("--kernels", action="store_true", help="time the kernels; options: --kernels -h")
     parser.add_argument("--report", action="store_true", help="print the tables; options: --report -h")
+    parser.add_argument("--left-out", action="store_true", help="judge the rule; options: --left-out -h")
     parser.add_argument("--record", action="store_true", help="record the results, by the device's name")
     parser.add_argument(
         "--results", type=Path, default=records.RESULTS, help="folder of recorded results; the package's own"

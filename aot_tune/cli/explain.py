@@ -5,9 +5,11 @@ It climbs the ladder of `serve.choose.resolve` as a launch would, and launches n
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from aot_tune import environment
 from aot_tune.declare.checks import mistakes_on
@@ -15,7 +17,7 @@ from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.serve.choose import loader
 from aot_tune.serve.choose.index import Index
-from aot_tune.serve.choose.resolve import Choice, Legality, Source, tune_command
+from aot_tune.serve.choose.resolve import Choice, Legality, Source, tune_command, where_of
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.serve.launch.messages import (
     card_messages,
@@ -24,6 +26,7 @@ from aot_tune.serve.launch.messages import (
     stale_messages,
 )
 from aot_tune.serve.rank import is_rank
+from aot_tune.tables.rule import waves
 from aot_tune.tables.states import first_state
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
@@ -33,19 +36,19 @@ from aot_tune.values.text import aligned, counted
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """The time that the rule inside a bucket expects of one config."""
+    """What the rule between measured sizes expects of one config."""
 
     config: Config
     """The config."""
 
-    us: float
-    """The expected time, microseconds."""
+    us: float | None
+    """The expected time, microseconds; None where it is estimated from other buckets' points."""
 
-    point: Mapping[str, int]
-    """The measured size that the time was derived from."""
+    ratio: float
+    """The expected time / that of the fastest."""
 
-    scale: float
-    """Waves of blocks at the problem / waves at that size."""
+    waves: int | None
+    """How often the config fills the GPU with blocks here; None where the kernel declares no tiles."""
 
     refusal: str | None
     """Why the config may not run for this problem; None when it may."""
@@ -113,8 +116,11 @@ class Explanation:
     reason: str
     """Why that step gave it, as a sentence."""
 
+    basis: str
+    """The points that the times are estimated from, each with its weight; empty when there are none."""
+
     compared: tuple[Compared, ...]
-    """The times that were compared, fastest first; empty when no table had any."""
+    """What is expected of the portfolio and the defaults, fastest first; empty without a table."""
 
     at_edge: tuple[AtEdge, ...]
     """The times that the table has of the bucket's edge; empty where it has those of one state alone."""
@@ -141,6 +147,7 @@ def explain(tunable: Declaration, arch: Arch, problem: Problem) -> Explanation:
             tunable, arch
         )  # load again: tables that are loaded already do not warn a second time
         choice = dispatcher_of(tunable).choice(arch, problem)
+    basis, compared = _compared(tunable, arch, problem, index, choice)
     return Explanation(
         kernel=tunable.name,
         arch=arch,
@@ -150,7 +157,8 @@ def explain(tunable: Declaration, arch: Arch, problem: Problem) -> Explanation:
         default=tunable.default_config(arch, problem),
         source=choice.source,
         reason=choice.reason,
-        compared=_compared(tunable, arch, problem, index, choice),
+        basis=basis,
+        compared=compared,
         at_edge=_at_edge(index, choice, tunable.default_config(arch, problem)),
         every_batch=_every_batch(tunable, arch, problem),
         remarks=(
@@ -191,17 +199,19 @@ def explanation_lines(answer: Explanation) -> list[str]:
     rows = [
         (
             "  *" if one.config == answer.config else "   ",
-            f"{one.us:.2f} us",
-            " ".join(f"{name}={size}" for name, size in one.point.items()) or "-",
-            f"x{one.scale:.2f} waves",
+            "" if one.us is None else f"{one.us:.2f} us",
+            f"x{one.ratio:.3f}",
+            "" if one.waves is None else counted(one.waves, "wave"),
             f"{one.config}" + (" (default)" if one.config == answer.default else ""),
             f"refused: {one.refusal}" if one.refusal else "",
         )
         for one in answer.compared
     ]
     heading = (
-        "  expected times of the portfolio and the default, each with the measured size it is derived from"
-        + (", as in its worst state:" if answer.at_edge else ":")
+        "  expected times of the portfolio and the default"
+        + (", as in its worst state" if answer.at_edge else "")
+        + ("" if answer.basis in answer.reason else f", estimated from {answer.basis}")
+        + ":"
     )
     return [
         f"{answer.kernel} {answer.problem} on {answer.arch}: {answer.config}",
@@ -217,22 +227,30 @@ def explanation_lines(answer: Explanation) -> list[str]:
 
 def _compared(
     tunable: Declaration, arch: Arch, problem: Problem, index: Index, choice: Choice
-) -> tuple[Compared, ...]:
+) -> tuple[str, tuple[Compared, ...]]:
+    """The points of the estimates, in words, and the estimates."""
     candidates = (index.own(problem), index.nearest(problem, float("inf")))
     found = next((one for one in candidates if one is not None and one.entry == choice.entry), None)
     if found is None:
-        return ()
-    legality = Legality(tunable, arch)
-    estimates = index.rule(found).estimates(problem, tunable.default_config(arch, problem))
-    return tuple(
+        return "", ()
+    legality, default_at = Legality(tunable, arch), partial(tunable.default_config, arch)
+    own = choice.source == "own"
+    ranking = index.rule(found, default_at).ranking(
+        problem,
+        default_at(problem),
+        where=where_of(choice.source),
+        beside=() if own else index.beside(found, default_at),
+    )
+    sm_count, tiles = found.shipped.table.built_with.sm_count, tunable.tiles
+    return ranking.basis, tuple(
         Compared(
-            config=estimate.config,
-            us=round(estimate.us, 3),
-            point=estimate.point.size,
-            scale=round(estimate.scale, 4),
-            refusal=legality.refusal(estimate.config, problem),
+            config=config,
+            us=round(ranking.us(lag), 3) if own else None,
+            ratio=round(math.exp(lag - ranking.lags[0][0]), 4),
+            waves=waves(tiles(config, problem), config, sm_count) if tiles else None,
+            refusal=legality.refusal(config, problem),
         )
-        for estimate in estimates
+        for lag, config in ranking.lags
     )
 
 

@@ -1,1 +1,1 @@
-"""Tables of tuned configs: finding, reading and writing them, and the rule inside a bucket."""
+"""Tables of tuned configs: finding, reading and writing them, and the rule between measured sizes."""

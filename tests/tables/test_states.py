@@ -1,4 +1,4 @@
-"""A config's time in its worst state: what the rule inside a bucket compares."""
+"""A config's time in its worst state: what the rule between measured sizes compares."""
 
 from __future__ import annotations
 

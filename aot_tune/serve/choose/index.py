@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from operator import sub
+from operator import itemgetter, sub
 from pathlib import Path
 from typing import NamedTuple
 
-from aot_tune.tables.rule import BucketRule, Tiles, rule_of
+from aot_tune.tables.rule import MOST_BESIDE, BucketRule, DefaultAt, Tiles, rule_of
 from aot_tune.tables.table import Entry, Table
 from aot_tune.values.bucket import Axes, Pow2, edge
 from aot_tune.values.problem import Problem, Value
@@ -106,7 +106,9 @@ class Index:
         self._pow2 = tuple(name for name, axis in axes.items() if isinstance(axis, Pow2))
         self._own: dict[Problem, Match] = {}
         self._groups: dict[Classes, dict[tuple[int, ...], _Group]] = {}
+        self._lists: dict[Classes, tuple[list[_Group], list[tuple[float, ...]]]] = {}
         self._rules: dict[int, BucketRule] = {}
+        self._beside: dict[int, tuple[BucketRule, ...]] = {}
         self._last: tuple[Problem | None, Problem] = (None, Problem({}))
         self._reached: tuple[Problem | None, _Distances] = (None, _Distances([], [], [], []))
         for shipped in self.tables:
@@ -179,17 +181,27 @@ class Index:
         asked, distances = self._reached
         if asked is not wanted:
             logs = [math.log2(max(wanted.size(name), 1)) for name in self._exact]
-            groups = list(self._groups.get(classes_of(self._axes, wanted), {}).values())
+            groups, places = self._of_classes(classes_of(self._axes, wanted))
             # Written for speed: a miss looks at every group, of which a table has dozens.
             if len(logs) == 2:
                 first, second = logs
-                aparts = [abs(first - group.logs[0]) + abs(second - group.logs[1]) for group in groups]
+                aparts = [abs(first - one) + abs(second - other) for one, other in places]
             else:
-                aparts = [sum(map(abs, map(sub, logs, group.logs))) for group in groups]
+                aparts = [sum(map(abs, map(sub, logs, where))) for where in places]
             order = sorted(range(len(groups)), key=aparts.__getitem__)
             distances = _Distances(logs, aparts, groups, order)
             self._reached = (wanted, distances)
         return distances
+
+    def _of_classes(self, classes: Classes) -> tuple[list[_Group], list[tuple[float, ...]]]:
+        """The groups of some classes, and the logarithms of their sizes on the Exact axes."""
+        known = self._lists.get(classes)
+        if known is None:
+            groups = list(self._groups.get(classes, {}).values())
+            known = (groups, [group.logs for group in groups])
+            if groups:
+                self._lists[classes] = known
+        return known
 
     def _reaches(self, wanted: Problem, logs: list[float], group: _Group, within: float) -> bool:
         """Whether a group is at most `within` doublings away on each Exact axis.
@@ -204,11 +216,38 @@ class Index:
             for name, other in zip(self._exact, group.exact, strict=True)
         )
 
-    def rule(self, found: Match) -> BucketRule:
-        """The rule inside this entry's bucket; it is made once."""
+    def beside(self, found: Match, default_at: DefaultAt) -> tuple[BucketRule, ...]:
+        """The rules of up to `MOST_BESIDE` buckets beside an entry's, the nearest first; they are found once.
+
+        They are of the same table and classes and have the same edges, and other sizes on the Exact axes.
+        """
+        beside = self._beside.get(id(found.entry))
+        if beside is None:
+            exponents, shipped = self._exponents(found.entry.bucket), found.shipped
+            logs = [math.log2(max(found.entry.bucket.size(name), 1)) for name in self._exact]
+            matches = [
+                (sum(map(abs, map(sub, logs, group.logs))), member.place, member.found)
+                for group in self._groups[classes_of(self._axes, found.entry.bucket)].values()
+                if (member := group.members.get(exponents)) is not None
+                and member.found.shipped is shipped
+                and member.found is not found
+            ]
+            nearest = sorted(matches, key=itemgetter(0, 1))[:MOST_BESIDE]
+            beside = tuple(self.rule(match, default_at) for _, _, match in nearest)
+            self._beside[id(found.entry)] = beside
+        return beside
+
+    def rule(self, found: Match, default_at: DefaultAt) -> BucketRule:
+        """The rule near this entry's bucket; it is made once.
+
+        Args:
+            found: The entry.
+            default_at: The declaration's default for a problem, which is the same at each call.
+        """
         rule = self._rules.get(id(found.entry))
         if rule is None:
-            rule = self._rules[id(found.entry)] = rule_of(found.entry, found.shipped.table, self._tiles)
+            rule = rule_of(found.entry, found.shipped.table, self._tiles, default_at)
+            self._rules[id(found.entry)] = rule
         return rule
 
     def _exponents(self, bucket: Problem) -> tuple[int, ...]:

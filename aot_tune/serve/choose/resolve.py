@@ -14,7 +14,7 @@ from aot_tune.environment import OnMiss
 from aot_tune.errors import LaunchError, MissError, TableWarning, UsageError
 from aot_tune.serve.choose.index import Classes, Index, Match, classes_of
 from aot_tune.serve.warn import warn
-from aot_tune.tables.rule import Pick, pick
+from aot_tune.tables.rule import Pick, Where, pick
 from aot_tune.tables.table import Entry
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import NEAR_DOUBLINGS
@@ -78,6 +78,7 @@ class Legality:
         self._arch = arch
         self._declared: dict[Classes, _Space] = {}
         self._last: tuple[Problem | None, frozenset[Config]] = (None, frozenset())
+        self._last_classes: tuple[Problem | None, Classes] = (None, frozenset())
         self._failures: set[str] = set()
 
     def refusal(self, config: Config, problem: Problem) -> str | None:
@@ -100,7 +101,10 @@ class Legality:
             )
 
     def _in_space(self, config: Config, problem: Problem) -> bool:
-        classes = classes_of(self._tunable.axes, problem)
+        asked, classes = self._last_classes
+        if asked is not problem:
+            classes = classes_of(self._tunable.axes, problem)
+            self._last_classes = (problem, classes)
         space = self._declared.get(classes)
         if space is None:
             space = _Space()
@@ -160,14 +164,15 @@ def resolve(
     search: Callable[[Problem, Match | None], Config | None] | None = None,
     on_miss: OnMiss = "search",
     unfit: Callable[[Config], str | None] | None = None,
+    sm_count: int | None = None,
     invariant: Invariant | None = None,
 ) -> Choice:
     """Choose the config of a problem.
 
     1. what the caller asks for: the config that it gives; or one config for every batch, of which `invariant`
        decides all that follows; or the default when AOT_TUNE_CONFIG=default
-    2. the problem's own bucket: the shipped tables, by the rule inside a bucket (`aot_tune.tables.rule`),
-       then `remembered`
+    2. the problem's own bucket: the shipped tables, by the rule between measured sizes
+       (`aot_tune.tables.rule`), then `remembered`
     3. the nearest bucket with the same classes, at most one doubling away on each axis
     4. a miss, which `on_miss` decides: ``search``, and where none is made ``nearest``, the nearest bucket at
        any distance; ``default`` leaves this step out; ``error`` raises
@@ -191,6 +196,8 @@ def resolve(
         unfit: Why a legal config cannot run on this particular GPU, which may be smaller than others of its
             arch; None where it can. Such configs are passed over too; where the default is one of them, the
             fitting candidate most like it takes its place.
+        sm_count: Multiprocessors of the GPU that launches, by which waves are counted; None for those of the
+            GPU that a table was measured on.
         invariant: Chooses one config for every batch (`aot_tune.serve.choose.invariant`), also in place of
             AOT_TUNE_CONFIG's default, which differs between batches. None where that is not asked for.
 
@@ -211,9 +218,15 @@ def resolve(
             return None
         try:
             chosen = pick(
-                found.entry, found.shipped.table, tunable.tiles, default, problem, allowed,
-                rule=index.rule(found),
-            )  # fmt: skip
+                found.entry,
+                index.rule(found, default_at),
+                default,
+                problem,
+                allowed,
+                where=where_of(source),
+                beside=() if source == "own" else index.beside(found, default_at),
+                sm_count=sm_count,
+            )
         except Exception as error:
             legality.failed(error, problem, f"{where} {found.entry.bucket} of {found.shipped.path}")
             return None
@@ -239,7 +252,7 @@ def resolve(
         return _given(tunable, arch, problem, given)
     if invariant is not None:
         return invariant(problem, asked_default, on_miss, unfit)
-    default = tunable.default_config(arch, problem)
+    default, default_at = tunable.default_config(arch, problem), partial(tunable.default_config, arch)
     if asked_default:
         return _default(tunable, arch, problem, default, "asked default", "AOT_TUNE_CONFIG=default", unfit)
     if choice := from_table(index.own(problem), "own", "bucket"):
@@ -269,6 +282,11 @@ def resolve(
     else:
         missing = f"no table that can be used for {arch}"
     return _default(tunable, arch, problem, default, "default", missing, unfit)
+
+
+def where_of(source: Source) -> Where:
+    """Where a problem lies, seen from the bucket that gave its config in this step."""
+    return "inside" if source == "own" else "near" if source == "nearest" else "far"
 
 
 def miss_error(tunable: Declaration, arch: Arch, problem: Problem) -> MissError:

@@ -203,11 +203,14 @@ class Dispatcher:
         if known is not None and is_rank() == self._ranked:
             return known.choice.config
         device = self.machine(device_index, here).device
-        config = self.choice(device.arch, problem).config
+        config = self.choice(device.arch, problem, sm_count=device.sm_count).config
         if unfit(self._tunable, config, device, problem) is None:
             return config
         fitting = self.choice(
-            device.arch, problem, unfit=lambda other: unfit(self._tunable, other, device, problem)
+            device.arch,
+            problem,
+            unfit=lambda other: unfit(self._tunable, other, device, problem),
+            sm_count=device.sm_count,
         )
         return fitting.config
 
@@ -218,6 +221,7 @@ class Dispatcher:
         *,
         config: Config | None = None,
         unfit: Callable[[Config], str | None] | None = None,
+        sm_count: int | None = None,
     ) -> Choice:
         """The choice that a launch of this problem would make on an arch, found without a GPU or a search.
 
@@ -235,6 +239,7 @@ class Dispatcher:
             given=config,
             asked_default=environment.forces_default(),
             unfit=unfit,
+            sm_count=sm_count,
             remembered=remembered,
             on_miss="nearest" if environment.on_miss() == "error" else environment.on_miss(),
             invariant=self._invariant(lambda: self.every_batch(arch)),
@@ -321,6 +326,7 @@ class Dispatcher:
             asked_default=environment.forces_default(),
             remembered=None if self._ranked else remembered,
             on_miss=environment.on_miss(),
+            sm_count=machine.device.sm_count,
             invariant=self._invariant(lambda: machine.invariant),
         )
         try:

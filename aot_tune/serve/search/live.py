@@ -231,8 +231,15 @@ class LiveSearch:
         times = _times_us(tunable, occasion, nearest)
         allowed = [c for c in times if occasion.legality.refusal(c, occasion.problem) is None]
         default = tunable.default_config(arch, occasion.problem)
-        expected = occasion.index.rule(nearest).estimates(occasion.problem, default)
-        promising = [e.config for e in expected if e.config in allowed]
+        index, problem, default_at = occasion.index, occasion.problem, partial(tunable.default_config, arch)
+        expected = index.rule(nearest, default_at).ranking(
+            problem,
+            default,
+            where="far",
+            beside=index.beside(nearest, default_at),
+            sm_count=occasion.device.sm_count,
+        )
+        promising = [config for _, config in expected.lags if config in allowed]
         chosen: list[Config] = []
         compiles = 0
         for config in dict.fromkeys((*promising, *allowed)):

@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from aot_tune.errors import TuneError
-from aot_tune.tables.rule import BucketRule, Tiles
-from aot_tune.tables.states import in_worst_state
+from aot_tune.tables.rule import BucketRule
 from aot_tune.tables.strict_json import LONGEST_TEXT
 from aot_tune.tables.table import Entry, Point, StateTimes, Table, entry_order
 from aot_tune.tuner.choose import states
@@ -34,7 +33,7 @@ from aot_tune.tuner.choose.portfolio import (
 )
 from aot_tune.tuner.choose.times import PREFERENCE, TIE, SweepTimes, Times, is_tie
 from aot_tune.tuner.outcome import Measurement
-from aot_tune.values.bucket import Axes, Pow2, bucket_of
+from aot_tune.values.bucket import Pow2, bucket_of
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 from aot_tune.values.text import shortened
@@ -337,16 +336,7 @@ def _entry(
         mean_us=winner.mean_us,
         error_margin_us=winner.error_margin_us,
         default_us=times[default].mean_us,
-        regret=leave_one_out_regret(
-            points,
-            axes=sweep.axes,
-            bucket=edge,
-            portfolio=portfolio,
-            default=default,
-            tiles=sweep.tiles,
-            sm_count=sweep.built_with.sm_count,
-            least_gain=sweep.least_gain,
-        ),
+        regret=max(_rule(sweep, portfolio, edge, points).left_out(), default=0.0),
         evidence=sweep.evidence,
         points=points,
         disturbed=disturbed,
@@ -371,38 +361,32 @@ def _disturbed(
     return shortened("".join(c if c.isprintable() else " " for c in causes), LONGEST_TEXT) or None
 
 
-def leave_one_out_regret(
-    points: Sequence[Point],
-    *,
-    axes: Axes,
-    bucket: Problem,
-    portfolio: Sequence[Config],
-    default: Config,
-    tiles: Tiles | None,
-    sm_count: int,
-    least_gain: float = 0.0,
-) -> float:
-    """The worst t / t_best - 1 that the rule leaves at an entry's points, each left out in turn.
+def left_at_points(
+    sweep: SweepTimes, portfolio: Sequence[Config], edge: Problem, times: Times
+) -> dict[Problem, float]:
+    """The regret that the rule leaves at each of a bucket's points, told from the others; the edge is one.
 
-    The best is the best of the portfolio and the default; t is a config's time in its worst state. For a
-    bucket of one point it is 0.
+    Args:
+        sweep: The kernel's times.
+        portfolio: The portfolio.
+        edge: The problem at the bucket's edge.
+        times: Every measured problem of the bucket with its times.
     """
-    worst = 0.0
-    columns = (*portfolio, default)
-    for left_out in points:
-        rule = BucketRule(
-            axes=axes,
-            bucket=bucket,
-            points=[point for point in points if point is not left_out],
-            portfolio=portfolio,
-            tiles=tiles,
-            sm_count=sm_count,
-            least_gain=least_gain,
-        )
-        judged = in_worst_state(left_out).us
-        times = {config: us for config, us in zip(columns, judged, strict=True) if us is not None}
-        estimates = rule.estimates(bucket.replaced(**left_out.size), default)
-        chosen = next((estimate.config for estimate in estimates if estimate.config in times), None)
-        if chosen is not None:
-            worst = max(worst, times[chosen] / min(times.values()) - 1)
-    return worst
+    points = _points(sweep, portfolio, times)
+    problems = [edge.replaced(**point.size) for point in points]
+    return dict(zip(problems, _rule(sweep, portfolio, edge, points).left_out(), strict=True))
+
+
+def _rule(
+    sweep: SweepTimes, portfolio: Sequence[Config], edge: Problem, points: Sequence[Point]
+) -> BucketRule:
+    return BucketRule(
+        axes=sweep.axes,
+        bucket=edge,
+        points=points,
+        portfolio=portfolio,
+        default_at=sweep.default,
+        tiles=sweep.tiles,
+        sm_count=sweep.built_with.sm_count,
+        least_gain=sweep.least_gain,
+    )

@@ -61,7 +61,7 @@ def in_worst_state(times: Mapping[Config, Measurement], states: StateTimes) -> d
     """Each config's time, lengthened until it is as far behind the fastest as in the config's worst state.
 
     The margin of error is that of its worst state, lengthened likewise. `aot_tune.tables.states.judged` says
-    which config is the fastest of a state; the rule inside a bucket judges alike.
+    which config is the fastest of a state; the rule between measured sizes judges alike.
     """
     if not states or not times:
         return dict(times)

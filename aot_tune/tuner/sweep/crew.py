@@ -174,6 +174,18 @@ class _Opened:
     conditions: dict[int, dict[str, str]] = field(default_factory=dict)
 
 
+class RoundOver(Exception):
+    """Nothing more can be done here: results of other parts are missing.
+
+    Attributes:
+        missing: The problems that they lack.
+    """
+
+    def __init__(self, missing: Sequence[Problem]) -> None:
+        super().__init__(f"{len(missing)} problems are not measured yet")
+        self.missing = tuple(missing)
+
+
 class Hands(Protocol):
     """What does the tasks of a kernel's sweep: a `Crew`, or a part of one."""
 
@@ -181,7 +193,11 @@ class Hands(Protocol):
         """Whether what is missing of a problem is measured here."""
 
     def run(self, tasks: Sequence[Task], meanwhile: Callable[[], None] = ...) -> None:
-        """Have tasks done; see `Crew.run`."""
+        """Have tasks done; see `Crew.run`.
+
+        Raises:
+            RoundOver: Tasks that are done elsewhere lack results; those that are done here are done.
+        """
 
 
 class Crew:

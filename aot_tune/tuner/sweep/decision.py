@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from aot_tune.tables.table import BuiltWith, Table
-from aot_tune.tuner.choose.entries import choose_entries, settle_portfolio
-from aot_tune.tuner.choose.incumbent import check_joinable, comparable
-from aot_tune.tuner.choose.times import SweepTimes, Times
+from aot_tune.tuner.choose.entries import choose_entries, left_at_points, settle_portfolio
+from aot_tune.tuner.choose.incumbent import check_joinable, comparable, differences
+from aot_tune.tuner.choose.times import TIE, SweepTimes, Times
+from aot_tune.tuner.outcome import Measurement
 from aot_tune.tuner.plan.candidates import SweepPlan
+from aot_tune.tuner.plan.sizes import LEFT_AT_MOST, next_size, sizes_inside
 from aot_tune.tuner.sweep.kernel import KernelTimes
+from aot_tune.values.bucket import bucket_of
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
@@ -33,6 +36,7 @@ class Decision:
         self, planned: SweepPlan, identity: Mapping[str, str], old: Table | None, *, whole: bool
     ) -> None:
         self.tunable, device = planned.kernel.tunable, planned.kernel.device
+        self._default_at = planned.kernel.default
         self.old = old
         """The present table, whose entries win ties and may stay."""
         self._whole = whole
@@ -57,8 +61,10 @@ class Decision:
 
     def sweep(self, swept: KernelTimes) -> SweepTimes:
         """The measured times in the form that the choice takes."""
+        inside = {problem: self._default_at(problem) for problem in swept.portfolio_times}
         return replace(
             self._empty,
+            defaults={**inside, **self._empty.defaults},
             candidates=swept.candidates,
             finals=swept.portfolio_times,
             candidate_states=swept.candidate_states,
@@ -71,6 +77,36 @@ class Decision:
     def portfolio(self, swept: KernelTimes) -> tuple[Config, ...]:
         """The configs to time at every edge and every point inside a bucket."""
         return settle_portfolio(self.sweep(swept), self.old, keep=self._keep)
+
+    def first_sizes(self, edge: Problem) -> list[Problem]:
+        """The sizes to measure first inside a bucket: the present table's, so that its line may stay."""
+        old = self.old.entry(edge) if self.old is not None else None
+        inside = [edge.replaced(**point.size) for point in old.points] if old is not None else []
+        return [size for size in inside if size != edge] or sizes_inside(self.tunable.axes, edge)
+
+    def next_sizes(self, swept: KernelTimes, edges: Collection[Problem]) -> dict[Problem, Problem]:
+        """The size to measure next inside each of some buckets where the rule is not good enough, by edge.
+
+        What it says of a bucket depends on that bucket's times alone. Where the present table's line may
+        stay, the rule must be worse by a tie, so that noise adds no size.
+        """
+        sweep, axes = self.sweep(swept), self.tunable.axes
+        times: dict[Problem, dict[Problem, Mapping[Config, Measurement]]] = {edge: {} for edge in edges}
+        for problem, measured in sweep.finals.items():
+            times.get(bucket_of(axes, problem), {})[problem] = measured
+        portfolio = [config for config in swept.portfolio if config not in swept.wrong]
+        may_stay = set()
+        if self.old is not None and not differences(self._empty, self.old):
+            may_stay = {entry.bucket for entry in self.old.entries}
+        found = {}
+        for edge, known in times.items():
+            if sweep.default(edge) not in known.get(edge, {}):
+                continue  # it gets no entry
+            left = left_at_points(sweep, portfolio, edge, known)
+            at_most = LEFT_AT_MOST + (TIE if edge in may_stay else 0.0)
+            if (size := next_size(axes, edge, left, at_most=at_most)) is not None:
+                found[edge] = size
+        return found
 
     def table(self, swept: KernelTimes) -> Table:
         """The table to publish.
@@ -121,7 +157,7 @@ def to_recheck(table: Table, swept: KernelTimes) -> list[tuple[Problem, Config]]
     """The configs of a table to verify once more before it is published, each with its problem.
 
     Those are each winner, at its edge, and each member of the portfolio without an entry, at the edge where
-    it loses least: the rule inside a bucket and live searches choose among all members.
+    it loses least: the rule between measured sizes and live searches choose among all members.
     """
     found = {entry.bucket: [entry.config] for entry in table.entries if entry.bucket in swept.portfolio_times}
     winning = {entry.config for entry in table.entries}

@@ -6,7 +6,8 @@
 2. *Portfolio*: a few configs are chosen over all edges.
 3. *Portfolio times*: at each edge and at each point inside its bucket the portfolio and the default are
    verified and timed, in the GPU's other states as well; at the edges those near the fastest are timed again,
-   interleaved (the run-off).
+   interleaved (the run-off). Then points are added, one a round in each bucket where the rule inside it is
+   not yet good enough.
 
 A config that is fast in one state of the GPU and slow in another is near the fastest only if it is in both.
 
@@ -25,7 +26,7 @@ is limited, the problems that are worth most come first, and those that are not 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -49,9 +50,8 @@ from aot_tune.tuner.outcome import STRIKES, Failure, Measurement, Outcome
 from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, SweepPlan, plan_only
 from aot_tune.tuner.plan.model import least_us, predict_us
 from aot_tune.tuner.plan.shortlist import MOST_CANDIDATES, predictions, shortlist
-from aot_tune.tuner.plan.sizes import sizes_inside
 from aot_tune.tuner.sweep.cards import DefaultTwice, disagreements
-from aot_tune.tuner.sweep.crew import Hands, Seat, Task
+from aot_tune.tuner.sweep.crew import Hands, RoundOver, Seat, Task
 from aot_tune.tuner.sweep.progress import CompileReporter, Progress
 from aot_tune.tuner.sweep.results import Listed, Step, SweepResults
 from aot_tune.values.arch import Arch
@@ -137,6 +137,9 @@ class KernelSweep:
         results: Holds the results of an earlier run and takes the new ones.
         progress: Receives each event of the sweep.
         portfolio: Chooses the portfolio from the times at the edges.
+        first_sizes: The sizes to measure first inside a bucket, given its edge.
+        next_sizes: The size to measure next inside each of these buckets, by edge; none where there are
+            enough.
         exhaustive: Measure every candidate.
         budget_s: Time for all steps, seconds; unlimited when None.
     """
@@ -150,6 +153,8 @@ class KernelSweep:
         progress: Progress,
         *,
         portfolio: Callable[[KernelTimes], tuple[Config, ...]],
+        first_sizes: Callable[[Problem], list[Problem]],
+        next_sizes: Callable[[KernelTimes, Collection[Problem]], Mapping[Problem, Problem]],
         exhaustive: bool = False,
         budget_s: float | None = None,
     ) -> None:
@@ -162,9 +167,12 @@ class KernelSweep:
         self._results = results
         self._progress = progress
         self._portfolio = portfolio
+        self._first_sizes = first_sizes
+        self._next_sizes = next_sizes
         self._exhaustive = exhaustive
         self._swept = KernelTimes()
         self._plans: dict[Problem, ProblemPlan] = {}
+        self._added: set[Problem] = set()
         self._worths: dict[Problem, float] = {}
         self._compiled: dict[str, CompileResult] = {}
         self._told: set[tuple[Config, str]] = set()
@@ -180,9 +188,8 @@ class KernelSweep:
             TuneError: The GPU is lost, the disk is full, or nothing can be compiled; finished results are
                 kept.
         """
-        axes = self._plan.kernel.tunable.axes
         edges = [each.problem for each in self._plan.problems]
-        self._steps = 2 * len(edges) + sum(len(sizes_inside(axes, edge)) for edge in edges)
+        self._steps = 2 * len(edges) + sum(len(self._first_sizes(edge)) for edge in edges)
         for each in self._plan.problems:
             for failure in each.refused:
                 if failure.stage != "legal":
@@ -308,9 +315,10 @@ class KernelSweep:
                     try:
                         work(each, seat)
                     except _OutOfTime:
-                        with self._lock:
-                            edge = self._plan.kernel.tunable.bucket_of(each.problem)
-                            self._swept.unreached.add(edge)
+                        if each.problem not in self._added:  # the bucket is served without it
+                            with self._lock:
+                                edge = self._plan.kernel.tunable.bucket_of(each.problem)
+                                self._swept.unreached.add(edge)
 
             keys = {job.key for job in jobs[each.problem]} - self._compiled.keys()
             return Task(
@@ -364,7 +372,7 @@ class KernelSweep:
         if self._is_late(step):
             with self._lock:
                 first = max(self._plan.problems, key=self._worth).problem
-                if self._plan.kernel.tunable.bucket_of(each.problem) != first:
+                if each.problem in self._added or self._plan.kernel.tunable.bucket_of(each.problem) != first:
                     raise _OutOfTime
 
     def _drop_unreached(self) -> None:
@@ -419,27 +427,58 @@ class KernelSweep:
 
     def _measure_portfolios(self) -> None:
         """Time the portfolio and the default at every edge that has times, and at the points inside."""
-        swept, kernel = self._swept, self._plan.kernel
+        swept = self._swept
         swept.portfolio_times, swept.portfolio_states, swept.runoffs = {}, {}, {}
-        members = [config for config in swept.portfolio if config not in swept.wrong]
         problems = {
             problem: edge
             for edge in swept.candidates
-            for problem in (*sizes_inside(kernel.tunable.axes, edge), edge)
+            for problem in (*self._first_sizes(edge), edge)
             if problem not in swept.unopened
         }
         self._steps += len(problems) if self._plans else 0  # the first time they are counted already
-        self._plans = {problem: plan_only(kernel, problem, members) for problem in problems}
-        self._do(
-            "portfolio",
-            self._plans,
-            lambda each, seat: self._measure_portfolio(
-                each, seat, finals=problems[each.problem] == each.problem
-            ),
+        self._plans, self._added = {}, set()
+        missing = self._measure_portfolio_at(problems)
+        while added := self._to_add(missing):
+            self._steps += len(added)
+            self._added.update(added)
+            missing += self._measure_portfolio_at(added)
+        if missing:
+            raise RoundOver(missing)
+
+    def _to_add(self, missing: Iterable[Problem]) -> dict[Problem, Problem]:
+        """The sizes to measure next, each with its edge; none of buckets that wait for other machines."""
+        waiting = {self._plan.kernel.tunable.bucket_of(problem) for problem in missing}
+        found = self._next_sizes(
+            self._swept, [edge for edge in self._swept.candidates if edge not in waiting]
         )
-        swept.portfolio_times = _ordered(swept.portfolio_times, problems)
-        swept.runoffs = _ordered(swept.runoffs, problems)
+        # A size that was tried and has no time, as it could not be opened or reached, is not tried again.
+        return {size: edge for edge, size in found.items() if size not in self._plans}
+
+    def _measure_portfolio_at(self, problems: Mapping[Problem, Problem]) -> list[Problem]:
+        """Time the portfolio at problems, each given with the edge of its bucket.
+
+        Returns:
+            The problems of which other machines have not measured everything yet.
+        """
+        swept = self._swept
+        members = [config for config in swept.portfolio if config not in swept.wrong]
+        plans = {problem: plan_only(self._plan.kernel, problem, members) for problem in problems}
+        self._plans.update(plans)
+        missing: list[Problem] = []
+        try:
+            self._do(
+                "portfolio",
+                plans,
+                lambda each, seat: self._measure_portfolio(
+                    each, seat, finals=problems[each.problem] == each.problem
+                ),
+            )
+        except RoundOver as over:
+            missing += over.missing
+        swept.portfolio_times = _ordered(swept.portfolio_times, self._plans)
+        swept.runoffs = _ordered(swept.runoffs, self._plans)
         self._drop_unreached()
+        return missing
 
     def _measure_portfolio(self, each: ProblemPlan, seat: Seat, *, finals: bool) -> None:
         # Also those that another problem has just found wrong: which one comes first is chance.

@@ -24,6 +24,7 @@ from aot_tune.tuner.compile.pool import CompilePool
 from aot_tune.tuner.plan.candidates import plan
 from aot_tune.tuner.sweep import journal as journals
 from aot_tune.tuner.sweep import run as sweep
+from aot_tune.tuner.sweep.crew import RoundOver
 from aot_tune.tuner.sweep.decision import Decision
 from aot_tune.tuner.sweep.journal import JournalContent
 from aot_tune.tuner.sweep.kernel import KernelSweep
@@ -32,7 +33,6 @@ from aot_tune.tuner.sweep.results import SweepResults, accepts
 from aot_tune.tuner.sweep.shards import (
     Part,
     PartHands,
-    RoundOver,
     differences,
     incumbent,
     incumbent_path,
@@ -192,6 +192,8 @@ def _merge_kernel(
         SweepResults(None, records),
         progress,
         portfolio=decision.portfolio,
+        first_sizes=decision.first_sizes,
+        next_sizes=decision.next_sizes,
         exhaustive=one.exhaustive,
     )
     path = store.table_path(out or store.package_folder(tunable), one.arch, name)

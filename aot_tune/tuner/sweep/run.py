@@ -391,6 +391,8 @@ def measure_kernel(
             results,
             progress,
             portfolio=decision.portfolio,
+            first_sizes=decision.first_sizes,
+            next_sizes=decision.next_sizes,
             exhaustive=request.exhaustive,
             budget_s=request.time_budget_s,
         )

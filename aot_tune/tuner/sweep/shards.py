@@ -27,7 +27,7 @@ from aot_tune.tuner.measure.session import Session
 from aot_tune.tuner.plan.candidates import DeviceKernel, plan
 from aot_tune.tuner.sweep import journal as journals
 from aot_tune.tuner.sweep import run as sweep
-from aot_tune.tuner.sweep.crew import Crew, Hands, Seat, Task
+from aot_tune.tuner.sweep.crew import Crew, Hands, RoundOver, Seat, Task
 from aot_tune.tuner.sweep.decision import Decision
 from aot_tune.tuner.sweep.journal import Journal, Record
 from aot_tune.tuner.sweep.kernel import KernelSweep, length
@@ -41,18 +41,6 @@ from aot_tune.values.text import counted
 
 DESCRIPTION = "part.json"
 SCHEMA = 1
-
-
-class RoundOver(Exception):
-    """Nothing more can be done here: results of other parts are missing.
-
-    Attributes:
-        missing: The problems that they lack.
-    """
-
-    def __init__(self, missing: Sequence[Problem]) -> None:
-        super().__init__(f"{len(missing)} problems are not measured yet")
-        self.missing = tuple(missing)
 
 
 class NotHere(Exception):
@@ -374,6 +362,8 @@ def _measure_part(
             results,
             progress,
             portfolio=decision.portfolio,
+            first_sizes=decision.first_sizes,
+            next_sizes=decision.next_sizes,
             exhaustive=request.exhaustive,
         )
         waits = "complete; merge the parts"

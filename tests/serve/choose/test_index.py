@@ -69,7 +69,28 @@ def test_the_rule_of_an_entry_is_made_once() -> None:
     index = Index(scale.axes, scale.tiles, [Shipped(table=scale_table(), path=Path("t.json"))])
     found = index.own(Problem({"dtype": "bfloat16", "M": 40, "N": 1024}))
     assert found is not None
-    assert index.rule(found) is index.rule(found)
+    assert index.rule(found, lambda problem: DEFAULT) is index.rule(found, lambda problem: DEFAULT)
+
+
+def test_buckets_beside_another_are_of_its_table_and_edges_the_nearest_first() -> None:
+    sizes = [(64, 1024), (64, 512), (128, 1536), (64, 1536), (64, 4096), (64, 65536), (64, 100000)]
+    buckets = [Problem({"dtype": "bfloat16", "M": m, "N": n}) for m, n in sizes]
+    table = scale_table()
+    entries = tuple(entry(bucket, DEFAULT, table.portfolio) for bucket in buckets)
+    other = dataclasses.replace(
+        table, entries=(entry(buckets[0].replaced(N=1100), DEFAULT, table.portfolio),)
+    )
+    tables = [
+        Shipped(table=one, path=Path("t.json"))
+        for one in (dataclasses.replace(table, entries=entries), other)
+    ]
+    index = Index(scale.axes, scale.tiles, tables)
+    asked = Problem({"dtype": "bfloat16", "M": 60, "N": 1030})
+    first = index.nearest(asked, 1.0)
+    assert first is not None
+    assert first.entry.bucket == buckets[0]
+    found = index.beside(first, lambda problem: DEFAULT)
+    assert [rule.bucket for rule in found] == [buckets[3], buckets[1], buckets[4]]
 
 
 def test_b12_the_largest_table_costs_a_new_shape_a_few_milliseconds() -> None:

@@ -250,11 +250,11 @@ def test_b3_a_function_that_raises_for_a_tables_config_is_a_fallback(function: s
     index = Index(broken.axes, broken.tiles, [Shipped(table=TABLE, path=Path("t.json"))])
     legality = Legality(broken, SM90)
     with pytest.warns(TableWarning, match=r"declaration raises ZeroDivisionError: by the author") as seen:
-        chosen = {rows: resolve(broken, SM90, at(rows), index, legality) for rows in (40, 64, 100, 4096)}
+        chosen = {rows: resolve(broken, SM90, at(rows), index, legality) for rows in (41, 64, 100, 4096)}
     assert len(seen) == 1
-    edge = AT_64 if function == "tiles" else DEFAULT  # at an edge no tiles are counted
+    edge = AT_64 if function == "tiles" else DEFAULT  # at an edge and at a point no tiles are counted
     assert {rows: choice.config for rows, choice in chosen.items()} == {
-        40: DEFAULT, 64: edge, 100: DEFAULT, 4096: DEFAULT,
+        41: DEFAULT, 64: edge, 100: DEFAULT, 4096: DEFAULT,
     }  # fmt: skip
 
 

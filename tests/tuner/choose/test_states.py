@@ -52,7 +52,7 @@ def test_the_worst_state_counts_and_its_margin_with_it() -> None:
     assert judged[C] == times({C: 200.0})[C], "not timed there: it is judged by what there is"
     assert [judged[one].mean_us for one in (A, B)] == pytest.approx(
         worst_times((100.0, 104.0), {"written": (43.2, 40.0)})
-    ), "the tuner and the rule inside a bucket judge alike"
+    ), "the tuner and the rule judge alike"
 
 
 def test_without_states_times_are_as_they_are() -> None:

@@ -1,15 +1,22 @@
-"""Which configs of a decided table are verified once more."""
+"""Which sizes are measured next inside a bucket, and which configs of a table are verified once more."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+from aot_tune.declare.fingerprint.hashing import source_hash
+from aot_tune.tables.table import Table
 from aot_tune.tuner.outcome import Measurement
-from aot_tune.tuner.sweep.decision import to_recheck
+from aot_tune.tuner.plan.candidates import plan
+from aot_tune.tuner.sweep.decision import Decision, to_recheck
 from aot_tune.tuner.sweep.kernel import KernelTimes
 from aot_tune.values.config import Config
-from tests.support.samples import DEFAULT, scale_table
+from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
+from tests.support.samples import DEFAULT, SM90, scale_in, scale_table
 
 TABLE = scale_table()
 FIRST, SECOND = TABLE.portfolio
@@ -54,3 +61,72 @@ def test_what_was_not_timed_here_is_not_verified_here() -> None:
     swept = _swept()
     del swept.portfolio_times[LARGE]
     assert to_recheck(TABLE, swept) == [(SMALL, DEFAULT), (MIDDLE, FIRST)]
+
+
+# Sizes inside a bucket --------------------------------------------------------------------------------------
+
+EDGE = Problem({"dtype": "bfloat16", "M": 256, "N": 1024})
+
+
+def _decision(old: Table | None = None, **changes: Any) -> Decision:
+    found = scale_in(Path("/nonexistent"))["scale"]
+    found = dataclasses.replace(found, tunable=dataclasses.replace(found.tunable, **changes))
+    planned = plan(found, SM90, found.tunable.buckets, device=Device.reference(SM90))
+    versions = {"driver": "580.1", "cuda_tile": "1.7.0", "tileiras": "13.4.92"}
+    return Decision(planned, {"source_hash": source_hash(found.tunable), **versions}, old, whole=True)
+
+
+def _inside(us: Mapping[int, tuple[float, float, float]]) -> KernelTimes:
+    """At sizes of EDGE's bucket, the times of FIRST, SECOND and the default."""
+    configs = (FIRST, SECOND, DEFAULT)
+    times = {EDGE.replaced(M=m): _timed(dict(zip(configs, row, strict=True))) for m, row in us.items()}
+    return KernelTimes(portfolio=(FIRST, SECOND), portfolio_times=times)
+
+
+def _next(decision: Decision, us: Mapping[int, tuple[float, float, float]]) -> list[int]:
+    return [size.size("M") for size in decision.next_sizes(_inside(us), [EDGE]).values()]
+
+
+def test_a_size_is_added_where_the_rule_leaves_more_than_a_twentieth() -> None:
+    decision = _decision()
+    edge = (10.0, 12.0, 20.0)
+    assert _next(decision, {149: (10.0, 9.0, 20.0), 213: (10.0, 12.0, 20.0), 256: edge}) == [178]
+    assert _next(decision, {149: (10.0, 9.8, 20.0), 213: (10.0, 12.0, 20.0), 256: edge}) == []
+
+
+def test_beside_a_line_that_may_stay_noise_adds_no_size() -> None:
+    fresh = _decision()
+    built = fresh.sweep(KernelTimes()).built_with
+    old = dataclasses.replace(
+        scale_table(), source_hash=fresh.sweep(KernelTimes()).source_hash, built_with=built
+    )
+    us = {149: (10.0, 9.4, 20.0), 213: (10.0, 12.0, 20.0), 256: (10.0, 12.0, 20.0)}
+    assert _next(fresh, us) == [178], "6 %"
+    assert _next(_decision(old), us) == []
+    other = dataclasses.replace(old, source_hash="0" * 16)
+    assert _next(_decision(other), us) == [178], "of another source no line stays"
+
+
+def test_an_edge_whose_default_has_no_time_gets_no_sizes() -> None:
+    swept = _inside({149: (10.0, 9.0, 20.0), 213: (10.0, 12.0, 20.0), 256: (10.0, 12.0, 20.0)})
+    times = dict(swept.portfolio_times[EDGE])
+    del times[DEFAULT]
+    swept.portfolio_times[EDGE] = times
+    assert _decision().next_sizes(swept, [EDGE]) == {}
+
+
+def test_a_bucket_begins_with_the_sizes_of_the_present_table() -> None:
+    old = scale_table()
+    points = tuple(dataclasses.replace(old.entries[2].points[0], size={"M": m}) for m in (140, 200, 256))
+    kept = dataclasses.replace(
+        old, entries=(*old.entries[:2], dataclasses.replace(old.entries[2], points=points))
+    )
+    assert [size.size("M") for size in _decision(kept).first_sizes(EDGE)] == [140, 200]
+    assert [size.size("M") for size in _decision().first_sizes(EDGE)] == [149, 213]
+
+
+def test_the_default_of_a_point_is_the_one_at_its_size() -> None:
+    decision = _decision(default=lambda arch, problem: FIRST if problem.size("M") % 16 else DEFAULT)
+    sweep = decision.sweep(_inside({149: (10.0, 9.0, 20.0), 256: (10.0, 12.0, 20.0)}))
+    assert sweep.default(EDGE.replaced(M=149)) == FIRST
+    assert sweep.default(EDGE) == DEFAULT

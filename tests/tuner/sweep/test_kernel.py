@@ -11,10 +11,13 @@ import pytest
 
 from aot_tune.errors import TuneError
 from aot_tune.tables import store
+from aot_tune.tables.table import Entry
 from aot_tune.tuner.measure.supervise import GpuLostError
 from aot_tune.tuner.outcome import Measurement
+from aot_tune.tuner.plan.sizes import MOST_ADDED
 from aot_tune.tuner.sweep import journal as journals
 from aot_tune.tuner.sweep import run as sweep
+from aot_tune.tuner.sweep.kernel import KernelSweep
 from aot_tune.tuner.sweep.progress import PlainProgress
 from aot_tune.tuner.sweep.report import SweepReport, SweepRequest
 from aot_tune.tuner.sweep.results import accepts, outcome_of
@@ -104,6 +107,10 @@ def test_several_gpus_write_the_bytes_that_one_writes(one: bytes, folder: Path, 
     assert [use.gpu for use in report.gpus] == [f"GPU-{index}" for index in range(count)]
     assert all(len(gpus) == 1 for gpus in _gpus_of_passes(folder).values())
     assert f"GPU 1 GPU-1: busy {report.gpus[1].busy_s:.1f} s, idle" in _said(folder)
+    points = {m: len(entry.points) for m, entry in _entries(folder).items()}
+    assert points[1] == 1, "a bucket of one size"
+    assert all(3 <= count <= 3 + MOST_ADDED for m, count in points.items() if m > 1)
+    assert max(points.values()) == 3 + MOST_ADDED, "where times are chance, the rule leaves much"
 
 
 def test_the_journal_tells_of_the_start_of_each_gpus_process_once(
@@ -196,9 +203,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aot_tune.tuner.sweep.kernel.monotonic", lambda: HashedSession.now[0])
 
 
-def _edges(folder: Path) -> dict[int, float]:
+def _entries(folder: Path) -> dict[int, Entry]:
     table = store.read_table(store.table_path(folder / "tables", SM90, "scale"))
-    return {entry.bucket.size("M"): entry.mean_us for entry in table.entries}
+    return {entry.bucket.size("M"): entry for entry in table.entries}
+
+
+def _edges(folder: Path) -> dict[int, float]:
+    return {m: entry.mean_us for m, entry in _entries(folder).items()}
 
 
 def test_a_limited_time_ends_with_the_buckets_that_were_reached(folder: Path, clock: None) -> None:
@@ -210,6 +221,20 @@ def test_a_limited_time_ends_with_the_buckets_that_were_reached(folder: Path, cl
     assert set(report.rows[0].unreached) == left
     assert f"scale: no time was left: {sorted(left)[0]}" in _said(folder)
     assert len(HashedSession.told) <= 260, "as long as the last problem and the recheck take"
+
+
+def test_where_no_time_is_left_a_bucket_stays_without_the_sizes_to_add(
+    folder: Path, clock: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KernelSweep, "_is_late", lambda sweep, step: bool(sweep._added))
+    report = _tune(folder, 0, time_budget_s=1e6)
+    assert report.complete
+    assert report.rows[0].unreached == ()
+    points = {m: [point.size["M"] for point in entry.points] for m, entry in _entries(folder).items()}
+    assert points == {
+        1: [1], 16: [10, 14, 16], 64: [40, 56, 64], 128: [69, 101, 128], 256: [149, 213, 256],
+        512: [309, 437, 512],
+    }  # fmt: skip
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from aot_tune.nvidia.cubin import Resources
 from aot_tune.nvidia.sass import Loop
 from aot_tune.tables import reader, store, writer
 from aot_tune.tables.fit import entry_complaints
-from aot_tune.tables.rule import pick
+from aot_tune.tables.rule import pick, rule_of
 from aot_tune.tables.table import Table
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, CompileResult
@@ -52,7 +53,7 @@ class Silent(PlainProgress):
     def started(self, **told: object) -> None:
         self.begun = told
 
-    def compiled(self, done: int, total: int, failures: int) -> None:
+    def compiled(self, kernel: str, done: int, total: int, failures: int) -> None:
         self.done = (done, total, failures)
 
     def failure(self, kernel: str, problem: Problem | None, config: Config, stage: str, message: str) -> None:
@@ -126,7 +127,8 @@ def test_sizes_inside_a_bucket_keep_the_default_too_unless_a_tenth_is_promised()
         for point in entry.points[:-1]:
             problem = entry.bucket.replaced(**point.size)
             default = matmul_tunable.default_config(SM100, problem)
-            chosen = pick(entry, table, matmul_tunable.tiles, default, problem, lambda config: True)
+            rule = rule_of(entry, table, matmul_tunable.tiles, partial(matmul_tunable.default_config, SM100))
+            chosen = pick(entry, rule, default, problem, lambda config: True)
             assert chosen is not None
             if chosen.config != default:
                 us = dict(zip(table.portfolio, point.us[:-1], strict=True))[chosen.config]
@@ -228,7 +230,9 @@ def _product_without_work(tmp_path: Path) -> tuple[SweptKernel, Silent, int]:
     }
     asked: list[CompileJob] = []
     feed: Any = SimpleNamespace(
-        counts=lambda: (0, 0, 0), submit=asked.extend, wait=lambda keys, report: {k: results[k] for k in keys}
+        counts=lambda kernel: (0, 0, 0),
+        submit=asked.extend,
+        wait=lambda keys, report: {k: results[k] for k in keys},
     )
     return predict_kernel(request(tmp_path, kernels=(found,)), found, feed, progress), progress, len(asked)
 

@@ -435,7 +435,7 @@ def _bytes_without_tall_tiles(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return whole
 
 
-@pytest.mark.parametrize("size", [192, 149, 64, 256])
+@pytest.mark.parametrize("size", [213, 149, 64, 256])
 def test_a_member_that_is_wrong_at_one_size_is_replaced_by_the_next_best(
     folder: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
@@ -530,7 +530,7 @@ def test_disturbed_samples_are_told_in_the_table_and_at_the_end(
 # Problems and kernels that fail -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [64, 192])
+@pytest.mark.parametrize("size", [64, 213])
 def test_a_problem_that_cannot_be_opened_is_left_out_and_the_others_go_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
