@@ -20,6 +20,7 @@ from aot_tune.tables import files, reader, store, writer
 from aot_tune.tables.fit import entry_complaints, portfolio_complaints
 from aot_tune.tables.table import Table
 from aot_tune.tuner.archives import check as check_archives
+from aot_tune.tuner.sweep.report import PREDICTED_FOLDER
 from aot_tune.values.arch import Arch
 from aot_tune.values.text import counted
 
@@ -182,7 +183,11 @@ def _root(folder: Path, kernels: Mapping[str, FoundKernel], *, own: bool) -> Ite
             yield _finding(child, "an unknown file", "a table's file is <arch>/<kernel>.json; remove it")
     if not archs:
         names = " ".join(kernels)
-        step = f"tune them on a GPU of each arch: aot-tune tune {names}{_module_options(kernels)}"
+        options = _module_options(kernels)
+        step = (
+            f"tune them on a GPU of each arch: aot-tune tune {names}{options}; what was predicted without "
+            f"one is checked by aot-tune check {PREDICTED_FOLDER}{options}"
+        )
         yield _finding(folder, f"holds no tables for {names}", step)
         for one in kernels.values() if own else ():
             yield from _declaration_findings(folder, one.tunable, checks.first_arch(one.tunable))

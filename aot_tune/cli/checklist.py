@@ -80,6 +80,13 @@ def _modelled(tunable: Declaration, arch: Arch) -> Step:
     space = tunable.candidates(arch, tunable.typical_problems[0])
     if len({(config.kernel, tuple(config.constants.items())) for config in space}) <= 1:
         return Step(done=True, what="the configs differ in hints alone: work is not needed")
+    if tunable.work is None and (reason := checks.uncounted(tunable, arch)):
+        what = (
+            "work is absent, and the kernel's code cannot be followed in its place: "
+            f"{reason}; if it multiplies matrices, tune ranks no candidate without a GPU of the arch: add "
+            "work=lambda config, problem: Work(...), or tune on such a GPU"
+        )
+        return Step(done=False, what=what)
     if tunable.work is None:
         what = (
             "work is absent: without a GPU of the arch, tune ranks configs that differ in constants as if "

@@ -324,6 +324,13 @@ def declaration_problems(tunable: Declaration, arch: Arch) -> list[str]:
     return [f"{tunable.name}: {text}" for text in (*whole, *shared, *space_mistakes(tunable, arch, sound))]
 
 
+def uncounted(tunable: Declaration, arch: Arch) -> str | None:
+    """Why the default's code cannot be followed to count what it multiplies; None where it can."""
+    from aot_tune.declare.remarks import uncounted
+
+    return uncounted(tunable, arch)
+
+
 def declaration_remarks(tunable: Declaration, arch: Arch) -> list[str]:
     """List what a declaration without mistakes probably does not mean. Imports torch."""
     from aot_tune.declare.remarks import declaration_remarks

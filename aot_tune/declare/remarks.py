@@ -342,6 +342,21 @@ def _work_unlike_the_arguments(tunable: Declaration, arch: Arch) -> Iterator[str
             )
 
 
+def uncounted(tunable: Declaration, arch: Arch) -> str | None:
+    """Why the default's code cannot be followed on the first typical problem; None where it can."""
+    problem = tunable.typical_problems[0]
+    args, config = _made(tunable, problem), tunable.default_config(arch, problem)
+    passed = args and _passed(tunable, arch, problem, args)
+    grid = _tried(partial(tunable.grid, config, Device.reference(arch), problem))
+    if not passed or not grid:
+        return None
+    try:
+        count_blocks(tunable.kernel_of(config), tuple(passed.values()), grid)
+    except NotCountedError as error:
+        return str(error)
+    return None
+
+
 def _unlike_the_code(tunable: Declaration, arch: Arch) -> Iterator[str]:
     """What the blocks of `grid_fn` leave unwritten, and figures of `work` that are not those of the code.
 
@@ -364,6 +379,11 @@ def _unlike_the_code(tunable: Declaration, arch: Arch) -> Iterator[str]:
         except NotCountedError:
             return
         blocks = math.prod(grid)
+        if unread := [axis for axis, size in enumerate(grid) if size > 1 and axis not in counts.axes]:
+            yield (
+                f"grid_fn({config}, {problem}) has {grid[unread[0]]} blocks along axis {unread[0]}, and the "
+                f"kernel never asks for ct.bid({unread[0]}) there: those blocks repeat each other"
+            )
         named = dict(zip(tunable.parameters, args, strict=True))
         wanted, stored = _bytes(named[name] for name in tunable.output_names), counts.store_bytes * blocks
         if stored < _LEAST_STORED * wanted:

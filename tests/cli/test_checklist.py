@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from aot_tune import environment
 from aot_tune.cli.app import app
 from aot_tune.cli.checklist import Step, checklist
-from aot_tune.declare import discovery
+from aot_tune.declare import checks, discovery
 from aot_tune.declare.checks import declaration_problems
 from aot_tune.declare.declaration import Work
 from aot_tune.tunable import Tunable
@@ -88,6 +88,15 @@ def test_work_is_missed_where_configs_differ_in_constants(tunable: Tunable) -> N
     hints_alone = dataclasses.replace(tunable, work=None, search_space=lambda arch, problem: one_tile)
     [step] = [step for step in _steps(hints_alone) if "work" in step.what]
     assert step.done
+
+
+def test_work_is_asked_for_where_the_code_cannot_be_followed(
+    tunable: Tunable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "uncounted", lambda tunable, arch: "a loop depends on what was loaded")
+    [step] = [step for step in _steps(dataclasses.replace(tunable, work=None)) if "work" in step.what]
+    assert not step.done
+    assert "cannot be followed in its place: a loop depends on what was loaded; if it" in step.what
 
 
 def test_mistakes_and_remarks_are_not_done_and_a_mistake_fails(

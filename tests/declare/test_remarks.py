@@ -212,6 +212,13 @@ def test_figures_of_a_whole_block_in_place_of_one_step_are_remarked(name: str) -
     assert f"{name} is that of one step; without work it is counted for products" in remark
 
 
+def test_an_axis_of_the_grid_that_no_block_asks_for_is_remarked() -> None:
+    grid = lambda config, device, problem: (ct.cdiv(problem["M"], config["tile"]), 2)  # noqa: E731
+    typical = [{"dtype": "bfloat16", "M": 256, "N": 16}]
+    [remark] = declaration_remarks(declared(grid_fn=grid, typical=typical), SM90)
+    assert "has 2 blocks along axis 1, and the kernel never asks for ct.bid(1) there" in remark
+
+
 def test_a_grid_that_leaves_out_blocks_is_remarked() -> None:
     def half(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
         return (ct.cdiv(problem["M"], 2 * config["tile"]),)
@@ -281,5 +288,8 @@ def test_no_shipped_kernel_has_a_remark(tunable: Tunable, arch: Arch) -> None:
 def test_a_kernel_whose_source_cannot_be_read_has_no_remark_of_it() -> None:
     unread = {"ct": ct}
     code = "@ct.kernel\ndef made(x, out, factor, rows: ct.Constant[int], flag: ct.Constant[bool], "
-    exec(code + "tile: ct.Constant[int]):\n    ct.store(out, (0, 0), ct.zeros((16, 16), out.dtype))", unread)
+    exec(
+        code + "tile: ct.Constant[int]):\n    ct.store(out, (ct.bid(0), 0), ct.zeros((16, 16), out.dtype))",
+        unread,
+    )
     assert declaration_remarks(dataclasses.replace(declared(), kernel=unread["made"]), SM90) == []

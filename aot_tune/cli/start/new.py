@@ -30,6 +30,9 @@ class Begun:
     blanks: tuple[str, ...]
     """The fields that are blank in it."""
 
+    module: str
+    """The module that holds the kernel."""
+
 
 def begin(place: str) -> Begun:
     """Begin the declaration of a kernel.
@@ -54,13 +57,18 @@ def begin(place: str) -> Begun:
     sketch = sketch_of(facts)
     text = module_text(sketch, module, name)
     blanks = tuple(re.findall(r"^    (\w+)=blank\(", text, re.MULTILINE))
-    return Begun(text=text, kinds=sketch.kinds, name=name_of(name), blanks=blanks)
+    return Begun(text=text, kinds=sketch.kinds, name=name_of(name), blanks=blanks, module=module)
 
 
 def summary(begun: Begun, path: Path | None) -> str:
     """What was begun, and what comes next."""
-    file = "it" if path is None else str(path)
-    module = "mylib.declared" if path is None else discovery.module_names([str(path)])[0]
+    if path is None:
+        beside = f"{begun.module.rpartition('.')[0] or begun.module}.{begun.name}"
+        return (
+            f"{begun.name}: {', '.join(begun.kinds)}; save it in a module of its own, such as {beside}, fill "
+            f"in {', '.join(begun.blanks)}, then run aot-tune doctor {begun.name} --module {beside}"
+        )
+    file, module = str(path), discovery.module_names([str(path)])[0]
     return (
         f"{begun.name}: {', '.join(begun.kinds)}; fill in {', '.join(begun.blanks)} in {file}, then run "
         f"aot-tune doctor {begun.name} --module {module}"
@@ -71,9 +79,10 @@ def write(begun: Begun, path: Path) -> None:
     """Write a declaration into a new file.
 
     Raises:
-        UsageError: The file exists already.
+        UsageError: The file exists already, or no module in it could be named from the current folder.
         StoreError: It cannot be written.
     """
+    discovery.module_names([str(path)])
     try:
         with path.open("x") as file:
             file.write(begun.text)

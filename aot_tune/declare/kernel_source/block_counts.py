@@ -11,10 +11,12 @@ import builtins
 import inspect
 import math
 import sys
+import traceback
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 from aot_tune.declare.fingerprint.source import counts_by_name
@@ -47,6 +49,9 @@ class BlockCounts:
     store_bytes: float
     """Bytes stored, those of atomic operations among them."""
 
+    axes: frozenset[int]
+    """The axes of the grid along which a block asked for its place or for the number of blocks."""
+
 
 def count_blocks(
     kernel: Any, args: Sequence[Any], grid: Sequence[int], most_calls: int = MOST_CALLS
@@ -74,17 +79,24 @@ def count_blocks(
         tally.products.append(Counter())
         try:
             function(*given)
-        except NotCountedError:
-            raise
+        except NotCountedError as error:
+            raise NotCountedError(f"{error}{_place(error)}") from error
         except Exception as error:  # whatever the code does that these functions do not know
-            raise NotCountedError(f"{type(error).__name__}: {error}") from error
+            raise NotCountedError(f"{type(error).__name__}: {error}{_place(error)}") from error
     runs = len(numbers)
     return BlockCounts(
         steps=sum(max(calls.values(), default=1) for calls in tally.products) / runs,
         flops=tally.flops / runs,
         load_bytes=tally.load_bytes / runs,
         store_bytes=tally.store_bytes / runs,
+        axes=frozenset(tally.axes),
     )
+
+
+def _place(error: Exception) -> str:
+    """The line of the kernel's code at which an error was raised, in words."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename != __file__]
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
 @dataclass(kw_only=True)
@@ -100,7 +112,13 @@ class _Tally:
     products: list[Counter[tuple[types.CodeType, int]]] = field(default_factory=list)
     """For each block, how often the product at a place of the code was computed."""
 
+    axes: set[int] = field(default_factory=set)
     calls: int = 0
+
+    def along(self, numbers: tuple[int, int, int], axis: int) -> int:
+        """The number of an axis, which the code has asked for."""
+        self.axes.add(axis)
+        return numbers[axis]
 
     def call(self) -> None:
         """Count a call of one of cuTile's functions."""
@@ -201,6 +219,29 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne", "neg", "pos", "invert", "abs")
     setattr(_Tile, f"__{_name}__", _combined)
 
 
+class _DType:
+    """A dtype of cuTile, which converts a number where it is called; outside of a kernel it cannot be."""
+
+    def __init__(self, dtype: Any) -> None:
+        self._dtype = dtype
+
+    def __call__(self, value: Any) -> Any:
+        return value.astype(self) if isinstance(value, _Tile) else value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dtype, name)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._dtype == getattr(other, "_dtype", other))
+
+    def __hash__(self) -> int:
+        return hash(self._dtype)
+
+
+def _callable(value: Any) -> Any:
+    return _DType(value) if isinstance(value, cutile.public_object("DType")) else value
+
+
 class _Array:
     """A kernel's array argument, or a part of one."""
 
@@ -252,7 +293,7 @@ def _argument(arg: Any, tally: _Tally) -> Any:
     if not hasattr(arg, "element_size"):
         return arg
     named = str(arg.dtype).rpartition(".")[2].replace("float8_e4m3fnuz", "float8_e4m3fn")
-    dtype = cutile.public_object("bool_" if named == "bool" else named)
+    dtype = _DType(cutile.public_object("bool_" if named == "bool" else named))
     return _Array((int(size) for size in arg.shape), dtype, arg.element_size(), tally)
 
 
@@ -325,8 +366,8 @@ def _functions(tally: _Tally) -> dict[str, Any]:
         return _reduced(tiles, axis, **named)
 
     known: dict[str, Callable[..., Any]] = {
-        "bid": lambda axis=0: tally.block[axis],
-        "num_blocks": lambda axis=0: tally.sizes[axis],
+        "bid": lambda axis=0: tally.along(tally.block, axis),
+        "num_blocks": lambda axis=0: tally.along(tally.sizes, axis),
         "cdiv": _cdiv,
         "num_tiles": lambda array, axis=0, shape=None, **_: _cdiv(array.shape[axis], _tuple(shape)[axis]),
         "load": load,
@@ -433,7 +474,7 @@ class _Names:
         self._functions = functions
 
     def __getattr__(self, name: str) -> Any:
-        return self._functions.get(name) or cutile.public_object(name)
+        return self._functions.get(name) or _callable(cutile.public_object(name))
 
 
 class _Module:
@@ -486,7 +527,7 @@ class _Rebuilt:
             return value if counts_by_name(value.__name__) else _Module(value, self)
         if isinstance(value, types.FunctionType) and not counts_by_name(value.__module__):
             return self.function(value)
-        return value
+        return _callable(value)
 
 
 def _names_read(code: types.CodeType) -> Iterator[str]:

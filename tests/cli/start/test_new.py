@@ -194,7 +194,7 @@ def test_new_prints_the_module_and_says_what_comes_next(mylib: Path) -> None:
     done = told("new", "mylib_to_begin.kernels:scale_kernel")
     assert done.exit_code == 0
     assert done.stdout == begin("mylib_to_begin.kernels:scale_kernel").text
-    assert "scale: elementwise; fill in reference, typical in it" in done.stderr
+    assert "such as mylib_to_begin.scale, fill in reference, typical, then run aot-tune doctor" in done.stderr
 
 
 def test_new_writes_a_file_that_doctor_reads_and_tune_refuses(mylib: Path) -> None:

@@ -59,6 +59,17 @@ def _gathering(x, index, out, tile: ct.Constant[int]):
 
 
 @ct.kernel
+def _padded(x, out, tile: ct.Constant[int]):
+    places = (
+        ct.arange(tile, dtype=ct.int32)[:, None] + ct.bid(0) * tile,
+        ct.arange(8, dtype=ct.int32)[None, :],
+    )
+    rows = ct.gather(x, places, padding_value=ct.float16(0.0))
+    if x.dtype == ct.float16 and out.dtype == x.dtype:
+        ct.scatter(out, places, rows)
+
+
+@ct.kernel
 def _ragged(x, lengths, out, tile: ct.Constant[int]):
     for place in range(ct.load(lengths, (ct.bid(0),), ()).item()):
         ct.store(out, (place,), ct.load(x, (place,), (tile,)))
@@ -87,10 +98,18 @@ def test_gathered_and_added_elements_count_by_their_indices() -> None:
     assert counts.store_bytes == 4 * 8 * 2
 
 
-def test_a_loop_over_what_was_loaded_is_not_counted() -> None:
+def test_a_loop_over_what_was_loaded_is_not_counted_and_its_line_is_told() -> None:
     args = (_meta(64), _meta(4, dtype=torch.int32), _meta(64), 4)
-    with pytest.raises(NotCountedError, match="depends on what was loaded"):
+    told = r"depends on what was loaded \(test_block_counts.py, line \d+\)"
+    with pytest.raises(NotCountedError, match=told):
         count_blocks(_ragged, args, (4,))
+
+
+def test_numbers_of_a_dtype_may_be_made_and_dtypes_compared() -> None:
+    counts = count_blocks(_padded, (_meta(64, 8), _meta(64, 8), 4), (4, 2))
+    assert counts.load_bytes == 4 * 8 * 2
+    assert counts.store_bytes == 4 * 8 * 2
+    assert counts.axes == {0}
 
 
 def test_blocks_that_go_on_for_long_are_not_counted() -> None:
