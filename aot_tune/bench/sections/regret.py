@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from aot_tune.serve.choose.resolve import Legality
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan
 from aot_tune.values.config import Config
+from aot_tune.values.lazy import lazy
 from aot_tune.values.text import error_in_words
 
 _SAMPLES = 11
@@ -85,20 +85,20 @@ class _Kernel:
     def name(self) -> str:
         return self.found.tunable.name
 
-    @cached_property
+    @lazy
     def _kernel(self) -> DeviceKernel:
         return DeviceKernel(self.found, self.gpu.arch, self.gpu.device)
 
-    @cached_property
+    @lazy
     def _portfolio(self) -> tuple[Config, ...]:
         tables = loader.load(self.found.tunable, self.gpu.arch).tables
         return tuple(dict.fromkeys(config for one in tables for config in one.table.portfolio))
 
-    @cached_property
+    @lazy
     def _legality(self) -> Legality:
         return Legality(self.found.tunable, self.gpu.arch)
 
-    @cached_property
+    @lazy
     def _code(self) -> dict[str, str]:
         compiler = cutile.compiler_version() or "none"
         return {"source_hash": source_hash(self.found.tunable), "tileiras": compiler}
