@@ -281,6 +281,7 @@ def test_an_operation_is_called_as_its_library_has_it(name: str) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.slow
 @NEEDS_TILEGYM
 def test_without_a_compiler_a_call_says_what_it_lacks() -> None:
     commands = [{"do": "prepare"}, *({"do": "first", "shape": place} for place in (0, 1, 2))]

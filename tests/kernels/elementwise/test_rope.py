@@ -221,7 +221,9 @@ def test_the_default_compiles_and_spills_nothing_in_each_layout(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ARCHS)
+@pytest.mark.parametrize(
+    "name", [name if name == "sm90" else pytest.param(name, marks=pytest.mark.slow) for name in ARCHS]
+)
 def test_rope_compiles_and_its_default_spills_for_no_declared_model(name: str) -> None:
     arch = Arch.parse(name)
     for one in rope_tunable.typical_problems:

@@ -461,7 +461,9 @@ def test_arguments_without_storage_pose_the_problem_that_made_them() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ARCHS)
+@pytest.mark.parametrize(
+    "name", [name if name == "sm90" else pytest.param(name, marks=pytest.mark.slow) for name in ARCHS]
+)
 def test_the_default_compiles_and_does_not_spill(name: str) -> None:
     arch = Arch.parse(name)
     for cols, dtype, gradient in (

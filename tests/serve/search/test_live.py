@@ -496,7 +496,7 @@ def test_b12_a_process_makes_a_bounded_number_of_searches(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("seconds", ["1000", "0.001"])
+@pytest.mark.parametrize("seconds", ["1000", pytest.param("0.001", marks=pytest.mark.slow)])
 def test_b12_thousands_of_new_shapes_leave_nothing_in_memory(
     tuned: Tunable, driver: Driver, monkeypatch: pytest.MonkeyPatch, seconds: str
 ) -> None:

@@ -377,6 +377,7 @@ def test_an_unknown_arch_or_kernel_is_a_usage_error(declared: Path) -> None:
     assert run("--arch", "sm90", "--kernel", "nothing")[0] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::aot_tune.errors.MissWarning", "ignore::aot_tune.errors.CubinWarning")
 def test_named_kernels_and_lists_are_served_without_a_compiler(
     tmp_path: Path, cubins: Path, monkeypatch: pytest.MonkeyPatch

@@ -134,7 +134,9 @@ def test_a_damaged_cubin_in_the_folder_is_compiled_again(tmp_path: Path) -> None
     assert again.path.read_bytes() == data
 
 
-@pytest.mark.parametrize(("signal_name", "number"), [("SIGSEGV", 11), ("SIGKILL", 9)])
+@pytest.mark.parametrize(
+    ("signal_name", "number"), [pytest.param("SIGSEGV", 11, marks=pytest.mark.slow), ("SIGKILL", 9)]
+)
 def test_a_compiler_that_is_killed_is_that_jobs_failure_with_the_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str, signal_name: str, number: int
 ) -> None:
