@@ -36,5 +36,7 @@ def other_card(made: str, here: str) -> str | None:
     )
     return (
         f"tables were measured on another card of the arch: {made}, and this is {here}. They are used; "
-        f"{known}. aot-tune bench regret measures it here, and aot-tune tune KERNEL makes tables of this card"
+        f"{known}. aot-tune bench regret measures it here, and aot-tune tune KERNEL makes tables of this "
+        "card. Choices between the measured sizes follow the number of multiprocessors: ranks of one job "
+        "should be on cards with as many"
     )

@@ -29,6 +29,7 @@ def test_another_card_is_told_with_what_is_known(here: str, known: str) -> None:
     )
     assert known in said
     assert "aot-tune bench regret" in said
+    assert "ranks of one job should be on cards with as many" in said
 
 
 def test_predictions_were_measured_on_no_card() -> None:
