@@ -31,7 +31,7 @@ from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, Com
 from aot_tune.tuner.compile.pool import CompilePool
 from aot_tune.tuner.plan.candidates import NO_COMPILER, DeviceKernel
 from aot_tune.values.arch import Arch
-from aot_tune.values.text import counted
+from aot_tune.values.text import counted, duration
 
 COMPILE_SECONDS = 600.0
 """The compiler's limit for one cubin, seconds. The weakest variant (no alignment, no strides assumed)
@@ -219,13 +219,15 @@ def _compiled(
         results |= {result.key: result for result in pool.poll()}
         there, all_of_them = len(results), len({job.key for job in jobs})
         if pool.unfinished:
-            say(f"compiling {all_of_them - there} kernels, {there} are there already")
-        said = time.monotonic()
+            say(f"compiling {counted(all_of_them - there, 'cubin')}; {there} are there already")
+        began = said = time.monotonic()
         while pool.unfinished:
             results |= {result.key: result for result in pool.poll(_POLL_SECONDS)}
             if time.monotonic() - said > _SAY_SECONDS:
                 said = time.monotonic()
-                say(f"compiled {len(results) - there} of {all_of_them - there}")
+                done, missing = len(results) - there, all_of_them - len(results)
+                left = f", about {duration((said - began) / done * missing)} left" if done else ""
+                say(f"compiled {done} of {all_of_them - there}{left}")
     return results
 
 

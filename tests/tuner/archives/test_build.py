@@ -95,6 +95,14 @@ def test_a_second_run_compiles_nothing_and_leaves_the_file_as_it_was(tmp_path: P
     assert (first.bytes, second.bytes) == (status.st_size, status.st_size)
 
 
+def test_it_tells_how_long_it_will_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_cubins, "_SAY_SECONDS", 0.0)
+    said: list[str] = []
+    build(request(tmp_path, tmp_path / "empty"), said.append)
+    assert said[0] == "compiling 4 cubins; 0 are there already"
+    assert any(line.startswith("compiled ") and " of 4, about " in line for line in said[1:]), said
+
+
 def test_without_a_table_it_holds_the_default_for_each_class_and_for_none(
     tmp_path: Path, cubins: Path
 ) -> None:
