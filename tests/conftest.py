@@ -20,6 +20,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # Loaded machines run these tests too: how long an example takes says nothing of the code.
 settings.register_profile("aot_tune", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("aot_tune fast", settings.get_profile("aot_tune"), max_examples=30)
 settings.load_profile("aot_tune")
 
 # A run of the command line in this process would read the signatures of all commands again, for 15 ms.
@@ -38,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Watch what the tests start, where they are to be fast."""
     if config.option.fast:
+        settings.load_profile("aot_tune fast")  # before the tests are imported, which take it then
         fast.install()
 
 
