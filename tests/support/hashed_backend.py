@@ -13,15 +13,15 @@ from pathlib import Path
 
 from aot_tune.tables.states import State
 from aot_tune.tuner.measure.worker.backend import Trial
-from aot_tune.tuner.outcome import Measurement, Stage
+from aot_tune.tuner.outcome import Measurement
 from aot_tune.values.problem import Problem
-from tests.support.idle_gpu import IdleGpu
+from tests.support.idle_gpu import RightBackend
 
 _SECONDS = 0.05
 """Duration of a verification or a timing, seconds."""
 
 
-class HashedBackend(IdleGpu):
+class HashedBackend(RightBackend):
     """A `Backend` on no GPU, which finds everything right."""
 
     def __init__(self, *, folder: str) -> None:
@@ -35,31 +35,13 @@ class HashedBackend(IdleGpu):
         self._write("verify", trial)
         return None
 
-    def again(self, trial: Trial, number: int) -> str | None:
-        return None
-
-    def check(self) -> str | None:
-        return None
-
-    def damage(self) -> str | None:
-        return None
-
     def time(self, trial: Trial) -> Measurement:
         self._write("time", trial)
         return Measurement(config=trial.config, mean_us=self._us(trial), error_margin_us=0.01, num_samples=5)
 
-    def busy(self, seconds: float) -> None:
-        pass
-
     def sample(self, trial: Trial, state: State) -> float:
         self._write(f"sample {state}", trial)
         return self._us(trial, state)
-
-    def healthy(self) -> bool:
-        return True
-
-    def stage(self, error: Exception) -> Stage:
-        return "launch"
 
     def _us(self, trial: Trial, state: str = "") -> float:
         digest = hashlib.sha256(f"{self._problem} {trial.config}{state}".encode()).digest()

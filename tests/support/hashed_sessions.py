@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
+
+import pytest
 
 from aot_tune.tables.states import State
 from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
+from aot_tune.tuner.sweep import run as sweep
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 from tests.support.samples import DEFAULT
+
+CUBINS = Path("build/test-cubins").absolute()
+"""The folder of what is compiled."""
 
 PAUSE_S = 0.001
 """What an outcome takes, seconds: time for the other GPUs' threads."""
@@ -166,6 +173,16 @@ class HashedSession:
     def _measured(self, problem: Problem, config: Config, when: str = "") -> Measurement:
         us = (10.0 + 10.0 * _part(f"{problem} {config}{when}")) * self.slower.get(self.index, 1.0)
         return Measurement(config=config, mean_us=us, error_margin_us=0.01, num_samples=5)
+
+
+@contextmanager
+def measuring(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let sweeps measure with these sessions, and keep what they compile for the next run of the tests."""
+    monkeypatch.setattr(sweep, "MeasureSession", HashedSession)
+    monkeypatch.setattr(sweep, "CUBINS", CUBINS)
+    HashedSession.reset()
+    yield
+    HashedSession.reset()
 
 
 def _part(text: str) -> float:

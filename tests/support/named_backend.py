@@ -12,9 +12,9 @@ from pathlib import Path
 
 from aot_tune.tables.states import State
 from aot_tune.tuner.measure.worker.backend import Trial
-from aot_tune.tuner.outcome import Measurement, Stage
+from aot_tune.tuner.outcome import Measurement
 from aot_tune.values.problem import Problem
-from tests.support.idle_gpu import IdleGpu
+from tests.support.idle_gpu import RightBackend
 
 LOG = "AOT_TUNE_TESTS_LOG"
 
@@ -28,7 +28,7 @@ if LOG in os.environ:
     _log("imports")
 
 
-class NamedBackend(IdleGpu):
+class NamedBackend(RightBackend):
     """A `Backend` on no GPU, which takes as many microseconds as its kernel's name is long."""
 
     def __init__(self, *, module: str, name: str, gpu_index: int) -> None:
@@ -47,27 +47,9 @@ class NamedBackend(IdleGpu):
     def verify(self, trial: Trial) -> str | None:
         return None
 
-    def again(self, trial: Trial, number: int) -> str | None:
-        return None
-
-    def check(self) -> str | None:
-        return None
-
-    def damage(self) -> str | None:
-        return None
-
     def time(self, trial: Trial) -> Measurement:
         us = float(len(self._name))
         return Measurement(config=trial.config, mean_us=us, error_margin_us=0.01, num_samples=5)
 
-    def busy(self, seconds: float) -> None:
-        pass
-
     def sample(self, trial: Trial, state: State) -> float:
         return float(len(self._name))
-
-    def healthy(self) -> bool:
-        return True
-
-    def stage(self, error: Exception) -> Stage:
-        return "launch"

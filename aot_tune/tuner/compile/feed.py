@@ -6,38 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Protocol
 
 from aot_tune.errors import TuneError
 from aot_tune.tuner.compile.job import CompileFailure, CompileJob, CompileResult
-from aot_tune.tuner.compile.pool import KernelRefusedError
+from aot_tune.tuner.compile.job_queue import JobQueue, KernelRefusedError
 from aot_tune.tuner.schedule.queue import TaskQueue
 
 _POLL_SECONDS = 0.1
-
-
-class Pool(Protocol):
-    """What a feed asks of a pool, such as `aot_tune.tuner.compile.pool.CompilePool`."""
-
-    @property
-    def idle(self) -> int:
-        """Number of further jobs that could be compiled now."""
-
-    @property
-    def unfinished(self) -> int:
-        """Number of submitted jobs whose results `poll` has not returned."""
-
-    def submit(self, job: CompileJob) -> None:
-        """Queue a job."""
-
-    def poll(self, timeout_s: float = 0.0) -> list[CompileResult]:
-        """Return all results since the last call; wait up to `timeout_s` for the first."""
-
-    def __enter__(self) -> Pool:
-        """Begin."""
-
-    def __exit__(self, *_: object) -> None:
-        """End what is being compiled."""
 
 
 class CompileFeed:
@@ -51,7 +26,7 @@ class CompileFeed:
         order: The kernels' names. Those that are not named come last.
     """
 
-    def __init__(self, pool: Callable[[], Pool], order: Sequence[str] = ()) -> None:
+    def __init__(self, pool: Callable[[], JobQueue], order: Sequence[str] = ()) -> None:
         self._make = pool
         self._changed = threading.Condition()
         self._queue = TaskQueue[CompileJob](order)

@@ -6,14 +6,14 @@ import os
 import re
 import selectors
 import time
-from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from aot_tune.errors import StoreError, TuneError
+from aot_tune.errors import TuneError
 from aot_tune.tuner.compile.job import CompileFailure, CompileJob, CompileResult, cached
+from aot_tune.tuner.compile.job_queue import JobQueue, KernelRefusedError
 from aot_tune.tuner.process.worker import (
     START_SECONDS,
     Kind,
@@ -42,19 +42,6 @@ _OF_ALL = frozenset({"StoreError"})
 """Errors of a child that every other job would meet as well."""
 
 
-class KernelRefusedError(TuneError):
-    """Nothing of a kernel can be compiled. Other kernels can be.
-
-    Attributes:
-        kernel: Its name in its jobs.
-        what: The error that a child met.
-    """
-
-    def __init__(self, kernel: str, what: str) -> None:
-        self.kernel, self.what = kernel, what
-        super().__init__(f"nothing can be compiled: {what}")
-
-
 @dataclass
 class _Seat:
     """A child process and its job."""
@@ -75,7 +62,7 @@ class _Seat:
     """Whether the child has imported the kernel and begun. Before that, slowness is not the job's fault."""
 
 
-class CompilePool:
+class CompilePool(JobQueue):
     """Up to `workers` children that compile. For use by one thread.
 
     A compiler that hangs is a failure of its job. One that a signal ended is tried once more, because the
@@ -104,44 +91,14 @@ class CompilePool:
         target: str = "aot_tune.tuner.compile.child:Compiler",
         at_once: bool = False,
     ) -> None:
-        self._most, self._timeout_s, self._folder, self._target = workers, timeout_s, folder, target
-        self._waiting: deque[CompileJob] = deque()
-        self._known: set[str] = set()
-        self._results: deque[CompileResult] = deque()
+        _check_temporary_folder()
+        super().__init__(workers, folder)
+        self._timeout_s, self._target = timeout_s, target
         self._seats: list[_Seat] = []
         self._failed_starts = 0
         self._tried_again: set[str] = set()
-        _check_temporary_folder()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(
-                f"{folder}: no folder for cubins can be made ({error.strerror}); name another with --cubins"
-            ) from error
         for _ in range(workers if at_once else 0):
             self._start()
-
-    @property
-    def idle(self) -> int:
-        """Number of children that have nothing to do, those that were not started included."""
-        return max(0, self._most - self.unfinished)
-
-    @property
-    def unfinished(self) -> int:
-        """Number of submitted jobs whose results `poll` has not returned."""
-        return len(self._waiting) + len(self._results) + sum(seat.job is not None for seat in self._seats)
-
-    def submit(self, job: CompileJob) -> None:
-        """Queue a job; one that was submitted before is not done again."""
-        if job.key in self._known:
-            return
-        self._known.add(job.key)
-        earlier = cached(self._folder, job.key)
-        if earlier is None:
-            self._waiting.append(job)
-            self._fill()
-        else:
-            self._results.append(earlier)
 
     def poll(self, timeout_s: float = 0.0) -> list[CompileResult]:
         """Return all results since the last call; wait up to `timeout_s` for the first.
@@ -156,9 +113,7 @@ class CompilePool:
             self._fill()
             self._listen(0.0 if self._results else max(0.0, until - time.monotonic()))
             if self._results or not self.unfinished or time.monotonic() >= until:
-                results = list(self._results)
-                self._results.clear()
-                return results
+                return self._take_results()
 
     def close(self) -> None:
         """End all children and the processes that they started. Finished cubins are kept."""
@@ -167,13 +122,10 @@ class CompilePool:
             seat.worker.kill()
         self._seats.clear()
 
-    def __enter__(self) -> CompilePool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # Seats --------------------------------------------------------------------------------------------------
+
+    def _at_work(self) -> int:
+        return sum(seat.job is not None for seat in self._seats)
 
     def _fill(self) -> None:
         """Give waiting jobs to idle children, and start children while more jobs wait than children start."""
@@ -288,14 +240,6 @@ class CompilePool:
     def _failure(self, seat: _Seat, message: str) -> CompileFailure:
         assert seat.job is not None
         return CompileFailure(key=seat.job.key, message=message, seconds=time.monotonic() - seat.since)
-
-    def _drop_kernel(self, job: CompileJob) -> None:
-        """Forget a job, and all of its kernel that wait."""
-        of = {True: [job], False: []}
-        for one in self._waiting:
-            of[(one.module, one.name) == (job.module, job.name)].append(one)
-        self._known.difference_update(one.key for one in of[True])
-        self._waiting = deque(of[False])
 
     def _drop(self, seat: _Seat) -> None:
         self._seats.remove(seat)

@@ -417,10 +417,7 @@ class MeasureSession:
 
     def remember_fault(self, problem: Problem, config: Config, message: str, stage: Stage = "fault") -> None:
         """Count what an earlier run recorded in the journal: a config's fault, time-out or wrong result."""
-        if stage == "verify":
-            self._strikes.wrong.add(config)
-        else:
-            self._strikes.count(problem, config, stage)
+        self._strikes.remember(problem, config, stage)
 
     def forget_faults(self, problem: Problem) -> None:
         """Count no fault on a problem any more, because another GPU, which is lost, reported them."""

@@ -111,6 +111,13 @@ class Strikes:
             self._pardoned.add((problem, config))
             return first
 
+    def remember(self, problem: Problem, config: Config, stage: Stage) -> None:
+        """Count what an earlier run recorded: a config's fault, time-out or wrong result."""
+        if stage == "verify":
+            self.wrong.add(config)
+        else:
+            self.count(problem, config, stage)
+
     def count(self, problem: Problem, config: Config, stage: Stage) -> None:
         """Count a config's fault or time-out on a problem."""
         with self._lock:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from aot_tune.errors import AotTuneError, StoreError, TuneError
 from aot_tune.tuner.compile.job import Compiled, CompileJob, CompileResult
-from aot_tune.tuner.compile.pool import CompilePool, KernelRefusedError
+from aot_tune.tuner.compile.job_queue import KernelRefusedError
+from aot_tune.tuner.compile.pool import CompilePool
 from aot_tune.tuner.ray.folder import node_folder
 
 _LOOK_S = 1.0

@@ -6,15 +6,14 @@ Cubins come back with the results and are kept in the driver's folder, where lat
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from aot_tune.errors import StoreError, TuneError
-from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, CompileResult, cached, keep
-from aot_tune.tuner.compile.pool import KernelRefusedError
+from aot_tune.errors import TuneError
+from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, CompileResult, keep
+from aot_tune.tuner.compile.job_queue import JobQueue, KernelRefusedError, of_one_kernel
 from aot_tune.tuner.ray.compiler import CompiledThere
 
 
@@ -42,8 +41,8 @@ class Tasks(Protocol):
         """End a task, whatever it does."""
 
 
-class RemotePool:
-    """Has jobs compiled on nodes. It has the methods of `aot_tune.tuner.compile.pool.CompilePool`.
+class RemotePool(JobQueue):
+    """Has jobs compiled on nodes, in place of a `aot_tune.tuner.compile.pool.CompilePool`.
 
     Args:
         tasks: Runs the tasks.
@@ -55,39 +54,9 @@ class RemotePool:
     """
 
     def __init__(self, tasks: Tasks, most: int, folder: Path) -> None:
-        self._tasks, self._most, self._folder = tasks, most, folder
-        self._waiting: deque[CompileJob] = deque()
+        super().__init__(most, folder)
+        self._tasks = tasks
         self._running: dict[Any, tuple[CompileJob, float]] = {}
-        self._results: list[CompileResult] = []
-        self._known: set[str] = set()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(
-                f"{folder}: no folder for cubins can be made ({error.strerror}); name another with --cubins"
-            ) from error
-
-    @property
-    def idle(self) -> int:
-        """Number of further tasks that could run now."""
-        return max(0, self._most - self.unfinished)
-
-    @property
-    def unfinished(self) -> int:
-        """Number of submitted jobs whose results `poll` has not returned."""
-        return len(self._waiting) + len(self._running) + len(self._results)
-
-    def submit(self, job: CompileJob) -> None:
-        """Queue a job; one that was submitted before is not done again."""
-        if job.key in self._known:
-            return
-        self._known.add(job.key)
-        earlier = cached(self._folder, job.key)
-        if earlier is None:
-            self._waiting.append(job)
-            self._fill()
-        else:
-            self._results.append(earlier)
 
     def poll(self, timeout_s: float = 0.0) -> list[CompileResult]:
         """Return all results since the last call; wait up to `timeout_s` for the first.
@@ -102,8 +71,7 @@ class RemotePool:
             for task in self._tasks.wait(list(self._running), wait_s):
                 self._take(task)
         self._fill()
-        results, self._results = self._results, []
-        return results
+        return self._take_results()
 
     def close(self) -> None:
         """End all tasks. Finished cubins are kept."""
@@ -112,11 +80,8 @@ class RemotePool:
             self._tasks.cancel(task)
         self._running.clear()
 
-    def __enter__(self) -> RemotePool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _at_work(self) -> int:
+        return len(self._running)
 
     def _fill(self) -> None:
         while self._waiting and len(self._running) < self._most:
@@ -148,15 +113,9 @@ class RemotePool:
 
     def _drop_kernel(self, job: CompileJob) -> None:
         """Forget a job, and all of its kernel that have not ended."""
-
-        def same(other: CompileJob) -> bool:
-            return (other.module, other.name) == (job.module, job.name)
-
         for task, (other, _) in list(self._running.items()):
-            if same(other):
+            if of_one_kernel(other, job):
                 self._tasks.cancel(task)
                 del self._running[task]
                 self._known.discard(other.key)
-        self._known.difference_update(one.key for one in self._waiting if same(one))
-        self._known.discard(job.key)
-        self._waiting = deque(one for one in self._waiting if not same(one))
+        super()._drop_kernel(job)

@@ -102,7 +102,8 @@ def _choice(candidates: Iterable[Config], exhaustive: bool) -> str:
 class SweepResults:
     """A kernel's results by step, problem and config; each is in the journal once it was written.
 
-    Several threads may use it. A request's results are kept for good when the time that it took is written.
+    Several threads may use it. The disk keeps a failure, of which a person is told at once, before the method
+    that writes it returns; a request's times, which nobody is told one by one, when what it took is written.
 
     Args:
         journal: An open journal; the results of an earlier run are taken from it.
@@ -219,7 +220,8 @@ class SweepResults:
             JournalWriteError: It could not be written; nothing may be reported as done.
         """
         place = _place(gpu, step, problem, outcome.config, number)
-        self._append({**place, "state": state, **_outcome_record(outcome)})
+        record = {**place, "state": state, **_outcome_record(outcome)}
+        self._append(record, sync=isinstance(outcome, Failure))
 
     def release(self, step: Step, problem: Problem) -> None:
         """Count nothing any more that another GPU measured in the pass of this step, but wrong results.
@@ -237,7 +239,8 @@ class SweepResults:
     def write_recheck(self, problem: Problem, config: Config, failure: Failure | None, *, gpu: str) -> None:
         """Write the result of verifying a winner again."""
         result = {"stage": None} if failure is None else _outcome_record(failure)
-        self._append({**_place(gpu, "recheck", problem, config, None), **result})
+        record = {**_place(gpu, "recheck", problem, config, None), **result}
+        self._append(record, sync=failure is not None)
 
     def write_compiled(
         self, step: Step, problem: Problem, config: Config, result: CompileResult, *, gpu: str
@@ -252,7 +255,8 @@ class SweepResults:
         if isinstance(result, Compiled):
             self._append({**place, "code": result.code})
         else:
-            self._append({**place, "message": _cut(message), "transient": is_transient(result)})
+            record = {**place, "message": _cut(message), "transient": is_transient(result)}
+            self._append(record, sync=True)
 
     def write_listed(
         self, problem: Problem, candidates: Sequence[Config], listed: Listed, *, exhaustive: bool, gpu: str

@@ -27,7 +27,8 @@ from aot_tune.tables.table import Table, geometric_mean
 from aot_tune.tuner import publish
 from aot_tune.tuner.choose.portfolio import crowded_out
 from aot_tune.tuner.choose.times import unserved
-from aot_tune.tuner.compile.feed import CompileFeed, Pool
+from aot_tune.tuner.compile.feed import CompileFeed
+from aot_tune.tuner.compile.job_queue import JobQueue
 from aot_tune.tuner.compile.pool import CompilePool
 from aot_tune.tuner.measure.session import MeasureSession, Session
 from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped
@@ -212,7 +213,7 @@ def _start(request: SweepRequest, progress: Progress, cluster: Cluster | None) -
     return start
 
 
-def _pool(request: SweepRequest, cluster: Cluster | None) -> Callable[[], Pool]:
+def _pool(request: SweepRequest, cluster: Cluster | None) -> Callable[[], JobQueue]:
     """Makes the pool of compilers, on the nodes of a cluster or on this machine."""
     cubins = request.cubins or CUBINS
     if cluster is not None:

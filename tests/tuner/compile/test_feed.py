@@ -11,7 +11,7 @@ import pytest
 from aot_tune.errors import TuneError
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import CompileFailure, CompileJob
-from aot_tune.tuner.compile.pool import KernelRefusedError
+from aot_tune.tuner.compile.job_queue import KernelRefusedError
 from tests.support.samples import SM90
 
 

@@ -17,7 +17,8 @@ import pytest
 from aot_tune.errors import StoreError, TuneError
 from aot_tune.tuner.compile import pool as compiling
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileResult, cached
-from aot_tune.tuner.compile.pool import CompilePool, KernelRefusedError
+from aot_tune.tuner.compile.job_queue import KernelRefusedError
+from aot_tune.tuner.compile.pool import CompilePool
 from tests.support.compile_jobs import job
 from tests.support.other_compilers import MARK, marked, other
 

@@ -15,25 +15,20 @@ from aot_tune.tuner.ray import host as hosts
 from aot_tune.tuner.sweep import run as sweep
 from aot_tune.tuner.sweep.progress import PlainProgress
 from aot_tune.tuner.sweep.report import SweepReport, SweepRequest
-from tests.support.hashed_sessions import HashedSession
+from tests.support import hashed_sessions
 from tests.support.other_source import other_in
 from tests.support.ray_hosts import HashedHost, NearCluster, NearHost
 from tests.support.samples import SM90, scale_in
 
 pytestmark = pytest.mark.process  # a sweep compiles, but where an earlier run left its cubins
 
-CUBINS = Path("build/test-cubins").absolute()
-
 
 @pytest.fixture(autouse=True)
-def hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(sweep, "MeasureSession", HashedSession)
-    monkeypatch.setattr(sweep, "CUBINS", CUBINS)
+def hashed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in (hosts, compiler):
-        monkeypatch.setattr(module, "node_folder", lambda: CUBINS)
-    HashedSession.reset()
-    yield
-    HashedSession.reset()
+        monkeypatch.setattr(module, "node_folder", lambda: hashed_sessions.CUBINS)
+    with hashed_sessions.measuring(monkeypatch):
+        yield
 
 
 def _tune(folder: Path, **changes: Any) -> SweepReport:

@@ -10,7 +10,7 @@ import pytest
 from aot_tune.errors import TuneError
 from aot_tune.nvidia.cubin import Resources
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, cached, is_transient
-from aot_tune.tuner.compile.pool import KernelRefusedError
+from aot_tune.tuner.compile.job_queue import KernelRefusedError
 from aot_tune.tuner.ray.compiler import CompiledThere
 from aot_tune.tuner.ray.pool import RemotePool, TaskLostError
 from tests.support.samples import SM90

@@ -10,6 +10,7 @@ import pytest
 from aot_tune.tuner.sweep import run as sweep
 from aot_tune.tuner.sweep.progress import PlainProgress
 from aot_tune.tuner.sweep.report import SweepReport, SweepRequest
+from tests.support import hashed_sessions
 from tests.support.hashed_sessions import HashedSession
 from tests.support.samples import SM90
 from tests.support.several_kernels import several_in
@@ -21,11 +22,8 @@ NAMES = ("short", "long", "middle")
 
 @pytest.fixture(autouse=True)
 def hashed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(sweep, "MeasureSession", HashedSession)
-    monkeypatch.setattr(sweep, "CUBINS", Path("build/test-cubins").absolute())
-    HashedSession.reset()
-    yield
-    HashedSession.reset()
+    with hashed_sessions.measuring(monkeypatch):
+        yield
 
 
 def _tune(folder: Path, *gpus: int) -> SweepReport:

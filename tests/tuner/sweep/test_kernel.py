@@ -22,6 +22,7 @@ from aot_tune.tuner.sweep.progress import PlainProgress
 from aot_tune.tuner.sweep.report import SweepReport, SweepRequest
 from aot_tune.tuner.sweep.results import accepts, outcome_of
 from aot_tune.values.device import Device
+from tests.support import hashed_sessions
 from tests.support.hashed_sessions import HashedSession
 from tests.support.samples import SM90, scale_in
 
@@ -31,12 +32,9 @@ TYPICAL = [{"dtype": "bfloat16", "M": [1, 16, 64, 128, 256, 512], "N": 1024}]
 
 
 @pytest.fixture(autouse=True)
-def hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(sweep, "MeasureSession", HashedSession)
-    monkeypatch.setattr(sweep, "CUBINS", Path("build/test-cubins").absolute())
-    HashedSession.reset()
-    yield
-    HashedSession.reset()
+def hashed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with hashed_sessions.measuring(monkeypatch):
+        yield
 
 
 def _tune(folder: Path, *gpus: int, **changes: Any) -> SweepReport:

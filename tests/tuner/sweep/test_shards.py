@@ -19,6 +19,7 @@ from aot_tune.tuner.sweep.merge import Merged, merge, merged_lines
 from aot_tune.tuner.sweep.progress import PlainProgress
 from aot_tune.tuner.sweep.report import Shard, SweepRequest
 from aot_tune.values.device import Device
+from tests.support import hashed_sessions
 from tests.support.hashed_sessions import HashedSession
 from tests.support.samples import SM90, scale_in
 
@@ -27,11 +28,8 @@ TYPICAL = [{"dtype": "bfloat16", "M": [1, 16, 64, 128, 256, 512], "N": 1024}]
 
 @pytest.fixture(autouse=True)
 def hashed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(sweep, "MeasureSession", HashedSession)
-    monkeypatch.setattr(sweep, "CUBINS", Path("build/test-cubins").absolute())
-    HashedSession.reset()
-    yield
-    HashedSession.reset()
+    with hashed_sessions.measuring(monkeypatch):
+        yield
 
 
 @pytest.fixture

@@ -1,0 +1,119 @@
+"""What every pool of compilers keeps of its jobs: those that wait, those known, results not yet returned."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from aot_tune.errors import StoreError, TuneError
+from aot_tune.tuner.compile.job import CompileJob, CompileResult, cached
+
+_Pool = TypeVar("_Pool", bound="JobQueue")
+
+
+class KernelRefusedError(TuneError):
+    """Nothing of a kernel can be compiled. Other kernels can be.
+
+    Attributes:
+        kernel: Its name in its jobs.
+        what: The error that a compiling process met.
+    """
+
+    def __init__(self, kernel: str, what: str) -> None:
+        self.kernel, self.what = kernel, what
+        super().__init__(f"nothing can be compiled: {what}")
+
+
+class JobQueue(ABC):
+    """The jobs of a pool, without what compiles them. For use by one thread.
+
+    Args:
+        most: Most jobs that run at a time.
+        folder: The folder that keeps each cubin.
+
+    Raises:
+        StoreError: The folder cannot be made.
+    """
+
+    def __init__(self, most: int, folder: Path) -> None:
+        self._most, self._folder = most, folder
+        self._waiting: deque[CompileJob] = deque()
+        self._known: set[str] = set()
+        self._results: list[CompileResult] = []
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"{folder}: no folder for cubins can be made ({error.strerror}); name another with --cubins"
+            ) from error
+
+    def __enter__(self: _Pool) -> _Pool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def idle(self) -> int:
+        """Number of further jobs that could run now."""
+        return max(0, self._most - self.unfinished)
+
+    @property
+    def unfinished(self) -> int:
+        """Number of submitted jobs whose results `poll` has not returned."""
+        return len(self._waiting) + len(self._results) + self._at_work()
+
+    def submit(self, job: CompileJob) -> None:
+        """Queue a job; one that was submitted before is not done again."""
+        if job.key in self._known:
+            return
+        self._known.add(job.key)
+        earlier = cached(self._folder, job.key)
+        if earlier is None:
+            self._waiting.append(job)
+            self._fill()
+        else:
+            self._results.append(earlier)
+
+    @abstractmethod
+    def poll(self, timeout_s: float = 0.0) -> list[CompileResult]:
+        """Return all results since the last call; wait up to `timeout_s` for the first.
+
+        Raises:
+            KernelRefusedError: No job of a kernel can be compiled. Its jobs are dropped, and the pool goes on
+                with the others.
+            TuneError: No job can be compiled.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all that compiles. Finished cubins are kept."""
+
+    @abstractmethod
+    def _at_work(self) -> int:
+        """Number of jobs that run."""
+
+    @abstractmethod
+    def _fill(self) -> None:
+        """Begin waiting jobs, as many as may run."""
+
+    def _take_results(self) -> list[CompileResult]:
+        """The results that were not returned yet, which now are."""
+        results, self._results = self._results, []
+        return results
+
+    def _drop_kernel(self, job: CompileJob) -> None:
+        """Forget a job, and all of its kernel that wait."""
+        dropped = [job, *(one for one in self._waiting if of_one_kernel(one, job))]
+        self._known.difference_update(one.key for one in dropped)
+        self._waiting = deque(one for one in self._waiting if not of_one_kernel(one, job))
+
+
+def of_one_kernel(one: CompileJob, other: CompileJob) -> bool:
+    """Whether two jobs are of one kernel."""
+    return (one.module, one.name) == (other.module, other.name)
