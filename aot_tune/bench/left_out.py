@@ -175,21 +175,30 @@ def main(words: Sequence[str]) -> int:
     options = parser.parse_args(words)
     if unknown := [name for name in options.kernels if name not in kernels]:
         raise UsageError(f"no kernel is called {' '.join(unknown)}; there is {' '.join(kernels)}")
-    together: dict[str, list[Left]] = {way: [] for way in WAYS}
     rows: list[tuple[str, ...]] = [
         ("kernel", "left out", "sizes", "mean", "95 %", "worst", "default", "lost to it")
     ]
-    for name in options.kernels or kernels:
-        tunable = kernels[name].tunable
-        path = table_path(package_folder(tunable), options.arch, name)
-        if path.exists():
-            for way, left in _of_table(tunable, read_table(path)).items():
-                together[way] += left
-                rows += _row(name, way, left)
-    for way, left in together.items():
-        rows += _row("all", way, left)
+    for name, way, found in summaries(options.kernels or kernels, options.arch):
+        figures = (found.mean, found.high, found.worst, found.default, found.lost)
+        rows.append((name, way, str(found.sizes), *(f"{figure:.2f} %" for figure in figures)))
     print("\n".join(aligned(rows)))
     return 0
+
+
+def summaries(names: Iterable[str], arch: Arch) -> Iterator[tuple[str, str, Summary]]:
+    """What is left at each way for each of the shipped kernels that are named, then for all of them."""
+    kernels = shipped()
+    together: dict[str, list[Left]] = {way: [] for way in WAYS}
+    for name in names:
+        tunable = kernels[name].tunable
+        path = table_path(package_folder(tunable), arch, name)
+        for way, left in _of_table(tunable, read_table(path)).items() if path.exists() else ():
+            together[way] += left
+            if found := summary(left):
+                yield name, way, found
+    for way, left in together.items():
+        if found := summary(left):
+            yield "all", way, found
 
 
 def _of_table(tunable: Declaration, table: Table) -> dict[str, list[Left]]:
@@ -198,11 +207,3 @@ def _of_table(tunable: Declaration, table: Table) -> dict[str, list[Left]]:
         "near": list(across(tunable, table, near=True)),
         "far": list(across(tunable, table, near=False)),
     }
-
-
-def _row(name: str, way: str, left: Sequence[Left]) -> list[tuple[str, ...]]:
-    found = summary(left)
-    if found is None:
-        return []
-    figures = (found.mean, found.high, found.worst, found.default, found.lost)
-    return [(name, way, str(found.sizes), *(f"{figure:.2f} %" for figure in figures))]

@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aot_tune.bench import records
+from aot_tune.bench import left_out, records
+from aot_tune.bench.every_batch import cost
+from aot_tune.bench.gpu import shipped
 from aot_tune.bench.kernels.standing import COPY, LARGE_BYTES, Shape
 from aot_tune.bench.records import Record
 from aot_tune.bench.sections import replay
@@ -28,6 +30,7 @@ from aot_tune.declare.discovery import OWN_KERNELS
 from aot_tune.errors import UsageError
 from aot_tune.tables import store
 from aot_tune.tables.table import Table, geometric_mean
+from aot_tune.values.arch import Arch
 
 RUNS: Mapping[str, str] = {
     "kernels": "aot-tune bench --kernels --record",
@@ -39,6 +42,12 @@ RUNS: Mapping[str, str] = {
     "replay": "aot-tune bench replay --record",
 }
 """Section to the command that records it on a GPU host."""
+
+SM90 = Arch.parse("sm90")
+"""The arch of the committed tables."""
+
+_IN_DETAIL = ("matmul", "linear")
+"""The kernels with rows of their own among what the rule leaves."""
 
 _OUT_OF_DATE = " (out of date)"
 """Stands behind the name of a row whose kernels have changed since it was measured."""
@@ -77,11 +86,9 @@ def readmes() -> list[Path]:
     package = Path(__file__).parents[1]
     top = package.parent / "README.md"
     checkout = (package.parent / "pyproject.toml").is_file()
-    return [
-        path
-        for path in ([top] if checkout else []) + [Path(__file__).with_name("README.md")]
-        if path.exists()
-    ]
+    inside = [package / room / "README.md" for room in ("bench", "serve")]
+    outside = [top, top.parent / "tuned_configs" / "README.md"] if checkout else []
+    return [path for path in (*outside, *inside) if path.exists()]
 
 
 def filled(text: str, folder: Path = records.RESULTS, *, where: str = "the text") -> str:
@@ -440,6 +447,35 @@ def _us(figures: Mapping[str, Any], name: str) -> str:
     return f"{figures[name]:.2f} us"
 
 
+# What committed tables tell ----------------------------------------------------------------------
+
+
+def _left_out(_: Path) -> Iterator[str]:
+    """What the rule between measured sizes leaves with sizes left out."""
+    heads = ["left out", "sizes", "geometric mean", "95th percentile", "worst", "slower than the default"]
+    rows = [
+        [f"{way}, `{name}`" if name != "all" else way, str(found.sizes)]
+        + [f"{figure:.1f} %" for figure in (found.mean, found.high, found.worst, found.lost)]
+        for name, way, found in left_out.summaries(shipped(), SM90)
+        if name in ("all", *_IN_DETAIL)
+    ]
+    yield from _table(heads, rows)
+
+
+def _every_batch(_: Path) -> Iterator[str]:
+    """What one config for every batch costs."""
+    heads = ["kernel", "batch axes", "other sizes", "worst regret over the batch, geometric mean", "largest"]
+    rows = []
+    for name, found in shipped().items():
+        if found.tunable.batch_axes:
+            one = cost(found.tunable, SM90)
+            figures = ["not measured" if one is None else f"{one:.0f} %" for one in (one.mean, one.worst)]
+            unseen = f", {one.partly} not at each batch" if one.partly else ""
+            axes = ", ".join(f"`{axis}`" for axis in one.axes)
+            rows.append([f"`{name}`", axes, f"{one.groups}{unseen}", *figures])
+    yield from _table(heads, rows)
+
+
 BLOCKS: Mapping[str, Callable[[Path], Iterator[str]]] = {
     "summary": _summary,
     "kernels": _kernels,
@@ -449,5 +485,7 @@ BLOCKS: Mapping[str, Callable[[Path], Iterator[str]]] = {
     "inside": _by_device("inside", _inside),
     "regret": _by_device("regret", _regret),
     "replay": _by_device("replay", _replay),
+    "left-out": _left_out,
+    "every-batch": _every_batch,
 }
 """Name to what makes the lines of a block from a folder of results."""

@@ -117,7 +117,7 @@ def look_ups() -> dict[str, Any]:
     return {"look-ups": 500000, **times, "under 200 us": 0.9995, "grown_mb": 2.55}
 
 
-@pytest.mark.parametrize("name", [name for name in report.BLOCKS if name != "summary"])
+@pytest.mark.parametrize("name", report.RUNS)
 def test_what_was_not_measured_says_so_and_names_the_command(name: str, tmp_path: Path) -> None:
     text = report.block(name, tmp_path)
     assert text.count("ot measured yet; run: `aot-tune bench") == 1
@@ -243,14 +243,15 @@ def test_replay_has_a_row_a_shape_and_says_what_is_slower(tmp_path: Path) -> Non
 # README files -----------------------------------------------------------------------------------
 
 
-def test_the_readme_files_hold_what_the_committed_results_give() -> None:
+@pytest.mark.long
+def test_the_readme_files_hold_what_the_committed_results_and_tables_give() -> None:
     """`aot-tune bench --report --write` mends it."""
     held = []
-    for path in (ROOT / "README.md", ROOT / "aot_tune" / "bench" / "README.md"):
+    for path in report.readmes():
         text = path.read_text(encoding="utf-8")
         assert report.filled(text, where=str(path)) == text, path
-        held += [(path.parent.name, name) for name in report.BLOCKS if f"<!-- report: {name} -->" in text]
-    assert {name for folder, name in held if folder == "bench"} == set(report.BLOCKS) - {"summary"}
+        held += [name for name in report.BLOCKS if f"<!-- report: {name} -->" in text]
+    assert sorted(held) == sorted(report.BLOCKS), "each stands in one README"
 
 
 def test_writing_replaces_a_block_and_nothing_else(
@@ -282,6 +283,7 @@ def test_a_marker_without_a_block_or_an_end_is_refused(text: str, said: str) -> 
         report.filled(text)
 
 
+@pytest.mark.long
 def test_the_report_prints_every_block(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--report", "--results", str(tmp_path)]) == 0
     printed = capsys.readouterr().out

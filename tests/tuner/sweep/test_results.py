@@ -86,6 +86,26 @@ def test_a_recheck_that_failed_is_not_taken_for_one_that_passed(path: Path) -> N
         assert results.recheck_failure(PROBLEM, OTHER) == wrong
 
 
+def test_the_disk_keeps_a_failure_before_it_is_told_and_times_with_what_they_took(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[int] = []
+    sync = Journal.sync
+    monkeypatch.setattr(Journal, "sync", lambda journal: (kept.append(len(journal.records)), sync(journal)))
+    wrong = Failure(config=OTHER, stage="verify", message="NaN")
+    with Opened(path) as results:
+        results.write("candidates", PROBLEM, _time(12.0), gpu="GPU-1")
+        assert kept == []
+        results.write("candidates", PROBLEM, wrong, gpu="GPU-1")
+        results.write_compiled("candidates", PROBLEM, OTHER, _compiled("2", "no"), gpu="GPU-1")
+        results.write_recheck(PROBLEM, OTHER, wrong, gpu="GPU-1")
+        assert len(kept) == 3
+        results.write_recheck(PROBLEM, ONE, None, gpu="GPU-1")
+        assert len(kept) == 3
+        results.write_spent("candidates", PROBLEM, measure_s=1.0, verify_s=0.5, conditions=[], gpu="GPU-1")
+        assert len(kept) == 4
+
+
 def test_each_record_says_its_gpu_and_its_place(path: Path) -> None:
     with Opened(path) as results:
         results.write("candidate finals", PROBLEM, _time(12.0), 4, gpu="GPU-1")
