@@ -16,6 +16,9 @@ from aot_tune.tuner.schedule.simulated import KernelWork, Machine, Simulated, Wo
 JOURNAL = Path("tests/data/h100_norms_sweep.json")
 """The seconds of each pass of each problem in journals of an H100: timing, verifying and making arguments."""
 
+README = Path("aot_tune/tuner/README.md")
+"""Whose table this gives."""
+
 LONGER = 1.2
 """Of the whole set one GPU takes 31 minutes, so that its passes are this many times as long as those of the
 two kernels in the file."""
@@ -101,3 +104,5 @@ def test_all_of_sm90_takes_little_longer_than_its_tasks_in_an_ideal_queue(gpus: 
     result = hosts.simulated(_whole_set(), gpus)
     assert result.bound.startswith("measuring")
     assert result.efficiency >= least, hosts.figures(result)
+    row = f"| {gpus} | {result.seconds:,.0f} | {100 * result.efficiency:.0f} % |"
+    assert row in README.read_text(encoding="utf-8"), "the README's table"
