@@ -19,7 +19,7 @@ import torch
 from aot_tune.declare.argument_mistakes import one_of_each_kernel, shares
 from aot_tune.declare.comparison import bits
 from aot_tune.declare.kernel_source.accesses import accesses
-from aot_tune.declare.kernel_source.block_counts import NotCountedError, count_blocks
+from aot_tune.declare.kernel_source.block_counts import MOST_CALLS, BlockCounts, NotCountedError, count_blocks
 from aot_tune.nvidia import cutile
 from aot_tune.values.arch import KNOWN_ARCHS, Arch
 from aot_tune.values.bucket import Pow2, classes, edge
@@ -344,17 +344,27 @@ def _work_unlike_the_arguments(tunable: Declaration, arch: Arch) -> Iterator[str
 
 def uncounted(tunable: Declaration, arch: Arch) -> str | None:
     """Why the default's code cannot be followed on the first typical problem; None where it can."""
-    problem = tunable.typical_problems[0]
-    args, config = _made(tunable, problem), tunable.default_config(arch, problem)
-    passed = args and _passed(tunable, arch, problem, args)
-    grid = _tried(partial(tunable.grid, config, Device.reference(arch), problem))
-    if not passed or not grid:
-        return None
     try:
-        count_blocks(tunable.kernel_of(config), tuple(passed.values()), grid)
+        _followed(tunable, arch, tunable.typical_problems[0])
     except NotCountedError as error:
         return str(error)
     return None
+
+
+def _followed(
+    tunable: Declaration, arch: Arch, problem: Problem, most_calls: int = MOST_CALLS
+) -> tuple[tuple[Any, ...], tuple[int, ...], BlockCounts] | None:
+    """A launch's arguments and grid under the default, and what its blocks do; None where there is none.
+
+    Raises:
+        NotCountedError: Its code cannot be followed.
+    """
+    args, config = _made(tunable, problem), tunable.default_config(arch, problem)
+    passed = args and _passed(tunable, arch, problem, args)
+    grid = _tried(partial(tunable.grid, config, Device.reference(arch), problem))
+    if not args or not passed or not grid:
+        return None
+    return args, grid, count_blocks(tunable.kernel_of(config), tuple(passed.values()), grid, most_calls)
 
 
 def _unlike_the_code(tunable: Declaration, arch: Arch) -> Iterator[str]:
@@ -362,22 +372,16 @@ def _unlike_the_code(tunable: Declaration, arch: Arch) -> Iterator[str]:
 
     A small problem and one of middle size are followed, where a few blocks of them can be.
     """
-    sized = sorted(
-        (_bytes(args), str(problem), problem, args)
-        for problem in tunable.typical_problems
-        if (args := _made(tunable, problem)) is not None
-    )
-    for _, _, problem, args in {id(one): one for one in (*sized[:1], *sized[len(sized) // 2 :][:1])}.values():
-        config = tunable.default_config(arch, problem)
-        passed = _passed(tunable, arch, problem, args)
-        grid = _tried(partial(tunable.grid, config, Device.reference(arch), problem))
-        if not passed or not grid:
-            return
+    by_size = sorted(tunable.typical_problems, key=lambda one: (_bytes(_made(tunable, one) or ()), str(one)))
+    for problem in dict.fromkeys((by_size[0], by_size[len(by_size) // 2])):
         try:
-            kernel = tunable.kernel_of(config)
-            counts = count_blocks(kernel, tuple(passed.values()), grid, _MOST_CALLS)
+            followed = _followed(tunable, arch, problem, _MOST_CALLS)
         except NotCountedError:
             return
+        if followed is None:
+            return
+        args, grid, counts = followed
+        config = tunable.default_config(arch, problem)
         blocks = math.prod(grid)
         if unread := [axis for axis, size in enumerate(grid) if size > 1 and axis not in counts.axes]:
             yield (
