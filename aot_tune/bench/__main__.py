@@ -28,9 +28,12 @@ from aot_tune.nvidia.nvml import visible_gpus
 
 SECTIONS = (
     "imports", "lookups", "launch", "compile", "sweep", "hosts", "inside", "regret", "again", "serving",
-    "replay",
+    "replay", "declared",
 )  # fmt: skip
 """Modules of `aot_tune.bench.sections`. Each has ``run(request) -> Iterator[Part]``."""
+
+_BY_NAME = {"declared"}
+"""The sections that run only where they are named: they need to be told what to measure."""
 
 _WITHOUT_A_GPU = {"lookups", "hosts"}
 """The sections that run on a machine without a GPU."""
@@ -69,7 +72,9 @@ def _sections(words: Sequence[str]) -> int:
     unknown = set(options.sections) - set(SECTIONS)
     if unknown:
         parser.error(f"no section is called {' '.join(unknown)}; there is {' '.join(SECTIONS)}")
-    wanted = options.sections or list(SECTIONS)
+    wanted = options.sections or [name for name in SECTIONS if name not in _BY_NAME]
+    if "declared" in wanted and not options.module:
+        parser.error("declared sweeps the kernels of modules: name each, --module mylib.kernels")
     if not visible_gpus() and not _WITHOUT_A_GPU.issuperset(wanted):
         print("aot-tune bench: no GPU here; run it on a GPU host", file=sys.stderr)
         return 1
@@ -91,7 +96,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="aot-tune bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("sections", nargs="*", help=f"some of {' '.join(SECTIONS)}; all by default")
+    parser.add_argument(
+        "sections", nargs="*", help=f"some of {' '.join(SECTIONS)}; by default all but declared"
+    )
     parser.add_argument("--kernels", action="store_true", help="time the kernels; options: --kernels -h")
     parser.add_argument("--report", action="store_true", help="print the tables; options: --report -h")
     parser.add_argument("--left-out", action="store_true", help="judge the rule; options: --left-out -h")
@@ -104,7 +111,13 @@ def _parser() -> argparse.ArgumentParser:
         "--kernel",
         action="append",
         default=[],
-        help="inside, regret: a kernel, replay: an operation; may be repeated; all by default",
+        help="inside, regret, declared: a kernel, replay: an operation; may be repeated; all by default",
+    )
+    parser.add_argument(
+        "--module",
+        action="append",
+        default=[],
+        help="declared: a module whose kernels are swept, mylib.kernels; may be repeated",
     )
     parser.add_argument("--sizes", type=int, default=least.sizes, help="inside: sizes of each kernel")
     parser.add_argument(
@@ -121,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
         "--limit-s",
         type=float,
         default=least.limit_s,
-        help="inside, regret, replay: seconds after which nothing more begins",
+        help="inside, regret, replay, declared: seconds after which nothing more begins",
     )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser
@@ -192,6 +205,7 @@ def _child(options: argparse.Namespace) -> int:
     """Run one section; write each part into a file of its own, complete once it has its name."""
     request = Request(
         kernels=tuple(options.kernel),
+        modules=tuple(options.module),
         sizes=options.sizes,
         problems=options.problems,
         journal=str(options.journal),

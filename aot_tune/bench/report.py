@@ -40,6 +40,7 @@ RUNS: Mapping[str, str] = {
     "inside": "aot-tune bench inside --record",
     "regret": "aot-tune bench regret --record",
     "replay": "aot-tune bench replay --record",
+    "declared": "aot-tune bench declared --module tests.support.tilegym_declared.bmm --record",
 }
 """Section to the command that records it on a GPU host."""
 
@@ -86,7 +87,7 @@ def readmes() -> list[Path]:
     package = Path(__file__).parents[1]
     top = package.parent / "README.md"
     checkout = (package.parent / "pyproject.toml").is_file()
-    inside = [package / room / "README.md" for room in ("bench", "serve")]
+    inside = [package / room / "README.md" for room in ("bench", "declare", "serve")]
     outside = [top, top.parent / "tuned_configs" / "README.md"] if checkout else []
     return [path for path in (*outside, *inside) if path.exists()]
 
@@ -237,7 +238,7 @@ def _order(tables: Mapping[str, Table], recorded: Mapping[str, Record]) -> list[
     return sorted({*tables, *recorded})
 
 
-# Serving, launch, look-ups, inside, regret, replay ------------------------------------------------------
+# Serving, launch, look-ups, inside, regret, replay, declared --------------------------------------------
 
 
 def _serving(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
@@ -379,6 +380,54 @@ def _replay(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
         yield f"{title} that are slower beyond noise: {'; '.join(slower) or 'none'}."
 
 
+def _declared(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
+    """A row of each kernel, then one of each problem."""
+    heads = ["kernel", "of", "problems", "candidates verified", "sweep", "authors' config over winner"]
+    heads += ["least", "most", "best of the authors' own search over winner"]
+    rows = []
+    for kernel in sorted(recorded):
+        figures = recorded[kernel].figures
+        counts = [f"{figures[key]}" for key in ("problems", "candidates verified")]
+        own = figures.get("best of their search over winner")
+        rows.append(
+            [
+                *(_named(kernel, recorded[kernel]), figures["library"], *counts),
+                *(f"{figures['sweep_s']:.0f} s", *_spread(figures["default over winner"])),
+                f"{own['geometric mean']:.2f}x" if own else "",
+            ]
+        )
+    yield from _table(heads, rows)
+    yield ""
+    problems = [
+        [f"`{kernel}`", f"`{row['problem']}`", f"{row['default_us']:.1f} us", f"{row['winner_us']:.1f} us"]
+        + [f"{row['default over winner']:.2f}x", f"`{row['winner']}`"]
+        for kernel in sorted(recorded)
+        for row in recorded[kernel].figures["rows"]
+    ]
+    yield from _table(["kernel", "problem", "authors' config", "winner", "over it", "which"], problems)
+
+
+def _gained(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
+    """What was gained on kernels of others, in one sentence and a row of each."""
+    every = [figures for name in sorted(recorded) for figures in recorded[name].figures["rows"]]
+    gain = geometric_mean(row["default over winner"] for row in every)
+    seconds = sum(record.figures["sweep_s"] for record in recorded.values())
+    yield (
+        f"Swept in {seconds:.0f} s, with each candidate's result compared, they run {gain:.2f} times as fast as "
+        f"under their authors' configs (geometric mean of {len(every)} problems)."
+    )
+    yield ""
+    rows = [
+        [_named(name, recorded[name]), *_spread(recorded[name].figures["default over winner"])]
+        for name in sorted(recorded)
+    ]
+    yield from _table(["kernel", "authors' config over winner", "least", "most"], rows)
+
+
+def _spread(figures: Mapping[str, float]) -> list[str]:
+    return [f"{figures[key]:.2f}x" for key in ("geometric mean", "least", "most")]
+
+
 def _by_device(
     section: str, lines: Callable[[str, Mapping[str, Record]], Iterator[str]]
 ) -> Callable[[Path], Iterator[str]]:
@@ -485,6 +534,8 @@ BLOCKS: Mapping[str, Callable[[Path], Iterator[str]]] = {
     "inside": _by_device("inside", _inside),
     "regret": _by_device("regret", _regret),
     "replay": _by_device("replay", _replay),
+    "declared": _by_device("declared", _declared),
+    "gained": _by_device("declared", _gained),
     "left-out": _left_out,
     "every-batch": _every_batch,
 }

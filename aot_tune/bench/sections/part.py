@@ -13,7 +13,11 @@ class Request:
     """How thoroughly a section measures. Each section reads the fields that concern it."""
 
     kernels: tuple[str, ...] = ()
-    """`inside`, `regret`: the kernels to measure, `replay`: the operations; all of them where it is empty."""
+    """`inside`, `regret`, `declared`: the kernels to measure, `replay`: the operations; all of them where it
+    is empty."""
+
+    modules: tuple[str, ...] = ()
+    """`declared`: the modules whose kernels are swept."""
 
     sizes: int = 44
     """`inside`: sizes of each kernel."""
@@ -31,7 +35,8 @@ class Request:
     """`serving`: fresh processes of each quick scenario."""
 
     limit_s: float = math.inf
-    """`inside` and `replay`: seconds after which no further kernel begins; `regret`: no further problem."""
+    """`inside`, `replay` and `declared`: seconds after which no further kernel begins; `regret`: no further
+    problem."""
 
 
 @dataclass(frozen=True, kw_only=True)

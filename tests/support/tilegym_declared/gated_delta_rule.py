@@ -1,4 +1,7 @@
-"""TileGym's recurrent gated delta rule: three kernels for one operation, and a state that may be absent."""
+"""TileGym's recurrent gated delta rule: three kernels for one operation, and a state that may be absent.
+
+The first config is the one that the authors take where they do not search.
+"""
 
 import cuda.tile as ct
 import torch
@@ -13,12 +16,14 @@ from aot_tune.inputs import empty, randn, uniform
 
 
 def _space(arch, problem):
-    names = ("standard", "persistent", *(("stream",) if problem.T == 1 else ()))
+    names, blocks = ("standard", "persistent"), (64, 32, 16, 8)
+    if problem.T == 1:
+        names, blocks = ("stream", *names), (32, 64, 128)
     last = {"standard": {}, "persistent": {}, "stream": {"STREAM_V_TILE": 16}}
     return [
         Config(kernel=name, constants={"BLOCK_V": block, **last[name]}, hints={"occupancy": occupancy})
         for name in names
-        for block in (32, 64)
+        for block in blocks
         for occupancy in (2, 4)
     ]
 
@@ -32,7 +37,7 @@ def _args(config, q, k, v, g, beta, out, initial, final):
     flags = initial is not None, final is not None, False
     states = (q if one is None else one for one in (initial, final))  # an absent one is not touched
     last = config["STREAM_V_TILE"] if config.kernel == "stream" else q.shape[1]
-    sizes = q.shape[3], config["BLOCK_V"], False, True, last
+    sizes = q.shape[3], config["BLOCK_V"], True, True, last
     return q, k, v, g, beta, out, *states, q.shape[3] ** -0.5, *flags, *sizes
 
 

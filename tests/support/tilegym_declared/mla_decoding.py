@@ -1,4 +1,7 @@
-"""TileGym's decoding of multi-head latent attention: one array arrives at two parameters of the kernel."""
+"""TileGym's decoding of multi-head latent attention: one array arrives at two parameters of the kernel.
+
+The default is the config that the authors take on the arch.
+"""
 
 import math
 
@@ -40,6 +43,7 @@ mla_decoding = Tunable(
         "length": kv.shape[1],
     },
     search_space=[Config(constants={"TILE_H": h, "TILE_N": n}) for n in (64, 128, 32) for h in (16, 32)],
+    default=lambda arch, problem: Config(constants={"TILE_H": 16, "TILE_N": 128 if arch.major == 10 else 64}),
     grid_fn=lambda config, device, problem: (ct.cdiv(problem.heads, config["TILE_H"]), problem.batch),
     args_fn=_args,
     make_args=lambda problem, device, seed: (
