@@ -399,8 +399,11 @@ def _declared(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
     yield from _table(heads, rows)
     yield ""
     problems = [
-        [f"`{kernel}`", f"`{row['problem']}`", f"{row['default_us']:.1f} us", f"{row['winner_us']:.1f} us"]
-        + [f"{row['default over winner']:.2f}x", f"`{row['winner']}`"]
+        [
+            *(f"`{kernel}`", f"`{row['problem']}`"),
+            *(f"{row[which]:.1f} us" for which in ("default_us", "winner_us")),
+            *(f"{row['default over winner']:.2f}x", f"`{row['winner']}`"),
+        ]
         for kernel in sorted(recorded)
         for row in recorded[kernel].figures["rows"]
     ]
@@ -413,8 +416,8 @@ def _gained(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
     gain = geometric_mean(row["default over winner"] for row in every)
     seconds = sum(record.figures["sweep_s"] for record in recorded.values())
     yield (
-        f"Swept in {seconds:.0f} s, with each candidate's result compared, they run {gain:.2f} times as fast as "
-        f"under their authors' configs (geometric mean of {len(every)} problems)."
+        f"Swept in {seconds:.0f} s, with each candidate's result compared, they run {gain:.2f} times as fast "
+        f"as under their authors' configs (geometric mean of {len(every)} problems)."
     )
     yield ""
     rows = [

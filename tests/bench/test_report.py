@@ -240,6 +240,39 @@ def test_replay_has_a_row_a_shape_and_says_what_is_slower(tmp_path: Path) -> Non
     assert "`softmax 8x9, cubins`; `softmax 9x9, cubins`." in text
 
 
+# Kernels of others ------------------------------------------------------------------------------
+
+
+def swept(us: float, **more: object) -> dict[str, Any]:
+    """Two problems, at which the authors' config takes 12 and 24 microseconds."""
+    rows = [
+        {
+            "problem": f"rows={rows}", "default_us": default, "winner_us": us,
+            "default over winner": default / us, "winner": "occupancy=2",
+        }
+        for rows, default in ((64, 12.0), (4096, 24.0))
+    ]  # fmt: skip
+    spread = {"geometric mean": 288**0.5 / us, "least": 12 / us, "most": 24 / us}
+    counts = {"problems": 2, "candidates verified": 22, "sweep_s": 31.4}
+    return {"library": "tilegym 1.5.1", **counts, "default over winner": spread, "rows": rows, **more}
+
+
+def test_kernels_of_others_stand_beside_their_authors_configs(tmp_path: Path) -> None:
+    keep(tmp_path, "declared", "silu_and_mul", swept(12.0))
+    own = {"geometric mean": 1.1, "least": 1.0, "most": 1.2}
+    keep(tmp_path, "declared", "bmm", swept(6.0, **{"best of their search over winner": own}))
+    text = report.block("declared", tmp_path)
+    assert "| `silu_and_mul` | tilegym 1.5.1 | 2 | 22 | 31 s | 1.41x | 1.00x | 2.00x | |" in text
+    assert "| `bmm` | tilegym 1.5.1 | 2 | 22 | 31 s | 2.83x | 2.00x | 4.00x | 1.10x |" in text
+    assert "| `bmm` | `rows=4096` | 24.0 us | 6.0 us | 4.00x | `occupancy=2` |" in text
+    short = report.block("gained", tmp_path)
+    assert "Swept in 63 s" in short
+    assert "2.00 times as fast as under their authors' configs (geometric mean of 4 problems)" in short
+    assert "| `bmm` | 2.83x | 2.00x | 4.00x |" in short
+    for each in (text, short):
+        assert "NVIDIA H200, driver 580.1, cuda-tile 1.7.0" in each
+
+
 # README files -----------------------------------------------------------------------------------
 
 

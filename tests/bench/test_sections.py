@@ -96,6 +96,21 @@ def test_a_part_is_yielded_before_its_section_ends(tmp_path: Path) -> None:
     assert first == Part(name="rope", figures={"us": 1}, kernels=["rope"])  # type: ignore[arg-type]
 
 
+def test_declared_needs_modules_and_runs_only_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr(bench, "_section", lambda name, *_: ran.append(name) or {})
+    with pytest.raises(SystemExit):
+        run(tmp_path, "declared")
+    assert "name each, --module mylib.kernels" in capsys.readouterr().err
+    run(tmp_path)
+    assert ran == [name for name in bench.SECTIONS if name != "declared"]
+    ran.clear()
+    run(tmp_path, "declared", "--module", "mylib.kernels")
+    assert ran == ["declared"]
+
+
 def test_an_unknown_section_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run(tmp_path, "lunch")

@@ -34,7 +34,7 @@ from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
-OWN_SEARCHES: Mapping[str, Callable[[Config], bool]] = {
+OWN_SEARCHES: dict[str, Callable[[Config], bool]] = {
     "tilegym_bmm": lambda config: config.hints["num_ctas"] == 2,
     "tilegym_group_gemm": lambda config: (
         (*config.constants.values(), config.hints["num_ctas"]) in ((128, 128, 128, 1), (256, 256, 64, 2))
@@ -55,7 +55,10 @@ def run(request: Request) -> Iterator[Part]:
     started = time.monotonic()
     for found in kernels:
         if time.monotonic() - started > request.limit_s:
-            print(f"   stopped before {found.tunable.name}: the limit of {request.limit_s:.0f} s is over", flush=True)
+            print(
+                f"   stopped before {found.tunable.name}: the limit of {request.limit_s:.0f} s is over",
+                flush=True,
+            )
             return
         try:
             figures = swept(found, arch)

@@ -90,7 +90,25 @@ gated_delta_rule = Tunable(
     reference=_reference,
     outputs=("out", "final"),
     typical=[
-        {"dtype": "bfloat16", "B": 16, "T": 1, "H": 8, "HV": 16, "D": 128, "initial": True, "final": True},
-        {"dtype": "bfloat16", "B": 1, "T": 32, "H": 8, "HV": 16, "D": 128, "initial": False, "final": False},
+        {
+            "dtype": "bfloat16",
+            "B": [1, 16],
+            "T": 1,
+            "H": 8,
+            "HV": 16,
+            "D": 128,
+            "initial": True,
+            "final": True,
+        },
+        {
+            "dtype": "bfloat16",
+            "B": [1, 8],
+            "T": 32,
+            "H": 8,
+            "HV": 16,
+            "D": 128,
+            "initial": False,
+            "final": False,
+        },
     ],
 )

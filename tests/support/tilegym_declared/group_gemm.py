@@ -41,5 +41,5 @@ group_gemm = Tunable(
     ),
     reference=lambda a, b, c: [one.float() @ other.float() for one, other in zip(a, b, strict=True)],
     outputs=("c",),
-    typical=[{"dtype": "bfloat16", "groups": 4, "M": 512, "N": 1024, "K": 512}],
+    typical=[{"dtype": "bfloat16", "groups": 4, "M": [512, 2048], "N": 1024, "K": 512}],
 )

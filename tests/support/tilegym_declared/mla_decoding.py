@@ -55,6 +55,6 @@ mla_decoding = Tunable(
     ),
     reference=_reference,
     outputs=("out", "lse"),
-    typical=[{"dtype": "bfloat16", "batch": 2, "heads": 16, "length": 1024}],
+    typical=[{"dtype": "bfloat16", "batch": [2, 64], "heads": [16, 128], "length": [1024, 4096]}],
     work=_work,
 )

@@ -63,5 +63,5 @@ rms_norm = Tunable(
         "r": (x.double().square().mean(1) + eps).rsqrt(),
     },
     outputs=("y", "r"),
-    typical=[{"dtype": "bfloat16", "rows": [64, 4096], "cols": 4096, "eps": "1e-06"}],
+    typical=[{"dtype": "bfloat16", "rows": [64, 4096], "cols": [4096, 8192], "eps": "1e-06"}],
 )

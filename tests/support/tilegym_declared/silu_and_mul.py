@@ -29,5 +29,5 @@ silu_and_mul = Tunable(
     ),
     reference=lambda x, out: torch.nn.functional.silu(x.float()).chunk(2, 1)[0] * x.float().chunk(2, 1)[1],
     outputs=("out",),
-    typical=[{"dtype": "bfloat16", "rows": [64, 4096], "hidden": 2048}],
+    typical=[{"dtype": "bfloat16", "rows": [64, 4096], "hidden": [2048, 8192]}],
 )
