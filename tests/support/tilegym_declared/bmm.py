@@ -54,9 +54,7 @@ bmm = Tunable(
     make_args=_made,
     reference=lambda a, b, c, ta, tb: (a.mT if ta else a).float() @ (b.mT if tb else b).float(),
     outputs=("c",),
-    typical=[
-        {"dtype": "bfloat16", "Q": 8, "M": [512, 2048], "N": 512, "K": 256, "ta": False, "tb": [False, True]}
-    ],
+    typical=[{"dtype": "bfloat16", "Q": 8, "M": 2048, "N": 2048, "K": 512, "ta": False, "tb": [False, True]}],
     tiles=_tiles,
     work=_work,
 )

@@ -14,6 +14,8 @@ from tilegym.ops.cutile.recurrent_gated_delta_rule import (
 from aot_tune import Config, Exact, Pow2, Tunable
 from aot_tune.inputs import empty, randn, uniform
 
+HEADS = {"H": 8, "HV": 16, "D": 128}
+
 
 def _space(arch, problem):
     names, blocks = ("standard", "persistent"), (64, 32, 16, 8)
@@ -90,25 +92,7 @@ gated_delta_rule = Tunable(
     reference=_reference,
     outputs=("out", "final"),
     typical=[
-        {
-            "dtype": "bfloat16",
-            "B": [1, 16],
-            "T": 1,
-            "H": 8,
-            "HV": 16,
-            "D": 128,
-            "initial": True,
-            "final": True,
-        },
-        {
-            "dtype": "bfloat16",
-            "B": [1, 8],
-            "T": 32,
-            "H": 8,
-            "HV": 16,
-            "D": 128,
-            "initial": False,
-            "final": False,
-        },
+        {"dtype": "bfloat16", "B": [1, 16], "T": 1, **HEADS, "initial": True, "final": True},
+        {"dtype": "bfloat16", "B": [1, 8], "T": 32, **HEADS, "initial": False, "final": False},
     ],
 )
