@@ -10,6 +10,7 @@ the compiler assumes of the arguments, so that a cubin can be compiled in one pr
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import io
 import os
 import re
@@ -494,14 +495,24 @@ def launcher(*, programmatic_dependent_launch: bool, arch: Arch) -> Callable[...
 
     Args:
         programmatic_dependent_launch: Whether the kernel may begin before the one before it in its stream has
-            ended. Where the arch or the installed release has no such launches it begins after it, which is
-            right too.
+            ended. Where the arch, the installed release, or what a library put in the place of
+            ``cuda.tile.launch`` has no such launches it begins after it, which is right too.
         arch: The arch of the GPU.
     """
     function = launching()
-    if programmatic_dependent_launch and arch >= _DEPENDENT_ARCH and release() >= DEPENDENT_SINCE:
+    known = arch >= _DEPENDENT_ARCH and release() >= DEPENDENT_SINCE
+    if programmatic_dependent_launch and known and _takes(function, "programmatic_dependent_launch"):
         return partial(function, programmatic_dependent_launch=True)
     return function
+
+
+def _takes(function: Callable[..., Any], keyword: str) -> bool:
+    """Whether a function takes a keyword, as far as its signature tells."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # a function in C without one
+        return True
+    return any(one.name == keyword or one.kind is one.VAR_KEYWORD for one in parameters)
 
 
 def hints_of(kernel: Any, arch: Arch) -> dict[str, int]:

@@ -35,6 +35,7 @@ def test_every_candidate_of_the_wide_samples_is_right(name: str) -> None:
 
 
 @pytest.mark.skipif(not (tilegym_sites.FOLDER / "tilegym").is_dir(), reason=tilegym_sites.MISSING)
+@pytest.mark.filterwarnings("ignore:TileCpp backend is not available")  # TileGym's, once, as it is imported
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_candidate_of_tilegyms_operations_is_right(name: str) -> None:
     module = f"tests.support.tilegym_declared.{name}"

@@ -326,6 +326,15 @@ def test_a_dependent_launch_is_asked_for_where_arch_and_release_have_it(
     assert given == [passed]
 
 
+def test_a_launch_that_a_library_put_there_is_not_asked_for_what_it_does_not_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[tuple[object, ...]] = []
+    monkeypatch.setattr(ct, "launch", lambda stream, grid, kernel, args: given.append((grid, kernel)))
+    cutile.launcher(programmatic_dependent_launch=True, arch=Arch(9, 0))(0, (1,), "kernel", ())
+    assert given == [((1,), "kernel")]
+
+
 def test_a_hint_by_target_has_the_archs_value_the_default_or_none() -> None:
     sm90, sm100 = Arch.parse("sm90"), Arch.parse("sm100")
     both, one = ct.ByTarget(sm_100=2, default=1), ct.ByTarget(sm_100=2)
