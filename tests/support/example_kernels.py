@@ -173,6 +173,12 @@ def guarded_kernel(x, out, TILE: ConstInt, CHECK_BOUNDS: ct.Constant[bool], TURN
 
 
 @ct.kernel
+def strided_kernel(x, out, stride_x, STEP: ConstInt, GROUP_SIZE: ConstInt, TILE: ConstInt):
+    places = ct.bid(0) // GROUP_SIZE * stride_x + STEP * ct.arange(TILE, dtype=ct.int32)
+    ct.scatter(out, places, ct.gather(x, places))
+
+
+@ct.kernel
 def handed_away_kernel(x, out, TILE: ConstInt):
     ct.store(out, (ct.bid(0),), ct.load(operator.itemgetter(0)((x, out)), (ct.bid(0),), (TILE,)))
 

@@ -45,6 +45,9 @@ _SETTINGS = {
 }
 """Constants that are no sizes and are tuned, by a word of their names, each with values that are usual."""
 
+_INTEGERS = re.compile(r"strides?(_|$)|_strides?|^ld[a-z]?$|pitch")
+"""Names of a parameter that is a whole number, whatever it is multiplied with."""
+
 _BLOCKS = re.compile(r"num_?sms?|sm_count|num_?(blocks|programs|ctas)$")
 """Names of a parameter that holds how many blocks run at a time, by which a persistent kernel goes on."""
 
@@ -83,6 +86,9 @@ class Parameter:
 
     values: tuple[int, ...] = ()
     """Of a setting the values that are tried."""
+
+    guess: bool = False
+    """Whether the values of a setting are those that are usual for its name, and nothing else says so."""
 
     @property
     def is_launched(self) -> bool:
@@ -208,7 +214,8 @@ def _parameter(name: str, facts: Facts, sketch: Sketch) -> Parameter:
         return Parameter(name=name, role="array", constant=constant)
     if name not in facts.used:
         return Parameter(name=name, role="unused", constant=constant)
-    kind = facts.constants.get(name, "int" if name in facts.integers else "float")
+    whole = name in facts.integers or _INTEGERS.search(name.lower()) is not None
+    kind = facts.constants.get(name, "int" if whole else "float")
     if kind in ("bool", "float"):
         return Parameter(name=name, role="flag" if kind == "bool" else "float", constant=constant)
     for axis in layout.axes:
@@ -235,7 +242,7 @@ def _parameter(name: str, facts: Facts, sketch: Sketch) -> Parameter:
         return Parameter(name=name, role="setting", constant=constant, values=(facts.decides[name],))
     for word, values in _SETTINGS.items():
         if constant and word in name.lower():
-            return Parameter(name=name, role="setting", constant=constant, values=values)
+            return Parameter(name=name, role="setting", constant=constant, values=values, guess=True)
     for axis in layout.axes:
         plain = name.lower().strip("_")
         if axis.sizes and plain in (sketch.name_of(axis).lower(), *_ALIASES.get(sketch.name_of(axis), ())):

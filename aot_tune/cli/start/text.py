@@ -66,7 +66,7 @@ def _docstring(sketch: Sketch, module: str, kernel: str) -> str:
         f"Begun by `aot-tune new {module}:{kernel}`. Write your own in place of each blank(...): what stands "
         "in it is an example, and may already be right. `aot-tune doctor` lists the blanks that are left."
     )
-    scalars = [one.name for one in sketch.launched if one.role in ("float", "flag", "integer")]
+    scalars = [one.name for one in sketch.launched if one.role == "float"]
     if scalars:
         begun += f" The values of {_and(scalars)} in make_args are guesses."
     flags = [one.name for one in _compiled_in(sketch, "flag")]
@@ -104,7 +104,7 @@ def _fields(sketch: Sketch, name: str, kernel: str) -> Iterator[tuple[str, Code]
     yield "kernel", kernel
     yield "axes", in_dict([(one, "Pow2()" if pow2 else "Exact()") for one, pow2 in _named_axes(sketch)])
     yield "problem", _problem(sketch)
-    yield "search_space", _space(space)
+    yield "search_space", _search_space(space, sketch)
     yield "grid_fn", _grid_fn(sketch, space)
     if "persistent" in sketch.kinds and (tiles := _tiles_of_grid(sketch)) is not None:
         yield "tiles", function(["config", "problem"], tiles)
@@ -160,6 +160,21 @@ def _size(axis: SizeAxis, sketch: Sketch) -> str:
 
 def _launched(sketch: Sketch) -> list[str]:
     return [one.name for one in sketch.launched]
+
+
+def _search_space(space: Space, sketch: Sketch) -> Code:
+    guesses: dict[str, list[str]] = {}
+    for one in sketch.parameters:
+        if one.role == "setting" and one.guess:
+            guesses.setdefault(" or ".join(map(str, one.values)), []).append(one.name)
+    if not guesses:
+        return _space(space)
+    said = _and([f"{value} for {_and(names)}" for value, names in guesses.items()])
+    what = (
+        f"the configs to try; {said} is a guess by the name, and what callers decide is no part of a config "
+        "but an argument of the launch"
+    )
+    return _blank(what, _space(space))
 
 
 def _space(space: Space) -> Code:
@@ -273,6 +288,9 @@ def _make_args(sketch: Sketch) -> Code:
         what.append(f"the shapes of {_and(sketch.unknown)}")
     if sketch.indices:
         what.append(f"the values of {_and(sketch.indices)}, which say where others are loaded")
+    integers = [one.name for one in sketch.launched if one.role == "integer" and not one.constant]
+    if integers:
+        what.append(f"the value of {_and(integers)}, where 1 is a guess")
     return _blank(f"arguments as your users pass them: {'; '.join(what)}", making) if what else making
 
 
@@ -355,7 +373,10 @@ def _typical(sketch: Sketch) -> Code:
             bucketed = True
         items.append((name, size))
     items += [(one.name, str(_is_guard(one.name))) for one in _compiled_in(sketch, "flag")]
-    return _blank("the problems that your users pose, to sweep", Bracket("[", (in_dict(items),), "]"))
+    what = "the problems that your users pose, to sweep"
+    if integers:
+        what += f"; 1 for {_and(sorted(integers))} is a guess"
+    return _blank(what, Bracket("[", (in_dict(items),), "]"))
 
 
 def _is_guard(name: str) -> bool:

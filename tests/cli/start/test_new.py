@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from aot_tune.cli.app import app
 from aot_tune.cli.start.new import begin
 from aot_tune.cli.start.text import name_of
+from aot_tune.declare.blanks import blanks_of
 from aot_tune.declare.checks import declaration_problems
 from aot_tune.tuner.measure.worker.verify import Case
 from tests.support import begun, emulator
@@ -35,10 +36,10 @@ SHIPPED = {
         ["reduction", "in place"], {"inplace": ["x", "residual"]}, [],
     ),
     f"{OWN}.products.matmul:matmul_kernel": (
-        ["matmul", "persistent"], {"outputs": ["c", "scratch"]}, [],
+        ["matmul", "persistent"], {"outputs": ["c", "scratch"]}, ["search_space"],
     ),
     f"{OWN}.products.fp8.matmul_fp8:matmul_fp8_kernel": (
-        ["matmul", "fp8", "persistent"], {"outputs": ["c"]}, [],
+        ["matmul", "fp8", "persistent"], {"outputs": ["c"]}, ["search_space"],
     ),
     f"{OWN}.products.gate_up_swiglu:gate_up_swiglu_kernel": (
         ["dual matmul", "persistent"], {"outputs": ["out"]}, [],
@@ -57,9 +58,9 @@ OF_TILEGYM = {
         ["elementwise"], {"outputs": ["output"]}, ["make_args"],
     ),
     "tilegym.ops.cutile.matmul:_static_persistent_matmul_kernel": (
-        ["matmul", "persistent"], {"outputs": ["C"]}, [],
+        ["matmul", "persistent"], {"outputs": ["C"]}, ["search_space"],
     ),
-    "tilegym.ops.cutile.attention:_fmha_kernel": (["attention"], {"outputs": ["Out"]}, []),
+    "tilegym.ops.cutile.attention:_fmha_kernel": (["attention"], {"outputs": ["Out"]}, ["make_args"]),
 }  # fmt: skip
 """The same of somebody else's kernels."""
 
@@ -157,6 +158,16 @@ def test_the_number_of_blocks_that_run_at_a_time_is_that_of_the_device(
     assert f"        {resident},\n" in text
     assert f"grid_fn=lambda config, device, problem: ({resident},)," in text
     assert begun.outcome(place, tmp_path).mistakes == []
+
+
+def test_strides_and_sizes_of_groups_are_blanks_since_they_are_guessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    blanks = dict(blanks_of(begun.imported(f"{EXAMPLES}:strided_kernel", tmp_path, {})))
+    assert blanks["search_space"].startswith("the configs to try; 8 for GROUP_SIZE is a guess by the name")
+    assert blanks["make_args"].endswith("the value of stride_x, where 1 is a guess")
+    assert blanks["typical"].endswith("; 1 for STEP is a guess")
 
 
 def test_a_bool_that_guards_bounds_is_not_tried_as_false() -> None:
