@@ -214,8 +214,8 @@ def _parameter(name: str, facts: Facts, sketch: Sketch) -> Parameter:
         return Parameter(name=name, role="array", constant=constant)
     if name not in facts.used:
         return Parameter(name=name, role="unused", constant=constant)
-    whole = name in facts.integers or _INTEGERS.search(name.lower()) is not None
-    kind = facts.constants.get(name, "int" if whole else "float")
+    counts = name in facts.integers or _INTEGERS.search(name.lower()) is not None
+    kind = facts.constants.get(name, "int" if counts else "float")
     if kind in ("bool", "float"):
         return Parameter(name=name, role="flag" if kind == "bool" else "float", constant=constant)
     for axis in layout.axes:

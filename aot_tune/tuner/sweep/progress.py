@@ -283,6 +283,37 @@ class InTurn(Progress):
             self._progress.close()
 
 
+class Brief(InTurn):
+    """Passes the events on, but of the candidates that spill registers or do not fit only their number.
+
+    It is told when the kernel ends. Such candidates are many where tiles are large, and nothing is wrong.
+
+    Args:
+        progress: Receives the events.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(progress)
+        self._left_out: dict[str, set[Config]] = {}
+
+    def failure(
+        self, kernel: str, problem: Problem | None, config: Config, stage: Stage, message: str
+    ) -> None:
+        """Pass it on, or count it."""
+        if stage != "resources":
+            super().failure(kernel, problem, config, stage, message)
+            return
+        with self._lock:
+            self._left_out.setdefault(kernel, set()).add(config)
+
+    def ended(self, kernel: str) -> None:
+        """Say how many there were, and pass it on."""
+        with self._lock:
+            if configs := self._left_out.pop(kernel, None):
+                self.note(left_out_line(kernel, len(configs)))
+            super().ended(kernel)
+
+
 class Estimate:
     """Estimates the time left of all kernels that have begun: they share GPUs and compilers.
 
@@ -404,6 +435,14 @@ def failure_line(kernel: str, problem: Problem | None, config: Config, stage: St
     if len(first) > MESSAGE_CHARACTERS:
         first = first[: MESSAGE_CHARACTERS - 1] + "…"
     return f"{kernel}{where}: {stage}: {config}: {first}"
+
+
+def left_out_line(kernel: str, configs: int) -> str:
+    """The line for all candidates whose code spills registers or does not fit a multiprocessor."""
+    return (
+        f"{kernel}: {counted(configs, 'config')} left out, whose code spills registers or does not fit a "
+        "multiprocessor; -v says which"
+    )
 
 
 def _speedup(row: SweptKernel) -> str:

@@ -41,7 +41,7 @@ from aot_tune.tuner.sweep.crew import Crew, Start
 from aot_tune.tuner.sweep.decision import Decision, to_recheck
 from aot_tune.tuner.sweep.journal import Journal, JournalWriteError, check_resumable
 from aot_tune.tuner.sweep.kernel import KernelSweep, KernelTimes, length_of_kernel
-from aot_tune.tuner.sweep.progress import InTurn, Progress
+from aot_tune.tuner.sweep.progress import Brief, InTurn, Progress
 from aot_tune.tuner.sweep.report import JOURNALS, SweepReport, SweepRequest, SweptKernel
 from aot_tune.tuner.sweep.results import SweepResults, accepts
 from aot_tune.tuner.sweep.stale import stale_buckets, whole_reason
@@ -86,7 +86,7 @@ def run(request: SweepRequest, progress: Progress, measure: Measure | None = Non
             f"cuda-tile {cutile.version() or 'is not installed; version'} "
             f"{since} or later is needed to tune: pip install 'aot-tune[tune]'"
         )
-    progress = InTurn(progress)
+    progress = InTurn(progress) if request.verbose else Brief(progress)
     with ExitStack() as stack:
         cluster = None
         if request.ray is not None:
@@ -120,9 +120,10 @@ def run(request: SweepRequest, progress: Progress, measure: Measure | None = Non
                     row = (measure or measure_kernel)(within, found, feed, crew, progress)
             except AotTuneError as error:
                 row = _failed(request, found, error, progress)
+            finally:
+                progress.ended(name)
             feed.drop(name)  # what is queued still is of buckets that are not swept
             rows[name] = row
-            progress.ended(name)
             if request.verbose:
                 _note_choices(row, progress)
             return row

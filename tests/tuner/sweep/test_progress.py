@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 
 from aot_tune.tuner.sweep.progress import (
+    Brief,
     Estimate,
     LiveProgress,
     PlainProgress,
@@ -105,6 +106,25 @@ def test_the_time_left_is_that_of_all_kernels_that_have_begun() -> None:
     assert estimate.left_s() == 30.0
     estimate.ended("rope")
     assert estimate.left_s() < 30.0
+
+
+def test_spilling_candidates_are_counted_and_other_failures_told_at_once() -> None:
+    stream = io.StringIO()
+    progress = Brief(PlainProgress(stream))
+    other = Config(constants={"tile_m": 128}, hints={"num_ctas": 1})
+    spill = "registers spill to a stack of 40 bytes a thread"
+    for config in (CONFIG, other, CONFIG):  # one config at two problems is one
+        progress.failure("matmul", PROBLEM, config, "resources", spill)
+    assert stream.getvalue() == ""
+    progress.failure("matmul", PROBLEM, CONFIG, "compile", "internal error")
+    assert stream.getvalue().endswith("compile: tile_m=64 num_ctas=1: internal error\n")
+    progress.ended("rope")
+    for _ in range(2):
+        progress.ended("matmul")
+    assert stream.getvalue().splitlines()[1:] == [
+        "matmul: 2 configs left out, whose code spills registers or does not fit a multiprocessor; "
+        "-v says which"
+    ]
 
 
 def test_the_lines_of_two_kernels_at_once_each_name_their_own() -> None:

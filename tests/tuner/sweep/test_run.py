@@ -283,6 +283,27 @@ def test_verbose_tells_each_choice_and_its_reason(folder: Path) -> None:
     assert any("x the default's" in line for line in told)
 
 
+@pytest.mark.parametrize("verbose", [False, True])
+def test_candidates_that_spill_are_counted_and_verbose_lists_them(folder: Path, verbose: bool) -> None:
+    """Also where an error ends the only kernel."""
+
+    def measure(*args: Any) -> Any:
+        for tile in (64, 128):
+            config = Config(constants={"tile_m": tile})
+            args[-1].failure("scale", _bucket(1), config, "resources", "registers spill to a stack")
+        raise TuneError("nothing is left")
+
+    request = SweepRequest(
+        kernels=(scale_in(folder / "tables")["scale"],), arch=SM90, gpus=(0,), jobs=2, verbose=verbose
+    )
+    progress = Quiet()
+    with pytest.raises(TuneError, match="nothing is left"):
+        sweep.run(request, progress, measure)
+    each = [line for line in progress.said if "registers spill" in line]
+    counts = [line for line in progress.said if "2 configs left out, whose code spills" in line]
+    assert (len(each), len(counts)) == ((2, 0) if verbose else (0, 1))
+
+
 def test_winners_are_rechecked_before_they_are_published(folder: Path) -> None:
     _tune(folder)
     rechecked = {problem.size("M") for what, problem, _ in sessions[0].asked if what == "recheck"}
