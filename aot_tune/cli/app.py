@@ -20,7 +20,7 @@ from aot_tune.cli import command
 from aot_tune.cli.command import ArchName, AsJson, Kernel, Kernels, Modules, Problems, Verbose, guarded
 from aot_tune.cli.json_text import json_text
 from aot_tune.declare import selection
-from aot_tune.errors import UsageError
+from aot_tune.errors import DeclarationError, UsageError
 
 if TYPE_CHECKING:
     from aot_tune.tuner.sweep.report import SweepReport, SweepRequest
@@ -685,8 +685,14 @@ def doctor(
     kernels = selection.chosen_kernels(find_tunables(module or ()), [kernel])
     tunable = kernels[0].tunable
     chosen = selection.problems_by_kernel(kernels, problem or ()).get(kernel, tunable.typical_problems)
-    answers = [explain(tunable, target, one) for one in chosen]
     mistakes = [] if problem else declaration_problems(tunable, target)
+    try:
+        answers = [explain(tunable, target, one) for one in chosen]
+    except Exception:
+        # The author's functions raise: what is wrong with them says more than that.
+        if not (mistakes := declaration_problems(tunable, target)):
+            raise
+        raise DeclarationError("\n".join(mistakes)) from None
     if as_json:
         command.put(json_text(answers))
     elif problem:

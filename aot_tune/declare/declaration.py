@@ -276,9 +276,18 @@ class Declaration:
         return space
 
     def declared_default(self, arch: Arch, problem: Problem) -> Config:
-        """The default as it is declared: without a function the first of the search space."""
+        """The default as it is declared: without a function the first of the search space.
+
+        Raises:
+            DeclarationError: The search space is empty there.
+        """
         if self.default is None:
-            return self.declared_space(arch, problem)[0]
+            space = self.declared_space(arch, problem)
+            if not space:
+                raise DeclarationError(
+                    f"{self.name}: search_space({arch}, {problem}) is empty; return at least the default"
+                )
+            return space[0]
         return config_on(self.default(arch, problem), arch)
 
     def space(self, arch: Arch, problem: Problem) -> tuple[Config, ...]:

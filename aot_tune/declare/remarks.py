@@ -317,7 +317,7 @@ def _lent_kernels(tunable: Declaration, arch: Arch) -> Iterator[str]:
 
 def _work_unlike_the_arguments(tunable: Declaration, arch: Arch) -> Iterator[str]:
     """Figures of `work` that cannot be those of one step and one block, as the arguments' bytes show."""
-    if tunable.work is None or tunable.tiles is None:
+    if tunable.work is None:
         return
     weighed = [found for problem in tunable.typical_problems if (found := _weighed(tunable, arch, problem))]
     for one in weighed:
@@ -339,6 +339,7 @@ def _work_unlike_the_arguments(tunable: Declaration, arch: Arch) -> Iterator[str
                 f"work({one.problem}, {one.config}) says that {counted(one.tiles, 'block')} together store "
                 f"{stored:,.0f} bytes; the arguments that the kernel writes hold {one.written:,}. "
                 "store_bytes is what one block stores in all its steps together"
+                + ("" if tunable.tiles else "; where it loops over tiles, declare tiles")
             )
 
 
@@ -396,9 +397,10 @@ def _unlike_the_code(tunable: Declaration, arch: Arch) -> Iterator[str]:
                 f"in all, and the outputs hold {wanted:,}: grid_fn leaves out blocks, or args_fn hands on a "
                 "tile or a size at the place of another"
             )
-        if tunable.work is None or tunable.tiles is None or not counts.flops:
+        if tunable.work is None or not counts.flops:
             continue  # of other kernels the arguments' bytes tell
-        work, tiles = tunable.work(config, problem), tunable.tiles(config, problem)
+        work = tunable.work(config, problem)
+        tiles = tunable.tiles(config, problem) if tunable.tiles else blocks
         for name, said, done, unit in (
             ("flops", work.flops, counts.flops, "operations of matrix products, a multiply-add being two"),
             ("load_bytes", work.load_bytes, counts.load_bytes, "bytes loaded"),
@@ -428,18 +430,24 @@ class _Weighed(NamedTuple):
 
 def _weighed(tunable: Declaration, arch: Arch, problem: Problem) -> _Weighed | None:
     args = _made(tunable, problem)
-    if args is None or tunable.work is None or tunable.tiles is None:
-        return None
     config = tunable.default_config(arch, problem)
+    tiles = tunable.tiles(config, problem) if tunable.tiles else _blocks(tunable, arch, config, problem)
+    if args is None or tunable.work is None or tiles is None:
+        return None
     named = dict(zip(tunable.parameters, args, strict=True))
     return _Weighed(
         problem=problem,
         config=config,
         work=tunable.work(config, problem),
-        tiles=tunable.tiles(config, problem),
+        tiles=tiles,
         held=_bytes(args),
         written=_bytes(named[name] for name in tunable.mutated),
     )
+
+
+def _blocks(tunable: Declaration, arch: Arch, config: Config, problem: Problem) -> int | None:
+    grid = _tried(partial(tunable.grid, config, Device.reference(arch), problem))
+    return math.prod(grid) if grid else None
 
 
 # Calling the author's functions -----------------------------------------------------------------------------

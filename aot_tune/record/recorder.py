@@ -46,6 +46,7 @@ from aot_tune.tuner.measure.worker.backend import TIMING
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.tuner.sweep.journal import Journal
 from aot_tune.values.device import Device
+from aot_tune.values.text import error_in_words
 
 JOURNALS = Path("build/record")
 """The folder of journals: that of a kernel is ``<arch>/<module>.<kernel>.jsonl`` below it."""
@@ -151,8 +152,8 @@ class Recorder:
             digest, obstacles = kernel_hash(kernel)
             if obstacles:
                 raise NotRecordableError(f"its code cannot be hashed: {obstacles[0]}")
-        except AotTuneError as error:
-            site.remarks[f"not recorded: {error}"] = None
+        except Exception as error:  # the library's own function failed, or no GPU: cuTile's search meets it
+            site.remarks[f"not recorded: {error_in_words(error)}"] = None
             return call.search()
         folder = path / str(device.arch)
         gpu = gpu_state.identity(index)

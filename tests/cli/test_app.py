@@ -518,6 +518,20 @@ def test_doctor_of_a_wrong_declaration_tells_it_and_fails(
     assert "args_fn returned 2 values; return a tuple of what the kernel takes" in told.stdout
 
 
+@pytest.mark.parametrize("words", [[], ["--problem", "M=60"]])
+def test_doctor_of_functions_that_raise_tells_their_mistake(
+    tables: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    (found,) = scale_in(tables).values()
+    spaces = {Arch(10, 0): found.tunable.space(SM90, found.tunable.typical_problems[0])}
+    one_arch = replace(found.tunable, search_space=lambda arch, problem: spaces[arch], default=None)
+    declared = discovery.Survey(found={"scale": replace(found, tunable=one_arch)}, broken=())
+    monkeypatch.setattr(discovery, "survey", lambda modules=(): declared)
+    told = _run("doctor", "scale", "--arch", "sm90", *words)
+    assert told.exit_code == 1
+    assert "scale: search_space(sm90, dtype=bfloat16 M=1 N=1024) raised KeyError" in told.stderr
+
+
 # Real processes -----------------------------------------------------------------------------------
 
 

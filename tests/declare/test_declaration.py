@@ -50,6 +50,17 @@ def test_a_hint_by_target_is_the_archs_value_and_equal_configs_are_one():
     assert dict(by_target.default_config(Arch.parse("sm100"), problem).hints) == two
 
 
+def test_a_default_of_an_empty_space_is_refused_in_words():
+    [problem] = double.typical_problems
+    only_sm100 = dataclasses.replace(
+        double,
+        search_space=lambda arch, problem: double.space(arch, problem) if arch >= Arch(10, 0) else [],
+        default=None,
+    )
+    with pytest.raises(DeclarationError, match=r"double: search_space\(sm90, .* is empty; return at least"):
+        only_sm100.default_config(Arch.parse("sm90"), problem)
+
+
 def test_the_hash_covers_every_kernel_and_its_name():
     kernels = {"one": double.kernel, "two": halve_kernel}
     space = [Config(kernel="one", constants={"tile": 256})]

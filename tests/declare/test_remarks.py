@@ -176,6 +176,13 @@ REMARKS = {
         {"work": lambda config, problem: Work(load_bytes=32, store_bytes=32 * 16 * problem["M"])},
         "the arguments that the kernel writes hold 2,048. store_bytes is what one block stores in all its",
     ),
+    "the same where the grid's blocks are counted": (
+        {
+            "work": lambda config, problem: Work(load_bytes=32, store_bytes=32 * 16 * problem["M"]),
+            "tiles": None,
+        },
+        "is what one block stores in all its steps together; where it loops over tiles, declare tiles",
+    ),
 }
 
 

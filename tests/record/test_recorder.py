@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cuda.tile.tune
 import pytest
 import torch
 
@@ -218,6 +219,20 @@ def test_what_cannot_be_recorded_is_searched_and_remarked(recorder: Recorder, re
     assert replayed == [1]
     (remark,) = site(recorder).remarks
     assert remark.startswith("not recorded: config 0 of 1: a tests.record.test_recorder.")
+
+
+def test_where_a_function_of_the_library_fails_cutile_decides(
+    recorder: Recorder, replayed: list[int]
+) -> None:
+    def args_of(config: Any) -> tuple[Any, ...]:
+        return (x, out, 1024, 2.0, {32: 32, 64: 64}[config.TILE])
+
+    x, out = tensors(1024)
+    grid_of = lambda config: (-(-1024 // config.TILE), 1, 1)  # noqa: E731
+    result = cuda.tile.tune.exhaustive_search(SPACE, 0, grid_of, scale_kernel, args_of, quiet=True)
+    assert (result.best.config.TILE, len(result.failures)) == (32, 3)
+    assert replayed == [9]
+    assert list(site(recorder).remarks) == ["not recorded: KeyError: 16"]
 
 
 def test_a_folder_that_cannot_be_written_is_a_remark(

@@ -15,8 +15,7 @@ from aot_tune.cubins.archive import FILE_NAME, Archive, Section
 from aot_tune.cubins.origin import KernelCode, declared_code, file_digest, recorded_code
 from aot_tune.cubins.origin_walk import origin_of
 from aot_tune.cubins.pack import KernelCubins, pack
-from aot_tune.declare.blanks import blank_mistakes
-from aot_tune.declare.checks import declaration_remarks
+from aot_tune.declare.checks import declaration_problems, declaration_remarks, first_arch
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.fingerprint.hashing import source_hash
@@ -72,23 +71,34 @@ def build(request: CubinRequest, say: Callable[[str], None]) -> tuple[ArchiveRep
         TableError: A kernel's table, declared or recorded, cannot be read or used, so that its archive would
             lack cubins that it needs.
         StoreError: A folder cannot be written.
-        DeclarationError: A declaration has blanks.
+        DeclarationError: A declaration has a mistake.
     """
     for found in request.kernels:
-        for blank in blank_mistakes(found.tunable):
-            raise DeclarationError(f"{found.tunable.name}: {blank.text}")
-    for found in request.kernels:
-        for remark in declaration_remarks(found.tunable, request.archs[0]) if request.archs else ():
+        arch = first_arch(found.tunable)  # one that can run it: on another it is left out, and is no mistake
+        if mistakes := declaration_problems(found.tunable, arch):
+            raise DeclarationError("\n".join(mistakes))
+        for remark in declaration_remarks(found.tunable, arch):
             say(f"remark: {remark}")
-    wanted = [
-        one for arch in request.archs for found in request.kernels for one in _wanted(request, found, arch)
-    ]
+    wanted: list[_Wanted] = []
+    for arch in request.archs:
+        for found in request.kernels:
+            if _has_space(found.tunable, arch):
+                wanted += _wanted(request, found, arch)
+            else:
+                say(f"{found.tunable.name}: no search space on {arch}; nothing is compiled for it there")
     wanted += _recorded(request, say)
     for one in wanted:
         files.check_writable(one.folder / str(one.arch))
     results = _compiled(request, [job for one in wanted for job in one.jobs.values()], say)
     places = dict.fromkeys((one.arch, one.folder) for one in wanted)
     return tuple(_written(request, place, wanted, results, say) for place in places)
+
+
+def _has_space(tunable: Declaration, arch: Arch) -> bool:
+    try:
+        return len(tunable.declared_space(arch, tunable.typical_problems[0])) > 0
+    except Exception:  # the author's function need not know every arch
+        return False
 
 
 def _wanted(request: CubinRequest, found: FoundKernel, arch: Arch) -> Iterator[_Wanted]:

@@ -16,7 +16,7 @@ from aot_tune.cli.app import app
 from aot_tune.cubins.archive import Archive, Section
 from aot_tune.declare import discovery
 from aot_tune.declare.discovery import FoundKernel
-from aot_tune.errors import StoreError, TableError, TuneError
+from aot_tune.errors import DeclarationError, StoreError, TableError, TuneError
 from aot_tune.tables.table import Table
 from aot_tune.tuner.archives import build as build_cubins
 from aot_tune.tuner.archives.build import build
@@ -74,6 +74,14 @@ def section(report: ArchiveReport, kernel: str = "scale") -> Section:
     found = Archive(report.path).section(kernel)
     assert found is not None
     return found
+
+
+def test_a_wrong_declaration_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
+    found = sample(tmp_path)
+    clones = lambda config, source, target: (source, target.clone(), *config.constants.values())  # noqa: E731
+    wrong = dataclasses.replace(found, tunable=dataclasses.replace(found.tunable, args_fn=clones))
+    with pytest.raises(DeclarationError, match=r"scale: args_fn hands on no tensor that shares the memory"):
+        build(request(tmp_path, tmp_path, kernels=(wrong,)), print)
 
 
 def small_table(*portfolio: Config) -> Table:
@@ -292,6 +300,14 @@ def test_a_kernel_that_the_arch_cannot_run_is_left_out_and_is_no_failure(
     kernels = (FoundKernel(module=MODULE, tunable=some),)
     report = one(build(request(tmp_path, cubins, kernels=kernels, archs=(SM100,)), lambda line: None))
     assert (report.kernels, report.failures) == ((), ())
+
+
+def test_a_kernel_without_a_search_space_on_the_arch_is_left_out_and_told(tmp_path: Path) -> None:
+    spaces, told = {SM90: SPACE}, list[str]()
+    some = dataclasses.replace(sample(tmp_path).tunable, search_space=lambda arch, problem: spaces[arch])
+    kernels = (FoundKernel(module=MODULE, tunable=some),)
+    assert build(request(tmp_path, tmp_path, kernels=kernels, archs=(SM100,)), told.append) == ()
+    assert told[-1] == "scale: no search space on sm100; nothing is compiled for it there"
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_before_anything_is_compiled(
