@@ -633,18 +633,19 @@ def run(
     ] = None,
     tables: Annotated[
         list[Path] | None,
-        typer.Option(help="A folder of recorded tables, read after a library's own; may be repeated."),
+        typer.Option(
+            file_okay=False, help="A folder of recorded tables, read after a library's own; may be repeated."
+        ),
     ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Run a program that gets recorded winners where it would search: aot-tune run -- python serve.py.
 
-    The exit code is the program's.
+    This process becomes the program: signals and the exit code are the program's.
     """
-    from aot_tune.serve.replay import program as replayed
+    from aot_tune.serve.replay.program import become
 
-    folders = [str(folder.absolute()) for folder in tables or ()]
-    raise typer.Exit(replayed.run(program or (), tables=folders))
+    become(program or (), tables=[str(folder.absolute()) for folder in tables or ()])
 
 
 @app.command()

@@ -10,11 +10,14 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from aot_tune.errors import StoreError
 from aot_tune.record.recorder import Recorder, Site
 from aot_tune.serve.replay.install import install
 from aot_tune.serve.replay.program import options, run
-from aot_tune.serve.replay.searches import record_with
+from aot_tune.serve.replay.searches import SearchCall, record_with
+from aot_tune.tables.files import write_atomic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,24 +75,37 @@ def _add(sites: dict[tuple[str, str], Site], site: Site) -> None:
 
 
 def begin() -> None:
-    """Record every search of this process, and tell the parent at its end. Called when Python starts."""
+    """Record every search of this process, and tell the parent. Called when Python starts."""
     told = options()
     recorder = Recorder(
         out=Path(told["out"][0]) if told.get("out") else None,
         package=told["package"][0] if told.get("package") else None,
     )
+    folder = Path(told["told"][0])
+
+    def record_and_tell(call: SearchCall) -> Any:
+        try:
+            return recorder(call)
+        finally:
+            _tell(recorder, folder)  # at once, since a program that is killed tells nothing at its end
+
     install()
-    record_with(recorder)
-    atexit.register(_tell, recorder, Path(told["told"][0]))
+    record_with(record_and_tell)
+    atexit.register(_end, recorder, folder)
+
+
+def _end(recorder: Recorder, folder: Path) -> None:
+    recorder.end()
+    _tell(recorder, folder)
 
 
 def _tell(recorder: Recorder, folder: Path) -> None:
-    recorder.end()
-    if not recorder.sites:
+    if not recorder.sites or not folder.is_dir():  # the parent may be gone
         return
     sites = [{**asdict(site), "remarks": list(site.remarks)} for site in recorder.sites.values()]
     tables = [str(path) for path in recorder.tables]
+    text = json.dumps({"sites": sites, "tables": tables})
     try:
-        (folder / f"{os.getpid()}.json").write_text(json.dumps({"sites": sites, "tables": tables}))
-    except OSError as error:  # the parent is gone
-        sys.stderr.write(f"aot-tune: what was recorded cannot be told: {error.strerror}\n")
+        write_atomic(folder / f"{os.getpid()}.json", text.encode(), durable=False)
+    except StoreError as error:
+        sys.stderr.write(f"aot-tune: what was recorded cannot be told: {error}\n")

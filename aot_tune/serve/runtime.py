@@ -126,7 +126,7 @@ class TorchRuntime:
     def capturing(self) -> bool:
         """Whether this thread's current stream is being captured."""
         cuda = self._torch.cuda  # which raises where it is not there at all
-        return cuda.is_initialized() and cuda.is_current_stream_capturing()
+        return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
     def captures_elsewhere(self, index: int) -> bool:
         """Whether a stream of torch's pool is being captured; takes about 0.5 ms."""

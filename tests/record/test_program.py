@@ -120,7 +120,43 @@ def test_the_programs_exit_code_is_passed_on(tmp_path: Path) -> None:
     )
     assert aot_tune(tmp_path, "run", *program).returncode == 3
     killed = aot_tune(tmp_path, "run", "--", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)")
+    assert killed.returncode == -9
+    killed = aot_tune(tmp_path, "record", "--", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)")
     assert killed.returncode == 137
+
+
+STOPPED = """
+import signal, sys, time
+
+def stop(number, frame):
+    time.sleep(0.5)
+    print("served all", flush=True)
+    sys.exit(5)
+
+signal.signal(signal.SIGTERM, stop)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("verb", ["record", "run"])
+def test_a_program_that_is_asked_to_end_ends_in_its_own_way(verb: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "aot_tune", verb, "--", sys.executable, "-c", STOPPED]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.stdout.read() == "served all\n"
+    assert process.returncode == 5
+
+
+def test_what_a_program_recorded_before_it_was_killed_is_told(tmp_path: Path) -> None:
+    killed = f"{ONCE}\nimport os\nos.kill(os.getpid(), 9)"
+    done = aot_tune(tmp_path, "record", "--out", "tables", "--", sys.executable, "-c", killed, "1024")
+    assert done.returncode == 137
+    assert "tests.support.tuned_once.scale_kernel" in done.stderr
+    assert "1 table written:" in done.stderr
 
 
 @pytest.mark.parametrize("verb", ["record", "run"])

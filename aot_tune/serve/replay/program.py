@@ -9,9 +9,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from aot_tune import environment
 from aot_tune.errors import UsageError
@@ -22,7 +26,7 @@ AT_START = Path(__file__).parent / "at_start"
 
 
 def begin() -> None:
-    """Install the replay, with the folders that `run` was given."""
+    """Install the replay, with the folders that `become` was given."""
     install(tables=[Path(one) for one in options().get("tables", ())])
 
 
@@ -32,10 +36,27 @@ def options() -> dict[str, list[str]]:
     return told
 
 
-def run(
-    command: Sequence[str], *, start: str = "aot_tune.serve.replay.program:begin", **told: Sequence[str]
-) -> int:
-    """Run a program to its end, and return its exit code.
+def become(command: Sequence[str], *, tables: Sequence[str]) -> NoReturn:
+    """Become a program in which searches are replayed: its signals, output and exit code are its own.
+
+    Args:
+        command: The program and its arguments.
+        tables: Folders of recorded tables, absolute.
+
+    Raises:
+        UsageError: There is no such program, or it cannot be run.
+    """
+    environ = _environ(command, "aot_tune.serve.replay.program:begin", {"tables": tables})
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvpe(command[0], list(command), environ)
+    except OSError as error:
+        raise UsageError(f"{command[0]} cannot be run: {error.strerror}") from None
+
+
+def run(command: Sequence[str], *, start: str, **told: Sequence[str]) -> int:
+    """Run a program to its end, and return its exit code. Signals that ask this process to end go to it.
 
     Args:
         command: The program and its arguments.
@@ -43,15 +64,42 @@ def run(
         told: Lists of texts that `options` returns there.
 
     Raises:
-        UsageError: There is no such program.
+        UsageError: There is no such program, or it cannot be run.
     """
+    environ = _environ(command, start, told)
+    try:
+        process = subprocess.Popen(command, env=environ)
+    except OSError as error:
+        raise UsageError(f"{command[0]} cannot be run: {error.strerror}") from None
+    with _signals_for(process):
+        code = process.wait()
+    # A program that a signal ended: 128 and the signal's number, as shells report it.
+    return code if code >= 0 else 128 - code
+
+
+@contextmanager
+def _signals_for(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Outlive a program: pass on what asks this process to end. A terminal tells Ctrl-C to both."""
+
+    def pass_on(number: int, frame: object) -> None:
+        if number != signal.SIGINT:
+            process.send_signal(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    former = {number: signal.signal(number, pass_on) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _environ(command: Sequence[str], start: str, told: Mapping[str, Sequence[str]]) -> dict[str, str]:
     if not command:
         raise UsageError("name the program after --, such as: -- python serve.py")
     if shutil.which(command[0]) is None:
         raise UsageError(f"there is no program {command[0]!r} on PATH")
-    done = subprocess.run(command, env={**os.environ, **_added(start, told)}, check=False)
-    # A program that a signal ended: 128 and the signal's number, as shells report it.
-    return done.returncode if done.returncode >= 0 else 128 - done.returncode
+    return {**os.environ, **_added(start, told)}
 
 
 def _added(start: str, told: Mapping[str, Sequence[str]]) -> dict[str, str]:
