@@ -378,6 +378,10 @@ def _replay(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
     ):
         slower = [f"`{at}`" for at in said[do]["slower beyond noise"]] if do in said else []
         yield f"{title} that are slower beyond noise: {'; '.join(slower) or 'none'}."
+    means = replay.later_means(operations)
+    if means:
+        told = ", ".join(f"{where} {mean:.2f}" for where, mean in means.items())
+        yield f"Later calls over those of the library as it comes, geometric means: {told}."
 
 
 def _declared(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:

@@ -238,6 +238,9 @@ def test_replay_has_a_row_a_shape_and_says_what_is_slower(tmp_path: Path) -> Non
         "Recorded winners that are slower beyond noise: none."
     )
     assert "`softmax 8x9, cubins`; `softmax 9x9, cubins`." in text
+    assert row(text, "Later calls over").endswith(
+        "means: compiled on the spot 0.98, from cubins 1.05, without a search 0.98."
+    )
 
 
 # Kernels of others ------------------------------------------------------------------------------

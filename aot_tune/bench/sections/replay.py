@@ -452,6 +452,19 @@ def summary(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def later_means(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Later calls over the library's own, by what replays them, and of operations that nothing replays."""
+    ratios: dict[str, list[float]] = {}
+    for operation in figures.values():
+        for one in operation["shapes"].values():
+            for variant, ratio in one["later, replayed / bare"].items():
+                where = "from cubins" if variant == "cubins" else "compiled on the spot"
+                ratios.setdefault(where if operation["searches"] else "without a search", []).append(
+                    ratio["median"]
+                )
+    return {where: math.exp(statistics.fmean(map(math.log, found))) for where, found in ratios.items()}
+
+
 def _from_cubins(searching: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The longest first calls without a compiler, of a process's first shape and of the next ones."""
     first, following, compiled = dict[str, float](), dict[str, float](), list[str]()

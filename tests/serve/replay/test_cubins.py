@@ -76,6 +76,27 @@ def test_a_replayed_launch_loads_its_cubin(tmp_path: Path, driver: Driver) -> No
     assert (driver.compiled, [one.grid for one in driver.launches]) == ([SYMBOL], [(16, 1, 1)])
 
 
+def test_no_function_of_this_package_runs_in_a_later_launch(tmp_path: Path, driver: Driver) -> None:
+    fake_archive(tmp_path)
+    x, out = (FakeTensor((1024,), torch.float16) for _ in range(2))
+    kernel = scale_kernel.replace_hints(occupancy=1)
+    called: set[str] = set()
+
+    def note(frame: Any, event: str, arg: Any) -> None:
+        called.add(str(frame.f_globals.get("__name__")).partition(".")[0])
+
+    def launched() -> bool:
+        called.clear()
+        sys.setprofile(note)
+        try:
+            ct.launch(0, (16, 1, 1), kernel, (x, out, 1024, 2.0, 64))
+        finally:
+            sys.setprofile(None)
+        return "aot_tune" in called
+
+    assert [launched(), launched()] == [True, False]
+
+
 def test_hints_that_the_library_set_itself_find_the_cubin_too(tmp_path: Path, driver: Driver) -> None:
     fake_archive(tmp_path)
     launch_with(1024, 64, occupancy=1)
