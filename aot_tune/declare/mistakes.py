@@ -104,6 +104,10 @@ def machine_mistakes(tunable: Declaration) -> Iterator[Mistake]:
         asked = next((name for name in _names_in(getattr(tunable, field)) if name in _MACHINE), None)
         if asked is not None:
             yield Mistake(field, _asks_the_machine(field, asked, has_device=has_device))
+    asked = next((name for name in _names_in(tunable.args_fn) if name in _MACHINE), None)
+    if asked is not None:
+        how = "" if tunable.takes_device else "; give it a keyword-only parameter device for that"
+        yield Mistake("args_fn", _asks_the_machine("args_fn", asked, has_device=True) + how)
 
 
 def _asks_the_machine(field: str, asked: str, *, has_device: bool) -> str:

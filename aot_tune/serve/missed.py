@@ -1,7 +1,7 @@
 """Append each problem that missed to the file that AOT_TUNE_RECORD names. Off by default; never blocks.
 
 A line is a JSON object: ``{"kernel": "matmul", "arch": "sm90", "problem": {"M": 300, ...}}`` for a declared
-kernel, which `aot-tune tune --problems FILE` reads, and ``{"search": "lib.ops:kernel", ...}`` for a search
+kernel, which `aot-tune tune --problems FILE` reads, and ``{"search": "lib.ops.kernel", ...}`` for a search
 that was not recorded. Each process appends to a file of its own, whole lines, each problem once. Nothing is
 written while a graph is captured.
 """

@@ -558,6 +558,16 @@ DEEP = {
         SM90,
         r"grid_fn asks this machine's GPU \(get_device_properties\).*use device.sm_count of what it is given",
     ),
+    "arguments by the GPU that is here": (
+        {
+            "args_fn": lambda config, x, out: (
+                *(x, out, config["tile_m"]),
+                _sm_count() if config["tile_m"] > 10**6 else config["tile_n"],
+            )
+        },
+        SM90,
+        r"args_fn asks this machine's GPU .*use device.sm_count of what it is given; give it a keyword-only",
+    ),
     "a space by the GPU that is here": (
         {
             "search_space": lambda arch, problem: (
