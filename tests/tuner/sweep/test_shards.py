@@ -13,6 +13,7 @@ import pytest
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import TuneError, UsageError
+from aot_tune.tables import files, store, writer
 from aot_tune.tuner.sweep import run as sweep
 from aot_tune.tuner.sweep import shards
 from aot_tune.tuner.sweep.merge import Merged, merge, merged_lines
@@ -55,9 +56,10 @@ def _measure(folder: Path, number: int, of: int, **changes: Any) -> None:
     shards.measure(request, _progress())
 
 
-def _merge(folder: Path, *numbers: int) -> Merged:
+def _merge(folder: Path, *numbers: int, allow_worse: bool = False) -> Merged:
     folders = [folder / f"part{number}" for number in numbers]
-    return merge(folders, {"scale": _found(folder)}, _progress(), folder / "out")
+    kernels = {"scale": _found(folder)}
+    return merge(folders, kernels, _progress(), folder / "out", allow_worse=allow_worse)
 
 
 def _table(folder: Path) -> bytes:
@@ -107,6 +109,25 @@ def test_parts_in_any_order_give_the_table_of_one_machine_again_and_again(
     assert again.complete
     assert (again.changed, _table(folder)) == (0, one), "it is idempotent"
     assert len(HashedSession.told) == made, "it measures nothing"
+
+
+@pytest.mark.process
+def test_a_merge_publishes_entries_that_gain_less_only_when_allowed(folder: Path) -> None:
+    _rounds(folder, 2, [1, 2])
+    path = folder / "out" / "sm90" / "scale.json"
+    merged = store.read_table(path)
+    better = [
+        entry if entry.gain == 1 else dataclasses.replace(entry, default_us=2 * entry.default_us)
+        for entry in merged.entries
+    ]
+    files.write_atomic(path, writer.dump(dataclasses.replace(merged, entries=tuple(better))))
+    before = _table(folder)
+    refused = _merge(folder, 1, 2)
+    assert not refused.complete
+    assert all("--allow-worse" in reason for reason in refused.refused["scale"]), refused.refused
+    assert _table(folder) == before
+    assert _merge(folder, 1, 2, allow_worse=True).complete
+    assert _table(folder) != before
 
 
 @pytest.mark.process
