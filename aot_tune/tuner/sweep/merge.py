@@ -156,7 +156,7 @@ def merge(
         kernels: The declarations, by name.
         progress: Receives remarks.
         out: The folder of tables to write to; each package's own when None.
-        allow_worse: Whether entries may gain less than those of the present table for no reason that is known.
+        allow_worse: Whether entries may gain less than those of the present table without a known reason.
 
     Raises:
         TuneError: The parts do not go together, or with the declarations that are here.

@@ -13,13 +13,15 @@ import pytest
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import TuneError, UsageError
-from aot_tune.tables import files, store, writer
+from aot_tune.tables.table import Table
+from aot_tune.tuner import publish
 from aot_tune.tuner.sweep import run as sweep
 from aot_tune.tuner.sweep import shards
 from aot_tune.tuner.sweep.merge import Merged, merge, merged_lines
 from aot_tune.tuner.sweep.progress import PlainProgress
 from aot_tune.tuner.sweep.report import Shard, SweepRequest
 from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
 from tests.support import hashed_sessions
 from tests.support.hashed_sessions import HashedSession
 from tests.support.samples import SM90, scale_in
@@ -112,22 +114,24 @@ def test_parts_in_any_order_give_the_table_of_one_machine_again_and_again(
 
 
 @pytest.mark.process
-def test_a_merge_publishes_entries_that_gain_less_only_when_allowed(folder: Path) -> None:
-    _rounds(folder, 2, [1, 2])
-    path = folder / "out" / "sm90" / "scale.json"
-    merged = store.read_table(path)
-    better = [
-        entry if entry.gain == 1 else dataclasses.replace(entry, default_us=2 * entry.default_us)
-        for entry in merged.entries
-    ]
-    files.write_atomic(path, writer.dump(dataclasses.replace(merged, entries=tuple(better))))
-    before = _table(folder)
-    refused = _merge(folder, 1, 2)
-    assert not refused.complete
-    assert all("--allow-worse" in reason for reason in refused.refused["scale"]), refused.refused
-    assert _table(folder) == before
+def test_a_merge_publishes_entries_that_gain_less_only_when_allowed(
+    one: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def worse(new: Table, *given: object) -> dict[Problem, str]:
+        return {new.entries[0].bucket: "its gain over the default falls from 1.50x to 1.20x"}
+
+    monkeypatch.setattr(publish, "worse_entries", worse)
+    for number in (1, 2):
+        _measure(folder, number, 2)
+    while (merged := _merge(folder, 1, 2)).missing:
+        for number in merged.commands:
+            _measure(folder, number, 2)
+    [reason] = merged.refused["scale"]
+    assert "falls from 1.50x to 1.20x" in reason
+    assert "--allow-worse" in reason
+    assert not (folder / "out").exists()
     assert _merge(folder, 1, 2, allow_worse=True).complete
-    assert _table(folder) != before
+    assert _table(folder) == one
 
 
 @pytest.mark.process
