@@ -17,7 +17,17 @@ import typer
 
 from aot_tune import __version__
 from aot_tune.cli import command
-from aot_tune.cli.command import ArchName, AsJson, Kernel, Kernels, Modules, Problems, Verbose, guarded
+from aot_tune.cli.command import (
+    AllowWorse,
+    ArchName,
+    AsJson,
+    Kernel,
+    Kernels,
+    Modules,
+    Problems,
+    Verbose,
+    guarded,
+)
 from aot_tune.cli.json_text import json_text
 from aot_tune.declare import selection
 from aot_tune.errors import DeclarationError, UsageError
@@ -166,10 +176,7 @@ def tune(
         bool,
         typer.Option("--only-stale", help="Sweep what source, space, compiler or declaration made stale."),
     ] = False,
-    allow_worse: Annotated[
-        bool,
-        typer.Option("--allow-worse", help="Publish entries that gain less although nothing has changed."),
-    ] = False,
+    allow_worse: AllowWorse = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
@@ -284,6 +291,7 @@ def merge(
     part: Annotated[list[Path], typer.Argument(metavar="PART", help="Folders that tune --shard made.")],
     out: Annotated[Path | None, typer.Option(help="Folder of tables; the package's own by default.")] = None,
     module: Modules = None,
+    allow_worse: AllowWorse = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
@@ -297,7 +305,7 @@ def merge(
     from aot_tune.tuner.sweep.progress import PlainProgress
 
     kernels = find_tunables([*(module or ()), *modules_of(part)])
-    merged = merge_parts(part, kernels, PlainProgress(sys.stderr), out)
+    merged = merge_parts(part, kernels, PlainProgress(sys.stderr), out, allow_worse=allow_worse)
     command.put(json_text(merged) if as_json else map(str, merged.published))
     for line in merged_lines(merged):
         command.say(line)

@@ -48,6 +48,10 @@ Problems = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout, for scripts.")]
+AllowWorse = Annotated[
+    bool,
+    typer.Option("--allow-worse", help="Publish entries that gain less although nothing has changed."),
+]
 Verbose = Annotated[
     bool,
     typer.Option("-v", "--verbose", help="Print each choice with its reason, and the traceback of an error."),

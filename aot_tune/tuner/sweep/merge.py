@@ -142,7 +142,12 @@ class _Parts:
 
 
 def merge(
-    folders: Sequence[Path], kernels: Mapping[str, FoundKernel], progress: Progress, out: Path | None = None
+    folders: Sequence[Path],
+    kernels: Mapping[str, FoundKernel],
+    progress: Progress,
+    out: Path | None = None,
+    *,
+    allow_worse: bool = False,
 ) -> Merged:
     """Publish the tables of a sweep's parts, or say what is missing.
 
@@ -151,6 +156,7 @@ def merge(
         kernels: The declarations, by name.
         progress: Receives remarks.
         out: The folder of tables to write to; each package's own when None.
+        allow_worse: Whether entries may gain less than those of the present table without a known reason.
 
     Raises:
         TuneError: The parts do not go together, or with the declarations that are here.
@@ -160,7 +166,7 @@ def merge(
     for name in parts.any.owners:
         if name not in kernels:
             raise TuneError(f"the parts hold {name}, which is not declared here; name its module: --module")
-        _merge_kernel(parts, kernels[name], progress, out, merged)
+        _merge_kernel(parts, kernels[name], progress, out, merged, allow_worse=allow_worse)
     wanted = {number for of in merged.missing.values() for number in of}
     merged.commands = {number: parts.command(number) for number in sorted(wanted)}
     if merged.missing:
@@ -169,7 +175,13 @@ def merge(
 
 
 def _merge_kernel(
-    parts: _Parts, found: FoundKernel, progress: Progress, out: Path | None, merged: Merged
+    parts: _Parts,
+    found: FoundKernel,
+    progress: Progress,
+    out: Path | None,
+    merged: Merged,
+    *,
+    allow_worse: bool,
 ) -> None:
     tunable, name, one = found.tunable, found.tunable.name, parts.any
     owners = one.owners[name]
@@ -202,7 +214,7 @@ def _merge_kernel(
         if there != decision.old:
             decision.join(there)
         table = sweep.rechecked_table(kernel_sweep, decision, swept)
-        return table, publish.refusals(table, there, tunable, wrong=swept.wrong)
+        return table, publish.refusals(table, there, tunable, wrong=swept.wrong, allow_worse=allow_worse)
 
     def present(path: Path) -> Table | None:
         return sweep.present_table(path) if path.exists() else old

@@ -13,12 +13,15 @@ import pytest
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import TuneError, UsageError
+from aot_tune.tables.table import Table
+from aot_tune.tuner import publish
 from aot_tune.tuner.sweep import run as sweep
 from aot_tune.tuner.sweep import shards
 from aot_tune.tuner.sweep.merge import Merged, merge, merged_lines
 from aot_tune.tuner.sweep.progress import PlainProgress
 from aot_tune.tuner.sweep.report import Shard, SweepRequest
 from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
 from tests.support import hashed_sessions
 from tests.support.hashed_sessions import HashedSession
 from tests.support.samples import SM90, scale_in
@@ -55,9 +58,10 @@ def _measure(folder: Path, number: int, of: int, **changes: Any) -> None:
     shards.measure(request, _progress())
 
 
-def _merge(folder: Path, *numbers: int) -> Merged:
+def _merge(folder: Path, *numbers: int, allow_worse: bool = False) -> Merged:
     folders = [folder / f"part{number}" for number in numbers]
-    return merge(folders, {"scale": _found(folder)}, _progress(), folder / "out")
+    kernels = {"scale": _found(folder)}
+    return merge(folders, kernels, _progress(), folder / "out", allow_worse=allow_worse)
 
 
 def _table(folder: Path) -> bytes:
@@ -107,6 +111,27 @@ def test_parts_in_any_order_give_the_table_of_one_machine_again_and_again(
     assert again.complete
     assert (again.changed, _table(folder)) == (0, one), "it is idempotent"
     assert len(HashedSession.told) == made, "it measures nothing"
+
+
+@pytest.mark.process
+def test_a_merge_publishes_entries_that_gain_less_only_when_allowed(
+    one: bytes, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def worse(new: Table, *given: object) -> dict[Problem, str]:
+        return {new.entries[0].bucket: "its gain over the default falls from 1.50x to 1.20x"}
+
+    monkeypatch.setattr(publish, "worse_entries", worse)
+    for number in (1, 2):
+        _measure(folder, number, 2)
+    while (merged := _merge(folder, 1, 2)).missing:
+        for number in merged.commands:
+            _measure(folder, number, 2)
+    [reason] = merged.refused["scale"]
+    assert "falls from 1.50x to 1.20x" in reason
+    assert "--allow-worse" in reason
+    assert not (folder / "out").exists()
+    assert _merge(folder, 1, 2, allow_worse=True).complete
+    assert _table(folder) == one
 
 
 @pytest.mark.process
