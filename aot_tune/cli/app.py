@@ -653,6 +653,11 @@ def run(
     """
     from aot_tune.serve.replay.program import become
 
+    for folder in tables or ():
+        if not folder.is_dir():
+            command.say(
+                f"aot-tune: there is no folder {folder} yet, from which recorded tables would be read"
+            )
     become(program or (), tables=[str(folder.absolute()) for folder in tables or ()])
 
 
