@@ -71,12 +71,23 @@ def new(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A new file to write to; by default it is printed.")
     ] = None,
+    tables: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A folder of recorded tables to look in beside the library's own; may be repeated."
+        ),
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Begin a declaration: write from a kernel's source what it tells, with blanks for the rest."""
+    """Begin a declaration: write from a kernel's source what it tells, with blanks for the rest.
+
+    Where searches of the kernel were recorded, they give the search space and the typical problems.
+    """
     from aot_tune.cli.start.new import begin, summary, write
 
-    begun = begin(kernel)
+    begun = begin(kernel, tables or ())
+    for note in begun.notes:
+        command.say(note)
     if out is None:
         command.put(begun.text.rstrip("\n"))
     else:

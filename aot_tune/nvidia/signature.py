@@ -126,6 +126,21 @@ def weakest(signature: str, parameters: Sequence[tuple[str, Any]]) -> str:
     return symbol
 
 
+def constants_of(signature: str) -> tuple[object, ...]:
+    """The value that a signature has compiled in for each parameter; None for one that is passed at launch.
+
+    Raises:
+        CutileError: The text is no signature.
+    """
+    from cuda.tile.compilation import ConstantConstraint, demangle_kernel_name
+
+    try:
+        _, parsed = demangle_kernel_name(signature)
+    except ValueError as error:
+        raise CutileError(str(error)) from error
+    return tuple(one.value if isinstance(one, ConstantConstraint) else None for one in parsed.parameters)
+
+
 def _weak(constraint: Any, array: Any, of_list: Any = None) -> Any:
     """The weakest constraint of an array or list, by the annotation of the one or the other."""
     from cuda.tile.compilation import ArrayConstraint, ListConstraint

@@ -8,7 +8,9 @@ import pytest
 import torch
 from cuda.tile.compilation import ArrayConstraint, demangle_kernel_name
 
+from aot_tune.errors import CutileError
 from aot_tune.nvidia import cutile
+from aot_tune.nvidia.signature import constants_of
 
 
 @ct.kernel
@@ -91,3 +93,10 @@ def test_the_weakest_signature_of_a_list_assumes_nothing_of_its_members() -> Non
         assert listed.element.stride_constant == (None, None)
         assert listed.element.may_alias_internally
     assert after[2].value == 32
+
+
+def test_a_signature_tells_the_constants_that_it_has_compiled_in() -> None:
+    signature = cutile.signature_of(_kernel, (tensor(1, 64), tensor(64, 64), 3, 1.5, 32))
+    assert constants_of(signature) == (None, None, None, None, 32)
+    with pytest.raises(CutileError, match="is not a mangled kernel name"):
+        constants_of("matmul")

@@ -67,6 +67,11 @@ class Space:
     """Whether blocks share tiles, so that ``num_ctas`` 2 is worth a trial from sm100 on."""
 
     @property
+    def hints(self) -> tuple[str, ...]:
+        """The hints of every config, in cuTile's order."""
+        return ("num_ctas", "occupancy") if self.shares_tiles else ("occupancy",)
+
+    @property
     def most(self) -> int:
         """The number of candidates on an arch with all of them."""
         clusters = 2 if self.shares_tiles else 1

@@ -141,6 +141,23 @@ class Sketch:
         written = {*self.outputs, *self.inplace, *self.reset}
         return tuple(one.name for one in self.launched if one.name in written)
 
+    @property
+    def used_axes(self) -> list[SizeAxis]:
+        """The axes of the arrays that are launched."""
+        arrays = {one.name for one in self.launched if one.role in ("array", "list")}
+        return [axis for axis in self.layout.axes if any(array in arrays for array, _ in axis.sizes)]
+
+    @property
+    def typed(self) -> Parameter | None:
+        """The array whose dtype is the problem's; None where no array is launched."""
+        arrays = [one for one in self.launched if one.role in ("array", "list")]
+        data = [one for one in arrays if one.name not in self.indices]
+        return next(iter([one for one in data if one.name not in self.mutated] or data), None)
+
+    def compiled_in(self, *roles: Role) -> list[Parameter]:
+        """Scalars of a launch that are compiled into the kernel, so that the choice depends on them."""
+        return [one for one in self.launched if one.role in roles and one.constant]
+
     def name_of(self, axis: SizeAxis) -> str:
         """The name of an axis."""
         return self.names[id(axis)]

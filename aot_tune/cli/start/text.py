@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from aot_tune.cli.start.candidates import Choice, Space, space_of
 from aot_tune.cli.start.layout import (
@@ -19,6 +20,7 @@ from aot_tune.cli.start.layout import (
     laid_out,
     product,
 )
+from aot_tune.cli.start.recordings import Recordings
 from aot_tune.cli.start.sketch import Parameter, Sketch
 from aot_tune.declare.kernel_source.kinds import PRODUCTS
 from aot_tune.declare.kernel_source.layout import SizeAxis
@@ -35,20 +37,21 @@ _SCALARS = {"eps": "1e-6", "epsilon": "1e-6", "scale": "0.125", "p": "0.1"}
 """Floats of an example, by the name of an argument; 0.5 for others."""
 
 
-def module_text(sketch: Sketch, module: str, kernel: str) -> str:
+def module_text(sketch: Sketch, module: str, kernel: str, recorded: Recordings | None = None) -> str:
     """The text of a module that declares a kernel.
 
     Args:
         sketch: What is known of the kernel.
         module: The module that holds the kernel.
         kernel: The kernel's name there.
+        recorded: What was recorded of it; None where nothing was.
     """
     name = name_of(kernel)
     variable = f"{name}_tunable" if name == kernel else name
-    fields: list[Code] = [(f"{field}=", value) for field, value in _fields(sketch, name, kernel)]
+    fields: list[Code] = [(f"{field}=", value) for field, value in _fields(sketch, name, kernel, recorded)]
     code = laid_out((f"{variable} = ", call("Tunable", *fields)), WIDTH) + "\n"
     imports = "".join(_imports(code, module, kernel))
-    return f'"""{_docstring(sketch, module, kernel)}"""\n\n{imports}\n\n{code}'
+    return f'"""{_docstring(sketch, module, kernel, recorded)}"""\n\n{imports}\n\n{code}'
 
 
 def name_of(kernel: str) -> str:
@@ -58,7 +61,7 @@ def name_of(kernel: str) -> str:
     return short[:64] if short[:1].isalpha() else f"k_{short}"[:64]
 
 
-def _docstring(sketch: Sketch, module: str, kernel: str) -> str:
+def _docstring(sketch: Sketch, module: str, kernel: str, recorded: Recordings | None) -> str:
     first, *more = sketch.kinds
     article = "an" if first[0] in "aeiou" else "a"
     special = f" ({', '.join(more)})" if more else ""
@@ -66,10 +69,15 @@ def _docstring(sketch: Sketch, module: str, kernel: str) -> str:
         f"Begun by `aot-tune new {module}:{kernel}`. Write your own in place of each blank(...): what stands "
         "in it is an example, and may already be right. `aot-tune doctor` lists the blanks that are left."
     )
+    if recorded is not None:
+        begun += (
+            f" search_space and typical are of {recorded.origin}. Of each search the winner alone "
+            "is recorded: add the other configs that are worth a trial, and the problems that no search was for."
+        )
     scalars = [one.name for one in sketch.launched if one.role == "float"]
     if scalars:
         begun += f" The values of {_and(scalars)} in make_args are guesses."
-    flags = [one.name for one in _compiled_in(sketch, "flag")]
+    flags = [one.name for one in sketch.compiled_in("flag")]
     if flags:
         begun += (
             f" {_and(flags)}, a bool that is compiled in, is taken from the caller: where sizes and tiles "
@@ -97,24 +105,27 @@ def _imports(code: str, module: str, kernel: str) -> Iterator[str]:
 # The fields -------------------------------------------------------------------------------------------------
 
 
-def _fields(sketch: Sketch, name: str, kernel: str) -> Iterator[tuple[str, Code]]:
+def _fields(
+    sketch: Sketch, name: str, kernel: str, recorded: Recordings | None
+) -> Iterator[tuple[str, Code]]:
     space = space_of(sketch)
+    hints = space.hints if recorded is None else recorded.hints
     yield "name", f'"{name}"'
     yield "package", "__package__"
     yield "kernel", kernel
     yield "axes", in_dict([(one, "Pow2()" if pow2 else "Exact()") for one, pow2 in _named_axes(sketch)])
     yield "problem", _problem(sketch)
-    yield "search_space", _search_space(space, sketch)
-    yield "grid_fn", _grid_fn(sketch, space)
+    yield "search_space", _search_space(space, sketch) if recorded is None else _winners(recorded)
+    yield "grid_fn", _grid_fn(sketch, hints)
     if "persistent" in sketch.kinds and (tiles := _tiles_of_grid(sketch)) is not None:
         yield "tiles", function(["config", "problem"], tiles)
-    yield "args_fn", _args_fn(sketch, space)
+    yield "args_fn", _args_fn(sketch, hints)
     yield "make_args", _make_args(sketch)
     yield "reference", _reference(sketch)
     for field, names in (("outputs", sketch.outputs), ("inplace", sketch.inplace), ("reset", sketch.reset)):
         if names:
             yield field, in_tuple([f'"{one}"' for one in names])
-    yield "typical", _typical(sketch)
+    yield "typical", _typical(sketch) if recorded is None else _met(recorded)
 
 
 def _blank(what: str, example: Code) -> Code:
@@ -123,27 +134,15 @@ def _blank(what: str, example: Code) -> Code:
 
 def _named_axes(sketch: Sketch) -> list[tuple[str, bool]]:
     """The names of the axes, and whether each is bucketed; ints that are compiled in are axes too."""
-    axes = [(sketch.name_of(one), sketch.is_pow2(one)) for one in _used_axes(sketch)]
-    return [*axes, *((one.name, False) for one in _compiled_in(sketch, "integer"))]
-
-
-def _compiled_in(sketch: Sketch, *roles: str) -> list[Parameter]:
-    """Scalars of a launch that are compiled into the kernel, so that the choice depends on them."""
-    return [one for one in sketch.launched if one.role in roles and one.constant]
-
-
-def _used_axes(sketch: Sketch) -> list[SizeAxis]:
-    arrays = {one.name for one in sketch.launched if one.role in ("array", "list")}
-    return [axis for axis in sketch.layout.axes if any(array in arrays for array, _ in axis.sizes)]
+    axes = [(sketch.name_of(one), sketch.is_pow2(one)) for one in sketch.used_axes]
+    return [*axes, *((one.name, False) for one in sketch.compiled_in("integer"))]
 
 
 def _problem(sketch: Sketch) -> Code:
-    arrays = [one for one in sketch.launched if one.role in ("array", "list")]
-    typed = [one for one in arrays if one.name not in sketch.indices]
-    typed = [one for one in typed if one.name not in sketch.mutated] or typed
-    items: list[tuple[str, Code]] = [("dtype", f"{_element(typed[0])}.dtype")] if typed else []
-    items += [(sketch.name_of(axis), _size(axis, sketch)) for axis in _used_axes(sketch)]
-    items += [(one.name, one.name) for one in _compiled_in(sketch, "flag", "integer")]
+    typed = sketch.typed
+    items: list[tuple[str, Code]] = [("dtype", f"{_element(typed)}.dtype")] if typed is not None else []
+    items += [(sketch.name_of(axis), _size(axis, sketch)) for axis in sketch.used_axes]
+    items += [(one.name, one.name) for one in sketch.compiled_in("flag", "integer")]
     return function(_launched(sketch), in_dict(items))
 
 
@@ -179,17 +178,44 @@ def _search_space(space: Space, sketch: Sketch) -> Code:
 
 def _space(space: Space) -> Code:
     names = {name: _loop_name(name) for one in space.choices for name in one.constants}
-    hints = (*(["num_ctas"] if space.shares_tiles else []), "occupancy")
     config = call(
         "Config",
         ("constants=", in_dict(list(names.items()))),
-        ("hints=", in_dict([(one, one) for one in hints])),
+        ("hints=", in_dict([(one, one) for one in space.hints])),
     )
     loops: list[Code] = [_loop(one, names) for one in space.choices]
     if space.shares_tiles:
         loops.append("for num_ctas in ((1, 2) if arch >= Arch(10, 0) else (1,))")
     loops.append(("for occupancy in ", in_tuple([str(one) for one in space.occupancies])))
     return function(["arch", "problem"], Bracket("[", (config, *loops), "]", separator=""))
+
+
+def _winners(recorded: Recordings) -> Code:
+    """The configs that won a recorded search, the one that won most problems first."""
+    configs = tuple(
+        call(
+            "Config",
+            ("constants=", _literals(one.constants)),
+            *([("hints=", _literals(one.hints))] if one.hints else []),
+        )
+        for one in recorded.configs
+    )
+    listed = Bracket("[", configs, "]")
+    if not recorded.unsettled:
+        return listed
+    names = _and(recorded.unsettled)
+    return _blank(f"the configs to try; {names} followed the problem in the recorded searches", listed)
+
+
+def _met(recorded: Recordings) -> Code:
+    """The problems of the recorded searches."""
+    return Bracket("[", tuple(map(_literals, recorded.problems)), "]")
+
+
+def _literals(values: Mapping[str, object]) -> Code:
+    return in_dict(
+        [(name, json.dumps(one) if isinstance(one, str) else repr(one)) for name, one in values.items()]
+    )
 
 
 def _loop_name(constant: str) -> str:
@@ -205,12 +231,12 @@ def _loop(choice: Choice, names: dict[str, str]) -> Code:
     return f"for {targets} in ", in_tuple(rows)
 
 
-def _grid_fn(sketch: Sketch, space: Space) -> Code:
+def _grid_fn(sketch: Sketch, hints: Sequence[str]) -> Code:
     counts = _counts(sketch)
     known = _is_known(counts)
     words: list[Code] = [product([one for one in part if one not in (None, "1")]) for part in counts] or ["1"]
     if "persistent" in sketch.kinds and len(words) == 1:
-        resident = _resident(space)
+        resident = _resident(hints)
         at_once = any(one.role == "blocks" for one in sketch.parameters)  # the kernel goes on in steps of it
         words = [call("min", resident, words[0]) if known and not at_once else resident]
     grid = function(["config", "device", "problem"], in_tuple(words))
@@ -219,10 +245,10 @@ def _grid_fn(sketch: Sketch, space: Space) -> Code:
     return _blank("how many blocks are launched along each axis of the grid", grid)
 
 
-def _resident(space: Space) -> str:
-    """The number of blocks that a device runs at a time."""
-    blocks = 'device.sm_count // config.hints["num_ctas"]' if space.shares_tiles else "device.sm_count"
-    return f'{blocks} * config.hints["occupancy"]'
+def _resident(hints: Sequence[str]) -> str:
+    """The number of blocks that a device runs at a time, by the hints that every config has."""
+    blocks = 'device.sm_count // config.hints["num_ctas"]' if "num_ctas" in hints else "device.sm_count"
+    return f'{blocks} * config.hints["occupancy"]' if "occupancy" in hints else blocks
 
 
 def _counts(sketch: Sketch) -> list[list[str | None]]:
@@ -255,9 +281,9 @@ def _tiles(axis: SizeAxis, sketch: Sketch) -> str | None:
     return None
 
 
-def _args_fn(sketch: Sketch, space: Space) -> Code:
+def _args_fn(sketch: Sketch, hints: Sequence[str]) -> Code:
     roles = {one.role for one in sketch.parameters}
-    handed = [_resident(space) if one.role == "blocks" else _handed(one, sketch) for one in sketch.parameters]
+    handed = [_resident(hints) if one.role == "blocks" else _handed(one, sketch) for one in sketch.parameters]
     asks = ["*", "device"] if "blocks" in roles else []
     return function(["config", *_launched(sketch), *asks], in_tuple(handed))
 
@@ -362,8 +388,8 @@ def _identities(array: str, sketch: Sketch) -> list[int]:
 def _typical(sketch: Sketch) -> Code:
     typed = any(one.role in ("array", "list") for one in sketch.launched)
     items: list[tuple[str, Code]] = [("dtype", f'"{sketch.fp8 or "bfloat16"}"')] if typed else []
-    integers = {one.name for one in _compiled_in(sketch, "integer")}
-    covered = {sketch.name_of(one) for one in _used_axes(sketch) if one.covers is not None}
+    integers = {one.name for one in sketch.compiled_in("integer")}
+    covered = {sketch.name_of(one) for one in sketch.used_axes if one.covers is not None}
     small = covered if len(covered) > 1 or sketch.kinds[0] in PRODUCTS else set[str]()
     bucketed = False
     for name, pow2 in _named_axes(sketch):
@@ -372,7 +398,7 @@ def _typical(sketch: Sketch) -> Code:
             size = "Pow2.edges(1 << 16, 1 << 24)" if name == "length" else "Pow2.edges(16, 4096)"
             bucketed = True
         items.append((name, size))
-    items += [(one.name, str(_is_guard(one.name))) for one in _compiled_in(sketch, "flag")]
+    items += [(one.name, str(_is_guard(one.name))) for one in sketch.compiled_in("flag")]
     what = "the problems that your users pose, to sweep"
     if integers:
         what += f"; 1 for {_and(sorted(integers))} is a guess"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +19,16 @@ from typer.testing import CliRunner, Result
 from aot_tune.cli.app import app
 from aot_tune.cli.start.new import begin
 from aot_tune.cli.start.text import name_of
-from aot_tune.declare.blanks import blanks_of
+from aot_tune.declare.blanks import blank_mistakes, blanks_of
 from aot_tune.declare.checks import declaration_problems
+from aot_tune.nvidia import cutile
+from aot_tune.recorded.fit import hash_now
+from aot_tune.recorded.problem import Array, Fixed, read_problem
+from aot_tune.recorded.table import Library, RecordedEntry, RecordedTable
+from aot_tune.tunable import Tunable
 from aot_tune.tuner.measure.worker.verify import Case
-from tests.support import begun, emulator
+from aot_tune.values.config import Config
+from tests.support import begun, emulator, recorded_tables
 from tests.support.samples import SM90
 from tests.support.tilegym_sites import FOLDER, MISSING
 
@@ -270,3 +279,129 @@ def test_a_kernel_without_source_is_refused(mylib: Path) -> None:
 )
 def test_a_declaration_is_named_after_its_kernel(kernel: str, name: str) -> None:
     assert name_of(kernel) == name
+
+
+# What was recorded ------------------------------------------------------------------------------------------
+
+RECORDED = "mylib_to_begin.recorded:rows_kernel"
+SOURCE = """import cuda.tile as ct
+
+
+@ct.kernel
+def rows_kernel(x, out, TILE: ct.Constant[int], FAST: ct.Constant[bool], DEEP: ct.Constant[int]):
+    at = (ct.bid(0), ct.bid(1))
+    tile = ct.load(x, at, (1, TILE))
+    ct.store(out, at, tile * DEEP if FAST else tile + tile)
+"""
+
+
+def recorded_entry(rows: int, tile: int, dtype: torch.dtype, *, deep: int = 2, **hints: int) -> RecordedEntry:
+    kernel = importlib.import_module("mylib_to_begin.recorded").rows_kernel
+    x = torch.empty((rows, 512), dtype=dtype, device="meta")
+    args = (x, x, tile, True, deep)
+    constants = cutile.constant_parameters(kernel)
+    parameters = [(name, name in constants) for name, _ in cutile.parameters(kernel)]
+    return recorded_tables.entry(
+        problem=read_problem(parameters, args, (2, 3), 132),
+        config={"dict": {"FAST": True, "t": tile}},
+        hints=hints,
+        signature=cutile.signature_of(kernel, args),
+    )
+
+
+def recorded_table(*entries: RecordedEntry, **changes: Any) -> RecordedTable:
+    kernel = importlib.import_module("mylib_to_begin.recorded").rows_kernel
+    return dataclasses.replace(
+        recorded_tables.TABLE,
+        **{
+            "module": "mylib_to_begin.recorded",
+            "kernel": "rows_kernel",
+            "source_hash": hash_now(kernel),
+            "library": Library(name="", version=""),
+            "entries": entries,
+            **changes,
+        },
+    )
+
+
+@pytest.fixture
+def searched(mylib: Path) -> Path:
+    """The package with a kernel of which three searches were recorded, of two problems."""
+    (mylib / "recorded.py").write_text(SOURCE)
+    importlib.invalidate_caches()
+    entries = (
+        recorded_entry(16, 64, torch.float16, occupancy=2),
+        recorded_entry(512, 256, torch.bfloat16, occupancy=4),
+        recorded_entry(700, 256, torch.bfloat16, occupancy=4),
+    )
+    recorded_tables.write(mylib / "tuned_configs", recorded_table(*entries))
+    return mylib
+
+
+def test_recorded_winners_and_problems_are_the_declarations(searched: Path) -> None:
+    done = told("new", RECORDED, "--out", "mylib_to_begin/rows.py")
+    assert done.exit_code == 0, done.output
+    place = "tuned_configs/sm90/mylib_to_begin.recorded.rows_kernel.json (NVIDIA H200)"
+    assert f"search_space and typical are of 3 recorded searches: {place}\n" in done.stderr
+    assert "fill in reference in" in done.stderr
+    module = importlib.import_module("mylib_to_begin.rows")
+    assert place in " ".join(str(module.__doc__).split())
+    (tunable,) = (value for value in vars(module).values() if isinstance(value, Tunable))
+    same = {"cols": 512, "DEEP": 2}
+    assert [dict(one) for one in tunable.typical_problems] == [
+        {"dtype": "bfloat16", "rows": 512, **same},
+        {"dtype": "bfloat16", "rows": 700, **same},
+        {"dtype": "float16", "rows": 16, **same},
+    ]
+    assert tunable.candidates(SM90, tunable.typical_problems[0]) == (
+        Config(constants={"TILE": 256, "FAST": True}, hints={"occupancy": 4}),
+        Config(constants={"TILE": 64, "FAST": True}, hints={"occupancy": 2}),
+    )
+    assert declaration_problems(tunable, SM90) == [
+        f"{tunable.name}: {one.text}" for one in blank_mistakes(tunable)
+    ]
+
+
+def test_new_reads_tables_of_the_folder_that_is_named(searched: Path, tmp_path: Path) -> None:
+    (searched / "tuned_configs").rename(tmp_path / "elsewhere")
+    assert "recorded search" not in told("new", RECORDED).stdout
+    done = told("new", RECORDED, "--tables", str(tmp_path / "elsewhere"))
+    assert "elsewhere/sm90/mylib_to_begin.recorded.rows_kernel.json" in done.stderr
+    assert 'constants={"TILE": 256, "FAST": True}, hints={"occupancy": 4}' in done.stdout
+    other = told("new", "mylib_to_begin.kernels:scale_kernel", "--tables", str(tmp_path / "elsewhere"))
+    assert "is of mylib_to_begin.kernels.scale_kernel as it is here" in other.stderr
+    missing = told("new", RECORDED, "--tables", str(tmp_path / "nowhere"))
+    assert missing.exit_code == 2
+    assert "nowhere: there is no such folder; aot-tune record --out writes one" in missing.stderr
+
+
+def test_new_says_which_recorded_table_is_left_out(searched: Path) -> None:
+    table = recorded_table(recorded_entry(16, 64, torch.float16), source_hash="feedfacefeedface")
+    recorded_tables.write(searched / "tuned_configs", table)
+    done = told("new", RECORDED)
+    assert "is left out: the code of rows_kernel is not as it was recorded (feedfacefeedface" in done.stderr
+    assert done.stdout == begin(RECORDED).text
+    assert "typical=blank(" in done.stdout
+
+
+def test_a_constant_that_followed_the_problem_leaves_a_blank(searched: Path) -> None:
+    entries = [recorded_entry(16, tile, torch.float16) for tile in (64, 256)]
+    entries = [
+        dataclasses.replace(
+            one,
+            problem=one.problem._replace(
+                arguments=(
+                    array._replace(shape=(16, size)),
+                    array,
+                    Fixed(str(size)),
+                    *one.problem.arguments[3:],
+                )
+            ),
+        )
+        for one, size in zip(entries, (64, 256), strict=True)
+        for array in [one.problem.arguments[0]]
+        if isinstance(array, Array)
+    ]
+    recorded_tables.write(searched / "tuned_configs", recorded_table(*entries))
+    text = begin(RECORDED).text
+    assert '"the configs to try; TILE followed the problem in the recorded searches"' in text
