@@ -171,3 +171,11 @@ def test_without_a_program_it_is_told_what_to_do(verb: str, tmp_path: Path) -> N
     done = aot_tune(tmp_path, verb, "--", "no-such-program")
     assert done.returncode == 2
     assert "there is no program 'no-such-program' on PATH" in done.stderr
+
+
+def test_run_refuses_a_variable_with_a_wrong_value_before_it_starts(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "aot_tune", "run", "--", sys.executable, "-c", "print('started')"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "AOT_TUNE_ON_MISS": "eror"}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "AOT_TUNE_ON_MISS='eror': write one of search, nearest, default, error, or unset" in done.stderr

@@ -72,7 +72,7 @@ def _docstring(sketch: Sketch, module: str, kernel: str, recorded: Recordings | 
     if recorded is not None:
         begun += (
             f" search_space and typical are of {recorded.origin}. Of each search the winner alone "
-            "is recorded: add the other configs that are worth a trial, and the problems that no search was for."
+            "is recorded: add the other configs that are worth a trial, and the problems without a search."
         )
     scalars = [one.name for one in sketch.launched if one.role == "float"]
     if scalars:

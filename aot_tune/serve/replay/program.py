@@ -44,8 +44,9 @@ def become(command: Sequence[str], *, tables: Sequence[str]) -> NoReturn:
         tables: Folders of recorded tables, absolute.
 
     Raises:
-        UsageError: There is no such program, or it cannot be run.
+        UsageError: There is no such program, it cannot be run, or a variable has a wrong value.
     """
+    environment.check()
     environ = _environ(command, "aot_tune.serve.replay.program:begin", {"tables": tables})
     sys.stdout.flush()
     sys.stderr.flush()
