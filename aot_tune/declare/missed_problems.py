@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from aot_tune.declare.selection import chosen_problems
 from aot_tune.errors import UsageError
 from aot_tune.values.arch import Arch
 from aot_tune.values.problem import Problem
+from aot_tune.values.text import counted
 
 if TYPE_CHECKING:
     from aot_tune.declare.discovery import FoundKernel
@@ -28,32 +29,49 @@ def problems_of_files(
         arch: Problems that were missed on another arch are left out.
 
     Returns:
-        The problems, and a line for a person for each line that is of no use here.
+        The problems, and a line for a person for each reason why lines of the files are of no use here.
 
     Raises:
         UsageError: A file cannot be read, or none of them names a problem of these kernels.
     """
     by_name = {found.tunable.name: found.tunable for found in kernels}
     chosen: dict[str, tuple[Problem, ...]] = {}
-    notes: dict[str, None] = {}
+    unused: dict[str, list[str]] = {}
     for path in _files_of(paths):
         for number, line in enumerate(_lines_of(path), 1):
             try:
                 told = json.loads(line)
                 name, wanted = told.get("kernel"), told.get("problem")
-                if "search" in told or told.get("arch") != str(arch) or name not in by_name:
-                    continue  # a search of a library is recorded again, not swept
-                problems = chosen_problems(by_name[name], wanted)
-            except (ValueError, AttributeError, TypeError):
-                notes[f"{path}, line {number}: it is no line of a server that missed; it is left out"] = None
+                why = _other(told, by_name, arch)
+                problems = chosen_problems(by_name[name], wanted) if why is None else ()
+            except (ValueError, AttributeError, KeyError, TypeError):
+                why = "it is broken, no line that AOT_TUNE_RECORD writes"
             except UsageError as error:
-                notes[f"{path}, line {number}: {error}; it is left out"] = None
+                why = str(error)
+            if why is not None:
+                unused.setdefault(why, []).append(f"{path}, line {number}")
             else:
                 chosen[name] = tuple(dict.fromkeys((*chosen.get(name, ()), *problems)))
+    notes = [
+        f"{places[0]}: {why}; {counted(len(places), 'such line')} left out" for why, places in unused.items()
+    ]
     if not chosen:
         names = ", ".join(map(str, paths))
-        raise UsageError(f"--problems {names}: no line names a problem of these kernels on {arch}")
-    return chosen, list(notes)
+        nothing = f"--problems {names}: no line names a problem of these kernels on {arch}"
+        raise UsageError("\n".join([nothing, *notes]))
+    return chosen, notes
+
+
+def _other(told: Mapping[str, object], kernels: Container[str], arch: Arch) -> str | None:
+    """Why a line is not for this sweep, in words; None where it is."""
+    if "search" in told:
+        return "a library's search, which no sweep makes: run aot-tune record on that program again"
+    name, there = told["kernel"], told["arch"]
+    if there != str(arch):
+        return f"it is of {there!s:.40}, not {arch}: name it, --arch {there!s:.40}"
+    if name not in kernels:
+        return f"it is of {name!s:.80}, which is not among the chosen kernels: name that, or its --module"
+    return None
 
 
 def _files_of(paths: Sequence[Path]) -> list[Path]:

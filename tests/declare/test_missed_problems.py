@@ -36,7 +36,9 @@ def test_the_files_of_all_processes_are_read(kernels: tuple[FoundKernel, ...], t
     assert notes == []
 
 
-def test_lines_of_no_use_are_told_or_left_out(kernels: tuple[FoundKernel, ...], tmp_path: Path) -> None:
+def test_lines_of_no_use_are_counted_by_their_reason(
+    kernels: tuple[FoundKernel, ...], tmp_path: Path
+) -> None:
     path = write(
         tmp_path / "missed",
         MISSED,
@@ -46,12 +48,23 @@ def test_lines_of_no_use_are_told_or_left_out(kernels: tuple[FoundKernel, ...], 
         {**MISSED, "problem": 7},
         {**MISSED, "arch": "sm100"},
         {**MISSED, "kernel": "gone"},
-        {"search": "lib.ops:kernel", "arch": "sm90", "arguments": {}},
+        {"search": "lib.ops.kernel", "arch": "sm90", "arguments": {}},
+        {"search": "lib.ops.other", "arch": "sm90", "arguments": {}},
+        {"kernel": "scale"},
     )
     chosen, notes = problems_of_files(kernels, [path], SM90)
     assert list(chosen) == ["scale"]
-    assert [note.partition(", line ")[2][:1] for note in notes] == ["2", "3", "4", "5"]
-    assert "scale: M=x is of another type than M=" in notes[2]
+    places, said = zip(*(note.removeprefix(f"{path}, line ").split(": ", 1) for note in notes), strict=True)
+    assert places == ("2", "4", "6", "7", "8")
+    assert said[0] == "it is broken, no line that AOT_TUNE_RECORD writes; 4 such lines left out"
+    assert said[1].startswith("scale: M=x is of another type than M=")
+    assert said[2:] == (
+        "it is of sm100, not sm90: name it, --arch sm100; 1 such line left out",
+        "it is of gone, which is not among the chosen kernels: name that, or its --module; "
+        "1 such line left out",
+        "a library's search, which no sweep makes: run aot-tune record on that program again; "
+        "2 such lines left out",
+    )
 
 
 def test_a_file_that_is_not_there_or_names_nothing_is_refused(
@@ -62,3 +75,9 @@ def test_a_file_that_is_not_there_or_names_nothing_is_refused(
     empty = write(tmp_path / "empty")
     with pytest.raises(UsageError, match="no line names a problem of these kernels on sm90"):
         problems_of_files(kernels, [empty], SM90)
+    searches = write(tmp_path / "searches", {"search": "lib.ops.kernel", "arch": "sm90"}, "half a li")
+    with pytest.raises(UsageError) as refused:
+        problems_of_files(kernels, [searches], SM90)
+    nothing, *reasons = str(refused.value).splitlines()
+    assert nothing.endswith("no line names a problem of these kernels on sm90")
+    assert [one.partition(": ")[2][:15] for one in reasons] == ["a library's sea", "it is broken, n"]
