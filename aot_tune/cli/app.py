@@ -712,7 +712,7 @@ def doctor(
     chosen = selection.problems_by_kernel(kernels, problem or ()).get(kernel, tunable.typical_problems)
     mistakes = [] if problem else declaration_problems(tunable, target)
     try:
-        answers = [explain(tunable, target, one) for one in chosen]
+        answers = [explain(tunable, target, one, option=kernels[0].module_option) for one in chosen]
     except Exception:
         # The author's functions raise: what is wrong with them says more than that.
         if not (mistakes := declaration_problems(tunable, target)):
@@ -724,5 +724,5 @@ def doctor(
         command.put(line for one in answers for line in explanation_lines(one))
     else:
         command.put(overview_lines(answers))
-        command.put(map(str, checklist(tunable, target, mistakes)))
+        command.put(map(str, checklist(kernels[0], target, mistakes)))
     command.leave(failed=bool(mistakes) or any(one.mistakes for one in answers))

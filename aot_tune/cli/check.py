@@ -220,7 +220,7 @@ def _arch_folder(folder: Path, kernels: Mapping[str, FoundKernel], *, own: bool)
     for name, one in kernels.items() if own and (tabled or not (archived or recorded)) else ():
         path = folder / f"{name}.json"
         if not path.exists():
-            yield _finding(path, f"{name} has no table for {folder.name}", _tune(one.tunable, folder.name))
+            yield _finding(path, f"{name} has no table for {folder.name}", _tune(one, folder.name))
             yield from _declaration_findings(path, one.tunable, Arch.parse(folder.name))
 
 
@@ -271,11 +271,11 @@ def _table(
     if table.kernel not in kernels:
         yield _undeclared(path, table.kernel, kernels)
         return
-    tunable = kernels[table.kernel].tunable
-    yield from _remarks(path, table, tunable)
+    found = kernels[table.kernel]
+    yield from _remarks(path, table, found)
     if own:
-        yield from _declaration_remarks(path, tunable, table.arch)
-    for place_in_file, what, fix in _table_complaints(table, tunable, own=own):
+        yield from _declaration_remarks(path, found.tunable, table.arch)
+    for place_in_file, what, fix in _table_complaints(table, found, own=own):
         yield Finding(path=str(path), entry=place_in_file, what=what, fix=fix)
 
 
@@ -285,12 +285,12 @@ def _recorded(path: Path, *, place: bool = True) -> Iterator[Finding]:
         yield Finding(path=str(path), entry=one.place, what=one.what, fix=one.fix, remark=one.remark)
 
 
-def _remarks(path: Path, table: Table, tunable: Declaration) -> Iterator[Finding]:
+def _remarks(path: Path, table: Table, found: FoundKernel) -> Iterator[Finding]:
     """What a reviewer should know of a table's figures, though the table is as it should be."""
     for entry in table.entries:
         if entry.disturbed is not None:
             what = f"its times were taken while the GPU was disturbed: {entry.disturbed}"
-            step = f"if they matter, {_tune(tunable, str(table.arch))} on a quiet GPU"
+            step = f"if they matter, {_tune(found, str(table.arch))} on a quiet GPU"
             yield Finding(path=str(path), entry=str(entry.bucket), what=what, fix=step, remark=True)
 
 
@@ -306,9 +306,9 @@ def _bytes_findings(path: Path, table: Table, data: bytes) -> Iterator[Finding]:
     )
 
 
-def _table_complaints(table: Table, tunable: Declaration, *, own: bool) -> Iterator[tuple[str, str, str]]:
+def _table_complaints(table: Table, found: FoundKernel, *, own: bool) -> Iterator[tuple[str, str, str]]:
     """Every fault of one table: its place in the file, what is wrong, and what to do about it."""
-    again = _tune(tunable, str(table.arch))
+    tunable, again = found.tunable, _tune(found, str(table.arch))
     if table.kind != "declared":
         yield "kind", f"it is a {table.kind} table, and {table.kernel} is declared", again
         return
@@ -371,9 +371,8 @@ def _undeclared(path: Path, name: str, kernels: Mapping[str, FoundKernel]) -> Fi
 
 def _module_options(kernels: Mapping[str, FoundKernel]) -> str:
     """The options that name the modules in which the kernels were found, each once."""
-    modules = [one.module for one in kernels.values() if one.tunable.module_option]
-    return "".join(f" --module {module}" for module in dict.fromkeys(modules))
+    return "".join(dict.fromkeys(one.module_option for one in kernels.values()))
 
 
-def _tune(tunable: Declaration, arch: str) -> str:
-    return f"run aot-tune tune {tunable.name} --arch {arch}{tunable.module_option}"
+def _tune(found: FoundKernel, arch: str) -> str:
+    return f"run aot-tune tune {found.tunable.name} --arch {arch}{found.module_option}"

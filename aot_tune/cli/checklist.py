@@ -15,6 +15,7 @@ from aot_tune.cubins.origin import declared_code, difference
 from aot_tune.declare import checks
 from aot_tune.declare.blanks import blank_mistakes
 from aot_tune.declare.declaration import Declaration
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import ArchiveError
 from aot_tune.serve.choose import loader
 from aot_tune.tables import store
@@ -36,19 +37,20 @@ class Step:
         return f"[{'x' if self.done else ' '}] {self.what}"
 
 
-def checklist(tunable: Declaration, arch: Arch, mistakes: Sequence[str]) -> list[Step]:
+def checklist(found: FoundKernel, arch: Arch, mistakes: Sequence[str]) -> list[Step]:
     """The steps of a kernel for an arch.
 
     Args:
-        tunable: The kernel's declaration.
+        found: The kernel's declaration, and the module that printed commands name.
         arch: The arch that it is tuned for.
         mistakes: What `declaration_problems` found.
     """
+    tunable = found.tunable
     return [
         *_declared(tunable, arch, mistakes),
         *([] if mistakes else (*_remarked(tunable, arch), _modelled(tunable, arch))),
-        *_tuned(tunable, arch),
-        _compiled(tunable, arch),
+        *_tuned(found, arch),
+        _compiled(found, arch),
     ]
 
 
@@ -100,8 +102,9 @@ def _modelled(tunable: Declaration, arch: Arch) -> Step:
     return Step(done=True, what="work and tiles are there for predictions without a GPU")
 
 
-def _tuned(tunable: Declaration, arch: Arch) -> Iterator[Step]:
-    command = f"aot-tune tune {tunable.name} --arch {arch}{tunable.module_option}"
+def _tuned(found: FoundKernel, arch: Arch) -> Iterator[Step]:
+    tunable = found.tunable
+    command = f"aot-tune tune {tunable.name} --arch {arch}{found.module_option}"
     used = [one for one in table_states(tunable, arch) if one.usable]
     if not used:
         yield Step(done=False, what=f"no table for {arch} is used; {command}")
@@ -118,9 +121,10 @@ def _tuned(tunable: Declaration, arch: Arch) -> Iterator[Step]:
         )
 
 
-def _compiled(tunable: Declaration, arch: Arch) -> Step:
+def _compiled(found: FoundKernel, arch: Arch) -> Step:
+    tunable = found.tunable
     paths = [folder / str(arch) / FILE_NAME for folder, _ in loader.folders(tunable)]
-    command = f"aot-tune compile --arch {arch} --kernel {tunable.name}{tunable.module_option}"
+    command = f"aot-tune compile --arch {arch} --kernel {tunable.name}{found.module_option}"
     for path in paths:
         section = _section(path, tunable)
         if section is not None and (changed := difference(declared_code(tunable), section.origin)):

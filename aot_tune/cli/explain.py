@@ -135,8 +135,15 @@ class Explanation:
     """What is wrong with the declaration for this problem; a launch or a sweep may fail because of it."""
 
 
-def explain(tunable: Declaration, arch: Arch, problem: Problem) -> Explanation:
+def explain(tunable: Declaration, arch: Arch, problem: Problem, *, option: str | None = None) -> Explanation:
     """Climb the ladder for one problem as a launch on `arch` would, without searching.
+
+    Args:
+        tunable: The kernel's declaration.
+        arch: The arch.
+        problem: The problem.
+        option: The option --module of the commands in the remarks; by default a launch's, which knows only
+            the module of the author's functions.
 
     Raises:
         LaunchError: No config may run, because even the default is not legal.
@@ -148,6 +155,15 @@ def explain(tunable: Declaration, arch: Arch, problem: Problem) -> Explanation:
         )  # load again: tables that are loaded already do not warn a second time
         choice = dispatcher_of(tunable).choice(arch, problem)
     basis, compared = _compared(tunable, arch, problem, index, choice)
+    remarks = (
+        *dict.fromkeys(str(one.message) for one in caught),
+        *stale_messages(tunable, arch, index, source_hash(tunable)),
+        *(message for here in _cards_here(arch) for _, message in card_messages(index, here)),
+        *compiler_messages(tunable, arch, index, dispatcher_of(tunable).kernels.cubins.compiler(arch)),
+        *_remarks(tunable, arch, problem, choice),
+    )
+    if option is not None and (own := tunable.module_option):
+        remarks = tuple(one.replace(own, option) for one in remarks)
     return Explanation(
         kernel=tunable.name,
         arch=arch,
@@ -161,13 +177,7 @@ def explain(tunable: Declaration, arch: Arch, problem: Problem) -> Explanation:
         compared=compared,
         at_edge=_at_edge(index, choice, tunable.default_config(arch, problem)),
         every_batch=_every_batch(tunable, arch, problem),
-        remarks=(
-            *dict.fromkeys(str(one.message) for one in caught),
-            *stale_messages(tunable, arch, index, source_hash(tunable)),
-            *(message for here in _cards_here(arch) for _, message in card_messages(index, here)),
-            *compiler_messages(tunable, arch, index, dispatcher_of(tunable).kernels.cubins.compiler(arch)),
-            *_remarks(tunable, arch, problem, choice),
-        ),
+        remarks=remarks,
         mistakes=tuple(mistakes_on(tunable, arch, problem)),
     )
 

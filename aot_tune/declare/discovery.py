@@ -31,6 +31,15 @@ class FoundKernel:
     tunable: Declaration
     """The declaration."""
 
+    @property
+    def module_option(self) -> str:
+        """The option --module by which a command finds the kernel here; empty for a shipped kernel.
+
+        `Declaration.module_option` names the module of the author's functions: a factory of declarations may
+        stand in another one, which declares nothing.
+        """
+        return f" --module {self.module}" if self.tunable.module_option else ""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Broken:

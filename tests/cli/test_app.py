@@ -599,3 +599,22 @@ def test_the_command_line_itself_imports_neither_torch_nor_cuda_tile() -> None:
     script = "import sys, aot_tune.cli.app; print([n for n in ('torch', 'cuda.tile') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_commands_name_the_module_where_a_factory_made_the_kernel(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = replace(scale_in(tables)["scale"], module="mylib.kernels")
+    monkeypatch.setattr(
+        discovery, "survey", lambda modules=(): discovery.Survey(found={"scale": made}, broken=())
+    )
+    verbs = (["doctor", "scale", "--arch", "sm90"], ["check"])
+    untuned = [_run(*verb).stdout for verb in verbs]
+    untuned.append(
+        _run("doctor", "scale", "--arch", "sm90", "--problem", "dtype=bfloat16,M=64,N=1024").stdout
+    )
+    whole = scale_table()
+    write(tables, replace(whole, source_hash="0" * 16, entries=whole.entries[1:]))
+    for told in (*untuned, *(_run(*verb).stdout for verb in verbs)):
+        assert "--module mylib.kernels" in told
+        assert "--module tests." not in told

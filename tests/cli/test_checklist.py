@@ -31,7 +31,8 @@ def tunable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tunable:
 
 
 def _steps(tunable: Tunable, arch: Arch = SM90) -> list[Step]:
-    return checklist(tunable, arch, declaration_problems(tunable, arch))
+    found = discovery.FoundKernel(module="mylib.kernels", tunable=tunable)
+    return checklist(found, arch, declaration_problems(tunable, arch))
 
 
 def test_a_new_kernel_lacks_its_table_and_its_archive(tunable: Tunable) -> None:
@@ -41,9 +42,12 @@ def test_a_new_kernel_lacks_its_table_and_its_archive(tunable: Tunable) -> None:
         "results are compared when a GPU measures them"
     )
     assert (remarks.done, model.done) == (True, True)
-    assert str(table).startswith("[ ] no table for sm90 is used; aot-tune tune scale --arch sm90 --module ")
+    assert str(table).startswith(
+        "[ ] no table for sm90 is used; aot-tune tune scale --arch sm90 --module mylib.kernels"
+    )
     assert str(archive).startswith(
-        "[ ] no archive of cubins: a first launch compiles; aot-tune compile --arch sm90 --kernel scale"
+        "[ ] no archive of cubins: a first launch compiles; aot-tune compile --arch sm90 --kernel scale "
+        "--module mylib.kernels"
     )
 
 
