@@ -218,6 +218,12 @@ def _accesses_of(
     """The same of one kernel, which a config is for."""
     found = accesses(tunable.kernel_of(config))
     named = dict(zip(tunable.parameters, args, strict=True))
+    written = found.stored | found.added
+    unnamed = {}
+    for parameter in sorted(written):
+        owners = [name for name, arg in named.items() if shares(arg)(passed.get(parameter))]
+        if owners and not any(name in tunable.mutated for name in owners):
+            unnamed[parameter] = owners[0]
     for name in tunable.outputs or ():
         parameters = [parameter for parameter, value in passed.items() if shares(named[name])(value)]
         for parameter in parameters:
@@ -227,19 +233,24 @@ def _accesses_of(
                     "a sweep poisons outputs before a check: name it in reset, or in inplace where what it "
                     "held before the launch counts"
                 )
+            elif parameter in found.loaded_first and unnamed and not written & set(parameters):
+                stored, owner = next(iter(unnamed.items()))
+                yield (
+                    f"args_fn hands on {name} of outputs for {parameter}, which the kernel only loads, and "
+                    f"{owner} for {stored}, to which it stores; return them in the order of the kernel's "
+                    "parameters"
+                )
+                return
             elif parameter in found.loaded_first:
                 yield (
                     f"the kernel loads {parameter}, where {name} of outputs arrives, before it stores to it; "
                     "a sweep poisons outputs before a check: name it in inplace"
                 )
-    for parameter in sorted(found.stored | found.added):
-        value = passed.get(parameter)
-        owners = [name for name, arg in named.items() if shares(arg)(value)]
-        if owners and not any(name in tunable.mutated for name in owners):
-            yield (
-                f"the kernel stores to {parameter}, where the argument {owners[0]} arrives, which neither "
-                "outputs, inplace nor reset names; name it in one of them"
-            )
+    for parameter, owner in unnamed.items():
+        yield (
+            f"the kernel stores to {parameter}, where the argument {owner} arrives, which neither "
+            "outputs, inplace nor reset names; name it in one of them"
+        )
 
 
 # What make_args makes ---------------------------------------------------------------------------------------

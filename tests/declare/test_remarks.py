@@ -139,6 +139,11 @@ REMARKS = {
         {"kernel": _grow},
         "the kernel loads out, where out of outputs arrives, before it stores to it; a sweep poisons outputs",
     ),
+    "an output that arrives where the kernel loads": (
+        {"args_fn": lambda config, x, out, factor: (out, x, factor, 1, True, config["tile"])},
+        "args_fn hands on out of outputs for x, which the kernel only loads, and x for out, to which it "
+        "stores; return them in the order of the kernel's parameters",
+    ),
     "an output that is added to": (
         {"kernel": _add},
         "the kernel adds to out, where out of outputs arrives; a sweep poisons outputs before a check: name "
