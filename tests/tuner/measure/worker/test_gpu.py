@@ -57,6 +57,9 @@ def test_each_state_is_made_before_the_launch_that_is_timed(
         def record(self) -> None:
             done.append("event")
 
+        def query(self) -> bool:
+            return False  # the GPU has not come to it: no row is queued again
+
         def elapsed_time(self, end: Event) -> float:
             return 0.005
 
@@ -64,6 +67,7 @@ def test_each_state_is_made_before_the_launch_that_is_timed(
     monkeypatch.setattr("torch.cuda.synchronize", lambda: done.append("waited"))
     monkeypatch.setattr(gpu, "ct_launch", lambda stream, grid, kernel, args: done.append(f"launch {args[0]}"))
     timed = EventRound.__new__(EventRound)
+    timed._fills = 1
     timed._buffer = SimpleNamespace(sum=lambda: done.append("read"), fill_=lambda _: done.append("written"))  # type: ignore[assignment]
     backend: Any = GpuBackend.__new__(GpuBackend)
     backend._cases = [
