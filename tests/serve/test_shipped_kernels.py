@@ -29,6 +29,10 @@ from tests.support.shipped import SHIPPED, with_cubins
 pytestmark = pytest.mark.long
 
 
+def test_no_first_launch_reads_source_for_what_a_shipped_kernel_writes() -> None:
+    assert [tunable.name for tunable in SHIPPED if tunable.outputs is None] == []
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("tunable", SHIPPED, ids=lambda tunable: tunable.name)
 def test_a_shipped_kernel_is_launched_from_the_memo_without_asking_its_declaration(

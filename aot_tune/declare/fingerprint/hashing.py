@@ -107,7 +107,8 @@ def check_hash(tunable: Declaration) -> str:
     hasher = _Hasher()
     hasher.add("make_args", tunable.make_args)
     hasher.add("reference", tunable.reference)
-    for name in ("outputs", "inplace", "reset"):
+    hasher.add("outputs", tunable.output_names)
+    for name in ("inplace", "reset"):
         hasher.add(name, tuple(getattr(tunable, name)))
     return hasher.digest()
 

@@ -253,6 +253,7 @@ rope_tunable = Tunable(
     tiles=_tiles,
     make_args=_make_args,
     reference=_reference,
+    outputs=(),
     inplace=("q", "k"),
     typical=[
         _shapes(heads=32, kv_heads=8),  # Llama 3.1 8B, Qwen3 8B

@@ -163,7 +163,7 @@ fused_add_rms_norm_tunable = Tunable(
     axes={"rows": Pow2(), "cols": Exact()},
     batch_axes=("rows",),
     problem=_problem,
-    search_space=lambda arch, problem: SPACE,
+    search_space=SPACE,
     legal=legal_in_place,
     default=default_in_place,
     grid_fn=_grid,
@@ -171,6 +171,7 @@ fused_add_rms_norm_tunable = Tunable(
     tiles=_tiles,
     make_args=_make_args,
     reference=_reference,
+    outputs=(),
     inplace=("x", "residual"),
     typical=[
         {"dtype": "bfloat16", "rows": _ROWS, "cols": 2048},  # Qwen3 30B-A3B

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from aot_tune.declare.declaration import Close, Work
+from aot_tune.declare.fingerprint.hashing import check_hash
 from aot_tune.errors import AotTuneError, DeclarationError, JournalMismatchError, StoreError, TuneError
 from aot_tune.tables import store, writer
 from aot_tune.tables.states import State
@@ -394,6 +395,18 @@ def test_a_journal_checked_against_another_reference_is_refused(
     )
     with pytest.raises(JournalMismatchError, match="check_hash was"):
         sweep.run(request, Quiet())
+
+
+def test_a_kernel_whose_outputs_its_source_tells_is_swept_as_one_that_names_them(folder: Path) -> None:
+    _tune(folder)
+    named = _path(folder).read_bytes()
+    _path(folder).unlink()
+    found = scale_in(folder / "tables")["scale"]
+    untold = dataclasses.replace(found, tunable=dataclasses.replace(found.tunable, outputs=None))
+    assert untold.tunable.output_names == ("target",)
+    assert check_hash(untold.tunable) == check_hash(found.tunable)
+    assert sweep.run(SweepRequest(kernels=(untold,), arch=SM90, gpus=(0,), jobs=2), Quiet()).complete
+    assert _path(folder).read_bytes() == named
 
 
 def test_a_result_is_taken_over_whatever_it_was_measured_with(
