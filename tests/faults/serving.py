@@ -152,7 +152,7 @@ def _chosen(tunable: Tunable) -> list[Config]:
 
 
 def _may_run(tunable: Tunable, config: Config, problem: Problem) -> bool:
-    space = tunable.search_space(SM90, problem)
+    space = tunable.declared_space(SM90, problem)
     return config in space and tunable.refusal(config, SM90, problem) is None
 
 

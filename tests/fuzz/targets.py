@@ -146,7 +146,7 @@ def _kernels() -> dict[str, _Kernel]:
             declared=frozenset(
                 config
                 for problem in tunable.typical_problems
-                for config in tunable.search_space(table.arch, problem)
+                for config in tunable.declared_space(table.arch, problem)
             ),
         )
     return found
