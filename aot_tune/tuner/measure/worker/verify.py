@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from aot_tune.declare.comparison import bits, chunks, compare, poison
+from aot_tune.declare.comparison import chunks, compare, poison, same_bits, words
 from aot_tune.declare.declaration import Close, Declaration
 from aot_tune.declare.reference import closes_of
 from aot_tune.errors import ArgumentsError, DeclarationError
@@ -142,7 +142,7 @@ class Case:
 
         Only where bits differ does it compare with the reference, which takes longer.
         """
-        if all(torch.equal(bits(self.tensor(name)), bits(right)) for name, right in results.items()):
+        if all(same_bits(self.tensor(name), right) for name, right in results.items()):
             return None
         return self.check()
 
@@ -176,7 +176,7 @@ class Case:
     def changed(self, names: Sequence[str]) -> str | None:
         """The first of the named arguments whose bits differ from the saved ones, or None."""
         for name in names:
-            if not torch.equal(bits(self.tensor(name)), bits(self.saved[name])):
+            if not same_bits(self.tensor(name), self.saved[name]):
                 return name
         return None
 
@@ -189,14 +189,7 @@ def digests(tensors: Iterable[torch.Tensor]) -> list[int]:
 
 def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
     """The sum as a tensor of one element, at the price of a temporary of `chunks` at most."""
-    words, size = bits(tensor), tensor.element_size()
-    if (
-        tensor.dim()
-        and tensor.is_contiguous()
-        and not (tensor.numel() * size % 8 or tensor.storage_offset() * size % 8)
-    ):
-        words = words.view(-1).view(torch.int64)  # eight bytes at a time, and no conversion
-    return torch.stack([part.sum(dtype=torch.int64) for part in chunks(words)]).sum()
+    return torch.stack([part.sum(dtype=torch.int64) for part in chunks(words(tensor))]).sum()
 
 
 def _called(tunable: Declaration, function: str, *arguments: Any) -> Any:

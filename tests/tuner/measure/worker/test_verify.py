@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aot_tune.declare import comparison
-from aot_tune.declare.comparison import bits, compare, poison
+from aot_tune.declare.comparison import bits, compare, poison, same_bits, words
 from aot_tune.declare.declaration import Close
 from aot_tune.errors import ArgumentsError, DeclarationError
 from aot_tune.tuner.measure.worker.backend import SEEDS
@@ -293,6 +293,43 @@ def test_a_digest_is_of_every_dtype_and_of_strided_views(dtype: torch.dtype) -> 
     assert digests([view, torch.zeros(0)]) == before == [0, 0]
     bits(whole)[5, 4] = 1
     assert digests([view]) == [1]
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "in order": lambda t: t,
+    "transposed": lambda t: t.transpose(1, 2),
+    "in another order": lambda t: t.permute(2, 0, 1),
+    "padded rows": lambda t: t[:, :, :5],
+    "every second": lambda t: t[::2],
+    "one row": lambda t: t[:1],
+    "off a word": lambda t: t.view(-1)[1:-7].view(-1, 8),
+    "an odd count": lambda t: t.view(-1)[:-1],
+    "expanded": lambda t: t[:1].expand(3, 4, 8),
+    "empty": lambda t: t[:0],
+    "one number": lambda t: t[0, 0, 0],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_a_changed_bit_is_found_in_every_layout_and_equal_bits_are_equal(
+    dtype: torch.dtype, layout: str
+) -> None:
+    memory = torch.arange(96, dtype=torch.int32).to(torch.uint8).view(3, 4, 8).to(torch.float32).to(dtype)
+    one = LAYOUTS[layout](memory.clone())
+    for copy in (one.clone(), one.contiguous().clone(), LAYOUTS[layout](memory.clone())):
+        assert same_bits(one, copy)
+        for place in range(one.numel()):
+            changed = LAYOUTS[layout](memory.clone()) if copy.stride() == one.stride() else copy.clone()
+            at = torch.unravel_index(torch.tensor(place), one.shape) if one.dim() else ()
+            bits(changed)[at] ^= 1
+            assert not same_bits(one, changed)
+
+
+def test_elements_without_gaps_are_read_eight_bytes_at_a_time() -> None:
+    rows = torch.zeros(6, 4, 16, dtype=torch.bfloat16)
+    assert words(rows.transpose(1, 2)).shape == (96,)
+    assert words(rows[:, :, :8]).dtype == torch.int16
 
 
 def test_a_damaged_copy_is_not_taken_for_a_changed_argument() -> None:
