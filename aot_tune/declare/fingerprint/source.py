@@ -4,6 +4,7 @@ from __future__ import annotations
 import __future__
 
 import ast
+import contextlib
 import inspect
 import linecache
 import sys
@@ -29,10 +30,12 @@ def function_trees(function: types.FunctionType) -> list[Definition]:
         NoSourceError: The function has no source, as with ``exec`` or ``python -c``.
     """
     code = function.__code__
-    module = _module(code.co_filename, function.__globals__)
+    block = _block(code, function.__globals__)
+    if block is not None:
+        return [block]
     found: list[Definition] = [
         node
-        for _, node in module
+        for _, node in _module(code.co_filename, function.__globals__)
         if not isinstance(node, ast.ClassDef)
         and _first_line(node) == code.co_firstlineno
         and ("<lambda>" if isinstance(node, ast.Lambda) else node.name) == code.co_name
@@ -71,13 +74,61 @@ def _first_line(node: Definition) -> int:
     return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
-def _module(path: str, module_globals: dict[str, object]) -> tuple[tuple[str, Definition], ...]:
+_blocks: dict[tuple[str, int, str], tuple[list[str], Definition]] = {}
+"""By file, first line and name: the lines of the file, and the function that begins there."""
+
+
+def _block(code: types.CodeType, module_globals: dict[str, object]) -> Definition | None:
+    """The function that begins at the first line of its code; None where that alone does not tell.
+
+    A first launch waits for this, and a file is ten times as long as a function. A line that is indented no
+    further than the first one ends the function, unless it is in brackets or in a string: what comes before
+    it cannot be parsed then.
+    """
+    lines = _lines(code.co_filename, module_globals)
+    key = (code.co_filename, code.co_firstlineno, code.co_name)
+    if key in _blocks and _blocks[key][0] is lines:
+        return _blocks[key][1]
+    text = lines[code.co_firstlineno - 1 :]
+    if not text or not text[0].lstrip().startswith(("@", "def ", "async ")):
+        return None
+    depth = _indentation(text[0])
+    outer = "if True:\n" if depth else ""
+    for count in range(1, len(text) + 1):
+        if count < len(text) and not _may_end(text[count], depth):
+            continue
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+            node = ast.parse(outer + "".join(text[:count])).body[0]
+            if isinstance(node, ast.If):
+                node = node.body[0]
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name != code.co_name:
+                return None
+            _blocks[key] = (lines, node)
+            return node
+    return None
+
+
+def _may_end(line: str, depth: int) -> bool:
+    """Whether a function that is indented by `depth` may end before this line."""
+    written = line.strip()
+    return bool(written) and not written.startswith("#") and _indentation(line) <= depth
+
+
+def _indentation(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _lines(path: str, module_globals: dict[str, object]) -> list[str]:
     linecache.checkcache(path)
     lines = linecache.getlines(path, module_globals)
     if not lines:
         raise NoSourceError(f"{path} has no source")
+    return lines
+
+
+def _module(path: str, module_globals: dict[str, object]) -> tuple[tuple[str, Definition], ...]:
     try:
-        return _definitions("".join(lines))
+        return _definitions("".join(_lines(path, module_globals)))
     except (SyntaxError, ValueError, RecursionError) as error:
         raise NoSourceError(f"{path}: {error}") from error
 
