@@ -401,12 +401,13 @@ def test_a_point_in_each_half_of_a_bucket_is_needed_and_enough() -> None:
 
 @pytest.mark.parametrize(
     ("kernel", "inside_most", "near_most"),
-    [  # geometric mean and 95th percentile, %; that of the nearest point, scaled by whole waves, in brackets
+    [  # geometric mean and 95th percentile, %; that of the nearest point, scaled by whole waves, in brackets.
+        # Tables of the states of the card (schema 2) hold the sizes where the rule was worst, and ask more.
         ("matmul", (0.3, 1.2), (1.0, 6.0)),  # [0.41, 2.26], [1.01, 5.36]
         ("linear", (0.4, 2.0), (0.5, 3.6)),  # [0.30, 2.27], [0.45, 3.53]
-        ("attention", (1.0, 5.0), (2.0, 7.0)),  # [1.43, 11.92], [4.74, 20.80]
-        ("attention_decode", (0.4, 2.5), (2.6, 14.0)),  # [2.40, 13.64], [3.05, 13.71]
-        ("rms_norm", (1.9, 6.5), (2.1, 6.5)),  # [1.90, 7.93], [3.05, 11.89]
+        ("attention", (0.8, 5.5), (3.1, 18.4)),
+        ("attention_decode", (0.9, 4.4), (3.3, 16.1)),
+        ("rms_norm", (2.1, 6.4), (3.0, 14.0)),
     ],
 )
 def test_on_the_tables_of_sm90_the_rule_leaves_at_most(
