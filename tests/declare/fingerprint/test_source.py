@@ -68,7 +68,7 @@ left
 """
         return await deep()
 
-if True:
+if functools:
     def branch():
         return 1
 else:
