@@ -21,7 +21,7 @@ from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.measure.supervise import Limits
 from aot_tune.tuner.measure.trials import Strikes
 from aot_tune.tuner.measure.worker.gpu_state import GpuMonitor
-from aot_tune.tuner.measure.worker.runner import SAMPLES, STATE_SAMPLES
+from aot_tune.tuner.measure.worker.runner import MOST_STATE_SAMPLES, SAMPLES, STATE_SAMPLES
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
@@ -242,7 +242,7 @@ def test_what_the_cache_holds_changes_a_memory_bound_kernel_and_is_over_afterwar
     for state in states:
         [one] = session.time_in_state(state, problem, configs)
         assert isinstance(one, Measurement)
-        assert one.num_samples == STATE_SAMPLES
+        assert STATE_SAMPLES <= one.num_samples <= MOST_STATE_SAMPLES
         print(f"{state}: {one.mean_us:.2f} us ± {one.error_margin_us:.2f}")
         times.setdefault(state, []).append(one.mean_us)
     first, again = times["read"]

@@ -29,6 +29,7 @@ from aot_tune.tuner.measure.worker.runner import (
     BUSY_BETWEEN_S,
     BUSY_FIRST_S,
     LEAST_LAUNCHES,
+    MOST_STATE_SAMPLES,
     MOST_TEXT,
     SAMPLES,
     STATE_SAMPLES,
@@ -668,7 +669,7 @@ def test_one_that_takes_long_alone_has_nobody_to_take_turns_with(start: Start, f
 
 
 def test_configs_are_timed_in_a_state_in_turn_after_one_warm_up_each(start: Start, folder: Path) -> None:
-    session = start({"a": Does(in_states={"written": 15.0}), "b": Does(us=[9.0, 11.0, 12.0, 13.0, 99.0])})
+    session = start({"a": Does(in_states={"written": 15.0}), "b": Does(us=[9.0, 12.4, 12.5, 12.5, 99.0])})
     a, b = session.time_in_state("written", ONE, of("a", "b"))
     assert isinstance(a, Measurement)
     assert isinstance(b, Measurement)
@@ -679,6 +680,22 @@ def test_configs_are_timed_in_a_state_in_turn_after_one_warm_up_each(start: Star
     assert len(sampled) == 2 * (1 + STATE_SAMPLES)
     assert {state for _, state in sampled} == {"written"}
     assert not any(line.startswith(("verify", "time", "busy")) for line in events(folder))
+
+
+def test_a_time_in_a_state_with_a_wide_margin_is_taken_further(start: Start, folder: Path) -> None:
+    """Half of its first launches were hit; those of the others stand."""
+    hit = [9.0, 12.0, 33.0, 12.0, 33.0, *[12.0] * 8]
+    session = start({"a": Does(us=[10.0]), "b": Does(us=hit), "c": Does(us=[10.0, 20.0, 30.0])})
+    a, b, c = session.time_in_state("written", ONE, of("a", "b", "c"))
+    assert isinstance(a, Measurement)
+    assert isinstance(b, Measurement)
+    assert isinstance(c, Measurement)
+    assert (a.mean_us, a.num_samples) == (10.0, STATE_SAMPLES)
+    assert (b.mean_us, b.error_margin_us, b.num_samples) == (12.0, 0.0, 2 * STATE_SAMPLES)
+    assert c.num_samples == MOST_STATE_SAMPLES, "what stays wide is not timed for ever"
+    sampled = [line.split()[1] for line in events(folder) if line.startswith("sample")]
+    assert [sampled.count(name) for name in "abc"] == [5, 9, 13]
+    assert "a" not in sampled[3 * (1 + STATE_SAMPLES) :]
 
 
 def test_a_tight_row_needs_no_warm_up_of_its_own(start: Start, folder: Path) -> None:
