@@ -214,6 +214,12 @@ def _remarks(old: Table, new: Table) -> Iterable[str]:
         yield f"portfolio: {'; '.join(words) or 'another order'}"
     if old.portfolio_regret != new.portfolio_regret:
         yield f"portfolio regret {old.portfolio_regret:.1%} -> {new.portfolio_regret:.1%}"
+    if old.near_exponent != new.near_exponent:
+        yield f"near_exponent {_told(old.near_exponent)} -> {_told(new.near_exponent)}"
+
+
+def _told(exponent: float | None) -> str:
+    return "of each bucket" if exponent is None else str(exponent)
 
 
 def _axes(table: Table) -> str:

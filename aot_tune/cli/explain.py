@@ -16,7 +16,6 @@ from aot_tune.declare.checks import mistakes_on
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.serve.choose import loader
-from aot_tune.serve.choose.index import Index
 from aot_tune.serve.choose.resolve import Choice, Legality, Source, tune_command, where_of
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.serve.launch.messages import (
@@ -26,6 +25,7 @@ from aot_tune.serve.launch.messages import (
     stale_messages,
 )
 from aot_tune.serve.rank import is_rank
+from aot_tune.tables.index import Index
 from aot_tune.tables.rule import waves
 from aot_tune.tables.states import first_state
 from aot_tune.values.arch import Arch

@@ -149,7 +149,8 @@ def table_lines(path: Path, table: Table) -> list[str]:
     return [
         f"{table.kernel} on {table.arch}{kind}: {path}",
         f"{built.device_name}, {built.sm_count} multiprocessors, {versions}; source {table.source_hash}",
-        f"portfolio of {counted(len(table.portfolio), 'config')}, worst regret {table.portfolio_regret:.1%}",
+        f"portfolio of {counted(len(table.portfolio), 'config')}, worst regret {table.portfolio_regret:.1%}"
+        + ("" if table.near_exponent is None else f"; near_exponent {table.near_exponent}"),
         *(f"  {name}: {config}" for config, name in names.items()),
         *aligned([heads, *(_entry_row(entry, names) for entry in table.entries)]),
         *(f"disturbed: {entry.bucket}: {entry.disturbed}" for entry in table.entries if entry.disturbed),

@@ -23,6 +23,7 @@ from aot_tune.tables.strict_json import (
 )
 from aot_tune.tables.table import (
     FIRST_SCHEMA,
+    NEAR_EXPONENTS,
     SCHEMA,
     BuiltWith,
     Entry,
@@ -86,7 +87,9 @@ class _Newer(NamedTuple):
 
 _NEWER = {
     FIRST_SCHEMA: _Newer(),
-    SCHEMA: _Newer(top=("kind",), entry=("disturbed", "states"), point=("states",), config=("kernel",)),
+    SCHEMA: _Newer(
+        top=("kind", "near_exponent"), entry=("disturbed", "states"), point=("states",), config=("kernel",)
+    ),
 }
 
 
@@ -125,8 +128,15 @@ def parse(data: bytes | str) -> Table:
         portfolio=portfolio,
         portfolio_regret=as_number(document["portfolio_regret"], "portfolio_regret"),
         entries=_Entries(axes, configs, len(portfolio) + 1, newer).read(document["entries"]),
+        near_exponent=_near_exponent(document["near_exponent"]) if "near_exponent" in document else None,
         kind=cast(Kind, kind),
     )
+
+
+def _near_exponent(value: Json) -> float:
+    if type(value) not in (int, float) or value not in NEAR_EXPONENTS:
+        expected(f"one of {', '.join(map(str, NEAR_EXPONENTS))}", value, "near_exponent")
+    return float(cast(float, value))
 
 
 def _schema(schema: Json) -> int:

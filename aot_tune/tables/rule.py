@@ -13,12 +13,14 @@ The config with the least estimate is taken. The points are those of the size's 
 without one, those of the nearest bucket and of up to `MOST_BESIDE` others that lie beside it, or of one other
 where the nearest is more than a doubling away. What has no time at the nearest point is not estimated.
 
-The *exponent* is 1, 1/2 or 0: that with which the rule leaves least at the points of the size's bucket, or of
-the nearest, each left out in turn. Some kernels take whole waves, because their blocks wait for each other's
-ends; others are bound by memory, or keep more blocks on a multiprocessor than the config says, and a further
-wave costs them little. More than a doubling away it is 1/2. Waves at the size count the multiprocessors of
-the GPU that launches, waves at the point those of the GPU that was measured. A partly filled last tile is a
-tile, so waves tell of it too. The share of each operand that L2 holds does not count: with points of other
+The *exponent* is 1, 1/2 or 0. Some kernels take whole waves, because their blocks wait for each other's ends;
+others are bound by memory, or keep more blocks on a multiprocessor than the config says, and a further wave
+costs them little. Inside a bucket it is that with which the rule leaves least at the bucket's points, each
+left out in turn. At most a doubling away it is the table's `near_exponent`, with which the rule leaves least
+at all points of the table, each told from the other buckets (`aot_tune.tables.left_out`); where the table has
+none, that of the nearest bucket's points. Farther away it is 1/2. Waves at the size count the multiprocessors
+of the GPU that launches, waves at the point those of the GPU that was measured. A partly filled last tile is
+a tile, so waves tell of it too. The share of each operand that L2 holds does not count: with points of other
 shares taken to be farther away, the rule left the same on the tables of sm90.
 
 Where the points are other buckets', the default is taken unless the choice is expected to be faster by more
@@ -92,6 +94,7 @@ def rule_of(entry: Entry, table: Table, tiles: Tiles | None, default_at: Default
         tiles=tiles,
         sm_count=table.built_with.sm_count,
         least_gain=PREDICTED_GAIN if entry.evidence == "predicted" else 0.0,
+        near_exponent=table.near_exponent,
     )
 
 
@@ -330,6 +333,7 @@ class BucketRule:
         tiles: The declaration's count of tiles, or None.
         sm_count: Multiprocessors of the GPU that the points were measured on.
         least_gain: How much faster than the default a config must be expected to be, as a fraction.
+        near_exponent: The table's exponent for sizes near the bucket; None where the points tell it.
     """
 
     def __init__(
@@ -343,6 +347,7 @@ class BucketRule:
         tiles: Tiles | None,
         sm_count: int,
         least_gain: float = 0.0,
+        near_exponent: float | None = None,
     ) -> None:
         self._axes = axes
         self._pow2 = tuple(name for name, axis in axes.items() if isinstance(axis, Pow2))
@@ -355,6 +360,7 @@ class BucketRule:
         self._tiles = tiles
         self._sm_count = sm_count
         self._least_gain = least_gain
+        self._near_exponent = near_exponent
         self._rows: dict[float, _Rows] = {}
         self._sets: dict[tuple[BucketRule, ...], _Points] = {}
         self._at_once: dict[int, list[int]] = {}
@@ -394,7 +400,7 @@ class BucketRule:
         if where == "inside" and self._where[nearest] == pow2:
             exponent, weights = 0.0, [float(place == nearest) for place in range(len(weights))]
         else:
-            exponent = self._exponents[where]
+            exponent = self._inside_exponent if where == "inside" else self._outside_exponents[where]
         total, columns, places = sum(weights), points.columns(exponent), self._timed[nearest]
         if default_place < last and places and places[-1] == last:
             places = places[:-1]
@@ -541,11 +547,16 @@ class BucketRule:
         return regrets
 
     @lazy
-    def _exponents(self) -> dict[Where, float]:
+    def _inside_exponent(self) -> float:
+        return self._least_left("inside") if self._tiles is not None else 0.0
+
+    @lazy
+    def _outside_exponents(self) -> dict[Where, float]:
         """The exponent of waves by where a size lies, seen from this bucket."""
         if self._tiles is None:
-            return {"inside": 0.0, "near": 0.0, "far": 0.0}
-        return {"inside": self._least_left("inside"), "near": self._least_left("near"), "far": _FAR}
+            return {"near": 0.0, "far": 0.0}
+        near = self._near_exponent
+        return {"near": self._least_left("near") if near is None else near, "far": _FAR}
 
     def _least_left(self, where: Where) -> float:
         preferred, best = _PREFERRED[where], self._sums.index(min(self._sums))

@@ -24,6 +24,9 @@ FIRST_SCHEMA = 1
 
 Evidence = Literal["measured", "predicted"]
 
+NEAR_EXPONENTS = (0.0, 0.5, 1.0)
+"""The values that `Table.near_exponent` may have."""
+
 Kind = Literal["declared", "recorded"]
 """Whether a kernel's declaration was swept, or the searches of a library were recorded."""
 
@@ -146,6 +149,11 @@ class Table:
     entries: tuple[Entry, ...]
     """The entries, sorted by `entry_order`."""
 
+    near_exponent: float | None = None
+    """The power of waves by which times are carried from the nearest buckets to a size that has none of its
+    own and is at most a doubling away (`aot_tune.tables.rule`), one of `NEAR_EXPONENTS`; None where each
+    bucket tells its own from its points. Any but None is schema 2."""
+
     kind: Kind = "declared"
     """What was tuned; ``recorded`` is schema 2."""
 
@@ -153,7 +161,8 @@ class Table:
     def schema(self) -> int:
         """The version that the table is written in: the first, where it holds nothing of a later one."""
         named = any(config.kernel is not None for config in self.portfolio)
-        newer = self.kind != "declared" or named or any(map(_needs_two, self.entries))
+        newer = self.kind != "declared" or self.near_exponent is not None or named
+        newer = newer or any(map(_needs_two, self.entries))
         return SCHEMA if newer else FIRST_SCHEMA
 
     def entry(self, bucket: Problem) -> Entry | None:

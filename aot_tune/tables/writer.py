@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 
-from aot_tune.tables.reader import BUILT_WITH_KEYS, TOP_KEYS, parse
+from aot_tune.tables.reader import BUILT_WITH_KEYS, parse
 from aot_tune.tables.strict_json import Json
 from aot_tune.tables.table import Entry, StateTimes, Table, entry_order
 from aot_tune.values.bucket import Axes
@@ -44,10 +44,15 @@ def dump(table: Table) -> bytes:
         "axes": _line({name: axis.kind for name, axis in table.axes.items()}),
         "portfolio": _lines([config.document for config in table.portfolio]),
         "portfolio_regret": _line(_rounded(table.portfolio_regret, _REGRET_DECIMALS)),
+        "near_exponent": _line(table.near_exponent),
         "entries": _lines([_entry_json(entry, table.axes) for entry in entries]),
     }
-    keys = TOP_KEYS if table.kind == "declared" else (TOP_KEYS[0], "kind", *TOP_KEYS[1:])
-    body = ",\n".join(f'  "{key}": {values[key]}' for key in keys)
+    left_out = set()
+    if table.kind == "declared":
+        left_out.add("kind")
+    if table.near_exponent is None:
+        left_out.add("near_exponent")
+    body = ",\n".join(f'  "{key}": {value}' for key, value in values.items() if key not in left_out)
     text = f"{{\n{body}\n}}\n"
     parse(text)
     return text.encode()

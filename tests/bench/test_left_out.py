@@ -1,44 +1,16 @@
-"""What the rule leaves with points or buckets left out: as counted by hand, and as it is printed."""
+"""What the rule leaves with points or buckets left out, summed up and printed."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import pytest
 
 from aot_tune.bench import __main__ as bench
 from aot_tune.bench import left_out
-from aot_tune.tables.table import Point
-from tests.support.samples import DEFAULT, entry, scale, scale_table
-
-TABLE = scale_table()
-FIRST, SECOND = TABLE.portfolio
-
-
-def test_a_point_is_told_from_the_others_of_its_bucket() -> None:
-    large = TABLE.entries[2]
-    us = {149: (10.0, 9.0, 20.0), 213: (11.0, 12.0, 20.0), 256: (12.0, 13.0, 24.0)}
-    points = tuple(Point(size={"M": size}, us=times) for size, times in us.items())
-    table = dataclasses.replace(TABLE, entries=(dataclasses.replace(large, points=points),))
-    assert list(left_out.inside(scale, table)) == [
-        pytest.approx((1 / 9, 20 / 9 - 1)),
-        pytest.approx((0.0, 20 / 11 - 1)),
-    ]
-
-
-def test_a_bucket_is_told_from_those_of_other_sizes_on_the_exact_axes() -> None:
-    buckets = [TABLE.entries[1].bucket.replaced(N=n) for n in (1024, 1536, 8192)]
-    winners = (FIRST, SECOND, DEFAULT)
-    entries = [entry(*one, TABLE.portfolio) for one in zip(buckets, winners, strict=True)]
-    table = dataclasses.replace(TABLE, entries=tuple(entries))
-    near = list(left_out.across(scale, table, near=True))
-    assert len(near) == len(entries[0].points) * 2, "8192 is far from all"
-    assert near[0] == pytest.approx((0.5, 0.5))
-    assert len(list(left_out.across(scale, table, near=False))) == len(entries[0].points)
+from aot_tune.tables.left_out import Left
 
 
 def test_a_summary_counts_where_the_choice_loses_to_the_default() -> None:
-    found = left_out.summary([(0.0, 0.2), (0.1, 0.0), (0.02, 0.0)])
+    found = left_out.summary([Left(0.0, 0.2), Left(0.1, 0.0), Left(0.02, 0.0)])
     assert found is not None
     assert (found.sizes, found.worst, found.high) == (3, pytest.approx(10.0), pytest.approx(10.0))
     assert found.lost == pytest.approx(100 / 3)

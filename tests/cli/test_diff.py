@@ -61,6 +61,7 @@ def test_what_changed_outside_the_entries_is_remarked() -> None:
         built_with=dataclasses.replace(old.built_with, driver="590.1", device_name="NVIDIA H100"),
         portfolio=(old.portfolio[0], SPACE[3]),
         portfolio_regret=0.05,
+        near_exponent=0.5,
     )
     assert diff_tables(old, new).remarks == (
         f"source {old.source_hash} -> 0123456789abcdef",
@@ -68,6 +69,7 @@ def test_what_changed_outside_the_entries_is_remarked() -> None:
         "driver 580.159.04 -> 590.1",
         f"portfolio: + {SPACE[3]}; - {old.portfolio[1]}",
         "portfolio regret 1.0% -> 5.0%",
+        "near_exponent of each bucket -> 0.5",
     )
 
 

@@ -24,12 +24,12 @@ from aot_tune.cubins.pack import KernelCubins, pack
 from aot_tune.errors import ArchiveError, TableError, TuneError
 from aot_tune.recorded import document
 from aot_tune.recorded.nearest import ANY, distance, larger
-from aot_tune.serve.choose.index import Index, Shipped
 from aot_tune.serve.choose.resolve import Legality, resolve
 from aot_tune.serve.launch.messages import passed_over_message
 from aot_tune.serve.search.cache import UserCache
 from aot_tune.tables import reader, writer
 from aot_tune.tables.fit import entry_complaints, mismatch, portfolio_complaints, undeclared, without
+from aot_tune.tables.index import Index, Shipped
 from aot_tune.tables.table import Table
 from aot_tune.tunable import Tunable
 from aot_tune.tuner.compile.job import CompileFailure

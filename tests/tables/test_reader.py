@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aot_tune.errors import AotTuneError, NewerSchemaError, TableError
 from aot_tune.tables.reader import parse
-from aot_tune.tables.table import Entry, Point, StateTimes, Table, entry_order
+from aot_tune.tables.table import NEAR_EXPONENTS, Entry, Point, StateTimes, Table, entry_order
 from aot_tune.tables.writer import dump
 from aot_tune.values.arch import KNOWN_ARCHS
 from aot_tune.values.bucket import Exact, Pow2, bucket_of
@@ -81,6 +81,7 @@ def test_what_came_with_schema_2_is_written_only_where_it_is_needed():
     "change",
     [
         {"kind": "recorded"},
+        {"near_exponent": 0.0},
         {"portfolio": WITH_STATES.portfolio},
         *({"entries": (dataclasses.replace(small_entry(64), **values),)} for values in (
             {"disturbed": "x"},
@@ -89,7 +90,10 @@ def test_what_came_with_schema_2_is_written_only_where_it_is_needed():
             {"points": WITH_STATES.entries[0].points},
         )),
     ],
-    ids=["kind", "kernel in the portfolio", "disturbed", "states", "kernel", "states of points"],
+    ids=[
+        "kind", "near_exponent", "kernel in the portfolio", "disturbed", "states", "kernel",
+        "states of points",
+    ],
 )  # fmt: skip
 def test_each_value_of_schema_2_is_carried_and_makes_a_table_of_schema_2(change):
     table = dataclasses.replace(TABLE, **change)
@@ -195,6 +199,7 @@ def tables(draw):
         axes=axes,
         portfolio=portfolio,
         portfolio_regret=draw(REGRETS),
+        near_exponent=draw(st.sampled_from([None, *NEAR_EXPONENTS])),
         entries=tuple(
             Entry(
                 bucket=bucket,
@@ -345,6 +350,9 @@ WRONG_IN_2 = [
     (_set("kind", "searched"), "kind"),
     (_set("kind", None), "kind"),
     (_set("kinds", "declared"), ""),
+    (_set("near_exponent", 0.25), "near_exponent"),
+    (_set("near_exponent", None), "near_exponent"),
+    (_set("near_exponent", True), "near_exponent"),
     (_set("portfolio", 1, "kernel", "../x"), "portfolio[1].kernel"),
     (_set("portfolio", 1, "kernel", None), "portfolio[1].kernel"),
     (_set("entries", 0, "disturbed", None), "entries[0].disturbed"),
@@ -380,12 +388,13 @@ def test_b2_a_wrong_value_of_schema_2_is_refused_with_its_path(change, path):
     ("change", "path"),
     [
         (_set("kind", "declared"), ""),
+        (_set("near_exponent", 0.5), ""),
         (_set("portfolio", 0, "kernel", "x"), "portfolio[0]"),
         (_set("entries", 0, "disturbed", "x"), "entries[0]"),
         (_set("entries", 0, "states", {"cool": {"mean_us": 1.0, "default_us": 1.0}}), "entries[0]"),
         (_set("entries", 0, "points", 0, "states", {"cool": [1.0, 1.0, 1.0]}), "entries[0].points[0]"),
     ],
-    ids=["kind", "kernel", "disturbed", "states", "states of a point"],
+    ids=["kind", "near_exponent", "kernel", "disturbed", "states", "states of a point"],
 )
 def test_the_first_schema_has_none_of_the_second_s_keys(change, path):
     with pytest.raises(TableError, match="is unknown; expected") as caught:

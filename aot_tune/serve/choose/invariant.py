@@ -13,8 +13,8 @@ from aot_tune import environment
 from aot_tune.declare.declaration import Declaration
 from aot_tune.environment import OnMiss
 from aot_tune.errors import LaunchError
-from aot_tune.serve.choose.index import Index, Match
 from aot_tune.serve.choose.resolve import Choice, Legality, Source, Unfit, miss_error
+from aot_tune.tables.index import Index, Match
 from aot_tune.tables.invariant import (
     Ranked,
     default_for_every_batch,

@@ -12,8 +12,8 @@ from aot_tune import environment
 from aot_tune.declare.declaration import Declaration
 from aot_tune.environment import OnMiss
 from aot_tune.errors import LaunchError, MissError, TableWarning, UsageError
-from aot_tune.serve.choose.index import Classes, Index, Match, classes_of
 from aot_tune.serve.warn import warn
+from aot_tune.tables.index import Classes, Index, Match, classes_of
 from aot_tune.tables.rule import Pick, Where, pick
 from aot_tune.tables.table import Entry
 from aot_tune.values.arch import Arch

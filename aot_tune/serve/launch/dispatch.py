@@ -16,7 +16,6 @@ from aot_tune.declare.declaration import Declaration, config_on
 from aot_tune.errors import CompilerMissingError, LaunchError, MissError
 from aot_tune.nvidia import cutile
 from aot_tune.serve.choose import loader
-from aot_tune.serve.choose.index import Index, Match
 from aot_tune.serve.choose.invariant import BatchInvariant
 from aot_tune.serve.choose.resolve import Choice, Invariant, Legality, Source, resolve
 from aot_tune.serve.fork import ForkSafe
@@ -34,6 +33,7 @@ from aot_tune.serve.launch.reads import (
 )
 from aot_tune.serve.rank import evidence, is_primed, is_rank
 from aot_tune.serve.runtime import Runtime, runtime
+from aot_tune.tables.index import Index, Match
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device

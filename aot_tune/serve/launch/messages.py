@@ -9,12 +9,12 @@ from aot_tune import environment
 from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import MissWarning, TableWarning
 from aot_tune.nvidia import cutile
-from aot_tune.serve.choose.index import Index
 from aot_tune.serve.choose.resolve import Choice, miss_message
 from aot_tune.serve.kernels import Cubins
 from aot_tune.serve.missed import note
 from aot_tune.serve.warn import warn
 from aot_tune.tables.cards import measured_on, other_card
+from aot_tune.tables.index import Index
 from aot_tune.values.arch import Arch
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem

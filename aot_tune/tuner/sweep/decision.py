@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from aot_tune.tables.left_out import near_exponent
 from aot_tune.tables.table import BuiltWith, Table
 from aot_tune.tuner.choose.entries import choose_entries, left_at_points, settle_portfolio
 from aot_tune.tuner.choose.incumbent import check_joinable, comparable, differences
@@ -121,7 +122,11 @@ class Decision:
             portfolio = self._joined_portfolio(sweep, swept)
             theirs = set(portfolio) - self._timed(swept)
             sweep = replace(sweep, candidates=_without(sweep.candidates, theirs))
-        return choose_entries(sweep, portfolio, incumbent=self.old, keep=self._keep)
+        table = choose_entries(sweep, portfolio, incumbent=self.old, keep=self._keep)
+        if table is self.old:
+            return table
+        present = None if self.old is None else self.old.near_exponent
+        return replace(table, near_exponent=near_exponent(self.tunable, table, present))
 
     def join(self, now: Table | None) -> None:
         """Take into account the table that another tune has written since the sweep began.

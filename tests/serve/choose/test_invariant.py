@@ -10,9 +10,9 @@ import pytest
 
 from aot_tune.environment import OnMiss
 from aot_tune.errors import LaunchError, MissError, TableWarning
-from aot_tune.serve.choose.index import Index, Shipped
 from aot_tune.serve.choose.invariant import BatchInvariant
 from aot_tune.serve.choose.resolve import Choice, Legality, resolve
+from aot_tune.tables.index import Index, Shipped
 from aot_tune.tables.table import Table
 from aot_tune.tunable import Tunable
 from aot_tune.values.config import Config

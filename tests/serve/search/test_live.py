@@ -506,11 +506,11 @@ def test_b12_thousands_of_new_shapes_leave_nothing_in_memory(
     """
     monkeypatch.setenv(environment.SEARCH_SECONDS, seconds)
     for bound in (
-        "search.live._MOST_REMEMBERED",
-        "launch.dispatch._MOST_PLANS",
-        "choose.index._MOST_CLOSEST",
+        "serve.search.live._MOST_REMEMBERED",
+        "serve.launch.dispatch._MOST_PLANS",
+        "tables.index._MOST_CLOSEST",
     ):
-        monkeypatch.setattr(f"aot_tune.serve.{bound}", 64)
+        monkeypatch.setattr(f"aot_tune.{bound}", 64)
     served = dispatcher_of(tuned)
     sizes = iter(range(1, 10_000))
 

@@ -130,3 +130,25 @@ def test_the_default_of_a_point_is_the_one_at_its_size() -> None:
     sweep = decision.sweep(_inside({149: (10.0, 9.0, 20.0), 256: (10.0, 12.0, 20.0)}))
     assert sweep.default(EDGE.replaced(M=149)) == FIRST
     assert sweep.default(EDGE) == DEFAULT
+
+
+# Sizes near buckets -----------------------------------------------------------------------------------------
+
+
+def test_a_table_says_how_waves_count_near_its_buckets() -> None:
+    """At both widths FIRST fills the GPU once for each 1024 columns, and takes as long as if it did not."""
+
+    def tiles(config: Config, problem: Problem) -> int:
+        return 132 * problem.size("N") // 1024 if config == FIRST else 132
+
+    row = dict(zip((FIRST, SECOND, DEFAULT), (10.0, 12.0, 60.0), strict=True))
+    edges = [EDGE.replaced(N=n) for n in (1024, 2048)]
+    swept = KernelTimes(portfolio=(FIRST, SECOND))
+    for edge in edges:
+        swept.candidates[edge] = _timed(row)
+        swept.portfolio_times |= {edge.replaced(M=m): _timed(row) for m in (149, 213, 256)}
+    typical = [{"dtype": "bfloat16", "M": 256, "N": (1024, 2048)}]
+    table = _decision(tiles=tiles, typical=typical).table(swept)
+    assert len(table.entries) == 2
+    assert table.near_exponent == 0.0
+    assert _decision(table, tiles=tiles, typical=typical).table(swept) is table

@@ -1,0 +1,164 @@
+"""Judge the rule between measured sizes by a table's own points: each is told as if it had not been measured.
+
+`near_exponent` chooses by it how a table's times are carried to sizes near its buckets. Uses no file or GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from aot_tune.declare.declaration import Declaration
+from aot_tune.tables.index import Index, Shipped
+from aot_tune.tables.rule import pick, rule_of
+from aot_tune.tables.states import in_worst_state
+from aot_tune.tables.table import NEAR_EXPONENTS, Entry, Point, Table
+from aot_tune.values.bucket import NEAR_DOUBLINGS, Pow2
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+
+
+class Left(NamedTuple):
+    """What is left at a size, as t / t_best - 1; the best is the fastest of portfolio and default there."""
+
+    chosen: float
+    """The regret of the rule's choice."""
+
+    default: float
+    """The regret of the default."""
+
+
+def inside(tunable: Declaration, table: Table) -> Iterator[Left]:
+    """Leave each point out that is no edge, and tell it from the others of its bucket."""
+    default_at = partial(tunable.default_config, table.arch)
+    for entry, point in _points(table):
+        problem, others = _at(entry, point), tuple(one for one in entry.points if one is not point)
+        times = _times(tunable, table, entry, point)
+        if not others or point is entry.points[-1] or default_at(problem) not in times:
+            continue
+        rest = dataclasses.replace(entry, points=others)
+        rule = rule_of(rest, table, tunable.tiles, default_at)
+        chosen = pick(rest, rule, default_at(problem), problem, times.__contains__)
+        yield _left(times, chosen.config if chosen else None, default_at(problem))
+
+
+Exact = tuple[int, ...]
+"""The sizes of a problem on the Exact axes."""
+
+
+def across(
+    tunable: Declaration, table: Table, *, near: bool, shapes: Collection[Exact] | None = None
+) -> Iterator[Left]:
+    """Leave out all entries with a size's sizes on the Exact axes, and tell it from the nearest buckets.
+
+    Args:
+        tunable: The declaration.
+        table: Its table.
+        near: Whether to yield the sizes whose nearest bucket is within one doubling, or the others.
+        shapes: The sizes on the Exact axes to leave out, each in turn; None for all of the table's.
+    """
+    default_at = partial(tunable.default_config, table.arch)
+    indexes: dict[Exact, Index] = {}
+    for entry, point in _points(table):
+        shape = _exact(table, entry)
+        if shapes is not None and shape not in shapes:
+            continue
+        problem, times = _at(entry, point), _times(tunable, table, entry, point)
+        default = default_at(problem)
+        if default not in times:
+            continue
+        index = indexes.get(shape)
+        if index is None:
+            index = indexes[shape] = _without(tunable, table, shape)
+        found = index.nearest(problem, NEAR_DOUBLINGS)
+        if (found is not None) != near:
+            continue
+        found = found or index.nearest(problem, math.inf)
+        if found is None:
+            continue
+        chosen = pick(
+            found.entry,
+            index.rule(found, default_at),
+            default,
+            problem,
+            times.__contains__,
+            where="near" if near else "far",
+            beside=index.beside(found, default_at),
+        )
+        yield _left(times, chosen.config if chosen else None, default)
+
+
+def near_exponent(tunable: Declaration, table: Table, present: float | None = None) -> float | None:
+    """Choose the `Table.near_exponent` with which the rule leaves least near the table's buckets.
+
+    The present one stays unless another leaves clearly less in the geometric mean (`_CLEARLY`), so that noise
+    changes nothing.
+
+    Args:
+        tunable: The declaration.
+        table: Its table.
+        present: The exponent of the table that this one replaces.
+    """
+    if tunable.tiles is None:
+        return None
+    shapes = sorted({_exact(table, entry) for entry in table.entries})
+    judged = set(shapes[:: -(-len(shapes) // _MOST_SHAPES) or 1])
+    left: dict[float | None, float] = {}
+    for exponent in (present, None, *NEAR_EXPONENTS):
+        if exponent not in left:
+            one = dataclasses.replace(table, near_exponent=exponent)
+            left[exponent] = _mean(across(tunable, one, near=True, shapes=judged))
+    best = min(left, key=left.__getitem__)
+    return best if left[best] < left[present] - _CLEARLY else present
+
+
+_CLEARLY = 0.001
+"""The least difference of mean regrets that decides: a tenth of a percent. Less is not worth a change that
+somebody has to review."""
+
+_MOST_SHAPES = 64
+"""Sizes on the Exact axes to judge by, at most: a table may have thousands."""
+
+
+def _mean(left: Iterable[Left]) -> float:
+    logs = [math.log1p(one.chosen) for one in left]
+    return math.fsum(logs) / len(logs) if logs else 0.0
+
+
+def _exact(table: Table, entry: Entry) -> Exact:
+    return tuple(entry.bucket.size(name) for name, axis in table.axes.items() if not isinstance(axis, Pow2))
+
+
+def _without(tunable: Declaration, table: Table, shape: Exact) -> Index:
+    """The table's entries but for those with these sizes on the Exact axes."""
+    kept = tuple(entry for entry in table.entries if _exact(table, entry) != shape)
+    rest = Shipped(table=dataclasses.replace(table, entries=kept), path=Path("table.json"))
+    return Index(tunable.axes, tunable.tiles, [rest])
+
+
+def _points(table: Table) -> Iterator[tuple[Entry, Point]]:
+    return ((entry, point) for entry in table.entries for point in entry.points)
+
+
+def _at(entry: Entry, point: Point) -> Problem:
+    return entry.bucket.replaced(**point.size)
+
+
+def _times(tunable: Declaration, table: Table, entry: Entry, point: Point) -> Mapping[Config, float]:
+    """The times of the configs that may run at a point."""
+    problem = _at(entry, point)
+    configs = (*table.portfolio, tunable.default_config(table.arch, problem))
+    times: dict[Config, float] = {}
+    for config, us in zip(configs, in_worst_state(point).us, strict=True):
+        if us is not None and tunable.refusal(config, table.arch, problem) is None:
+            times.setdefault(config, us)
+    return times
+
+
+def _left(times: Mapping[Config, float], chosen: Config | None, default: Config) -> Left:
+    least = min(times.values())
+    return Left(times[chosen or default] / least - 1, times[default] / least - 1)

@@ -1,0 +1,122 @@
+"""The rule judged by a table's own points: as counted by hand, and the exponent that is chosen by it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import pytest
+
+from aot_tune.bench.gpu import shipped
+from aot_tune.tables import left_out
+from aot_tune.tables.left_out import Left, across, inside, near_exponent
+from aot_tune.tables.store import package_folder, read_table
+from aot_tune.tables.table import Entry, Point, Table
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+from tests.support.samples import DEFAULT, entry, scale, scale_table
+
+TABLE = scale_table()
+FIRST, SECOND = TABLE.portfolio
+
+
+def test_a_point_is_told_from_the_others_of_its_bucket() -> None:
+    large = TABLE.entries[2]
+    us = {149: (10.0, 9.0, 20.0), 213: (11.0, 12.0, 20.0), 256: (12.0, 13.0, 24.0)}
+    points = tuple(Point(size={"M": size}, us=times) for size, times in us.items())
+    table = dataclasses.replace(TABLE, entries=(dataclasses.replace(large, points=points),))
+    assert list(inside(scale, table)) == [
+        pytest.approx((1 / 9, 20 / 9 - 1)),
+        pytest.approx((0.0, 20 / 11 - 1)),
+    ]
+
+
+def with_shapes(entry_at: Callable[[int], Entry], *shapes: int) -> Table:
+    """The table with an entry for each N."""
+    return dataclasses.replace(TABLE, entries=tuple(map(entry_at, shapes)))
+
+
+def test_a_bucket_is_told_from_those_of_other_sizes_on_the_exact_axes() -> None:
+    winners = {1024: FIRST, 1536: SECOND, 8192: DEFAULT}
+    bucket = TABLE.entries[1].bucket
+    table = with_shapes(lambda n: entry(bucket.replaced(N=n), winners[n], TABLE.portfolio), *winners)
+    each = len(table.entries[0].points)
+    near = list(across(scale, table, near=True))
+    assert len(near) == each * 2, "8192 is far from all"
+    assert near[0] == pytest.approx((0.5, 0.5))
+    assert len(list(across(scale, table, near=False))) == each
+    assert list(across(scale, table, near=True, shapes={(1536,)})) == near[each:]
+
+
+# The exponent near a table's buckets ------------------------------------------------------------------------
+
+
+def waves_told(config: Config, problem: Problem) -> int:
+    """The narrow tiles fill the GPU once for each 1024 columns, the wide ones once in all."""
+    return 132 * problem.size("N") // 1024 if config == FIRST else 132
+
+
+COUNTED = dataclasses.replace(scale, tiles=waves_told)
+
+
+def of_times(us: Callable[[int], tuple[float, float]], *shapes: int) -> Table:
+    """A table in which FIRST and SECOND take these times, microseconds, at each N."""
+
+    def at(n: int) -> Entry:
+        first, second = us(n)
+        points = tuple(Point(size={"M": size}, us=(first, second, 60.0)) for size in (149, 213, 256))
+        large = TABLE.entries[2]
+        return dataclasses.replace(large, bucket=large.bucket.replaced(N=n), points=points)
+
+    return with_shapes(at, *shapes)
+
+
+SHAPES = (1024, 2048)
+
+
+@pytest.mark.parametrize(
+    ("us", "exponent"),
+    [
+        (lambda n: (10.0 * n / 1024, 17.0), 1.0),
+        (lambda n: (10.0 * (n / 1024) ** 0.5, 12.0), None),  # of each bucket, which says 1/2 as well
+        (lambda n: (10.0, 12.0), 0.0),
+    ],
+    ids=["whole waves", "their root", "none"],
+)
+def test_the_exponent_near_buckets_is_what_tells_them_from_each_other(
+    us: Callable[[int], tuple[float, float]], exponent: float | None
+) -> None:
+    table = of_times(us, *SHAPES)
+    assert near_exponent(COUNTED, table) == exponent
+    chosen = dataclasses.replace(table, near_exponent=exponent)
+    assert [one.chosen for one in across(COUNTED, chosen, near=True)] == [0.0] * 6
+    assert near_exponent(scale, dataclasses.replace(table, entries=())) is None
+    assert near_exponent(dataclasses.replace(COUNTED, tiles=None), table) is None
+
+
+@pytest.mark.parametrize(("slower", "stays"), [(10.01, True), (10.04, False)])
+def test_the_present_exponent_stays_unless_another_leaves_clearly_less(slower: float, stays: bool) -> None:
+    # By whole waves SECOND is taken at 2048, which costs 0.1 or 0.4 % there and half of it in the mean.
+    table = of_times(lambda n: (10.0, slower), *SHAPES)
+    assert near_exponent(COUNTED, table, 1.0) == (1.0 if stays else 0.0)
+
+
+def test_a_table_of_thousands_of_shapes_is_judged_by_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = of_times(lambda n: (10.0 * n / 1024, 17.0), *range(1024, 1024 + 16 * 300, 16))
+    asked: list[int] = []
+
+    def counted(*args: Any, shapes: Collection[tuple[int, ...]], **options: Any) -> Iterator[Left]:
+        asked.append(len(shapes))
+        return across(*args, shapes=shapes, **options)
+
+    monkeypatch.setattr(left_out, "across", counted)
+    near_exponent(COUNTED, table)
+    assert set(asked) == {60}
+
+
+@pytest.mark.parametrize("kernel", shipped())
+def test_the_shipped_tables_have_the_exponent_that_a_sweep_would_choose(kernel: str) -> None:
+    tunable = shipped()[kernel].tunable
+    table = read_table(package_folder(tunable) / "sm90" / f"{kernel}.json")
+    assert near_exponent(tunable, table, table.near_exponent) == table.near_exponent
