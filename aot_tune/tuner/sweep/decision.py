@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from aot_tune.tables.left_out import near_exponent
@@ -125,8 +126,11 @@ class Decision:
         table = choose_entries(sweep, portfolio, incumbent=self.old, keep=self._keep)
         if table is self.old:
             return table
-        present = None if self.old is None else self.old.near_exponent
-        return replace(table, near_exponent=near_exponent(self.tunable, table, present))
+        exponent = None if self.old is None else self.old.near_exponent
+        # Functions of the declaration may raise at sizes where nothing was timed: no reason to lose a sweep.
+        with suppress(Exception):
+            exponent = near_exponent(self.tunable, table, exponent)
+        return replace(table, near_exponent=exponent)
 
     def join(self, now: Table | None) -> None:
         """Take into account the table that another tune has written since the sweep began.

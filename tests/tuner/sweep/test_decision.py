@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.tables.table import Table
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.tuner.plan.candidates import plan
+from aot_tune.tuner.sweep import decision
 from aot_tune.tuner.sweep.decision import Decision, to_recheck
 from aot_tune.tuner.sweep.kernel import KernelTimes
 from aot_tune.values.config import Config
@@ -135,20 +138,37 @@ def test_the_default_of_a_point_is_the_one_at_its_size() -> None:
 # Sizes near buckets -----------------------------------------------------------------------------------------
 
 
-def test_a_table_says_how_waves_count_near_its_buckets() -> None:
-    """At both widths FIRST fills the GPU once for each 1024 columns, and takes as long as if it did not."""
+TYPICAL = [{"dtype": "bfloat16", "M": 256, "N": (1024, 2048)}]
 
-    def tiles(config: Config, problem: Problem) -> int:
-        return 132 * problem.size("N") // 1024 if config == FIRST else 132
 
+def _two_widths() -> KernelTimes:
+    """FIRST fills the GPU once for each 1024 columns (`_filled`), and takes as long as if it did not."""
     row = dict(zip((FIRST, SECOND, DEFAULT), (10.0, 12.0, 60.0), strict=True))
-    edges = [EDGE.replaced(N=n) for n in (1024, 2048)]
     swept = KernelTimes(portfolio=(FIRST, SECOND))
-    for edge in edges:
+    for edge in (EDGE.replaced(N=n) for n in (1024, 2048)):
         swept.candidates[edge] = _timed(row)
         swept.portfolio_times |= {edge.replaced(M=m): _timed(row) for m in (149, 213, 256)}
-    typical = [{"dtype": "bfloat16", "M": 256, "N": (1024, 2048)}]
-    table = _decision(tiles=tiles, typical=typical).table(swept)
+    return swept
+
+
+def _filled(config: Config, problem: Problem) -> int:
+    return 132 * problem.size("N") // 1024 if config == FIRST else 132
+
+
+def test_a_table_says_how_waves_count_near_its_buckets() -> None:
+    table = _decision(tiles=_filled, typical=TYPICAL).table(_two_widths())
     assert len(table.entries) == 2
     assert table.near_exponent == 0.0
-    assert _decision(table, tiles=tiles, typical=typical).table(swept) is table
+    assert _decision(table, tiles=_filled, typical=TYPICAL).table(_two_widths()) is table
+
+
+def test_a_declaration_that_raises_between_its_sizes_costs_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raising(*args: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(decision, "near_exponent", raising)
+    table = _decision(tiles=_filled, typical=TYPICAL).table(_two_widths())
+    assert len(table.entries) == 2
+    assert table.near_exponent is None
+    old = dataclasses.replace(table, near_exponent=1.0, source_hash="0" * 16)
+    assert _decision(old, tiles=_filled, typical=TYPICAL).table(_two_widths()).near_exponent == 1.0
