@@ -1,1 +1,1 @@
-"""Tables of tuned configs: finding, reading and writing them, and the rule between measured sizes."""
+"""Tables of tuned configs: finding, reading and writing them, their nearest entry, the rule between sizes."""

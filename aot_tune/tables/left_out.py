@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -105,13 +106,17 @@ def near_exponent(tunable: Declaration, table: Table, present: float | None = No
     """
     if tunable.tiles is None:
         return None
-    shapes = sorted({_exact(table, entry) for entry in table.entries})
-    judged = set(shapes[:: -(-len(shapes) // _MOST_SHAPES) or 1])
+    shapes = {_exact(table, entry) for entry in table.entries}
+    # In an order that no axis decides: every second shape of a sorted list may have the same last size.
+    judged = set(sorted(shapes, key=lambda shape: zlib.crc32(repr(shape).encode()))[:_MOST_SHAPES])
     left: dict[float | None, float] = {}
     for exponent in (present, None, *NEAR_EXPONENTS):
         if exponent not in left:
             one = dataclasses.replace(table, near_exponent=exponent)
-            left[exponent] = _mean(across(tunable, one, near=True, shapes=judged))
+            regrets = [math.log1p(at.chosen) for at in across(tunable, one, near=True, shapes=judged)]
+            if not regrets:
+                return None  # no size is near another's bucket: nothing speaks for the present one either
+            left[exponent] = math.fsum(regrets) / len(regrets)
     best = min(left, key=left.__getitem__)
     return best if left[best] < left[present] - _CLEARLY else present
 
@@ -122,11 +127,6 @@ somebody has to review."""
 
 _MOST_SHAPES = 32
 """Sizes on the Exact axes to judge by, at most: of thousands, each would take a tenth of a second."""
-
-
-def _mean(left: Iterable[Left]) -> float:
-    logs = [math.log1p(one.chosen) for one in left]
-    return math.fsum(logs) / len(logs) if logs else 0.0
 
 
 def _exact(table: Table, entry: Entry) -> Exact:

@@ -136,7 +136,7 @@ def parse(data: bytes | str) -> Table:
 def _near_exponent(value: Json) -> float:
     if type(value) not in (int, float) or value not in NEAR_EXPONENTS:
         expected(f"one of {', '.join(map(str, NEAR_EXPONENTS))}", value, "near_exponent")
-    return float(cast(float, value))
+    return float(cast(float, value)) + 0.0  # -0.0 + 0.0 == 0.0
 
 
 def _schema(schema: Json) -> int:

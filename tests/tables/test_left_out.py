@@ -13,6 +13,7 @@ from aot_tune.tables import left_out
 from aot_tune.tables.left_out import Left, across, inside, near_exponent
 from aot_tune.tables.store import package_folder, read_table
 from aot_tune.tables.table import Entry, Point, Table
+from aot_tune.values.bucket import Exact
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 from tests.support.samples import DEFAULT, entry, scale, scale_table
@@ -79,7 +80,7 @@ SHAPES = (1024, 2048)
     ("us", "exponent"),
     [
         (lambda n: (10.0 * n / 1024, 17.0), 1.0),
-        (lambda n: (10.0 * (n / 1024) ** 0.5, 12.0), None),  # of each bucket, which says 1/2 as well
+        (lambda n: (10.0 * (n / 1024) ** 0.5, 12.0), None),  # each bucket says 1/2, and so does the table
         (lambda n: (10.0, 12.0), 0.0),
     ],
     ids=["whole waves", "their root", "none"],
@@ -95,6 +96,30 @@ def test_the_exponent_near_buckets_is_what_tells_them_from_each_other(
     assert near_exponent(dataclasses.replace(COUNTED, tiles=None), table) is None
 
 
+def test_the_root_of_waves_is_chosen_where_buckets_say_otherwise() -> None:
+    """Inside a bucket waves cost nothing, from one width to the next their root: each bucket says none.
+
+    At the first two widths SECOND wins at the wider one, which no waves would miss; at the other two, far
+    from them, FIRST wins at both, which whole waves would miss.
+    """
+    last = {149: 2, 213: 2, 256: 3}
+
+    def tiles(config: Config, problem: Problem) -> int:
+        return 132 * problem.size("N") // 1024 * last[problem.size("M")] if config == FIRST else 132
+
+    first = {1024: 10.0, 2048: 14.1, 65536: 10.0, 131072: 14.1}
+    second = {1024: 11.5, 2048: 11.5, 65536: 16.0, 131072: 16.0}
+    table = of_times(lambda n: (first[n], second[n]), *first)
+    tunable = dataclasses.replace(scale, tiles=tiles)
+    assert near_exponent(tunable, table) == 0.5
+    assert near_exponent(tunable, table, 1.0) == 0.5
+
+
+def test_where_no_shape_is_near_another_there_is_no_exponent() -> None:
+    table = of_times(lambda n: (10.0, 12.0), 1024, 8192)
+    assert near_exponent(COUNTED, table, 1.0) is None
+
+
 @pytest.mark.parametrize(("slower", "stays"), [(10.01, True), (10.04, False)])
 def test_the_present_exponent_stays_unless_another_leaves_clearly_less(slower: float, stays: bool) -> None:
     # By whole waves SECOND is taken at 2048, which costs 0.1 or 0.4 % there and half of it in the mean.
@@ -103,16 +128,21 @@ def test_the_present_exponent_stays_unless_another_leaves_clearly_less(slower: f
 
 
 def test_a_table_of_thousands_of_shapes_is_judged_by_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = of_times(lambda n: (10.0 * n / 1024, 17.0), *range(1024, 1024 + 16 * 300, 16))
-    asked: list[int] = []
+    """Some of all kinds: of 150 widths at two depths, both depths."""
+    large, asked = TABLE.entries[2], []
+    shapes = [(n, k) for n in range(1024, 1024 + 16 * 150, 16) for k in (64, 128)]
+    entries = [dataclasses.replace(large, bucket=large.bucket.replaced(N=n, K=k)) for n, k in shapes]
+    axes = {**TABLE.axes, "K": Exact()}
+    table = dataclasses.replace(TABLE, axes=axes, entries=tuple(entries))
 
     def counted(*args: Any, shapes: Collection[tuple[int, ...]], **options: Any) -> Iterator[Left]:
-        asked.append(len(shapes))
-        return across(*args, shapes=shapes, **options)
+        asked.append(shapes)
+        return iter([Left(0.0, 0.0)])
 
     monkeypatch.setattr(left_out, "across", counted)
     near_exponent(COUNTED, table)
-    assert set(asked) == {30}
+    assert [len(one) for one in asked] == [32] * 4
+    assert {k for _, k in asked[0]} == {64, 128}
 
 
 @pytest.mark.parametrize("kernel", shipped())

@@ -1,1 +1,1 @@
-"""Choose the config of a problem: load the tables, find the entry, try the steps in order."""
+"""Choose the config of a problem: load the tables, try the steps in order."""

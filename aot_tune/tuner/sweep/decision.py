@@ -126,7 +126,8 @@ class Decision:
         table = choose_entries(sweep, portfolio, incumbent=self.old, keep=self._keep)
         if table is self.old:
             return table
-        exponent = None if self.old is None else self.old.near_exponent
+        old = comparable(sweep, self.old, self._keep)
+        exponent = None if old is None else old.near_exponent
         # Functions of the declaration may raise at sizes where nothing was timed: no reason to lose a sweep.
         with suppress(Exception):
             exponent = near_exponent(self.tunable, table, exponent)

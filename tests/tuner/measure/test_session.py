@@ -698,6 +698,33 @@ def test_a_time_in_a_state_with_a_wide_margin_is_taken_further(start: Start, fol
     assert "a" not in sampled[3 * (1 + STATE_SAMPLES) :]
 
 
+def test_what_fails_in_a_further_turn_keeps_the_time_that_it_had(start: Start) -> None:
+    """A clock that gives no usable sample any more costs no config its time; a launch that fails does."""
+    unusable = [9.0, 10.0, 20.0, 10.0, 20.0, *[0.0] * 20]
+    session = start({"a": Does(us=unusable), "b": Does(us=[9.0, 10.0, 20.0, 10.0, 20.0, 14.0])})
+    a, b = session.time_in_state("written", ONE, of("a", "b"))
+    assert isinstance(a, Measurement)
+    assert isinstance(b, Measurement)
+    assert (a.mean_us, a.num_samples) == (15.0, STATE_SAMPLES)
+    assert b.num_samples == MOST_STATE_SAMPLES
+
+
+def test_a_disturbance_in_a_further_turn_is_told_of_those_that_it_met_and_ends_their_turns(
+    start: Start, folder: Path
+) -> None:
+    quiet = [""] * (1 + STATE_SAMPLES)
+    session = start(
+        {"a": Does(us=[10.0]), "b": Does(us=[10.0, 20.0, 30.0])},
+        replace(QUICK, patience_s=0.0),
+        disturbances=[*quiet, "throttled", *quiet],
+    )
+    a, b = session.time_in_state("written", ONE, of("a", "b"))
+    assert isinstance(a, Measurement)
+    assert isinstance(b, Measurement)
+    assert (a.disturbed, b.disturbed) == (None, "throttled")
+    assert b.num_samples == 2 * STATE_SAMPLES
+
+
 def test_a_tight_row_needs_no_warm_up_of_its_own(start: Start, folder: Path) -> None:
     session = start({"a": Does(in_states={"tight": 7.0})})
     [a] = session.time_in_state("tight", ONE, of("a"))

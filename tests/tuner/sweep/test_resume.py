@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aot_tune.tuner.choose.portfolio import MOST_WHEN_WORSE
-from aot_tune.tuner.measure.worker.runner import MOST_STATE_SAMPLES
+from aot_tune.tuner.measure.worker.runner import STATE_SAMPLES
 
 _SWEEP = """
 import sys
@@ -102,5 +102,5 @@ def test_a_sweep_killed_at_any_instant_ends_with_the_same_bytes(
     assert len(_tables(whole)) == (3 if kernels == "several" else 1)
     # A kill may lose what is in flight on each GPU, verified or timed but not told yet; of what is timed in
     # turn in one state, all samples.
-    lost = 4 + (MOST_WHEN_WORSE + 1) * (1 + MOST_STATE_SAMPLES)
+    lost = 4 + (MOST_WHEN_WORSE + 1) * (1 + STATE_SAMPLES)
     assert len(_lines(whole)) <= len(_lines(killed)) <= len(_lines(whole)) + lost * kills * len(gpus)

@@ -333,27 +333,32 @@ class TrialRunner:
         """
         taken: dict[Trial, list[float]] = {trial: [] for trial in trials}
         failed: dict[Trial, Outcome] = {}
-        disturbance: str | None = None
+        disturbed: dict[Trial, str] = {}
         left = list(trials)
         for number in range(0 if load or state == "tight" else -1, max(samples, most)):
             left = [trial for trial in left if trial not in failed]
             if number >= samples and number % samples == 0:
-                left = [trial for trial in left if _is_wide(from_samples(trial.config, taken[trial]))]
+                wide = (one for one in left if _is_wide(from_samples(one.config, taken[one])))
+                left = [one for one in wide if one not in disturbed]  # which further turns would be as well
             if not left:
                 break  # a wait for a disturbance to end would report nothing, and look like a hang
             outcomes, disturbed_by = self._one_turn(left, state, number, load=load)
             for trial, outcome in outcomes.items():
                 if isinstance(outcome, Measurement):
                     taken[trial] += [outcome.mean_us] if number >= 0 else []
+                elif isinstance(outcome, Failure) and outcome.stage == "timing" and number >= samples:
+                    left = [one for one in left if one != trial]  # what was taken before stands
                 elif outcome is not None:
                     failed[trial] = outcome
-            disturbance = disturbance or (disturbed_by if number >= 0 else None)
+                if disturbed_by and number >= 0:
+                    disturbed.setdefault(trial, disturbed_by)
         harm = self._tried(trials[-1], self._harm) if trials else None
         if isinstance(harm, Failure) and harm.stage == "verify":
             self._report(Poisoned(config=None, stage="verify", message=harm.message))
             raise _ContextDead
         return {
-            trial: failed.get(trial) or replace(from_samples(trial.config, us), disturbed=disturbance)
+            trial: failed.get(trial)
+            or replace(from_samples(trial.config, us), disturbed=disturbed.get(trial))
             for trial, us in taken.items()
         }
 
