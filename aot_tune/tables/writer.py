@@ -36,7 +36,7 @@ def dump(table: Table) -> bytes:
     built_with = {name: getattr(table.built_with, name) for name in BUILT_WITH_KEYS}
     values: dict[str, str] = {
         "schema": str(table.schema),
-        "kind": _line(table.kind),
+        **({} if table.kind == "declared" else {"kind": _line(table.kind)}),
         "kernel": _line(table.kernel),
         "arch": _line(str(table.arch)),
         "source_hash": _line(table.source_hash),
@@ -44,15 +44,10 @@ def dump(table: Table) -> bytes:
         "axes": _line({name: axis.kind for name, axis in table.axes.items()}),
         "portfolio": _lines([config.document for config in table.portfolio]),
         "portfolio_regret": _line(_rounded(table.portfolio_regret, _REGRET_DECIMALS)),
-        "near_exponent": _line(table.near_exponent),
+        **({} if table.near_exponent is None else {"near_exponent": _line(table.near_exponent)}),
         "entries": _lines([_entry_json(entry, table.axes) for entry in entries]),
     }
-    left_out = set()
-    if table.kind == "declared":
-        left_out.add("kind")
-    if table.near_exponent is None:
-        left_out.add("near_exponent")
-    body = ",\n".join(f'  "{key}": {value}' for key, value in values.items() if key not in left_out)
+    body = ",\n".join(f'  "{key}": {value}' for key, value in values.items())
     text = f"{{\n{body}\n}}\n"
     parse(text)
     return text.encode()

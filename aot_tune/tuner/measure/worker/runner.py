@@ -67,8 +67,8 @@ STATE_SAMPLES = 4
 """Launches of each config that are timed in another state of the GPU."""
 
 MOST_STATE_SAMPLES = 12
-"""Such launches of a config whose margin of error is wide. So were 7 % of 26,447 times of four launches, on
-an H200, and seven of the 18,000 that were published were 1.3 to 3.6 times as long as those beside them."""
+"""Such launches of a config whose margin of error is wide: where something hits two of four, their median
+tells of that, and a worst state decides winners."""
 
 BUSY_FIRST_S = 0.1
 """Seconds of large products before a round of turns. An H200 may exceed its power cap for some 50 ms after a
@@ -321,7 +321,8 @@ class TrialRunner:
     ) -> dict[Trial, Outcome]:
         """Time trials launch by launch, in turn; return the outcome of each.
 
-        Those whose margin of error is wide after that are timed further, as often again each time.
+        Those whose margin of error is wide after that are timed further, as often again each time, until a
+        launch is disturbed or gives no time: what was taken before stands.
 
         Args:
             trials: The configs.
