@@ -30,7 +30,7 @@ from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 
-# Values of tile_m, tile_n, more_n, tile_k, swapped, group, num_ctas, occupancy and num_worker_warps. A wave
+# Values of tile_m, tile_n, more, tile_k, swapped, group, num_ctas, occupancy and num_worker_warps. A wave
 # of blocks reads least where its tiles make a square: 16 rows of wide tiles may do it, 4 of tall ones.
 _SPACE: Mapping[MatrixUnit, Rows] = {
     MatrixUnit.WARPGROUP: (
@@ -138,7 +138,7 @@ _LEAST_TILE, _WIDEST = 1024, 128
 def config_of(
     tile_m: int,
     tile_n: int,
-    more_n: int,
+    more: int,
     tile_k: int,
     swapped: int,
     group: int,
@@ -149,7 +149,7 @@ def config_of(
     peeled: int = 1,
 ) -> Config:
     """The config of these constants and hints; `product` explains the constants."""
-    tile = {"tile_m": tile_m, "tile_n": tile_n, "more_n": more_n, "tile_k": tile_k, "swapped": swapped}
+    tile = {"tile_m": tile_m, "tile_n": tile_n, "more": more, "tile_k": tile_k, "swapped": swapped}
     return Config(
         constants={**tile, "group": group, "peeled": peeled, "splits": splits},
         hints={"num_ctas": num_ctas, "occupancy": occupancy, "num_worker_warps": warps},
@@ -163,7 +163,7 @@ def constants_of(config: Config) -> tuple[int, ...]:
 
 def _tile_of(config: Config) -> tuple[int, int, int, int, int]:
     return (
-        int(config["tile_m"]), int(config["tile_n"]), int(config["more_n"]),
+        int(config["tile_m"]), int(config["tile_n"]), int(config["more"]),
         int(config["tile_k"]), int(config["swapped"]),
     )  # fmt: skip
 
@@ -178,8 +178,8 @@ def _slices(config: Config) -> int:
 
 def tiles(config: Config, rows: int, columns: int) -> int:
     """Tiles of a product of this many rows and columns; each split of a tile counts as one."""
-    tile_m, tile_n, more_n, _, _ = _tile_of(config)
-    return -(-rows // tile_m) * -(-columns // (tile_n + more_n)) * int(config["splits"])
+    tile_m, tile_n, more, _, _ = _tile_of(config)
+    return -(-rows // tile_m) * -(-columns // (tile_n + more)) * int(config["splits"])
 
 
 def grid(config: Config, device: Device, rows: int, columns: int) -> tuple[int]:
@@ -238,12 +238,12 @@ def _plain(
 
 def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
     """Whether a config may run a problem, or why not; the same for all sizes of a bucket."""
-    _, tile_n, more_n, _, swapped = _tile_of(config)
-    if more_n and (tile_n % more_n or swapped):
-        return f"more_n is {more_n}; it must divide tile_n, {tile_n}, and needs swapped to be 0"
+    _, tile_n, more, _, swapped = _tile_of(config)
+    if more and (tile_n % more or swapped):
+        return f"more is {more}; it must divide tile_n, {tile_n}, and needs swapped to be 0"
     if wrong := wrongly_peeled(config) or _wrongly_grouped(config, edge(problem.size("M"))):
         return wrong
-    if not config["peeled"] and (more_n or config["splits"] != 1):
+    if not config["peeled"] and (more or config["splits"] != 1):
         return "a tile of two widths, or whose sums are shared, needs peeled to be 1"
     refusal = overflow(config, arch, item_bytes=item_bytes(problem))
     return refusal or waste(config, edge(problem.size("M"))) or _not_shared(config, arch, problem) or True
@@ -269,11 +269,11 @@ def left(rows: int, k: int, columns: int) -> int:
 
 def _not_shared(config: Config, arch: Arch, problem: Problem) -> str | None:
     """Why blocks should not share the sums of tiles in a problem's bucket, or None."""
-    (tile_m, tile_n, more_n, tile_k, _), splits = _tile_of(config), int(config["splits"])
+    (tile_m, tile_n, more, tile_k, _), splits = _tile_of(config), int(config["splits"])
     if splits == 1:
         return None
     rows, k, sms = edge(problem.size("M")), problem.size("K"), Device.reference(arch).sm_count
-    if more_n or config.hints.get("num_ctas", 1) > 1:
+    if more or config.hints.get("num_ctas", 1) > 1:
         return "the sums of a tile of two widths, or of two blocks, are not shared"
     if splits not in _SPLITS or tile_m * tile_n < _LEAST_TILE or tile_n > _WIDEST:
         return (

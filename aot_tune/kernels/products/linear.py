@@ -26,7 +26,7 @@ from aot_tune.kernels.host.arguments import (
     indexable,
 )
 from aot_tune.kernels.host.padding import padded
-from aot_tune.kernels.products import product, split_k
+from aot_tune.kernels.products import dense, split_k
 from aot_tune.kernels.products.dense_space import constants_of, default, grid, legal, space, tiles, work
 from aot_tune.kernels.rows.rows import as_rows
 from aot_tune.tunable import Tunable
@@ -39,50 +39,13 @@ from aot_tune.values.problem import Problem
 @ct.kernel
 def linear_kernel(  # type: ignore[no-untyped-def]
     x, weight, out, bias, scratch, biased, activation: ct.Constant[int],
-    tile_m: ct.Constant[int], tile_n: ct.Constant[int], more_n: ct.Constant[int], tile_k: ct.Constant[int],
+    tile_m: ct.Constant[int], tile_n: ct.Constant[int], more: ct.Constant[int], tile_k: ct.Constant[int],
     swapped: ct.Constant[int], group: ct.Constant[int], peeled: ct.Constant[int],
     splits: ct.Constant[int], slices: ct.Constant[int],
 ):  # fmt: skip
-    """Compute every `num_blocks`-th tile of `out`, accumulating in float32; `product` explains the constants.
-
-    With several `splits`, each block sums a tile over a share of K, or adds up one of the tile's `slices`.
-    """
-    tiles_m, tiles_n = ct.cdiv(x.shape[0], tile_m), ct.cdiv(weight.shape[0], tile_n + more_n)
-    if splits > 1:
-        parts, shape = tiles_m * tiles_n * splits, (tile_m, tile_n, tile_k)
-        if ct.bid(0) < parts:
-            m, n = product.place(ct.bid(0) // splits, x.shape[0], tile_m, tiles_n, group)
-            sums = split_k.part_of_sum(x, weight, m, n, ct.bid(0) % splits, splits, shape, True, swapped)
-            split_k.leave(scratch, ct.bid(0), sums)
-        else:
-            tile, at = (ct.bid(0) - parts) // slices, (ct.bid(0) - parts) % slices
-            m, n = product.place(tile, x.shape[0], tile_m, tiles_n, group)
-            sums = split_k.slice_of_sum(scratch, tile, at, splits, slices, shape, swapped)
-            m, n, spacing = split_k.index_of_slice(m, n, at, slices, shape[:2], swapped)
-            _finish(out, bias, biased, activation, m, n, sums, spacing, swapped)
-    else:
-        for tile in range(ct.bid(0), tiles_m * tiles_n, ct.num_blocks(0)):
-            m, n = product.place(tile, x.shape[0], tile_m, tiles_n, group)
-            if more_n:
-                wide, narrow = product.two_sums(x, weight, m, n, tile_m, tile_n, more_n, tile_k, True)
-                first, more = product.first_and_more(n, tile_n, more_n)
-                _finish(out, bias, biased, activation, m, first, wide, more_n, False)
-                _finish(out, bias, biased, activation, m, more, narrow, more_n, False)
-            else:
-                sums = product.one_sum(x, weight, m, n, tile_m, tile_n, tile_k, True, swapped, peeled)
-                _finish(out, bias, biased, activation, m, n, sums, tile_n, swapped)
-
-
-def _finish(
-    out: Any, bias: Any, biased: Any, activation: Any, m: Any, n: Any, sums: Any, spacing: Any, swapped: Any
-) -> None:
-    """Add the bias, activate, and store sums whose first column is `n` * `spacing`."""
-    width = sums.shape[0] if swapped else sums.shape[1]
-    row = ct.zeros((width,), ct.float32)
-    if biased:  # the branch is around the row alone: around the sums it would double their registers
-        row = bias.tiled_view((width,), traversal_steps=(spacing,)).load((n,)).astype(ct.float32)
-    sums = activations.apply(sums + product.turned(row.reshape((1, width)), swapped), activation)
-    product.store(out, m, n, product.turned(sums.astype(out.dtype), swapped), spacing)
+    """Compute this block's tiles of `out`, accumulating in float32; `product` and `dense` explain the constants."""
+    tile, order = (tile_m, tile_n, more, tile_k), (swapped, group, peeled)
+    dense.compute(x, weight, out, scratch, (bias, biased, activation), True, tile, order, (splits, slices))
 
 
 # The host function ------------------------------------------------------------------------------

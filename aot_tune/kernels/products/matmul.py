@@ -12,7 +12,7 @@ from aot_tune import inputs
 from aot_tune.declare.declaration import Close
 from aot_tune.kernels.host.arguments import check_apart, check_dtype, check_rank, check_shape, indexable
 from aot_tune.kernels.host.padding import padded
-from aot_tune.kernels.products import product, split_k
+from aot_tune.kernels.products import dense, split_k
 from aot_tune.kernels.products.dense_space import constants_of, default, grid, legal, space, tiles, work
 from aot_tune.tunable import Tunable
 from aot_tune.values.bucket import Exact, Pow2
@@ -24,38 +24,13 @@ from aot_tune.values.problem import Problem
 @ct.kernel
 def matmul_kernel(  # type: ignore[no-untyped-def]
     a, b, c, scratch,
-    tile_m: ct.Constant[int], tile_n: ct.Constant[int], more_n: ct.Constant[int], tile_k: ct.Constant[int],
+    tile_m: ct.Constant[int], tile_n: ct.Constant[int], more: ct.Constant[int], tile_k: ct.Constant[int],
     swapped: ct.Constant[int], group: ct.Constant[int], peeled: ct.Constant[int],
     splits: ct.Constant[int], slices: ct.Constant[int],
 ):  # fmt: skip
-    """Compute every `num_blocks`-th tile of C, accumulating in float32; `product` explains the constants.
-
-    With several `splits`, each block sums a tile over a share of K, or adds up one of the tile's `slices`.
-    """
-    tiles_m, tiles_n = ct.cdiv(a.shape[0], tile_m), ct.cdiv(b.shape[1], tile_n + more_n)
-    if splits > 1:
-        parts, shape = tiles_m * tiles_n * splits, (tile_m, tile_n, tile_k)
-        if ct.bid(0) < parts:
-            m, n = product.place(ct.bid(0) // splits, a.shape[0], tile_m, tiles_n, group)
-            sums = split_k.part_of_sum(a, b, m, n, ct.bid(0) % splits, splits, shape, False, swapped)
-            split_k.leave(scratch, ct.bid(0), sums)
-        else:
-            tile, at = (ct.bid(0) - parts) // slices, (ct.bid(0) - parts) % slices
-            m, n = product.place(tile, a.shape[0], tile_m, tiles_n, group)
-            sums = split_k.slice_of_sum(scratch, tile, at, splits, slices, shape, swapped)
-            m, n, spacing = split_k.index_of_slice(m, n, at, slices, shape[:2], swapped)
-            product.store(c, m, n, product.turned(sums.astype(c.dtype), swapped), spacing)
-    else:
-        for tile in range(ct.bid(0), tiles_m * tiles_n, ct.num_blocks(0)):
-            m, n = product.place(tile, a.shape[0], tile_m, tiles_n, group)
-            if more_n:
-                wide, narrow = product.two_sums(a, b, m, n, tile_m, tile_n, more_n, tile_k, False)
-                first, more = product.first_and_more(n, tile_n, more_n)
-                product.store(c, m, first, wide.astype(c.dtype), more_n)
-                product.store(c, m, more, narrow.astype(c.dtype), more_n)
-            else:
-                sums = product.one_sum(a, b, m, n, tile_m, tile_n, tile_k, False, swapped, peeled)
-                product.store(c, m, n, product.turned(sums.astype(c.dtype), swapped), tile_n)
+    """Compute this block's tiles of C, accumulating in float32; `product` and `dense` explain the constants."""
+    tile, order = (tile_m, tile_n, more, tile_k), (swapped, group, peeled)
+    dense.compute(a, b, c, scratch, (), False, tile, order, (splits, slices))
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -1,8 +1,9 @@
 """Tile code of a dense product of two matrices: the order of the tiles, and the sums of a tile over K.
 
-A tile has `tile_m` rows and `tile_n` columns, plus `more_n` further columns: 160 or 192 columns in all, while
-a tile of cuTile has a power of two. The further columns cost one more instruction a step, and they fill the
-GPU where tiles of a power of two would leave a third of the multiprocessors idle.
+A tile has `tile_m` rows and `tile_n` columns, plus `more` further columns, or further rows if `swapped`: 160
+or 192 columns in all, or 144 rows, while a tile of cuTile has a power of two. They cost one more instruction a
+step, and they fill the GPU where tiles of a power of two would leave a third of the multiprocessors idle, or
+a third of the last rows empty.
 """
 
 from __future__ import annotations
@@ -129,32 +130,52 @@ def one_sum(
     return sums
 
 
-def two_sums(
-    a: Any, b: Any, m: Any, n: Any, tile_m: Any, tile_n: Any, more_n: Any, tile_k: Any, by_rows: Any
-) -> Any:
-    """The float32 sums of a tile whose first row is `m`, and those of its `more_n` further columns.
+def two_sums(a: Any, b: Any, m: Any, n: Any, tile: Any, by_rows: Any, swapped: Any) -> Any:
+    """The float32 sums of the `n`-th tile along whose first row is `m`, and those of its further columns.
 
-    `more_n` divides `tile_n`.
+    If `swapped`, the second sums are those of its further rows, and both are transposed.
+
+    Args:
+        a: (M, K).
+        b: (K, N), or (N, K) if `by_rows`.
+        m: The tile's first row.
+        n: Its index along the columns.
+        tile: tile_m, tile_n, more and tile_k. `more` divides tile_n, unless `swapped`.
+        by_rows: As for `columns`.
+        swapped: As for `multiply_add`.
     """
-    first, more = first_and_more(n, tile_n, more_n)
-    x = rows_from(a, m, 0, tile_m, tile_k)
-    y = columns(b, 0, first, tile_k, tile_n, more_n, by_rows, False)
-    z = columns(b, 0, more, tile_k, more_n, more_n, by_rows, False)
-    wide = ct.mma(x, y, ct.zeros((tile_m, tile_n), ct.float32))
-    narrow = ct.mma(x, z, ct.zeros((tile_m, more_n), ct.float32))
-    for step in range(1, ct.cdiv(a.shape[1], tile_k)):
-        x = rows_from(a, m, step, tile_m, tile_k)
-        y = columns(b, step, first, tile_k, tile_n, more_n, by_rows, False)
-        z = columns(b, step, more, tile_k, more_n, more_n, by_rows, False)
-        wide = ct.mma(x, y, wide)
-        narrow = ct.mma(x, z, narrow)
+    tile_m, tile_n, more, _ = tile
+    wide = turned(ct.zeros((tile_m, tile_n), ct.float32), swapped)
+    if swapped:
+        narrow = ct.zeros((tile_n, more), ct.float32)
+    else:
+        narrow = ct.zeros((tile_m, more), ct.float32)
+    wide, narrow = _with_step(a, b, m, n, 0, tile, by_rows, swapped, wide, narrow)
+    for step in range(1, ct.cdiv(a.shape[1], tile[3])):
+        wide, narrow = _with_step(a, b, m, n, step, tile, by_rows, swapped, wide, narrow)
     return wide, narrow
 
 
-def first_and_more(n: Any, tile_n: Any, more_n: Any) -> Any:
-    """The first columns of both parts of the `n`-th tile along, in units of `more_n` columns."""
-    first = n * ((tile_n + more_n) // more_n)
-    return first, first + tile_n // more_n
+def _with_step(
+    a: Any, b: Any, m: Any, n: Any, step: Any, tile: Any, by_rows: Any, swapped: Any, wide: Any, narrow: Any
+) -> Any:
+    """Add a step along K to both sums of a tile."""
+    tile_m, tile_n, more, tile_k = tile
+    x = rows_from(a, m, step, tile_m, tile_k)
+    if swapped:
+        z = rows_from(a, m + tile_m, step, more, tile_k)
+        y = columns(b, step, n, tile_k, tile_n, tile_n, by_rows, True)
+        return multiply_add(x, y, wide, True), multiply_add(z, y, narrow, True)
+    first, further = first_and_more(n, tile_n, more)
+    y = columns(b, step, first, tile_k, tile_n, more, by_rows, False)
+    z = columns(b, step, further, tile_k, more, more, by_rows, False)
+    return multiply_add(x, y, wide, False), multiply_add(x, z, narrow, False)
+
+
+def first_and_more(n: Any, tile_n: Any, more: Any) -> Any:
+    """The first columns of both parts of the `n`-th tile along, in units of `more` columns."""
+    first = n * ((tile_n + more) // more)
+    return first, first + tile_n // more
 
 
 def turned(tile: Any, swapped: Any) -> Any:

@@ -1,6 +1,6 @@
 """Search spaces of matrix products: configs of tiles, and the limits of an arch. Pure; knows no kernel.
 
-A config here has the constants tile_m, tile_n, tile_k and maybe more_n, and the hints num_ctas and occupancy.
+A config here has the constants tile_m, tile_n, tile_k and maybe more, and the hints num_ctas and occupancy.
 """
 
 from __future__ import annotations
@@ -137,4 +137,4 @@ def work_of(config: Config, k: int, *, item_bytes: int, products: int = 1) -> Wo
 
 def _columns(config: Config, products: int) -> int:
     """Columns of sums that a block holds, for all its products together."""
-    return products * (int(config["tile_n"]) + int(config.constants.get("more_n", 0)))
+    return products * (int(config["tile_n"]) + int(config.constants.get("more", 0)))

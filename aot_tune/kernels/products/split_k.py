@@ -62,10 +62,13 @@ def leave(scratch: Any, place: Any, sums: Any) -> None:
     ct.store(scratch, (place,), bits)
 
 
-def slice_of_sum(scratch: Any, tile: Any, at: Any, splits: Any, slices: Any, shape: Any, swapped: Any) -> Any:
+def slice_of_sum(
+    scratch: Any, tile: Any, at: Any, shares: Any, splits: Any, slices: Any, shape: Any, swapped: Any
+) -> Any:
     """Wait for all parts of a tile and add up the `at`-th slice of its sums; then set what it read to zero.
 
-    A slice is some rows of the sums, which are transposed if `swapped`.
+    A slice is some rows of the sums, which are transposed if `swapped`. There are `shares` parts, of at most
+    `splits`; in the place of one that is not there the last is read again, and not counted.
     """
     high, wide = shape[1] if swapped else shape[0], shape[0] if swapped else shape[1]
     size = high * wide // slices
@@ -76,15 +79,16 @@ def slice_of_sum(scratch: Any, tile: Any, at: Any, splits: Any, slices: Any, sha
         none = missing >> _NEVER_SO_MANY
         total, unseen = ct.zeros((size,), ct.float32), ct.zeros((size,), ct.int32)
         for part in ct.static_iter(range(splits)):
+            place = (tile * shares + min(part, shares - 1)) * slices + at
             bits = ct.load(
-                scratch, ((tile * splits + part) * slices + at + none,), (size,), check_bounds=False,
+                scratch, (place + none,), (size,), check_bounds=False,
                 allow_tma=False, memory_order=ct.MemoryOrder.RELAXED, memory_scope=ct.MemoryScope.DEVICE,
             )  # fmt: skip
             unseen = unseen + ct.where(bits == 0, 1, 0)
-            total = total + ct.bitcast(bits, ct.float32)
+            total = total + ct.where(part < shares, ct.bitcast(bits, ct.float32), 0.0)
         missing = ct.sum(unseen)
     for part in ct.static_iter(range(splits)):
-        place = (tile * splits + part) * slices + at
+        place = (tile * shares + min(part, shares - 1)) * slices + at
         ct.store(scratch, (place,), ct.zeros((size,), ct.int32), allow_tma=False)
     return total.reshape((high // slices, wide))
 
