@@ -16,16 +16,21 @@ _NEVER_SO_MANY = 30
 
 
 def place(tile: Any, height: Any, tile_m: Any, tiles_n: Any, group: Any) -> Any:
-    """The first row of the `tile`-th tile of a product of `height` rows, and its index along the columns.
+    """The first row of the `tile`-th tile of a product of `height` rows, and its index along the columns."""
+    m, n = order(tile, ct.cdiv(height, tile_m), tiles_n, group)
+    return first_row(m, tile_m, height), n
+
+
+def order(tile: Any, tiles_m: Any, tiles_n: Any, group: Any) -> Any:
+    """The index down and the index along of the `tile`-th of `tiles_m` x `tiles_n` tiles.
 
     Tiles are taken down a `group` of rows of tiles before along it, to keep L2 warm (Triton's matrix
     multiplication tutorial).
     """
-    tiles_m = ct.cdiv(height, tile_m)
     first = tile // (group * tiles_n) * group
     rows = min(tiles_m - first, group)
     index = tile % (group * tiles_n)
-    return first_row(first + index % rows, tile_m, height), index // rows
+    return first + index % rows, index // rows
 
 
 def first_row(m: Any, tile_m: Any, height: Any) -> Any:
