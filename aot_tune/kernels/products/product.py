@@ -94,14 +94,18 @@ def operand(array: Any) -> Any:
     return array.dtype
 
 
-def multiply_add(x: Any, y: Any, sums: Any, swapped: Any) -> Any:
+def multiply_add(x: Any, y: Any, sums: Any, swapped: Any, fast: Any = False) -> Any:
     """Add ``x @ y`` to `sums`; if `swapped`, add its transpose, `sums` and `y` being transposed already.
 
     The matrix units of sm90 and sm100 take 64 rows or more. With few tokens the weight supplies the 64 rows.
+
+    `fast` is for 8-bit floats only. The fp8 unit of sm90 keeps only 14 bits of its sums. Without `fast` the
+    compiler takes the sums out after every 128 columns and adds them in float32 (as CUTLASS does, and
+    torch._scaled_mm by default).
     """
     if swapped:
-        return ct.mma(y, x.transpose(), sums)
-    return ct.mma(x, y, sums)
+        return ct.mma(y, x.transpose(), sums, use_fast_acc=fast)
+    return ct.mma(x, y, sums, use_fast_acc=fast)
 
 
 def unknown_zeros(shape: Any, index: Any) -> Any:

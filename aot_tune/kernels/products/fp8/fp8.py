@@ -1,4 +1,4 @@
-"""Tile code, limits of an arch and layouts that both fp8 products share. Knows no scale."""
+"""Limits of an arch and layouts that both fp8 products share. Knows no scale."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import cuda.tile as ct
 import torch
 
 from aot_tune import inputs
@@ -19,49 +18,10 @@ from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 
-# Tile code --------------------------------------------------------------------------------------
-
-_UNIT_ROWS = 64
+UNIT_ROWS = 64
 """Rows that the matrix units of sm90 and sm100 take, at least. On sm90 fewer rows run on the older unit, as
-16-bit floats after a conversion of each element. So tiles of fewer tokens are transposed, and the columns of
-the weight take the place of the rows."""
-
-
-def nothing(tile_m: int, tile_n: int):  # type: ignore[no-untyped-def]
-    """The zeros that the sums of a tile begin with, in the layout of `multiply_add`."""
-    if tile_m < _UNIT_ROWS:
-        return ct.zeros((tile_n, tile_m), ct.float32)
-    return ct.zeros((tile_m, tile_n), ct.float32)
-
-
-def multiply_add(x, y, sums, fast: bool):  # type: ignore[no-untyped-def]
-    """Add the product of two tiles to `sums`, which are transposed if `x` has few rows.
-
-    The fp8 unit of sm90 keeps only 14 bits of its sums. Without `fast` the compiler takes the sums out after
-    every 128 columns and adds them in float32 (as CUTLASS does, and torch._scaled_mm by default).
-    """
-    if x.shape[0] < _UNIT_ROWS:
-        return ct.mma(ct.transpose(y), ct.transpose(x), sums, use_fast_acc=fast)
-    return ct.mma(x, y, sums, use_fast_acc=fast)
-
-
-def upright(sums, tile_m: int):  # type: ignore[no-untyped-def]
-    """Turn the sums of a tile into the layout of C, or back: transpose them if the tile has few rows."""
-    if tile_m < _UNIT_ROWS:
-        return ct.transpose(sums)
-    return sums
-
-
-def grouped(tile, tiles_m, tiles_n, group: int):  # type: ignore[no-untyped-def]
-    """Row and column of a tile: `group` rows of tiles at a time, down the group before along it.
-
-    It keeps L2 warm: the grouped order of Triton's matrix multiplication tutorial.
-    """
-    first = tile // (group * tiles_n) * group
-    rows = min(tiles_m - first, group)
-    place = tile % (group * tiles_n)
-    return first + place % rows, place // rows
-
+16-bit floats after a conversion of each element. So tiles of fewer tokens are swapped: see
+`product.multiply_add`."""
 
 # What fits --------------------------------------------------------------------------------------
 
@@ -131,9 +91,9 @@ def does_not_suit(config: Config, problem: Problem) -> str | None:
     """Why a config wastes work on a problem's bucket, or None."""
     tile_m, group = int(config["tile_m"]), int(config["group"])
     rows = edge(problem.size("M"))
-    if tile_m > max(_UNIT_ROWS, 2 * rows):  # tiles of _UNIT_ROWS suit every batch
+    if tile_m > max(UNIT_ROWS, 2 * rows):  # tiles of UNIT_ROWS suit every batch
         return f"a tile of {tile_m} rows is more than half empty for up to {rows}"
-    if tile_m < _UNIT_ROWS and rows > 2 * tile_m:
+    if tile_m < UNIT_ROWS and rows > 2 * tile_m:
         return f"tiles of {tile_m} rows read B more than twice for up to {rows} rows"
     if group > 8 and -(-rows // tile_m) <= 8:
         return f"group {group} orders the tiles of up to {rows} rows as group 8 does"

@@ -35,24 +35,13 @@ def matmul_fp8_kernel(  # type: ignore[no-untyped-def]
     peeled: ct.Constant[int],
 ):  # fmt: skip
     """Compute every `num_blocks`-th tile of C, accumulating in float32; `peeled` as in `product.one_sum`."""
-    zero = ct.PaddingMode.ZERO
     tiles_m, tiles_n = ct.cdiv(a.shape[0], tile_m), ct.cdiv(b.shape[1], tile_n)
-    steps = ct.cdiv(a.shape[1], tile_k)
+    swapped = tile_m < fp8.UNIT_ROWS
     scale = ct.load(scale_a, (0,), (1,)) * ct.load(scale_b, (0,), (1,))
     for tile in range(ct.bid(0), tiles_m * tiles_n, ct.num_blocks(0)):
-        m, n = fp8.grouped(tile, tiles_m, tiles_n, group)
-        m = product.first_row(m, tile_m, a.shape[0])
-        if peeled:
-            x = product.rows_from(a, m, 0, tile_m, tile_k)
-            y = ct.load(b, (0, n), (tile_k, tile_n), padding_mode=zero)
-            sums = fp8.multiply_add(x, y, fp8.nothing(tile_m, tile_n), False)
-        else:
-            sums = fp8.upright(product.unknown_zeros((tile_m, tile_n), n), tile_m)
-        for step in range(peeled, steps):
-            x = product.rows_from(a, m, step, tile_m, tile_k)
-            y = ct.load(b, (step, n), (tile_k, tile_n), padding_mode=zero)
-            sums = fp8.multiply_add(x, y, sums, False)
-        product.store(c, m, n, fp8.upright((sums * scale).astype(c.dtype), tile_m), tile_n)
+        m, n = product.place(tile, a.shape[0], tile_m, tiles_n, group)
+        sums = product.one_sum(a, b, m, n, tile_m, tile_n, tile_k, False, swapped, peeled) * scale
+        product.store(c, m, n, product.turned(sums.astype(c.dtype), swapped), tile_n)
 
 
 def matmul_fp8(

@@ -17,6 +17,7 @@ import torch
 
 from aot_tune import inputs
 from aot_tune.declare.declaration import Close, Work
+from aot_tune.kernels.products import product
 from aot_tune.kernels.products.fp8 import fp8
 from aot_tune.tunable import Tunable
 from aot_tune.values.arch import Arch
@@ -42,18 +43,20 @@ def matmul_fp8_block_kernel(  # type: ignore[no-untyped-def]
     """Compute every `num_blocks`-th tile of C, accumulating in float32."""
     zero = ct.PaddingMode.ZERO
     tiles_m, tiles_n = ct.cdiv(a.shape[0], tile_m), ct.cdiv(b.shape[1], tile_n)
+    swapped = tile_m < fp8.UNIT_ROWS
+    nothing = product.turned(ct.zeros((tile_m, tile_n), ct.float32), swapped)
     for tile in range(ct.bid(0), tiles_m * tiles_n, ct.num_blocks(0)):
-        m, n = fp8.grouped(tile, tiles_m, tiles_n, group)
-        sums = fp8.nothing(tile_m, tile_n)
+        m, n = product.order(tile, tiles_m, tiles_n, group)
+        sums = nothing
         for step in range(ct.cdiv(a.shape[1], BLOCK)):
             x = ct.load(a, (m, step), (tile_m, BLOCK), padding_mode=zero, latency=_LATENCY)
             y = ct.load(b, (step, n), (BLOCK, tile_n), padding_mode=zero, latency=_LATENCY)
             scale = ct.load(scale_a, (m, step), (tile_m, 1), latency=_LATENCY)
             # One number that is gathered goes to registers; a load would use shared memory and a barrier.
             scale = scale * ct.gather(scale_b, (n * tile_n // BLOCK, step), check_bounds=False)
-            part = fp8.multiply_add(x, y, fp8.nothing(tile_m, tile_n), True)
-            sums = sums + part * fp8.upright(scale, tile_m)
-        ct.store(c, (m, n), fp8.upright(sums.astype(c.dtype), tile_m))
+            part = product.multiply_add(x, product.turned(y, swapped), nothing, swapped, True)
+            sums = sums + part * product.turned(scale, swapped)
+        ct.store(c, (m, n), product.turned(sums.astype(c.dtype), swapped))
 
 
 # The search space -------------------------------------------------------------------------------
