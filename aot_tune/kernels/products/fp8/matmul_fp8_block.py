@@ -19,6 +19,7 @@ from aot_tune import inputs
 from aot_tune.declare.declaration import Close, Work
 from aot_tune.kernels.products import product
 from aot_tune.kernels.products.fp8 import fp8
+from aot_tune.kernels.products.product_space import Rows
 from aot_tune.tunable import Tunable
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Exact, Pow2, edge
@@ -67,7 +68,7 @@ def matmul_fp8_block_kernel(  # type: ignore[no-untyped-def]
 # (ops/cutile/fp8_quantization_matmul.py). With two blocks a multiprocessor, one scales while the other
 # multiplies.
 
-_WARPGROUP: fp8.Rows = (
+_WARPGROUP: Rows = (
     ((16, 32), (64, 128), (8,), (1,), (1, 2), (4,)),
     ((64,), (32, 64, 128), (8,), (1,), (2,), (4,)),
     ((64,), (128,), (8,), (1,), (1,), (8,)),
@@ -78,7 +79,7 @@ _WARPGROUP: fp8.Rows = (
 )
 """sm90."""
 
-_OTHERS: fp8.Rows = (
+_OTHERS: Rows = (
     ((16, 32), (64, 128), (8,), (1,), (1, 2), (4,)),
     ((64,), (64, 128), (8,), (1,), (1, 2), (4,)),
     ((128,), (64, 128), (8, 16), (1, 2), (1, 2), (4,)),
@@ -102,11 +103,13 @@ def _default(arch: Arch, problem: Problem) -> Config:
     return fp8.config(_CONSTANTS, (min(max(rows, 16), 64), 64 if narrow else 128, 8), 1, 2, 4)
 
 
+@cache  # a choice asks for each config that it considers
 def _does_not_fit(config: Config, arch: Arch) -> str | None:
     tile_n = int(config["tile_n"])
     if tile_n > BLOCK:
         return f"a tile of {tile_n} columns has several scales of B"
-    return fp8.does_not_fit(config, arch, int(config["tile_m"]), tile_n, BLOCK)
+    stepped = Config(constants={**config.constants, "tile_k": BLOCK}, hints=config.hints)
+    return fp8.does_not_fit(stepped, arch)
 
 
 def _legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
