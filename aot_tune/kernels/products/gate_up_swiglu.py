@@ -49,30 +49,30 @@ def gate_up_swiglu_kernel(  # type: ignore[no-untyped-def]
     x, weight, out, tile_m: ct.Constant[int], tile_n: ct.Constant[int], tile_k: ct.Constant[int]
 ):
     """Compute every `num_blocks`-th tile, accumulating in float32; `weight` is (2, N, K), gate and up."""
-    zero = ct.PaddingMode.ZERO
     tiles_m, tiles_n = ct.cdiv(x.shape[0], tile_m), ct.cdiv(weight.shape[1], tile_n)
-    steps = ct.cdiv(x.shape[1], tile_k)
     for tile in range(ct.bid(0), tiles_m * tiles_n, ct.num_blocks(0)):
-        first = tile // (_GROUP * tiles_n) * _GROUP
-        rows = min(tiles_m - first, _GROUP)
-        place = tile % (_GROUP * tiles_n)
-        m, n = product.first_row(first + place % rows, tile_m, x.shape[0]), place // rows
+        m, n = product.place(tile, x.shape[0], tile_m, tiles_n, _GROUP)
         # Sums are kept transposed, with the weights as the left factor: their 64 columns fill the matrix unit
         # of sm90, where few tokens would run on the older unit of single warps, and one instruction reads 128
         # tokens. The first step stands before the loop: zero-start (README).
-        tokens = product.rows_from(x, m, 0, tile_m, tile_k).transpose()
-        of_gate = ct.load(weight, (0, n, 0), (1, tile_n, tile_k), padding_mode=zero)
-        of_up = ct.load(weight, (1, n, 0), (1, tile_n, tile_k), padding_mode=zero)
         nothing = ct.zeros((tile_n, tile_m), ct.float32)
-        gate = ct.mma(of_gate.reshape((tile_n, tile_k)), tokens, nothing)
-        up = ct.mma(of_up.reshape((tile_n, tile_k)), tokens, nothing)
-        for step in range(1, steps):
-            tokens = product.rows_from(x, m, step, tile_m, tile_k).transpose()
-            of_gate = ct.load(weight, (0, n, step), (1, tile_n, tile_k), padding_mode=zero)
-            of_up = ct.load(weight, (1, n, step), (1, tile_n, tile_k), padding_mode=zero)
-            gate = ct.mma(of_gate.reshape((tile_n, tile_k)), tokens, gate)
-            up = ct.mma(of_up.reshape((tile_n, tile_k)), tokens, up)
+        gate, up = _multiply_add(x, weight, m, n, 0, tile_m, tile_n, tile_k, nothing, nothing)
+        for step in range(1, ct.cdiv(x.shape[1], tile_k)):
+            gate, up = _multiply_add(x, weight, m, n, step, tile_m, tile_n, tile_k, gate, up)
         product.store(out, m, n, (silu(gate) * up).astype(out.dtype).transpose(), tile_n)
+
+
+def _multiply_add(
+    x: Any, weight: Any, m: Any, n: Any, step: Any, tile_m: Any, tile_n: Any, tile_k: Any, gate: Any, up: Any
+) -> Any:
+    """Add the `step`-th products to the sums of a tile, both transposed; its first row is `m`."""
+    zero = ct.PaddingMode.ZERO
+    # Transposed once, for both: with one transpose each, as by `product.multiply_add`, sm120 has other code.
+    tokens = product.rows_from(x, m, step, tile_m, tile_k).transpose()
+    of_gate = ct.load(weight, (0, n, step), (1, tile_n, tile_k), padding_mode=zero)
+    of_up = ct.load(weight, (1, n, step), (1, tile_n, tile_k), padding_mode=zero)
+    gate = ct.mma(of_gate.reshape((tile_n, tile_k)), tokens, gate)
+    return gate, ct.mma(of_up.reshape((tile_n, tile_k)), tokens, up)
 
 
 def gate_up_swiglu(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -17,16 +17,21 @@ _NEVER_SO_MANY = 30
 
 
 def place(tile: Any, height: Any, tile_m: Any, tiles_n: Any, group: Any) -> Any:
-    """The first row of the `tile`-th tile of a product of `height` rows, and its index along the columns.
+    """The first row of the `tile`-th tile of a product of `height` rows, and its index along the columns."""
+    m, n = order(tile, ct.cdiv(height, tile_m), tiles_n, group)
+    return first_row(m, tile_m, height), n
+
+
+def order(tile: Any, tiles_m: Any, tiles_n: Any, group: Any) -> Any:
+    """The index down and the index along of the `tile`-th of `tiles_m` x `tiles_n` tiles.
 
     Tiles are taken down a `group` of rows of tiles before along it, to keep L2 warm (Triton's matrix
     multiplication tutorial).
     """
-    tiles_m = ct.cdiv(height, tile_m)
     first = tile // (group * tiles_n) * group
     rows = min(tiles_m - first, group)
     index = tile % (group * tiles_n)
-    return first_row(first + index % rows, tile_m, height), index // rows
+    return first + index % rows, index // rows
 
 
 def first_row(m: Any, tile_m: Any, height: Any) -> Any:
@@ -90,14 +95,18 @@ def operand(array: Any) -> Any:
     return array.dtype
 
 
-def multiply_add(x: Any, y: Any, sums: Any, swapped: Any) -> Any:
+def multiply_add(x: Any, y: Any, sums: Any, swapped: Any, fast: Any = False) -> Any:
     """Add ``x @ y`` to `sums`; if `swapped`, add its transpose, `sums` and `y` being transposed already.
 
     The matrix units of sm90 and sm100 take 64 rows or more. With few tokens the weight supplies the 64 rows.
+
+    `fast` is for 8-bit floats only. The fp8 unit of sm90 keeps only 14 bits of its sums. Without `fast` the
+    compiler takes the sums out after every 128 columns and adds them in float32 (as CUTLASS does, and
+    torch._scaled_mm by default).
     """
     if swapped:
-        return ct.mma(y, x.transpose(), sums)
-    return ct.mma(x, y, sums)
+        return ct.mma(y, x.transpose(), sums, use_fast_acc=fast)
+    return ct.mma(x, y, sums, use_fast_acc=fast)
 
 
 def unknown_zeros(shape: Any, index: Any) -> Any:

@@ -1,73 +1,36 @@
-"""Tile code, limits of an arch and layouts that both fp8 products share. Knows no scale."""
+"""Limits of an arch and layouts that both fp8 products share. Knows no scale."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import cuda.tile as ct
 import torch
 
 from aot_tune import inputs
 from aot_tune.errors import LaunchError
 from aot_tune.kernels.host.arguments import PLAIN_TENSORS, address
 from aot_tune.kernels.host.padding import ROW_BYTES, padded_copy, padded_width
+from aot_tune.kernels.products.product_space import (
+    MatrixUnit,
+    hints_of,
+    matrix_unit,
+    overflow,
+    persistent_grid,
+    tile_of,
+)
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import edge
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 
-# Tile code --------------------------------------------------------------------------------------
-
-_UNIT_ROWS = 64
+UNIT_ROWS = 64
 """Rows that the matrix units of sm90 and sm100 take, at least. On sm90 fewer rows run on the older unit, as
-16-bit floats after a conversion of each element. So tiles of fewer tokens are transposed, and the columns of
-the weight take the place of the rows."""
-
-
-def nothing(tile_m: int, tile_n: int):  # type: ignore[no-untyped-def]
-    """The zeros that the sums of a tile begin with, in the layout of `multiply_add`."""
-    if tile_m < _UNIT_ROWS:
-        return ct.zeros((tile_n, tile_m), ct.float32)
-    return ct.zeros((tile_m, tile_n), ct.float32)
-
-
-def multiply_add(x, y, sums, fast: bool):  # type: ignore[no-untyped-def]
-    """Add the product of two tiles to `sums`, which are transposed if `x` has few rows.
-
-    The fp8 unit of sm90 keeps only 14 bits of its sums. Without `fast` the compiler takes the sums out after
-    every 128 columns and adds them in float32 (as CUTLASS does, and torch._scaled_mm by default).
-    """
-    if x.shape[0] < _UNIT_ROWS:
-        return ct.mma(ct.transpose(y), ct.transpose(x), sums, use_fast_acc=fast)
-    return ct.mma(x, y, sums, use_fast_acc=fast)
-
-
-def upright(sums, tile_m: int):  # type: ignore[no-untyped-def]
-    """Turn the sums of a tile into the layout of C, or back: transpose them if the tile has few rows."""
-    if tile_m < _UNIT_ROWS:
-        return ct.transpose(sums)
-    return sums
-
-
-def grouped(tile, tiles_m, tiles_n, group: int):  # type: ignore[no-untyped-def]
-    """Row and column of a tile: `group` rows of tiles at a time, down the group before along it.
-
-    It keeps L2 warm: the grouped order of Triton's matrix multiplication tutorial.
-    """
-    first = tile // (group * tiles_n) * group
-    rows = min(tiles_m - first, group)
-    place = tile % (group * tiles_n)
-    return first + place % rows, place // rows
-
+16-bit floats after a conversion of each element. So tiles of fewer tokens are swapped: see
+`product.multiply_add`."""
 
 # What fits --------------------------------------------------------------------------------------
-
-Rows = Sequence[tuple[tuple[int, ...], ...]]
-"""Rows of values for the constants in order, then for num_ctas, occupancy and num_worker_warps; a row stands
-for all combinations."""
 
 COMPILERS_WARPS = 4
 """The num_worker_warps that the compiler takes where a config names none."""
@@ -75,9 +38,6 @@ COMPILERS_WARPS = 4
 _REGISTER_SUMS = 64 * 128 // 4
 """Sums that a warp holds in registers without spilling; it holds them twice, those of the last 128 columns
 and those of all."""
-
-_TENSOR_MEMORY_SUMS = 128 * 512
-"""Sums in the tensor memory of a multiprocessor: 128 lanes of 512 columns (PTX ISA, tcgen05)."""
 
 
 @cache  # every unseen shape asks for its default
@@ -91,49 +51,27 @@ def config(
     return Config(constants=dict(zip(names, values, strict=True)), hints=hints)
 
 
-def hints_of(config: Config) -> tuple[int, int, int]:
-    """num_ctas, occupancy and num_worker_warps of a config, which a caller's own may leave out."""
-    hints = config.hints
-    return (
-        hints.get("num_ctas", 1),
-        hints.get("occupancy", 1),
-        hints.get("num_worker_warps", COMPILERS_WARPS),
-    )
-
-
-def has_tensor_memory(arch: Arch) -> bool:
-    """Whether sums have a memory of their own."""
-    return arch.major in (10, 11)
-
-
-def does_not_fit(config: Config, arch: Arch, tile_m: int, tile_n: int, tile_k: int) -> str | None:
-    """Why an arch cannot hold a config, or None."""
+def does_not_fit(config: Config, arch: Arch) -> str | None:
+    """Why an arch cannot hold a config with the constants tile_m, tile_n and tile_k, or None."""
     if arch < Arch(9, 0):
         return f"cuTile has fp8 from sm90 on, not for {arch}; convert both to bfloat16 and call matmul"
-    num_ctas, occupancy, warps = hints_of(config)
-    sums = tile_m * tile_n // num_ctas
-    if has_tensor_memory(arch):
-        if sums * occupancy > _TENSOR_MEMORY_SUMS:
-            return f"{occupancy} tiles of {tile_m} x {tile_n} over {num_ctas} blocks overflow tensor memory"
-    elif sums > _REGISTER_SUMS * warps:
+    (tile_m, tile_n, _), (num_ctas, _) = tile_of(config), hints_of(config)
+    warps = config.hints.get("num_worker_warps", COMPILERS_WARPS)
+    in_registers = matrix_unit(arch) is not MatrixUnit.TENSOR_MEMORY
+    if in_registers and tile_m * tile_n // num_ctas > _REGISTER_SUMS * warps:
         return (
             f"a tile of {tile_m} x {tile_n} over {num_ctas} blocks of {warps} warps overflows the registers"
         )
-    # Two steps must fit: with one, each load is waited for. Blocks that share a tile split its long side.
-    stage = (max(tile_m, tile_n) // num_ctas + min(tile_m, tile_n)) * tile_k
-    available = Device.reference(arch).shared_memory_per_sm
-    if 2 * stage * occupancy > available:
-        return f"{occupancy} blocks of 2 x {stage} bytes overflow {available} of shared memory"
-    return None
+    return overflow(config, arch, item_bytes=1)
 
 
 def does_not_suit(config: Config, problem: Problem) -> str | None:
     """Why a config wastes work on a problem's bucket, or None."""
     tile_m, group = int(config["tile_m"]), int(config["group"])
     rows = edge(problem.size("M"))
-    if tile_m > max(_UNIT_ROWS, 2 * rows):  # tiles of _UNIT_ROWS suit every batch
+    if tile_m > max(UNIT_ROWS, 2 * rows):  # tiles of UNIT_ROWS suit every batch
         return f"a tile of {tile_m} rows is more than half empty for up to {rows}"
-    if tile_m < _UNIT_ROWS and rows > 2 * tile_m:
+    if tile_m < UNIT_ROWS and rows > 2 * tile_m:
         return f"tiles of {tile_m} rows read B more than twice for up to {rows} rows"
     if group > 8 and -(-rows // tile_m) <= 8:
         return f"group {group} orders the tiles of up to {rows} rows as group 8 does"
@@ -147,8 +85,7 @@ def tiles(config: Config, problem: Problem) -> int:
 
 def grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
     """A grid of as many blocks as the GPU runs at once, but not more than there are tiles."""
-    num_ctas, occupancy, _ = hints_of(config)
-    return (max(1, min(device.sm_count * occupancy // num_ctas, tiles(config, problem))),)
+    return persistent_grid(config, device, tiles(config, problem))
 
 
 # Arguments --------------------------------------------------------------------------------------

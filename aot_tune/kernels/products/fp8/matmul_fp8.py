@@ -20,7 +20,7 @@ from aot_tune.kernels.host.arguments import check_apart, check_dtype, check_rank
 from aot_tune.kernels.products import product
 from aot_tune.kernels.products.fp8 import fp8
 from aot_tune.kernels.products.fp8.matmul_fp8_block import BLOCK, matmul_fp8_block_tunable
-from aot_tune.kernels.products.product_space import wrongly_peeled
+from aot_tune.kernels.products.product_space import MatrixUnit, Rows, matrix_unit, tile_of, wrongly_peeled
 from aot_tune.tunable import Tunable
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Exact, Pow2, edge
@@ -35,24 +35,13 @@ def matmul_fp8_kernel(  # type: ignore[no-untyped-def]
     peeled: ct.Constant[int],
 ):  # fmt: skip
     """Compute every `num_blocks`-th tile of C, accumulating in float32; `peeled` as in `product.one_sum`."""
-    zero = ct.PaddingMode.ZERO
     tiles_m, tiles_n = ct.cdiv(a.shape[0], tile_m), ct.cdiv(b.shape[1], tile_n)
-    steps = ct.cdiv(a.shape[1], tile_k)
+    swapped = tile_m < fp8.UNIT_ROWS
     scale = ct.load(scale_a, (0,), (1,)) * ct.load(scale_b, (0,), (1,))
     for tile in range(ct.bid(0), tiles_m * tiles_n, ct.num_blocks(0)):
-        m, n = fp8.grouped(tile, tiles_m, tiles_n, group)
-        m = product.first_row(m, tile_m, a.shape[0])
-        if peeled:
-            x = product.rows_from(a, m, 0, tile_m, tile_k)
-            y = ct.load(b, (0, n), (tile_k, tile_n), padding_mode=zero)
-            sums = fp8.multiply_add(x, y, fp8.nothing(tile_m, tile_n), False)
-        else:
-            sums = fp8.upright(product.unknown_zeros((tile_m, tile_n), n), tile_m)
-        for step in range(peeled, steps):
-            x = product.rows_from(a, m, step, tile_m, tile_k)
-            y = ct.load(b, (step, n), (tile_k, tile_n), padding_mode=zero)
-            sums = fp8.multiply_add(x, y, sums, False)
-        product.store(c, m, n, fp8.upright((sums * scale).astype(c.dtype), tile_m), tile_n)
+        m, n = product.place(tile, a.shape[0], tile_m, tiles_n, group)
+        sums = product.one_sum(a, b, m, n, tile_m, tile_n, tile_k, False, swapped, peeled) * scale
+        product.store(c, m, n, product.turned(sums.astype(c.dtype), swapped), tile_n)
 
 
 def matmul_fp8(
@@ -156,7 +145,7 @@ _OUT = (torch.bfloat16, torch.float16)
 # kernels for sm90 (csrc/quantization/w8a8/cutlass/c3x/scaled_mm_sm90_fp8_dispatch.cuh: 16 x 64 x 256 and
 # 64 x 64 x 256 for few tokens, 64 x 128 x 128, 128 x 128 x 128, clusters of two), and those around them.
 
-_WARPGROUP: fp8.Rows = (
+_WARPGROUP: Rows = (
     ((16, 32), (64, 128), (128, 256), (8,), (0,), (1,), (1, 2), (4,)),
     ((64,), (64,), (128, 256), (8,), (0,), (1,), (2,), (4,)),
     ((64,), (128,), (128,), (8,), (0,), (1,), (1, 2), (4,)),
@@ -169,7 +158,7 @@ _WARPGROUP: fp8.Rows = (
 """sm90. Eight warps are two groups: one adds in float32 while the other multiplies. Peeled, on an H200, they
 are 3 to 5 % slower, and two blocks of 64 x 128 on a multiprocessor 10 to 30 %."""
 
-_TENSOR_MEMORY: fp8.Rows = (
+_TENSOR_MEMORY: Rows = (
     ((16, 32), (64, 128), (128, 256), (8,), (1,), (1,), (1, 2), (4,)),
     ((64,), (64, 128), (128, 256), (8,), (1,), (1,), (1,), (4,)),
     ((128,), (128, 256), (128,), (8, 16), (1,), (1, 2), (1,), (4,)),
@@ -178,7 +167,7 @@ _TENSOR_MEMORY: fp8.Rows = (
 )
 """sm100 to sm110."""
 
-_WARP: fp8.Rows = (
+_WARP: Rows = (
     ((16, 32), (64, 128), (128,), (8,), (1,), (1,), (1, 2), (4,)),
     ((64,), (64, 128), (64, 128), (8,), (1,), (1,), (1, 2), (4,)),
     ((128,), (64,), (64, 128), (8, 16), (1,), (1,), (1,), (4,)),
@@ -189,8 +178,8 @@ _WARP: fp8.Rows = (
 _CONSTANTS = ("tile_m", "tile_n", "tile_k", "group", "peeled")
 
 
-def _rows(arch: Arch) -> fp8.Rows:
-    if fp8.has_tensor_memory(arch):
+def _rows(arch: Arch) -> Rows:
+    if matrix_unit(arch) is MatrixUnit.TENSOR_MEMORY:
         return _TENSOR_MEMORY
     return _WARP if arch.major > 11 else _WARPGROUP
 
@@ -198,7 +187,7 @@ def _rows(arch: Arch) -> fp8.Rows:
 @cache
 def _space(arch: Arch) -> tuple[Config, ...]:
     every = (fp8.config(_CONSTANTS, v[:5], *v[5:]) for row in _rows(arch) for v in itertools.product(*row))
-    return tuple(config for config in every if _does_not_fit(config, max(arch, Arch(9, 0))) is None)
+    return tuple(config for config in every if fp8.does_not_fit(config, max(arch, Arch(9, 0))) is None)
 
 
 def _default(arch: Arch, problem: Problem) -> Config:
@@ -208,24 +197,16 @@ def _default(arch: Arch, problem: Problem) -> Config:
     tile_m = min(max(rows, 16), 64)
     tile_n = 64 if tile_m < 64 or arch.major > 11 else 128
     peeled = 0 if _rows(arch) is _WARPGROUP else 1
-    occupancy = 1 if fp8.has_tensor_memory(arch) else 2
+    occupancy = 1 if _rows(arch) is _TENSOR_MEMORY else 2
     return fp8.config(_CONSTANTS, (tile_m, tile_n, 128, 8, peeled), 1, occupancy, 4)
 
 
-def _does_not_fit(config: Config, arch: Arch) -> str | None:
-    return fp8.does_not_fit(config, arch, *_tile(config))
-
-
 def _legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
-    refusal = wrongly_peeled(config) or _does_not_fit(config, arch)
+    refusal = wrongly_peeled(config) or fp8.does_not_fit(config, arch)
     return refusal or fp8.does_not_suit(config, problem) or True
 
 
 # The declaration --------------------------------------------------------------------------------
-
-
-def _tile(config: Config) -> tuple[int, int, int]:
-    return int(config["tile_m"]), int(config["tile_n"]), int(config["tile_k"])
 
 
 def _problem(
@@ -235,7 +216,7 @@ def _problem(
 
 
 def _work(config: Config, problem: Problem) -> Work:
-    tile_m, tile_n, tile_k = _tile(config)
+    tile_m, tile_n, tile_k = tile_of(config)
     return Work(
         steps=-(-problem.size("K") // tile_k),
         flops=2.0 * tile_m * tile_n * tile_k,
@@ -245,7 +226,7 @@ def _work(config: Config, problem: Problem) -> Work:
 
 
 def _args(config: Config, a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any) -> tuple[Any, ...]:
-    return a, b, scale_a, scale_b, out, *_tile(config), int(config["group"]), int(config["peeled"])
+    return a, b, scale_a, scale_b, out, *tile_of(config), int(config["group"]), int(config["peeled"])
 
 
 def _make_args(problem: Problem, device: Any, seed: int) -> tuple[Any, ...]:

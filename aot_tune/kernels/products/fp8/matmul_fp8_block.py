@@ -17,7 +17,9 @@ import torch
 
 from aot_tune import inputs
 from aot_tune.declare.declaration import Close, Work
+from aot_tune.kernels.products import product
 from aot_tune.kernels.products.fp8 import fp8
+from aot_tune.kernels.products.product_space import Rows
 from aot_tune.tunable import Tunable
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Exact, Pow2, edge
@@ -42,18 +44,20 @@ def matmul_fp8_block_kernel(  # type: ignore[no-untyped-def]
     """Compute every `num_blocks`-th tile of C, accumulating in float32."""
     zero = ct.PaddingMode.ZERO
     tiles_m, tiles_n = ct.cdiv(a.shape[0], tile_m), ct.cdiv(b.shape[1], tile_n)
+    swapped = tile_m < fp8.UNIT_ROWS
+    nothing = product.turned(ct.zeros((tile_m, tile_n), ct.float32), swapped)
     for tile in range(ct.bid(0), tiles_m * tiles_n, ct.num_blocks(0)):
-        m, n = fp8.grouped(tile, tiles_m, tiles_n, group)
-        sums = fp8.nothing(tile_m, tile_n)
+        m, n = product.order(tile, tiles_m, tiles_n, group)
+        sums = nothing
         for step in range(ct.cdiv(a.shape[1], BLOCK)):
             x = ct.load(a, (m, step), (tile_m, BLOCK), padding_mode=zero, latency=_LATENCY)
             y = ct.load(b, (step, n), (BLOCK, tile_n), padding_mode=zero, latency=_LATENCY)
             scale = ct.load(scale_a, (m, step), (tile_m, 1), latency=_LATENCY)
             # One number that is gathered goes to registers; a load would use shared memory and a barrier.
             scale = scale * ct.gather(scale_b, (n * tile_n // BLOCK, step), check_bounds=False)
-            part = fp8.multiply_add(x, y, fp8.nothing(tile_m, tile_n), True)
-            sums = sums + part * fp8.upright(scale, tile_m)
-        ct.store(c, (m, n), fp8.upright(sums.astype(c.dtype), tile_m))
+            part = product.multiply_add(x, product.turned(y, swapped), nothing, swapped, True)
+            sums = sums + part * product.turned(scale, swapped)
+        ct.store(c, (m, n), product.turned(sums.astype(c.dtype), swapped))
 
 
 # The search space -------------------------------------------------------------------------------
@@ -64,7 +68,7 @@ def matmul_fp8_block_kernel(  # type: ignore[no-untyped-def]
 # (ops/cutile/fp8_quantization_matmul.py). With two blocks a multiprocessor, one scales while the other
 # multiplies.
 
-_WARPGROUP: fp8.Rows = (
+_WARPGROUP: Rows = (
     ((16, 32), (64, 128), (8,), (1,), (1, 2), (4,)),
     ((64,), (32, 64, 128), (8,), (1,), (2,), (4,)),
     ((64,), (128,), (8,), (1,), (1,), (8,)),
@@ -75,7 +79,7 @@ _WARPGROUP: fp8.Rows = (
 )
 """sm90."""
 
-_OTHERS: fp8.Rows = (
+_OTHERS: Rows = (
     ((16, 32), (64, 128), (8,), (1,), (1, 2), (4,)),
     ((64,), (64, 128), (8,), (1,), (1, 2), (4,)),
     ((128,), (64, 128), (8, 16), (1, 2), (1, 2), (4,)),
@@ -99,11 +103,13 @@ def _default(arch: Arch, problem: Problem) -> Config:
     return fp8.config(_CONSTANTS, (min(max(rows, 16), 64), 64 if narrow else 128, 8), 1, 2, 4)
 
 
+@cache  # a choice asks for each config that it considers
 def _does_not_fit(config: Config, arch: Arch) -> str | None:
     tile_n = int(config["tile_n"])
     if tile_n > BLOCK:
         return f"a tile of {tile_n} columns has several scales of B"
-    return fp8.does_not_fit(config, arch, int(config["tile_m"]), tile_n, BLOCK)
+    stepped = Config(constants={**config.constants, "tile_k": BLOCK}, hints=config.hints)
+    return fp8.does_not_fit(stepped, arch)
 
 
 def _legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
