@@ -25,7 +25,7 @@ def matmul(arch: str, tile_m: int, tile_n: int, tile_k: int, num_ctas: int = 1, 
         constants={
             "tile_m": tile_m,
             "tile_n": tile_n,
-            "more_n": 0,
+            "more": 0,
             "tile_k": tile_k,
             "swapped": 0,
             "group": 8,
@@ -104,7 +104,7 @@ def matmul_of_size(m: int) -> bytes:
         constants={
             "tile_m": 128,
             "tile_n": 128,
-            "more_n": 0,
+            "more": 0,
             "tile_k": 64,
             "swapped": 0,
             "group": 8,

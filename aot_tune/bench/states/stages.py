@@ -111,7 +111,7 @@ def _of(step: Any, how: Any) -> Any:
 
 def takes(config: Config) -> bool:
     """Whether a config of the kernels matmul or linear has stages that can be left out here."""
-    return config["more_n"] == 0 and config["splits"] == 1
+    return config["more"] == 0 and config["splits"] == 1
 
 
 def constants(config: Config, variant: Variant, *, by_rows: bool) -> tuple[int, ...]:

@@ -98,7 +98,7 @@ def _share_the_last_wave(
     steps, blocks, shape = ct.cdiv(a.shape[1], tile_k), ct.num_blocks(0), (tile_m, tile_n, tile_k)
     left = tiles_m * tiles_n % blocks
     whole = tiles_m * tiles_n - left
-    room = min(blocks, scratch.shape[0] // (tile_m * tile_n))
+    room = min(blocks, scratch.shape[0] * scratch.shape[1] // (tile_m * tile_n))
     shares = max(min(min(splits, room // max(left, 1)), steps // _LEAST_STEPS), 1)
     for item in range(ct.bid(0), (whole + left * shares) * (1 - ct.bid(1)), blocks):
         part, among = max(item - whole, 0), 1

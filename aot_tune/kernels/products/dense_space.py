@@ -2,8 +2,9 @@
 
 Tiles of 64 rows and more are those of Triton's tutorial (03-matrix-multiplication.py), of CUTLASS's kernels
 for sm90 (128 x 256 by eight warps; two blocks that share a tile), and sizes between them that measured best
-on the H200: 80, 160 and 192 columns. Tiles of 16 and 32 rows are for the few tokens of a decoding step. Where
-K is long and tiles are few, blocks may share the sums of a tile (split-K).
+on the H200: 80, 160 and 192 columns. Tiles of 80 to 192 rows are for batches that are no powers of two, those
+of 16 and 32 rows for the few tokens of a decoding step. Where K is long and tiles are few, blocks may share
+the sums of all tiles (split-K), and with more tiles those of the last wave alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from aot_tune.inputs import named_dtype
 from aot_tune.kernels.products.product_space import (
     MatrixUnit,
     Rows,
+    extent,
     matrix_unit,
     overflow,
     persistent_grid,
@@ -51,6 +53,10 @@ _SPACE: Mapping[MatrixUnit, Rows] = {
         ((128,), (128,), (32, 64), (64,), (0,), (8, 16), (1,), (1,), (8,)),
         ((256,), (128,), (0,), (64,), (0,), (8,), (2,), (1,), (4,)),
         ((256,), (128,), (64,), (64,), (0,), (8,), (2,), (1,), (8,)),
+        # Batches of no power of two. 300 tokens fill 2 tiles of 160 rows, of 128 rows 2.3.
+        ((64,), (128,), (16, 32), (128,), (1,), (8,), (1,), (1,), (8,)),
+        ((128,), (128,), (16, 32, 64), (64,), (1,), (8,), (1,), (1,), (8,)),
+        ((128,), (64,), (16, 32, 64), (64,), (1,), (8,), (1,), (1,), (4,)),
     ),
     MatrixUnit.TENSOR_MEMORY: (
         ((16,), (64,), (0,), (128, 256), (1,), (8,), (1,), (1,), (4,)),
@@ -88,6 +94,19 @@ _UNPEELED: Mapping[MatrixUnit, Sequence[tuple[int, int, int, int, int, int]]] = 
     MatrixUnit.WARP: (),
 }
 
+# Values of tile_m, tile_n, tile_k, num_worker_warps and splits where blocks share the last wave alone. On
+# sm90 steps of 32 pipeline; with steps of 64 each waits once for its products.
+_LAST_WAVE: Mapping[MatrixUnit, Sequence[tuple[int, int, int, int, int]]] = {
+    MatrixUnit.WARPGROUP: (
+        (128, 256, 32, 8, 4),
+        (128, 256, 32, 8, 8),
+        (128, 128, 32, 8, 4),
+        (128, 128, 64, 8, 4),
+    ),
+    MatrixUnit.TENSOR_MEMORY: ((128, 256, 64, 4, 4),),
+    MatrixUnit.WARP: (),
+}
+
 # Values of tile_m, tile_n, tile_k, swapped, occupancy and num_worker_warps of tiles whose sums blocks share.
 _SHARED: Mapping[MatrixUnit, Sequence[tuple[int, int, int, int, int, int]]] = {
     MatrixUnit.WARPGROUP: (
@@ -102,7 +121,17 @@ _SHARED: Mapping[MatrixUnit, Sequence[tuple[int, int, int, int, int, int]]] = {
 }
 
 _SPLITS = (2, 3, 4)
-"""Numbers of blocks that may share the sums of a tile."""
+"""Numbers of blocks that may share the sums of every tile."""
+
+_MOST_SPLITS = 8
+"""Blocks that may share the sums of a tile of the last wave, at most."""
+
+_BETWEEN = (128, 2048)
+"""The bucket's rows above and up to which tiles have further rows, and blocks share the last wave. With fewer
+rows there is one row of tiles; with more there are many waves, and the last one counts little."""
+
+_LEAST_K_LAST = 2048
+"""K where blocks share the last wave, at least."""
 
 _GROUP = 8
 """Rows of tiles that are taken together where tiles are not wider than tall, or sums are shared."""
@@ -119,6 +148,9 @@ _MOST_ROWS = 256
 _LEAST_K = 4096
 """Length of a share of K, at least: with less, adding up takes longer than sharing saves."""
 
+WIDTH = 256
+"""Columns of the memory in which they store them: parts lie beside each other and below."""
+
 _MOST_LEFT = 1 << 23
 """Numbers that the blocks of a launch store for each other, at most: 32 MiB."""
 
@@ -131,7 +163,8 @@ threads, each warp might hold a copy from its own read, and warps that disagree 
 meet again."""
 
 _LEAST_TILE, _WIDEST = 1024, 128
-"""Numbers of a tile whose sums are shared, at least (4 for each thread of 8 warps), and columns, at most."""
+"""Numbers of a tile whose sums are shared, at least (4 for each thread of 8 warps); and its columns, at most,
+where every tile is shared."""
 
 
 @cache  # every unseen shape asks for its default
@@ -177,16 +210,24 @@ def _slices(config: Config) -> int:
 
 
 def tiles(config: Config, rows: int, columns: int) -> int:
-    """Tiles of a product of this many rows and columns; each split of a tile counts as one."""
-    tile_m, tile_n, more, _, _ = _tile_of(config)
-    return -(-rows // tile_m) * -(-columns // (tile_n + more)) * int(config["splits"])
+    """Tiles of a product of this many rows and columns; each share of a tile counts as one.
+
+    Where the last wave alone is shared, all tiles count so: it then costs the part of a wave that it is.
+    """
+    high, wide = extent(config)
+    return -(-rows // high) * -(-columns // wide) * int(config["splits"])
 
 
-def grid(config: Config, device: Device, rows: int, columns: int) -> tuple[int]:
-    """The grid: what the GPU runs at once or, where sums are shared, a block for each part and each slice."""
+def grid(config: Config, device: Device, rows: int, columns: int) -> tuple[int, ...]:
+    """The grid: as many blocks as the GPU runs at once, and as many again where these add up the last wave.
+
+    Where the sums of all tiles are shared, a block for each part and each slice.
+    """
     parts, splits = tiles(config, rows, columns), int(config["splits"])
     if splits == 1:
         return persistent_grid(config, device, parts)
+    if not config["peeled"]:
+        return *persistent_grid(config, device, parts), 2
     return (parts + parts // splits * _slices(config),)
 
 
@@ -211,6 +252,9 @@ def _fitting(arch: Arch, size: int) -> tuple[Config, ...]:
         every[config_of(tile_m, tile_n, 0, tile_k * 2 // size, swapped, _GROUP, 1, *hints, splits)] = None
     for tile_m, tile_n, tile_k, group, num_ctas, warps in _UNPEELED[matrix_unit(arch)]:
         every[config_of(tile_m, tile_n, 0, tile_k * 2 // size, 0, group, num_ctas, 1, warps, peeled=0)] = None
+    for tile_m, tile_n, tile_k, warps, splits in _LAST_WAVE[matrix_unit(arch)]:
+        tile = tile_m, tile_n, 0, tile_k * 2 // size, 0
+        every[config_of(*tile, _GROUP, 1, 1, warps, splits, peeled=0)] = None
     return tuple(config for config in every if overflow(config, arch, item_bytes=size) is None)
 
 
@@ -238,15 +282,26 @@ def _plain(
 
 def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
     """Whether a config may run a problem, or why not; the same for all sizes of a bucket."""
-    _, tile_n, more, _, swapped = _tile_of(config)
-    if more and (tile_n % more or swapped):
-        return f"more is {more}; it must divide tile_n, {tile_n}, and needs swapped to be 0"
-    if wrong := wrongly_peeled(config) or _wrongly_grouped(config, edge(problem.size("M"))):
+    rows = edge(problem.size("M"))
+    wrong = wrongly_peeled(config) or _wrongly_grouped(config, rows) or _wrongly_more(config, rows)
+    if wrong:
         return wrong
-    if not config["peeled"] and (more or config["splits"] != 1):
-        return "a tile of two widths, or whose sums are shared, needs peeled to be 1"
+    if not config["peeled"] and config["more"]:
+        return "a tile of two widths needs peeled to be 1"
     refusal = overflow(config, arch, item_bytes=item_bytes(problem))
-    return refusal or waste(config, edge(problem.size("M"))) or _not_shared(config, arch, problem) or True
+    return refusal or waste(config, rows) or _not_shared(config, arch, problem) or True
+
+
+def _wrongly_more(config: Config, rows: int) -> str | None:
+    """Why the further columns or rows of a config are wrong, or stay empty for `rows` rows; or None."""
+    tile_m, tile_n, more, _, swapped = _tile_of(config)
+    along = ("tile_n", tile_n) if not swapped else ("tile_m", tile_m)
+    if more and along[1] % more:
+        return f"more is {more}; with swapped {swapped} it must divide {along[0]}, {along[1]}"
+    least, most = _BETWEEN
+    if more and swapped and not least < rows <= most:
+        return f"tiles of {tile_m} and {more} rows are for {least + 1} to {most} rows, not for {rows}"
+    return None
 
 
 def _wrongly_grouped(config: Config, rows: int) -> str | None:
@@ -261,6 +316,8 @@ def _wrongly_grouped(config: Config, rows: int) -> str | None:
 
 def left(rows: int, k: int, columns: int) -> int:
     """Numbers that the blocks of any config store for each other, at most, for all sizes of a bucket."""
+    if k >= _LEAST_K_LAST and _BETWEEN[0] < edge(rows) <= _BETWEEN[1]:
+        return _MOST_LEFT
     if rows > _MOST_ROWS or k < 2 * _LEAST_K:
         return 1
     # At most half of a tile's rows are empty.
@@ -275,6 +332,8 @@ def _not_shared(config: Config, arch: Arch, problem: Problem) -> str | None:
     rows, k, sms = edge(problem.size("M")), problem.size("K"), Device.reference(arch).sm_count
     if more or config.hints.get("num_ctas", 1) > 1:
         return "the sums of a tile of two widths, or of two blocks, are not shared"
+    if not config["peeled"]:
+        return _last_wave_not_shared(config, rows, k)
     if splits not in _SPLITS or tile_m * tile_n < _LEAST_TILE or tile_n > _WIDEST:
         return (
             f"a tile of {tile_m} x {tile_n} over {splits}; {_SPLITS} share one of {_LEAST_TILE} numbers or "
@@ -288,6 +347,23 @@ def _not_shared(config: Config, arch: Arch, problem: Problem) -> str | None:
     parts = tiles(config, rows, problem.size("N"))
     if parts // splits > _MOST_WAVES * sms or parts * tile_m * tile_n > _MOST_LEFT:
         return f"{parts // splits} tiles are enough for {sms} multiprocessors, or leave too much"
+    return None
+
+
+def _last_wave_not_shared(config: Config, rows: int, k: int) -> str | None:
+    """Why blocks should not share the last wave of a product of up to `rows` rows, or None."""
+    (tile_m, tile_n, _, _, _), splits = _tile_of(config), int(config["splits"])
+    if not 1 < splits <= _MOST_SPLITS or tile_m * tile_n < _LEAST_TILE or max(tile_m, tile_n) > WIDTH:
+        return (
+            f"a tile of {tile_m} x {tile_n} over {splits}; up to {_MOST_SPLITS} share one of {_LEAST_TILE} "
+            f"numbers or more, of up to {WIDTH} rows and columns"
+        )
+    least, most = _BETWEEN
+    if not least < rows <= most or k < _LEAST_K_LAST:
+        return (
+            f"{rows} rows and a K of {k}; the last wave is shared for {least + 1} to {most} rows and a K of "
+            f"{_LEAST_K_LAST} or more"
+        )
     return None
 
 

@@ -43,7 +43,7 @@ def linear_kernel(  # type: ignore[no-untyped-def]
     swapped: ct.Constant[int], group: ct.Constant[int], peeled: ct.Constant[int],
     splits: ct.Constant[int], slices: ct.Constant[int],
 ):  # fmt: skip
-    """Compute this block's tiles of `out`, accumulating in float32; `product` and `dense` explain the constants."""
+    """Compute this block's tiles of `out`, accumulating in float32; `dense` explains the constants."""
     tile, order = (tile_m, tile_n, more, tile_k), (swapped, group, peeled)
     dense.compute(x, weight, out, scratch, (bias, biased, activation), True, tile, order, (splits, slices))
 
@@ -70,7 +70,7 @@ def linear(
     If rows of `x` or `weight` do not all start at a multiple of 16 bytes, the call makes a copy whose rows
     do; a weight whose rows are padded, ``room[:, :K]``, saves the copy.
 
-    CUDA graphs: with up to 256 rows, several blocks may share sums in memory that belongs to the stream. Run
+    CUDA graphs: with up to 2048 rows, several blocks may share sums in memory that belongs to the stream. Run
     the same call once before it is captured (on the capturing stream, if there are several), and replay the
     graphs of one stream one after another.
 

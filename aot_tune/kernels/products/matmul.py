@@ -28,7 +28,7 @@ def matmul_kernel(  # type: ignore[no-untyped-def]
     swapped: ct.Constant[int], group: ct.Constant[int], peeled: ct.Constant[int],
     splits: ct.Constant[int], slices: ct.Constant[int],
 ):  # fmt: skip
-    """Compute this block's tiles of C, accumulating in float32; `product` and `dense` explain the constants."""
+    """Compute this block's tiles of C, accumulating in float32; `dense` explains the constants."""
     tile, order = (tile_m, tile_n, more, tile_k), (swapped, group, peeled)
     dense.compute(a, b, c, scratch, (), False, tile, order, (splits, slices))
 
@@ -39,7 +39,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None)
     If rows of `a` or `b` (columns, where those are contiguous) do not all start at a multiple of 16 bytes,
     the call makes a copy whose rows do.
 
-    CUDA graphs: with up to 256 rows, several blocks may share sums in memory that belongs to the stream. Run
+    CUDA graphs: with up to 2048 rows, several blocks may share sums in memory that belongs to the stream. Run
     the same call once before it is captured (on the capturing stream, if there are several), and replay the
     graphs of one stream one after another.
 

@@ -1,9 +1,9 @@
 """Tile code of a dense product of two matrices: the order of the tiles, and the sums of a tile over K.
 
 A tile has `tile_m` rows and `tile_n` columns, plus `more` further columns, or further rows if `swapped`: 160
-or 192 columns in all, or 144 rows, while a tile of cuTile has a power of two. They cost one more instruction a
-step, and they fill the GPU where tiles of a power of two would leave a third of the multiprocessors idle, or
-a third of the last rows empty.
+or 192 in all, while a tile of cuTile has a power of two. They cost one more instruction a step, and they fill
+the GPU where tiles of a power of two would leave a third of the multiprocessors idle, or of the last rows
+empty.
 """
 
 from __future__ import annotations
@@ -153,14 +153,11 @@ def two_sums(a: Any, b: Any, m: Any, n: Any, tile: Any, by_rows: Any, swapped: A
         by_rows: As for `columns`.
         swapped: As for `multiply_add`.
     """
-    tile_m, tile_n, more, _ = tile
+    tile_m, tile_n, more, tile_k = tile
     wide = turned(ct.zeros((tile_m, tile_n), ct.float32), swapped)
-    if swapped:
-        narrow = ct.zeros((tile_n, more), ct.float32)
-    else:
-        narrow = ct.zeros((tile_m, more), ct.float32)
+    narrow = ct.zeros((tile_n if swapped else tile_m, more), ct.float32)
     wide, narrow = _with_step(a, b, m, n, 0, tile, by_rows, swapped, wide, narrow)
-    for step in range(1, ct.cdiv(a.shape[1], tile[3])):
+    for step in range(1, ct.cdiv(a.shape[1], tile_k)):
         wide, narrow = _with_step(a, b, m, n, step, tile, by_rows, swapped, wide, narrow)
     return wide, narrow
 

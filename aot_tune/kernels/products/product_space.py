@@ -1,6 +1,7 @@
 """Search spaces of matrix products: configs of tiles, and the limits of an arch. Pure; knows no kernel.
 
-A config here has the constants tile_m, tile_n, tile_k and maybe more, and the hints num_ctas and occupancy.
+A config here has the constants tile_m, tile_n, tile_k and maybe more and swapped (see `product`), and the
+hints num_ctas and occupancy.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ def overflow(config: Config, arch: Arch, *, item_bytes: int, products: int = 1) 
         item_bytes: Bytes of an element of the operands.
         products: Number of tiles of tile_n columns that a block computes at the same time.
     """
-    (tile_m, _, tile_k), (num_ctas, occupancy) = tile_of(config), hints_of(config)
-    tile_n = _columns(config, products)
+    tile_k, (num_ctas, occupancy) = int(config["tile_k"]), hints_of(config)
+    tile_m, tile_n = extent(config, products)
     if num_ctas > 1 and arch < Arch(9, 0):
         return f"{arch} has no clusters of blocks; num_ctas must be 1"
     sums = tile_m * tile_n // num_ctas
@@ -115,7 +116,7 @@ _ALWAYS_ROWS = 64
 
 def waste(config: Config, rows: int) -> str | None:
     """Why a config wastes work on a product of up to `rows` rows, or None."""
-    tile_m, _, _ = tile_of(config)
+    tile_m, _ = extent(config)
     if tile_m > max(_ALWAYS_ROWS, 2 * rows):
         return f"a tile of {tile_m} rows is more than half empty for {rows}"
     if tile_m < _ALWAYS_ROWS and rows > 4 * tile_m:
@@ -125,8 +126,7 @@ def waste(config: Config, rows: int) -> str | None:
 
 def work_of(config: Config, k: int, *, item_bytes: int, products: int = 1) -> Work:
     """The work of one tile with sums over `k`; the other arguments as for `overflow`."""
-    tile_m, _, tile_k = tile_of(config)
-    columns = _columns(config, products)
+    tile_k, (tile_m, columns) = int(config["tile_k"]), extent(config, products)
     return Work(
         steps=-(-k // tile_k),
         flops=2.0 * tile_m * columns * tile_k,
@@ -135,6 +135,10 @@ def work_of(config: Config, k: int, *, item_bytes: int, products: int = 1) -> Wo
     )
 
 
-def _columns(config: Config, products: int) -> int:
-    """Columns of sums that a block holds, for all its products together."""
-    return products * (int(config["tile_n"]) + int(config.constants.get("more", 0)))
+def extent(config: Config, products: int = 1) -> tuple[int, int]:
+    """Rows and columns of the sums that a block holds, for all its products together."""
+    tile_m, tile_n, _ = tile_of(config)
+    more = int(config.constants.get("more", 0))
+    if config.constants.get("swapped"):
+        return tile_m + more, products * tile_n
+    return tile_m, products * (tile_n + more)

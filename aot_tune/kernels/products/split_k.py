@@ -17,7 +17,7 @@ import torch
 
 from aot_tune import workspace
 from aot_tune.declare.declaration import Close
-from aot_tune.kernels.products.dense_space import left
+from aot_tune.kernels.products.dense_space import WIDTH, left
 from aot_tune.kernels.products.product import columns, multiply_add, rows_from, turned
 
 _MINUS_ZERO = -(2**31)
@@ -55,11 +55,13 @@ def leave(scratch: Any, place: Any, sums: Any) -> None:
     """Store the float32 sums of a part as the `place`-th of all, for the blocks that add up.
 
     The store is a weak one, through shared memory: a relaxed one takes registers from the loop of products,
-    which then waits for each product. It is the last store of the block.
+    which then waits for each product; so it does where the tile is made a vector before it is stored. It is
+    the last store of the block.
     """
     bits = ct.bitcast(sums, ct.int32)
-    bits = ct.where(bits == 0, _MINUS_ZERO, bits).reshape((sums.shape[0] * sums.shape[1],))
-    ct.store(scratch, (place,), bits)
+    bits = ct.where(bits == 0, _MINUS_ZERO, bits)
+    across = scratch.shape[1] // sums.shape[1]
+    ct.store(scratch, (place // across, place % across), bits)
 
 
 def slice_of_sum(
@@ -71,26 +73,28 @@ def slice_of_sum(
     `splits`; in the place of one that is not there the last is read again, and not counted.
     """
     high, wide = shape[1] if swapped else shape[0], shape[0] if swapped else shape[1]
-    size = high * wide // slices
-    total, missing = ct.zeros((size,), ct.float32), 1
+    slice_shape, across = (high // slices, wide), scratch.shape[1] // wide
+    total, missing = ct.zeros(slice_shape, ct.float32), 1
     while missing > 0:
         # hoisted-load (README): always 0, which the compiler cannot know. A relaxed load of one fixed place
         # would leave the loop, which then never ends.
         none = missing >> _NEVER_SO_MANY
-        total, unseen = ct.zeros((size,), ct.float32), ct.zeros((size,), ct.int32)
+        total, unseen = ct.zeros(slice_shape, ct.float32), ct.zeros(slice_shape, ct.int32)
         for part in ct.static_iter(range(splits)):
-            place = (tile * shares + min(part, shares - 1)) * slices + at
+            place = tile * shares + min(part, shares - 1)
+            index = place // across * slices + at + none, place % across
             bits = ct.load(
-                scratch, (place + none,), (size,), check_bounds=False,
-                allow_tma=False, memory_order=ct.MemoryOrder.RELAXED, memory_scope=ct.MemoryScope.DEVICE,
+                scratch, index, slice_shape, check_bounds=False, allow_tma=False,
+                memory_order=ct.MemoryOrder.RELAXED, memory_scope=ct.MemoryScope.DEVICE,
             )  # fmt: skip
             unseen = unseen + ct.where(bits == 0, 1, 0)
             total = total + ct.where(part < shares, ct.bitcast(bits, ct.float32), 0.0)
         missing = ct.sum(unseen)
     for part in ct.static_iter(range(splits)):
-        place = (tile * shares + min(part, shares - 1)) * slices + at
-        ct.store(scratch, (place,), ct.zeros((size,), ct.int32), allow_tma=False)
-    return total.reshape((high // slices, wide))
+        place = tile * shares + min(part, shares - 1)
+        index = place // across * slices + at, place % across
+        ct.store(scratch, index, ct.zeros(slice_shape, ct.int32), allow_tma=False)
+    return total
 
 
 def index_of_slice(first: Any, n: Any, at: Any, slices: Any, tile: Any, swapped: Any) -> Any:
@@ -113,16 +117,19 @@ def scratch(a: torch.Tensor, columns: int) -> torch.Tensor:
     Args:
         a: (M, K), the left factor.
         columns: Columns of the right factor.
+
+    Returns:
+        (n, `WIDTH`), int32.
     """
     rows, k = a.shape
     most = left(rows, k, columns)
-    return workspace(a.device, 1, most).counters if most > 1 else _unused(a.device)
+    return workspace(a.device, 1, most).counters.view(-1, WIDTH) if most > 1 else _unused(a.device)
 
 
 @cache
 def _unused(device: torch.device) -> torch.Tensor:
     """Memory to pass where no config shares sums: neither read nor written, so any stream may use it."""
-    return workspace(device, 1, 1).counters
+    return workspace(device, 1, 1).counters.view(-1, WIDTH)
 
 
 def nothing_left(scratch: torch.Tensor) -> Close:

@@ -22,14 +22,14 @@ SM90 = Arch.parse("sm90")
 PROBLEM = Problem({"dtype": "bfloat16", "M": 885, "N": 5120, "K": 25600})
 SMALL = Config(
     constants={
-        "tile_m": 16, "tile_n": 16, "more_n": 0, "tile_k": 16, "swapped": 0, "group": 2, "splits": 1,
+        "tile_m": 16, "tile_n": 16, "more": 0, "tile_k": 16, "swapped": 0, "group": 2, "splits": 1,
     }
 )  # fmt: skip
 
 
 def fragile() -> Config:
     """The config that wins under load and is slow in every other state."""
-    wanted = {"tile_m": 64, "tile_n": 128, "more_n": 0, "splits": 1, "swapped": 0}
+    wanted = {"tile_m": 64, "tile_n": 128, "more": 0, "splits": 1, "swapped": 0}
     return next(
         config
         for config in matmul_tunable.search_space(SM90, PROBLEM)
@@ -89,4 +89,4 @@ def test_each_variant_compiles(kernel: Any, name: str) -> None:
 def test_configs_with_further_columns_or_shared_sums_are_left_alone() -> None:
     space = matmul_tunable.search_space(SM90, PROBLEM)
     assert {takes(config) for config in space} == {True, False}
-    assert all(takes(config) == (config["more_n"] == 0 and config["splits"] == 1) for config in space)
+    assert all(takes(config) == (config["more"] == 0 and config["splits"] == 1) for config in space)

@@ -12,8 +12,9 @@ import torch
 
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import matmul, matmul_tunable
-from aot_tune.kernels.products import product
+from aot_tune.kernels.products import product, split_k
 from aot_tune.kernels.products.dense_space import config_of, constants_of, tiles
+from aot_tune.kernels.products.product_space import extent
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.cubin import machine_code
 from aot_tune.nvidia.sass import inner_loop
@@ -38,7 +39,7 @@ def config(
     tile_n: int,
     tile_k: int,
     *,
-    more_n: int = 0,
+    more: int = 0,
     swapped: int = 0,
     num_ctas: int = 1,
     occupancy: int = 1,
@@ -48,7 +49,7 @@ def config(
     group: int = 8,
 ) -> Config:
     hints = num_ctas, occupancy, warps
-    return config_of(tile_m, tile_n, more_n, tile_k, swapped, group, *hints, splits, peeled)
+    return config_of(tile_m, tile_n, more, tile_k, swapped, group, *hints, splits, peeled)
 
 
 def refusal(candidate: Config, arch: str = "sm90", m: int = 4096) -> str:
@@ -83,7 +84,8 @@ def test_a_config_is_legal_for_a_size_exactly_when_it_is_for_its_bucket(arch: Ar
 
 
 def test_the_space_of_sm90_is_a_sweep_of_minutes() -> None:
-    assert 20 <= len(matmul_tunable.space(SM90, shape(4096))) <= 40
+    for m, most in ((1, 30), (64, 30), (256, 40), (1024, 40), (4096, 30)):
+        assert 10 <= len(matmul_tunable.candidates(SM90, shape(m))) <= most, m
 
 
 @pytest.mark.parametrize("arch", [a for a in KNOWN_ARCHS if a >= Arch(10, 0)], ids=str)
@@ -104,8 +106,8 @@ def test_what_does_not_fit_is_refused_with_its_reason() -> None:
     assert "registers" in refusal(config(128, 256, 64))
     assert refusal(config(128, 256, 64, num_ctas=2)) == ""
     assert refusal(config(128, 256, 64, warps=8)) == ""
-    assert "registers" in refusal(config(128, 128, 64, more_n=64))
-    assert refusal(config(128, 128, 64, more_n=64, warps=8)) == ""
+    assert "registers" in refusal(config(128, 128, 64, more=64))
+    assert refusal(config(128, 128, 64, more=64, warps=8)) == ""
     assert "clusters" in refusal(config(128, 128, 32, num_ctas=2), "sm80")
     assert "shared memory" in refusal(config(128, 128, 128), "sm120")
     assert "shared memory" in refusal(config(128, 128, 128, occupancy=2))
@@ -120,17 +122,27 @@ def test_what_is_a_waste_on_a_bucket_is_refused_with_its_reason() -> None:
     assert refusal(config(16, 64, 128), m=64) == ""
 
 
-def test_more_columns_divide_those_beside_them_and_give_no_rows() -> None:
-    assert "more_n is 48; it must divide tile_n" in refusal(config(64, 128, 64, more_n=48))
-    assert "needs swapped to be 0" in refusal(config(64, 128, 64, more_n=32, swapped=1))
-    assert refusal(config(64, 128, 64, more_n=32)) == ""
+def test_further_columns_divide_those_beside_them() -> None:
+    assert "more is 48; with swapped 0 it must divide tile_n, 128" in refusal(config(64, 128, 64, more=48))
+    assert refusal(config(64, 128, 64, more=32)) == ""
+
+
+def test_further_rows_divide_those_above_and_are_for_batches_in_between() -> None:
+    taller = config(128, 128, 64, more=32, swapped=1, warps=8)
+    assert refusal(taller, m=129) == refusal(taller, m=2048) == ""
+    for m in (128, 2049):
+        assert "tiles of 128 and 32 rows are for 129 to 2048 rows" in refusal(taller, m=m)
+    wrong = config(64, 128, 64, more=48, swapped=1, warps=8)
+    assert "with swapped 1 it must divide tile_m, 64" in refusal(wrong, m=300)
+    assert "registers" in refusal(config(128, 128, 64, more=64, swapped=1), m=300)
+    found = matmul_tunable.candidates(SM90, shape(885))
+    heights = {c["tile_m"] + c["more"] for c in found if c["swapped"] and c["more"]}
+    assert heights == {80, 96, 144, 160, 192}
 
 
 def test_only_a_tile_of_one_width_and_one_block_begins_with_its_loop() -> None:
     assert refusal(config(128, 256, 32, warps=8, peeled=0)) == ""
-    assert "needs peeled to be 1" in refusal(config(128, 128, 64, more_n=64, warps=8, peeled=0))
-    shared = config(128, 128, 64, warps=8, splits=3, peeled=0)
-    assert "needs peeled to be 1" in (matmul_tunable.refusal(shared, SM90, shape(256, 5120, 25600)) or "")
+    assert "needs peeled to be 1" in refusal(config(128, 128, 64, more=64, warps=8, peeled=0))
     for wrong in (-1, 2):
         assert f"peeled is {wrong}; it must be 1" in refusal(config(128, 128, 64, peeled=wrong))
 
@@ -161,7 +173,7 @@ def test_blocks_share_the_sums_of_few_rows_and_a_long_k() -> None:
     assert "512 rows and a K" in said(shared, 512, 5120, 25600)
     assert "half empty" in said(shared, 64, 5120, 25600)
     assert "448 tiles are enough" in said(shared, 256, 28672, 25600)
-    assert "are not shared" in said(config(128, 128, 64, more_n=32, warps=8, splits=3), 256, 5120, 25600)
+    assert "are not shared" in said(config(128, 128, 64, more=32, warps=8, splits=3), 256, 5120, 25600)
     assert "over 16; (2, 3, 4) share" in said(config(16, 64, 128, swapped=1, splits=16), 16, 5120, 65536)
     assert "of up to 128 columns" in said(config(64, 256, 64, splits=2), 64, 5120, 25600)
     assert "of 1024 numbers or" in said(config(16, 32, 128, splits=2), 16, 5120, 25600)
@@ -175,6 +187,22 @@ def test_blocks_share_the_sums_of_few_rows_and_a_long_k() -> None:
         assert any(c["splits"] == 3 and c["tile_m"] == 128 for c in found), name
 
 
+def test_blocks_share_the_last_wave_of_batches_in_between() -> None:
+    def said(candidate: Config, m: int, n: int = 5120, k: int = 4096) -> str:
+        return matmul_tunable.refusal(candidate, SM90, shape(m, n, k)) or ""
+
+    shared = config(128, 256, 32, warps=8, splits=4, peeled=0)
+    assert said(shared, 129) == said(shared, 2048) == ""
+    for m in (128, 2049):
+        assert "the last wave is shared for 129 to 2048 rows and a K of 2048 or more" in said(shared, m)
+    assert "and a K of 1024" in said(shared, 300, k=1024)
+    assert "over 9; up to 8 share" in said(config(128, 256, 32, warps=8, splits=9, peeled=0), 300)
+    assert "of up to 256 rows and columns" in said(config(64, 512, 32, warps=8, splits=4, peeled=0), 300)
+    assert "are not shared" in said(config(128, 256, 32, num_ctas=2, warps=8, splits=4, peeled=0), 300)
+    found = matmul_tunable.candidates(SM90, shape(885))
+    assert {c["splits"] for c in found if not c["peeled"]} == {1, 4, 8}
+
+
 def test_what_blocks_leave_fits_and_each_slice_has_more_elements_than_a_block_has_threads() -> None:
     for one in matmul_tunable.typical_problems:
         scratch = matmul_tunable.make_args(one, torch.device("meta"), 0)[3]
@@ -183,7 +211,9 @@ def test_what_blocks_leave_fits_and_each_slice_has_more_elements_than_a_block_ha
                 tile_m, tile_n, *_, splits, slices = constants_of(candidate)
                 if splits > 1:
                     parts = tiles(candidate, matmul_tunable.bucket_of(one).size("M"), one.size("N"))
-                    assert parts * tile_m * tile_n <= scratch.shape[0]
+                    if not candidate["peeled"]:  # no more than blocks that multiply
+                        parts = min(parts, matmul_tunable.grid_fn(candidate, Device.reference(arch), one)[0])
+                    assert parts * tile_m * tile_n <= scratch.numel()
                     assert tile_m * tile_n // slices >= 32 * candidate.hints["num_worker_warps"] * 4
 
 
@@ -192,7 +222,7 @@ def test_a_config_without_hints_is_judged_as_one_block_on_one_multiprocessor() -
         constants={
             "tile_m": 64,
             "tile_n": 64,
-            "more_n": 0,
+            "more": 0,
             "tile_k": 64,
             "swapped": 0,
             "group": 8,
@@ -218,7 +248,7 @@ def test_tiles_count_partly_filled_ones() -> None:
     assert matmul_tunable.tiles is not None
     assert matmul_tunable.tiles(config(128, 64, 64), shape(129, 65)) == 2 * 2
     assert matmul_tunable.tiles(config(128, 64, 64), shape(128, 64)) == 1
-    assert matmul_tunable.tiles(config(128, 128, 64, more_n=32), shape(256, 161)) == 2 * 2
+    assert matmul_tunable.tiles(config(128, 128, 64, more=32), shape(256, 161)) == 2 * 2
 
 
 def test_the_grid_is_what_the_gpu_holds_at_once_and_no_more_than_the_tiles() -> None:
@@ -231,6 +261,9 @@ def test_the_grid_is_what_the_gpu_holds_at_once_and_no_more_than_the_tiles() -> 
     # 96 tiles of 3 parts, and 8 slices of each tile.
     assert grid(config(128, 128, 64, warps=8, splits=3), device, shape(256)) == (96 * 3 + 96 * 8,)
     assert grid(config(16, 64, 128, swapped=1, splits=2), device, shape(16)) == (96 * 2 + 96,)
+    # 7 x 24 tiles fill 132 blocks once and leave 36, of which 3 blocks share each; 132 blocks add up.
+    assert grid(config(128, 256, 32, warps=8, splits=4, peeled=0), device, shape(885)) == (132, 2)
+    assert grid(config(128, 256, 32, warps=8, splits=4, peeled=0), device, shape(129, 256)) == (8, 2)
 
 
 def test_the_work_of_all_tiles_is_the_work_of_the_product() -> None:
@@ -241,7 +274,7 @@ def test_the_work_of_all_tiles_is_the_work_of_the_product() -> None:
     assert tiles * work.steps * work.flops == 2 * 4096 * 6144 * 4096
     assert tiles * work.store_bytes == 4096 * 6144 * 2
     assert work.load_bytes == (128 + 256) * 64 * 2
-    wider = matmul_tunable.work(config(128, 128, 64, more_n=64, warps=8), one)
+    wider = matmul_tunable.work(config(128, 128, 64, more=64, warps=8), one)
     assert (wider.flops, wider.store_bytes) == (2 * 128 * 192 * 64, 128 * 192 * 2)
     assert wider.load_bytes == (128 + 192) * 64 * 2
     split = config(128, 128, 64, warps=8, splits=2)
@@ -251,7 +284,15 @@ def test_the_work_of_all_tiles_is_the_work_of_the_product() -> None:
 # The kernel -------------------------------------------------------------------------------------
 
 
-FORMS = [{}, {"swapped": 1}, {"more_n": 32}, {"more_n": 8}, {"peeled": 0}, {"peeled": 0, "swapped": 1}]
+FORMS = [
+    {},
+    {"swapped": 1},
+    {"more": 32},
+    {"more": 8},
+    {"more": 8, "swapped": 1},
+    {"peeled": 0},
+    {"peeled": 0, "swapped": 1},
+]
 """The ways to compute a tile."""
 
 
@@ -267,15 +308,15 @@ def test_the_kernel_agrees_with_the_reference(
     args = matmul_tunable.make_args(shape(m, n, k, dtype), CPU, 1)
     poison(matmul_tunable, args)
     wanted = expected(matmul_tunable, args)
-    emulator.run(
-        matmul_tunable, args, config(16, 32, 32, **form), monkeypatch, twice=emulator.of_two_tiles(m, 16, n)
-    )
+    chosen = config(16, 32, 32, **form)
+    twice = emulator.of_two_tiles(m, extent(chosen)[0], n)
+    emulator.run(matmul_tunable, args, chosen, monkeypatch, twice=twice)
     assert_agrees(matmul_tunable, args, wanted)
 
 
 @pytest.mark.emulated
 @pytest.mark.parametrize(
-    ("form", "across"), [({}, 6), ({"swapped": 1}, 6), ({"more_n": 8}, 4), ({"peeled": 0}, 6)], ids=str
+    ("form", "across"), [({}, 6), ({"swapped": 1}, 6), ({"more": 8}, 4), ({"peeled": 0}, 6)], ids=str
 )
 def test_every_tile_is_computed_once_on_any_number_of_multiprocessors(
     form: dict[str, int], across: int, monkeypatch: pytest.MonkeyPatch
@@ -339,6 +380,49 @@ def test_parts_of_a_sum_are_added_up_by_whoever_comes_later(
         )
         assert_agrees(matmul_tunable, args, wanted)
         assert not bool(args[3].any()), "what parts left is not zero again"
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("swapped", [0, 1])
+@pytest.mark.parametrize(
+    ("sms", "k"),
+    [
+        (7, 16 * 20),  # 24 tiles: 3 are left, of which 2 blocks share each
+        (20, 16 * 20),  # 4 are left for 5 blocks each, 4 at most
+        (23, 16 * 20 + 5),  # 1 for 4
+        (24, 16 * 20),  # none
+        (100, 16 * 20),  # all tiles are the last wave, for 4 each
+        (16, 16 * 20),  # 8 are left, for 2 each
+        (13, 16 * 20),  # 11 are left for one each
+        (23, 16 * 7),  # too few steps to share
+    ],
+)
+def test_what_the_last_wave_leaves_is_shared(
+    sms: int, k: int, swapped: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m, n = 32 * 5 + 3, 64 * 3 + 1
+    one = shape(m, n, k)
+    monkeypatch.setattr(split_k, "left", lambda rows, k, columns: 1 << 20)
+    args = matmul_tunable.make_args(one, CPU, 1)
+    args[0][0] = 0.0
+    wanted = expected(matmul_tunable, args)
+    found = []
+    for at_once in (1, 5):  # on the same scratch
+        poison(matmul_tunable, args)
+        blocks = emulator.run(
+            matmul_tunable,
+            args,
+            config(32, 64, 16, splits=4, peeled=0, swapped=swapped),
+            monkeypatch,
+            sms=sms,
+            at_once=at_once,
+            twice=emulator.of_two_tiles(m, 32, n),
+        )
+        assert blocks == 2 * min(sms, 24 * 4)
+        assert_agrees(matmul_tunable, args, wanted)
+        assert not bool(args[3].any()), "what parts left is not zero again"
+        found.append(args[2].clone())
+    assert torch.equal(*found)
 
 
 @pytest.mark.emulated

@@ -128,7 +128,7 @@ def test_problems_of_one_signature_class_share_their_compilations() -> None:
         constants={
             "tile_m": 64,
             "tile_n": 64,
-            "more_n": 0,
+            "more": 0,
             "tile_k": 128,
             "swapped": 0,
             "group": 8,
