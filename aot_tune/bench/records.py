@@ -39,7 +39,7 @@ MOST_SHAPES = 12
 _WIDTH = 110
 """Characters that a line of a file may have before an object is split over several lines."""
 
-_PLACES = ("--results", "--out")
+_PLACES = ("--results", "--out", "--journal")
 """Options whose values are paths of the machine, which no record keeps."""
 
 _DIGITS = 5
