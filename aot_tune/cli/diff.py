@@ -14,7 +14,7 @@ from aot_tune.errors import UsageError
 from aot_tune.recorded.files import has_recorded_name, is_recorded_file, read_recorded
 from aot_tune.recorded.table import RecordedTable, name_of
 from aot_tune.tables import store
-from aot_tune.tables.table import Entry, Table, entry_order, geometric_mean
+from aot_tune.tables.table import BySize, Entry, Table, entry_order, geometric_mean
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
@@ -218,7 +218,7 @@ def _remarks(old: Table, new: Table) -> Iterable[str]:
         yield f"near_exponent {_told(old.near_exponent)} -> {_told(new.near_exponent)}"
 
 
-def _told(exponent: float | None) -> str:
+def _told(exponent: float | BySize | None) -> str:
     return "of each bucket" if exponent is None else str(exponent)
 
 

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import zlib
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,7 +19,7 @@ from aot_tune.declare.declaration import Declaration
 from aot_tune.tables.index import Index, Shipped
 from aot_tune.tables.rule import pick, rule_of
 from aot_tune.tables.states import in_worst_state
-from aot_tune.tables.table import NEAR_EXPONENTS, Entry, Point, Table
+from aot_tune.tables.table import NEAR_EXPONENTS, BySize, Entry, Point, Table, size_of
 from aot_tune.values.bucket import NEAR_DOUBLINGS, Pow2
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
@@ -62,6 +64,13 @@ def across(
         near: Whether to yield the sizes whose nearest bucket is within one doubling, or the others.
         shapes: The sizes on the Exact axes to leave out, each in turn; None for all of the table's.
     """
+    return (left for _, left in _across(tunable, table, near=near, shapes=shapes))
+
+
+def _across(
+    tunable: Declaration, table: Table, *, near: bool, shapes: Collection[Exact] | None = None
+) -> Iterator[tuple[Entry, Left]]:
+    """As `across`, each with the entry of the nearest bucket."""
     default_at = partial(tunable.default_config, table.arch)
     indexes: dict[Exact, Index] = {}
     for entry, point in _points(table):
@@ -90,14 +99,16 @@ def across(
             where="near" if near else "far",
             beside=index.beside(found, default_at),
         )
-        yield _left(times, chosen.config if chosen else None, default)
+        yield found.entry, _left(times, chosen.config if chosen else None, default)
 
 
-def near_exponent(tunable: Declaration, table: Table, present: float | None = None) -> float | None:
+def near_exponent(
+    tunable: Declaration, table: Table, present: float | BySize | None = None
+) -> float | BySize | None:
     """Choose the `Table.near_exponent` with which the rule leaves least near the table's buckets.
 
     The present one stays unless another leaves clearly less in the geometric mean (`_CLEARLY`), so that noise
-    changes nothing.
+    changes nothing; and two exponents must leave clearly less than each alone.
 
     Args:
         tunable: The declaration.
@@ -109,21 +120,38 @@ def near_exponent(tunable: Declaration, table: Table, present: float | None = No
     shapes = {_exact(table, entry) for entry in table.entries}
     # In an order that no axis decides: every second shape of a sorted list may have the same last size.
     judged = set(sorted(shapes, key=lambda shape: zlib.crc32(repr(shape).encode()))[:_MOST_SHAPES])
-    left: dict[float | None, float] = {}
-    for exponent in (present, None, *NEAR_EXPONENTS):
-        if exponent not in left:
-            one = dataclasses.replace(table, near_exponent=exponent)
-            regrets = [math.log1p(at.chosen) for at in across(tunable, one, near=True, shapes=judged)]
-            if not regrets:
-                return None  # no size is near another's bucket: nothing speaks for the present one either
-            left[exponent] = math.fsum(regrets) / len(regrets)
-    best = min(left, key=left.__getitem__)
-    return best if left[best] < left[present] - _CLEARLY else present
+    at_size: dict[float | None, dict[int, list[float]]] = {}
+    for exponent in (None, *NEAR_EXPONENTS):
+        one = dataclasses.replace(table, near_exponent=exponent)
+        of_this = at_size[exponent] = defaultdict(list)
+        for entry, at in _across(tunable, one, near=True, shapes=judged):
+            of_this[size_of(table.axes, entry.bucket)].append(math.log1p(at.chosen))
+    counts = {size: len(regrets) for size, regrets in sorted(at_size[None].items())}
+    if not counts:
+        return None  # no size is near another's bucket: nothing speaks for the present one either
+
+    def left(exponent: float | BySize | None) -> float:
+        regrets: list[float] = []
+        for size in counts:
+            regrets += at_size[exponent.at(size) if isinstance(exponent, BySize) else exponent][size]
+        return math.fsum(regrets) / len(regrets)
+
+    best: float | BySize | None = min((None, *NEAR_EXPONENTS), key=left)
+    below = [*zip(counts, itertools.accumulate(counts.values()), strict=True)]
+    ends = [size for size, count in below if _FEWEST <= count <= below[-1][1] - _FEWEST]
+    twos = [BySize(end, *pair) for end in ends for pair in itertools.permutations(NEAR_EXPONENTS, 2)]
+    two = min(twos, key=left, default=None)
+    if two is not None and left(two) < left(best) - _CLEARLY:
+        best = two
+    return best if left(best) < left(present) - _CLEARLY else present
 
 
-_CLEARLY = 0.001
-"""The least difference of mean regrets that decides: a tenth of a percent. Less is not worth a change that
-somebody has to review."""
+_FEWEST = 16
+"""Points on either side, at least, where small and large buckets have exponents of their own."""
+
+_CLEARLY = 0.0005
+"""The least difference of mean regrets that decides: a twentieth of a percent. Less is not worth a change
+that somebody has to review."""
 
 _MOST_SHAPES = 32
 """Sizes on the Exact axes to judge by, at most: of thousands, each would take a tenth of a second."""

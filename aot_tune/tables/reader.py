@@ -26,6 +26,7 @@ from aot_tune.tables.table import (
     NEAR_EXPONENTS,
     SCHEMA,
     BuiltWith,
+    BySize,
     Entry,
     Evidence,
     Kind,
@@ -133,9 +134,22 @@ def parse(data: bytes | str) -> Table:
     )
 
 
-def _near_exponent(value: Json) -> float:
+def _near_exponent(value: Json) -> float | BySize:
+    if type(value) is not dict:
+        return _exponent(value, "near_exponent")
+    check_keys(value, "near_exponent", BySize._fields)
+    up_to = value["up_to"]
+    if type(up_to) is not int or up_to < 1 or up_to & (up_to - 1):
+        expected("a power of two", up_to, "near_exponent.up_to")
+    small, large = (_exponent(value[name], f"near_exponent.{name}") for name in ("small", "large"))
+    if small == large:
+        expected(f"an exponent that differs from small, {small}", value["large"], "near_exponent.large")
+    return BySize(up_to, small, large)
+
+
+def _exponent(value: Json, path: str) -> float:
     if type(value) not in (int, float) or value not in NEAR_EXPONENTS:
-        expected(f"one of {', '.join(map(str, NEAR_EXPONENTS))}", value, "near_exponent")
+        expected(f"one of {', '.join(map(str, NEAR_EXPONENTS))}", value, path)
     return float(cast(float, value)) + 0.0  # -0.0 + 0.0 == 0.0
 
 

@@ -17,11 +17,12 @@ The *exponent* is 1, 1/2 or 0. Some kernels take whole waves, because their bloc
 others are bound by memory, or keep more blocks on a multiprocessor than the config says, and a further wave
 costs them little. Inside a bucket it is that with which the rule leaves least at the bucket's points, each
 left out in turn. At most a doubling away it is the table's `near_exponent`, with which the rule leaves least
-at the table's points, each told from the other buckets (`aot_tune.tables.left_out`); where the table has
-none, that of the nearest bucket's points. Farther away it is 1/2. Waves at the size count the multiprocessors
-of the GPU that launches, waves at the point those of the GPU that was measured. A partly filled last tile is
-a tile, so waves tell of it too. The share of each operand that L2 holds does not count: with points of other
-shares taken to be farther away, the rule left the same on the tables of sm90.
+at the table's points, each told from the other buckets (`aot_tune.tables.left_out`); there may be one for
+small buckets and one for large ones. Where the table has none, it is that of the nearest bucket's points.
+Farther away it is 1/2. Waves at the size count the multiprocessors of the GPU that launches, waves at the
+point those of the GPU that was measured. A partly filled last tile is a tile, so waves tell of it too. The
+share of each operand that L2 holds does not count: with points of other shares taken to be farther away, the
+rule left the same on the tables of sm90.
 
 Where the points are other buckets', the default is taken unless the choice is expected to be faster by more
 than `OVERLAP`. ``tuned_configs/README.md`` has an example and says what the rule leaves on measured tables.
@@ -94,7 +95,7 @@ def rule_of(entry: Entry, table: Table, tiles: Tiles | None, default_at: Default
         tiles=tiles,
         sm_count=table.built_with.sm_count,
         least_gain=PREDICTED_GAIN if entry.evidence == "predicted" else 0.0,
-        near_exponent=table.near_exponent,
+        near_exponent=table.near_exponent_at(entry.bucket),
     )
 
 
@@ -333,7 +334,7 @@ class BucketRule:
         tiles: The declaration's count of tiles, or None.
         sm_count: Multiprocessors of the GPU that the points were measured on.
         least_gain: How much faster than the default a config must be expected to be, as a fraction.
-        near_exponent: The table's exponent for sizes near the bucket; None where the points tell it.
+        near_exponent: The table's exponent for sizes near this bucket; None where the points tell it.
     """
 
     def __init__(

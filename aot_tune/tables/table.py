@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from aot_tune.values.arch import Arch
-from aot_tune.values.bucket import Axes
+from aot_tune.values.bucket import Axes, Pow2
 from aot_tune.values.config import Config
 from aot_tune.values.lazy import lazy
 from aot_tune.values.problem import Problem
@@ -25,10 +25,34 @@ FIRST_SCHEMA = 1
 Evidence = Literal["measured", "predicted"]
 
 NEAR_EXPONENTS = (0.0, 0.5, 1.0)
-"""The values that `Table.near_exponent` may have."""
+"""The values that an exponent of `Table.near_exponent` may have."""
 
 Kind = Literal["declared", "recorded"]
 """Whether a kernel's declaration was swept, or the searches of a library were recorded."""
+
+
+class BySize(NamedTuple):
+    """An exponent for small buckets and one for large ones.
+
+    The work of a small bucket is bound by memory, where a further wave costs little, and that of a large one
+    by the arithmetic units, which take whole waves.
+    """
+
+    up_to: int
+    """The largest size of a small bucket: the product of its sizes on the Pow2 axes, a power of two."""
+
+    small: float
+    """The exponent of small buckets, one of `NEAR_EXPONENTS`."""
+
+    large: float
+    """The exponent of the others."""
+
+    def at(self, size: int) -> float:
+        """The exponent of buckets of this size."""
+        return self.small if size <= self.up_to else self.large
+
+    def __str__(self) -> str:
+        return f"{self.small} up to {self.up_to}, {self.large} above"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,10 +173,10 @@ class Table:
     entries: tuple[Entry, ...]
     """The entries, sorted by `entry_order`."""
 
-    near_exponent: float | None = None
+    near_exponent: float | BySize | None = None
     """The power of waves by which times are carried from the nearest buckets to a size that has none of its
-    own and is at most a doubling away (`aot_tune.tables.rule`), one of `NEAR_EXPONENTS`; None where each
-    bucket tells its own from its points. Any but None is schema 2."""
+    own and is at most a doubling away (`aot_tune.tables.rule`), one of `NEAR_EXPONENTS`, or two by the size
+    of the nearest bucket; None where each bucket tells its own from its points. Any but None is schema 2."""
 
     kind: Kind = "declared"
     """What was tuned; ``recorded`` is schema 2."""
@@ -169,9 +193,21 @@ class Table:
         """The entry of exactly this bucket."""
         return self._by_bucket.get(bucket)
 
+    def near_exponent_at(self, bucket: Problem) -> float | None:
+        """The exponent of `near_exponent` for sizes whose nearest bucket is this one."""
+        exponent = self.near_exponent
+        if isinstance(exponent, BySize):
+            return exponent.at(size_of(self.axes, bucket))
+        return exponent
+
     @lazy
     def _by_bucket(self) -> Mapping[Problem, Entry]:
         return {entry.bucket: entry for entry in self.entries}
+
+
+def size_of(axes: Axes, bucket: Problem) -> int:
+    """The size of a bucket as `BySize` counts it: the product of its sizes on the Pow2 axes."""
+    return math.prod(bucket.size(name) or 1 for name, axis in axes.items() if isinstance(axis, Pow2))
 
 
 def _needs_two(entry: Entry) -> bool:

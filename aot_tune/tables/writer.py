@@ -8,7 +8,7 @@ import math
 
 from aot_tune.tables.reader import BUILT_WITH_KEYS, parse
 from aot_tune.tables.strict_json import Json
-from aot_tune.tables.table import Entry, StateTimes, Table, entry_order
+from aot_tune.tables.table import BySize, Entry, StateTimes, Table, entry_order
 from aot_tune.values.bucket import Axes
 from aot_tune.values.problem import Problem
 
@@ -44,13 +44,17 @@ def dump(table: Table) -> bytes:
         "axes": _line({name: axis.kind for name, axis in table.axes.items()}),
         "portfolio": _lines([config.document for config in table.portfolio]),
         "portfolio_regret": _line(_rounded(table.portfolio_regret, _REGRET_DECIMALS)),
-        **({} if table.near_exponent is None else {"near_exponent": _line(table.near_exponent)}),
+        **({} if table.near_exponent is None else {"near_exponent": _line(_exponent(table.near_exponent))}),
         "entries": _lines([_entry_json(entry, table.axes) for entry in entries]),
     }
     body = ",\n".join(f'  "{key}": {value}' for key, value in values.items())
     text = f"{{\n{body}\n}}\n"
     parse(text)
     return text.encode()
+
+
+def _exponent(exponent: float | BySize) -> Json:
+    return exponent._asdict() if isinstance(exponent, BySize) else exponent
 
 
 def _entry_json(entry: Entry, axes: Axes) -> dict[str, Json]:

@@ -94,7 +94,9 @@ def test_the_command_is_kept_without_the_places_it_wrote_to(monkeypatch: pytest.
     gpu = Gpu(index=0, name="NVIDIA H200", arch=SM90, uuid="GPU-0")
     monkeypatch.setattr(records, "visible_gpus", lambda: (gpu,))
     monkeypatch.setattr(records, "driver_version", lambda: "580.1")
-    made = records.made_with(["launch", "--results", "/a/folder", "--record", "--out=/b/file", "--out", "c", "--journal", "d"])
+    made = records.made_with(
+        ["launch", "--results", "/a/folder", "--record", "--out=/b/file", "--out", "c", "--journal", "d"]
+    )
     assert made.command == "aot-tune bench launch --record"
     assert (made.device, made.arch, made.driver) == ("NVIDIA H200", "sm90", "580.1")
     assert made.torch.startswith("2.")

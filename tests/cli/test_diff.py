@@ -11,6 +11,7 @@ import pytest
 from aot_tune.cli.diff import diff_data, diff_lines, diff_paths, diff_tables
 from aot_tune.cli.json_text import json_text
 from aot_tune.errors import TableError, UsageError
+from aot_tune.tables.table import BySize
 from aot_tune.values.arch import Arch
 from tests.support.samples import DEFAULT, SPACE, scale_table, with_entry, write
 
@@ -61,7 +62,7 @@ def test_what_changed_outside_the_entries_is_remarked() -> None:
         built_with=dataclasses.replace(old.built_with, driver="590.1", device_name="NVIDIA H100"),
         portfolio=(old.portfolio[0], SPACE[3]),
         portfolio_regret=0.05,
-        near_exponent=0.5,
+        near_exponent=BySize(64, 0.5, 1.0),
     )
     assert diff_tables(old, new).remarks == (
         f"source {old.source_hash} -> 0123456789abcdef",
@@ -69,7 +70,7 @@ def test_what_changed_outside_the_entries_is_remarked() -> None:
         "driver 580.159.04 -> 590.1",
         f"portfolio: + {SPACE[3]}; - {old.portfolio[1]}",
         "portfolio regret 1.0% -> 5.0%",
-        "near_exponent of each bucket -> 0.5",
+        "near_exponent of each bucket -> 0.5 up to 64, 1.0 above",
     )
 
 

@@ -13,8 +13,8 @@ from aot_tune.bench.left_out import summary
 from aot_tune.tables import left_out
 from aot_tune.tables.left_out import Left, across, inside, near_exponent
 from aot_tune.tables.store import package_folder, read_table
-from aot_tune.tables.table import Entry, Point, Table
-from aot_tune.values.bucket import Exact
+from aot_tune.tables.table import BySize, Entry, Point, Table, size_of
+from aot_tune.values.bucket import Exact, Pow2
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 from tests.support.samples import DEFAULT, entry, scale, scale_table
@@ -121,9 +121,9 @@ def test_where_no_shape_is_near_another_there_is_no_exponent() -> None:
     assert near_exponent(COUNTED, table, 1.0) is None
 
 
-@pytest.mark.parametrize(("slower", "stays"), [(10.01, True), (10.04, False)])
+@pytest.mark.parametrize(("slower", "stays"), [(10.005, True), (10.02, False)])
 def test_the_present_exponent_stays_unless_another_leaves_clearly_less(slower: float, stays: bool) -> None:
-    # By whole waves SECOND is taken at 2048, which costs 0.1 or 0.4 % there and half of it in the mean.
+    # By whole waves SECOND is taken at 2048, which costs 0.05 or 0.2 % there and half of it in the mean.
     table = of_times(lambda n: (10.0, slower), *SHAPES)
     assert near_exponent(COUNTED, table, 1.0) == (1.0 if stays else 0.0)
 
@@ -136,14 +136,59 @@ def test_a_table_of_thousands_of_shapes_is_judged_by_some_of_them(monkeypatch: p
     axes = {**TABLE.axes, "K": Exact()}
     table = dataclasses.replace(TABLE, axes=axes, entries=tuple(entries))
 
-    def counted(*args: Any, shapes: Collection[tuple[int, ...]], **options: Any) -> Iterator[Left]:
+    def counted(
+        *args: Any, shapes: Collection[tuple[int, ...]], **options: Any
+    ) -> Iterator[tuple[Entry, Left]]:
         asked.append(shapes)
-        return iter([Left(0.0, 0.0)])
+        return iter([(large, Left(0.0, 0.0))])
 
-    monkeypatch.setattr(left_out, "across", counted)
+    monkeypatch.setattr(left_out, "_across", counted)
     near_exponent(COUNTED, table)
     assert [len(one) for one in asked] == [32] * 4
     assert {k for _, k in asked[0]} == {64, 128}
+
+
+def of_two_sizes(shapes: int) -> Table:
+    """A table in which waves cost nothing up to M = 4, and whole waves above."""
+
+    def at(n: int, m: int) -> Entry:
+        large = TABLE.entries[2]
+        first = 10.0 * (n // 1024 if m > 4 else 1)
+        points = tuple(Point(size={"M": size}, us=(first, 12.0, 60.0)) for size in (m - 1, m))
+        return dataclasses.replace(large, bucket=large.bucket.replaced(N=n, M=m), points=points)
+
+    entries = tuple(at(1024 * n, m) for n in range(1, shapes + 1) for m in (4, 256))
+    return dataclasses.replace(TABLE, entries=entries)
+
+
+def test_small_and_large_buckets_may_have_exponents_of_their_own() -> None:
+    tunable = dataclasses.replace(
+        scale, tiles=lambda config, problem: 132 * problem.size("N") // 1024 if config == FIRST else 132
+    )
+    table = of_two_sizes(8)
+    two = BySize(4, small=0.0, large=1.0)
+    assert near_exponent(tunable, table) == two
+    assert near_exponent(tunable, table, 0.5) == two
+    assert near_exponent(tunable, table, two) == two
+    chosen = dataclasses.replace(table, near_exponent=two)
+    assert {one.chosen for one in across(tunable, chosen, near=True)} == {0.0}
+    small, large = (entry.bucket for entry in table.entries[:2])
+    assert (chosen.near_exponent_at(small), chosen.near_exponent_at(large)) == (0.0, 1.0)
+    assert chosen.schema == 2
+
+
+def test_a_few_points_are_no_evidence_for_a_second_exponent() -> None:
+    tunable = dataclasses.replace(
+        scale, tiles=lambda config, problem: 132 * problem.size("N") // 1024 if config == FIRST else 132
+    )
+    assert not isinstance(near_exponent(tunable, of_two_sizes(7)), BySize)  # 14 points of each size
+
+
+def test_a_bucket_is_as_large_as_the_product_of_its_sizes_on_pow2_axes() -> None:
+    axes = {"batch": Pow2(), "tokens": Pow2(), "heads": Exact()}
+    assert size_of(axes, Problem({"batch": 8, "tokens": 512, "heads": 3})) == 4096
+    assert size_of(axes, Problem({"batch": 0, "tokens": 512, "heads": 3})) == 512
+    assert str(BySize(64, 0.5, 1.0)) == "0.5 up to 64, 1.0 above"
 
 
 @pytest.mark.parametrize("kernel", shipped())

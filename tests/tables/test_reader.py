@@ -13,13 +13,16 @@ from hypothesis import strategies as st
 
 from aot_tune.errors import AotTuneError, NewerSchemaError, TableError
 from aot_tune.tables.reader import parse
-from aot_tune.tables.table import NEAR_EXPONENTS, Entry, Point, StateTimes, Table, entry_order
+from aot_tune.tables.table import NEAR_EXPONENTS, BySize, Entry, Point, StateTimes, Table, entry_order
 from aot_tune.tables.writer import dump
 from aot_tune.values.arch import KNOWN_ARCHS
 from aot_tune.values.bucket import Exact, Pow2, bucket_of
 from aot_tune.values.config import HINTS, Config
 from aot_tune.values.problem import Problem
 from tests.support.tables import BUILT_WITH, LARGE, TABLE, WITH_STATES, small_entry
+
+NEAR = [None, *NEAR_EXPONENTS, BySize(64, 0.5, 1.0), BySize(1, 1.0, 0.0)]
+"""Values of `near_exponent`."""
 
 SHIPPED = sorted((Path(__file__).parents[2] / "tuned_configs").glob("*/*.json"))
 
@@ -199,7 +202,9 @@ def tables(draw):
         axes=axes,
         portfolio=portfolio,
         portfolio_regret=draw(REGRETS),
-        near_exponent=draw(st.sampled_from([None, *NEAR_EXPONENTS])),
+        near_exponent=draw(
+            st.sampled_from([None, *NEAR_EXPONENTS, BySize(64, 0.5, 1.0), BySize(1, 1.0, 0.0)])
+        ),
         entries=tuple(
             Entry(
                 bucket=bucket,
@@ -353,6 +358,14 @@ WRONG_IN_2 = [
     (_set("near_exponent", 0.25), "near_exponent"),
     (_set("near_exponent", None), "near_exponent"),
     (_set("near_exponent", True), "near_exponent"),
+    (_set("near_exponent", {"up_to": 64, "small": 0.5}), "near_exponent"),
+    (_set("near_exponent", {"up_to": 64, "small": 0.5, "large": 1, "more": 1}), "near_exponent"),
+    (_set("near_exponent", {"up_to": 48, "small": 0.5, "large": 1}), "near_exponent.up_to"),
+    (_set("near_exponent", {"up_to": 0, "small": 0.5, "large": 1}), "near_exponent.up_to"),
+    (_set("near_exponent", {"up_to": True, "small": 0.5, "large": 1}), "near_exponent.up_to"),
+    (_set("near_exponent", {"up_to": 64, "small": 0.25, "large": 1}), "near_exponent.small"),
+    (_set("near_exponent", {"up_to": 64, "small": 0.5, "large": "1"}), "near_exponent.large"),
+    (_set("near_exponent", {"up_to": 64, "small": 1, "large": 1.0}), "near_exponent.large"),
     (_set("portfolio", 1, "kernel", "../x"), "portfolio[1].kernel"),
     (_set("portfolio", 1, "kernel", None), "portfolio[1].kernel"),
     (_set("entries", 0, "disturbed", None), "entries[0].disturbed"),

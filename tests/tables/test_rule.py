@@ -448,13 +448,13 @@ def test_on_tables_of_one_state_the_rule_leaves_at_most(
 
 @pytest.mark.parametrize(
     ("kernel", "inside_most", "near_most"),
-    [  # those of the nearest point, scaled by whole waves, in brackets
-        ("matmul", (0.3, 1.2), (1.0, 6.0)),  # [0.41, 2.26], [1.01, 5.36]
-        ("linear", (0.4, 2.0), (0.5, 3.6)),  # [0.30, 2.27], [0.45, 3.53]
+    [
         # Swept in several states, with sizes added where the rule was worst: they ask more of it.
         ("attention", (0.8, 5.5), (1.8, 7.8)),
         ("attention_decode", (0.9, 4.4), (3.2, 16.1)),
         ("rms_norm", (2.1, 6.4), (2.3, 8.5)),
+        ("matmul", (0.5, 3.5), (1.5, 6.0)),
+        ("linear", (0.4, 2.5), (1.0, 6.3)),
     ],
 )
 def test_on_the_tables_of_sm90_the_rule_leaves_at_most(

@@ -90,13 +90,16 @@ def part_refusal(width: int, cols: int) -> str | None:
     return None
 
 
-def refusal(config: Config, arch: Arch, elements: int) -> str | None:
-    """Why blocks of a config cannot hold `elements` elements of a tile in float32, or None."""
+def refusal(config: Config, arch: Arch, elements: int, beside: int = 0) -> str | None:
+    """Why blocks of a config cannot hold `elements` elements of a tile in float32, or None.
+
+    `beside` are registers that each thread needs beside those and the usual ones.
+    """
     num_ctas, occupancy = config.hints.get("num_ctas", 1), config.hints.get("occupancy", 1)
     if num_ctas > 1 and arch < Arch(9, 0):
         return f"{arch} has no clusters of blocks; num_ctas must be 1"
     device = Device.reference(arch)
-    needed = -(-elements // threads(config)) + _OTHER_REGISTERS
+    needed = -(-elements // threads(config)) + _OTHER_REGISTERS + beside
     resident = threads(config) // num_ctas * occupancy
     if needed > registers(arch, resident):
         return f"{elements} elements over {threads(config)} threads spill at an occupancy of {occupancy}"

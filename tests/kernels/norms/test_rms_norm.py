@@ -55,6 +55,11 @@ def test_candidates_are_what_a_block_s_registers_hold() -> None:
     assert (candidates(32768, 4, 8), candidates(32768, 8, 8)) == ([], [1])
     refusal = rms_norm_tunable.refusal(config(4, 8), SM90, shape(1, 5120))
     assert refusal == "5120 elements over 128 threads spill at an occupancy of 8"
+    # 12 parts spilled 200 bytes, 6 of the same registers nothing.
+    many = rms_norm_tunable.refusal(config(4, 4), SM90, shape(4096, 12288))
+    assert many is not None
+    assert "spill at an occupancy of 4" in many
+    assert rms_norm_tunable.refusal(config(4, 4, 16), SM90, shape(4096, 12288)) is None
 
 
 def test_the_declared_problems_are_a_sweep_of_minutes() -> None:

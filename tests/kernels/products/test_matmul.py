@@ -455,10 +455,12 @@ def test_arguments_without_storage_pose_the_problem_that_made_them() -> None:
 
 
 @pytest.mark.process
-def test_what_is_not_peeled_pipelines() -> None:
-    one = shape(4096)
-    unpeeled = [c for c in matmul_tunable.candidates(SM90, one) if not c["peeled"]]
-    assert unpeeled
+@pytest.mark.parametrize(("m", "splits"), [(4096, {1}), (885, {1, 4, 8})])
+def test_what_is_not_peeled_pipelines(m: int, splits: set[int]) -> None:
+    """Also where blocks share the last wave: flattened-store."""
+    one = shape(m)
+    unpeeled = [c for c in matmul_tunable.candidates(SM90, one) if not c["peeled"] and c["tile_k"] == 32]
+    assert {c["splits"] for c in unpeeled} == splits
     for candidate in unpeeled:
         args = matmul_tunable.args_fn(candidate, *matmul_tunable.make_args(one, torch.device("meta"), 0))
         signature = cutile.signature_of(matmul_tunable.kernel, args)
