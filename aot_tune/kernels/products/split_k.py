@@ -55,8 +55,8 @@ def leave(scratch: Any, place: Any, sums: Any) -> None:
     """Store the float32 sums of a part as the `place`-th of all, for the blocks that add up.
 
     The store is a weak one, through shared memory: a relaxed one takes registers from the loop of products,
-    which then waits for each product, and so does making a vector of the sums: flattened-store (README). It is
-    the last store of the block.
+    which then waits for each product. Making a vector of the sums would do the same: flattened-store (README).
+    It is the last store of the block.
     """
     bits = ct.bitcast(sums, ct.int32)
     bits = ct.where(bits == 0, _MINUS_ZERO, bits)
