@@ -55,7 +55,7 @@ def leave(scratch: Any, place: Any, sums: Any) -> None:
     """Store the float32 sums of a part as the `place`-th of all, for the blocks that add up.
 
     The store is a weak one, through shared memory: a relaxed one takes registers from the loop of products,
-    which then waits for each product. Making a vector of the sums would do the same: flattened-store (README).
+    which then waits for each product. So would a vector of the sums do: flattened-store (README).
     It is the last store of the block.
     """
     bits = ct.bitcast(sums, ct.int32)
