@@ -52,7 +52,7 @@ class BySize(NamedTuple):
         return self.small if size <= self.up_to else self.large
 
     def __str__(self) -> str:
-        return f"{self.small} up to {self.up_to}, {self.large} above"
+        return f"{self.small} for buckets up to {self.up_to}, {self.large} above"
 
 
 @dataclass(frozen=True, kw_only=True)

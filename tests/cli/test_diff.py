@@ -70,7 +70,7 @@ def test_what_changed_outside_the_entries_is_remarked() -> None:
         "driver 580.159.04 -> 590.1",
         f"portfolio: + {SPACE[3]}; - {old.portfolio[1]}",
         "portfolio regret 1.0% -> 5.0%",
-        "near_exponent of each bucket -> 0.5 up to 64, 1.0 above",
+        "near_exponent of each bucket -> 0.5 for buckets up to 64, 1.0 above",
     )
 
 

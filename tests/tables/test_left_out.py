@@ -188,7 +188,7 @@ def test_a_bucket_is_as_large_as_the_product_of_its_sizes_on_pow2_axes() -> None
     axes = {"batch": Pow2(), "tokens": Pow2(), "heads": Exact()}
     assert size_of(axes, Problem({"batch": 8, "tokens": 512, "heads": 3})) == 4096
     assert size_of(axes, Problem({"batch": 0, "tokens": 512, "heads": 3})) == 512
-    assert str(BySize(64, 0.5, 1.0)) == "0.5 up to 64, 1.0 above"
+    assert str(BySize(64, 0.5, 1.0)) == "0.5 for buckets up to 64, 1.0 above"
 
 
 @pytest.mark.parametrize("kernel", shipped())

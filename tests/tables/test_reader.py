@@ -202,9 +202,7 @@ def tables(draw):
         axes=axes,
         portfolio=portfolio,
         portfolio_regret=draw(REGRETS),
-        near_exponent=draw(
-            st.sampled_from([None, *NEAR_EXPONENTS, BySize(64, 0.5, 1.0), BySize(1, 1.0, 0.0)])
-        ),
+        near_exponent=draw(st.sampled_from(NEAR)),
         entries=tuple(
             Entry(
                 bucket=bucket,

@@ -1,7 +1,7 @@
 """A dense product with stages that can be left out, to find out which of them a slow state slows down.
 
-The tile code is that of `aot_tune.kernels.products.product`, for configs without further columns whose sums
-are not shared. Only the variant ``whole`` computes the product.
+The tile code is that of `aot_tune.kernels.products.product`, for configs without further columns or
+rows whose sums are not shared. Only the variant ``whole`` computes the product.
 """
 
 from __future__ import annotations

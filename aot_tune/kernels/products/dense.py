@@ -4,6 +4,10 @@ A config computes its tiles in one of three ways. Each block computes whole tile
 blocks share the sums of every tile (`splits` above 1, `peeled` 1); or they share those of the last wave alone
 (`splits` above 1, `peeled` 0; as in Osama et al., "Stream-K", 2023). In both of the latter the shares are
 added up in the order of K, by blocks that start after all that multiply (`split_k`).
+
+Where the last wave is shared and the last row of tiles begins earlier (`product.first_row`), rows that a
+whole tile and a shared one both store differ in their rounding. The shared tile is stored later: the block of
+the whole one goes on to a share, or ends, before all shares are there. Nothing but time orders the two.
 """
 
 from __future__ import annotations

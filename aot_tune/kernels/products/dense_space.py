@@ -149,7 +149,7 @@ _LEAST_K = 4096
 """Length of a share of K, at least: with less, adding up takes longer than sharing saves."""
 
 WIDTH = 256
-"""Columns of the memory in which they store them: parts lie beside each other and below."""
+"""Columns of the scratch in which blocks leave shares of sums, which lie side by side and then below."""
 
 _MOST_LEFT = 1 << 23
 """Numbers that the blocks of a launch store for each other, at most: 32 MiB."""
@@ -181,7 +181,7 @@ def config_of(
     splits: int = 1,
     peeled: int = 1,
 ) -> Config:
-    """The config of these constants and hints; `product` explains the constants."""
+    """The config of these constants and hints; `product` and `dense` explain the constants."""
     tile = {"tile_m": tile_m, "tile_n": tile_n, "more": more, "tile_k": tile_k, "swapped": swapped}
     return Config(
         constants={**tile, "group": group, "peeled": peeled, "splits": splits},
@@ -287,9 +287,14 @@ def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
     if wrong:
         return wrong
     if not config["peeled"] and config["more"]:
-        return "a tile of two widths needs peeled to be 1"
+        return "a tile with further columns or rows needs peeled to be 1"
     refusal = overflow(config, arch, item_bytes=item_bytes(problem))
     return refusal or waste(config, rows) or _not_shared(config, arch, problem) or True
+
+
+def invariant(config: Config, problem: Problem) -> bool | str:
+    """Whether a config sums each row in an order that no batch changes, or why not."""
+    return config["splits"] == 1 or "blocks share sums, by the number of tiles"
 
 
 def _wrongly_more(config: Config, rows: int) -> str | None:
@@ -317,7 +322,7 @@ def _wrongly_grouped(config: Config, rows: int) -> str | None:
 def left(rows: int, k: int, columns: int) -> int:
     """Numbers that the blocks of any config store for each other, at most, for all sizes of a bucket."""
     if k >= _LEAST_K_LAST and _BETWEEN[0] < edge(rows) <= _BETWEEN[1]:
-        return _MOST_LEFT
+        return min(_MOST_SPLITS * edge(rows) * (columns + WIDTH), _MOST_LEFT)
     if rows > _MOST_ROWS or k < 2 * _LEAST_K:
         return 1
     # At most half of a tile's rows are empty.
@@ -331,7 +336,7 @@ def _not_shared(config: Config, arch: Arch, problem: Problem) -> str | None:
         return None
     rows, k, sms = edge(problem.size("M")), problem.size("K"), Device.reference(arch).sm_count
     if more or config.hints.get("num_ctas", 1) > 1:
-        return "the sums of a tile of two widths, or of two blocks, are not shared"
+        return "the sums of a tile with further columns or rows, or of two blocks, are not shared"
     if not config["peeled"]:
         return _last_wave_not_shared(config, rows, k)
     if splits not in _SPLITS or tile_m * tile_n < _LEAST_TILE or tile_n > _WIDEST:

@@ -27,7 +27,16 @@ from aot_tune.kernels.host.arguments import (
 )
 from aot_tune.kernels.host.padding import padded
 from aot_tune.kernels.products import dense, split_k
-from aot_tune.kernels.products.dense_space import constants_of, default, grid, legal, space, tiles, work
+from aot_tune.kernels.products.dense_space import (
+    constants_of,
+    default,
+    grid,
+    invariant,
+    legal,
+    space,
+    tiles,
+    work,
+)
 from aot_tune.kernels.rows.rows import as_rows
 from aot_tune.tunable import Tunable
 from aot_tune.values.bucket import Exact, Pow2
@@ -80,8 +89,7 @@ def linear(
         bias: (N,), of the dtype of `x`; None adds none.
         activation: "relu", "silu", "gelu" or "gelu_tanh"; None for none.
         out: (..., N), the result, of the dtype of `x`; it must share no memory with the others. A new tensor
-        is
-            made if it is None.
+            is made if it is None.
 
     Returns:
         `out`, or the new tensor.
@@ -331,6 +339,7 @@ linear_tunable = Tunable(
     problem=_problem,
     search_space=space,
     legal=legal,
+    invariant=invariant,
     default=default,
     grid_fn=_grid,
     args_fn=_args,

@@ -13,7 +13,16 @@ from aot_tune.declare.declaration import Close
 from aot_tune.kernels.host.arguments import check_apart, check_dtype, check_rank, check_shape, indexable
 from aot_tune.kernels.host.padding import padded
 from aot_tune.kernels.products import dense, split_k
-from aot_tune.kernels.products.dense_space import constants_of, default, grid, legal, space, tiles, work
+from aot_tune.kernels.products.dense_space import (
+    constants_of,
+    default,
+    grid,
+    invariant,
+    legal,
+    space,
+    tiles,
+    work,
+)
 from aot_tune.tunable import Tunable
 from aot_tune.values.bucket import Exact, Pow2
 from aot_tune.values.config import Config
@@ -138,6 +147,7 @@ matmul_tunable = Tunable(
     problem=_problem,
     search_space=space,
     legal=legal,
+    invariant=invariant,
     default=default,
     grid_fn=_grid,
     args_fn=_args,

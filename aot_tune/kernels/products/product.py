@@ -1,7 +1,7 @@
 """Tile code of a dense product of two matrices: the order of the tiles, and the sums of a tile over K.
 
-A tile has `tile_m` rows and `tile_n` columns, plus `more` further columns, or further rows if `swapped`: 160
-or 192 in all, while a tile of cuTile has a power of two. They cost one more instruction a step, and they fill
+A tile has `tile_m` rows and `tile_n` columns, plus `more` further columns, or further rows if `swapped`: 80
+to 192 in all, while a tile of cuTile has a power of two. They cost one more instruction a step, and they fill
 the GPU where tiles of a power of two would leave a third of the multiprocessors idle, or of the last rows
 empty.
 """
@@ -38,8 +38,9 @@ def first_row(m: Any, tile_m: Any, height: Any) -> Any:
     """The first row of the `m`-th tile down.
 
     Rows outside are slow to load: with 43 of 64 outside, a step took 1.4 times as long on an H200. So a last
-    tile of fewer rows begins earlier; it shares rows with the tile before, and both store equal results. A
-    product of fewer rows than one tile cannot do so and loads rows outside.
+    tile of fewer rows begins earlier; it shares rows with the tile before, and both store equal results, but
+    for a tile whose sums are shared beside one whose are not (`dense`). A product of fewer rows than one tile
+    cannot do so and loads rows outside.
     """
     return max(min(m * tile_m, height - tile_m), 0)
 
@@ -118,7 +119,7 @@ def one_sum(
     a: Any, b: Any, m: Any, n: Any, tile_m: Any, tile_n: Any, tile_k: Any, by_rows: Any, swapped: Any,
     peeled: Any,
 ) -> Any:  # fmt: skip
-    """The float32 sums of a tile without further columns, its first row `m`; transposed if `swapped`.
+    """The float32 sums of a tile without further columns or rows, its first row `m`; transposed if `swapped`.
 
     A loop that begins with known zeros rarely pipelines: zero-start (README). There are two ways out. If
     `peeled` is 1, the first step stands before the loop; its operands then have shared memory of their own,

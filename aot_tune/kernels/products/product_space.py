@@ -69,7 +69,7 @@ def persistent_grid(config: Config, device: Device, tiles: int) -> tuple[int]:
 
 
 def wrongly_peeled(config: Config) -> str | None:
-    """Why the value of `peeled` (see `product.one_sum`) would skip or repeat steps, or None."""
+    """Why the value of `peeled` (see `product.one_sum` and `dense`) would skip or repeat steps, or None."""
     if config["peeled"] in (0, 1):
         return None
     return f"peeled is {config['peeled']}; it must be 1, for the first step before the loop, or 0"

@@ -1,7 +1,8 @@
 """Split the sums of a product over K (split-K): some blocks sum over a share of K, others add up the shares.
 
-It is for products whose few rows and columns would leave most of a GPU idle. Blocks that add up start after
-all blocks that multiply, so that no block waits for one that has not begun. Stores are relaxed, none is a
+It is for products whose few rows and columns would leave most of a GPU idle, and for a last wave that would.
+Blocks that add up start after all blocks that multiply, so that no block waits for one that has not begun: a
+GPU starts blocks by ascending index, the first axis of the grid fastest. Stores are relaxed, none is a
 release: release-joins-loads (README). A number shows by itself that it has arrived: the workspace is zero
 between launches, and no number is stored as zero bits. Shares are added in the order of K, whichever arrives
 first.
@@ -123,13 +124,28 @@ def scratch(a: torch.Tensor, columns: int) -> torch.Tensor:
     """
     rows, k = a.shape
     most = left(rows, k, columns)
-    return workspace(a.device, 1, most).counters.view(-1, WIDTH) if most > 1 else _unused(a.device)
+    return _in_rows(workspace(a.device, 1, most).counters) if most > 1 else _unused(a.device)
 
 
 @cache
 def _unused(device: torch.device) -> torch.Tensor:
     """Memory to pass where no config shares sums: neither read nor written, so any stream may use it."""
-    return workspace(device, 1, 1).counters.view(-1, WIDTH)
+    return _in_rows(workspace(device, 1, 1).counters)
+
+
+_rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+"""A workspace's counters and their view, by the counters' identity. To make a view takes nearly as long as to
+launch a kernel; workspaces are few and never freed."""
+
+
+def _in_rows(counters: torch.Tensor) -> torch.Tensor:
+    """The counters of a workspace as (n, `WIDTH`); their number is a multiple of it."""
+    if counters.is_meta:  # made anew each time
+        return counters.view(-1, WIDTH)
+    found = _rows.get(id(counters))
+    if found is None:
+        found = _rows[id(counters)] = counters, counters.view(-1, WIDTH)
+    return found[1]
 
 
 def nothing_left(scratch: torch.Tensor) -> Close:

@@ -12,6 +12,7 @@ import torch
 from aot_tune import workspace
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import activations
+from aot_tune.kernels.products import split_k
 from aot_tune.kernels.products.dense_space import config_of
 from aot_tune.kernels.products.linear import _no_bias, linear, linear_tunable
 from aot_tune.kernels.products.product_space import extent
@@ -119,7 +120,6 @@ FORMS = [
     {"more": 8, "swapped": 1},
     {"peeled": 0},
     {"peeled": 0, "swapped": 1},
-    {"peeled": 0, "splits": 4},
 ]
 """The ways to compute a tile."""
 
@@ -140,6 +140,31 @@ def test_the_kernel_agrees_with_the_reference(
     twice = emulator.of_two_tiles(m, extent(chosen)[0], n)
     emulator.run(linear_tunable, args, chosen, monkeypatch, twice=twice)
     assert_agrees(linear_tunable, args, wanted)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("seed", [0, 1])  # without a bias, and with one
+def test_what_the_last_wave_leaves_is_shared(seed: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """24 tiles, of which 4 are left for 20 blocks: 4 share each."""
+    left: list[int] = []
+    leave = split_k.leave
+
+    def counted(scratch: Any, place: Any, sums: Any) -> None:
+        left.append(int(place))
+        leave(scratch, place, sums)
+
+    monkeypatch.setattr(split_k, "left", lambda rows, k, columns: 1 << 20)
+    monkeypatch.setattr(split_k, "leave", counted)
+    m, n = 32 * 5 + 3, 64 * 3 + 1
+    args = linear_tunable.make_args(shape(m, n, 16 * 20, dtype, activation="silu"), CPU, seed)
+    poison(linear_tunable, args)
+    wanted = expected(linear_tunable, args)
+    chosen, twice = config(32, 64, 16, splits=4, peeled=0), emulator.of_two_tiles(m, 32, n)
+    emulator.run(linear_tunable, args, chosen, monkeypatch, sms=20, twice=twice)
+    assert sorted(left) == list(range(16))
+    assert_agrees(linear_tunable, args, wanted)
+    assert not bool(args[4].any())
 
 
 @pytest.mark.emulated

@@ -30,7 +30,10 @@ def test_it_agrees_in_configs_across_its_space(m: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 4096, 14336), (40, 1000, 12296), (256, 5120, 25600)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [(1, 4096, 14336), (40, 1000, 12296), (256, 5120, 25600), (885, 6144, 4096), (1100, 5120, 4096)],
+)
 def test_blocks_that_share_a_sum_agree_again_and_again(m: int, n: int, k: int, dtype: str) -> None:
     check_shared_sums(linear_tunable, problem(dtype=dtype, activation="silu", M=m, N=n, K=k))
 

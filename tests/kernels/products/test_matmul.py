@@ -385,30 +385,38 @@ def test_parts_of_a_sum_are_added_up_by_whoever_comes_later(
 @pytest.mark.emulated
 @pytest.mark.parametrize("swapped", [0, 1])
 @pytest.mark.parametrize(
-    ("sms", "k"),
+    ("sms", "k", "parts"),
     [
-        (7, 16 * 20),  # 24 tiles: 3 are left, of which 2 blocks share each
-        (20, 16 * 20),  # 4 are left for 5 blocks each, 4 at most
-        (23, 16 * 20 + 5),  # 1 for 4
-        (24, 16 * 20),  # none
-        (100, 16 * 20),  # all tiles are the last wave, for 4 each
-        (16, 16 * 20),  # 8 are left, for 2 each
-        (13, 16 * 20),  # 11 are left for one each
-        (23, 16 * 7),  # too few steps to share
+        (7, 16 * 20, 6),  # 24 tiles: 3 are left, of which 2 blocks share each
+        (20, 16 * 20, 16),  # 4 are left for 5 blocks each, 4 at most
+        (23, 16 * 20 + 5, 4),  # 1 for 4
+        (24, 16 * 20, 0),  # none
+        (100, 16 * 20, 96),  # all tiles are the last wave, for 4 each
+        (16, 16 * 20, 16),  # 8 are left, for 2 each
+        (13, 16 * 20, 0),  # 11 are left for one each
+        (23, 16 * 7, 0),  # too few steps to share
     ],
 )
 def test_what_the_last_wave_leaves_is_shared(
-    sms: int, k: int, swapped: int, monkeypatch: pytest.MonkeyPatch
+    sms: int, k: int, parts: int, swapped: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     m, n = 32 * 5 + 3, 64 * 3 + 1
     one = shape(m, n, k)
     monkeypatch.setattr(split_k, "left", lambda rows, k, columns: 1 << 20)
+    left: list[int] = []
+    leave = split_k.leave
+
+    def counted(scratch: Any, place: Any, sums: Any) -> None:
+        left.append(int(place))
+        leave(scratch, place, sums)
+
+    monkeypatch.setattr(split_k, "leave", counted)
     args = matmul_tunable.make_args(one, CPU, 1)
     args[0][0] = 0.0
     wanted = expected(matmul_tunable, args)
-    found = []
     for at_once in (1, 5):  # on the same scratch
         poison(matmul_tunable, args)
+        left.clear()
         blocks = emulator.run(
             matmul_tunable,
             args,
@@ -419,10 +427,32 @@ def test_what_the_last_wave_leaves_is_shared(
             twice=emulator.of_two_tiles(m, 32, n),
         )
         assert blocks == 2 * min(sms, 24 * 4)
+        assert sorted(left) == list(range(parts))
         assert_agrees(matmul_tunable, args, wanted)
         assert not bool(args[3].any()), "what parts left is not zero again"
-        found.append(args[2].clone())
-    assert torch.equal(*found)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("tile", [{"tile_m": 64, "tile_n": 64}, {"tile_m": 128, "tile_n": 64}], ids=str)
+def test_several_blocks_add_up_a_tile_of_the_last_wave(
+    tile: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two slices of a tile, or four."""
+    m, n = 64 * 4 + 9, 64 * 2
+    monkeypatch.setattr(split_k, "left", lambda rows, k, columns: 1 << 20)
+    args = matmul_tunable.make_args(shape(m, n, 16 * 20), CPU, 1)
+    wanted = expected(matmul_tunable, args)
+    poison(matmul_tunable, args)
+    emulator.run(
+        matmul_tunable,
+        args,
+        config(tile_k=16, splits=4, peeled=0, **tile),
+        monkeypatch,
+        sms=4,
+        twice=emulator.of_two_tiles(m, tile["tile_m"], n),
+    )
+    assert_agrees(matmul_tunable, args, wanted)
+    assert not bool(args[3].any())
 
 
 @pytest.mark.emulated

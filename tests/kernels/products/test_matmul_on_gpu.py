@@ -51,7 +51,10 @@ def test_a_last_tile_of_few_rows_takes_no_longer_than_a_full_one(m: int) -> None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 4096, 14336), (40, 1000, 12296), (256, 5120, 25600)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [(1, 4096, 14336), (40, 1000, 12296), (256, 5120, 25600), (885, 6144, 4096), (1100, 5120, 4096)],
+)
 def test_blocks_that_share_a_sum_agree_again_and_again(m: int, n: int, k: int, dtype: str) -> None:
     check_shared_sums(matmul_tunable, problem(dtype=dtype, M=m, N=n, K=k))
 
