@@ -600,7 +600,9 @@ def test_a_lost_gpu_and_a_full_disk_stop_all_kernels(folder: Path, error: Except
     Session.raises["other"] = error
     with pytest.raises(TuneError, match=str(error)):
         _two(folder)
-    assert [session.name for session in sessions] == ["other"]
+    assert len(sessions) == 1
+    # The GPU may have begun with the other kernel before all were told to stop.
+    assert not store.table_path(folder / "tables", SM90, "scale").exists()
 
 
 def test_a_grid_that_fails_for_one_config_is_told_and_the_least_time_goes_to_the_session(
