@@ -20,6 +20,7 @@ from aot_tune.tuner.choose.incumbent import (
     comparable,
     differences,
     keeps_figures,
+    keeps_points,
     keeps_states,
     widened,
 )
@@ -125,9 +126,10 @@ def choose_entries(
     worst states, the one that is fastest over all states leads, and those tie that tie with it in each.
 
     Where source, device, compiler and portfolio are as before, an entry whose config stays and whose new mean
-    ties with the old one, or whose gain over the default does, keeps its line, points included. A line whose
-    samples were disturbed gives way to one of undisturbed samples. When every entry keeps its line, the
-    incumbent itself is returned. As soon as one entry changes, `built_with` is that of the newest sweep.
+    ties with the old one, or whose gain over the default does, keeps its line, points included, unless a time
+    at a point is out of line with the one before. A line whose samples were disturbed gives way to one of
+    undisturbed samples. When every entry keeps its line, the incumbent itself is returned. As soon as one
+    entry changes, `built_with` is that of the newest sweep.
 
     Args:
         sweep: The kernel's times, both passes.
@@ -277,7 +279,7 @@ def _line_stays(
         and is_tie(time, judged[tied[0]])
         and keeps_figures(old, race, default, portfolio)
         and keeps_states(old, in_states, default)
-        and [dict(point.size) for point in old.points] == [dict(point.size) for point in points]
+        and keeps_points(old, points)
     )
 
 

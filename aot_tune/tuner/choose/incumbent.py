@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from aot_tune.errors import TuneError
-from aot_tune.tables.table import Entry, Table
+from aot_tune.tables.table import Entry, Point, Table
 from aot_tune.tuner.choose.states import StateTimes
 from aot_tune.tuner.choose.times import FINALS_BAND, TIE, SweepTimes, is_tie
 from aot_tune.tuner.outcome import Measurement
@@ -163,4 +163,28 @@ def keeps_states(entry: Entry, states: StateTimes, default: Config) -> bool:
         gain, new_gain = was.default_us / was.mean_us, default_us / mean_us
         if min(abs(mean_us / was.mean_us - 1), abs(new_gain / gain - 1)) > FINALS_BAND:
             return False
+    return True
+
+
+SPOILT = 1.3
+"""How far the times of two sweeps at one point, new over old, may lie apart between its configs. Of 18,000
+published times, each of a few launches, seven were 1.3 to 3.6 times as long as those beside them."""
+
+
+def keeps_points(entry: Entry, points: Sequence[Point]) -> bool:
+    """Whether an entry's points still hold: they are of the same sizes, and no config's time is out of line.
+
+    The times of a point may all have changed, with the GPU's clock. A time that has changed by more than
+    `SPOILT` beside the others of its point and state was spoilt in one of the two sweeps.
+    """
+    if [dict(point.size) for point in entry.points] != [dict(point.size) for point in points]:
+        return False
+    for old, new in zip(entry.points, points, strict=True):
+        for was, now in (
+            (old.us, new.us),
+            *((old.states[s], new.states[s]) for s in old.states if s in new.states),
+        ):
+            changes = [after / before for before, after in zip(was, now, strict=True) if before and after]
+            if changes and max(changes) > SPOILT * min(changes):
+                return False
     return True

@@ -691,6 +691,24 @@ def test_a_line_stays_while_its_states_hold_within_the_noise() -> None:
     }
 
 
+def test_a_line_with_a_spoilt_time_at_a_point_gives_way() -> None:
+    """The clock may change all times of a point; one alone was spoilt, in whichever sweep."""
+
+    def at(first: float, second: float, written: float = 30.0) -> SweepTimes:
+        rows: dict[int, Row] = {
+            48: {DEFAULT: 40.0, A: first, B: second},
+            64: {DEFAULT: 45.0, A: 20.0, B: 30.0},
+        }
+        return sweep(rows, **in_states(written={48: {DEFAULT: 40.0, A: 30.0, B: written}}))
+
+    old = choose_entries(at(18.0, 25.0), (A, B))
+    assert choose_entries(at(18.4, 25.5), (A, B), incumbent=old) is old
+    for wrong in (at(18.0, 40.0), at(18.0, 25.0, written=60.0)):
+        spoilt = choose_entries(wrong, (A, B))
+        assert choose_entries(at(18.0, 25.0), (A, B), incumbent=spoilt).entries == old.entries
+        assert choose_entries(wrong, (A, B), incumbent=old) != old
+
+
 def test_a_line_without_states_gives_way_to_one_with_them() -> None:
     rows: dict[int, Row] = {64: {DEFAULT: 45.0, A: 20.0}}
     old = choose_entries(sweep(rows), (A,))
