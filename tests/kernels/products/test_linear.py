@@ -25,6 +25,7 @@ from aot_tune.values.problem import Problem
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, poison, problem
 from tests.support.samples import SM90
+from tests.support.shared_sums import shares_left
 
 CPU = torch.device("cpu")
 
@@ -147,15 +148,8 @@ def test_the_kernel_agrees_with_the_reference(
 @pytest.mark.parametrize("seed", [0, 1])  # without a bias, and with one
 def test_what_the_last_wave_leaves_is_shared(seed: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """24 tiles, of which 4 are left for 20 blocks: 4 share each."""
-    left: list[int] = []
-    leave = split_k.leave
-
-    def counted(scratch: Any, place: Any, sums: Any) -> None:
-        left.append(int(place))
-        leave(scratch, place, sums)
-
     monkeypatch.setattr(split_k, "left", lambda rows, k, columns: 1 << 20)
-    monkeypatch.setattr(split_k, "leave", counted)
+    left = shares_left(monkeypatch)
     m, n = 32 * 5 + 3, 64 * 3 + 1
     args = linear_tunable.make_args(shape(m, n, 16 * 20, dtype, activation="silu"), CPU, seed)
     poison(linear_tunable, args)

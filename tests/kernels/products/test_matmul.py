@@ -26,6 +26,7 @@ from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, poison, problem
 from tests.support.compiling import ARCHS, compiled
 from tests.support.samples import SM90
+from tests.support.shared_sums import shares_left
 
 CPU = torch.device("cpu")
 
@@ -403,14 +404,7 @@ def test_what_the_last_wave_leaves_is_shared(
     m, n = 32 * 5 + 3, 64 * 3 + 1
     one = shape(m, n, k)
     monkeypatch.setattr(split_k, "left", lambda rows, k, columns: 1 << 20)
-    left: list[int] = []
-    leave = split_k.leave
-
-    def counted(scratch: Any, place: Any, sums: Any) -> None:
-        left.append(int(place))
-        leave(scratch, place, sums)
-
-    monkeypatch.setattr(split_k, "leave", counted)
+    left = shares_left(monkeypatch)
     args = matmul_tunable.make_args(one, CPU, 1)
     args[0][0] = 0.0
     wanted = expected(matmul_tunable, args)
