@@ -270,14 +270,16 @@ class _Late:
         if memory_order == "weak":
             _store(*args, **hints)
         else:
-            self.stores.extend(partial(_store, *args, part=part, **hints) for part in range(_PARTS))
+            with self.lock:
+                self.stores.extend(partial(_store, *args, part=part, **hints) for part in range(_PARTS))
 
     def add(self, array: Array, index: Tile, update: Tile, **hints: Any) -> None:
         """Part after part; what was there before is not told, since nobody asks."""
         for part in range(_PARTS):
             some = Tile(index.values[part::_PARTS]), Tile(update.values[part::_PARTS])
             of_use = bool(some[1].values.any())
-            (self.stores if of_use else self.nothings).append(partial(_atomic_add, array, *some, **hints))
+            with self.lock:
+                (self.stores if of_use else self.nothings).append(partial(_atomic_add, array, *some, **hints))
 
     def end(self) -> None:
         """Let arrive what nobody waits for, after all; of the rest somebody should have."""
@@ -287,7 +289,10 @@ class _Late:
 
 
 class _Race:
-    """Blocks that run at the same time, a thread each."""
+    """Blocks that run at the same time, a thread each.
+
+    `lock` is held by all that writes memory, so that an atomic reads and writes at once.
+    """
 
     lock = threading.Lock()
     now: _Race | None = None
@@ -386,8 +391,9 @@ def _store(
     chosen = torch.ones(target.shape, dtype=torch.bool)
     if part is not None:
         chosen = (torch.arange(target.numel()) % _PARTS == part).reshape(target.shape)
-    target[chosen] = values[tuple(slice(size) for size in target.shape)][chosen]
-    with _Race.lock:  # two tiles may store the same element at the same time
+    stored = values[tuple(slice(size) for size in target.shape)][chosen]
+    with _Race.lock:  # two tiles may store the same element at the same time, and an atomic may add to it
+        target[chosen] = stored
         written[chosen] += 1
 
 
@@ -437,8 +443,9 @@ def _scatter(array: Array, indices: Any, value: Any, *, mask: Any = None, **_hin
     places, inside = _places(array, indices, mask)
     values = torch.as_tensor(_values(value)).to(array.dtype).broadcast_to(inside.shape)
     chosen = tuple(p[inside] for p in places)
-    array.values[chosen] = values[inside]
-    array.written[chosen] += 1
+    with _Race.lock:
+        array.values[chosen] = values[inside]
+        array.written[chosen] += 1
 
 
 def _atomic_add(array: Array, indices: Any, update: Any, *, check_bounds: bool = True, **_hints: Any) -> Tile:
