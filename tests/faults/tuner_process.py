@@ -92,13 +92,13 @@ def _fail_calls(plan: injector.Plan) -> None:
 def _log_acknowledged() -> None:
     """Write down each timing that the sweep takes for done: its record was written before."""
     from aot_tune.tuner.outcome import Measurement
-    from aot_tune.tuner.sweep.results import SweepResults
+    from aot_tune.tuner.sweep.results import TIMINGS, Step, SweepResults
 
     write = SweepResults.write
 
     def written(
         self: Any,
-        step: str,
+        step: Step,
         problem: Any,
         outcome: Any,
         number: int | None = None,
@@ -112,7 +112,7 @@ def _log_acknowledged() -> None:
         if (
             state is None
             and isinstance(outcome, Measurement)
-            and (number is not None or "finals" not in step)
+            and (number is not None or TIMINGS[step] != "finals")
         ):
             timed = f"time {problem['M']} {outcome.config['tile_m']}-{outcome.config['tile_n']}"
             injector.log(f"{timed} in {step}, round {number}", "acknowledged")

@@ -13,7 +13,7 @@ from aot_tune.tuner.sweep import journal as journals
 from aot_tune.tuner.sweep import run as sweep
 from aot_tune.tuner.sweep.progress import PlainProgress
 from aot_tune.tuner.sweep.report import SweepReport, SweepRequest
-from aot_tune.tuner.sweep.results import accepts
+from aot_tune.tuner.sweep.results import PASSES, accepts
 from tests.support.samples import scale_in
 
 pytestmark = [pytest.mark.gpu, pytest.mark.gpu2]
@@ -42,7 +42,7 @@ def test_two_gpus_share_a_sweep_and_each_pass_of_a_problem_is_on_one(tmp_path: P
     passes: dict[tuple[str, str], set[str]] = {}
     for record in journals.read(path, accepts).records:
         if record["kind"] == "result" and record["step"] != "recheck":
-            place = (record["step"].split()[0].rstrip("s"), str(record["problem"]))
+            place = (PASSES[record["step"]], str(record["problem"]))
             passes.setdefault(place, set()).add(record["gpu"])
     assert all(len(gpus) == 1 for gpus in passes.values())
     assert len(set.union(*passes.values())) == 2

@@ -7,14 +7,14 @@ durations are those of the journals, which any GPU wrote.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from aot_tune.bench.sections.part import Part, Request
 from aot_tune.tuner.schedule.simulated import KernelWork, Machine, Simulated, Work, simulate
 from aot_tune.tuner.sweep import journal as journals
 from aot_tune.tuner.sweep.journal import Record
 from aot_tune.tuner.sweep.report import JOURNALS
-from aot_tune.tuner.sweep.results import accepts
+from aot_tune.tuner.sweep.results import PASSES, Pass, accepts
 from aot_tune.values.problem import Problem
 from aot_tune.values.text import counted
 
@@ -30,7 +30,8 @@ RESTART_S = 1.5
 HOSTS = ((1, 1), (1, 8), (8, 8))
 """Numbers of hosts and of GPUs of each that are simulated."""
 
-_STEPS = ("candidates", "portfolio", "recheck")
+_STEPS = (*get_args(Pass), "recheck")
+"""The steps of a simulated kernel: each pass is one."""
 
 
 def run(request: Request) -> Iterator[Part]:
@@ -59,8 +60,7 @@ def work_of(name: str, records: Sequence[Record]) -> KernelWork:
     seconds: dict[tuple[str, Problem], float] = {}
     compilations: dict[tuple[str, Problem], list[float]] = {}
     for record in records:
-        # The steps of a pass, "candidate finals" for one, have its name without the "s".
-        step = next(one for one in _STEPS if one.startswith(record["step"].split()[0]))
+        step = PASSES.get(record["step"], "recheck")
         place = (step, Problem(record["problem"]))
         if record["kind"] == "spent":
             spent = record["measure_s"] + record["verify_s"] + record.get("open_s", 0.0)

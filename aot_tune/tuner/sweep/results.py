@@ -65,7 +65,7 @@ Pass = Literal["candidates", "portfolio"]
 """What one GPU measures of a problem without another one: all candidates with their finals, or the portfolio
 with its finals."""
 
-_PASSES: Mapping[Step, Pass] = {
+PASSES: Mapping[Step, Pass] = {
     "candidates": "candidates",
     "candidate states": "candidates",
     "candidate finals": "candidates",
@@ -73,9 +73,22 @@ _PASSES: Mapping[Step, Pass] = {
     "portfolio states": "portfolio",
     "portfolio finals": "portfolio",
 }
+"""The pass that a step belongs to. A recheck belongs to none."""
 
-_OF_STATES = ("candidate states", "portfolio states")
-"""The steps whose results each belong to one of the GPU's states."""
+Timing = Literal["finals", "points", "states", "candidates"]
+"""What is timed: configs near the fastest again, interleaved; the portfolio at an edge or a point; configs in
+the GPU's other states; or all candidates once."""
+
+TIMINGS: Mapping[Step, Timing] = {
+    "candidates": "candidates",
+    "candidate states": "states",
+    "candidate finals": "finals",
+    "portfolio": "points",
+    "portfolio states": "states",
+    "portfolio finals": "finals",
+    "recheck": "candidates",
+}
+"""What a step times. A recheck times nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +164,7 @@ class SweepResults:
 
     def owner(self, step: Step, problem: Problem) -> str | None:
         """The GPU that measured the pass of this step so far; None where nothing of it is there."""
-        return self._owners.get((_PASSES[step], problem))
+        return self._owners.get((PASSES[step], problem))
 
     def is_rechecked(self, problem: Problem, config: Config) -> bool:
         """Whether a winner was verified again."""
@@ -229,10 +242,10 @@ class SweepResults:
         The next record of the pass, by another GPU, says the same to later runs.
         """
         with self._lock:
-            which = _PASSES[step]
+            which = PASSES[step]
             self._owners.pop((which, problem), None)
             for found in (self._outcomes, self._provisional, self._rounds):
-                for place in [one for one in found if _PASSES[one[0]] == which and one[1] == problem]:
+                for place in [one for one in found if PASSES[one[0]] == which and one[1] == problem]:
                     if not _is_wrong(found[place]):
                         del found[place]
 
@@ -344,7 +357,7 @@ class SweepResults:
         if step != "recheck":
             if self.owner(step, problem) not in (None, record["gpu"]):
                 self.release(step, problem)
-            self._owners[_PASSES[step], problem] = record["gpu"]
+            self._owners[PASSES[step], problem] = record["gpu"]
         if step == "recheck":
             assert not isinstance(outcome, Measurement)
             self._rechecks[problem, config] = outcome
@@ -427,7 +440,7 @@ def _is_sound(record: Record) -> bool:
     if number is not None and (type(number) is not int or number < 0):
         return False
     state = record["state"]
-    if state not in ((None,) if record["step"] not in _OF_STATES else get_args(State)):
+    if state not in (get_args(State) if TIMINGS[record["step"]] == "states" else (None,)):
         return False
     outcome = outcome_of(record)
     if outcome is None or isinstance(outcome, Failure):

@@ -20,7 +20,7 @@ from aot_tune.tuner.sweep import run as sweep
 from aot_tune.tuner.sweep.kernel import KernelSweep
 from aot_tune.tuner.sweep.progress import PlainProgress
 from aot_tune.tuner.sweep.report import SweepReport, SweepRequest
-from aot_tune.tuner.sweep.results import accepts, outcome_of
+from aot_tune.tuner.sweep.results import PASSES, accepts, outcome_of
 from aot_tune.values.device import Device
 from tests.support import hashed_sessions
 from tests.support.hashed_sessions import HashedSession
@@ -86,7 +86,7 @@ def _gpus_of_passes(folder: Path) -> dict[tuple[str, str], set[str]]:
         if record["kind"] != "result" or record["step"] == "recheck":
             continue
         if isinstance(outcome_of(record), Measurement):
-            place = (record["step"].partition(" ")[0].rstrip("s"), str(record["problem"]))
+            place = (PASSES[record["step"]], str(record["problem"]))
             if last.get(place) != record["gpu"]:
                 gpus[place] = set()
             last[place] = record["gpu"]
