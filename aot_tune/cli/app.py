@@ -486,6 +486,10 @@ def journal(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print each record as a line of JSON.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print each record as a row of CSV.")] = False,
+    seconds: Annotated[
+        bool,
+        typer.Option("--seconds", help="Print what the GPUs' seconds went into, a row for each kernel."),
+    ] = False,
     verbose: Verbose = False,
 ) -> None:
     """Print what sweeps have measured so far, or export every record; a running sweep is not disturbed.
@@ -493,15 +497,17 @@ def journal(
     Exit code 1 when a journal cannot be read.
     """
     from aot_tune.cli.journal import contents, csv_lines, damage_lines, json_lines, paths_of, summary_lines
+    from aot_tune.cli.seconds import table_lines
     from aot_tune.tuner.sweep.report import JOURNALS
     from aot_tune.values.arch import Arch
 
-    if as_json and as_csv:
-        raise UsageError("--json and --csv: choose one")
+    if as_json + as_csv + seconds > 1:
+        raise UsageError("--json, --csv and --seconds: choose one")
     target = Arch.parse(arch) if arch is not None else None
     found, unreadable = contents(paths_of(which or (), target, folder or JOURNALS))
-    if as_json or as_csv:
-        command.put(json_lines(found) if as_json else csv_lines(found))
+    if as_json or as_csv or seconds:
+        lines = json_lines if as_json else csv_lines if as_csv else table_lines
+        command.put(lines(found))
         for path, content in found:
             for line in damage_lines(content):
                 command.say(f"{path}: {line}")

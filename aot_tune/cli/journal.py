@@ -11,12 +11,14 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
+from aot_tune.cli.seconds import Seconds, seconds_of
 from aot_tune.errors import JournalMismatchError, UsageError
 from aot_tune.tuner.outcome import Failure, Measurement
 from aot_tune.tuner.sweep import journal as journals
 from aot_tune.tuner.sweep.journal import JournalContent, JournalWriteError, Record
-from aot_tune.tuner.sweep.results import ALSO, accepts, outcome_of
+from aot_tune.tuner.sweep.results import ALSO, Timing, accepts, outcome_of
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem, problem_option
@@ -168,23 +170,33 @@ def _totals(records: Sequence[Record]) -> str:
     failures = sum(isinstance(outcome_of(record), Failure) for record in results)
     compiled = [record for record in records if record["kind"] == "compile"]
     refused = sum("message" in record for record in compiled)
-    spent = [record for record in records if record["kind"] == "spent"]
     gpus = sorted({record["gpu"] for record in records})
     return (
         f"{counted(len(results) - failures, 'result')}, {counted(failures, 'failure')}, "
         f"{counted(len(compiled), 'compilation')} ({refused} failed) in "
         f"{_seconds(sum(record.get('seconds', 0.0) for record in compiled))} of cores; "
-        f"{_seconds(sum(record['measure_s'] for record in spent))} timing, "
-        f"{_seconds(sum(record['verify_s'] for record in spent))} verifying"
-        + "".join(f", {_seconds(total)} {what}" for what, total in _also(spent) if total)
+        + _spent(seconds_of(records))
         + (f"; on {' '.join(gpus)}" if gpus else "")
     )
 
 
-def _also(spent: Sequence[Record]) -> Iterator[tuple[str, float]]:
-    """What else the time of the GPUs went into, in words, and the seconds."""
-    for name, what in ALSO.items():
-        yield what, sum(record.get(name, 0.0) for record in spent)
+def _spent(seconds: Seconds) -> str:
+    """What the time of the GPUs went into, in words."""
+    if not seconds:
+        return "how long the GPUs took is not recorded"
+    timings = {name: seconds[name] for name in get_args(Timing) if seconds.get(name)}
+    parts = ", ".join(f"{_in_seconds(one)} {name}" for name, one in timings.items())
+    return (
+        f"{_seconds(sum(timings.values()))} timing"
+        + (f" ({parts})" if parts else "")
+        + f", {_seconds(seconds['verify_s'])} verifying"
+        + "".join(f", {_seconds(seconds[name])} {what}" for name, what in ALSO.items() if seconds.get(name))
+    )
+
+
+def _in_seconds(seconds: float) -> str:
+    """Seconds, of more than a minute too: what is compared with each other is in one unit."""
+    return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1f} s"
 
 
 def _seconds(seconds: float) -> str:

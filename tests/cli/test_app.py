@@ -102,6 +102,7 @@ def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
         (["journal", "/nonexistent"], "no journal is at /nonexistent; give a journal's path"),
         (["journal", "x/" * 3000], "File name too long; give a journal's path"),
         (["journal", "--json", "--csv"], "choose one"),
+        (["journal", "--csv", "--seconds"], "choose one"),
         (["diff", "--exit-code", str(EMPTY), str(EMPTY)], "no tables in"),
         (["check", str(EMPTY)], "no tables in"),
     ],

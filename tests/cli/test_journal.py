@@ -5,17 +5,22 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner, Result
 
+import aot_tune
 from aot_tune.cli.app import app
+from aot_tune.cli.seconds import COLUMNS
 from aot_tune.tuner.compile.job import CompileFailure
 from aot_tune.tuner.outcome import Failure, Measurement
 from aot_tune.tuner.sweep.journal import Journal
-from aot_tune.tuner.sweep.results import SweepResults, accepts
+from aot_tune.tuner.sweep.results import ALSO, Step, SweepResults, Timing, accepts
 from aot_tune.values.problem import Problem
 from tests.support.samples import DEFAULT, SPACE
 
@@ -62,8 +67,8 @@ def test_a_journal_is_summed_up_by_problem_and_step(path: Path) -> None:
     assert lines[0] == f"{path}:"
     assert lines[1] == "made with kernel scale, arch sm90, driver 580.1"
     assert lines[2] == (
-        "6 results, 1 failure, 1 compilation (1 failed) in 1 s of cores; 20 s timing, 0.5 s verifying, "
-        "4 s starting processes, 2 s waiting for compilers; on GPU-1"
+        "6 results, 1 failure, 1 compilation (1 failed) in 1 s of cores; 20 s timing (20 s candidates), "
+        "0.5 s verifying, 4 s starting processes, 2 s waiting for compilers; on GPU-1"
     )
     cells = [line.split("  ") for line in lines[4:]]
     rows = [[cell.strip() for cell in line if cell.strip()] for line in cells]
@@ -82,6 +87,102 @@ def test_journals_are_found_by_kernel_arch_and_folder(path: Path, monkeypatch: p
         assert len(heads) == 2, words
     assert _run("scale", "--arch", "sm100").exit_code == 2
     assert _run("scal").exit_code == 2
+
+
+# Seconds ----------------------------------------------------------------------------------------------------
+
+HEADS = ["kernel", *get_args(Timing), "verifying", "arguments", "compilers, starts, idle", "sum"]
+
+EACH_STEP: Mapping[Step, float] = {
+    "candidates": 1.0,
+    "candidate states": 2.0,
+    "candidate finals": 4.0,
+    "portfolio": 80.0,
+    "portfolio states": 16.0,
+    "portfolio finals": 32.0,
+    "recheck": 0.0,
+}
+"""Seconds of timing by which each step is told from any sum of the others."""
+
+
+def _spent(path: Path, measured: Mapping[Step, float], *, verify_s: float = 0.0, **also_s: float) -> Path:
+    """A journal in which each step took these seconds of timing, and the other ones."""
+    arch, kernel = path.parent.name, path.name.partition(".")[0]
+    with Journal.open(path, {"kernel": kernel, "arch": arch}, accepts=accepts) as journal:
+        results = SweepResults(journal)
+        for step, seconds in measured.items():
+            results.write_spent(
+                step, PROBLEM, measure_s=seconds, verify_s=verify_s, conditions=[], gpu="GPU-1", **also_s
+            )
+    return path
+
+
+def _table(*words: str | Path) -> list[list[str]]:
+    result = _run(*words, "--seconds")
+    assert result.exit_code == 0
+    return [re.split("  +", line) for line in result.stdout.splitlines()]
+
+
+def test_seconds_of_timing_are_split_by_what_was_timed(tmp_path: Path) -> None:
+    path = _spent(tmp_path / "sm90" / "scale.jsonl", EACH_STEP)
+    timing = "2 min timing (36 s finals, 80 s points, 18 s states, 1 s candidates), 0.0 s verifying; on GPU-1"
+    assert _run(path).stdout.splitlines()[2].endswith(f"; {timing}")
+    short = _spent(tmp_path / "sm90" / "short.jsonl", {"portfolio": 0.25})
+    assert "; 0.2 s timing (0.2 s points), 0.0 s verifying;" in _run(short).stdout
+
+
+def test_seconds_have_a_row_for_each_kernel_and_one_for_all(tmp_path: Path) -> None:
+    also = {"open_s": 3.0, "start_s": 10.0, "waited_s": 20.0, "idle_s": 40.0}
+    _spent(tmp_path / "sm90" / "scale.done", EACH_STEP)
+    _spent(tmp_path / "sm90" / "other.done", {**EACH_STEP, "portfolio": 8.0}, verify_s=1.0, **also)
+    assert _table("--journal", tmp_path) == [
+        HEADS,
+        ["other", "36", "8", "18", "1", "7", "21", "490", "581"],
+        ["scale", "36", "80", "18", "1", "0", "-", "-", "135"],
+        ["all", "72", "88", "36", "2", "7", "21", "490", "716"],
+    ]
+    assert _table("scale", "--journal", tmp_path)[1:] == [
+        ["scale", "36", "80", "18", "1", "0", "-", "-", "135"],
+        ["all", "36", "80", "18", "1", "0", "-", "-", "135"],
+    ]
+
+
+def test_seconds_of_a_problem_and_of_a_journal_are_added(tmp_path: Path) -> None:
+    path = _spent(tmp_path / "sm90" / "scale.jsonl", {"portfolio": 0.4})
+    _spent(path, {"portfolio": 0.4})
+    _spent(path, {"portfolio finals": 2.0})
+    _spent(path.with_name("scale.0123abcd.jsonl"), {"portfolio": 0.4}, idle_s=5.0)
+    assert _table(tmp_path)[1] == ["scale (2 journals)", "2", "1", "-", "-", "0", "-", "5", "8"]
+    _spent(tmp_path / "sm100" / "scale.jsonl", {"candidates": 1.0})
+    assert [row[0] for row in _table(tmp_path)] == [
+        "kernel",
+        "sm90/scale (2 journals)",
+        "sm100/scale",
+        "all",
+    ]
+
+
+def test_a_journal_that_tells_no_seconds_is_not_told_to_have_taken_none(path: Path) -> None:
+    older = path.with_name("older.done")
+    with Journal.open(older, {"kernel": "older", "arch": "sm90"}, accepts=accepts) as journal:
+        SweepResults(journal).write("candidates", PROBLEM, _time(12.5), gpu="GPU-1")
+    assert _run(older).stdout.splitlines()[2] == (
+        "1 result, 0 failures, 0 compilations (0 failed) in 0.0 s of cores; "
+        "how long the GPUs took is not recorded; on GPU-1"
+    )
+    assert _table(older)[1:] == [["older", *"--------"], ["all", *"--------"]]
+    assert _table(path, older)[1:] == [
+        ["scale", "-", "-", "-", "20", "0", "0", "6", "27"],
+        ["older", *"--------"],
+        ["all", "-", "-", "-", "20", "0", "0", "6", "27"],
+    ]
+
+
+def test_every_second_that_a_record_tells_has_a_column() -> None:
+    names = [name for column in COLUMNS.values() for name in column]
+    assert sorted(names) == sorted([*get_args(Timing), "verify_s", *ALSO])
+    readme = Path(aot_tune.__file__).with_name("tuner") / "README.md"
+    assert f"| {' | '.join(HEADS)} |" in readme.read_text(encoding="utf-8").splitlines()
 
 
 def test_json_has_each_record_as_a_line_with_its_conditions(path: Path) -> None:
@@ -109,6 +210,7 @@ def test_damage_is_told_and_the_file_left_as_it_is(path: Path) -> None:
     assert result.exit_code == 0
     assert "damaged in 1 place: the next sweep sets 7 bytes aside" in result.stdout
     assert "damaged in 1 place" in _run(path, "--json").stderr
+    assert "damaged in 1 place" in _run(path, "--seconds").stderr
     assert path.read_bytes() == before
 
 
@@ -121,3 +223,5 @@ def test_a_journal_of_another_release_is_exit_code_1_and_the_others_are_shown(pa
     assert f"{path}:" in result.stdout
     assert result.stderr.startswith(f"aot-tune: {old}: this journal was written by another release")
     assert result.stderr.count("\n") == 1
+    assert _run(old, "--seconds").exit_code == 1
+    assert _run(old, "--seconds").stdout == ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -12,7 +12,17 @@ from aot_tune.nvidia.cubin import Resources
 from aot_tune.tuner.compile.job import Compiled, CompileFailure
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.tuner.sweep.journal import MOST_RECORD_BYTES, Journal
-from aot_tune.tuner.sweep.results import MESSAGE_BYTES, Listed, SweepResults, accepts
+from aot_tune.tuner.sweep.results import (
+    MESSAGE_BYTES,
+    PASSES,
+    TIMINGS,
+    Listed,
+    Pass,
+    Step,
+    SweepResults,
+    Timing,
+    accepts,
+)
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 from tests.support.samples import SPACE
@@ -221,6 +231,12 @@ def test_a_problem_that_could_not_be_opened_is_told_until_it_was(path: Path) -> 
         assert results.unopened(PROBLEM) == "no memory"
         results.write("candidates", PROBLEM, _time(12.0), gpu="GPU-1")
         assert results.unopened(PROBLEM) is None
+
+
+def test_every_step_times_something_and_is_of_a_pass_but_the_recheck() -> None:
+    assert set(TIMINGS) == set(get_args(Step)) == {*PASSES, "recheck"}
+    assert set(TIMINGS.values()) == set(get_args(Timing))
+    assert set(PASSES.values()) == set(get_args(Pass))
 
 
 def results_of(path: Path) -> list[bytes]:
