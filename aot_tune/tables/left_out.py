@@ -10,14 +10,14 @@ import itertools
 import math
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from aot_tune.declare.declaration import Declaration
 from aot_tune.tables.index import Index, Shipped
-from aot_tune.tables.rule import pick, rule_of
+from aot_tune.tables.rule import BucketRule, pick, rule_of
 from aot_tune.tables.states import in_worst_state
 from aot_tune.tables.table import NEAR_EXPONENTS, BySize, Entry, Point, Table, size_of
 from aot_tune.values.bucket import NEAR_DOUBLINGS, Pow2
@@ -64,15 +64,20 @@ def across(
         near: Whether to yield the sizes whose nearest bucket is within one doubling, or the others.
         shapes: The sizes on the Exact axes to leave out, each in turn; None for all of the table's.
     """
-    return (left for _, left in _across(tunable, table, near=near, shapes=shapes))
+    return (left for _, [left] in _across(tunable, [table], near=near, shapes=shapes))
 
 
 def _across(
-    tunable: Declaration, table: Table, *, near: bool, shapes: Collection[Exact] | None = None
-) -> Iterator[tuple[Entry, Left]]:
-    """As `across`, each with the entry of the nearest bucket."""
+    tunable: Declaration, tables: Sequence[Table], *, near: bool, shapes: Collection[Exact] | None = None
+) -> Iterator[tuple[Entry, list[Left]]]:
+    """As `across`, each with the entry of the nearest bucket, and what is left by each of several tables.
+
+    The tables differ in `Table.near_exponent` alone, so their entries are indexed once.
+    """
+    table = tables[0]
     default_at = partial(tunable.default_config, table.arch)
     indexes: dict[Exact, Index] = {}
+    rules: dict[int, list[BucketRule]] = {}
     for entry, point in _points(table):
         shape = _exact(table, entry)
         if shapes is not None and shape not in shapes:
@@ -90,16 +95,22 @@ def _across(
         found = found or index.nearest(problem, math.inf)
         if found is None:
             continue
-        chosen = pick(
-            found.entry,
-            index.rule(found, default_at),
-            default,
-            problem,
-            times.__contains__,
-            where="near" if near else "far",
-            beside=index.beside(found, default_at),
-        )
-        yield found.entry, _left(times, chosen.config if chosen else None, default)
+        if id(found.entry) not in rules:
+            rules[id(found.entry)] = [rule_of(found.entry, one, tunable.tiles, default_at) for one in tables]
+        lefts = []
+        for rule in rules[id(found.entry)]:
+            chosen = pick(
+                found.entry,
+                rule,
+                default,
+                problem,
+                times.__contains__,
+                where="near" if near else "far",
+                # Of these the points count, not their exponents.
+                beside=index.beside(found, default_at),
+            )
+            lefts.append(_left(times, chosen.config if chosen else None, default))
+        yield found.entry, lefts
 
 
 def near_exponent(
@@ -120,12 +131,12 @@ def near_exponent(
     shapes = {_exact(table, entry) for entry in table.entries}
     # In an order that no axis decides: every second shape of a sorted list may have the same last size.
     judged = set(sorted(shapes, key=lambda shape: zlib.crc32(repr(shape).encode()))[:_MOST_SHAPES])
-    at_size: dict[float | None, dict[int, list[float]]] = {}
-    for exponent in (None, *NEAR_EXPONENTS):
-        one = dataclasses.replace(table, near_exponent=exponent)
-        of_this = at_size[exponent] = defaultdict(list)
-        for entry, at in _across(tunable, one, near=True, shapes=judged):
-            of_this[size_of(table.axes, entry.bucket)].append(math.log1p(at.chosen))
+    exponents = (None, *NEAR_EXPONENTS)
+    tables = [dataclasses.replace(table, near_exponent=exponent) for exponent in exponents]
+    at_size: dict[float | None, dict[int, list[float]]] = {one: defaultdict(list) for one in exponents}
+    for entry, lefts in _across(tunable, tables, near=True, shapes=judged):
+        for exponent, at in zip(exponents, lefts, strict=True):
+            at_size[exponent][size_of(table.axes, entry.bucket)].append(math.log1p(at.chosen))
     counts = {size: len(regrets) for size, regrets in sorted(at_size[None].items())}
     if not counts:
         return None  # no size is near another's bucket: nothing speaks for the present one either
