@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import replace
 
 from aot_tune.tables.left_out import near_exponent
@@ -18,6 +18,7 @@ from aot_tune.tuner.sweep.kernel import KernelTimes
 from aot_tune.values.bucket import bucket_of
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
+from aot_tune.values.text import described
 
 
 class Decision:
@@ -41,6 +42,8 @@ class Decision:
         self._default_at = planned.kernel.default
         self.old = old
         """The present table, whose entries win ties and may stay."""
+        self.remark: str | None = None
+        """What a person should see about the last result of `table`; None where there is nothing."""
         self._whole = whole
         self._joined = False
         self._empty = SweepTimes(
@@ -116,6 +119,7 @@ class Decision:
         Raises:
             TuneError: As `choose_entries`.
         """
+        self.remark = None
         sweep = self.sweep(swept)
         portfolio = swept.portfolio
         if self._joined:
@@ -129,8 +133,14 @@ class Decision:
         old = comparable(sweep, self.old, self._keep)
         exponent = None if old is None else old.near_exponent
         # Functions of the declaration may raise at sizes where nothing was timed: no reason to lose a sweep.
-        with suppress(Exception):
+        try:
             exponent = near_exponent(self.tunable, table, exponent)
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            self.remark = (
+                f"near_exponent is not chosen, because the declaration raises {described(error)} "
+                f"({place.filename}, line {place.lineno}); correct it and tune again"
+            )
         return replace(table, near_exponent=exponent)
 
     def join(self, now: Table | None) -> None:

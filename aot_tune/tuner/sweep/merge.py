@@ -232,6 +232,8 @@ def _merge_kernel(
         return
     for line in kernel_sweep.disagreements():
         progress.note(line)
+    if decision.remark is not None:
+        progress.note(f"{name}: {decision.remark}")
     for problem, reason in swept.unopened.items():
         progress.note(f"{name} {problem}: left out: {reason}")
     if published.refusals:

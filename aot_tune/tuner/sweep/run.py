@@ -459,6 +459,8 @@ def _remarks(
 ) -> Iterator[str]:
     """Lines that a person should see about a table that was just decided."""
     table, times = published.table, decision.sweep(swept)
+    if decision.remark is not None:
+        yield decision.remark
     yield from unserved(times)
     yield from crowded_out(times, table.portfolio, whole=whole)
     if not published.refusals:

@@ -164,11 +164,21 @@ def test_a_table_says_how_waves_count_near_its_buckets() -> None:
 
 def test_a_declaration_that_raises_between_its_sizes_costs_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
     def raising(*args: object) -> None:
-        raise ZeroDivisionError
+        raise ZeroDivisionError("no tiles")
 
     monkeypatch.setattr(decision, "near_exponent", raising)
-    table = _decision(tiles=_filled, typical=TYPICAL).table(_two_widths())
+    decided = _decision(tiles=_filled, typical=TYPICAL)
+    table = decided.table(_two_widths())
     assert len(table.entries) == 2
     assert table.near_exponent is None
+    line = raising.__code__.co_firstlineno + 1
+    assert decided.remark == (
+        "near_exponent is not chosen, because the declaration raises ZeroDivisionError: no tiles "
+        f"({__file__}, line {line}); correct it and tune again"
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(decision, "near_exponent", lambda *args: None)
+        decided.table(_two_widths())
+    assert decided.remark is None, "it is of the last table"
     old = dataclasses.replace(table, near_exponent=1.0, source_hash="0" * 16)
     assert _decision(old, tiles=_filled, typical=TYPICAL).table(_two_widths()).near_exponent == 1.0

@@ -20,6 +20,7 @@ from aot_tune.tables.states import State
 from aot_tune.tables.table import Table
 from aot_tune.tuner.measure.supervise import GpuLostError, ProblemFailedError
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
+from aot_tune.tuner.sweep import decision
 from aot_tune.tuner.sweep import run as sweep
 from aot_tune.tuner.sweep.journal import Journal, JournalWriteError
 from aot_tune.tuner.sweep.progress import closing_table
@@ -917,3 +918,17 @@ def test_what_a_declaration_may_not_mean_is_noted_before_anything_is_measured(
     progress = Quiet()
     _tune(folder, progress)
     assert progress.said[0] == "note ('remark: scale: rows is compiled in',) {}"
+
+
+def test_a_declaration_that_raises_between_its_sizes_is_noted_and_its_table_published(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raising(*args: object) -> None:
+        raise ZeroDivisionError("no tiles")
+
+    monkeypatch.setattr(decision, "near_exponent", raising)
+    progress = Quiet()
+    assert _tune(folder, progress).complete
+    [told] = [line for line in progress.said if "near_exponent" in line]
+    assert told.startswith("note ('scale: near_exponent is not chosen, because the declaration raises Zero")
+    assert len(store.read_table(_path(folder)).entries) == 3

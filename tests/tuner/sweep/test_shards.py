@@ -15,8 +15,8 @@ from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import TuneError, UsageError
 from aot_tune.tables.table import Table
 from aot_tune.tuner import publish
+from aot_tune.tuner.sweep import decision, shards
 from aot_tune.tuner.sweep import run as sweep
-from aot_tune.tuner.sweep import shards
 from aot_tune.tuner.sweep.merge import Merged, merge, merged_lines
 from aot_tune.tuner.sweep.progress import PlainProgress
 from aot_tune.tuner.sweep.report import Shard, SweepRequest
@@ -132,6 +132,22 @@ def test_a_merge_publishes_entries_that_gain_less_only_when_allowed(
     assert not (folder / "out").exists()
     assert _merge(folder, 1, 2, allow_worse=True).complete
     assert _table(folder) == one
+
+
+@pytest.mark.process
+def test_a_merge_tells_that_a_declaration_raises_between_its_sizes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raising(*args: object) -> None:
+        raise ZeroDivisionError("no tiles")
+
+    monkeypatch.setattr(decision, "near_exponent", raising)
+    _rounds(folder, 2, [1, 2])
+    shutil.rmtree(folder / "out")
+    told = io.StringIO()
+    parts = [folder / "part1", folder / "part2"]
+    assert merge(parts, {"scale": _found(folder)}, PlainProgress(told), folder / "out").complete
+    assert "scale: near_exponent is not chosen, because the declaration raises Zero" in told.getvalue()
 
 
 @pytest.mark.process
