@@ -57,6 +57,8 @@ def note(missed: Mapping[str, object]) -> None:
     file.lines.add(line)
     file.bytes += len(data)
     try:
+        if named.is_dir():  # also a path without a name, such as "." or "/"
+            raise OSError(None, "it is a folder; name a file in it")
         _append(named.with_name(f"{named.name}.{os.getpid()}"), data)
     except OSError as error:
         file.failed = True

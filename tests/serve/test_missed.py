@@ -53,6 +53,24 @@ def test_lines_and_bytes_are_bounded(file: Path, monkeypatch: pytest.MonkeyPatch
     assert len(file.read_text().splitlines()) == 4
 
 
+@pytest.mark.parametrize("named", [".", "/", "..", "kept", "kept/"])
+def test_a_name_that_is_a_folder_is_one_warning(
+    named: str,
+    file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    (tmp_path / "kept").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(environment.RECORD, named)
+    note({"kernel": "scale"})
+    note({"kernel": "other"})
+    assert ["it is a folder; name a file in it" in str(one.message) for one in recwarn] == [True]
+    assert [one.name for one in tmp_path.iterdir()] == ["kept"]
+    assert list((tmp_path / "kept").iterdir()) == []
+
+
 @pytest.mark.parametrize("place", ["folder", "link", "fifo"])
 def test_what_cannot_be_written_is_one_warning(file: Path, place: str) -> None:
     match place:
