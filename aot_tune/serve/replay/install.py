@@ -29,13 +29,15 @@ def install(*, tables: Path | str | Sequence[Path | str] = ()) -> None:
     """Answer every call of cuTile's ``exhaustive_search`` in this process from recorded tables.
 
     It is replaced in cuTile's module and in every module that has imported it by name. Launches of recorded
-    kernels load the cubins that `aot-tune compile` made for them. Calling it again changes only `tables`.
+    kernels load the cubins that `aot-tune compile` made for them. Calling it again changes only `tables`,
+    which are then read anew.
 
     Args:
-        tables: Folders of recorded tables that are read after a library's own.
+        tables: Folders of recorded tables that are read after a library's own. One that is missing is no
+            error: it counts for the kernels that search for the first time after it was made.
     """
     given = [tables] if isinstance(tables, str | Path) else list(tables)
-    use_folders([Path(one) for one in given])
+    _use([Path(one).absolute() for one in given])
     if _HOME in sys.modules:
         _replace()
     elif not any(isinstance(one, _Finder) for one in sys.meta_path):
@@ -44,7 +46,7 @@ def install(*, tables: Path | str | Sequence[Path | str] = ()) -> None:
 
 def uninstall() -> None:
     """Put cuTile's own function back wherever `install` replaced it."""
-    use_folders([])
+    _use([])
     sys.meta_path[:] = [one for one in sys.meta_path if not isinstance(one, _Finder)]
     ours = getattr(sys.modules.get(_HOME), _NAME, None)
     if cutile.stands_in(ours):
@@ -58,6 +60,13 @@ def installed() -> bool:
     """Whether `install` is in force."""
     waiting = any(isinstance(one, _Finder) for one in sys.meta_path)
     return waiting or cutile.stands_in(getattr(sys.modules.get(_HOME), _NAME, None))
+
+
+def _use(folders: Sequence[Path]) -> None:
+    """Read tables in these folders; what was read from others is forgotten."""
+    searches = sys.modules.get("aot_tune.serve.replay.searches")
+    if use_folders(folders) and searches is not None:
+        searches.forget()
 
 
 def _replace() -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 _further: list[Path] = []
 
 
-def use_folders(folders: Sequence[Path]) -> None:
-    """Read these folders too, after a library's own."""
+def use_folders(folders: Sequence[Path]) -> bool:
+    """Read these folders too, after a library's own; return whether they are others than before."""
+    others = list(folders) != _further
     _further[:] = folders
+    return others
 
 
 def further_folders() -> tuple[Path, ...]:

@@ -106,6 +106,23 @@ def test_the_same_problem_is_answered_with_what_was_recorded(
     assert "_I64" in launched.symbol
 
 
+def test_other_tables_are_read_after_the_first_search(
+    put: Callable[..., Path], asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(recorded(1024, SPACE[7]))
+    install()
+    tuned(*tensors(1024))
+    assert asked == [9]
+    monkeypatch.chdir(tmp_path)
+    install(tables="recorded")
+    monkeypatch.chdir("/")
+    assert tuned(*tensors(1024)).best.config is SPACE[7]
+    assert asked == [9]
+    install()
+    tuned(*tensors(1024))
+    assert asked == [9, 9]
+
+
 def test_a_near_problem_is_answered_and_a_far_one_is_searched(
     put: Callable[..., Path], asked: list[int], driver: Driver
 ) -> None:
