@@ -345,7 +345,7 @@ def test_every_remark_that_is_explained_is_one_that_recording_makes() -> None:
     )
     code = "".join(Path(one.__file__).read_text() for one in (recorder, launches))
     remarks = [row for row in rows if not row.endswith(".py")]
-    assert len(remarks) == 8
+    assert len(remarks) == 11
     assert all(part in code for remark in remarks for part in re.split(r" ?\.\.\. ?", remark))
 
 

@@ -635,6 +635,9 @@ def record(
     package: Annotated[
         str | None, typer.Option(metavar="lib", help="Record only kernels of this package.")
     ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--journal", help="Folder of journals; build/record by default.")
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Run a program and record every search that a library makes: aot-tune record -- python -m pytest tests.
@@ -643,8 +646,9 @@ def record(
     """
     from aot_tune.cli.record import recording_lines
     from aot_tune.record import program as recorded
+    from aot_tune.record.recorder import JOURNALS
 
-    recording = recorded.record(program or (), out=out, package=package)
+    recording = recorded.record(program or (), out=out, package=package, journals=folder or JOURNALS)
     for line in recording_lines(recording):
         command.say(line)
     raise typer.Exit(recording.exit_code)

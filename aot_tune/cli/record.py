@@ -14,6 +14,12 @@ from aot_tune.values.text import aligned, counted
 
 def recording_lines(recording: Recording) -> Iterator[str]:
     """One row for each place that searched, then the remarks and the tables."""
+    if not recording.pythons:
+        yield (
+            "nothing was recorded: the program started no Python that heeds PYTHONPATH; start Python without "
+            "-I, -E and -S"
+        )
+        return
     if not recording.sites:
         yield "no search was met: nothing called cuda.tile.tune.exhaustive_search"
         return

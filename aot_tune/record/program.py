@@ -8,16 +8,18 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from aot_tune.errors import StoreError
-from aot_tune.record.recorder import Recorder, Site
+from aot_tune import environment
+from aot_tune.errors import StoreError, UsageError
+from aot_tune.record.recorder import JOURNALS, Recorder, Site
 from aot_tune.serve.replay.install import install
 from aot_tune.serve.replay.program import options, run
 from aot_tune.serve.replay.searches import SearchCall, record_with
-from aot_tune.tables.files import write_atomic
+from aot_tune.tables.files import check_writable, write_atomic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,26 +35,46 @@ class Recording:
     tables: tuple[str, ...]
     """The tables that were written."""
 
+    pythons: int
+    """The number of Python processes that would have recorded a search."""
 
-def record(command: Sequence[str], *, out: Path | None, package: str | None) -> Recording:
+
+def record(
+    command: Sequence[str], *, out: Path | None, package: str | None, journals: Path = JOURNALS
+) -> Recording:
     """Run a program and record its searches.
 
     Args:
         command: The program and its arguments.
         out: The folder of tables; None for that of each library's own package.
-        package: Record only kernels of this package; None for all.
+        package: Record only kernels of this top-level package; None for all.
+        journals: The folder of journals.
 
     Raises:
-        UsageError: There is no such program.
+        UsageError: There is no such program, a variable has a wrong value or forbids searches, or `package`
+            is part of a package.
+        StoreError: A folder cannot be written in.
     """
+    environment.check()
+    if environment.search_disabled():
+        raise UsageError(
+            f"{environment.DISABLE} or {environment.DISABLE_OURS} is set, so nothing would be searched: "
+            "unset it"
+        )
+    if package is not None and "." in package:
+        raise UsageError(f"--package takes a top-level package: --package {package.partition('.')[0]}")
+    for place in (journals, *([out] if out is not None else [])):
+        check_writable(place)
     with tempfile.TemporaryDirectory(prefix="aot-tune-record-") as folder:
         code = run(
             command,
             start="aot_tune.record.program:begin",
             out=[str(out.absolute())] if out is not None else [],
             package=[package] if package is not None else [],
+            journals=[str(journals.absolute())],
             told=[folder],
         )
+        pythons = len(list(Path(folder).glob("*.began")))
         sites: dict[tuple[str, str], Site] = {}
         tables: dict[str, None] = {}
         for path in sorted(Path(folder).glob("*.json")):
@@ -60,7 +82,7 @@ def record(command: Sequence[str], *, out: Path | None, package: str | None) -> 
             tables |= dict.fromkeys(one["tables"])
             for site in one["sites"]:
                 _add(sites, Site(**{**site, "remarks": dict.fromkeys(site["remarks"])}))
-    return Recording(exit_code=code, sites=tuple(sites.values()), tables=tuple(tables))
+    return Recording(exit_code=code, sites=tuple(sites.values()), tables=tuple(tables), pythons=pythons)
 
 
 def _add(sites: dict[tuple[str, str], Site], site: Site) -> None:
@@ -80,8 +102,11 @@ def begin() -> None:
     recorder = Recorder(
         out=Path(told["out"][0]) if told.get("out") else None,
         package=told["package"][0] if told.get("package") else None,
+        journals=Path(told["journals"][0]),
     )
     folder = Path(told["told"][0])
+    with suppress(OSError):  # the parent may be gone, or the disk full: the program runs
+        (folder / f"{os.getpid()}.began").touch()
 
     def record_and_tell(call: SearchCall) -> Any:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from aot_tune.declare.fingerprint.hashing import kernel_hash
-from aot_tune.errors import AotTuneError, JournalMismatchError, NotRecordableError, TuneError
+from aot_tune.errors import (
+    AotTuneError,
+    JournalMismatchError,
+    NewerSchemaError,
+    NotRecordableError,
+    StoreError,
+)
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.record.ahead import Ahead, Tried
@@ -30,14 +37,15 @@ from aot_tune.record.search import (
     raise_as_cutile,
 )
 from aot_tune.record.turn import turn
-from aot_tune.recorded.document import MOST_LAUNCHED, dump, parse
+from aot_tune.recorded.document import MOST_LAUNCHED, dump
+from aot_tune.recorded.files import read_recorded
 from aot_tune.recorded.nearest import sizes_of
 from aot_tune.recorded.problem import Fixed, Problem
 from aot_tune.recorded.spelling import space_hash, spelled, texts_of
 from aot_tune.recorded.table import Launched, Library, RecordedEntry, RecordedTable, file_name
-from aot_tune.serve.replay.searches import SearchCall, answer, may_not_search
+from aot_tune.serve.replay.searches import SearchCall, answer, answer_of, why_not_searched
 from aot_tune.serve.runtime import runtime
-from aot_tune.tables.files import check_replaceable, check_writable, read_bytes, write_atomic
+from aot_tune.tables.files import check_replaceable, check_writable, write_atomic
 from aot_tune.tables.store import folder_of_package
 from aot_tune.tables.table import BuiltWith
 from aot_tune.tuner.choose.times import is_tie
@@ -46,10 +54,10 @@ from aot_tune.tuner.measure.worker.backend import TIMING
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.tuner.sweep.journal import Journal
 from aot_tune.values.device import Device
-from aot_tune.values.text import error_in_words
+from aot_tune.values.text import counted, error_in_words
 
 JOURNALS = Path("build/record")
-"""The folder of journals: that of a kernel is ``<arch>/<module>.<kernel>.jsonl`` below it."""
+"""The folder of journals by default: that of a kernel is ``<arch>/<module>.<kernel>.jsonl`` below it."""
 
 MOST_SEARCHES_OF_ONE_PROBLEM = 3
 """How often one problem is searched in a process. A library that asks twice may do so because the contents of
@@ -98,9 +106,9 @@ class _Won:
         return time.mean_us / self.entry.mean_us if time is not None else math.inf
 
 
-def ahead_of(index: int) -> Ahead | None:
-    """What tries configs on a GPU ahead; None without a GPU."""
-    return Ahead(index, JOURNALS / "cubins") if visible_gpus() else None
+def ahead_of(index: int, cubins: Path) -> Ahead | None:
+    """What tries configs on a GPU ahead, with a folder for their cubins; None without a GPU."""
+    return Ahead(index, cubins) if visible_gpus() else None
 
 
 class Recorder:
@@ -108,9 +116,10 @@ class Recorder:
 
     Args:
         out: The folder of tables; None for that of each library's own package.
-        package: Record only kernels of this package; None for all.
-        ahead: Makes what tries configs of a GPU, by its number, before this process runs them; None where
-            there is nothing to try them on.
+        package: Record only kernels of this top-level package; None for all.
+        journals: The folder of journals, the same for all processes of a program, wherever they stand.
+        ahead: Makes what tries configs of a GPU before this process runs them, from its number and a folder
+            for cubins; None where there is nothing to try them on.
     """
 
     def __init__(
@@ -118,10 +127,12 @@ class Recorder:
         *,
         out: Path | None = None,
         package: str | None = None,
-        ahead: Callable[[int], Ahead | None] = ahead_of,
+        journals: Path = JOURNALS,
+        ahead: Callable[[int, Path], Ahead | None] = ahead_of,
     ) -> None:
-        self._out = out
+        self._out = out.absolute() if out is not None else None
         self._package = package
+        self._journals = journals.absolute()
         self._ahead_of = ahead
         self._ahead: dict[int, Ahead | None] = {}
         self._counts: dict[str, int] = {}
@@ -138,10 +149,13 @@ class Recorder:
 
     def __call__(self, call: SearchCall) -> Any:
         """Search, record and answer. A search that cannot be recorded is cuTile's own, with a remark."""
-        if not len(call.space) or may_not_search():
+        if not len(call.space):
             return answer(call)
         site = self._site(call)
         site.searches += 1
+        if (reason := why_not_searched()) is not None:
+            site.remarks[f"answered and not searched: {reason}"] = None
+            return answer(call)
         try:
             kernel, path, library = self._destination(call)
             texts = texts_of(call.space)
@@ -158,7 +172,7 @@ class Recorder:
         folder = path / str(device.arch)
         gpu = gpu_state.identity(index)
         try:
-            with turn(JOURNALS, _turn_of(gpu, index)):
+            with turn(self._journals, _turn_of(gpu, index)):
                 return self._recorded(call, site, kernel, folder, library, known, digest, index, device)
         except NotRecordableError as error:
             site.remarks[f"not recorded: {error}"] = None
@@ -188,7 +202,7 @@ class Recorder:
     def _write_launched(self, path: Path) -> None:
         """Add launches to a table that was written before they were made."""
         try:
-            with turn(JOURNALS, self._turns[path]):
+            with turn(self._journals, self._turns[path]):
                 table = _present(path)
                 if table is None or self.tables.get(path) is None:
                     return
@@ -219,7 +233,8 @@ class Recorder:
         """The kernel, the folder of its table, and the library that it is from.
 
         Raises:
-            NotRecordableError: It is no kernel, or not of the package that is to be recorded.
+            NotRecordableError: It is no kernel, is not of the package that is to be recorded, or is of none
+                and no folder is named.
             StoreError: The folder cannot be written in.
         """
         kernel = call.kernel_of(call.space[0])
@@ -229,7 +244,15 @@ class Recorder:
         top = module.partition(".")[0]
         if self._package is not None and top != self._package:
             raise NotRecordableError(f"it is not of the package {self._package}")
-        folder = self._out if self._out is not None else folder_of_package(top)
+        folder = self._out
+        if folder is None:
+            try:
+                folder = folder_of_package(top)
+            except StoreError:
+                raise NotRecordableError(
+                    f"the kernel's module {module} is in no package, so its tables need a folder: "
+                    "aot-tune record --out DIR"
+                ) from None
         check_writable(folder)
         return kernel, folder, _library(top)
 
@@ -246,11 +269,17 @@ class Recorder:
         if number == 1:
             site.problems += 1
             self._remark_on(site, path, known)
+            if function.__module__ == "__main__":
+                site.remarks[
+                    "it will be replayed without cubins, since nothing else imports a main module: put the "
+                    "kernel into a module"
+                ] = None
         gpu = gpu_state.identity(index)
         self._turns[path] = _turn_of(gpu, index)
         won = self._won.setdefault(key, [])
         if number > MOST_SEARCHES_OF_ONE_PROBLEM and won:
-            return answer(call)
+            safest = _joined(won)[0]
+            return answer_of(call.space[known.texts.index(safest.text)], safest)
         identity = {
             **{name: value for name, value in gpu.items() if name != "uuid"},
             "cuda_tile": cutile.version(),
@@ -260,13 +289,14 @@ class Recorder:
         }
         try:
             check_replaceable(path)
-            journal_path = JOURNALS / str(device.arch) / path.with_suffix(".jsonl").name
+            _present(path)
+            journal_path = self._journals / str(device.arch) / path.with_suffix(".jsonl").name
             with _journal(journal_path, identity) as journal:
                 outcomes = SearchJournal(journal, f"{key}.{number}")
                 tried = partial(self._tried, call, site, kernel, digest, device, index)
                 search = LibrarySearch(call, known, outcomes, index, tried)
                 found = search.run()
-        except TuneError as error:
+        except AotTuneError as error:
             site.remarks[f"not recorded: {error}"] = None
             return call.search()
         site.failures += len(found.failures) - len(found.wrong)
@@ -306,7 +336,7 @@ class Recorder:
     ) -> Mapping[int, Tried]:  # fmt: skip
         """Try configs ahead; where that is not possible, the author is told why."""
         if index not in self._ahead:
-            self._ahead[index] = self._ahead_of(index)
+            self._ahead[index] = self._ahead_of(index, self._journals / "cubins")
         ahead = self._ahead[index]
         if ahead is None or not places:
             return {}
@@ -339,6 +369,11 @@ class Recorder:
         """Put the winners into the table that is there; entries of other problems stay."""
         present = _present(path)  # another process of the program may have written meanwhile
         there = present.entries if present is not None and _same_code(present, table) else ()
+        if present is not None and present.entries and not _same_code(present, table):
+            site.remarks[
+                f"{path.name} begins anew, without the {counted(len(present.entries), 'entry', 'entries')} "
+                f"that it had: {_differing(present, table)}"
+            ] = None
         others = [one for one in there if not _same_problem(one, won[0].entry)]
         earlier = [one for one in there if _same_problem(one, won[0].entry)]
         entries = table.entries
@@ -423,11 +458,28 @@ def _built_with(device: Device, gpu: dict[str, str]) -> BuiltWith:
 
 
 def _present(path: Path) -> RecordedTable | None:
-    """The table that is there; None where there is none, or one that cannot be read and is replaced."""
-    try:
-        return parse(read_bytes(path)) if path.exists() else None
-    except AotTuneError:
+    """The table that is there; None where there is none.
+
+    Raises:
+        NotRecordableError: It cannot be read, so that what it holds would be lost.
+    """
+    if not os.path.lexists(path):
         return None
+    try:
+        return read_recorded(path)
+    except NewerSchemaError as error:
+        raise NotRecordableError(str(error)) from error
+    except AotTuneError as error:
+        raise NotRecordableError(f"{error}; restore that table, or remove it") from error
+
+
+def _differing(one: RecordedTable, other: RecordedTable) -> str:
+    """What two tables of one kernel were made with that differs, in words."""
+    pairs = {"library": (one.library.version, other.library.version)}
+    for field_ in dataclasses.fields(BuiltWith):
+        pairs[field_.name] = getattr(one.built_with, field_.name), getattr(other.built_with, field_.name)
+    told = [f"{name} was {was}, now {now}" for name, (was, now) in pairs.items() if was != now]
+    return ", ".join([*(["the code is another"] if one.source_hash != other.source_hash else []), *told])
 
 
 def _same_code(one: RecordedTable, other: RecordedTable) -> bool:

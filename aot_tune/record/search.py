@@ -31,6 +31,7 @@ from aot_tune.tuner.measure.rounds import MOST_ROUNDS, combined, in_turn, settle
 from aot_tune.tuner.outcome import Failure, Measurement, Stage
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
+from aot_tune.values.text import error_in_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +87,17 @@ def identified(call: SearchCall, texts: tuple[str, ...], device: Device) -> Iden
     parameters = [(name, name in constants) for name, _ in cutile.parameters(kernel)]
     read: list[tuple[Any, ...]] = []
     launches: list[Any] = []
+    failed = ""
     for config in call.space:
+        asked = "args_fn"
         try:
             args = tuple(call.args_fn(config))
-            grid, hints = call.grid_fn(config), call.hints_fn(config) if call.hints_fn else {}
-        except Exception:  # this config fails in the search, too, and is listed there
+            asked = "grid_fn"
+            grid = call.grid_fn(config)
+            asked = "hints_fn"
+            hints = call.hints_fn(config) if call.hints_fn else {}
+        except Exception as error:  # this config fails in the search, too, and is listed there
+            failed = f"{asked} raises {error_in_words(error)}"
             continue
         if len(args) != len(parameters):
             raise NotRecordableError(
@@ -103,7 +110,7 @@ def identified(call: SearchCall, texts: tuple[str, ...], device: Device) -> Iden
         read.append(described)
         launches.append((described, tuple(grid), repr(sorted(hints.items(), key=lambda item: item[0]))))
     if not read:
-        raise NotRecordableError("args_fn raises for every config")
+        raise NotRecordableError(f"{failed}, and no other config has arguments, grid and hints either")
     varying = [at for at in range(len(parameters)) if len({one[at] for one in read}) > 1]
     problem = read_problem(parameters, call.args_fn(call.space[0]), varying, device.sm_count)
     return Identified(texts=texts, problem=problem, same_launches=len(launches) - len(set(launches)))

@@ -33,7 +33,9 @@ def turn(folder: Path, gpu: str) -> Iterator[None]:
     except Timeout:
         raise NotRecordableError(f"another process has searched on this GPU for {PATIENCE_S:g} s") from None
     except OSError as error:
-        raise NotRecordableError(f"{path}: {error.strerror}") from None
+        raise NotRecordableError(
+            f"{path}: {error.strerror}; name another folder: aot-tune record --journal DIR"
+        ) from None
     try:
         yield
     finally:

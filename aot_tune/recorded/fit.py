@@ -58,8 +58,17 @@ def hash_now(kernel: Any) -> str:
 
 
 def is_local(table: RecordedTable) -> bool:
-    """Whether a table's kernel is made within a function, so that importing its module makes none."""
-    return "<locals>" in table.kernel
+    """Whether importing the module of a table's kernel does not give the kernel."""
+    return why_local(table) is not None
+
+
+def why_local(table: RecordedTable) -> str | None:
+    """Why importing the module of a table's kernel does not give the kernel, in words; None where it does."""
+    if "<locals>" in table.kernel:
+        return "its kernel is made only when its library calls a function"
+    if table.module == "__main__":
+        return "its kernel is of a program's main module, which nothing else imports"
+    return None
 
 
 def kernel_of(module: str, name: str) -> Any:

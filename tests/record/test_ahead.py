@@ -17,7 +17,6 @@ from aot_tune.declare.fingerprint.hashing import kernel_hash
 from aot_tune.errors import NotRecordableError
 from aot_tune.nvidia import cutile
 from aot_tune.record import ahead as module
-from aot_tune.record import recorder as recording
 from aot_tune.record.ahead import Ahead
 from aot_tune.record.recorder import Recorder
 from aot_tune.recorded.document import parse
@@ -126,14 +125,17 @@ def test_a_kernel_that_nobody_can_import_is_told(start: Start) -> None:
 def test_recording_passes_over_it_and_launches_the_others_from_their_cubins(
     start: Start, driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recording, "JOURNALS", tmp_path / "journals")
     # The stand-in driver's tensors are no tensors of torch; the scripted child reads the last argument alone.
     monkeypatch.setattr(module, "described", lambda args, contents: [{"value": args[-1]}])
     driver.elapsed_ms = lambda symbol: 0.01 if "_I64" in symbol else 0.05  # the fastest must not win
     asked = []
     own = cutile._own_compile()
     monkeypatch.setattr(cutile, "_own_compile", lambda: lambda *args: asked.append(args) or own(*args))
-    recorder = Recorder(out=tmp_path / "tables", ahead=lambda index: start("Launcher"))
+    recorder = Recorder(
+        out=tmp_path / "tables",
+        journals=tmp_path / "journals",
+        ahead=lambda index, cubins: start("Launcher"),
+    )
     install(tables=tmp_path / "tables")
     searches.record_with(recorder)
     try:

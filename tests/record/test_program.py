@@ -173,9 +173,58 @@ def test_without_a_program_it_is_told_what_to_do(verb: str, tmp_path: Path) -> N
     assert "there is no program 'no-such-program' on PATH" in done.stderr
 
 
-def test_run_refuses_a_variable_with_a_wrong_value_before_it_starts(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "aot_tune", "run", "--", sys.executable, "-c", "print('started')"]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "AOT_TUNE_ON_MISS": "eror"}
+@pytest.mark.parametrize(
+    ("verb", "variable", "value", "said"),
+    [
+        ("run", "AOT_TUNE_ON_MISS", "eror", "'eror': write one of search, nearest, default, error, or unset"),
+        ("record", "AOT_TUNE_ON_MISS", "eror", "'eror': write one of search, nearest, default, error"),
+        ("record", "AOT_TUNE_RANKED", "abc", "AOT_TUNE_RANKED='abc'"),
+        ("record", "DISABLE_AUTOTUNE", "1", "DISABLE_AUTOTUNE or AOT_TUNE_DISABLE_AUTOTUNE is set"),
+    ],
+)
+def test_a_wrong_variable_is_refused_before_the_program_starts(
+    verb: str, variable: str, value: str, said: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "aot_tune", verb, "--", sys.executable, "-c", "print('started')"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), variable: value}
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "AOT_TUNE_ON_MISS='eror': write one of search, nearest, default, error, or unset" in done.stderr
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--out", "file"], 1, "file"),
+        (["--journal", "file"], 1, "file"),
+        (["--package", "mylib.ops"], 2, "--package takes a top-level package: --package mylib"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_before_the_program_starts(
+    words: list[str], code: int, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    done = aot_tune(tmp_path, "record", *words, "--", sys.executable, "-c", "print('started')")
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_python_that_cannot_be_reached_is_told(tmp_path: Path) -> None:
+    done = aot_tune(tmp_path, "record", "--", sys.executable, "-I", "-c", "print('started')")
+    assert (done.returncode, done.stdout) == (0, "started\n")
+    assert done.stderr.startswith("nothing was recorded: the program started no Python that heeds PYTHONPATH")
+
+
+def test_journals_lie_where_they_are_named_wherever_the_program_goes(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    moved = f"import os\nos.chdir('elsewhere')\n{ONCE}"
+    done = aot_tune(
+        tmp_path, "record", "--out", "tables", "--journal", "kept", "--", sys.executable, "-c", moved, "1024"
+    )
+    assert answer(done)["searched"]
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    (journal,) = (tmp_path / "kept" / "sm90").glob("*.jsonl")
+    assert journal.stat().st_size
+    assert not (tmp_path / "build").exists()

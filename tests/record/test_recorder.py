@@ -17,7 +17,7 @@ from aot_tune.nvidia import cutile
 from aot_tune.record import recorder as recording
 from aot_tune.record import turn as turns
 from aot_tune.record.recorder import Recorder, Site, following
-from aot_tune.recorded.document import parse
+from aot_tune.recorded.document import SCHEMA, parse
 from aot_tune.recorded.problem import Whole
 from aot_tune.recorded.table import RecordedTable, file_name
 from aot_tune.serve.replay import searches
@@ -34,11 +34,10 @@ def tensors(rows: int, dtype: torch.dtype = torch.float16) -> tuple[FakeTensor, 
 
 
 @pytest.fixture
-def recorder(driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+def recorder(driver: Driver, tmp_path: Path) -> Iterator[Recorder]:
     """Records into a folder; the tile of 32 is the fastest."""
     driver.elapsed_ms = lambda symbol: 0.01 if "_I32" in symbol else 0.05
-    monkeypatch.setattr(recording, "JOURNALS", tmp_path / "journals")
-    recorder = Recorder(out=tmp_path / "tables")
+    recorder = Recorder(out=tmp_path / "tables", journals=tmp_path / "journals")
     install(tables=tmp_path / "tables")
     searches.record_with(recorder)
     yield recorder
@@ -136,19 +135,17 @@ def test_recording_again_gives_the_same_bytes(recorder: Recorder, tmp_path: Path
     (path,) = recorder.tables
     before = path.read_bytes()
     driver.elapsed_ms = lambda symbol: 0.0101 if "_I32" in symbol else 0.05
-    recording.JOURNALS = tmp_path / "other journals"  # type: ignore[assignment]
-    another(out=tmp_path / "tables")
+    another(out=tmp_path / "tables", journals=tmp_path / "other journals")
     tuned(*tensors(1024))
     assert path.read_bytes() == before
     driver.elapsed_ms = lambda symbol: 0.005 if "_I64" in symbol else 0.05
-    recording.JOURNALS = tmp_path / "third journals"  # type: ignore[assignment]
-    another(out=tmp_path / "tables")
+    another(out=tmp_path / "tables", journals=tmp_path / "third journals")
     tuned(*tensors(1024))
     assert read(tmp_path).entries[0].config == {"SimpleNamespace": {"TILE": 64, "occupancy": None}}
 
 
 def test_what_two_processes_record_is_kept(recorder: Recorder, tmp_path: Path) -> None:
-    other = Recorder(out=tmp_path / "tables")
+    other = Recorder(out=tmp_path / "tables", journals=tmp_path / "journals")
     tuned(*tensors(1024))
     searches.record_with(other)
     tuned(*tensors(5000))
@@ -168,11 +165,14 @@ def test_code_that_changed_since_is_recorded_anew(
     tuned(*tensors(1024))
     monkeypatch.setattr(recording, "kernel_hash", lambda kernel: ("feedfacefeedface", ()))
     driver.elapsed_ms = lambda symbol: 0.01 if "_I64" in symbol else 0.05
-    again = Recorder(out=tmp_path / "tables")
+    again = Recorder(out=tmp_path / "tables", journals=tmp_path / "journals")
     searches.record_with(again)
     tuned(*tensors(5000))
     again.end()
-    assert list(site(again).remarks) == []
+    name = file_name(tuned_once.__name__, "scale_kernel")
+    assert list(site(again).remarks) == [
+        f"{name} begins anew, without the 1 entry that it had: the code is another"
+    ]
     assert read(tmp_path).source_hash == "feedfacefeedface"
     (entry,) = read(tmp_path).entries  # what was recorded of the other code is gone
     assert entry.config == {"SimpleNamespace": {"TILE": 64, "occupancy": None}}
@@ -182,7 +182,7 @@ def test_a_process_that_was_stopped_takes_its_measurements_over(
     recorder: Recorder, tmp_path: Path, driver: Driver
 ) -> None:
     first = tuned(*tensors(1024)).best
-    another(out=tmp_path / "tables")
+    another(out=tmp_path / "tables", journals=tmp_path / "journals")
     driver.elapsed_ms = lambda symbol: 0.001 if "_I64" in symbol else 0.05
     assert tuned(*tensors(1024)).best == first
 
@@ -202,13 +202,36 @@ def test_one_problem_is_searched_three_times_and_then_answered(
     assert site(recorder).searches == 4
 
 
+def test_the_fourth_answer_is_the_winner_wherever_the_table_lies(
+    recorder: Recorder,
+    driver: Driver,
+    tmp_path: Path,
+    replayed: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No reader knows the folder. A near problem that was recorded as well does not answer either."""
+    monkeypatch.setenv(environment.ON_MISS, "error")
+    there = another(out=tmp_path / "elsewhere", journals=tmp_path / "journals")
+    tuned(*tensors(1024))
+    driver.elapsed_ms = lambda symbol: 0.02 if "_I64" in symbol else 0.05
+    first, *_ = (tuned(*tensors(1030)).best for _ in range(3))
+    replayed.clear()
+    again = tuned(*tensors(1030)).best
+    assert again.config.TILE == 64
+    assert (again.mean_us, again.num_samples) == (first.mean_us, first.num_samples)
+    assert replayed == []
+    assert site(there).searches == 5
+
+
 def test_a_rank_is_answered_and_records_nothing(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(environment.RANKED, "2")
     with pytest.warns(searches.MissWarning):
         assert tuned(*tensors(1024)).best.config is SPACE[0]
-    assert recorder.sites == {}
+    told = site(recorder)
+    assert list(told.remarks) == ["answered and not searched: this process is a rank"]
+    assert (told.problems, recorder.tables) == (0, {})
 
 
 def test_what_cannot_be_recorded_is_searched_and_remarked(recorder: Recorder, replayed: list[int]) -> None:
@@ -239,10 +262,93 @@ def test_a_folder_that_cannot_be_written_is_a_remark(
     recorder: Recorder, tmp_path: Path, replayed: list[int]
 ) -> None:
     (tmp_path / "file").write_text("")
-    other = another(out=tmp_path / "file" / "tables")
+    other = another(out=tmp_path / "file" / "tables", journals=tmp_path / "journals")
     tuned(*tensors(1024))
     assert replayed == [9]
     assert "not recorded: " in next(iter(site(other).remarks))
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "damaged", "newer"])
+def test_a_table_that_would_be_lost_is_kept_and_remarked(
+    kind: str, recorder: Recorder, tmp_path: Path, replayed: list[int]
+) -> None:
+    tuned(*tensors(1024))
+    (path,) = recorder.tables
+    text = path.read_text()
+    if kind == "link":
+        path.rename(tmp_path / "elsewhere.json")
+        path.symlink_to(tmp_path / "elsewhere.json")
+    elif kind == "folder":
+        path.unlink()
+        path.mkdir()
+    else:
+        schema = f'"schema": {SCHEMA}'
+        assert schema in text
+        text = (
+            f"<<<<<<< HEAD\n{text}" if kind == "damaged" else text.replace(schema, f'"schema": {SCHEMA + 1}')
+        )
+        path.write_text(text)
+    again = another(out=tmp_path / "tables", journals=tmp_path / "journals")
+    assert tuned(*tensors(5000)).best.config.TILE == 32
+    assert replayed[-1] == 9
+    (remark,) = site(again).remarks
+    assert remark.startswith("not recorded: ")
+    assert str(path) in remark
+    assert {"link": "it is a link to", "folder": "it is a directory", "newer": "upgrade aot-tune"}.get(
+        kind, "restore that table, or remove it"
+    ) in remark
+    if kind != "folder":
+        assert path.read_text() == text
+
+
+def test_a_program_that_goes_elsewhere_keeps_one_folder_of_journals(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    relative = another(out=Path("tables"))
+    tuned(*tensors(1024))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    tuned(*tensors(5000))
+    assert len(read(tmp_path).entries) == 2
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert list(site(relative).remarks) == []
+
+
+def test_a_kernel_of_no_package_needs_a_folder(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replayed: list[int]
+) -> None:
+    monkeypatch.setattr(cutile.python_function(scale_kernel), "__module__", "__main__")
+    nowhere = another(journals=tmp_path / "journals")
+    tuned(*tensors(1024))
+    assert replayed == [9]
+    (remark,) = site(nowhere).remarks
+    assert "aot-tune record --out DIR" in remark
+    somewhere = another(out=tmp_path / "tables", journals=tmp_path / "journals")
+    tuned(*tensors(1024))
+    assert any("replayed without cubins, since" in remark for remark in site(somewhere).remarks)
+    (path,) = somewhere.tables
+    assert path.name == "__main__.scale_kernel.json"
+
+
+@pytest.mark.parametrize("function", ["args_fn", "grid_fn", "hints_fn"])
+def test_the_function_that_fails_for_every_config_is_named(
+    function: str, recorder: Recorder, replayed: list[int]
+) -> None:
+    def fails(config: Any) -> Any:
+        raise LookupError(config.TILE)
+
+    x, out = tensors(1024)
+    given: dict[str, Any] = {
+        "grid_fn": lambda config: (-(-1024 // config.TILE), 1, 1),
+        "args_fn": lambda config: (x, out, 1024, 2.0, config.TILE),
+        "hints_fn": lambda config: {},
+    }
+    given[function] = fails
+    with pytest.raises((ValueError, LookupError)):
+        cuda.tile.tune.exhaustive_search(SPACE, 0, kernel=scale_kernel, quiet=True, **given)
+    (remark,) = site(recorder).remarks
+    assert remark.startswith(f"not recorded: {function} raises LookupError: ")
 
 
 def test_a_launch_without_a_signature_is_answered_and_remarked(
@@ -271,7 +377,7 @@ def test_a_table_that_cannot_be_written_is_a_remark(
 
 
 def test_another_package_is_left_alone(recorder: Recorder, tmp_path: Path, replayed: list[int]) -> None:
-    other = another(out=tmp_path / "tables", package="mylib")
+    other = another(out=tmp_path / "tables", journals=tmp_path / "journals", package="mylib")
     tuned(*tensors(1024))
     assert replayed == [9]
     assert list(site(other).remarks) == ["not recorded: it is not of the package mylib"]
@@ -307,7 +413,7 @@ def test_a_launch_of_what_no_search_measured_is_in_the_table(recorder: Recorder,
     searched = path.read_bytes()
     recorder.end()
     assert path.read_bytes() == searched  # the launch was as the search found it
-    recorder = another(out=tmp_path / "tables")
+    recorder = another(out=tmp_path / "tables", journals=tmp_path / "journals")
     tuned_once.tuned(x, out)
     tuned_once.ct.launch(0, (32, 1, 1), scale_kernel.replace_hints(occupancy=7), (x, out, 1024, 2.0, 32))
     other, its_out = tensors(512)

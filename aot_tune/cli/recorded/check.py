@@ -9,7 +9,7 @@ from typing import NamedTuple
 from aot_tune.errors import StoreError, TableError, UsageError
 from aot_tune.recorded.document import dump, parse
 from aot_tune.recorded.files import right_place_of
-from aot_tune.recorded.fit import hash_now, is_local, kernel_of, misfit, other_library
+from aot_tune.recorded.fit import hash_now, kernel_of, misfit, other_library, why_local
 from aot_tune.recorded.table import RecordedTable, name_of
 from aot_tune.tables import files
 
@@ -62,10 +62,8 @@ def _of_kernel(table: RecordedTable) -> Iterator[Complaint]:
     if (reason := other_library(table.library)) is not None:
         yield Complaint("library", reason, f"install that version, {again}")
         return
-    if is_local(table):
-        what = (
-            "its kernel is made only when its library calls a function, so its code cannot be compared here"
-        )
+    if (reason := why_local(table)) is not None:
+        what = f"{reason}, so its code cannot be compared here"
         yield Complaint("kernel", what, "replaying compares it", remark=True)
         return
     try:

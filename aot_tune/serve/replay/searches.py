@@ -38,6 +38,7 @@ from aot_tune.recorded.document import arguments_json
 from aot_tune.recorded.nearest import ANY, NEAR
 from aot_tune.recorded.problem import read_problem
 from aot_tune.recorded.spelling import space_hash, texts_of
+from aot_tune.recorded.table import RecordedEntry
 from aot_tune.serve.missed import note
 from aot_tune.serve.rank import is_primed, is_rank
 from aot_tune.serve.replay.records import Found, KernelRecords
@@ -146,8 +147,7 @@ def answer(call: SearchCall) -> Any:
         return call.search()  # raises as the caller expects
     found, why = _look_up(call, ANY if mode == "nearest" or (restricted and mode == "search") else NEAR)
     if found is not None:
-        entry = found.entry
-        return _result(call.space[found.place], entry.mean_us, entry.error_margin_us, entry.num_samples)
+        return answer_of(call.space[found.place], found.entry)
     name = _name_of(call)
     if environment.missed_file() is not None:
         _note(call, name)
@@ -158,6 +158,11 @@ def answer(call: SearchCall) -> Any:
         return call.search()
     _warn_of_miss(name, f"{what}; the first of its {len(call.space)} configs is taken")
     return _result(call.space[0], math.inf, math.inf, 0)
+
+
+def answer_of(config: Any, entry: RecordedEntry) -> Any:
+    """What the library gets for a recorded winner: `config`, with the time of its entry."""
+    return _result(config, entry.mean_us, entry.error_margin_us, entry.num_samples)
 
 
 def _result(config: Any, mean_us: float, error_margin_us: float, num_samples: int) -> Any:
@@ -218,7 +223,18 @@ def records_of(kernel: Any, arch: Arch) -> KernelRecords:
 
 def may_not_search() -> bool:
     """Whether this process makes no search now: it is a rank, was primed, captures, or is told so."""
-    return is_rank() or is_primed() or environment.search_disabled() or runtime().capturing()
+    return why_not_searched() is not None
+
+
+def why_not_searched() -> str | None:
+    """Why this process makes no search now, in words; None where it may."""
+    if is_rank():
+        return "this process is a rank"
+    if is_primed():
+        return "this process was primed"
+    if environment.search_disabled():
+        return f"{environment.DISABLE} or {environment.DISABLE_OURS} is set"
+    return "a graph is captured" if runtime().capturing() else None
 
 
 def _is_sequence(space: object) -> bool:

@@ -21,6 +21,7 @@ from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.errors import ArchiveError, DeclarationError, TableError, TuneError
 from aot_tune.nvidia import cutile
+from aot_tune.recorded.fit import why_local
 from aot_tune.tables import files, store
 from aot_tune.tables.table import Table
 from aot_tune.tuner.archives.recorded import RecordedKernel, recorded_kernel
@@ -151,7 +152,7 @@ def _recorded(request: CubinRequest, say: Callable[[str], None]) -> Iterator[_Wa
             raise TuneError(NO_COMPILER)
         one = recorded_kernel(path)
         if one.kernel is None:
-            say(f"{path}: its kernel is made only when its library calls a function; nothing is compiled")
+            say(f"{path}: {why_local(one.table)}; nothing is compiled")
             continue
         codes.setdefault(one.name, recorded_code(one.kernel))
         same = jobs.setdefault((one.table.arch, request.out or one.folder, one.name), {})

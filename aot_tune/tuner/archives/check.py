@@ -17,6 +17,7 @@ from aot_tune.cubins.origin import declared_code, difference, recorded_code
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import AotTuneError
 from aot_tune.recorded.files import has_recorded_name
+from aot_tune.recorded.fit import why_local
 from aot_tune.tuner.archives.build import table_of
 from aot_tune.tuner.archives.recorded import recorded_kernel
 from aot_tune.tuner.archives.signatures import compilations
@@ -94,7 +95,7 @@ def _fault(archive: Archive, name: str, found: FoundKernel | None, folder: Path)
     if found is None and has_recorded_name(table) and os.path.lexists(table):
         recorded = recorded_kernel(table)
         if recorded.kernel is None:
-            return "its kernel is made only when its library calls a function"
+            return why_local(recorded.table)
         code, asked = recorded_code(recorded.kernel), recorded.compilations
     elif found is None:
         kind = "recorded" if "." in name else "declared"

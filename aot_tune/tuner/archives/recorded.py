@@ -24,7 +24,7 @@ class RecordedKernel:
     """The table."""
 
     kernel: Any
-    """The ``@ct.kernel``; None where it is made only at a call, so that importing its module finds none."""
+    """The ``@ct.kernel``; None where importing its module does not give it (`why_local`)."""
 
     @property
     def name(self) -> str:
