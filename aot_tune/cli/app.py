@@ -368,12 +368,13 @@ def compile(
         raise UsageError(f"{kernels[0]} is a kernel, not an arch: write --kernel {kernels[0]}")
     tables = listed_recorded(find.folders(module or ()))
     names, dotted = find.split(kernel or ())
+    archs = tuple(dict.fromkeys(map(selection.chosen_arch, named or [None])))
     request = CubinRequest(
         kernels=()
         if not names and (dotted or (tables and not found))
         else selection.chosen_kernels(found, names),
-        recorded=tuple(tables) if not kernel else find.chosen(tables, dotted),
-        archs=tuple(dict.fromkeys(map(selection.chosen_arch, named or [None]))),
+        recorded=tuple(tables) if not kernel else find.chosen(tables, dotted, archs),
+        archs=archs,
         only_these=bool(kernel),
         modules=tuple(module_names(module)) if module else (),
         out=out,

@@ -10,9 +10,10 @@ from aot_tune import environment
 from aot_tune.cli.show import package_folders
 from aot_tune.declare import discovery
 from aot_tune.declare.discovery import FoundKernel, Survey, module_names
-from aot_tune.errors import StoreError, UsageError
+from aot_tune.errors import ArchError, StoreError, UsageError
 from aot_tune.recorded.files import listed_recorded
 from aot_tune.tables import store
+from aot_tune.values.arch import Arch
 
 
 def folders(modules: Sequence[str] = ()) -> list[Path]:
@@ -56,23 +57,49 @@ def split(names: Sequence[str]) -> tuple[list[str], list[str]]:
     return [name for name in names if "." not in name], [name for name in names if "." in name]
 
 
-def chosen(paths: Sequence[Path], names: Sequence[str]) -> tuple[Path, ...]:
-    """The files of the recorded kernels called `names`.
+def chosen(paths: Sequence[Path], names: Sequence[str], archs: Sequence[Arch]) -> tuple[Path, ...]:
+    """The files of the recorded kernels called `names`, of `archs` alone.
 
     Raises:
-        UsageError: A kernel was not recorded.
+        UsageError: A kernel was not recorded, or on none of `archs`.
     """
-    there = {path.stem for path in paths}
     for name in names:
-        if name not in there:
-            near = difflib.get_close_matches(name, there, n=1)
-            listed = " ".join(sorted(there)) or "none"
-            raise UsageError(
-                f"no recorded table is of {name!r}; there is {listed}"
-                + "".join(f"; the nearest is {one}" for one in near)
-                + f"; record it (aot-tune record), or name its folder in {environment.TABLES}"
-            )
-    return tuple(path for path in paths if path.stem in names)
+        there = archs_of(paths, name)
+        if there.isdisjoint(archs):
+            on, asked = " and ".join(map(str, sorted(there))), " or ".join(map(str, archs))
+            options = " ".join(f"--arch {one}" for one in sorted(there))
+            raise UsageError(f"{name} was recorded on {on}, not {asked}: write {options}")
+    wanted = set(map(str, archs))
+    return tuple(path for path in paths if path.stem in names and path.parent.name in wanted)
+
+
+def archs_of(paths: Sequence[Path], name: str) -> set[Arch]:
+    """The archs that a kernel was recorded on; other folders than an arch's have no table that is read.
+
+    Raises:
+        UsageError: It was not recorded at all.
+    """
+    found = {path: arch for path in paths if (arch := _arch_of(path)) is not None}
+    archs = {arch for path, arch in found.items() if path.stem == name}
+    if not archs:
+        there = {path.stem for path in found}
+        near = difflib.get_close_matches(name, there, n=1)
+        listed = " ".join(sorted(there)) or "none"
+        raise UsageError(
+            f"no recorded table is of {name!r}; there is {listed}"
+            + "".join(f"; the nearest is {one}" for one in near)
+            + f"; record it (aot-tune record), or name its folder in {environment.TABLES}"
+        )
+    return archs
+
+
+def _arch_of(path: Path) -> Arch | None:
+    """The arch in whose folder a table lies; None where the folder has another name."""
+    try:
+        arch = Arch.parse(path.parent.name)
+    except ArchError:
+        return None
+    return arch if str(arch) == path.parent.name else None
 
 
 def _is_recorded(module: str) -> bool:
