@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aot_tune import environment
+from aot_tune.cli.recorded import find
 from aot_tune.cli.recorded.show import entry_row, summary
 from aot_tune.cubins.archive import FILE_NAME, Archive, Section
 from aot_tune.cubins.origin import difference, recorded_code
@@ -109,20 +110,33 @@ def overview_lines(found: Iterable[RecordedState], folders: Sequence[Path], arch
 
 
 def kernel_lines(name: str, folders: Sequence[Path], arch: Arch) -> list[str]:
-    """Which problems of a recorded kernel are answered, from which table, and what the others get."""
+    """Which problems of a recorded kernel are answered, from which table, and what the others get.
+
+    Raises:
+        UsageError: The kernel was recorded on no arch; the message lists what was.
+    """
+    paths = listed_recorded(folders)
+    recorded_on = find.archs_of(paths, name)
+    on_miss = f"{environment.ON_MISS}={environment.on_miss()} decides"
+    if arch not in recorded_on:
+        others = " and ".join(map(str, sorted(recorded_on)))
+        return [
+            f"nothing was recorded of {name} on {arch}, where no problem of it is answered: {on_miss}",
+            f"it was recorded on {others}: aot-tune doctor {name} --arch {min(recorded_on)} prints what is "
+            "answered there",
+        ]
     lines = []
-    for path in listed_recorded(folders):
+    for path in paths:
         if (path.stem, path.parent.name) != (name, str(arch)):
             continue
         state = _state(path, arch)
         lines.append(f"{name} on {arch}: {path}: {state.state}; {state.cubins}")
         if state.usable:
             lines += _entry_lines(path, read_recorded(path))
-    mode = environment.on_miss()
     return [
-        *(lines or [f"nothing was recorded of {name} on {arch}"]),
+        *lines,
         f"other problems of a recorded search space take the nearest, at most {2**NEAR}x away in each "
-        f"dimension; where there is none, {environment.ON_MISS}={mode} decides",
+        f"dimension; where there is none, {on_miss}",
     ]
 
 

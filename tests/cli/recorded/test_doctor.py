@@ -71,5 +71,17 @@ def test_a_dotted_name_tells_which_problems_are_answered(folder: Path) -> None:
     assert lines[-1].endswith("AOT_TUNE_ON_MISS=search decides")
 
 
-def test_an_unrecorded_name_is_told(folder: Path) -> None:
-    assert doctor("mylib.ops.kernel").startswith("nothing was recorded of mylib.ops.kernel on sm90\n")
+def test_an_unrecorded_name_is_refused_with_the_nearest(folder: Path) -> None:
+    recorded_launches.write(folder)
+    result = CliRunner().invoke(app, ["doctor", "--arch", "sm90", NAME[:-1]])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"no recorded table is of '{NAME[:-1]}'; there is {NAME}; the nearest is {NAME}" in result.stderr
+
+
+def test_a_kernel_recorded_on_another_arch_is_told_with_that_arch(folder: Path) -> None:
+    recorded_launches.write(folder)
+    assert doctor(NAME, "--arch", "sm100").splitlines() == [
+        f"nothing was recorded of {NAME} on sm100, where no problem of it is answered: "
+        "AOT_TUNE_ON_MISS=search decides",
+        f"it was recorded on sm90: aot-tune doctor {NAME} --arch sm90 prints what is answered there",
+    ]
