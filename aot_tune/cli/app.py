@@ -25,6 +25,7 @@ from aot_tune.cli.command import (
     Kernels,
     Modules,
     Problems,
+    Program,
     Verbose,
     guarded,
 )
@@ -624,12 +625,10 @@ def diff(
     command.leave(failed=exit_code and not all(one.empty for one in diffs))
 
 
-@app.command()
+@app.command(context_settings=command.BEFORE_PROGRAM)
 @guarded
 def record(
-    program: Annotated[
-        list[str] | None, typer.Argument(metavar="-- PROGRAM...", help="The program and its arguments.")
-    ] = None,
+    program: Program = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of tables; by default that of each library's own package.")
     ] = None,
@@ -655,12 +654,10 @@ def record(
     raise typer.Exit(recording.exit_code)
 
 
-@app.command()
+@app.command(context_settings=command.BEFORE_PROGRAM)
 @guarded
 def run(
-    program: Annotated[
-        list[str] | None, typer.Argument(metavar="-- PROGRAM...", help="The program and its arguments.")
-    ] = None,
+    program: Program = None,
     tables: Annotated[
         list[Path] | None,
         typer.Option(

@@ -52,10 +52,20 @@ AllowWorse = Annotated[
     bool,
     typer.Option("--allow-worse", help="Publish entries that gain less although nothing has changed."),
 ]
+Program = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="PROGRAM", help="The program and its arguments; our own options come first. -- may part them."
+    ),
+]
 Verbose = Annotated[
     bool,
     typer.Option("-v", "--verbose", help="Print each choice with its reason, and the traceback of an error."),
 ]
+
+BEFORE_PROGRAM = {"allow_interspersed_args": False}
+"""Settings of a verb that runs a `Program`: its own options come first, and all from the first other word on
+is the program's, options too."""
 
 
 class WithAddress(TyperCommand):

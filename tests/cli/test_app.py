@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -21,6 +22,8 @@ from aot_tune.cli.app import app
 from aot_tune.declare import discovery, selection
 from aot_tune.errors import TuneError
 from aot_tune.nvidia.nvml import Gpu
+from aot_tune.record import program as recorded
+from aot_tune.serve.replay import program as replayed
 from aot_tune.tuner.sweep import run as sweep
 from aot_tune.tuner.sweep.progress import PlainProgress, Progress
 from aot_tune.tuner.sweep.report import SweepReport, SweepRequest, SweptKernel
@@ -619,3 +622,35 @@ def test_commands_name_the_module_where_a_factory_made_the_kernel(
     for told in (*untuned, *(_run(*verb).stdout for verb in verbs)):
         assert "--module mylib.kernels" in told
         assert "--module tests." not in told
+
+
+# Programs -----------------------------------------------------------------------------------------
+
+PROGRAM = ["python", "-c", "print(1)", "--flag", "--out", "theirs", "--", "-v"]
+
+
+@pytest.mark.parametrize("separator", [[], ["--"]])
+def test_all_from_the_program_s_name_on_is_the_program_s(
+    separator: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[tuple[list[str], object]] = []
+
+    def record(command: list[str], *, out: Path | None, **others: object) -> NoReturn:
+        commands.append((command, out))
+        raise SystemExit(3)
+
+    def become(command: list[str], *, tables: list[str]) -> None:
+        commands.append((command, tables))
+
+    monkeypatch.setattr(recorded, "record", record)
+    monkeypatch.setattr(replayed, "become", become)
+    assert _run("record", "--out", "ours", *separator, *PROGRAM).exit_code == 3
+    assert _run("run", *separator, *PROGRAM).exit_code == 0
+    assert commands == [(PROGRAM, Path("ours")), (PROGRAM, [])]
+
+
+@pytest.mark.parametrize("verb", ["record", "run"])
+def test_an_unknown_option_before_a_program_is_refused(verb: str) -> None:
+    result = _run(verb, "--nonsense", "python")
+    assert result.exit_code == 2
+    assert "No such option: --nonsense" in result.stderr
