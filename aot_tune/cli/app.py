@@ -219,7 +219,8 @@ def tune(
             command.say(note)
         for name, those in missed.items():
             problems[name] = tuple(dict.fromkeys((*problems.get(name, ()), *those)))
-    devices = selection.chosen_gpus(target, gpu, gpus, required=bool(require or part)) if ray is None else ()
+    measures = f"--shard {part}" if part is not None else "--require measured" if require else None
+    devices = selection.chosen_gpus(target, gpu, gpus, required_by=measures) if ray is None else ()
     report = _sweep(
         SweepRequest(
             kernels=tuple(found for found in kernels if not problems or found.tunable.name in problems),

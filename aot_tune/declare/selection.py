@@ -36,18 +36,21 @@ def chosen_arch(name: str | None) -> Arch:
     return archs[0] if archs else FALLBACK_ARCH
 
 
-def chosen_gpus(arch: Arch, index: int | None, indexes: str | None, *, required: bool) -> tuple[Gpu, ...]:
+def chosen_gpus(
+    arch: Arch, index: int | None, indexes: str | None, *, required_by: str | None = None
+) -> tuple[Gpu, ...]:
     """The GPUs to measure on: those that are named, else all of `arch`; none where a sweep must predict.
 
     Args:
         arch: The arch to tune for.
         index: The value of --gpu, a place among the GPUs that this process may use, or None.
         indexes: The value of --gpus, several such places as ``0,1``, or ``all``, or None.
-        required: Whether a missing GPU is an error.
+        required_by: The option for which a missing GPU is an error, as it is written; None where a sweep
+            may predict.
 
     Raises:
         UsageError: A named GPU is missing or of another arch, or the GPUs are of several models.
-        TuneError: There is no GPU of `arch`, and one is required.
+        TuneError: There is no GPU of `arch`, and an option requires one.
     """
     if index is not None and indexes is not None:
         raise UsageError("--gpu and --gpus: choose one")
@@ -60,10 +63,16 @@ def chosen_gpus(arch: Arch, index: int | None, indexes: str | None, *, required:
     for one in named:
         if one not in {gpu.index for gpu in found}:
             raise UsageError(f"{option} {one} is not an {arch} GPU; this process may use {here or 'none'}")
-    if not found and required:
+    if not found and indexes is not None:
+        raise UsageError(
+            f"--gpus all: none is an {arch} GPU; this process may use {here or 'none'}; leave --gpus out to "
+            "predict"
+        )
+    if not found and required_by is not None:
+        there = f"no {arch} GPU ({here})" if here else "no GPU"
         raise TuneError(
-            f"measuring is required and this process may use no {arch} GPU ({here or 'it has none'}); "
-            "run on such a machine, or leave --require out to predict"
+            f"{required_by}: this measures, and this process may use {there}; run it on a machine with a "
+            "GPU of the arch, or leave the option out to predict"
         )
     models: dict[str, list[str]] = {}
     for gpu in found:

@@ -95,6 +95,7 @@ def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
         (["tune", "--problem", "M"], "name=value"),
         (["tune", "--require", "guessed"], "write measured"),
         (["tune", "--gpu", "0"], "--gpu 0 is not an sm100 GPU"),
+        (["tune", "--gpus", "all"], "none is an sm100 GPU; this process may use none"),
         (["show", "--arch", "sm12345"], "sm90"),
         (["doctor", "--problem", "M=3"], "needs a kernel"),
         (["doctor", "scala"], "there is scale"),
@@ -329,9 +330,13 @@ def test_a_gpu_measures_all_that_is_declared(
 
 
 def test_a_required_measurement_without_a_gpu_is_exit_code_1(requests: list[SweepRequest]) -> None:
+    part = _run("tune", "--shard", "1/2", "--out", "P")
+    assert part.exit_code == 1
+    assert part.stderr.startswith("aot-tune: --shard 1/2: this measures, and this process may use no GPU;")
+    assert "--require" not in part.stderr
     result = _run("tune", "--require", "measured")
     assert result.exit_code == 1
-    assert "no sm100 GPU" in result.stderr
+    assert "--require measured: this measures, and this process may use no GPU;" in result.stderr
     assert requests == []
 
 
