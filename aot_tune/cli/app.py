@@ -182,7 +182,7 @@ def tune(
     ] = False,
     time_budget: Annotated[
         str | None,
-        typer.Option(metavar="20m", help="End in this time; the buckets that may gain most come first."),
+        typer.Option(metavar="20m", help="Measure for this time; the buckets that may gain most come first."),
     ] = None,
     only_stale: Annotated[
         bool,
@@ -221,6 +221,11 @@ def tune(
             problems[name] = tuple(dict.fromkeys((*problems.get(name, ()), *those)))
     measures = f"--shard {part}" if part is not None else "--require measured" if require else None
     devices = selection.chosen_gpus(target, gpu, gpus, required_by=measures) if ray is None else ()
+    if budget_s is not None and ray is None and not devices:
+        raise UsageError(
+            f"--time-budget is for measuring, and this process may use no {target} GPU, so that it would "
+            "predict; leave --time-budget out, or predict fewer buckets: --limit 4"
+        )
     report = _sweep(
         SweepRequest(
             kernels=tuple(found for found in kernels if not problems or found.tunable.name in problems),

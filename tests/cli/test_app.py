@@ -95,6 +95,10 @@ def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
         (["tune", "--problem", "M"], "name=value"),
         (["tune", "--require", "guessed"], "write measured"),
         (["tune", "--gpu", "0"], "--gpu 0 is not an sm100 GPU"),
+        (
+            ["tune", "--time-budget", "1s"],
+            "this process may use no sm100 GPU, so that it would predict; leave",
+        ),
         (["tune", "--gpus", "all"], "none is an sm100 GPU; this process may use none"),
         (["show", "--arch", "sm12345"], "sm90"),
         (["doctor", "--problem", "M=3"], "needs a kernel"),
