@@ -283,13 +283,13 @@ def _sweep(request: SweepRequest, *, only_stale: bool) -> SweepReport:
     from aot_tune.tuner.sweep.report import SweepReport
 
     with closing(progress_on(sys.stderr)) as progress, command.signals_stop():
-        if request.predicts:
-            progress.note("\n".join(prediction_notice(request, compiler_version())))
         if only_stale:
             request = sweep.only_stale(request, progress)
             if not request.kernels:
-                progress.note("nothing is stale")
+                progress.note("nothing is stale" + (" and not predicted yet" if request.predicts else ""))
                 return SweepReport(arch=request.arch, device_name="", rows=(), seconds=0.0)
+        if request.predicts:
+            progress.note("\n".join(prediction_notice(request, compiler_version())))
         try:
             return (
                 sweep.run(request, progress) if request.shard is None else shards.measure(request, progress)

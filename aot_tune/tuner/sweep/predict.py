@@ -73,7 +73,7 @@ def predict_kernel(
     """
     started = monotonic()
     path = store.table_path(_folder(request, found), request.arch, found.tunable.name)
-    old = _earlier(path)
+    old = earlier(path)
     device = Device.reference(request.arch)
     planned = plan(found, request.arch, request.buckets(found), device=device)
     planned = first_look_plan(planned) if request.first_look else _without_unranked(planned)
@@ -109,7 +109,7 @@ def predict_kernel(
         table = reader.parse(writer.dump(predicted_table(planned, compiled, predicted.sweep, kept)))
         return table, publish.refusals(table, None, found.tunable)
 
-    published = publish.publish_beside(path, old, read=_earlier, decide=beside)
+    published = publish.publish_beside(path, old, read=earlier, decide=beside)
     table = published.table
     for line in publish.removed_entries(published.old, table) if not published.refusals else ():
         progress.note(line)
@@ -390,7 +390,7 @@ def _folder(request: SweepRequest, found: FoundKernel) -> Path:
     return folder
 
 
-def _earlier(path: Path) -> Table | None:
+def earlier(path: Path) -> Table | None:
     """The predicted table of an earlier run; None where there is none.
 
     A file below build/ that cannot be read as a table is a build product and is replaced. One that lies

@@ -45,6 +45,7 @@ from aot_tune.tuner.sweep.progress import Brief, InTurn, Progress
 from aot_tune.tuner.sweep.report import JOURNALS, SweepReport, SweepRequest, SweptKernel
 from aot_tune.tuner.sweep.results import SweepResults, accepts
 from aot_tune.tuner.sweep.stale import stale_buckets, whole_reason
+from aot_tune.values.problem import Problem
 
 CUBINS = Path("build/cubins")
 """The folder where cubins are kept between runs, for all archs: each name is a digest that contains the
@@ -281,7 +282,9 @@ def _failed(
 def only_stale(request: SweepRequest, progress: Progress) -> SweepRequest:
     """The part of a request that source, space, compiler or declaration made stale; each reason is told.
 
-    The kernels of which nothing is stale are left out, maybe all of them.
+    The kernels of which nothing is stale are left out, maybe all of them. A request that predicts is compared
+    with the measured tables, which it never replaces; what was predicted already of what is stale there is
+    not predicted again.
 
     Raises:
         TuneError: A table that is there cannot be read.
@@ -289,14 +292,15 @@ def only_stale(request: SweepRequest, progress: Progress) -> SweepRequest:
     kernels, problems = [], dict(request.problems)
     for found in request.kernels:
         tunable, name = found.tunable, found.tunable.name
-        table = present_table(store.table_path(table_folder(request, found), request.arch, name))
-        reason = whole_reason(tunable, request.arch, table)
-        if reason is not None or table is None:
+        folder = store.package_folder(tunable) if request.predicts else table_folder(request, found)
+        table = present_table(store.table_path(folder, request.arch, name))
+        reason, stale = _stale(request, found, table)
+        if request.predicts and (reason is not None or stale):
+            reason, stale = _unpredicted(request, found, reason, stale, progress)
+        if reason is not None:
             progress.note(f"{name}: all of it is stale: {reason}")
             kernels.append(found)
             continue
-        asked = set(request.buckets(found))
-        stale = {bucket: why for bucket, why in stale_buckets(tunable, table).items() if bucket in asked}
         for bucket, why in stale.items():
             progress.note(f"{name} {bucket} is stale: {why}")
         if stale:
@@ -304,6 +308,38 @@ def only_stale(request: SweepRequest, progress: Progress) -> SweepRequest:
             if len(stale) < len(tunable.buckets):
                 problems[name] = tuple(stale)
     return dataclasses.replace(request, kernels=tuple(kernels), problems=problems)
+
+
+def _stale(
+    request: SweepRequest, found: FoundKernel, table: Table | None, *, may_be_predicted: bool = False
+) -> tuple[str | None, Mapping[Problem, str]]:
+    """Why all of a kernel is stale, and where not all is, why each stale bucket that is asked for is."""
+    reason = whole_reason(found.tunable, request.arch, table, may_be_predicted=may_be_predicted)
+    if reason is not None or table is None:
+        return reason, {}
+    asked = set(request.buckets(found))
+    return None, {
+        bucket: why for bucket, why in stale_buckets(found.tunable, table).items() if bucket in asked
+    }
+
+
+def _unpredicted(
+    request: SweepRequest,
+    found: FoundKernel,
+    reason: str | None,
+    stale: Mapping[Problem, str],
+    progress: Progress,
+) -> tuple[str | None, Mapping[Problem, str]]:
+    """What is left of a kernel's stale part, in the same form, without that which is predicted already."""
+    path = store.table_path(table_folder(request, found), request.arch, found.tunable.name)
+    all_of_it, missing = _stale(request, found, predict.earlier(path), may_be_predicted=True)
+    if all_of_it is not None:
+        return reason, stale
+    left = missing if reason is not None else {one: why for one, why in stale.items() if one in missing}
+    if not left:
+        reasons = reason or "; ".join(dict.fromkeys(stale.values()))
+        progress.note(f"{found.tunable.name}: {reasons}; what is stale is predicted already in {path}")
+    return None, left
 
 
 def _note_choices(row: SweptKernel, progress: Progress) -> None:

@@ -11,8 +11,17 @@ from aot_tune.values.arch import Arch
 from aot_tune.values.problem import Problem
 
 
-def whole_reason(tunable: Declaration, arch: Arch, table: Table | None) -> str | None:
-    """Why all of a kernel must be swept again; None where at most some of its buckets must."""
+def whole_reason(
+    tunable: Declaration, arch: Arch, table: Table | None, *, may_be_predicted: bool = False
+) -> str | None:
+    """Why all of a kernel must be swept again; None where at most some of its buckets must.
+
+    Args:
+        tunable: The kernel's declaration.
+        arch: The arch.
+        table: The table to be replaced; None where there is none.
+        may_be_predicted: Whether predicted entries are as good as measured ones.
+    """
     if table is None:
         return "it has no table"
     if (fault := mismatch(tunable, arch, table)) is not None:
@@ -26,7 +35,7 @@ def whole_reason(tunable: Declaration, arch: Arch, table: Table | None) -> str |
     ):
         if then != now:
             return f"{what} was {then}, is {now}"
-    if any(entry.evidence != "measured" for entry in table.entries):
+    if not may_be_predicted and any(entry.evidence != "measured" for entry in table.entries):
         return "its table was predicted"
     complaint = next(portfolio_complaints(table, tunable), None)
     return f"portfolio: {complaint[0]}" if complaint is not None else None

@@ -17,7 +17,7 @@ from aot_tune.declare.fingerprint.hashing import check_hash
 from aot_tune.errors import AotTuneError, DeclarationError, JournalMismatchError, StoreError, TuneError
 from aot_tune.tables import store, writer
 from aot_tune.tables.states import State
-from aot_tune.tables.table import Table
+from aot_tune.tables.table import Entry, Table
 from aot_tune.tuner.measure.supervise import GpuLostError, ProblemFailedError
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
 from aot_tune.tuner.sweep import decision
@@ -29,7 +29,7 @@ from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
-from tests.support.samples import DEFAULT, SM90, scale_in
+from tests.support.samples import DEFAULT, SM90, scale_in, write
 
 
 class Session:
@@ -735,6 +735,40 @@ def test_only_what_is_stale_is_swept_and_nothing_where_nothing_is(
     assert any("M=256 N=1024 is stale: it has no entry" in line for line in progress.said)
     assert sweep.run(left, progress).complete
     assert sweep.only_stale(request, Quiet()).kernels == ()
+
+
+def test_a_prediction_of_what_is_stale_is_of_what_no_fresh_table_measures(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aot_tune.tuner.sweep.stale.cutile.version", lambda: "1.7.0")
+    monkeypatch.setattr("aot_tune.tuner.sweep.stale.cutile.compiler_version", lambda: "13.4.92")
+    found = scale_in(folder / "tables")["scale"]
+    request = SweepRequest(kernels=(found,), arch=SM90, out=folder / "predicted")
+    assert sweep.only_stale(request, Quiet()) == request, "there is no table"
+    _tune(folder)
+    assert sweep.only_stale(request, Quiet()).kernels == ()
+    whole = store.read_table(_path(folder))
+    _path(folder).write_bytes(writer.dump(dataclasses.replace(whole, entries=whole.entries[:2])))
+    assert sweep.only_stale(request, Quiet()).problems == {"scale": (_bucket(256),)}
+
+    def predicted(*entries: Entry) -> Table:
+        made = tuple(dataclasses.replace(entry, evidence="predicted") for entry in entries)
+        return dataclasses.replace(whole, entries=made)
+
+    path = write(folder / "predicted", predicted(*whole.entries))
+    progress = Quiet()
+    assert sweep.only_stale(request, progress).kernels == ()
+    (said,) = progress.said
+    assert f"scale: it has no entry; what is stale is predicted already in {path}" in said
+    _path(folder).unlink()
+    assert sweep.only_stale(request, Quiet()).kernels == ()
+    write(folder / "predicted", predicted(*whole.entries[:2]))
+    assert sweep.only_stale(request, Quiet()).problems == {"scale": (_bucket(256),)}
+    write(folder / "predicted", dataclasses.replace(predicted(*whole.entries), source_hash="0" * 16))
+    progress = Quiet()
+    assert sweep.only_stale(request, progress) == request
+    (said,) = progress.said
+    assert "scale: all of it is stale: it has no table" in said
 
 
 # Two tunes at once ------------------------------------------------------------------------------------------
