@@ -500,11 +500,19 @@ def journal(
     ] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Print what sweeps have measured so far, or export every record; a running sweep is not disturbed.
+    """Print what sweeps and recordings have measured so far, or export every record; none is disturbed.
 
     Exit code 1 when a journal cannot be read.
     """
-    from aot_tune.cli.journal import contents, csv_lines, damage_lines, json_lines, paths_of, summary_lines
+    from aot_tune.cli.journal import (
+        contents,
+        csv_lines,
+        damage_lines,
+        is_recorded,
+        json_lines,
+        paths_of,
+        summary_lines,
+    )
     from aot_tune.cli.seconds import table_lines
     from aot_tune.tuner.sweep.report import JOURNALS
     from aot_tune.values.arch import Arch
@@ -514,8 +522,12 @@ def journal(
     target = Arch.parse(arch) if arch is not None else None
     found, unreadable = contents(paths_of(which or (), target, folder or JOURNALS))
     if as_json or as_csv or seconds:
-        lines = json_lines if as_json else csv_lines if as_csv else table_lines
-        command.put(lines(found))
+        if seconds:
+            for path, _ in (one for one in found if is_recorded(one[1])):
+                command.say(f"{path}: left out: a journal of aot-tune record tells no seconds")
+            command.put(table_lines([one for one in found if not is_recorded(one[1])]))
+        else:
+            command.put((json_lines if as_json else csv_lines)(found))
         for path, content in found:
             for line in damage_lines(content):
                 command.say(f"{path}: {line}")

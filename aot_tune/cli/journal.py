@@ -1,6 +1,6 @@
-"""`aot-tune journal`: what the journals of sweeps hold, as lines for a person and as rows for a script.
+"""`aot-tune journal`: what journals of sweeps and recordings hold, for a person and as rows for a script.
 
-It takes no lock and changes nothing, so a running sweep may be looked at.
+It takes no lock and changes nothing, so one that is being written may be looked at.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
+from aot_tune.cli.recorded import journal as recorded
 from aot_tune.cli.seconds import Seconds, seconds_of
 from aot_tune.errors import JournalMismatchError, UsageError
 from aot_tune.tuner.outcome import Failure, Measurement
@@ -31,9 +32,10 @@ COLUMNS = (
     "journal", "kind", "gpu", "step", "problem", "config", "round", "state", "mean_us", "error_margin_us",
     "num_samples", "provisional", "disturbed", "stage", "message", "key", "code", "transient", "seconds",
     "measure_s",
-    "verify_s", *ALSO,
+    "verify_s", *ALSO, "search", "what",
 )  # fmt: skip
-"""The columns of --csv. A record leaves those empty that it does not have."""
+"""The columns of --csv. A record leaves those empty that it does not have. One of a recorded search has the
+config's place in the search space as its config."""
 
 
 @dataclass(kw_only=True)
@@ -73,7 +75,9 @@ def paths_of(words: Sequence[str], arch: Arch | None, folder: Path) -> list[Path
         if word and ("/" in word or path.suffix in (*SUFFIXES, ".damaged")):
             found += _at(path)
             continue
-        here = [one for one in _below(folder, arch) if not word or one.name.partition(".")[0] == word]
+        here = [
+            one for one in _below(folder, arch) if not word or word in (one.name.partition(".")[0], one.stem)
+        ]
         if not here:
             of = f" of {word}" if word else ""
             on = f" on {arch}" if arch else ""
@@ -107,10 +111,23 @@ def contents(paths: Sequence[Path]) -> tuple[list[tuple[Path, JournalContent]], 
     found, unreadable = [], []
     for path in paths:
         try:
-            found.append((path, journals.read(path, accepts)))
+            found.append((path, _content(path)))
         except (JournalMismatchError, JournalWriteError) as error:
             unreadable.append(str(error))
     return found, unreadable
+
+
+def _content(path: Path) -> JournalContent:
+    """What a journal of a sweep or of a recording holds: a journal has records of one of them."""
+    content = journals.read(path, accepts)
+    if not content.records and (searched := journals.read(path, recorded.accepts)).records:
+        return searched
+    return content
+
+
+def is_recorded(content: JournalContent) -> bool:
+    """Whether a journal is one of `aot-tune record`, which tells searches and no sweep."""
+    return any("search" in record for record in content.records)
 
 
 def steps_of(content: JournalContent) -> dict[tuple[Problem, str], StepSummary]:
@@ -140,7 +157,17 @@ def steps_of(content: JournalContent) -> dict[tuple[Problem, str], StepSummary]:
 
 
 def summary_lines(path: Path, content: JournalContent) -> list[str]:
-    """One journal for a person: its conditions, its totals, its damage, and a row for each step."""
+    """One journal for a person: its conditions, its totals, its damage, and a row for each step or search."""
+    identity = ", ".join(f"{name} {value}" for name, value in content.identity.items())
+    made_with = f"made with {identity or 'conditions that the lost first line named'}"
+    if is_recorded(content):
+        total, rows = recorded.total_line(content.records), recorded.search_lines(content.records)
+        return [f"{path}:", made_with, total, *damage_lines(content), *rows]
+    return [f"{path}:", made_with, _totals(content.records), *damage_lines(content), *_step_lines(content)]
+
+
+def _step_lines(content: JournalContent) -> list[str]:
+    """A row for each step of a sweep."""
     heads = ("problem", "step", "measured", "failed", "rounds", "provisional", "fastest us", "config")
     rows = [
         (
@@ -155,14 +182,7 @@ def summary_lines(path: Path, content: JournalContent) -> list[str]:
         )
         for (problem, step), summary in steps_of(content).items()
     ]
-    identity = ", ".join(f"{name} {value}" for name, value in content.identity.items())
-    return [
-        f"{path}:",
-        f"made with {identity or 'conditions that the lost first line named'}",
-        _totals(content.records),
-        *damage_lines(content),
-        *(aligned([heads, *rows]) if rows else ["no results yet"]),
-    ]
+    return aligned([heads, *rows]) if rows else ["no results yet"]
 
 
 def _totals(records: Sequence[Record]) -> str:
@@ -206,15 +226,18 @@ def _seconds(seconds: float) -> str:
 def damage_lines(content: JournalContent) -> list[str]:
     """What is wrong with a journal's file; nothing where it is intact."""
     lines = []
+    again = "recording" if is_recorded(content) else "sweep"
     if content.damaged_places:
         lines.append(
-            f"damaged in {counted(content.damaged_places, 'place')}: the next sweep sets "
+            f"damaged in {counted(content.damaged_places, 'place')}: the next {again} sets "
             f"{counted(content.damaged_bytes, 'byte')} aside and measures again what they held"
         )
     if content.foreign:
+        what = f"{counted(content.foreign, 'record')} of other conditions"
         lines.append(
-            f"{counted(content.foreign, 'record')} of other conditions: no sweep resumes it; move it away, "
-            "or start over with --fresh"
+            f"{what}: the next recording sets the file aside"
+            if is_recorded(content)
+            else f"{what}: no sweep resumes it; move it away, or start over with --fresh"
         )
     return lines
 
@@ -233,7 +256,13 @@ def csv_lines(found: Sequence[tuple[Path, JournalContent]]) -> Iterator[str]:
     table.writeheader()
     for path, content in found:
         for record in content.records:
-            config = Config(**record["config"]) if "config" in record else None
-            where = {"journal": path, "problem": problem_option(Problem(record["problem"]))}
-            table.writerow({**record, **where, "config": "" if config is None else str(config)})
+            table.writerow({**record, **_cells(record), "journal": path})
     return iter(text.getvalue().rstrip("\n").split("\n"))
+
+
+def _cells(record: Record) -> dict[str, object]:
+    """The cells that have another form than in a record: a recorded search has none."""
+    if "search" in record:
+        return {}
+    config = str(Config(**record["config"])) if "config" in record else ""
+    return {"problem": problem_option(Problem(record["problem"])), "config": config}

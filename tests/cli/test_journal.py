@@ -1,4 +1,4 @@
-"""What `aot-tune journal` shows of a sweep's journal, and how it exports every record."""
+"""What `aot-tune journal` shows of the journal of a sweep or a recording, and how it exports every record."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 import aot_tune
 from aot_tune.cli.app import app
 from aot_tune.cli.seconds import COLUMNS
+from aot_tune.record.journal import SearchJournal
 from aot_tune.tuner.compile.job import CompileFailure
 from aot_tune.tuner.outcome import Failure, Measurement
 from aot_tune.tuner.sweep.journal import Journal
@@ -87,6 +88,65 @@ def test_journals_are_found_by_kernel_arch_and_folder(path: Path, monkeypatch: p
         assert len(heads) == 2, words
     assert _run("scale", "--arch", "sm100").exit_code == 2
     assert _run("scal").exit_code == 2
+
+
+# Recordings -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    """A journal of two recorded searches: one done, one whose process was killed at its second config."""
+    path = tmp_path / "build" / "record" / "sm90" / "mylib.ops.scale_kernel.jsonl"
+    with Journal.open(path, {"gpu": "NVIDIA H200", "driver": "580.1"}) as journal:
+        first, second = SearchJournal(journal, "feed.1"), SearchJournal(journal, "beef.1")
+        for at, us in enumerate((14.0, 12.5)):
+            first.begin(at)
+            first.write(at, _time(us))
+        first.write(1, _time(12.25), number=0)
+        first.begin(2)
+        first.write(2, Failure(config=WRONG, stage="verify", message="half NaN"))
+        second.begin(0)
+        second.abandon(0)
+        second.begin(1)
+    return path
+
+
+def test_a_journal_of_a_recording_is_summed_up_by_search(recording: Path) -> None:
+    result = _run(recording.parents[1])
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert lines[:3] == [
+        f"{recording}:",
+        "made with gpu NVIDIA H200, driver 580.1",
+        "a journal of aot-tune record: 2 searches, 2 configs timed, 1 failed",
+    ]
+    assert [line.split() for line in lines[4:]] == [
+        ["feed.1", "2", "1", "1", "-", "12.50", "1"],
+        ["beef.1", "0", "0", "-", "1", "-", "-"],
+    ]
+    assert _run("mylib.ops.scale_kernel", "--journal", recording.parents[1]).stdout == result.stdout
+
+
+def test_records_of_a_recording_are_exported_and_tell_no_seconds(recording: Path, path: Path) -> None:
+    rows = [json.loads(line) for line in _run(recording, "--json").stdout.splitlines()]
+    assert (len(rows), rows[1]["search"], rows[1]["mean_us"]) == (10, "feed.1", 14.0)
+    cells = list(csv.DictReader(io.StringIO(_run(recording, path, "--csv").stdout)))
+    assert len(cells) == 19
+    assert (cells[3]["search"], cells[3]["what"], cells[3]["config"]) == ("feed.1", "timed", "1")
+    assert (cells[3]["problem"], cells[3]["mean_us"]) == ("", "12.5")
+    result = _run(recording, path, "--seconds")
+    assert (result.exit_code, result.stdout) == (0, _run(path, "--seconds").stdout)
+    assert result.stderr == f"{recording}: left out: a journal of aot-tune record tells no seconds\n"
+
+
+def test_damage_of_a_recording_is_told_as_such(recording: Path) -> None:
+    with Journal.open(recording, {"gpu": "NVIDIA H200", "driver": "580.1"}) as journal:
+        number = {"mean_us": 10**400, "error_margin_us": 0.0, "num_samples": 5}
+        journal.append({"search": "feed.1", "config": 3, "what": "timed", "round": None, **number})
+    assert "damaged in 1 place" in _run(recording).stdout
+    recording.write_bytes(recording.read_bytes() + b"rubbish")
+    lines = _run(recording).stdout.splitlines()
+    assert "damaged in 1 place: the next recording sets" in lines[3]
 
 
 # Seconds ----------------------------------------------------------------------------------------------------
