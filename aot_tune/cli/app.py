@@ -364,6 +364,7 @@ def compile(
     Winners of recorded tables are compiled too. Write one archive of cubins for each arch.
     """
     from aot_tune.cli.recorded import find
+    from aot_tune.cli.show import folder_remarks
     from aot_tune.declare.discovery import module_names
     from aot_tune.recorded.files import listed_recorded
     from aot_tune.tuner.archives.build import build
@@ -373,6 +374,7 @@ def compile(
     found = find.declared(module or ())
     if kernels := [one for one in named if one in found]:
         raise UsageError(f"{kernels[0]} is a kernel, not an arch: write --kernel {kernels[0]}")
+    command.remark(folder_remarks())
     tables = listed_recorded(find.folders(module or ()))
     names, dotted = find.split(kernel or ())
     archs = tuple(dict.fromkeys(map(selection.chosen_arch, named or [None])))
@@ -440,6 +442,7 @@ def show(
     from aot_tune.cli.show import (
         archive_lines,
         archives_found,
+        folder_remarks,
         overview_lines,
         table_data,
         table_lines,
@@ -451,6 +454,8 @@ def show(
 
     target = Arch.parse(arch) if arch is not None else None
     unreadable: list[AotTuneError]
+    if folder is None:
+        command.remark(folder_remarks())
     if archives:
         sizes, unreadable = archives_found(kernel, target, module or (), folder)
         command.put(json_text(sizes) if as_json else archive_lines(sizes))
@@ -563,8 +568,11 @@ def check(
     from aot_tune.cli.check import archives as archive_fits
     from aot_tune.cli.check import check as findings_of
     from aot_tune.cli.recorded import find
+    from aot_tune.cli.show import folder_remarks
     from aot_tune.values.text import counted
 
+    if path is None:
+        command.remark(folder_remarks())
     bare = find.bare_folders(module or ())
     if archives:
         fits = archive_fits(find.declared(module or ()), path, bare)
@@ -718,6 +726,7 @@ def doctor(
     from aot_tune.cli.explain import explain, explanation_lines, overview_lines
     from aot_tune.cli.recorded import find
     from aot_tune.cli.recorded.doctor import kernel_lines
+    from aot_tune.cli.show import folder_remarks
     from aot_tune.declare.checks import declaration_problems
     from aot_tune.declare.discovery import find_tunables
 
@@ -728,6 +737,7 @@ def doctor(
         diagnosis = diagnose(target, module or ())
         command.put(json_text(diagnosis) if as_json else diagnosis_lines(diagnosis))
         return
+    command.remark(folder_remarks())
     if "." in kernel:
         if problem or as_json:
             raise UsageError(f"{kernel} is a recorded kernel: doctor prints all its problems, as text")

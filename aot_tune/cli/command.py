@@ -140,6 +140,12 @@ def say(text: str) -> None:
     typer.echo(text, err=True)
 
 
+def remark(lines: Iterable[str]) -> None:
+    """Print what a person should know beside a verb's data, as doctor does."""
+    for line in lines:
+        say(f"remark: {line}")
+
+
 def seconds(option: str, text: str) -> float:
     """Read a duration such as ``90s``, ``20m`` or ``1h30m``.
 

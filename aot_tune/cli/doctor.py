@@ -14,6 +14,7 @@ from aot_tune import __version__, environment
 from aot_tune.cli.recorded import find
 from aot_tune.cli.recorded.doctor import RecordedState, overview_lines, states
 from aot_tune.cli.recorded.find import survey
+from aot_tune.cli.show import folder_remarks
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.fingerprint import hashing
 from aot_tune.errors import AotTuneError, StoreError, TableError
@@ -237,9 +238,7 @@ def _installation_remarks() -> Iterator[str]:
             read()
         except AotTuneError as error:
             yield str(error)
-    for folder in environment.table_folders():
-        if mistake := loader.folder_mistake(folder):
-            yield mistake
+    yield from folder_remarks()
 
 
 def table_states(tunable: Declaration, arch: Arch) -> Iterator[TableState]:

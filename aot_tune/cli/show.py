@@ -14,6 +14,7 @@ from aot_tune.declare.discovery import OWN_KERNELS, Broken, broken_point, find_t
 from aot_tune.errors import AotTuneError, ArchiveError, StoreError, TableError, UsageError
 from aot_tune.recorded.files import has_recorded_name, read_recorded
 from aot_tune.recorded.table import RecordedTable
+from aot_tune.serve.choose import loader
 from aot_tune.tables import store, writer
 from aot_tune.tables.table import Entry, Table, geometric_mean
 from aot_tune.values.arch import Arch
@@ -69,7 +70,7 @@ def _installed_tables(
 ) -> tuple[list[Path], list[Path]]:
     """The chosen tables' files, and those of all tables that were found."""
     installed, broken = package_folders(modules)
-    folders = [*environment.table_folders(), *installed]
+    folders = [*named_folders(), *installed]
     paths = [path for folder in dict.fromkeys(folders) for path in store.listed(folder)]
     chosen = _chosen(paths, kernel, arch)
     if chosen:
@@ -79,6 +80,27 @@ def _installed_tables(
         paths = [path for folder in dict.fromkeys((*folders, *own)) for path in store.listed(folder)]
         chosen = _chosen(paths, kernel, arch)
     return chosen, paths
+
+
+def named_folders() -> list[Path]:
+    """The folders of AOT_TUNE_TABLES that may hold tables; `folder_remarks` has a line for each other one."""
+    return [folder for folder in environment.table_folders() if _folder_mistake(folder) is None]
+
+
+def folder_remarks() -> list[str]:
+    """What is wrong with each folder of AOT_TUNE_TABLES that no verb looks into, and what to do about it."""
+    mistakes = map(_folder_mistake, environment.table_folders())
+    return [mistake for mistake in mistakes if mistake is not None]
+
+
+def _folder_mistake(folder: Path) -> str | None:
+    if (mistake := loader.folder_mistake(folder)) is not None:
+        return mistake
+    try:
+        store.listed(folder)
+    except StoreError as error:
+        return f"{environment.TABLES}: {error}; let it be read or leave it out"
+    return None
 
 
 def package_folders(modules: Sequence[str]) -> tuple[list[Path], list[Broken]]:
@@ -255,7 +277,7 @@ def archives_found(
     else:
         installed, broken = package_folders(modules)
         warn_of(broken)
-        folders = list(dict.fromkeys((*environment.table_folders(), *installed)))
+        folders = list(dict.fromkeys((*named_folders(), *installed)))
     found: list[ArchiveSizes] = []
     unreadable: list[AotTuneError] = []
     held: set[str] = set()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aot_tune import environment
-from aot_tune.cli.show import package_folders
+from aot_tune.cli.show import named_folders, package_folders
 from aot_tune.declare import discovery
 from aot_tune.declare.discovery import FoundKernel, Survey, module_names
 from aot_tune.errors import ArchError, StoreError, UsageError
@@ -17,7 +17,7 @@ from aot_tune.values.arch import Arch
 
 
 def folders(modules: Sequence[str] = ()) -> list[Path]:
-    """The folders of tables that AOT_TUNE_TABLES names, then those of packages.
+    """The folders of tables that AOT_TUNE_TABLES names and that can be listed, then those of packages.
 
     Args:
         modules: Modules of the packages; without them, those of all installed entry points.
@@ -25,7 +25,7 @@ def folders(modules: Sequence[str] = ()) -> list[Path]:
     Raises:
         StoreError: A named module's package has no folder.
     """
-    return list(dict.fromkeys((*environment.table_folders(), *package_folders(modules)[0])))
+    return list(dict.fromkeys((*named_folders(), *package_folders(modules)[0])))
 
 
 def survey(modules: Sequence[str] = ()) -> Survey:
@@ -105,7 +105,7 @@ def _arch_of(path: Path) -> Arch | None:
 def _is_recorded(module: str) -> bool:
     """Whether a package has recorded tables, its own or in a folder that AOT_TUNE_TABLES names."""
     top = module.partition(".")[0]
-    beside = listed_recorded(environment.table_folders())
+    beside = listed_recorded(named_folders())
     return _has_recorded(module) or any(path.name.startswith(f"{top}.") for path in beside)
 
 

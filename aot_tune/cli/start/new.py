@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aot_tune import environment
+from aot_tune.cli.show import folder_remarks, named_folders
 from aot_tune.cli.start.recordings import recordings_of, settle, tables_of
 from aot_tune.cli.start.sketch import sketch_of
 from aot_tune.cli.start.text import module_text, name_of
@@ -75,7 +75,7 @@ def begin(place: str, tables: Iterable[Path] = ()) -> Begun:
         sketch = sketch_of(facts)
     text = module_text(sketch, module, name, recorded)
     blanks = tuple(re.findall(r"^    (\w+)=blank\(", text, re.MULTILINE))
-    notes = list(left_out)
+    notes = [*folder_remarks(), *left_out]
     if recorded is not None:
         notes.append(f"search_space and typical are of {recorded.origin}")
     elif found:
@@ -99,7 +99,7 @@ def _folders(kernel: Any, named: Iterable[Path]) -> Iterator[Path]:
     """The folders that may have recorded tables of a kernel: its library's own first."""
     with suppress(StoreError):  # a module of its own has none
         yield folder_of_package(cutile.python_function(kernel).__module__)
-    yield from environment.table_folders()
+    yield from named_folders()
     for folder in named:
         if not folder.is_dir():
             raise UsageError(f"--tables {folder}: there is no such folder; aot-tune record --out writes one")
