@@ -378,10 +378,11 @@ def compile(
     tables = listed_recorded(find.folders(module or ()))
     names, dotted = find.split(kernel or ())
     archs = tuple(dict.fromkeys(map(selection.chosen_arch, named or [None])))
+    alone = not names and bool(dotted or (tables and not found))
+    if alone and not kernel:
+        find.check_any(tables, archs)
     request = CubinRequest(
-        kernels=()
-        if not names and (dotted or (tables and not found))
-        else selection.chosen_kernels(found, names),
+        kernels=() if alone else selection.chosen_kernels(found, names),
         recorded=tuple(tables) if not kernel else find.chosen(tables, dotted, archs),
         archs=archs,
         only_these=bool(kernel),

@@ -64,13 +64,28 @@ def chosen(paths: Sequence[Path], names: Sequence[str], archs: Sequence[Arch]) -
         UsageError: A kernel was not recorded, or on none of `archs`.
     """
     for name in names:
-        there = archs_of(paths, name)
-        if there.isdisjoint(archs):
-            on, asked = " and ".join(map(str, sorted(there))), " or ".join(map(str, archs))
-            options = " ".join(f"--arch {one}" for one in sorted(there))
-            raise UsageError(f"{name} was recorded on {on}, not {asked}: write {options}")
+        _check_archs(name, archs_of(paths, name), archs)
     wanted = set(map(str, archs))
     return tuple(path for path in paths if path.stem in names and path.parent.name in wanted)
+
+
+def check_any(paths: Sequence[Path], archs: Sequence[Arch]) -> None:
+    """Refuse archs of which none of the recorded tables is, where there is nothing else to do.
+
+    Raises:
+        UsageError: All recorded tables are of other archs, or lie in no arch's folder.
+    """
+    there = {arch for path in paths if (arch := _arch_of(path)) is not None}
+    if not there:
+        raise UsageError(f"{paths[0]} is in no arch's folder, such as sm90; move it to one")
+    _check_archs("all that is here", there, archs)
+
+
+def _check_archs(what: str, there: set[Arch], archs: Sequence[Arch]) -> None:
+    if there.isdisjoint(archs):
+        on, asked = " and ".join(map(str, sorted(there))), " or ".join(map(str, archs))
+        options = " ".join(f"--arch {one}" for one in sorted(there))
+        raise UsageError(f"{what} was recorded on {on}, not {asked}: write {options}")
 
 
 def archs_of(paths: Sequence[Path], name: str) -> set[Arch]:

@@ -42,6 +42,8 @@ def test_a_kernel_is_compiled_for_the_archs_it_was_recorded_on(tmp_path: Path) -
     stray = tmp_path / "hopper" / f"{name}.json"
     with pytest.raises(UsageError, match=f"no recorded table is of '{name}'; there is none"):
         find.chosen([stray], [name], [sm100])
+    with pytest.raises(UsageError, match="json is in no arch's folder, such as sm90; move it to one"):
+        find.check_any([stray], [sm100])
 
 
 def test_compiling_a_recorded_kernel_for_another_arch_is_refused(
@@ -55,3 +57,15 @@ def test_compiling_a_recorded_kernel_for_another_arch_is_refused(
     assert result.stderr == (
         "aot-tune: mylib.ops.scale_kernel was recorded on sm90, not sm100: write --arch sm90\n"
     )
+
+
+def test_compiling_a_package_that_only_records_for_another_arch_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(environment.TABLES, str(tmp_path))
+    module = "tests.support.tuned_once"
+    write(tmp_path, dataclasses.replace(TABLE, module=module))
+    result = CliRunner().invoke(app, ["compile", "--module", module, "--arch", "sm100"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    told = "all that is here was recorded on sm90, not sm100: write --arch sm90"
+    assert result.stderr == f"aot-tune: {told}\n"
