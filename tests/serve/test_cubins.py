@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import cuda.tile as ct
 import pytest
@@ -26,7 +27,7 @@ from aot_tune.nvidia import cutile
 from aot_tune.serve import kernels as serving
 from aot_tune.serve.choose.resolve import Choice
 from aot_tune.serve.kernels import declared_cubins
-from aot_tune.serve.launch.dispatch import Dispatcher
+from aot_tune.serve.launch.dispatch import Dispatcher, dispatcher_of
 from aot_tune.tunable import Tunable
 from aot_tune.values.arch import Arch
 from tests.support import driver as fake_driver
@@ -389,17 +390,23 @@ def test_a_launch_takes_the_archives_cubin_and_its_symbol(
     assert [launch.symbol for launch in driver.launches] == ["_scale_kernel", "_scale_kernel"]
 
 
+@pytest.mark.parametrize("differs_in", ["strides", "alignment"])
 def test_a_layout_without_a_cubin_of_the_tuned_config_runs_the_defaults_weakest(
-    driver: fake_driver.Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    differs_in: str, driver: fake_driver.Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B13: strides are no part of a plan's key, and a serving image may have no compiler."""
+    """B13: layouts are no part of a plan's key until one has no code, and an image may have no compiler."""
     from cuda.tile import _compile
 
     monkeypatch.setattr(_compile, "compile_tile", lambda *a, **k: pytest.fail("it compiled"))
-    tuned = next(config for config in SPACE if config.hints != DEFAULT.hints and config["tile_m"] == 16)
+    tuned = next(config for config in SPACE if config.hints != DEFAULT.hints and config["tile_m"] != 16)
     chosen = cutile.signature_of(
         scale.kernel,
-        (tensor := torch.empty(64, 64, dtype=torch.bfloat16, device="meta"), tensor, 16, tuned["tile_n"]),
+        (
+            tensor := torch.empty(64, 64, dtype=torch.bfloat16, device="meta"),
+            tensor,
+            tuned["tile_m"],
+            tuned["tile_n"],
+        ),
     )
     odd = torch.empty_strided((64, 64), (65, 1), dtype=torch.bfloat16, device="meta")
     weak = cutile.weakest_signature(
@@ -421,10 +428,28 @@ def test_a_layout_without_a_cubin_of_the_tuned_config_runs_the_defaults_weakest(
         ),
     )
     even = fake_driver.FakeTensor((64, 64), torch.bfloat16)
-    ragged = fake_driver.FakeTensor((64, 64), torch.bfloat16, strides=(65, 1))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for _ in range(2):  # the slow path, then the hot one, which knows the shape but not the strides
-            here.launch(even, even)
-            here.launch(ragged, ragged)
-    assert len(driver.launches) == 4
+    if differs_in == "strides":
+        ragged = fake_driver.FakeTensor((64, 64), torch.bfloat16, strides=(65, 1))
+    else:
+        ragged = fake_driver.FakeTensor((64, 64), torch.bfloat16)
+        monkeypatch.setattr(ragged, "data_ptr", lambda: even.data_ptr() + 2)
+    slow: list[tuple[Any, ...]] = []
+    known = dispatcher_of(here)._function.globals
+    known["slow"] = lambda *call, own=known["slow"]: slow.append(call[0]) or own(*call)
+    here.launch(even, even)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        here.launch(ragged, ragged)  # the memo knows the shape but not the strides
+    assert sum("the default runs" in str(one.message) for one in told) == 1
+    here.launch(even, even)  # whose key tells strides from here on
+    assert len(slow) == 3
+    driver.capturing = True
+    for _ in range(2):
+        here.launch(even, even)
+        here.launch(ragged, ragged)
+    assert len(slow) == 3
+    grids = [launch.grid for launch in driver.launches]
+    assert len(grids) == 7
+    tuned_grid, default_grid = grids[:2]
+    assert grids == [tuned_grid, default_grid, tuned_grid, *(tuned_grid, default_grid) * 2]
+    assert tuned_grid != default_grid

@@ -6,7 +6,7 @@ Tables are read by `aot_tune.serve.choose`; a miss is searched by `aot_tune.serv
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -139,6 +139,8 @@ class Dispatcher:
         self._pattern: CallPattern | None = None
         self._memo: dict[Any, tuple[Any, ...] | UnrankedRow] = {}
         self._plans: dict[tuple[int, Problem, Config | None], LaunchPlan] = {}
+        self._uncompiled: dict[tuple[int, Problem], LaunchPlan] = {}
+        self._tells_layouts = False
         self._indexes: dict[Arch, Index] = {} if of is None else of._indexes
         self._machines: dict[int, Machine] = {} if of is None else of._machines
         self._messages: Messages = Messages(tunable) if of is None else of._messages
@@ -281,6 +283,7 @@ class Dispatcher:
             with SLOW_PATH.lock:
                 self._ranked = ranked
                 self._plans.clear()
+                self._uncompiled.clear()
                 self._memo.clear()
         key = (device_index, problem, given)
         plan = self._plans.get(key)
@@ -371,10 +374,35 @@ class Dispatcher:
             default = self._tunable.default_config(device.arch, followed.problem)
             if config is not None or plan.choice.config == default or self._keeps_one():
                 raise
-            self._slow(args, default)  # only the default has a cubin for every layout of arguments
-            return
+            plan = self._without_code(device_index, followed.problem, plan, default)
+            kernel_args, passed = self._follow_args(plan, args, followed, device)
+            self._fire(device_index, (followed.problem, plan), args, kernel_args, here)
         if config is None and followed.reads is not None:
             self._remember(device_index, args, (followed, passed), plan, here)
+
+    def _without_code(
+        self, device_index: int, problem: Problem, plan: LaunchPlan, default: Config
+    ) -> LaunchPlan:
+        """The plan of calls for whose layout the chosen config has neither a cubin nor a compiler.
+
+        It runs the default, which alone has a cubin for every layout. From here on keys tell layouts, so that
+        other layouts keep the config that was chosen.
+        """
+        self._tells_layouts = True
+        found = self._uncompiled.get((device_index, problem))
+        if found is None:
+            device = self._machines[device_index].device
+            missing = f"there is no cubin of {plan.choice.config} for such arguments, and no compiler here"
+            choice = replace(plan.choice, config=default, why=lambda: missing, entry=None)
+            found = LaunchPlan(
+                choice=choice,
+                grid=self.grid(device, default, problem),
+                kernel=self.kernels.of(default),
+            )
+            self._messages.uncompiled(device.arch, problem, choice)
+            with SLOW_PATH.lock:
+                _put(self._uncompiled, (device_index, problem), found)
+        return found
 
     def prepare(self, device_index: int, args: tuple[Any, ...], here: Runtime) -> LaunchPlan:
         """Make and remember the plan of a call on a GPU; the call's tensors may be on device "meta"."""
@@ -456,7 +484,7 @@ class Dispatcher:
         """The call pattern after this call. It only ever grows, so that it settles."""
         kinds: tuple[Kind, ...] = tuple(_kind(arg, here.tensor_types) for arg in args)
         reads = (followed.reads or frozenset()) | (passed.reads if passed else frozenset())
-        reads |= self._reads_that_tell_expanded(args, here)
+        reads |= self._reads_that_tell_expanded(args, here) | self._reads_that_tell_layouts(args, here)
         layout = passed.layout if passed else None
         known = self._pattern
         if known is not None:
@@ -486,6 +514,17 @@ class Dispatcher:
         if cutile.private_names_known() and not any(0 in tensor.stride() for tensor in tensors):
             return frozenset()
         return frozenset((place, "arrays" if kind == "list" else "stride") for place, _, kind in written)
+
+    def _reads_that_tell_layouts(self, args: tuple[Any, ...], here: Runtime) -> frozenset[Read]:
+        """Strides and alignments of all tensors, once some layout had no code for its problem's config."""
+        if not self._tells_layouts:
+            return frozenset()
+        kinds = [(place, _kind(arg, here.tensor_types)) for place, arg in enumerate(args)]
+        reads: set[Read] = {(place, "arrays") for place, kind in kinds if kind == "list"}
+        for place, kind in kinds:
+            if kind == "tensor":
+                reads |= {(place, "stride"), (place, "aligned")}
+        return frozenset(reads)
 
     def _names(self, here: Runtime) -> dict[str, Any]:
         from cuda.tile import TileError

@@ -37,6 +37,11 @@ def devices_of(value: Any) -> tuple[int, ...] | None:
     return tuple([one.get_device() for one in value])
 
 
+def misaligned(value: Any) -> int:
+    """How far a tensor's address is from the last multiple of 16, in bytes."""
+    return int(value.data_ptr()) & 15
+
+
 def needs_grad(value: Any) -> bool:
     """Whether a tensor, or a tensor of a list, requires grad."""
     members = value if type(value) is list or type(value) is tuple else (value,)
@@ -51,6 +56,7 @@ _READERS: dict[What, tuple[str, Callable[[Any], Any]]] = {
     "value": ("{}", lambda arg: arg),
     "arrays": ("arrays_of({})", arrays_of),
     "devices": ("devices_of({})", devices_of),
+    "aligned": ("misaligned({})", misaligned),
 }
 """How each part of a key is read from an argument: as source text and as a function."""
 
@@ -130,7 +136,7 @@ class LaunchFunction:
 
     Its globals are the names that the source below uses: ``plans<generation>`` (the memo), ``slow``,
     ``missed``, ``ct_launch``, ``raw_stream``, ``current_device``, ``grad_enabled``, ``entered``, ``tensors``,
-    ``arrays_of``, ``devices_of``, ``needs_grad`` and ``args_fn``.
+    ``arrays_of``, ``devices_of``, ``misaligned``, ``needs_grad`` and ``args_fn``.
 
     Args:
         name: The declaration's name, for tracebacks.
@@ -152,6 +158,7 @@ class LaunchFunction:
             "missed": MISSED,
             "arrays_of": arrays_of,
             "devices_of": devices_of,
+            "misaligned": misaligned,
             "needs_grad": needs_grad,
             UNCHECKED: True,
         }
@@ -265,8 +272,8 @@ them is loaded (`aot_tune.nvidia.cutile.with_hints`); there is neither cubin nor
 
 _RESERVED = frozenset(
     {"config", "batch_invariant", "slow", "missed", "ct_launch", "raw_stream", "current_device",
-     "grad_enabled", "entered", "tensors", "arrays_of", "devices_of", "needs_grad", "args_fn", "grid",
-     "kernel", "index", "stream", "chosen", "getattr", "type"}
+     "grad_enabled", "entered", "tensors", "arrays_of", "devices_of", "misaligned", "needs_grad", "args_fn",
+     "grid", "kernel", "index", "stream", "chosen", "getattr", "type"}
     | {f"c{i}" for i in range(64)}
 )  # fmt: skip
 """Names that the generated source uses itself, so that no launch argument may have them."""

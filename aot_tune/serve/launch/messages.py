@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from aot_tune import environment
 from aot_tune.declare.declaration import Declaration
-from aot_tune.errors import MissWarning, TableWarning
+from aot_tune.errors import CubinWarning, MissWarning, TableWarning
 from aot_tune.nvidia import cutile
 from aot_tune.serve.choose.resolve import Choice, miss_message
 from aot_tune.serve.kernels import Cubins
@@ -35,6 +35,7 @@ class Messages:
         self._checked: set[Arch] = set()
         self._warned: set[Problem] = set()
         self._passed_over = False
+        self._uncompiled = False
 
     def source(self, device: Device, index: Index, cubins: Cubins) -> None:
         """Warn once of tables tuned for other source, for another compiler's code, or on another card.
@@ -64,11 +65,26 @@ class Messages:
         """Append a problem that missed to the file of AOT_TUNE_RECORD."""
         note({"kernel": self._tunable.name, "arch": str(arch), "problem": dict(problem)})
 
-    def choice(self, arch: Arch, problem: Problem, choice: Choice) -> None:
-        """Print a new choice where AOT_TUNE_LOG asks for it, and warn once of a miss."""
+    def uncompiled(self, arch: Arch, problem: Problem, choice: Choice) -> None:
+        """Warn once that the default runs for want of code; print it where AOT_TUNE_LOG asks for that."""
+        self._print(arch, problem, choice)
+        if not self._uncompiled:
+            self._uncompiled = True
+            warn(
+                f"{self._tunable.name} {problem} on {arch}: {choice.reason}; the default runs, "
+                f"{choice.config}: make the cubins with these tables, aot-tune compile --arch {arch}"
+                f"{self._tunable.module_option}, or pass contiguous tensors",
+                CubinWarning,
+            )
+
+    def _print(self, arch: Arch, problem: Problem, choice: Choice) -> None:
         if environment.logs_choices():
             what = f"{self._tunable.name} {problem} on {arch}"
             _write(f"aot_tune: {what}: {choice.config} ({choice.source}: {choice.reason})\n")
+
+    def choice(self, arch: Arch, problem: Problem, choice: Choice) -> None:
+        """Print a new choice where AOT_TUNE_LOG asks for it, and warn once of a miss."""
+        self._print(arch, problem, choice)
         if not self._passed_over and (message := passed_over_message(self._tunable, arch, problem, choice)):
             self._passed_over = True
             warn(message, TableWarning)

@@ -15,9 +15,9 @@ from typing import Any, Literal
 from aot_tune.declare.stand_in import OPERATORS, VALUE_METHODS
 from aot_tune.values.problem import Problem
 
-What = Literal["shape", "dtype", "stride", "device", "value", "arrays", "devices"]
-"""A part of a tensor; the value of a scalar; or, of a list of tensors, all that the first three say of each
-member, or the devices of its members."""
+What = Literal["shape", "dtype", "stride", "device", "value", "arrays", "devices", "aligned"]
+"""A part of a tensor, its address modulo 16 among them; the value of a scalar; or, of a list of tensors, all
+that the first three say of each member, or the devices of its members."""
 
 Read = tuple[int, What]
 """The position of an argument and what of it was read. A key always holds the type of every argument too."""
