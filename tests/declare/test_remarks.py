@@ -6,11 +6,12 @@ import dataclasses
 from typing import Any
 
 import cuda.tile as ct
+import numpy as np
 import pytest
 import torch
 
 from aot_tune import inputs
-from aot_tune.declare.checks import declaration_remarks
+from aot_tune.declare.checks import declaration_problems, declaration_remarks
 from aot_tune.declare.declaration import Close, Work
 from aot_tune.kernels.products.matmul import matmul_tunable
 from aot_tune.tunable import Tunable
@@ -289,6 +290,26 @@ QUIET = {
 @pytest.mark.parametrize("name", QUIET)
 def test_what_is_right_has_no_remark(name: str) -> None:
     assert declaration_remarks(declared(**QUIET[name]), SM90) == []
+
+
+UNTAKEN = {
+    "an array of numpy": ("ndarray", lambda: np.ones(2)),
+    "a dict of tensors": ("dict", lambda: {"scale": torch.ones(2)}),
+    "a tuple with an array": ("tuple", lambda: (np.ones(2),)),
+}
+
+
+@pytest.mark.parametrize("name", UNTAKEN)
+def test_an_argument_that_does_not_compare_is_a_mistake_and_no_traceback(name: str) -> None:
+    kind, made = UNTAKEN[name]
+    right = declared()
+    untaken = declared(
+        make_args=lambda problem, device, seed: (*right.make_args(problem, device, seed)[:2], made()),
+        reference=lambda x, out, factor: Close(value=x.double(), rtol=0.01, atol=0.01),
+    )
+    [mistake, *_] = declaration_problems(untaken, SM90)
+    assert f"kernel argument factor is a {kind}; pass a tensor, a list of tensors, an int" in str(mistake)
+    assert declaration_remarks(untaken, SM90) == []
 
 
 @pytest.mark.parametrize("tunable", SHIPPED, ids=lambda tunable: tunable.name)
