@@ -44,6 +44,11 @@ def check_arguments(
             f"{tunable.name}.launch takes {', '.join(tunable.parameters)}, and config= to replace the tuned "
             f"config; pass an aot_tune.Config, not {value_in_words(config)}"
         )
+    if len(args) != len(tunable.parameters):
+        raise LaunchError(
+            f"{tunable.name}.config_for takes {', '.join(tunable.parameters)}; pass as many arguments, not "
+            f"{len(args)}"
+        )
     index: int | None = None
     first = ""
     recording, mutated = here.grad_enabled(), tunable.mutated

@@ -1105,6 +1105,13 @@ def test_config_for_says_what_a_launch_would_get_and_launches_nothing(
         tuned.config_for(*tensors(0))
 
 
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_config_for_of_too_few_or_too_many_arguments_says_what_it_takes(tuned: Tunable, count: int) -> None:
+    args = (*tensors(64), 0.5)[:count]
+    with pytest.raises(LaunchError, match=rf"scale\.config_for takes source, target; .* not {count}$"):
+        tuned.config_for(*args)
+
+
 @pytest.mark.filterwarnings("ignore::aot_tune.errors.TableWarning")
 def test_config_for_passes_over_what_does_not_fit_this_gpu(tuned: Tunable, driver: Driver) -> None:
     fitting = dataclasses.replace(
