@@ -10,6 +10,7 @@ With --left-out: print what the rule between measured sizes leaves on the presen
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import subprocess
 import sys
@@ -37,6 +38,9 @@ _BY_NAME = {"declared"}
 
 _WITHOUT_A_GPU = {"lookups", "hosts"}
 """The sections that run on a machine without a GPU."""
+
+_CHOOSING = {"kernel": ("inside", "regret", "replay", "declared"), "module": ("declared",)}
+"""Option that chooses what is measured to the sections that take it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,6 +79,9 @@ def _sections(words: Sequence[str]) -> int:
     wanted = options.sections or [name for name in SECTIONS if name not in _BY_NAME]
     if "declared" in wanted and not options.module:
         parser.error("declared sweeps the kernels of modules: name each, --module mylib.kernels")
+    for option, takers in _CHOOSING.items():
+        if getattr(options, option) and not set(wanted) & set(takers):
+            parser.error(f"no --{option} for {' '.join(wanted)}: it is for {' '.join(takers)}; leave it out")
     if not visible_gpus() and not _WITHOUT_A_GPU.issuperset(wanted):
         print("aot-tune bench: no GPU here; run it on a GPU host", file=sys.stderr)
         return 1
@@ -119,16 +126,16 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         help="declared: a module whose kernels are swept, mylib.kernels; may be repeated",
     )
-    parser.add_argument("--sizes", type=int, default=least.sizes, help="inside: sizes of each kernel")
+    parser.add_argument("--sizes", type=_count, default=least.sizes, help="inside: sizes of each kernel")
     parser.add_argument(
-        "--problems", type=int, default=least.problems, help="regret: most problems of each kernel"
+        "--problems", type=_count, default=least.problems, help="regret: most problems of each kernel"
     )
     parser.add_argument(
         "--journal", type=Path, default=Path(least.journal), help="regret: the file of all samples"
     )
-    parser.add_argument("--look-ups", type=int, default=least.look_ups, help="lookups: of each kernel")
+    parser.add_argument("--look-ups", type=_count, default=least.look_ups, help="lookups: of each kernel")
     parser.add_argument(
-        "--repeats", type=int, default=least.repeats, help="serving: processes of each quick scenario"
+        "--repeats", type=_count, default=least.repeats, help="serving: processes of each quick scenario"
     )
     parser.add_argument(
         "--limit-s",
@@ -138,6 +145,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser
+
+
+def _count(text: str) -> int:
+    """A number of things to measure, from the command line."""
+    with contextlib.suppress(ValueError):
+        if int(text) > 0:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not an int of 1 or more")
 
 
 # The parent -------------------------------------------------------------------------------------

@@ -115,3 +115,36 @@ def test_an_unknown_section_is_refused_by_name(tmp_path: Path, capsys: pytest.Ca
     with pytest.raises(SystemExit):
         run(tmp_path, "lunch")
     assert "no section is called lunch; there is imports lookups" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--sizes", "--problems", "--look-ups", "--repeats"])
+@pytest.mark.parametrize("count", ["0", "-1", "1.5"])
+def test_a_count_of_less_than_one_is_refused(
+    option: str, count: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run(tmp_path, "lookups", f"{option}={count}")
+    assert f"argument {option}: '{count}' is not an int of 1 or more" in capsys.readouterr().err
+
+
+def test_kernels_and_modules_are_refused_where_no_section_takes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "_section", lambda *_: {})
+    for words, said in {
+        (
+            "lookups",
+            "--kernel",
+            "rope",
+        ): "no --kernel for lookups: it is for inside regret replay declared; leave it",
+        (
+            "inside",
+            "launch",
+            "--module",
+            "a",
+        ): "no --module for inside launch: it is for declared; leave it out",
+    }.items():
+        with pytest.raises(SystemExit):
+            run(tmp_path, *words)
+        assert said in capsys.readouterr().err
+    assert run(tmp_path, "lookups", "inside", "--kernel", "rope") == 0
