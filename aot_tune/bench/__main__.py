@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -41,6 +42,9 @@ _WITHOUT_A_GPU = {"lookups", "hosts"}
 
 _CHOOSING = {"kernel": ("inside", "regret", "replay", "declared"), "module": ("declared",)}
 """Option that chooses what is measured to the sections that take it."""
+
+_GRACE_S = 10.0
+"""Seconds that a child has to end once it is told to."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,16 +90,19 @@ def _sections(words: Sequence[str]) -> int:
         print("aot-tune bench: no GPU here; run it on a GPU host", file=sys.stderr)
         return 1
     made_with = records.made_with(words) if options.record else None
+    records.check_out(options.out)
     if made_with is not None:
+        records.check_addable(options.results, wanted, made_with.device)
         records.present(made_with.arch)  # imports the kernels now, and not while a section measures
     passed = [word for word in words if word not in options.sections]
     results: dict[str, Any] = {}
+    written = False
     for name in (name for name in SECTIONS if name in wanted):
         results[name] = _section(name, passed, made_with, options.results)
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_bytes(orjson.dumps(results, option=orjson.OPT_INDENT_2))
-    print(f"\nwritten to {options.out}")
-    return 1 if any(_failed(result) for result in results.values()) else 0
+        written = _written(options.out, results)
+    if written:
+        print(f"\nwritten to {options.out}")
+    return 1 if not written or any(_failed(result) for result in results.values()) else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -168,14 +175,20 @@ def _section(
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "aot_tune.bench", *words, "--child", name, "--out", folder]
         process = subprocess.Popen(command)
-        for part in _parts(Path(folder), process):
-            figures[part.name] = part.figures
-            _show({part.name: part.figures}, "")
-            if made_with is not None and "failed" not in part.figures:
-                now = records.present(made_with.arch)
-                states = {kernel: now[kernel] for kernel in part.kernels}
-                record = records.Record(made_with=made_with, kernels=states, figures=part.figures)
-                records.add(results, name, part.name, record)
+        try:
+            for part in _parts(Path(folder), process):
+                figures[part.name] = part.figures
+                _show({part.name: part.figures}, "")
+                if made_with is not None and "failed" not in part.figures:
+                    try:
+                        _record(results, name, part, made_with)
+                    except AotTuneError as error:  # what is measured costs more than its record
+                        figures["failed"] = f"{part.name} is not recorded: {error}"
+                        print(f"failed: {figures['failed']}")
+        except BaseException as error:
+            # After Ctrl-C the terminal has told the child too, which ends in its own time.
+            _end(process, told=isinstance(error, KeyboardInterrupt))
+            raise
         # One section that fails must not lose the others' figures.
         if process.returncode:
             figures["failed"] = f"exit code {process.returncode}"
@@ -194,6 +207,35 @@ def _parts(folder: Path, process: subprocess.Popen[bytes]) -> Iterator[Part]:
             number += 1
         if running:
             time.sleep(0.2)
+
+
+def _record(results: Path, section: str, part: Part, made_with: records.MadeWith) -> None:
+    """Record a part with the present state of its kernels."""
+    now = records.present(made_with.arch)
+    states = {kernel: now[kernel] for kernel in part.kernels}
+    record = records.Record(made_with=made_with, kernels=states, figures=part.figures)
+    records.add(results, section, part.name, record)
+
+
+def _end(process: subprocess.Popen[bytes], *, told: bool) -> None:
+    """End a child that would measure for nobody and keep its GPU; `told` where it is ending already."""
+    if not told:
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _written(out: Path, results: dict[str, Any]) -> bool:
+    """Write all results so far; say where that fails, which loses no later section."""
+    try:
+        out.write_bytes(orjson.dumps(results, option=orjson.OPT_INDENT_2))
+    except OSError as error:
+        print(f"aot-tune bench: cannot write {out}: {error.strerror}", file=sys.stderr)
+        return False
+    return True
 
 
 def _failed(figures: dict[str, Any]) -> bool:

@@ -13,7 +13,7 @@ import math
 import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from functools import cache
@@ -24,7 +24,7 @@ from typing import Any
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.discovery import OWN_KERNELS, find_tunables
 from aot_tune.declare.fingerprint.hashing import source_hash
-from aot_tune.errors import AotTuneError, UsageError
+from aot_tune.errors import AotTuneError, StoreError, UsageError
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.nvml import driver_version, visible_gpus
 from aot_tune.tables import files, store
@@ -177,18 +177,68 @@ def add(folder: Path, section: str, name: str, record: Record) -> Path:
 
     The file is replaced in one step, so that a run that is cut off keeps all records before. Processes that
     add to the same folder at once, each on a GPU of its own, wait for each other.
+
+    Raises:
+        StoreError: The file cannot be written.
+        AotTuneError: The file is not one that `add` wrote; it is left as it is.
     """
-    path = folder / folder_name(record.made_with.device) / f"{section}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = _path(folder, record.made_with.device, section)
+    _make(path.parent)
     held = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
-        records: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
+        records: dict[str, Any] = {}
+        if path.exists():
+            _records(path)  # what cannot be read is not written over
+            records = json.loads(files.read_bytes(path))
         records[name] = asdict(record)
         files.write_atomic(path, dump(records).encode())
     finally:
         os.close(held)
     return path
+
+
+def check_addable(folder: Path, sections: Iterable[str], device: str) -> None:
+    """Make a device's folder, and refuse before anything is measured what `add` would refuse afterwards.
+
+    Raises:
+        StoreError: A section's file cannot be written.
+        AotTuneError: A section's file is not one that `add` wrote; it is left as it is.
+    """
+    for section in sections:
+        path = _path(folder, device, section)
+        _make(path.parent)
+        files.check_writable(path.parent)
+        files.check_replaceable(path)
+        if path.exists():
+            _records(path)
+
+
+def check_out(path: Path) -> None:
+    """Make the folder of the file of a run's figures, and refuse one that cannot be written.
+
+    Raises:
+        StoreError: The file cannot be written, or there is a folder in its place.
+    """
+    _make(path.parent)
+    if path.is_dir():
+        raise StoreError(f"cannot write {path}: it is a directory; name a file in it")
+    if not path.exists():
+        files.check_writable(path.parent)
+    elif not os.access(path, os.W_OK):
+        raise StoreError(f"cannot write {path}: it is read-only; allow writing or name another file")
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "there is a file" if isinstance(error, FileExistsError) else error.strerror
+        raise StoreError(f"cannot make the folder {folder}: {reason}; name another") from error
+
+
+def _path(folder: Path, device: str, section: str) -> Path:
+    return folder / folder_name(device) / f"{section}.json"
 
 
 def read(folder: Path, section: str) -> dict[str, dict[str, Record]]:
@@ -199,15 +249,25 @@ def read(folder: Path, section: str) -> dict[str, dict[str, Record]]:
     """
     found: dict[str, dict[str, Record]] = {}
     for path in sorted(folder.glob(f"*/{section}.json")):
-        try:
-            records = {name: _record(value) for name, value in json.loads(path.read_bytes()).items()}
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise AotTuneError(
-                f"{path} is not a file of bench results: {error!r}; record it again"
-            ) from error
-        for name, record in records.items():
+        for name, record in _records(path).items():
             found.setdefault(record.made_with.device, {})[name] = record
     return found
+
+
+def _records(path: Path) -> dict[str, Record]:
+    """The records of a file by their names.
+
+    Raises:
+        StoreError: The file cannot be read.
+        AotTuneError: The file is not one that `add` wrote.
+    """
+    text = files.read_bytes(path)
+    try:
+        return {name: _record(value) for name, value in json.loads(text).items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise AotTuneError(
+            f"{path} is not a file of bench results: {error!r}; move it away and record it again"
+        ) from error
 
 
 def _record(value: Mapping[str, Any]) -> Record:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -14,6 +17,8 @@ from aot_tune.bench.sections.part import Part, Request
 from aot_tune.nvidia.nvml import Gpu
 from tests.support.bench_records import MADE
 from tests.support.samples import SM90
+
+POPEN = subprocess.Popen
 
 CHILD = """
 import sys, time
@@ -36,11 +41,10 @@ sys.exit(bench.main(sys.argv[1:]))
 @pytest.fixture(autouse=True)
 def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that is named and never used, and children that run the section above."""
-    start = bench.subprocess.Popen
 
     def popen(command: list[str]) -> object:
         assert command[:3] == [sys.executable, "-m", "aot_tune.bench"]
-        return start([sys.executable, "-c", CHILD, *command[3:]])
+        return POPEN([sys.executable, "-c", CHILD, *command[3:]])
 
     monkeypatch.setattr(bench.subprocess, "Popen", popen)
     gpu = Gpu(index=0, name="NVIDIA H200", arch=SM90, uuid="GPU-0")
@@ -148,3 +152,122 @@ def test_kernels_and_modules_are_refused_where_no_section_takes_them(
             run(tmp_path, *words)
         assert said in capsys.readouterr().err
     assert run(tmp_path, "lookups", "inside", "--kernel", "rope") == 0
+
+
+# Places that cannot be written --------------------------------------------------------------------
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The sections that ran; none is measured."""
+    names: list[str] = []
+    monkeypatch.setattr(bench, "_section", lambda name, *_: names.append(name) or {})
+    return names
+
+
+def test_an_out_that_cannot_be_written_is_refused_before_a_section(
+    tmp_path: Path, ran: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "folder").mkdir()
+    for out, said in {
+        "file/bench.json": "cannot make the folder",
+        "file/a/bench.json": "cannot make the folder",
+        "folder": "it is a directory; name a file in it",
+    }.items():
+        assert bench.main(["lookups", "--out", str(tmp_path / out)]) == 1
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith("aot-tune bench: cannot ")
+        assert said in line
+    assert ran == []
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_results_that_cannot_be_written_are_refused_before_a_section(
+    tmp_path: Path, ran: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "results").write_text("kept")
+    assert run(tmp_path, "lookups", "--record") == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "cannot make the folder" in line
+    assert ran == []
+    assert run(tmp_path, "lookups") == 0, "without --record they are not written"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"launch": {"figures": {}}}'])
+def test_a_damaged_record_is_named_and_kept_before_a_section_runs(
+    text: str, tmp_path: Path, ran: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "results" / "nvidia-h200" / "launch.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert run(tmp_path, "lookups", "launch", "--record") == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"{path} is not a file of bench results" in line
+    assert ran == []
+    assert path.read_text() == text
+
+
+@pytest.mark.process
+def test_a_record_that_is_damaged_meanwhile_costs_no_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "results" / "nvidia-h200" / "launch.json"
+    section = bench._section
+
+    def damaging(*args: Any) -> Any:
+        if args[0] == "launch":
+            path.write_text("{")
+        return section(*args)
+
+    monkeypatch.setattr(bench, "_section", damaging)
+    assert run(tmp_path, "launch", "serving", "--record") == 1
+    kept = orjson.loads((tmp_path / "bench.json").read_bytes())
+    assert kept["launch"]["rope"] == {"sizes": Request().sizes}
+    assert f"rms_norm is not recorded: {path} is not a file of bench results" in kept["launch"]["failed"]
+    assert set(records.read(tmp_path / "results", "serving")["NVIDIA H200"]) == {"rope", "rms_norm"}
+    assert path.read_text() == "{"
+
+
+def test_an_out_that_is_gone_meanwhile_stops_no_later_section(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names: list[str] = []
+
+    def removing(name: str, *_: object) -> dict[str, Any]:
+        names.append(name)
+        (tmp_path / "new").rmdir()
+        (tmp_path / "new").touch()
+        monkeypatch.setattr(bench, "_section", lambda name, *_: names.append(name) or {})
+        return {}
+
+    monkeypatch.setattr(bench, "_section", removing)
+    assert bench.main(["lookups", "launch", "--out", str(tmp_path / "new" / "bench.json")]) == 1
+    assert names == ["lookups", "launch"]
+    told = capsys.readouterr()
+    assert "cannot write" in told.err
+    assert "written to" not in told.out
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("raised", [RuntimeError, KeyboardInterrupt])
+def test_a_child_is_ended_where_its_parent_stops(
+    raised: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children: list[Any] = []
+
+    def sleeping(command: list[str]) -> object:
+        children.append(POPEN(["sleep", "60"]))
+        return children[-1]
+
+    def stopped(*_: object) -> Any:
+        raise raised
+
+    monkeypatch.setattr(bench.subprocess, "Popen", sleeping)
+    monkeypatch.setattr(bench, "_parts", stopped)
+    monkeypatch.setattr(bench, "_GRACE_S", 0.2)
+    with pytest.raises(raised):
+        run(tmp_path, "launch")
+    # After Ctrl-C the terminal tells a child. One started where SIGINT is ignored has to be killed too.
+    told = set() if raised is KeyboardInterrupt else {-signal.SIGINT}
+    assert children[0].returncode in {*told, -signal.SIGKILL}

@@ -85,6 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             return verify.run(kernels, limit_s=options.limit_s)
         made_with = records.made_with(["--kernels", *words]) if options.record else None
+        records.check_out(options.out)
+        if made_with is not None:
+            records.check_addable(options.results, [SECTION], made_with.device)
         return _all_timed(kernels, options, made_with)
     except AotTuneError as error:
         print(f"aot-tune bench: {error}", file=sys.stderr)
@@ -143,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
 def _all_timed(
     kernels: Sequence[FoundKernel], options: argparse.Namespace, made_with: records.MadeWith | None
 ) -> int:
-    kept = orjson.loads(options.out.read_bytes()) if options.out.exists() else {}
+    kept = _kept(options.out)
     ends, missed = time.monotonic() + options.limit_s, False
     for place, found in enumerate(kernels):
         name = found.tunable.name
@@ -157,7 +160,6 @@ def _all_timed(
         print("\n".join(["", *summary]), flush=True)
         missed = missed or any(verdict.held is False for verdict in verdicts)
         kept[name] = {**record, "standing": summary}
-        options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_bytes(orjson.dumps(kept, option=orjson.OPT_INDENT_2))
         if made_with is not None and record["shapes"]:
             states = {name: records.present(made_with.arch)[name]}
@@ -165,6 +167,21 @@ def _all_timed(
             records.add(options.results, SECTION, name, each)
     print(f"\nfigures: {options.out}")
     return 1 if missed else 0
+
+
+def _kept(out: Path) -> dict[str, Any]:
+    """The figures of kernels that were timed earlier.
+
+    Raises:
+        AotTuneError: The file holds something else; it is left as it is.
+    """
+    try:
+        kept = orjson.loads(out.read_bytes()) if out.exists() else {}
+    except orjson.JSONDecodeError as error:
+        raise AotTuneError(f"{out} is not a file of figures: {error}; move it away") from error
+    if not isinstance(kept, dict):
+        raise AotTuneError(f"{out} is not a file of figures but a JSON {type(kept).__name__}; move it away")
+    return kept
 
 
 def _figures(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -189,6 +189,34 @@ def test_a_kernel_that_fails_is_not_recorded_and_loses_no_other(
 
 
 @pytest.mark.parametrize(
+    ("place", "text", "said"),
+    [
+        ("a", "{", "a is not a file of figures: "),
+        ("a", "[]", "a is not a file of figures but a JSON list; move it away"),
+        ("a/b.json", "kept", "cannot make the folder "),
+        ("results/nvidia-h200/kernels.json", "{", "kernels.json is not a file of bench results"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_a_kernel_is_timed(
+    place: str, text: str, said: str,
+    ran: list[tuple[str, float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(records, "made_with", lambda words: MADE)
+    results = tmp_path / "results"
+    file = results / "nvidia-h200" / "kernels.json" if place.startswith("results") else tmp_path / "a"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    out = tmp_path / ("b.json" if place.startswith("results") else place)
+    words = ["--kernel", "rope", "--record", "--out", str(out), "--results", str(results)]
+    assert kernels.main(words) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert ran == []
+    assert file.read_text() == text
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--shapes", "13"], "at most 12 shapes"),
