@@ -254,6 +254,21 @@ def read(folder: Path, section: str) -> dict[str, dict[str, Record]]:
     return found
 
 
+def check_held(folder: Path, sections: Iterable[str]) -> None:
+    """Refuse a folder in which `read` finds no record of any section, such as a mistyped one.
+
+    Raises:
+        UsageError: There is none; the message names the folder above where that is the right one.
+    """
+    names = [f"{section}.json" for section in sections]
+    if any((device / name).is_file() for device in folder.glob("*") for name in names):
+        return
+    right = "name the folder that --record wrote"
+    if any((folder / name).is_file() for name in names):
+        right = f"it is the folder of one device: name {folder.parent}"
+    raise UsageError(f"{folder} holds no results; {right}")
+
+
 def _records(path: Path) -> dict[str, Record]:
     """The records of a file by their names.
 

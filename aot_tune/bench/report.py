@@ -12,6 +12,7 @@ A row is marked as out of date where the source or the portfolio of a kernel tha
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from aot_tune.bench.sections import replay
 from aot_tune.bench.undeclared.figures import TOGETHER
 from aot_tune.bench.undeclared.problems import KERNELS
 from aot_tune.declare.discovery import OWN_KERNELS
-from aot_tune.errors import UsageError
+from aot_tune.errors import StoreError, UsageError
 from aot_tune.tables import store
 from aot_tune.tables.table import Table, geometric_mean
 from aot_tune.values.arch import Arch
@@ -69,17 +70,38 @@ def main(words: Sequence[str]) -> int:
         "--results", type=Path, default=records.RESULTS, help="folder of recorded results; the package's own"
     )
     options = parser.parse_args(words)
+    if options.readmes and not options.write:
+        named = " ".join(map(str, options.readmes))
+        parser.error(f"without --write no file is read or written; add --write, or leave {named} out")
+    records.check_held(options.results, RUNS)
     if not options.write:
         for name in BLOCKS:
             print(f"## {name}\n\n{block(name, options.results)}")
         return 0
-    for path in options.readmes or readmes():
-        before = path.read_text(encoding="utf-8")
-        after = filled(before, options.results, where=str(path))
-        if after != before:
-            path.write_text(after, encoding="utf-8")
-        print(f"{path}: {'written' if after != before else 'up to date'}")
+    before = {path: _text(path) for path in options.readmes or readmes()}
+    # All are made before the first is written: a file that is refused leaves the others as they are.
+    after = {path: filled(text, options.results, where=str(path)) for path, text in before.items()}
+    for path, text in after.items():
+        if text != before[path]:
+            path.write_text(text, encoding="utf-8")
+        print(f"{path}: {'written' if text != before[path] else 'up to date'}")
     return 0
+
+
+def _text(path: Path) -> str:
+    """The text of a README file that can be written.
+
+    Raises:
+        StoreError: The file cannot be read, or not be written.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise StoreError(f"cannot read {path}: {reason}; name a README file") from error
+    if not os.access(path, os.W_OK):
+        raise StoreError(f"cannot write {path}: it is read-only; allow writing")
+    return text
 
 
 def readmes() -> list[Path]:

@@ -296,6 +296,7 @@ def test_writing_replaces_a_block_and_nothing_else(
     readme = tmp_path / "README.md"
     before = "# Title\n\n<!-- report: launch -->\nold\n<!-- report: end -->\n\nafter\n"
     readme.write_text(before)
+    keep(tmp_path, "kernels", "softmax", softmax(), softmax="")
     words = ["--report", "--write", str(readme), "--results", str(tmp_path)]
     assert main(words) == 0
     assert readme.read_text() == before.replace(
@@ -304,6 +305,57 @@ def test_writing_replaces_a_block_and_nothing_else(
     assert "written" in capsys.readouterr().out
     assert main(words) == 0
     assert "up to date" in capsys.readouterr().out
+
+
+LAUNCH = "<!-- report: launch -->\nold\n<!-- report: end -->\n"
+
+
+def test_a_folder_without_results_is_refused_and_no_readme_emptied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(LAUNCH)
+    results = tmp_path / "results"
+    keep(results, "kernels", "softmax", softmax(), softmax="")
+    for folder, right in {
+        tmp_path / "nowhere": "name the folder that --record wrote",
+        tmp_path: "name the folder that --record wrote",
+        results / "nvidia-h200": f"it is the folder of one device: name {results}",
+        readme: "name the folder that --record wrote",
+    }.items():
+        for words in (["--write", str(readme)], []):
+            assert main(["--report", *words, "--results", str(folder)]) == 1
+            told = capsys.readouterr()
+            assert told.err == f"aot-tune bench: {folder} holds no results; {right}\n"
+            assert told.out == ""
+    assert readme.read_text() == LAUNCH
+
+
+def test_a_readme_that_cannot_be_read_is_refused_before_any_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme, bad = tmp_path / "README.md", tmp_path / "bad.md"
+    readme.write_text(LAUNCH)
+    keep(tmp_path, "kernels", "softmax", softmax(), softmax="")
+    for made, said in {
+        lambda: None: "cannot read {}: No such file or directory; name a README file",
+        bad.mkdir: "cannot read {}: Is a directory; name a README file",
+        lambda: (bad.rmdir(), bad.write_bytes(b"\xff")): "cannot read {}: 'utf-8' codec can't decode",
+        lambda: bad.write_text(
+            "<!-- report: lunch -->\n<!-- report: end -->\n"
+        ): "{}: no block is called lunch",
+    }.items():
+        made()
+        assert main(["--report", "--write", str(readme), str(bad), "--results", str(tmp_path)]) == 1
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"aot-tune bench: {said.format(bad)}")
+    assert readme.read_text() == LAUNCH
+
+
+def test_a_readme_without_write_is_not_ignored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--report", "README.md", "--results", str(tmp_path)])
+    assert "add --write, or leave README.md out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -321,6 +373,7 @@ def test_a_marker_without_a_block_or_an_end_is_refused(text: str, said: str) -> 
 
 @pytest.mark.long
 def test_the_report_prints_every_block(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(tmp_path, "kernels", "softmax", softmax(), softmax="")
     assert main(["--report", "--results", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert [line[3:] for line in printed.splitlines() if line.startswith("## ")] == list(report.BLOCKS)
