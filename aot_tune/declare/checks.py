@@ -147,7 +147,12 @@ def _check_kernel(tunable: Declaration) -> None:
 
 
 def _check_axes(tunable: Declaration) -> None:
-    if not isinstance(tunable.axes, Mapping) or not tunable.axes:
+    if not isinstance(tunable.axes, Mapping):
+        listed = list(tunable.axes) if isinstance(tunable.axes, list | tuple | set | frozenset) else []
+        first = listed[0] if listed and isinstance(listed[0], str) else "M"
+        kind = "None" if tunable.axes is None else f"a {type(tunable.axes).__name__}"
+        _refuse(tunable, f"axes is {kind}; write a dict: axes={{{first!r}: Pow2(), …}}")
+    if not tunable.axes:
         _refuse(tunable, "axes is empty; name each size of a problem: axes={'M': Pow2(), 'N': Exact()}")
     for name, axis in tunable.axes.items():
         if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):

@@ -166,6 +166,11 @@ MISTAKES = {
         "hint num_ctas is 3; cuTile takes 1, 2, 4",
     ),
     "no axes": ({"axes": {}}, r"axes=\{'M': Pow2\(\)"),
+    "axes as a list": (
+        {"axes": ["rows", "cols"]},
+        r"axes is a list; write a dict: axes=\{'rows': Pow2\(\), …\}",
+    ),
+    "axes of None": ({"axes": None}, r"axes is None; write a dict: axes=\{'M': Pow2\(\), …\}"),
     "an axis's class": ({"axes": {"M": Pow2, "N": Exact()}}, r"axes\['M'\] is .*write Pow2\(\) or Exact\(\)"),
     "an axis named as a method": ({"axes": {"size": Pow2()}}, "'size', which is a method of Problem"),
     "an axis that is no name": ({"axes": {"M N": Pow2()}}, "Python name"),
