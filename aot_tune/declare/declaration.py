@@ -323,10 +323,12 @@ class Declaration:
 
     def batch_refusal(self, config: Config, problem: Problem) -> str | None:
         """Why a row's bits may depend on the batch with this config; None where they do not."""
-        verdict = True if self.invariant is None else self.invariant(config, problem)
-        if isinstance(verdict, str):
+        verdict: object = True if self.invariant is None else self.invariant(config, problem)
+        if isinstance(verdict, str) and verdict:
             return verdict
-        return None if verdict else "invariant() refuses it"
+        if isinstance(verdict, bool):
+            return None if verdict else "invariant() refuses it"
+        return f"invariant() returned {verdict!r:.80}, neither True nor the reason as a text"
 
     def grid(self, config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
         """The grid that `grid_fn` returns.

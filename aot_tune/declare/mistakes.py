@@ -300,6 +300,10 @@ def _evaluation_mistakes(
         checks.append(
             ("work", lambda: work(default, problem), _is_work, "return Work(steps=..., load_bytes=..., ...)")
         )
+    if tunable.invariant is not None:
+        invariant = tunable.invariant
+        advice = "return True where a row keeps its bits, and the reason as a text where it does not"
+        checks.append(("invariant", lambda: invariant(default, problem), _is_verdict, advice))
     for name, ask, fits, advice in checks:
         try:
             answer = ask()
@@ -310,6 +314,10 @@ def _evaluation_mistakes(
         else:
             if not fits(answer):
                 yield Mistake(name, f"{name} {where} returned {answer!r:.200}; {advice}")
+
+
+def _is_verdict(value: object) -> bool:
+    return isinstance(value, bool) or (isinstance(value, str) and value != "")
 
 
 def _is_count(value: object) -> bool:

@@ -190,6 +190,18 @@ MISTAKES = {
         {"invariant": lambda config, problem: True},
         "batch_axes is empty; name the axes there",
     ),
+    "an invariant that returns nothing": (
+        {"batch_axes": ("M",), "invariant": lambda config, problem: None},
+        "invariant for the default, .* returned None; return True where a row keeps its bits, and the reason",
+    ),
+    "an invariant without a reason": (
+        {"batch_axes": ("M",), "invariant": lambda config, problem: ""},
+        "invariant for the default, .* returned ''; return True where a row keeps its bits, and the reason",
+    ),
+    "an invariant that raises": (
+        {"batch_axes": ("M",), "invariant": lambda config, problem: 1 // 0},
+        "invariant for the default, .* raised ZeroDivisionError",
+    ),
     "tiles that is no function": ({"tiles": 8}, "tiles is 8; write a function"),
     "a problem of anything": ({"problem": lambda *args: {}}, r"problem\(\) takes \*args; write out"),
     "a keyword": ({"problem": lambda x, out, *, eps: {}}, r"problem\(\) takes eps; write out"),

@@ -18,6 +18,7 @@ from aot_tune.tables.index import Index, Match
 from aot_tune.tables.invariant import (
     Ranked,
     default_for_every_batch,
+    every_batch,
     other_axes,
     ranked,
     refused_somewhere,
@@ -108,10 +109,13 @@ class BatchInvariant:
                 return choice
         config = default_for_every_batch(self._tunable, self._arch, bucket, refusal)
         if config is None:
+            largest = next(every_batch(self._tunable, bucket))
+            default = self._tunable.default_config(self._arch, largest)
+            refused = refused_somewhere(self._tunable, bucket, default, refusal)
             raise LaunchError(
                 f"{self._tunable.name}: no config of {self._arch} may run {problem} at every size of "
-                f"{self._axes}, so that none keeps a row's bits; unset {environment.BATCH_INVARIANT}, or "
-                "pass batch_invariant=False"
+                f"{self._axes}, so that none keeps a row's bits; the default, {default}, is refused at "
+                f"{refused}; unset {environment.BATCH_INVARIANT}, or pass batch_invariant=False"
             )
         source: Source = "invariant" if asked_default or tuned else "default"
         why = f"{environment.CONFIG}=default" if asked_default else "no tuned config does"

@@ -87,7 +87,7 @@ def test_a_config_whose_bits_depend_on_the_batch_is_left_out() -> None:
 @pytest.mark.filterwarnings("ignore::aot_tune.errors.TableWarning")
 def test_a_declaration_that_raises_for_a_config_leaves_it_out() -> None:
     def invariant(config: Config, problem: Problem) -> bool:
-        return config == AT_64 or bool(1 // 0)
+        return config != AT_256 or bool(1 // 0)
 
     assert chooser(TABLE, tunable=dataclasses.replace(batched, invariant=invariant))(at(64)).config == AT_64
 
@@ -130,9 +130,25 @@ def test_without_a_table_every_batch_has_the_same_default() -> None:
 
 
 def test_where_no_config_serves_every_batch_the_launch_is_refused() -> None:
-    none = dataclasses.replace(batched, invariant=lambda config, problem: False)
-    with pytest.raises(LaunchError, match="at every size of M, so that none keeps a row's bits; unset AOT_"):
+    none = dataclasses.replace(
+        batched, invariant=lambda config, problem: problem.size("M") > 2 or "it splits"
+    )
+    told = (
+        r"size of M, so that none keeps a row's bits; the default, .*, is refused at .*M=2.*: it splits; un"
+    )
+    with pytest.raises(LaunchError, match=told):
         chooser(TABLE, tunable=none)(at(64))
+
+
+@pytest.mark.parametrize("verdict", [None, "", 1])
+def test_an_invariant_of_another_kind_refuses_a_config_and_is_told(verdict: Any) -> None:
+    def invariant(config: Config, problem: Problem) -> Any:
+        return True if config == DEFAULT else verdict
+
+    wrong = dataclasses.replace(batched, invariant=invariant)
+    told = f"invariant() returned {verdict!r}, neither True nor the reason as a text"
+    assert wrong.batch_refusal(AT_64, at(64)) == told
+    assert chooser(TABLE, tunable=wrong)(at(64)).config == DEFAULT
 
 
 def test_a_batch_beyond_the_declared_ones_never_gets_another_config() -> None:
