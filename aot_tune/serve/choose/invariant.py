@@ -103,6 +103,8 @@ class BatchInvariant:
             if choice := self._of_tables(bucket, NEAR_DOUBLINGS, "invariant", refusal):
                 return choice
             if not tuned and on_miss == "error":
+                # It raises for a size that no config can run, of which tuning would make no other.
+                self._tunable.default_config(self._arch, problem)
                 raise miss_error(self._tunable, self._arch, problem)
             far = not tuned and on_miss != "default"
             if far and (choice := self._of_tables(bucket, math.inf, "far", refusal)):
@@ -118,7 +120,12 @@ class BatchInvariant:
                 f"{refused}; unset {environment.BATCH_INVARIANT}, or pass batch_invariant=False"
             )
         source: Source = "invariant" if asked_default or tuned else "default"
-        why = f"{environment.CONFIG}=default" if asked_default else "no tuned config does"
+        if asked_default:
+            why = f"{environment.CONFIG}=default"
+        elif not tuned and on_miss == "default":
+            why = f"{environment.ON_MISS}=default"
+        else:
+            why = "no tuned config does"
         reason = f"the default that serves every {self._axes}: {why}"
         return Choice(config=config, source=source, why=lambda: reason)
 

@@ -15,6 +15,7 @@ from aot_tune.serve.choose.resolve import Choice, Legality, resolve
 from aot_tune.tables.index import Index, Shipped
 from aot_tune.tables.table import Table
 from aot_tune.tunable import Tunable
+from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 from tests.support.samples import DEFAULT, SM90, SPACE, scale, scale_table, with_entry
@@ -109,12 +110,26 @@ def _no_search(problem: Problem, found: object) -> Config:
 def test_a_miss_is_not_searched(mode: OnMiss, source: str, config: Config) -> None:
     choice = chooser(TABLE)(at(64, cols=65536), search=_no_search, on_miss=mode)
     assert (choice.source, choice.config, choice.missed) == (source, config, True)
+    asked = choice.reason == "the default that serves every M: AOT_TUNE_ON_MISS=default"
+    assert asked == (mode == "default")
 
 
 def test_a_miss_raises_where_it_is_an_error() -> None:
     with pytest.raises(MissError, match=r"no tuned config for scale .* aot-tune tune scale"):
         chooser(TABLE)(at(64, cols=65536), on_miss="error")
     assert chooser(TABLE)(at(4096), on_miss="error").config == AT_256
+
+
+def test_a_miss_that_tuning_cannot_end_is_told_by_the_default() -> None:
+    def default(arch: Arch, problem: Problem) -> Config:
+        if problem.size("N") > 32768:
+            raise LaunchError("pass rows of at most 32768")
+        return DEFAULT
+
+    with pytest.raises(LaunchError, match="pass rows of at most 32768"):
+        chooser(TABLE, tunable=dataclasses.replace(batched, default=default))(
+            at(64, cols=65536), on_miss="error"
+        )
 
 
 def test_where_nothing_tuned_serves_every_batch_a_default_does_and_it_is_no_miss() -> None:
