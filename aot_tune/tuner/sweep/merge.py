@@ -14,7 +14,7 @@ from pathlib import Path
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.fingerprint.hashing import check_hash, source_hash
-from aot_tune.errors import TuneError
+from aot_tune.errors import StoreError, TableError, TuneError
 from aot_tune.tables import files, store, writer
 from aot_tune.tables.table import Table
 from aot_tune.tuner import publish
@@ -124,7 +124,10 @@ class _Parts:
                 )
         for kernel in one.owners:
             paths = [incumbent_path(where, one.arch, kernel) for where in (first, folder)]
-            tables = [path.read_bytes() if path.exists() else None for path in paths]
+            try:
+                tables = [files.read_bytes(path) if path.exists() else None for path in paths]
+            except (StoreError, TableError) as error:
+                raise TuneError(f"{error}; remove that part, and make it again") from error
             if tables[0] != tables[1]:
                 raise TuneError(
                     f"{first} and {folder} began from different tables of {kernel}; make them again from "
@@ -222,7 +225,7 @@ def _merge_kernel(
     try:
         swept = kernel_sweep.run()
         table, refusals = beside(old)
-        if path.exists() and not refusals and files.read_bytes(path) == writer.dump(table):
+        if path.exists() and not refusals and _present_bytes(path) == writer.dump(table):
             merged.published.append(path)
             return
         published = publish.publish_beside(path, old, read=present, decide=beside)
@@ -243,6 +246,13 @@ def _merge_kernel(
     merged.changed += 1
 
 
+def _present_bytes(path: Path) -> bytes:
+    try:
+        return files.read_bytes(path)
+    except (StoreError, TableError) as error:
+        raise TuneError(f"{error}; remove it, or name another folder with --out") from error
+
+
 def _contents(parts: _Parts, kernel: str) -> dict[int, JournalContent]:
     """The journals of a kernel, by number of the part; a part that has not begun with it has none."""
     found = {}
@@ -252,7 +262,9 @@ def _contents(parts: _Parts, kernel: str) -> dict[int, JournalContent]:
         if len(paths) > 1:
             raise TuneError(f"{folder} holds several journals of {kernel}: {paths}; leave one of them")
         for path in paths:
-            found[number] = journals.read(path, accepts)
+            again = parts.command(number)
+            advice = f"move it away and make this part again: {again}"
+            found[number] = journals.read(path, accepts, advice=advice)
     return found
 
 

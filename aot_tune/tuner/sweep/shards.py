@@ -186,6 +186,8 @@ class Part:
             TuneError: There is none, or it is damaged or of another release.
         """
         path = folder / DESCRIPTION
+        if folder.exists() and not folder.is_dir():
+            raise TuneError(f"{folder} is not a folder; name folders that aot-tune tune --shard made")
         try:
             said: dict[str, Any] = json.loads(path.read_bytes())
             if said["schema"] != SCHEMA:
@@ -210,7 +212,8 @@ class Part:
                 "aot-tune tune --shard made"
             ) from error
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TuneError(f"{path} cannot be used: {error}; make this part again") from error
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise TuneError(f"{path} cannot be used: {reason}; make this part again") from error
 
 
 # The files of a part ----------------------------------------------------------------------------------------
@@ -244,7 +247,7 @@ def records_of_others(part: Path, arch: Arch, kernel: str, identity: Mapping[str
     """
     folder = others_folder(part, arch, kernel)
     for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
-        content = journals.read(path, accepts)
+        content = journals.read(path, accepts, advice="remove it and merge all parts again")
         if dict(content.identity) != dict(identity):
             raise TuneError(
                 f"{path}: {differences(content.identity, identity)}; its times cannot be mixed with those "

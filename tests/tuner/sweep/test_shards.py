@@ -209,6 +209,45 @@ def test_parts_of_other_conditions_are_refused_with_what_differs(
 
 
 @pytest.mark.process
+def test_what_is_in_the_way_of_a_merge_is_named_with_what_to_do(folder: Path) -> None:
+    _rounds(folder, 2, [1, 2])
+    command = _part(folder, 2).command
+    journal, kept = _journal(folder, 2), folder / "kept"
+    journal.rename(kept)
+    journal.mkdir()
+    with pytest.raises(
+        TuneError, match=rf"{journal}: is not a plain file; move it away and make this part ag"
+    ) as told:
+        _merge(folder, 1, 2)
+    assert str(told.value).endswith(command)
+    journal.rmdir()
+    kept.rename(journal)
+    table = folder / "out" / "sm90" / "scale.json"
+    table.unlink()
+    table.mkdir()
+    with pytest.raises(TuneError, match=r"not a file; remove it, or name another folder with --out$"):
+        _merge(folder, 1, 2)
+    began = shards.incumbent_path(folder / "part2", SM90, "scale")
+    began.mkdir(parents=True)
+    with pytest.raises(TuneError, match=r"scale\.json: it is a directory, .* that part, and make it again$"):
+        _merge(folder, 1, 2)
+    (folder / "part3").write_text("")
+    with pytest.raises(
+        TuneError, match=r"part3 is not a folder; name folders that aot-tune tune --shard made$"
+    ):
+        _merge(folder, 1, 3)
+
+
+def _journal(folder: Path, number: int) -> Path:
+    [path] = (shards.journal_folder(folder / f"part{number}") / "sm90").glob("scale*.jsonl")
+    return path
+
+
+def _part(folder: Path, number: int) -> shards.Part:
+    return shards.Part.read(folder / f"part{number}")
+
+
+@pytest.mark.process
 def test_all_buckets_are_dealt_each_to_one_part_of_equal_length(folder: Path) -> None:
     found = _found(folder)
     owners = shards.assigned([found], SM90, lambda found: found.tunable.buckets, 3)["scale"]
@@ -231,3 +270,7 @@ def test_a_damaged_description_is_an_error_that_names_it(folder: Path, damage: s
         shards.Part.read(folder)
     with pytest.raises(TuneError, match=r"is no part of a sweep: it has no part.json"):
         shards.Part.read(folder / "nowhere")
+    (folder / shards.DESCRIPTION).unlink()
+    (folder / shards.DESCRIPTION).mkdir()
+    with pytest.raises(TuneError, match=r"part\.json cannot be used: Is a directory; make this part again"):
+        shards.Part.read(folder)
