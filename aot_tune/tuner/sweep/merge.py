@@ -92,6 +92,8 @@ class _Parts:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders: dict[int, Path] = {}
+        self.headless: set[Path] = set()
+        """The journals that do not say their conditions, which count as absent."""
         described: dict[int, Part] = {}
         for folder in folders:
             part = Part.read(folder)
@@ -188,7 +190,7 @@ def _merge_kernel(
 ) -> None:
     tunable, name, one = found.tunable, found.tunable.name, parts.any
     owners = one.owners[name]
-    contents = _contents(parts, name)
+    contents = _contents(parts, name, progress)
     if not contents:
         merged.missing[name] = _by_owner(owners, list(owners))
         return
@@ -253,8 +255,11 @@ def _present_bytes(path: Path) -> bytes:
         raise TuneError(f"{error}; remove it, or name another folder with --out") from error
 
 
-def _contents(parts: _Parts, kernel: str) -> dict[int, JournalContent]:
-    """The journals of a kernel, by number of the part; a part that has not begun with it has none."""
+def _contents(parts: _Parts, kernel: str, progress: Progress) -> dict[int, JournalContent]:
+    """The journals of a kernel, by number of the part.
+
+    A part that has not begun with it has none, nor has one whose journal does not say its conditions.
+    """
     found = {}
     for number, folder in parts.folders.items():
         paths = sorted((journal_folder(folder) / str(parts.any.arch)).glob(f"{kernel}.*"))
@@ -263,8 +268,13 @@ def _contents(parts: _Parts, kernel: str) -> dict[int, JournalContent]:
             raise TuneError(f"{folder} holds several journals of {kernel}: {paths}; leave one of them")
         for path in paths:
             again = parts.command(number)
-            advice = f"move it away and make this part again: {again}"
-            found[number] = journals.read(path, accepts, advice=advice)
+            content = journals.read(path, accepts, advice=f"move it away and make this part again: {again}")
+            if content.identity:
+                found[number] = content
+            else:
+                parts.headless.add(path)
+                if number in parts.any.owners[kernel].values():
+                    progress.note(f"{path} holds no readable header; run again: {again}")
     return found
 
 
@@ -296,13 +306,14 @@ def _by_owner(owners: Mapping[Problem, int], problems: Sequence[Problem]) -> dic
 
 
 def _share(parts: _Parts) -> None:
-    """Give each part the journals of the others."""
+    """Give each part the journals of the others, but for those that say no conditions."""
     arch = parts.any.arch
     for kernel in parts.any.owners:
         for number, folder in parts.folders.items():
             for path in (journal_folder(folder) / str(arch)).glob(f"{kernel}.*jsonl"):
                 for other, there in parts.folders.items():
-                    if other != number and path.name.split(".")[0] == kernel:
+                    named = path.name.split(".")[0] == kernel
+                    if other != number and named and path not in parts.headless:
                         place = others_folder(there, arch, kernel) / f"{number}.jsonl"
                         place.parent.mkdir(parents=True, exist_ok=True)
                         files.write_atomic(place, path.read_bytes(), durable=False)

@@ -240,7 +240,7 @@ def incumbent(part: Path, arch: Arch, kernel: str) -> Table | None:
 
 
 def records_of_others(part: Path, arch: Arch, kernel: str, identity: Mapping[str, str]) -> Iterator[Record]:
-    """The records in the other parts' journals of a kernel.
+    """The records in the other parts' journals of a kernel, but for those that say no conditions.
 
     Raises:
         TuneError: One of them was made under other conditions.
@@ -248,6 +248,8 @@ def records_of_others(part: Path, arch: Arch, kernel: str, identity: Mapping[str
     folder = others_folder(part, arch, kernel)
     for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
         content = journals.read(path, accepts, advice="remove it and merge all parts again")
+        if not content.identity:
+            continue  # a copy of a journal that was empty or damaged: as if that part had not begun
         if dict(content.identity) != dict(identity):
             raise TuneError(
                 f"{path}: {differences(content.identity, identity)}; its times cannot be mixed with those "

@@ -209,6 +209,29 @@ def test_parts_of_other_conditions_are_refused_with_what_differs(
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("damage", ["empty", "garbage", "without its first line"])
+def test_a_journal_without_a_header_counts_as_absent_and_is_named(
+    one: bytes, folder: Path, damage: str
+) -> None:
+    for number in (1, 2):
+        _measure(folder, number, 2)
+    _merge(folder, 1, 2)
+    journal = _journal(folder, 2)
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes({"empty": b"", "garbage": b"\0" * 99}.get(damage, b"".join(lines[1:])))
+    told = io.StringIO()
+    merged = merge([folder / "part1", folder / "part2"], {"scale": _found(folder)}, PlainProgress(told))
+    command = merged.commands[2]
+    assert set(merged.missing["scale"]) == {2}
+    assert f"{journal} holds no readable header; run again: {command}" in told.getvalue()
+    shared = folder / "part1" / "others" / "sm90" / "scale" / "2.jsonl"
+    assert shared.read_bytes() == b"".join(lines), "the last good copy is kept"
+    shared.write_bytes(b"")
+    _rounds(folder, 2, [2, 1])
+    assert _table(folder) == one
+
+
+@pytest.mark.process
 def test_what_is_in_the_way_of_a_merge_is_named_with_what_to_do(folder: Path) -> None:
     _rounds(folder, 2, [1, 2])
     command = _part(folder, 2).command
