@@ -38,7 +38,7 @@ def argument_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Ite
         )
         return
     written = [arg for name, arg in zip(tunable.parameters, args, strict=True) if name in tunable.mutated]
-    if all(arg is None for arg in written):
+    if written and all(arg is None for arg in written):
         yield Mistake(
             "make_args",
             f"make_args made {names(tunable.mutated)} None, so that the kernel would write nothing; make at "
@@ -55,7 +55,8 @@ def argument_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Ite
             return
     yield from _problem_mistakes(tunable, problem, args)
     yield from _kernel_argument_mistakes(tunable, arch, problem, args)
-    yield from _reference_mistakes(tunable, args)
+    if written:  # else it is another mistake, and nothing is known that the reference could be for
+        yield from _reference_mistakes(tunable, args)
 
 
 def _is_written(arg: object) -> bool:

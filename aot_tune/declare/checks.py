@@ -310,12 +310,10 @@ def declaration_problems(tunable: Declaration, arch: Arch) -> list[str]:
     is listed once, for the first of them, with the number of the others.
     """
     from aot_tune.declare.argument_mistakes import argument_mistakes
+    from aot_tune.declare.misnamed import misnamed_mistakes
 
-    whole = [
-        mistake.text
-        for mistakes in (blank_mistakes, place_mistakes, machine_mistakes, written_mistakes)
-        for mistake in mistakes(tunable)
-    ]
+    kinds = (blank_mistakes, place_mistakes, machine_mistakes, written_mistakes, misnamed_mistakes)
+    whole = [mistake.text for mistakes in kinds for mistake in mistakes(tunable)]
     found: dict[str, list[tuple[str, Problem]]] = {}
     sound: list[Problem] = []
     for problem in tunable.typical_problems:

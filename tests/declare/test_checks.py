@@ -429,6 +429,45 @@ def test_constants_that_args_fn_bounds_are_taken_for_no_others():
     assert declaration_problems(tunable, SM90) == []
 
 
+@ct.kernel
+def grow_kernel(x, out, tile_m: ct.Constant[int], tile_n: ct.Constant[int]):
+    """Add a matrix to another."""
+    old = ct.load(out, (ct.bid(0), ct.bid(1)), (tile_m, tile_n))
+    ct.store(out, (ct.bid(0), ct.bid(1)), old + ct.load(x, (ct.bid(0), ct.bid(1)), (tile_m, tile_n)))
+
+
+def test_an_output_that_must_be_named_is_told_alone():
+    [told] = declaration_problems(declared(kernel=grow_kernel, outputs=None), SM90)
+    assert told.startswith("scale: the kernel loads out and stores to it; name it in inplace")
+
+
+def _of_x(x, out):
+    return {"x": x * 2}
+
+
+def test_an_argument_that_is_only_loaded_is_told_with_the_output_in_its_place():
+    told = declaration_problems(declared(outputs=("x",), reference=_of_x), SM90)
+    asked = "which outputs, inplace and reset do not name; write outputs=('out',)"
+    assert told == [f"scale: the kernel stores to out, {asked}"]
+
+
+def _views(problem, device, seed):
+    x = inputs.randn((problem["M"], problem["N"]), problem["dtype"], device, seed)
+    return x, x.view(x.shape)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"make_args": _views},  # out is x
+        {"args_fn": lambda config, x, out: (out, x, config["tile_m"], config["tile_n"])},  # a confusion
+        {"kernel": grow_kernel},  # out is loaded too: a remark
+    ],
+)
+def test_what_may_be_meant_of_an_argument_that_is_only_loaded_is_no_mistake(changes):
+    assert declaration_problems(declared(outputs=("x",), reference=_of_x, **changes), SM90) == []
+
+
 DEEP = {
     "outputs that are all absent": (
         {"make_args": lambda problem, device, seed: (inputs.empty((1, 128), "bfloat16", device), None)},

@@ -24,6 +24,12 @@ class Written:
     added: tuple[str, ...]
     """Arguments that an atomic operation changes."""
 
+    only_loaded: tuple[str, ...]
+    """Arguments that are loaded, and surely not written."""
+
+    by_name: tuple[str, ...]
+    """Arguments that arrive at parameters of their own name, and `args_fn` was followed to see it."""
+
 
 def written(kernel: Any, args_fn: Callable[..., object], parameters: Sequence[str]) -> Written:
     """What a kernel, or several by name, writes; nothing of a kernel whose source cannot be read.
@@ -36,28 +42,40 @@ def written(kernel: Any, args_fn: Callable[..., object], parameters: Sequence[st
     loaded: set[str] = set()
     stored: set[str] = set()
     added: set[str] = set()
+    escaped: set[str] = set()
+    renamed: set[str] = set()
     for one in kernel.values() if isinstance(kernel, Mapping) else (kernel,):
         found = accesses(one)
-        for parameter, argument in _arguments(one, args_fn, parameters):
+        arguments, followed = _arguments(one, args_fn, parameters)
+        for parameter, argument in arguments:
             loaded |= {argument} if parameter in found.loaded | found.escaped else set()
             stored |= {argument} if parameter in found.stored else set()
             added |= {argument} if parameter in found.added else set()
+            escaped |= {argument} if parameter in found.escaped else set()
+            renamed |= {argument} if parameter != argument or not followed else set()
     return Written(
         whole=tuple(name for name in parameters if name in stored - loaded - added),
         changed=tuple(name for name in parameters if name in (stored & loaded) - added),
         added=tuple(name for name in parameters if name in added),
+        only_loaded=tuple(name for name in parameters if name in loaded - stored - added - escaped),
+        by_name=tuple(name for name in parameters if name not in renamed),
     )
 
 
 def _arguments(
     kernel: Any, args_fn: Callable[..., object], parameters: Sequence[str]
-) -> list[tuple[str, str]]:
-    """The kernel's parameters, each with the launch argument that arrives there: by `args_fn`, or by name."""
+) -> tuple[list[tuple[str, str]], bool]:
+    """The kernel's parameters, each with the launch argument that arrives there.
+
+    That is by `args_fn` where it can be followed, of which the second value tells, or else by name.
+    """
     names = [name for name, _ in cutile.parameters(kernel)]
     try:
         arriving = handed_on(args_fn, parameters)
     except NotFollowedError:
         arriving = ()
-    if len(arriving) != len(names):
+    followed = len(arriving) == len(names)
+    if not followed:
         arriving = tuple(name if name in parameters else None for name in names)
-    return [(name, argument) for name, argument in zip(names, arriving, strict=True) if argument is not None]
+    pairs = zip(names, arriving, strict=True)
+    return [(name, argument) for name, argument in pairs if argument is not None], followed
