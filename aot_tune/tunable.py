@@ -50,7 +50,8 @@ class Tunable(Declaration):
         """The config that a launch of these arguments would get, found without a launch or a search.
 
         A host function prepares by it what depends on the config, such as padding to a tile, and hands it to
-        `launch` as ``config``: the launch of a problem that was not tuned might search and find another.
+        `launch` as ``config``: the launch of a problem that was not tuned might search and find another. A
+        miss is one here as it is there: AOT_TUNE_ON_MISS=error and AOT_TUNE_RECORD hold.
 
         Args:
             *args: The launch arguments, as for `launch`.

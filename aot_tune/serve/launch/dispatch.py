@@ -191,8 +191,11 @@ class Dispatcher:
     def config_for(self, *args: Any, batch_invariant: bool | None = None) -> Config:
         """The config that a launch of these arguments would get, found without a launch or a search.
 
+        A problem that misses is appended to the file of AOT_TUNE_RECORD, as by a launch.
+
         Raises:
             LaunchError: The arguments cannot be launched, or a size is 0, so that nothing would be launched.
+            MissError: Nothing was tuned for the problem or near it, and AOT_TUNE_ON_MISS=error.
         """
         if batch_invariant is not None and batch_invariant is not self._batch_invariant:
             return self._that_says(batch_invariant).config_for(*args)
@@ -205,7 +208,16 @@ class Dispatcher:
         if known is not None and is_rank() == self._ranked:
             return known.choice.config
         device = self.machine(device_index, here).device
-        config = self.choice(device.arch, problem, sm_count=device.sm_count).config
+        try:
+            choice = self.choice(
+                device.arch, problem, sm_count=device.sm_count, on_miss=environment.on_miss()
+            )
+        except MissError:
+            self._messages.missed(device.arch, problem)
+            raise
+        if choice.missed:
+            self._messages.missed(device.arch, problem)
+        config = choice.config
         if unfit(self._tunable, config, device, problem) is None:
             return config
         fitting = self.choice(
@@ -224,11 +236,14 @@ class Dispatcher:
         config: Config | None = None,
         unfit: Callable[[Config], str | None] | None = None,
         sm_count: int | None = None,
+        on_miss: environment.OnMiss | None = None,
     ) -> Choice:
         """The choice that a launch of this problem would make on an arch, found without a GPU or a search.
 
-        Where AOT_TUNE_ON_MISS=error would make the launch raise, it is the choice without that.
+        Without `on_miss` it is that of AOT_TUNE_ON_MISS; where ``error`` would make the launch raise, it is
+        the choice without that.
         """
+        said = environment.on_miss()
         config = config_on(config, arch) if config is not None else None
         name = next((gpu.name for gpu in loader.gpus() or () if gpu.arch == arch), "")
         remembered = None if is_rank() else lambda bucket: self._search.remembered(arch, name, bucket)
@@ -243,7 +258,7 @@ class Dispatcher:
             unfit=unfit,
             sm_count=sm_count,
             remembered=remembered,
-            on_miss="nearest" if environment.on_miss() == "error" else environment.on_miss(),
+            on_miss=on_miss or ("nearest" if said == "error" else said),
             invariant=self._invariant(lambda: self.every_batch(arch)),
         )
 

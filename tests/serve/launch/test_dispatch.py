@@ -1105,6 +1105,24 @@ def test_config_for_says_what_a_launch_would_get_and_launches_nothing(
         tuned.config_for(*tensors(0))
 
 
+@pytest.mark.parametrize("mode", ["error", "nearest"])
+def test_a_miss_of_config_for_is_one_as_a_launch_s(
+    mode: str, tuned: Tunable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(environment.ON_MISS, mode)
+    monkeypatch.setenv(environment.RECORD, str(tmp_path / "missed"))
+    tuned.config_for(*tensors(64))
+    assert list(tmp_path.glob("missed.*")) == []
+    if mode == "error":
+        with pytest.raises(MissError, match="aot-tune tune"):
+            tuned.config_for(*tensors(64, 4096))
+    else:
+        tuned.config_for(*tensors(64, 4096))
+    (path,) = tmp_path.glob("missed.*")
+    assert len(path.read_text().splitlines()) == 1
+    assert dispatcher_of(tuned).choice(SM90, tuned.problem_of(*tensors(64, 4096))).missed
+
+
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_config_for_of_too_few_or_too_many_arguments_says_what_it_takes(tuned: Tunable, count: int) -> None:
     args = (*tensors(64), 0.5)[:count]
