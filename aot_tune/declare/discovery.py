@@ -43,13 +43,13 @@ class FoundKernel:
 
 @dataclass(frozen=True, kw_only=True)
 class Broken:
-    """An installed entry point whose kernels cannot be loaded."""
+    """An installed entry point whose kernels cannot be loaded, or one kernel of it whose name is taken."""
 
     point: str
     """Its description: ``entry point mylib = mylib.kernels of mylib 1.0``."""
 
     what: str
-    """The reason why it cannot be loaded."""
+    """The reason why it is left out."""
 
     fix: str
     """The advice what to do about it."""
@@ -66,7 +66,7 @@ class Survey:
     """The declarations by kernel name, in the order in which they were found."""
 
     broken: tuple[Broken, ...]
-    """Entry points that were left out."""
+    """Entry points and kernels that were left out."""
 
 
 def find_tunables(modules: Sequence[str] = ()) -> dict[str, FoundKernel]:
@@ -81,7 +81,8 @@ def survey(modules: Sequence[str] = (), *, may_be_bare: Container[str] = ()) -> 
 
     Modules are found in the current folder too, after installed ones. A module's globals are examined,
     imported ones too; the files of a package are not walked. A broken entry point of another package is left
-    out, because it must not keep anybody from the other kernels.
+    out, because it must not keep anybody from the other kernels; so is a kernel whose name is one of an
+    earlier entry point.
 
     Args:
         modules: Module names such as ``mylib.kernels``, or paths such as ``mylib/kernels.py``.
@@ -104,10 +105,18 @@ def survey(modules: Sequence[str] = (), *, may_be_bare: Container[str] = ()) -> 
             )
             continue
         for one in here:
-            other = found.get(one.tunable.name)
-            if other is not None and other.tunable is not one.tunable:
+            other = found.setdefault(one.tunable.name, one)
+            if other.tunable is one.tunable:
+                continue
+            if modules or other.module == module:
                 raise UsageError(_twice(one.tunable.name, other.module, module))
-            found.setdefault(one.tunable.name, one)
+            broken.append(
+                Broken(
+                    point=f"kernel {one.tunable.name!r} of {module}",
+                    what=f"{other.module} declares one of that name too",
+                    fix=f"name its module, --module {module}, or give it another name",
+                )
+            )
     return Survey(found=found, broken=tuple(broken))
 
 

@@ -98,6 +98,27 @@ def test_installed_entry_points_are_found_beside_the_shipped_kernels(
     assert found["double"].module == "mylib.kernels"
 
 
+def test_a_kernel_of_a_taken_name_keeps_nobody_from_the_others(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = "\nimport dataclasses\ndouble = dataclasses.replace(softmax, name='double')\n"
+    package(here, KERNELS.format(name="softmax") + more)
+    points = [
+        metadata.EntryPoint(name="aot_tune", value="aot_tune.kernels", group=discovery.GROUP),
+        metadata.EntryPoint(name="mylib", value="mylib.kernels", group=discovery.GROUP),
+    ]
+    monkeypatch.setattr(metadata, "entry_points", lambda group: points if group == discovery.GROUP else [])
+    told = (
+        r"^kernel 'softmax' of mylib.kernels is left out: aot_tune.kernels declares .*--module mylib.kernels"
+    )
+    with pytest.warns(EntryPointWarning, match=told):
+        found = find_tunables()
+    assert set(found) == SHIPPED | {"double"}
+    assert found["softmax"].module == "aot_tune.kernels"
+    assert found["double"].module == "mylib.kernels"
+    assert list(find_tunables(["mylib.kernels"])) == ["softmax", "double"]
+
+
 def test_a_named_module_is_found_in_the_current_folder_and_alone(here: Path) -> None:
     package(here, KERNELS.format(name="double"))
     found = find_tunables(["mylib.kernels"])
