@@ -27,6 +27,7 @@ from aot_tune.kernels.host.arguments import (
     named,
     number,
 )
+from aot_tune.kernels.host.unused import unused_counters
 from aot_tune.kernels.rows.row_groups import check_all_run
 from aot_tune.kernels.rows.rows import threads
 from aot_tune.kernels.softmax_and_loss import cross_entropy_space
@@ -118,7 +119,8 @@ def _slots(logits: torch.Tensor, gradient: bool) -> torch.Tensor:
 
     It is large enough for every config, since the launch chooses one only later.
     """
-    return workspace(logits.device, 1, cross_entropy_space.slots(gradient, *logits.shape)).counters
+    most = cross_entropy_space.slots(gradient, *logits.shape)
+    return workspace(logits.device, 1, most).counters if most > 1 else unused_counters(logits.device)
 
 
 def _problem(

@@ -12,6 +12,7 @@ from aot_tune import inputs, workspace
 from aot_tune.declare.declaration import Close
 from aot_tune.errors import LaunchError
 from aot_tune.kernels.host.arguments import check_apart, check_dtype, check_shape, indexable
+from aot_tune.kernels.host.unused import unused_counters
 from aot_tune.kernels.rows.online_softmax import LOWEST, exponential, maximum_and_sum
 from aot_tune.kernels.rows.row_groups import check_all_run, exchange, fetch, highest_and_sum
 from aot_tune.kernels.rows.rows import as_rows, load_part, store_part, threads
@@ -138,7 +139,8 @@ def _slots(x: torch.Tensor) -> torch.Tensor:
 
     It is large enough for every config, since the launch chooses one only later.
     """
-    return workspace(x.device, 1, softmax_space.slots(*x.shape)).counters
+    most = softmax_space.slots(*x.shape)
+    return workspace(x.device, 1, most).counters if most > 1 else unused_counters(x.device)
 
 
 def _problem(x: torch.Tensor, out: torch.Tensor, slots: torch.Tensor) -> Mapping[str, object]:

@@ -14,6 +14,8 @@ from aot_tune.errors import LaunchError
 from aot_tune.kernels.rows import row_groups
 from aot_tune.kernels.rows.rows import threads
 from aot_tune.kernels.softmax_and_loss import softmax_space
+from aot_tune.kernels.softmax_and_loss.cross_entropy import _slots as cross_entropy_slots
+from aot_tune.kernels.softmax_and_loss.softmax import _slots as softmax_slots
 from aot_tune.kernels.softmax_and_loss.softmax import softmax, softmax_tunable
 from aot_tune.values.arch import KNOWN_ARCHS, Arch
 from aot_tune.values.config import Config
@@ -135,6 +137,18 @@ def test_a_launch_of_few_rows_leaves_memory_for_a_graph_of_more() -> None:
 
     assert slots(1).shape == slots(1000).shape
     assert slots(5000).shape[0] >= 4 * slots(1).shape[0]
+
+
+def test_rows_that_no_blocks_share_ask_for_no_memory_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a second stream that is captured there would be none."""
+    x = torch.empty(64, 1024)
+    first = softmax_slots(x)
+    module = sys.modules["aot_tune.kernels.softmax_and_loss.softmax"]
+    monkeypatch.setattr(module, "workspace", lambda *asked: pytest.fail(f"asked for {asked}"))
+    assert softmax_slots(x) is first
+    assert cross_entropy_slots(torch.empty(4096, 1024), False) is first
+    with pytest.raises(pytest.fail.Exception):
+        softmax_slots(torch.empty(64, 128256))
 
 
 def test_blocks_that_would_wait_for_ones_that_cannot_run_are_refused() -> None:
