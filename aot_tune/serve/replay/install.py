@@ -45,14 +45,18 @@ def install(*, tables: Path | str | Sequence[Path | str] = ()) -> None:
 
 
 def uninstall() -> None:
-    """Put cuTile's own function back wherever `install` replaced it."""
+    """Put cuTile's own function back wherever `install` replaced it.
+
+    A library that imports `aot_tune.exhaustive_search` itself is answered as before.
+    """
     _use([])
     sys.meta_path[:] = [one for one in sys.meta_path if not isinstance(one, _Finder)]
     ours = getattr(sys.modules.get(_HOME), _NAME, None)
     if cutile.stands_in(ours):
         from aot_tune.serve.replay import cubins
 
-        cubins.end()
+        if "aot_tune.serve.replay.door" not in sys.modules:
+            cubins.end()
         exchange(ours, cutile.own_search())
 
 

@@ -198,14 +198,23 @@ def test_what_is_recorded_is_what_this_compiler_makes(tmp_path: Path, driver: Dr
     assert driver.compiled[0].startswith("scale_kernel_K")
 
 
-def test_uninstall_puts_cutile_s_method_back() -> None:
+def test_uninstall_puts_cutile_s_method_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "aot_tune.serve.replay.door", raising=False)
     assert ct.kernel._compile is not cutile._own_compile()
     install()
     uninstall()
     assert ct.kernel._compile is cutile._own_compile()
 
 
+def test_uninstall_leaves_cubins_to_a_library_that_imports_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aot_tune.serve.replay.door", sys)
+    install()
+    uninstall()
+    assert ct.kernel._compile is not cutile._own_compile()
+
+
 def test_on_a_release_that_was_not_tested_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "aot_tune.serve.replay.door", raising=False)
     uninstall()
     monkeypatch.setattr(cutile, "private_names_known", lambda: False)
     install()
