@@ -30,9 +30,9 @@ OnMiss = Literal["search", "nearest", "default", "error"]
 
 DESCRIPTIONS = {
     TABLES: "folders of tables, as in PATH, read before a package's own; predictions are read only there",
-    CACHE_DIR: "where live searches are remembered; default: the user's cache folder",
+    CACHE_DIR: "where live searches are remembered, an absolute path; default: the user's cache folder",
     CONFIG: "'default' launches every kernel with its default config: the A/B switch",
-    RANKED: "the world size where nothing else tells it; above 1 nothing is searched and no cache is read",
+    RANKED: "a world size; where it, WORLD_SIZE or torch.distributed's is above 1, nothing is searched",
     SEARCH_SECONDS: "the longest live search that a miss may start, seconds; default 1",
     LOG: "'1' prints each choice and its reason to stderr, once per unseen problem",
     ON_MISS: "what a miss does: 'search' (the default), 'nearest', 'default', or 'error' for servers",

@@ -186,7 +186,7 @@ def tune(
     ] = None,
     only_stale: Annotated[
         bool,
-        typer.Option("--only-stale", help="Sweep what source, space, compiler or declaration made stale."),
+        typer.Option("--only-stale", help="Sweep what source, compiler or declaration made stale."),
     ] = False,
     allow_worse: AllowWorse = False,
     as_json: AsJson = False,

@@ -299,7 +299,8 @@ def _cache_state() -> CacheState:
     folder = cache.folder_here()
     if folder is None:
         return CacheState(
-            folder=None, state=f"there is no place for it; name a folder in {environment.CACHE_DIR}"
+            folder=None,
+            state=f"there is no place for it; name one in {environment.CACHE_DIR}, as an absolute path",
         )
     if reason := cache.UserCache(folder).refusal():
         return CacheState(folder=folder, state=f"not used: {reason}")

@@ -280,7 +280,7 @@ def _failed(
 
 
 def only_stale(request: SweepRequest, progress: Progress) -> SweepRequest:
-    """The part of a request that source, space, compiler or declaration made stale; each reason is told.
+    """The part of a request that source, compiler or declaration made stale; each reason is told.
 
     The kernels of which nothing is stale are left out, maybe all of them. A request that predicts is compared
     with the measured tables, which it never replaces; what was predicted already of what is stale there is

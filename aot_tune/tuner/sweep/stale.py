@@ -1,4 +1,4 @@
-"""Find what a sweep must measure again: what source, space, compiler or declaration made stale."""
+"""Find what a sweep must measure again: what source, compiler or declaration made stale."""
 
 from __future__ import annotations
 
