@@ -195,7 +195,7 @@ class UserCache:
             _warn_once(
                 "no folder",
                 "there is no folder for the cache; what a live search finds is kept for this process only: "
-                f"name one in {environment.CACHE_DIR}, as an absolute path",
+                f"name a folder in {environment.CACHE_DIR}, as an absolute path",
             )
             return
         entry = {
