@@ -122,6 +122,8 @@ def _log_acknowledged() -> None:
 
 def main() -> None:
     """Prepare the process, then run the command line with this one's arguments."""
+    # Under nohup the tests ignore it, and so would their children.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     plan = injector.plan()
     nvml.install()
     _fail_calls(plan)
