@@ -258,7 +258,10 @@ def test_an_undeclared_mutated_argument(tuned: Library) -> None:
     assert "add 'x' to outputs, inplace or reset" in said
 
 
-@pytest.mark.parametrize("words", [["-m", "aot_tune", *PREDICT], ["-c", AT_AN_H200, *MEASURE]])
+@pytest.mark.parametrize(
+    "words",
+    [["-m", "aot_tune", *PREDICT], pytest.param(["-c", AT_AN_H200, *MEASURE], marks=pytest.mark.slow)],
+)
 def test_a_kernel_that_does_not_compile_in_any_config(tuned: Library, words: list[str]) -> None:
     tuned.declare("(1, tile)) * 2)", "(1, tile)) * two)")
     said = tuned.refused(*words)
@@ -354,7 +357,7 @@ def test_a_read_only_output_folder(tuned: Library, words: list[str]) -> None:
     assert not (tuned.folder / "build/cubins").exists()  # told before anything is compiled
 
 
-@pytest.mark.parametrize("verb", ["tune", "compile"])
+@pytest.mark.parametrize("verb", ["tune", pytest.param("compile", marks=pytest.mark.slow)])
 def test_a_read_only_working_folder_needs_another_folder_for_cubins(library: Library, verb: str) -> None:
     for name in ("out", "tmp"):
         (library.folder / name).mkdir()

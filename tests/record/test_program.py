@@ -217,6 +217,7 @@ def test_a_python_that_cannot_be_reached_is_told(tmp_path: Path) -> None:
     assert done.stderr.startswith("nothing was recorded: the program started no Python that heeds PYTHONPATH")
 
 
+@pytest.mark.slow
 def test_journals_lie_where_they_are_named_wherever_the_program_goes(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     moved = f"import os\nos.chdir('elsewhere')\n{ONCE}"

@@ -233,6 +233,7 @@ def test_rope_compiles_and_its_default_spills_for_no_declared_model(name: str) -
             ), one
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_rope_compiles_across_its_space() -> None:
     arch, one = Arch.parse("sm90"), rope_tunable.typical_problems[0].replaced(dtype="float16", tokens=64)

@@ -286,6 +286,7 @@ def test_the_default_compiles_without_spilling(name: str, head_dim: int) -> None
     )
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_sample_of_the_space_compiles_without_spilling_on_sm90() -> None:
     one = shape(4096, heads=32, kv_heads=8, head_dim=128, mask="causal_4095")

@@ -479,7 +479,7 @@ def test_arguments_without_storage_pose_the_problem_that_made_them() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("m", "splits"), [(4096, {1}), (885, {1, 4, 8})])
+@pytest.mark.parametrize(("m", "splits"), [(4096, {1}), pytest.param(885, {1, 4, 8}, marks=pytest.mark.slow)])
 def test_what_is_not_peeled_pipelines(m: int, splits: set[int]) -> None:
     """Also where blocks share the last wave: flattened-store."""
     one = shape(m)

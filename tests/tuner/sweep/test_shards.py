@@ -209,7 +209,14 @@ def test_parts_of_other_conditions_are_refused_with_what_differs(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("damage", ["empty", "garbage", "without its first line"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "empty",
+        pytest.param("garbage", marks=pytest.mark.slow),
+        pytest.param("without its first line", marks=pytest.mark.slow),
+    ],
+)
 def test_a_journal_without_a_header_counts_as_absent_and_is_named(
     one: bytes, folder: Path, damage: str
 ) -> None:
