@@ -10,7 +10,6 @@ first.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import cuda.tile as ct
@@ -18,6 +17,7 @@ import torch
 
 from aot_tune import workspace
 from aot_tune.declare.declaration import Close
+from aot_tune.kernels.host.unused import unused_counters
 from aot_tune.kernels.products.dense_space import WIDTH, left
 from aot_tune.kernels.products.product import columns, multiply_add, rows_from, turned
 
@@ -124,13 +124,7 @@ def scratch(a: torch.Tensor, columns: int) -> torch.Tensor:
     """
     rows, k = a.shape
     most = left(rows, k, columns)
-    return _in_rows(workspace(a.device, 1, most).counters) if most > 1 else _unused(a.device)
-
-
-@cache
-def _unused(device: torch.device) -> torch.Tensor:
-    """Memory to pass where no config shares sums: neither read nor written, so any stream may use it."""
-    return _in_rows(workspace(device, 1, 1).counters)
+    return _in_rows(workspace(a.device, 1, most).counters if most > 1 else unused_counters(a.device))
 
 
 _rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}

@@ -717,11 +717,16 @@ def test_a_whole_sweep_counts_and_names_the_entries_that_it_removes(folder: Path
     assert "add it to `typical`" in said
 
 
+def _installs_what_the_tables_are_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let cuTile and its compiler be those of the tables that these tests write."""
+    monkeypatch.setattr("aot_tune.tuner.sweep.stale.cutile.version", lambda: "1.7.0")
+    monkeypatch.setattr("aot_tune.tuner.sweep.stale.cutile.compiler_version", lambda: "13.4.92")
+
+
 def test_only_what_is_stale_is_swept_and_nothing_where_nothing_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aot_tune.tuner.sweep.stale.cutile.version", lambda: "1.7.0")
-    monkeypatch.setattr("aot_tune.tuner.sweep.stale.cutile.compiler_version", lambda: "13.4.92")
+    _installs_what_the_tables_are_of(monkeypatch)
     found = scale_in(folder / "tables")["scale"]
     request = SweepRequest(kernels=(found,), arch=SM90, gpus=(0,), jobs=2)
     assert sweep.only_stale(request, Quiet()) == request, "there is no table"
@@ -740,8 +745,7 @@ def test_only_what_is_stale_is_swept_and_nothing_where_nothing_is(
 def test_a_prediction_of_what_is_stale_is_of_what_no_fresh_table_measures(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aot_tune.tuner.sweep.stale.cutile.version", lambda: "1.7.0")
-    monkeypatch.setattr("aot_tune.tuner.sweep.stale.cutile.compiler_version", lambda: "13.4.92")
+    _installs_what_the_tables_are_of(monkeypatch)
     found = scale_in(folder / "tables")["scale"]
     request = SweepRequest(kernels=(found,), arch=SM90, out=folder / "predicted")
     assert sweep.only_stale(request, Quiet()) == request, "there is no table"
