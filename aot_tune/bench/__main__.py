@@ -29,18 +29,19 @@ from aot_tune.errors import AotTuneError
 from aot_tune.nvidia.nvml import visible_gpus
 
 SECTIONS = (
-    "imports", "lookups", "launch", "compile", "sweep", "hosts", "inside", "regret", "again", "serving",
-    "replay", "declared",
+    "imports", "lookups", "launch", "compile", "sweep", "hosts", "scaling", "inside", "regret", "again",
+    "serving", "replay", "declared",
 )  # fmt: skip
 """Modules of `aot_tune.bench.sections`. Each has ``run(request) -> Iterator[Part]``."""
 
-_BY_NAME = {"declared"}
-"""The sections that run only where they are named: they need to be told what to measure."""
+_BY_NAME = {"declared", "scaling"}
+"""The sections that run only where they are named: one needs to be told what to measure, the other takes
+several times as long as all others."""
 
 _WITHOUT_A_GPU = {"lookups", "hosts"}
 """The sections that run on a machine without a GPU."""
 
-_CHOOSING = {"kernel": ("inside", "regret", "replay", "declared"), "module": ("declared",)}
+_CHOOSING = {"kernel": ("scaling", "inside", "regret", "replay", "declared"), "module": ("declared",)}
 """Option that chooses what is measured to the sections that take it."""
 
 _GRACE_S = 10.0
@@ -111,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="aot-tune bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "sections", nargs="*", help=f"some of {' '.join(SECTIONS)}; by default all but declared"
+        "sections", nargs="*", help=f"some of {' '.join(SECTIONS)}; by default all but declared and scaling"
     )
     parser.add_argument("--kernels", action="store_true", help="time the kernels; options: --kernels -h")
     parser.add_argument("--report", action="store_true", help="print the tables; options: --report -h")
@@ -125,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
         "--kernel",
         action="append",
         default=[],
-        help="inside, regret, declared: a kernel, replay: an operation; may be repeated; all by default",
+        help="scaling, inside, regret, declared: a kernel, replay: an operation; may be repeated",
     )
     parser.add_argument(
         "--module",
@@ -135,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--sizes", type=_count, default=least.sizes, help="inside: sizes of each kernel")
     parser.add_argument(
-        "--problems", type=_count, default=least.problems, help="regret: most problems of each kernel"
+        "--problems", type=_count, default=least.problems, help="scaling, regret: most of each kernel"
     )
     parser.add_argument(
         "--journal", type=Path, default=Path(least.journal), help="regret: the file of all samples"

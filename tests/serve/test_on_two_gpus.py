@@ -1,4 +1,4 @@
-"""Serving on two real GPUs: one process that uses both, and ranks with NCCL. Left out where there is one."""
+"""Serving on real GPUs: one process that uses two, and a rank with NCCL on each. Left out where there is one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from aot_tune import environment
+from aot_tune.nvidia.nvml import visible_gpus
 from tests.support.serving_children import answer, built, start
 
 pytestmark = [pytest.mark.gpu, pytest.mark.gpu2]
@@ -31,17 +32,18 @@ def test_b10_ranks_with_nccl_choose_alike_whatever_their_caches_hold(archives: P
     filled = tmp_path / "filled"
     alone = answer(start(archives, filled, "live_search"))
     assert alone["sources"] == ["searched"] * 3
-    caches = (filled, tmp_path / "empty")
+    gpus = len(visible_gpus() or ())
     ranks = [
         start(
             archives,
-            caches[n],
+            tmp_path / f"empty {n}" if n else filled,
             "rank",
             str(n),
+            str(gpus),
             str(tmp_path / "store"),
             **{environment.SEARCH_SECONDS: "100"},
         )
-        for n in range(2)
+        for n in range(gpus)
     ]
     for told in map(answer, ranks):
         assert told["equal"]

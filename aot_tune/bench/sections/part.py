@@ -14,7 +14,7 @@ class Request:
 
     kernels: tuple[str, ...] = ()
     """`inside`, `regret`, `declared`: the kernels to measure, `replay`: the operations; all of them where it
-    is empty."""
+    is empty. `scaling`: the kernels to sweep; `scaling.KERNELS` where it is empty."""
 
     modules: tuple[str, ...] = ()
     """`declared`: the modules whose kernels are swept."""
@@ -23,7 +23,7 @@ class Request:
     """`inside`: sizes of each kernel."""
 
     problems: int = 200
-    """`regret`: problems of each kernel, at most."""
+    """`regret`: problems of each kernel, `scaling`: buckets of each, at most."""
 
     journal: str = "build/regret.jsonl"
     """`regret`: the file of all samples, from which a later call goes on."""

@@ -347,11 +347,11 @@ def two_gpus() -> dict[str, Any]:
     return {"right": results, "failures": failures, "primed": primed}
 
 
-def rank(number: str, rendezvous: str) -> dict[str, Any]:
-    """One of two ranks with NCCL: what it chooses for random problems, gathered from both."""
+def rank(number: str, ranks: str, rendezvous: str) -> dict[str, Any]:
+    """One of several ranks with NCCL: what it chooses for random problems, gathered from all."""
     torch.cuda.set_device(int(number))
     torch.distributed.init_process_group(
-        "nccl", init_method=f"file://{rendezvous}", rank=int(number), world_size=2
+        "nccl", init_method=f"file://{rendezvous}", rank=int(number), world_size=int(ranks)
     )
     pick = random.Random(5)
     chosen: list[str] = []
@@ -364,10 +364,11 @@ def rank(number: str, rendezvous: str) -> dict[str, Any]:
             matmul_tunable.launch(*args)
             plans = dispatcher_of(matmul_tunable)._plans
             chosen.append(next(str(p.choice.config) for k, p in plans.items() if k[1] == Problem(values)))
-    gathered: list[Any] = [None, None]
+    gathered: list[Any] = [None] * int(ranks)
     torch.distributed.all_gather_object(gathered, chosen)
     torch.distributed.destroy_process_group()
-    return {"equal": gathered[0] == gathered[1], "different": len(set(chosen)), "searched": searched}
+    equal = all(theirs == chosen for theirs in gathered)
+    return {"equal": equal, "different": len(set(chosen)), "searched": searched}
 
 
 def host_function() -> dict[str, Any]:

@@ -1,0 +1,140 @@
+"""Sweeps on one, two and four GPUs, each in a process of its own; their times are a hash, their GPUs are named."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aot_tune.bench.sections import scaling
+from aot_tune.bench.sections.part import Request
+from aot_tune.bench.sections.scaling import Run, Sweeps, widths
+from aot_tune.errors import TuneError, UsageError
+from aot_tune.nvidia.nvml import Gpu
+from aot_tune.tuner.outcome import Measurement
+from aot_tune.tuner.sweep import journal as journals
+from aot_tune.tuner.sweep.journal import Journal
+from aot_tune.tuner.sweep.results import SweepResults, accepts
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+from tests.support.samples import SM90, SPACE, entry, scale_table
+
+GPUS = tuple(Gpu(index=n, name="NVIDIA H200", arch=SM90, uuid=f"GPU-{n}") for n in range(4))
+
+
+@pytest.fixture(autouse=True)
+def _without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "visible_gpus", lambda: GPUS)
+    monkeypatch.setattr(scaling, "shipped", lambda: {"short": None, "middle": None})
+    command = (sys.executable, "-m", "tests.support.children.hashed_tune")
+    monkeypatch.setattr(Sweeps, "tune", command)
+
+
+@pytest.fixture
+def victim(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that computes on GPU 3, as NVML would tell, and on no other."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+
+        class Monitor:
+            def __init__(self, uuid: str) -> None:
+                self.uuid = uuid
+
+            def processes(self) -> frozenset[int]:
+                return frozenset({process.pid} if self.uuid == "GPU-3" else ())
+
+        monkeypatch.setattr(scaling, "GpuMonitor", Monitor)
+        yield process
+        process.kill()
+
+
+@pytest.mark.process
+def test_each_number_of_gpus_is_told_with_its_efficiency_and_the_same_winners(
+    victim: subprocess.Popen[bytes],
+) -> None:
+    parts = {part.name: part.figures for part in scaling.run(Request(kernels=("short", "middle")))}
+    assert list(parts) == ["1 GPU", "2 GPUs", "4 GPUs", "4 GPUs, one worker killed"]
+    assert victim.wait(0) == -signal.SIGKILL
+    alone = parts["1 GPU"]
+    for name, figures in parts.items():
+        gpus = int(name[0])
+        assert figures["kernels"] == alone["kernels"] and len(figures["kernels"]) == 2
+        assert figures["efficiency"] == pytest.approx(alone["sweep_s"] / gpus / figures["sweep_s"], abs=0.01)
+        seconds = figures["GPUs' seconds"]
+        assert seconds["in all"] == pytest.approx(gpus * figures["sweep_s"], abs=gpus / 10)
+        assert sum(seconds.values()) == pytest.approx(2 * seconds["in all"], abs=0.5)
+        assert figures["winners"] == {"entries": sum(alone["kernels"].values()), "differ": 0,
+                                      "of these tie": 0, "apart": []}  # fmt: skip
+
+
+def test_the_widths_are_the_powers_of_two_and_all() -> None:
+    assert [widths(gpus) for gpus in (1, 2, 3, 4, 6, 8)] == [
+        [1], [1, 2], [1, 2, 3], [1, 2, 4], [1, 2, 4, 6], [1, 2, 4, 8],
+    ]  # fmt: skip
+
+
+def test_a_sweep_has_the_cores_of_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One core of four is left where there are fewer cores than GPUs: all of them, then."""
+    told = "import os, sys; print(sorted(os.sched_getaffinity(0)), sys.argv[1:]); sys.exit(3)"
+    monkeypatch.setattr(Sweeps, "tune", (sys.executable, "-c", told))
+    mine = sorted(os.sched_getaffinity(0))
+    share = max(1, len(mine) // 2)
+    with pytest.raises(TuneError, match="on 1 GPU ended with status 3") as raised:
+        Sweeps(["short"], GPUS[:2], tmp_path).swept(1, 1)
+    assert f"{mine[share : 2 * share] or mine} ['short'" in str(raised.value)
+    assert f"'--jobs', '{share}', '--gpus', '1'" in str(raised.value)
+    assert sorted(os.sched_getaffinity(0)) == mine
+
+
+def test_an_unknown_kernel_is_refused_before_anything_is_swept() -> None:
+    with pytest.raises(UsageError, match="no shipped kernel is called shrot; there is short middle"):
+        next(scaling.run(Request(kernels=("shrot",))))
+
+
+# Winners ----------------------------------------------------------------------------------------------------
+
+FAST, OTHER = SPACE[4], SPACE[1]
+
+
+def swept(folder: Path, gpus: int, winner: Config, us: dict[Config, float]) -> Run:
+    """A sweep of one bucket in 20 seconds of all GPUs, with the times of its finals."""
+    bucket = Problem({"dtype": "bfloat16", "M": 64, "N": 1024})
+    with Journal.open(folder / f"{gpus}.jsonl", {"kernel": "scale"}, accepts=accepts) as journal:
+        results = SweepResults(journal)
+        for number in range(3):
+            for config, mean in us.items():
+                time = Measurement(config=config, mean_us=mean, error_margin_us=0.01, num_samples=5)
+                results.write("candidate finals", bucket, time, number, gpu="GPU-0")
+        results.write_spent("candidates", bucket, measure_s=2.0, verify_s=1.0, open_s=0.5, start_s=4.0,
+                            waited_s=1.5, conditions=[], gpu="GPU-0")  # fmt: skip
+    won = dataclasses.replace(scale_table(), entries=(entry(bucket, winner, (FAST, OTHER)),))
+    records = journals.read(folder / f"{gpus}.jsonl", accepts).records
+    return Run(
+        gpus=gpus, cores=gpus, seconds=20.0 / gpus, tables={"scale": won}, records={"scale": records}
+    )
+
+
+@pytest.mark.parametrize(("slower", "ties"), [(1.015, 1), (1.05, 0)])
+def test_winners_that_differ_are_told_and_those_that_do_not_tie_listed(
+    tmp_path: Path, slower: float, ties: int
+) -> None:
+    alone = swept(tmp_path, 1, FAST, {FAST: 10.0, OTHER: 10.0 * slower})
+    both = swept(tmp_path, 2, OTHER, {FAST: 10.0 * slower, OTHER: 10.0})
+    told = scaling.figures(both, alone)
+    assert told["winners"]["differ"] == 1
+    assert told["winners"]["of these tie"] == ties
+    if not ties:
+        [apart] = told["winners"]["apart"]
+        assert apart["winners"] == [str(OTHER), str(FAST)]
+        assert apart["us"] == [[10.0, 10.5], [10.5, 10.0]]
+    assert told["GPUs' seconds"] == {
+        "in all": 20.0, "measuring": 3.5, "starting processes": 4.0, "waiting for compilers": 1.5,
+        "idle": 11.0,
+    }  # fmt: skip
+    assert told["compile-bound part"] == 0.075
+    assert told["efficiency"] == 1.0
