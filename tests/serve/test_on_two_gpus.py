@@ -1,4 +1,4 @@
-"""Serving on real GPUs: one process that uses two, and a rank with NCCL on each. Left out where there is one."""
+"""Serving on two real GPUs and more: one process that uses two, and a rank with NCCL on each."""
 
 from __future__ import annotations
 

@@ -88,6 +88,9 @@ class HashedSession:
     def interrupt(self) -> None:
         self._stopped = True
 
+    def prepare(self) -> None:
+        pass
+
     def turn_to(self, found: Any, strikes: Any) -> None:
         pass
 

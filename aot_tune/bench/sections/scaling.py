@@ -267,13 +267,18 @@ def differences(one: Run, other: Run) -> dict[str, Any]:
                     "us": [[round(time.mean_us, 2) for time in pair] if pair else None for pair in pairs],
                 }
             )
-    return {"entries": entries, "differ": differing, "of these tie": differing - len(apart), "apart": apart}
+    return {
+        "entries": entries,
+        "differ": differing,
+        "of these tie": differing - len(apart),
+        "apart": apart,
+    }
 
 
 def _times(
     results: SweepResults, problem: Problem, configs: Sequence[Config]
 ) -> tuple[Measurement, Measurement] | None:
-    """The times of two configs from one step, so that they were taken in turn; None where no step has both."""
+    """The times of two configs from one step, taken in turn there; None where no step has both."""
     for step in _STEPS:
         found = [_time(results, step, problem, config) for config in configs]
         if found[0] is not None and found[1] is not None:

@@ -202,6 +202,10 @@ class MeasureSession:
         self._supervisor.turn_to(self._arguments_for(found))
         self._lock.say(f"tuning {found.tunable.name}")
 
+    def prepare(self) -> None:
+        """Let the worker's process start and import what takes long; it touches no GPU yet."""
+        self._supervisor.prepare()
+
     def __enter__(self) -> MeasureSession:
         return self
 

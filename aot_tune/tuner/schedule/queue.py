@@ -17,11 +17,12 @@ class TaskQueue(Generic[T]):
     no task for is left to those behind it.
 
     Args:
-        order: The kernels' names. Those that are not named come last.
+        order: The kernels' names. Those that are not named come last. It is read as each task is added, so
+            that who made the list may still fill it.
     """
 
     def __init__(self, order: Sequence[str] = ()) -> None:
-        self._ranks = {name: place for place, name in enumerate(order)}
+        self._order = order
         self._numbers = count()
         self._waiting: list[tuple[int, float, int, T]] = []
 
@@ -33,7 +34,7 @@ class TaskQueue(Generic[T]):
 
     def add(self, task: T, kernel: str, length: float = 0.0) -> None:
         """Add a task of a kernel."""
-        rank = self._ranks.get(kernel, len(self._ranks))
+        rank = self._order.index(kernel) if kernel in self._order else len(self._order)
         insort(self._waiting, (rank, -length, next(self._numbers), task))
 
     def draw(self, may: Callable[[T], bool] = lambda task: True) -> T | None:

@@ -93,8 +93,20 @@ def run(request: SweepRequest, progress: Progress, measure: Measure | None = Non
         if request.ray is not None:
             cluster = stack.enter_context(_cluster(request, progress))
             request = dataclasses.replace(request, gpus=tuple(range(len(cluster.gpus))))
-        start, pool = _start(request, progress, cluster), _pool(request, cluster)
-        rows = _refused(request, progress, start)
+        order: list[str] = []
+        feeds = stack.enter_context(_Feeds(partial(CompileFeed, _pool(request, cluster), order)))
+        here = cluster is None and not request.predicts
+        sessions = stack.enter_context(
+            _Sessions(
+                _start(request, progress, cluster),
+                request.kernels[0],
+                request.gpus if here else (),
+                progress,
+            )
+        )
+        if here:
+            feeds.living()  # its children start meanwhile too
+        rows = _refused(request, progress, sessions)
         kernels = [found for found in request.kernels if found.tunable.name not in rows]
         alone = request.predicts or request.time_budget_s is not None or len(kernels) < 2
         if not alone:
@@ -103,10 +115,9 @@ def run(request: SweepRequest, progress: Progress, measure: Measure | None = Non
                 for found in kernels
             }
             kernels.sort(key=lambda found: -lengths[found.tunable.name])
-        order = [found.tunable.name for found in kernels]
+        order += [found.tunable.name for found in kernels]
         choice = "--gpus {}" if cluster is None else cluster.choice()
-        crew = stack.enter_context(Crew(request.gpus, start, progress.note, order, choice))
-        feeds = stack.enter_context(_Feeds(partial(CompileFeed, pool, order)))
+        crew = stack.enter_context(Crew(request.gpus, sessions, progress.note, order, choice))
         begun: list[str] = []
 
         def sweep(found: FoundKernel) -> SweptKernel:
@@ -157,6 +168,49 @@ def run(request: SweepRequest, progress: Progress, measure: Measure | None = Non
     )
     progress.finished(report.rows, report.gpus)
     return report
+
+
+class _Sessions:
+    """Opens sessions on GPUs, on this machine's before they are asked for.
+
+    A process that measures needs some seconds for its imports, and so do the checks of declarations, which
+    pass meanwhile. A GPU on which no session can be opened says so when one is asked for.
+
+    Args:
+        start: Opens a session.
+        found: Any kernel of the sweep.
+        early: The GPUs on which to open one now.
+        progress: Receives what these sessions tell.
+    """
+
+    def __init__(self, start: Start, found: FoundKernel, early: Sequence[int], progress: Progress) -> None:
+        self._start, self._progress = start, progress
+        self._opened: dict[int, Session] = {}
+        for index in early:
+            with suppress(AotTuneError):
+                self._opened[index] = start(found, index, Strikes(progress.note))
+
+    def __enter__(self) -> _Sessions:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._opened:
+            self._opened.popitem()[1].close()
+
+    def __call__(self, found: FoundKernel, index: int, strikes: Strikes) -> Session:
+        """A session that its caller closes: the one that is open, or a new one."""
+        session = self._opened.pop(index, None)
+        if session is None:
+            return self._start(found, index, strikes)
+        session.turn_to(found, strikes)
+        return session
+
+    def identity(self, found: FoundKernel, index: int) -> Mapping[str, str]:
+        """The conditions of a GPU's times."""
+        if index in self._opened:
+            return self._opened[index].identity()
+        with closing(self._start(found, index, Strikes(self._progress.note))) as session:
+            return session.identity()
 
 
 class _Feeds:
@@ -210,7 +264,9 @@ def _start(request: SweepRequest, progress: Progress, cluster: Cluster | None) -
 
         if cluster is not None:
             return cluster.session(found, index, tell, strikes)
-        return MeasureSession(found, index, on_event=tell, strikes=strikes)
+        session = MeasureSession(found, index, on_event=tell, strikes=strikes)
+        session.prepare()
+        return session
 
     return start
 
@@ -229,7 +285,7 @@ def _pool(request: SweepRequest, cluster: Cluster | None) -> Callable[[], JobQue
     )
 
 
-def _refused(request: SweepRequest, progress: Progress, start: Start) -> dict[str, SweptKernel]:
+def _refused(request: SweepRequest, progress: Progress, sessions: _Sessions) -> dict[str, SweptKernel]:
     """Find the kernels that cannot be swept before anything is compiled; return their rows by name."""
     rows: dict[str, SweptKernel] = {}
     for found in request.kernels:
@@ -243,8 +299,7 @@ def _refused(request: SweepRequest, progress: Progress, start: Start) -> dict[st
     left = [found for found in request.kernels if found.tunable.name not in rows]
     if request.predicts or request.fresh or not left:
         return rows
-    with closing(start(left[0], request.gpus[0], Strikes(progress.note))) as session:
-        conditions = session.identity()
+    conditions = sessions.identity(left[0], request.gpus[0])
     for found in left:
         try:
             check_resumable(journal_path(request, found), identity_of(conditions, request, found))

@@ -1,4 +1,4 @@
-"""In place of ``aot-tune tune`` on several GPUs: the same words, and times that are a hash of problem and config."""
+"""In place of ``aot-tune tune`` on GPUs: the same words, and times that are a hash of problem and config."""
 
 from __future__ import annotations
 

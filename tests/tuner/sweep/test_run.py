@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -84,6 +85,9 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
+        pass
+
+    def prepare(self) -> None:
         pass
 
     def turn_to(self, found: Any, strikes: Any) -> None:
@@ -947,6 +951,36 @@ def test_a_wrong_declaration_is_refused_before_anything_is_measured(
     with pytest.raises(DeclarationError, match="space is empty"):
         _tune(folder)
     assert not sessions
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_measuring_process_starts_while_declarations_are_checked_and_ends_with_the_sweep(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, wrong: bool
+) -> None:
+    """It is the only one, whether anything is measured or not."""
+    happened: list[str] = []
+
+    class Told(Session):
+        def __init__(self, *args: Any, **named: Any) -> None:
+            super().__init__(*args, **named)
+            happened.append("opened")
+
+        def prepare(self) -> None:
+            happened.append("started")
+
+        def close(self) -> None:
+            happened.append("closed")
+            super().close()
+
+    def problems(tunable: object, arch: object) -> list[str]:
+        happened.append("checked")
+        return ["scale: its space is empty"] if wrong else []
+
+    monkeypatch.setattr(sweep, "MeasureSession", Told)
+    monkeypatch.setattr(sweep, "declaration_problems", problems)
+    with pytest.raises(DeclarationError) if wrong else contextlib.nullcontext():
+        _tune(folder)
+    assert happened == ["opened", "started", "checked", "closed"]
 
 
 def test_what_a_declaration_may_not_mean_is_noted_before_anything_is_measured(
