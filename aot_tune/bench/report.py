@@ -41,6 +41,7 @@ RUNS: Mapping[str, str] = {
     "inside": "aot-tune bench inside --record",
     "regret": "aot-tune bench regret --record",
     "replay": "aot-tune bench replay --record",
+    "scaling": "aot-tune bench scaling --problems 16 --record",
     "declared": "aot-tune bench declared --module tests.support.tilegym_declared.bmm --record",
 }
 """Section to the command that records it on a GPU host."""
@@ -406,6 +407,51 @@ def _replay(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
         yield f"Later calls over those of the library as it comes, geometric means: {told}."
 
 
+def _scaling(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
+    """A row of each number of GPUs, then the winners that do not tie with those of one GPU."""
+    heads = ["GPUs", "cores", "sweep", "of ideal", "measuring", "starting processes", "waiting for compilers"]
+    heads += ["idle", "compiling, of all cores", "winners unlike one GPU's", "of these tie"]
+    runs = {name: recorded[name].figures for name in sorted(recorded, key=_gpus_in)}
+    rows = []
+    for name, figures in runs.items():
+        seconds, gpus = figures["GPUs' seconds"], _gpus_in(name)[0]
+        parts = ("measuring", "starting processes", "waiting for compilers", "idle")
+        winners = figures["winners"]
+        rows.append(
+            [
+                *(_without_unit(name), f"{figures['cores']}"),
+                *(f"{figures['sweep_s']:.0f} s", f"{figures['efficiency']:.2f}"),
+                *(f"{seconds[part] / gpus:.0f} s" for part in parts),
+                f"{figures['compiling, seconds of cores'] / figures['cores']:.0f} s",
+                *(f"{winners['differ']} of {winners['entries']}", f"{winners['of these tie']}"),
+            ]
+        )
+    yield from _table(heads, rows)
+    yield ""
+    apart = [
+        [
+            *(_without_unit(name), f"`{one['kernel']}`", f"`{one['problem']}`"),
+            *(f"`{config}`" for config in one["winners"]),
+            *(" and ".join(f"{us:.2f}" for us in pair) if pair else "" for pair in one["us"]),
+        ]
+        for name, figures in runs.items()
+        for one in figures["winners"]["apart"]
+    ]
+    if apart:
+        heads = ["GPUs", "kernel", "problem", "winner", "winner on one GPU", "us of both", "us on one GPU"]
+        yield from _table(heads, apart)
+
+
+def _without_unit(name: str) -> str:
+    """The name of a run without the word for GPUs, which stands above it."""
+    return re.sub(" GPUs?", "", name)
+
+
+def _gpus_in(name: str) -> tuple[int, str]:
+    """The number of GPUs in the name of a run, and the name."""
+    return int(name.partition(" ")[0]), name
+
+
 def _declared(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
     """A row of each kernel, then one of each problem."""
     heads = ["kernel", "of", "problems", "candidates verified", "sweep", "authors' config over winner"]
@@ -563,6 +609,7 @@ BLOCKS: Mapping[str, Callable[[Path], Iterator[str]]] = {
     "inside": _by_device("inside", _inside),
     "regret": _by_device("regret", _regret),
     "replay": _by_device("replay", _replay),
+    "scaling": _by_device("scaling", _scaling),
     "declared": _by_device("declared", _declared),
     "gained": _by_device("declared", _gained),
     "left-out": _left_out,

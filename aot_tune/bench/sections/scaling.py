@@ -33,7 +33,7 @@ from aot_tune.tuner.measure.worker.gpu_state import GpuMonitor
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.tuner.sweep import journal as journals
 from aot_tune.tuner.sweep.journal import Record
-from aot_tune.tuner.sweep.results import Step, SweepResults, accepts
+from aot_tune.tuner.sweep.results import Step, SweepResults, accepts, config_of
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
@@ -250,12 +250,18 @@ def differences(one: Run, other: Run) -> dict[str, Any]:
     for name, table in one.tables.items():
         results = [SweepResults(None, sweep.records[name]) for sweep in (one, other)]
         theirs = {entry.bucket: entry.config for entry in other.tables[name].entries}
+        codes = _codes([*one.records[name], *other.records[name]])
         for entry in table.entries:
             entries += 1
             config = theirs.get(entry.bucket)
             if config == entry.config:
                 continue
             differing += 1
+            if (
+                config is not None
+                and len({codes.get((entry.bucket, each), each) for each in (config, entry.config)}) == 1
+            ):
+                continue  # they launch the same code, which was timed once
             pairs = [_times(found, entry.bucket, (entry.config, config)) for found in results if config]
             if any(pair is not None and is_tie(*pair) for pair in pairs):
                 continue
@@ -272,6 +278,15 @@ def differences(one: Run, other: Run) -> dict[str, Any]:
         "differ": differing,
         "of these tie": differing - len(apart),
         "apart": apart,
+    }
+
+
+def _codes(records: Iterable[Record]) -> dict[tuple[Problem, Config], str]:
+    """The digest of the machine code of each config that was compiled for a problem."""
+    return {
+        (Problem(record["problem"]), config_of(record)): record["code"]
+        for record in records
+        if record["kind"] == "compile" and "code" in record
     }
 
 

@@ -115,9 +115,7 @@ def swept(folder: Path, gpus: int, winner: Config, us: dict[Config, float]) -> R
                             waited_s=1.5, conditions=[], gpu="GPU-0")  # fmt: skip
     won = dataclasses.replace(scale_table(), entries=(entry(bucket, winner, (FAST, OTHER)),))
     records = journals.read(folder / f"{gpus}.jsonl", accepts).records
-    return Run(
-        gpus=gpus, cores=gpus, seconds=20.0 / gpus, tables={"scale": won}, records={"scale": records}
-    )
+    return Run(gpus=gpus, cores=gpus, seconds=20.0 / gpus, tables={"scale": won}, records={"scale": records})
 
 
 @pytest.mark.parametrize(("slower", "ties"), [(1.015, 1), (1.05, 0)])
