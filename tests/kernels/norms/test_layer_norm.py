@@ -180,7 +180,7 @@ def test_what_is_legal_on_sm90_does_not_spill(one: Problem) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("cols", [4240, 9216, 13312])
 def test_many_blocks_a_multiprocessor_do_not_spill(cols: int, dtype: str) -> None:
     one = shape(4096, cols, dtype)
