@@ -42,6 +42,9 @@ tune: venv ## tune for ARCH (default: this GPU, else sm100, and a first look wit
 cubins: venv ## compile what the tables need for ARCH="sm90 sm100" into tuned_configs/<arch>/cubins.aot; KERNEL=
 	$(RUN) -m aot_tune compile $(strip $(foreach arch,$(ARCH),--arch $(arch)) $(foreach kernel,$(KERNEL),--kernel $(kernel)) $(ARGS))
 
+# The tests start hundreds of Pythons: modules are compiled once, also where the caller wants no bytecode written.
+test test-fast test-slow: export PYTHONDONTWRITEBYTECODE =
+
 test: venv third-party ## run the tests that need no GPU, but for test-slow's; under ten minutes on two cores
 	$(RUN) -m pytest -n auto --dist worksteal $(ARGS)
 

@@ -298,9 +298,11 @@ def truncated(table: bytes) -> bytes:
 Damage = Callable[[bytes], bytes]
 
 DAMAGES = [(newer, "99"), (truncated, "line ")]
+NEWER_AND_SLOW = [DAMAGES[0], pytest.param(*DAMAGES[1], marks=pytest.mark.slow)]
+"""Each damage where a table is looked at; one of them where `make test` tries to replace it, too."""
 
 
-@pytest.mark.parametrize(("damage", "told"), DAMAGES)
+@pytest.mark.parametrize(("damage", "told"), NEWER_AND_SLOW)
 def test_a_table_that_cannot_be_read_where_it_would_be_replaced(
     tuned: Library, damage: Damage, told: str
 ) -> None:
@@ -311,7 +313,7 @@ def test_a_table_that_cannot_be_read_where_it_would_be_replaced(
     assert "restore it, or remove it to start over" in said
 
 
-@pytest.mark.parametrize(("damage", "told"), DAMAGES)
+@pytest.mark.parametrize(("damage", "told"), NEWER_AND_SLOW)
 def test_a_table_that_cannot_be_read_where_a_prediction_would_replace_it(
     tuned: Library, damage: Damage, told: str
 ) -> None:
@@ -343,7 +345,10 @@ def test_a_table_that_cannot_be_read_where_it_is_looked_at(
     assert told in line
 
 
-@pytest.mark.parametrize("words", [["-m", "aot_tune", *PREDICT], ["-c", AT_AN_H200, *MEASURE]])
+@pytest.mark.parametrize(
+    "words",
+    [["-m", "aot_tune", *PREDICT], pytest.param(["-c", AT_AN_H200, *MEASURE], marks=pytest.mark.slow)],
+)
 def test_a_read_only_output_folder(tuned: Library, words: list[str]) -> None:
     locked = tuned.folder / "locked"
     (locked / words[-1]).mkdir(parents=True)

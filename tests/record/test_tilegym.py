@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.skipif(not (FOLDER / "tilegym").is_dir(), reason=MISSING),
 ]
 
-SMALL = ("silu_and_mul", "geglu")
+SMALL = ("silu_and_mul",)
 """The sites of `make test`: a first call searches few configs."""
 
 EACH = [

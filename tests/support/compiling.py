@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from aot_tune.nvidia import cutile
@@ -13,6 +14,11 @@ from aot_tune.values.problem import Problem
 
 ARCHS = ("sm80", "sm90", "sm100", "sm120")
 """An arch of each kind that shipped kernels tell apart."""
+
+SM90_AND_SLOW_ARCHS = tuple(
+    name if name == "sm90" else pytest.param(name, marks=pytest.mark.slow) for name in ARCHS
+)
+"""The same for a long proof: `make test` has it for sm90, `make test-slow` for the others."""
 
 
 def compiled(tunable: Tunable, arch: Arch, one: Problem, config: Config) -> Resources:

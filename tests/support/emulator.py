@@ -67,10 +67,12 @@ class TiledView:
 
     def load(self, index: Sequence[Any], **hints: Any) -> Tile:
         first = (0,) * len(self.shape)
+        _Race.turn()
         return _load(self._from(index), first, self.shape, padding_mode=self.padding_mode, **hints)
 
     def store(self, index: Sequence[Any], tile: Tile, **hints: Any) -> None:
         assert tile.shape == self.shape
+        _Race.turn()
         _store(self._from(index), (0,) * len(self.shape), tile, **hints)
 
     def _from(self, index: Sequence[Any]) -> Array:
@@ -193,7 +195,8 @@ def run(
     functions = _tile_functions(place, sizes)
     late = _Late(disorder, alone=at_once == 1)
     if disorder is not None:
-        functions.load, functions.store, functions.atomic_add = late.load, late.store, late.add
+        functions.load = _in_turn(late.load, loads=True)
+        functions.store, functions.atomic_add = _in_turn(late.store), _in_turn(late.add)
     for module in modules:
         monkeypatch.setattr(module, "ct", functions)
     ordered = [tuple(reversed(block)) for block in product(*map(range, reversed(sizes)))]
@@ -289,19 +292,25 @@ class _Late:
 
 
 class _Race:
-    """Blocks that run at the same time, a thread each.
+    """Blocks that are under way at the same time: each has a thread, and one thread runs at a time.
 
-    `lock` is held by all that writes memory, so that an atomic reads and writes at once.
+    Before each use of memory, which is all that blocks see of each other, lot decides which one goes on.
     """
 
-    lock = threading.Lock()
     now: _Race | None = None
     limit_s = 60.0
+    looks_again = 0.1
+    """Share of the turns in which a block that waits may be drawn too, while others do not wait."""
 
     def __init__(self, worker: Callable[[], None], at_once: int) -> None:
         self.worker, self.at_once = worker, at_once
         self.failed: BaseException | None = None
         self.ends = 0.0
+        self.chance = random.Random(0)
+        # Each is held, but for that of the block that runs.
+        self.going = {index: threading.Lock() for index in range(at_once)}
+        self.waiting: set[int] = set()
+        self.running = 0
 
     def run(self) -> None:
         """Run `at_once` workers; what the first of them raised is raised."""
@@ -309,10 +318,13 @@ class _Race:
             self.worker()
             return
         _Race.now, self.ends = self, time.monotonic() + self.limit_s
-        threads = [threading.Thread(target=self._caught) for _ in range(self.at_once)]
+        threads = [threading.Thread(target=self._caught, args=(index,)) for index in self.going]
+        for lock in self.going.values():
+            lock.acquire()
         try:
             for thread in threads:
                 thread.start()
+            self._go_on()
             for thread in threads:
                 thread.join()
         finally:
@@ -320,20 +332,46 @@ class _Race:
         if self.failed is not None:
             raise self.failed
 
-    def _caught(self) -> None:
+    def _caught(self, index: int) -> None:
+        self.going[index].acquire()
         try:
             self.worker()
         except BaseException as error:  # an assertion, which the test is to see
             self.failed = self.failed or error
+        del self.going[index]
+        self.waiting.discard(index)
+        if self.going:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Choose who runs next."""
+        busy = [index for index in self.going if index not in self.waiting]
+        chosen = busy if busy and self.chance.random() >= self.looks_again else list(self.going)
+        self.running = self.chance.choice(chosen)
+        self.going[self.running].release()
 
     @classmethod
-    def turn(cls) -> None:
-        """Let other blocks run, which one may wait for; called by all that sees what they do."""
+    def turn(cls, *, waits: bool = False) -> None:
+        """Let other blocks run; `waits` where this one may be waiting for them."""
         race = cls.now
         if race is not None:
-            time.sleep(0)
+            index = race.running
+            (race.waiting.add if waits else race.waiting.discard)(index)
+            lock = race.going[index]
+            race._go_on()
+            lock.acquire()
             assert race.failed is None, "another block failed"
             assert time.monotonic() < race.ends, "blocks wait for each other"
+
+
+def _in_turn(function: Callable[..., Any], *, loads: bool = False) -> Callable[..., Any]:
+    """A use of memory before which other blocks may run; a load that is not weak may be waiting for them."""
+
+    def used(*args: Any, memory_order: Any = "weak", **options: Any) -> Any:
+        _Race.turn(waits=loads and memory_order != "weak")
+        return function(*args, memory_order=memory_order, **options)
+
+    return used
 
 
 def _argument(arg: Any, by_address: dict[int, torch.Tensor]) -> Any:
@@ -350,11 +388,8 @@ def _load(
     order: Any = "C",
     padding_mode: Any = None,
     check_bounds: bool = True,
-    memory_order: Any = "weak",
     **_hints: Any,
 ) -> Tile:
-    if memory_order != "weak":
-        _Race.turn()
     array = array.permuted(order)
     shape = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     index = tuple(index) if isinstance(index, Sequence) else (index,)
@@ -388,13 +423,12 @@ def _store(
     values = values.reshape((1,) * (array.ndim - values.dim()) + tuple(values.shape))
     place = _slices(array, index, values.shape, whole=not check_bounds)
     target, written = array.values[place], array.written[place]
-    chosen = torch.ones(target.shape, dtype=torch.bool)
+    stored, chosen = values[tuple(slice(size) for size in target.shape)], slice(None)
     if part is not None:
         chosen = (torch.arange(target.numel()) % _PARTS == part).reshape(target.shape)
-    stored = values[tuple(slice(size) for size in target.shape)][chosen]
-    with _Race.lock:  # two tiles may store the same element at the same time, and an atomic may add to it
-        target[chosen] = stored
-        written[chosen] += 1
+        stored = stored[chosen]
+    target[chosen] = stored
+    written[chosen] += 1
 
 
 def _slices(array: Array, index: Sequence[Any], shape: Sequence[int], *, whole: bool) -> tuple[slice, ...]:
@@ -443,9 +477,8 @@ def _scatter(array: Array, indices: Any, value: Any, *, mask: Any = None, **_hin
     places, inside = _places(array, indices, mask)
     values = torch.as_tensor(_values(value)).to(array.dtype).broadcast_to(inside.shape)
     chosen = tuple(p[inside] for p in places)
-    with _Race.lock:
-        array.values[chosen] = values[inside]
-        array.written[chosen] += 1
+    array.values[chosen] = values[inside]
+    array.written[chosen] += 1
 
 
 def _atomic_add(array: Array, indices: Any, update: Any, *, check_bounds: bool = True, **_hints: Any) -> Tile:
@@ -454,10 +487,8 @@ def _atomic_add(array: Array, indices: Any, update: Any, *, check_bounds: bool =
     updates = torch.as_tensor(_values(update)).to(array.dtype).broadcast_to(inside.shape)
     chosen = tuple(p[inside] for p in places)
     before = torch.zeros(inside.shape, dtype=array.dtype)
-    _Race.turn()
-    with _Race.lock:
-        before[inside] = array.values[chosen]
-        array.values.index_put_(chosen, updates[inside], accumulate=True)
+    before[inside] = array.values[chosen]
+    array.values.index_put_(chosen, updates[inside], accumulate=True)
     return Tile(before)
 
 
@@ -523,13 +554,13 @@ def _cdiv(x: Any, y: Any) -> Any:
 
 
 _FUNCTIONS: Mapping[str, Any] = {
-    "load": _load,
-    "load_advanced_indexing": _load_advanced_indexing,
+    "load": _in_turn(_load, loads=True),
+    "load_advanced_indexing": _in_turn(_load_advanced_indexing),
     "Slice": lambda start, length: (start, length),
-    "store": _store,
-    "gather": _gather,
-    "scatter": _scatter,
-    "atomic_add": _atomic_add,
+    "store": _in_turn(_store),
+    "gather": _in_turn(_gather),
+    "scatter": _in_turn(_scatter),
+    "atomic_add": _in_turn(_atomic_add),
     "mma": _mma,
     "cdiv": _cdiv,
     "full": _full,

@@ -28,7 +28,7 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, poison, problem
-from tests.support.compiling import compiled
+from tests.support.compiling import SM90_AND_SLOW_ARCHS, compiled
 from tests.support.samples import SM90
 
 CPU = torch.device("cpu")
@@ -463,7 +463,7 @@ def test_sequences_in_any_order_of_length_are_each_attended_once(
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("one", "candidate"),
     [
@@ -716,7 +716,7 @@ def test_the_tolerances_tell_a_missing_or_mistaken_tile_from_a_rounding() -> Non
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["sm80", "sm90", "sm100", "sm120"])
+@pytest.mark.parametrize("name", SM90_AND_SLOW_ARCHS)
 @pytest.mark.parametrize("page_size", [16, 64])
 def test_it_compiles_without_spilling(name: str, page_size: int) -> None:
     arch, one = Arch.parse(name), shape(8, 8192, 32, 8, head_dim=128, page_size=page_size)
@@ -760,15 +760,20 @@ def test_narrow_keys_are_loaded_as_far_ahead_as_shared_memory_lets_two_blocks() 
     ("one", "candidate"),
     [
         (shape(64, 2048, 64, 8, head_dim=128, page_size=64), config(4)),
-        (shape(256, 2048, 64, 8, head_dim=64), config(1, gather=True)),
         (shape(256, 128, 64, 8, head_dim=64, windowed=True), config(1, gather=True, occupancy=4)),
-        (shape(8, 8192, 64, 8, head_dim=64), config(16, 128, gather=True, occupancy=1)),
         (shape(8, 8192, 64, 8, head_dim=128, page_size=32), config(8, 128, gather=True)),
-        (shape(8, 8192, 32, 8, head_dim=128), config(8)),
         (shape(8, 8192, 32, 8, head_dim=128), config(8, balanced=True, gather=True)),
-        (shape(8, 8192, 64, 8, head_dim=64), config(8, 128, balanced=True, gather=True)),
-        (shape(8, 8192, 64, 8, head_dim=64), config(16, balanced=True, gather=True)),
         (shape(3, 700, 5, 1, dtype="float16", page_size=128), config(1, 128)),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                (shape(256, 2048, 64, 8, head_dim=64), config(1, gather=True)),
+                (shape(8, 8192, 64, 8, head_dim=64), config(16, 128, gather=True, occupancy=1)),
+                (shape(8, 8192, 32, 8, head_dim=128), config(8)),
+                (shape(8, 8192, 64, 8, head_dim=64), config(8, 128, balanced=True, gather=True)),
+                (shape(8, 8192, 64, 8, head_dim=64), config(16, balanced=True, gather=True)),
+            )
+        ),
     ],
 )
 def test_it_compiles_across_its_space_to_loads_ahead_of_their_use(one: Problem, candidate: Config) -> None:

@@ -26,7 +26,7 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, poison, problem
-from tests.support.compiling import compiled
+from tests.support.compiling import ARCHS, SM90_AND_SLOW_ARCHS, compiled
 from tests.support.samples import SM90
 
 CPU = torch.device("cpu")
@@ -292,9 +292,6 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
 # Through the real compiler ----------------------------------------------------------------------
 
 
-ARCHS = ["sm80", "sm90", "sm100", "sm120"]
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("name", ARCHS)
 @pytest.mark.parametrize(
@@ -308,7 +305,7 @@ def test_the_default_compiles_and_spills_nothing(rows: int, activation: str, dty
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ARCHS)
+@pytest.mark.parametrize("name", SM90_AND_SLOW_ARCHS)
 @pytest.mark.parametrize(("rows", "cols"), [(1, 14336), (4095, 14336), (4096, 2624)])
 def test_the_space_compiles_and_spills_nothing(rows: int, cols: int, name: str) -> None:
     arch, one = Arch.parse(name), shape(rows, cols, activation="gelu")

@@ -17,7 +17,7 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, problem
-from tests.support.compiling import ARCHS, compiled
+from tests.support.compiling import SM90_AND_SLOW_ARCHS, compiled
 from tests.support.samples import SM90
 
 CPU = torch.device("cpu")
@@ -221,9 +221,7 @@ def test_the_default_compiles_and_spills_nothing_in_each_layout(
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    "name", [name if name == "sm90" else pytest.param(name, marks=pytest.mark.slow) for name in ARCHS]
-)
+@pytest.mark.parametrize("name", SM90_AND_SLOW_ARCHS)
 def test_rope_compiles_and_its_default_spills_for_no_declared_model(name: str) -> None:
     arch = Arch.parse(name)
     for one in rope_tunable.typical_problems:

@@ -17,7 +17,7 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, poison, problem
-from tests.support.compiling import ARCHS, compiled
+from tests.support.compiling import SM90_AND_SLOW_ARCHS, compiled
 from tests.support.samples import SM90
 
 CPU = torch.device("cpu")
@@ -159,7 +159,7 @@ def test_arguments_without_storage_pose_the_problem_that_made_them() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ARCHS)
+@pytest.mark.parametrize("name", SM90_AND_SLOW_ARCHS)
 def test_the_default_compiles_and_does_not_spill(name: str) -> None:
     arch = Arch.parse(name)
     for cols in (1152, 6144, 32768):
@@ -180,7 +180,7 @@ def test_what_is_legal_on_sm90_does_not_spill(one: Problem) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("cols", [4240, 9216, 13312])
 def test_many_blocks_a_multiprocessor_do_not_spill(cols: int, dtype: str) -> None:
     one = shape(4096, cols, dtype)

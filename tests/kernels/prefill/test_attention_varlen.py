@@ -21,6 +21,7 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, poison, problem
+from tests.support.compiling import SM90_AND_SLOW_ARCHS
 from tests.support.samples import SM90
 
 CPU = torch.device("cpu")
@@ -273,7 +274,7 @@ def stack_bytes(arch: Arch, one: Problem, candidate: Config) -> int:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["sm80", "sm90", "sm100", "sm120"])
+@pytest.mark.parametrize("name", SM90_AND_SLOW_ARCHS)
 def test_the_default_compiles_without_spilling(name: str) -> None:
     arch = Arch.parse(name)
     one = problem(

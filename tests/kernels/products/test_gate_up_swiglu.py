@@ -20,6 +20,7 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, poison, problem
+from tests.support.compiling import SM90_AND_SLOW_ARCHS
 from tests.support.samples import SM90
 
 CPU = torch.device("cpu")
@@ -226,7 +227,7 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["sm80", "sm90", "sm120"])
+@pytest.mark.parametrize("name", SM90_AND_SLOW_ARCHS)
 def test_the_defaults_compile_without_spilling(name: str) -> None:
     arch = Arch.parse(name)
     for tokens in (8, 4096):

@@ -166,7 +166,7 @@ def test_what_the_last_wave_leaves_is_shared(seed: int, dtype: str, monkeypatch:
 @pytest.mark.parametrize(
     "tile", [{"tile_m": 64, "tile_n": 64}, {"tile_m": 16, "tile_n": 256, "swapped": 1}], ids=str
 )
-@pytest.mark.parametrize("splits", [2, 3, 4])
+@pytest.mark.parametrize("splits", [pytest.param(2, marks=pytest.mark.slow), 3, 4])
 def test_parts_of_a_sum_are_added_up_by_whoever_comes_later(
     splits: int, tile: dict[str, int], dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, poison, problem
-from tests.support.compiling import ARCHS, compiled
+from tests.support.compiling import SM90_AND_SLOW_ARCHS, compiled
 from tests.support.samples import SM90
 from tests.support.shared_sums import shares_left
 
@@ -573,10 +573,7 @@ def matmul_configs(arch: Arch) -> Iterator[tuple[Problem, Config]]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "sm90" else pytest.param(name, marks=pytest.mark.slow) for name in ARCHS],
-)
+@pytest.mark.parametrize("name", SM90_AND_SLOW_ARCHS)
 def test_matmul_compiles_in_its_defaults_and_across_its_space(name: str) -> None:
     arch = Arch.parse(name)
     for one, config in dict.fromkeys(matmul_configs(arch)):

@@ -26,7 +26,7 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, poison, problem
-from tests.support.compiling import ARCHS, compiled
+from tests.support.compiling import SM90_AND_SLOW_ARCHS, compiled
 from tests.support.samples import SM90
 
 CPU = torch.device("cpu")
@@ -461,9 +461,7 @@ def test_arguments_without_storage_pose_the_problem_that_made_them() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    "name", [name if name == "sm90" else pytest.param(name, marks=pytest.mark.slow) for name in ARCHS]
-)
+@pytest.mark.parametrize("name", SM90_AND_SLOW_ARCHS)
 def test_the_default_compiles_and_does_not_spill(name: str) -> None:
     arch = Arch.parse(name)
     for cols, dtype, gradient in (
