@@ -257,19 +257,17 @@ def differences(one: Run, other: Run) -> dict[str, Any]:
             if config == entry.config:
                 continue
             differing += 1
-            if (
-                config is not None
-                and len({codes.get((entry.bucket, each), each) for each in (config, entry.config)}) == 1
-            ):
-                continue  # they launch the same code, which was timed once
-            pairs = [_times(found, entry.bucket, (entry.config, config)) for found in results if config]
+            both = [entry.config, *([config] if config else [])]
+            if len({codes.get((entry.bucket, each), str(each)) for each in both}) < len(both):
+                continue  # the same code, which was timed once
+            pairs = [_times(found, entry.bucket, both) for found in results]
             if any(pair is not None and is_tie(*pair) for pair in pairs):
                 continue
             apart.append(
                 {
                     "kernel": name,
                     "problem": str(entry.bucket),
-                    "winners": [str(entry.config), str(config)],
+                    "winners": [str(entry.config), str(config or "no entry")],
                     "us": [[round(time.mean_us, 2) for time in pair] if pair else None for pair in pairs],
                 }
             )
@@ -293,10 +291,10 @@ def _codes(records: Iterable[Record]) -> dict[tuple[Problem, Config], str]:
 def _times(
     results: SweepResults, problem: Problem, configs: Sequence[Config]
 ) -> tuple[Measurement, Measurement] | None:
-    """The times of two configs from one step, taken in turn there; None where no step has both."""
+    """The times of two configs from one step, taken in turn there; None where no step has two."""
     for step in _STEPS:
         found = [_time(results, step, problem, config) for config in configs]
-        if found[0] is not None and found[1] is not None:
+        if len(found) == 2 and found[0] is not None and found[1] is not None:
             return found[0], found[1]
     return None
 

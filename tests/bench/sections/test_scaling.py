@@ -16,7 +16,9 @@ from aot_tune.bench.sections import scaling
 from aot_tune.bench.sections.part import Request
 from aot_tune.bench.sections.scaling import Run, Sweeps, widths
 from aot_tune.errors import TuneError, UsageError
+from aot_tune.nvidia.cubin import Resources
 from aot_tune.nvidia.nvml import Gpu
+from aot_tune.tuner.compile.job import Compiled
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.tuner.sweep import journal as journals
 from aot_tune.tuner.sweep.journal import Journal
@@ -102,7 +104,9 @@ def test_an_unknown_kernel_is_refused_before_anything_is_swept() -> None:
 FAST, OTHER = SPACE[4], SPACE[1]
 
 
-def swept(folder: Path, gpus: int, winner: Config, us: dict[Config, float]) -> Run:
+def swept(
+    folder: Path, gpus: int, winner: Config, us: dict[Config, float], codes: dict[Config, str] | None = None
+) -> Run:
     """A sweep of one bucket in 20 seconds of all GPUs, with the times of its finals."""
     bucket = Problem({"dtype": "bfloat16", "M": 64, "N": 1024})
     with Journal.open(folder / f"{gpus}.jsonl", {"kernel": "scale"}, accepts=accepts) as journal:
@@ -111,6 +115,12 @@ def swept(folder: Path, gpus: int, winner: Config, us: dict[Config, float]) -> R
             for config, mean in us.items():
                 time = Measurement(config=config, mean_us=mean, error_margin_us=0.01, num_samples=5)
                 results.write("candidate finals", bucket, time, number, gpu="GPU-0")
+        for config, code in (codes or {}).items():
+            used = Resources(registers=8, stack_bytes=0, shared_bytes=0, threads=32)
+            compiled = Compiled(
+                key=str(config), path=folder, code=code, resources=used, loop=None, seconds=0.25, cached=False
+            )
+            results.write_compiled("candidates", bucket, config, compiled, gpu="GPU-0")
         results.write_spent("candidates", bucket, measure_s=2.0, verify_s=1.0, open_s=0.5, start_s=4.0,
                             waited_s=1.5, conditions=[], gpu="GPU-0")  # fmt: skip
     won = dataclasses.replace(scale_table(), entries=(entry(bucket, winner, (FAST, OTHER)),))
@@ -137,3 +147,25 @@ def test_winners_that_differ_are_told_and_those_that_do_not_tie_listed(
     }  # fmt: skip
     assert told["compile-bound part"] == 0.075
     assert told["efficiency"] == 1.0
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_winners_of_the_same_code_tie_though_one_of_them_was_never_timed(tmp_path: Path, same: bool) -> None:
+    codes = {FAST: "a code", OTHER: "a code" if same else "another"}
+    alone = swept(tmp_path, 1, FAST, {FAST: 10.0}, codes)
+    both = swept(tmp_path, 2, OTHER, {OTHER: 15.0}, codes)
+    told = scaling.figures(both, alone)
+    assert told["winners"]["of these tie"] == (1 if same else 0)
+    if not same:
+        assert told["winners"]["apart"][0]["us"] == [None, None]
+    assert told["compiling, seconds of cores"] == 0.5
+
+
+def test_an_entry_that_one_gpu_alone_lacks_is_told(tmp_path: Path) -> None:
+    alone = swept(tmp_path, 1, FAST, {FAST: 10.0})
+    table = dataclasses.replace(alone.tables["scale"], entries=())
+    told = scaling.figures(
+        swept(tmp_path, 2, FAST, {FAST: 10.0}), dataclasses.replace(alone, tables={"scale": table})
+    )
+    [apart] = told["winners"]["apart"]
+    assert apart["winners"] == [str(FAST), "no entry"]
