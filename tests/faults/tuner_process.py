@@ -122,8 +122,9 @@ def _log_acknowledged() -> None:
 
 def main() -> None:
     """Prepare the process, then run the command line with this one's arguments."""
-    # Under nohup the tests ignore it, and so would their children.
+    # Under nohup, or in a script's background, the tests ignore one of them, and so would their children.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     plan = injector.plan()
     nvml.install()
     _fail_calls(plan)
