@@ -81,6 +81,7 @@ def test_the_widths_are_the_powers_of_two_and_all() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.process
 def test_a_sweep_has_the_cores_of_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One core of four is left where there are fewer cores than GPUs: all of them, then."""
     told = "import os, sys; print(sorted(os.sched_getaffinity(0)), sys.argv[1:]); sys.exit(3)"
