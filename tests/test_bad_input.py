@@ -359,7 +359,7 @@ def test_a_read_only_output_folder(tuned: Library, words: list[str]) -> None:
     finally:
         (locked / words[-1]).chmod(0o755)
     assert f"cannot write in locked/{words[-1]}: Permission denied; allow it, free space, or choose" in said
-    assert not list((tuned.folder / "build").rglob("*.cubin")), "told before anything is compiled"
+    assert not (tuned.folder / "build/cubins").exists()  # told before anything is compiled
 
 
 @pytest.mark.parametrize("verb", ["tune", pytest.param("compile", marks=pytest.mark.slow)])

@@ -24,7 +24,7 @@ from aot_tune.bench.every_batch import cost
 from aot_tune.bench.gpu import shipped
 from aot_tune.bench.kernels.standing import COPY, LARGE_BYTES, Shape
 from aot_tune.bench.records import Record
-from aot_tune.bench.sections import replay
+from aot_tune.bench.sections import replay, scaling
 from aot_tune.bench.undeclared.figures import TOGETHER
 from aot_tune.bench.undeclared.problems import KERNELS
 from aot_tune.declare.discovery import OWN_KERNELS
@@ -428,6 +428,15 @@ def _scaling(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
         )
     yield from _table(heads, rows)
     yield ""
+    whole = {_gpus_in(name)[0]: one["sweep_s"] for name, one in runs.items() if scaling.KILLED not in name}
+    if len(whole) > 1:
+        shared, fixed = statistics.linear_regression([1 / gpus for gpus in whole], list(whole.values()))
+        off = max(abs(fixed + shared / gpus - seconds) for gpus, seconds in whole.items())
+        yield (
+            f"By least squares, without the run with a killed worker: {fixed:.0f} s that more GPUs do not "
+            f"shorten, and {shared:.0f} s that they share; each sweep is within {off:.0f} s of that."
+        )
+        yield ""
     apart = [
         [
             *(_without_unit(name), f"`{one['kernel']}`", f"`{one['problem']}`"),

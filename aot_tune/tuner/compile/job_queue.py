@@ -32,10 +32,7 @@ class JobQueue(ABC):
 
     Args:
         most: Most jobs that run at a time.
-        folder: The folder that keeps each cubin.
-
-    Raises:
-        StoreError: The folder cannot be made.
+        folder: The folder that keeps each cubin. It is made for the first compilation.
     """
 
     def __init__(self, most: int, folder: Path) -> None:
@@ -43,12 +40,6 @@ class JobQueue(ABC):
         self._waiting: deque[CompileJob] = deque()
         self._known: set[str] = set()
         self._results: list[CompileResult] = []
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(
-                f"{folder}: no folder for cubins can be made ({error.strerror}); name another with --cubins"
-            ) from error
 
     def __enter__(self: _Pool) -> _Pool:
         return self
@@ -69,12 +60,17 @@ class JobQueue(ABC):
         return len(self._waiting) + len(self._results) + self._at_work()
 
     def submit(self, job: CompileJob) -> None:
-        """Queue a job; one that was submitted before is not done again."""
+        """Queue a job; one that was submitted before is not done again.
+
+        Raises:
+            StoreError: The folder cannot be made.
+        """
         if job.key in self._known:
             return
         self._known.add(job.key)
         earlier = cached(self._folder, job.key)
         if earlier is None:
+            self._make_folder()
             self._waiting.append(job)
             self._fill()
         else:
@@ -101,6 +97,15 @@ class JobQueue(ABC):
     @abstractmethod
     def _fill(self) -> None:
         """Begin waiting jobs, as many as may run."""
+
+    def _make_folder(self) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"{self._folder}: no folder for cubins can be made ({error.strerror}); "
+                "name another with --cubins"
+            ) from error
 
     def _take_results(self) -> list[CompileResult]:
         """The results that were not returned yet, which now are."""

@@ -78,7 +78,6 @@ class CompilePool(JobQueue):
         at_once: Whether all children start now, for jobs that are on their way.
 
     Raises:
-        StoreError: The folder cannot be made.
         TuneError: The system's temporary folder, which the compiler needs, cannot be written.
     """
 

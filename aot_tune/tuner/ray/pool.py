@@ -48,9 +48,6 @@ class RemotePool(JobQueue):
         tasks: Runs the tasks.
         most: Most tasks at a time.
         folder: The folder that keeps each cubin.
-
-    Raises:
-        StoreError: The folder cannot be made.
     """
 
     def __init__(self, tasks: Tasks, most: int, folder: Path) -> None:

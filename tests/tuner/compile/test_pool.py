@@ -307,17 +307,27 @@ def test_compiling_children_see_no_gpu(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match=r"no folder for cubins.*name another with --cubins"):
-        CompilePool(1, 60.0, tmp_path / "file" / "cubins")
+    with (
+        CompilePool(1, 60.0, tmp_path / "file" / "cubins") as pool,
+        pytest.raises(StoreError, match=r"no folder for cubins.*name another with --cubins"),
+    ):
+        pool.submit(job(16))
+
+
+def test_a_pool_that_was_given_nothing_to_compile_leaves_no_folder(tmp_path: Path) -> None:
+    """Its children may have started for jobs that never came: a sweep that is refused."""
+    with CompilePool(1, 60.0, tmp_path / "cubins", at_once=True):
+        pass
+    assert not (tmp_path / "cubins").exists()
 
 
 def test_a_folder_that_cannot_be_written_ends_the_run_and_blames_no_job(tmp_path: Path, mark: str) -> None:
     """A10: what cannot be kept is an error, not a failure of the config."""
     folder = tmp_path / "cubins"
     with CompilePool(1, 60.0, folder) as pool:
-        shutil.rmtree(folder)
-        folder.write_text("")
         pool.submit(job(16))
+        shutil.rmtree(folder)  # while the child starts
+        folder.write_text("")
         with pytest.raises(TuneError, match="cannot write"):
             all_results(pool)
     assert_none_left(mark)
