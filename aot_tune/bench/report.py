@@ -441,13 +441,15 @@ def _scaling(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
         [
             *(_without_unit(name), f"`{one['kernel']}`", f"`{one['problem']}`"),
             *(f"`{config}`" for config in one["winners"]),
+            "yes" if one["in both portfolios"] else "no",
             *(" and ".join(f"{us:.2f}" for us in pair) if pair else "" for pair in one["us"]),
         ]
         for name, figures in runs.items()
         for one in figures["winners"]["apart"]
     ]
     if apart:
-        heads = ["GPUs", "kernel", "problem", "winner", "winner on one GPU", "us of both", "us on one GPU"]
+        heads = ["GPUs", "kernel", "problem", "winner", "winner on one GPU"]
+        heads += ["in both portfolios", "us of both", "us on one GPU"]
         yield from _table(heads, apart)
 
 

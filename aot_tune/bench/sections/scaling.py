@@ -19,21 +19,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from aot_tune.bench.gpu import shipped
 from aot_tune.bench.sections.part import Part, Request
 from aot_tune.errors import TuneError, UsageError
 from aot_tune.nvidia.nvml import Gpu, visible_gpus
 from aot_tune.tables import store
+from aot_tune.tables.states import State
 from aot_tune.tables.table import Table
-from aot_tune.tuner.choose.times import is_tie
-from aot_tune.tuner.measure.rounds import combined
+from aot_tune.tuner.choose.states import in_worst_state
+from aot_tune.tuner.choose.times import as_of_first_run, is_tie
 from aot_tune.tuner.measure.worker.gpu_state import GpuMonitor
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.tuner.sweep import journal as journals
 from aot_tune.tuner.sweep.journal import Record
-from aot_tune.tuner.sweep.results import Step, SweepResults, accepts, config_of
+from aot_tune.tuner.sweep.results import Pass, Step, SweepResults, accepts, config_of
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
@@ -44,9 +45,6 @@ KERNELS = ("rms_norm", "layer_norm", "softmax", "rope", "gated_activation", "att
 
 KILLED = "one worker killed"
 """Stands behind the name of the run in which a worker is killed."""
-
-_STEPS: tuple[Step, ...] = ("candidate finals", "portfolio finals", "candidates", "portfolio")
-"""Where the times of two configs are looked for, the best step first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,30 +242,38 @@ def figures(one: Run, alone: Run) -> dict[str, Any]:
 
 
 def differences(one: Run, other: Run) -> dict[str, Any]:
-    """In how many entries the winners of two sweeps differ, in how many of these they tie, and the others."""
+    """In how many entries the winners of two sweeps differ, in how many of these they tie, and the others.
+
+    Winners are compared as a sweep compares them: by the time in each one's worst state, in one pass of one
+    sweep. Those of the same code tie. A winner may also be no member of the other sweep's portfolio, which
+    then had nothing to choose but its own: portfolios are settled by what they leave in all entries.
+    """
     entries = differing = 0
     apart = []
     for name, table in one.tables.items():
-        results = [SweepResults(None, sweep.records[name]) for sweep in (one, other)]
+        sweeps = [_Timed(sweep.records[name]) for sweep in (one, other)]
         theirs = {entry.bucket: entry.config for entry in other.tables[name].entries}
-        codes = _codes([*one.records[name], *other.records[name]])
+        portfolios = [sweep.tables[name].portfolio for sweep in (one, other)]
         for entry in table.entries:
             entries += 1
             config = theirs.get(entry.bucket)
             if config == entry.config:
                 continue
             differing += 1
-            both = [entry.config, *([config] if config else [])]
-            if len({codes.get((entry.bucket, each), str(each)) for each in both}) < len(both):
-                continue  # the same code, which was timed once
-            pairs = [_times(found, entry.bucket, both) for found in results]
-            if any(pair is not None and is_tie(*pair) for pair in pairs):
+            pairs = [sweep.pair(entry.bucket, entry.config, config) if config else None for sweep in sweeps]
+            alike = config and any(sweep.same_code(entry.bucket, entry.config, config) for sweep in sweeps)
+            if alike or any(pair is not None and is_tie(*pair) for pair in pairs):
                 continue
             apart.append(
                 {
                     "kernel": name,
                     "problem": str(entry.bucket),
                     "winners": [str(entry.config), str(config or "no entry")],
+                    "in both portfolios": all(
+                        each is None or each in portfolio
+                        for portfolio in portfolios
+                        for each in (entry.config, config)
+                    ),
                     "us": [[round(time.mean_us, 2) for time in pair] if pair else None for pair in pairs],
                 }
             )
@@ -279,29 +285,58 @@ def differences(one: Run, other: Run) -> dict[str, Any]:
     }
 
 
-def _codes(records: Iterable[Record]) -> dict[tuple[Problem, Config], str]:
-    """The digest of the machine code of each config that was compiled for a problem."""
-    return {
-        (Problem(record["problem"]), config_of(record)): record["code"]
-        for record in records
-        if record["kind"] == "compile" and "code" in record
-    }
+class _Timed:
+    """The times of a kernel's sweep, as the sweep compares them.
 
+    Args:
+        records: The records of its journal.
+    """
 
-def _times(
-    results: SweepResults, problem: Problem, configs: Sequence[Config]
-) -> tuple[Measurement, Measurement] | None:
-    """The times of two configs from one step, taken in turn there; None where no step has two."""
-    for step in _STEPS:
-        found = [_time(results, step, problem, config) for config in configs]
-        if len(found) == 2 and found[0] is not None and found[1] is not None:
-            return found[0], found[1]
-    return None
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._results = SweepResults(None, records)
+        self._configs: dict[Problem, dict[Config, None]] = {}
+        self._codes: dict[tuple[Problem, Config], str] = {}
+        for record in records:
+            problem = Problem(record.get("problem", {}))
+            if record["kind"] == "result":
+                self._configs.setdefault(problem, {})[config_of(record)] = None
+            elif record["kind"] == "compile" and "code" in record:
+                self._codes[problem, config_of(record)] = record["code"]
 
+    def same_code(self, problem: Problem, one: Config, other: Config) -> bool:
+        """Whether two configs were compiled to the same code for a problem."""
+        code = self._codes.get((problem, one))
+        return code is not None and code == self._codes.get((problem, other))
 
-def _time(results: SweepResults, step: Step, problem: Problem, config: Config) -> Measurement | None:
-    """A config's time in a step: that of its rounds together where the step has rounds."""
-    if rounds := results.rounds(step, problem, config):
-        return combined(config, rounds)
-    outcome = results.outcome(step, problem, config)
-    return outcome if isinstance(outcome, Measurement) else None
+    def pair(self, problem: Problem, one: Config, other: Config) -> tuple[Measurement, Measurement] | None:
+        """The times of two configs in the last pass that has both; None where none has."""
+        for which in ("portfolio", "candidates"):
+            times = self._judged(which, problem)
+            found = [self._of_its_code(times, problem, config) for config in (one, other)]
+            if found[0] is not None and found[1] is not None:
+                return found[0], found[1]
+        return None
+
+    def _of_its_code(
+        self, times: Mapping[Config, Measurement], problem: Problem, config: Config
+    ) -> Measurement | None:
+        """A config's time, or that of another of the same code: of those alike one is timed."""
+        if config in times:
+            return times[config]
+        return next((time for one, time in times.items() if self.same_code(problem, one, config)), None)
+
+    def _judged(self, which: Pass, problem: Problem) -> dict[Config, Measurement]:
+        """Each config's time in its worst state, in one pass."""
+        last: Step = "portfolio finals" if which == "portfolio" else "candidate finals"
+        there: Step = "portfolio states" if which == "portfolio" else "candidate states"
+        times = self._times(which, problem)
+        finals = {config: time for config, time in self._times(last, problem).items() if config in times}
+        states = {state: found for state in get_args(State) if (found := self._times(there, problem, state))}
+        return in_worst_state({**times, **as_of_first_run(times, finals)}, states)
+
+    def _times(self, step: Step, problem: Problem, state: State | None = None) -> dict[Config, Measurement]:
+        outcomes = {
+            config: self._results.outcome(step, problem, config, state)
+            for config in self._configs.get(problem, ())
+        }
+        return {config: one for config, one in outcomes.items() if isinstance(one, Measurement)}

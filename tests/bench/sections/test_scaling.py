@@ -106,16 +106,23 @@ FAST, OTHER = SPACE[4], SPACE[1]
 
 
 def swept(
-    folder: Path, gpus: int, winner: Config, us: dict[Config, float], codes: dict[Config, str] | None = None
+    folder: Path,
+    gpus: int,
+    winner: Config,
+    us: dict[Config, float],
+    codes: dict[Config, str] | None = None,
+    tight_us: dict[Config, float] | None = None,
 ) -> Run:
-    """A sweep of one bucket in 20 seconds of all GPUs, with the times of its finals."""
+    """A sweep of one bucket in 20 seconds of all GPUs, with the times of its candidates."""
     bucket = Problem({"dtype": "bfloat16", "M": 64, "N": 1024})
     with Journal.open(folder / f"{gpus}.jsonl", {"kernel": "scale"}, accepts=accepts) as journal:
         results = SweepResults(journal)
-        for number in range(3):
-            for config, mean in us.items():
-                time = Measurement(config=config, mean_us=mean, error_margin_us=0.01, num_samples=5)
-                results.write("candidate finals", bucket, time, number, gpu="GPU-0")
+        for config, mean in us.items():
+            time = Measurement(config=config, mean_us=mean, error_margin_us=0.01, num_samples=5)
+            results.write("candidates", bucket, time, gpu="GPU-0")
+        for config, mean in (tight_us or {}).items():
+            time = Measurement(config=config, mean_us=mean, error_margin_us=0.01, num_samples=5)
+            results.write("candidate states", bucket, time, gpu="GPU-0", state="tight")
         for config, code in (codes or {}).items():
             used = Resources(registers=8, stack_bytes=0, shared_bytes=0, threads=32)
             compiled = Compiled(
@@ -124,7 +131,8 @@ def swept(
             results.write_compiled("candidates", bucket, config, compiled, gpu="GPU-0")
         results.write_spent("candidates", bucket, measure_s=2.0, verify_s=1.0, open_s=0.5, start_s=4.0,
                             waited_s=1.5, conditions=[], gpu="GPU-0")  # fmt: skip
-    won = dataclasses.replace(scale_table(), entries=(entry(bucket, winner, (FAST, OTHER)),))
+    portfolio = (FAST, OTHER)
+    won = dataclasses.replace(scale_table(), portfolio=portfolio, entries=(entry(bucket, winner, portfolio),))
     records = journals.read(folder / f"{gpus}.jsonl", accepts).records
     return Run(gpus=gpus, cores=gpus, seconds=20.0 / gpus, tables={"scale": won}, records={"scale": records})
 
@@ -142,12 +150,30 @@ def test_winners_that_differ_are_told_and_those_that_do_not_tie_listed(
         [apart] = told["winners"]["apart"]
         assert apart["winners"] == [str(OTHER), str(FAST)]
         assert apart["us"] == [[10.0, 10.5], [10.5, 10.0]]
+        assert apart["in both portfolios"]
     assert told["GPUs' seconds"] == {
         "in all": 20.0, "measuring": 3.5, "starting processes": 4.0, "waiting for compilers": 1.5,
         "idle": 11.0,
     }  # fmt: skip
     assert told["compile-bound part"] == 0.075
     assert told["efficiency"] == 1.0
+
+
+def test_winners_are_compared_in_their_worst_states_as_a_sweep_compares_them(tmp_path: Path) -> None:
+    """On two GPUs the winner is 10 % slower alone, and the other one in a tight row."""
+    alone = swept(tmp_path, 1, FAST, {FAST: 10.0, OTHER: 11.0}, tight_us={FAST: 10.0, OTHER: 10.0})
+    both = swept(tmp_path, 2, OTHER, {FAST: 10.0, OTHER: 11.0}, tight_us={FAST: 11.0, OTHER: 10.0})
+    assert scaling.figures(both, alone)["winners"]["of these tie"] == 1
+    in_one_state = swept(tmp_path, 4, OTHER, {FAST: 10.0, OTHER: 11.0})
+    assert scaling.figures(in_one_state, alone)["winners"]["of these tie"] == 0
+
+
+def test_a_winner_that_is_no_member_of_the_other_portfolio_is_told_as_such(tmp_path: Path) -> None:
+    alone = swept(tmp_path, 1, FAST, {FAST: 10.0, SPACE[2]: 12.0})
+    both = swept(tmp_path, 2, SPACE[2], {FAST: 10.0, SPACE[2]: 12.0})
+    [apart] = scaling.figures(both, alone)["winners"]["apart"]
+    assert apart["us"] == [[12.0, 10.0], [12.0, 10.0]]
+    assert not apart["in both portfolios"]
 
 
 @pytest.mark.parametrize("same", [True, False])
