@@ -52,6 +52,9 @@ SM90 = Arch.parse("sm90")
 _IN_DETAIL = ("matmul", "linear")
 """The kernels with rows of their own among what the rule leaves."""
 
+_GOOD = 0.8
+"""Part of the ideal that a sweep on several GPUs is hoped to reach."""
+
 _OUT_OF_DATE = " (out of date)"
 """Stands behind the name of a row whose kernels have changed since it was measured."""
 
@@ -434,7 +437,9 @@ def _scaling(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
         off = max(abs(fixed + shared / gpus - seconds) for gpus, seconds in whole.items())
         yield (
             f"By least squares, without the run with a killed worker: {fixed:.0f} s that more GPUs do not "
-            f"shorten, and {shared:.0f} s that they share; each sweep is within {off:.0f} s of that."
+            f"shorten, and {shared:.0f} s that they share; each sweep is within {off:.0f} s of that. By it a "
+            f"sweep reaches {_GOOD} of the ideal on {max(whole)} GPUs where it takes "
+            f"{fixed * (1 + (_GOOD * max(whole) - 1) / (1 - _GOOD)) / 60:.0f} minutes on one."
         )
         yield ""
     apart = [
