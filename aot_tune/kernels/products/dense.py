@@ -5,9 +5,9 @@ blocks share the sums of every tile (`splits` above 1, `peeled` 1); or they shar
 (`splits` above 1, `peeled` 0; as in Osama et al., "Stream-K", 2023). In both of the latter the shares are
 added up in the order of K, by blocks that start after all that multiply (`split_k`).
 
-Where the last wave is shared and the last row of tiles begins earlier (`product.first_row`), rows that a
-whole tile and a shared one both store differ in their rounding. The shared tile is stored later: the block of
-the whole one goes on to a share, or ends, before all shares are there. Nothing but time orders the two.
+Where the last wave is shared and the last row of tiles begins earlier (`product.first_row`), the sums of a
+row that a whole tile and a shared one both hold differ in their rounding, and nothing orders their stores. So
+a shared tile begins earlier by whole slices alone, and those before its own rows are not stored.
 """
 
 from __future__ import annotations
@@ -104,11 +104,13 @@ def _share_the_last_wave(
     whole = tiles_m * tiles_n - left
     room = min(blocks, scratch.shape[0] * scratch.shape[1] // (tile_m * tile_n))
     shares = max(min(min(splits, room // max(left, 1)), steps // _LEAST_STEPS), 1)
+    slice_m = tile_m if swapped else tile_m // slices
     for item in range(ct.bid(0), (whole + left * shares) * (1 - ct.bid(1)), blocks):
-        part, among = max(item - whole, 0), 1
+        part, among, unit = max(item - whole, 0), 1, 1
         if item >= whole:
-            among = shares
-        m, n = product.place(min(item, whole) + part // shares, a.shape[0], tile_m, tiles_n, group)
+            among, unit = shares, slice_m
+        m, n = product.order(min(item, whole) + part // shares, tiles_m, tiles_n, group)
+        m = _first_row(m, tile_m, a.shape[0], unit)
         share = part % shares
         sums = product.turned(product.unknown_zeros((tile_m, tile_n), n), swapped)
         for step in range(share * steps // among, (share + 1) * steps // among):
@@ -120,11 +122,19 @@ def _share_the_last_wave(
         else:
             _finish(out, ending, linear, m, n, sums, tile_n, swapped)
     for index in range(ct.bid(0), left * slices * ct.bid(1) * min(shares - 1, 1), blocks):
-        m, n = product.place(whole + index // slices, a.shape[0], tile_m, tiles_n, group)
-        at = index % slices
+        m, n = product.order(whole + index // slices, tiles_m, tiles_n, group)
+        at, own = index % slices, m * tile_m
+        m = _first_row(m, tile_m, a.shape[0], slice_m)
         sums = split_k.slice_of_sum(scratch, index // slices, at, shares, splits, slices, shape, swapped)
         m, n, spacing = split_k.index_of_slice(m, n, at, slices, (tile_m, tile_n), swapped)
-        _finish(out, ending, linear, m, n, sums, spacing, swapped)
+        if m >= own:
+            _finish(out, ending, linear, m, n, sums, spacing, swapped)
+
+
+def _first_row(m: Any, tile_m: Any, height: Any, unit: Any) -> Any:
+    """`product.first_row`, where a tile begins earlier by a multiple of `unit` rows; it may have rows outside."""
+    own = m * tile_m
+    return own - (own - product.first_row(m, tile_m, height)) // unit * unit
 
 
 def _extent(tile: Any, swapped: Any) -> Any:

@@ -38,9 +38,8 @@ def first_row(m: Any, tile_m: Any, height: Any) -> Any:
     """The first row of the `m`-th tile down.
 
     Rows outside are slow to load: with 43 of 64 outside, a step took 1.4 times as long on an H200. So a last
-    tile of fewer rows begins earlier; it shares rows with the tile before, and both store equal results, but
-    for a tile whose sums are shared beside one whose are not (`dense`). A product of fewer rows than one tile
-    cannot do so and loads rows outside.
+    tile of fewer rows begins earlier; it shares rows with the tile before, and both store equal results. A
+    product of fewer rows than one tile cannot do so and loads rows outside.
     """
     return max(min(m * tile_m, height - tile_m), 0)
 

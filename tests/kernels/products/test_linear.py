@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from aot_tune import workspace
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import activations
-from aot_tune.kernels.products import split_k
+from aot_tune.kernels.products import dense, dense_space, split_k
 from aot_tune.kernels.products.dense_space import config_of
 from aot_tune.kernels.products.linear import _no_bias, linear, linear_tunable
 from aot_tune.kernels.products.product_space import extent
@@ -154,11 +155,40 @@ def test_what_the_last_wave_leaves_is_shared(seed: int, dtype: str, monkeypatch:
     args = linear_tunable.make_args(shape(m, n, 16 * 20, dtype, activation="silu"), CPU, seed)
     poison(linear_tunable, args)
     wanted = expected(linear_tunable, args)
-    chosen, twice = config(32, 64, 16, splits=4, peeled=0), emulator.of_two_tiles(m, 32, n)
+    chosen, twice = config(32, 64, 16, splits=4, peeled=0), emulator.of_two_tiles(m, 32, 64 * 3)
     emulator.run(linear_tunable, args, chosen, monkeypatch, sms=20, twice=twice)
     assert sorted(left) == list(range(16))
     assert_agrees(linear_tunable, args, wanted)
     assert not bool(args[4].any())
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("slices", [1, 4])
+def test_a_row_of_a_whole_tile_and_a_shared_one_has_the_bits_of_the_whole_one(
+    slices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """24 tiles for 23 blocks. Block 22 has the one above the shared one, and no share; it may come last."""
+    monkeypatch.setattr(split_k, "left", lambda rows, k, columns: 1 << 20)
+    monkeypatch.setattr(dense_space, "_LEAST_SLICE", 32 * 64 // slices)
+    finish, is_late = dense._finish, False
+
+    def finished(*args: Any) -> None:
+        if is_late and (dense.ct.bid(0), dense.ct.bid(1)) == (22, 0):
+            time.sleep(0.3)
+        finish(*args)
+
+    monkeypatch.setattr(dense, "_finish", finished)
+    m, n = 32 * 5 + 3, 64 * 4
+    args = linear_tunable.make_args(shape(m, n, 16 * 20 + 5, "float32"), CPU, 0)
+    chosen, twice = config(32, 64, 16, splits=4, peeled=0), emulator.of_two_tiles(m, 32, 64 * 3)
+    results = []
+    for is_late in (False, True):
+        poison(linear_tunable, args)
+        wanted = expected(linear_tunable, args)
+        emulator.run(linear_tunable, args, chosen, monkeypatch, sms=23, at_once=46, twice=twice)
+        assert_agrees(linear_tunable, args, wanted)
+        results.append(args[3].clone())
+    assert torch.equal(*results)
 
 
 @pytest.mark.emulated

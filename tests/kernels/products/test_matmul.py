@@ -12,7 +12,7 @@ import torch
 
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import matmul, matmul_tunable
-from aot_tune.kernels.products import product, split_k
+from aot_tune.kernels.products import dense_space, product, split_k
 from aot_tune.kernels.products.dense_space import config_of, constants_of, tiles
 from aot_tune.kernels.products.product_space import extent
 from aot_tune.nvidia import cutile
@@ -385,25 +385,38 @@ def test_parts_of_a_sum_are_added_up_by_whoever_comes_later(
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("swapped", [0, 1])
+@pytest.mark.parametrize("slices", [1, 4])
 @pytest.mark.parametrize(
-    ("sms", "k", "parts"),
+    ("sms", "k", "parts", "whole"),
     [
-        (7, 16 * 20, 6),  # 24 tiles: 3 are left, of which 2 blocks share each
-        (20, 16 * 20, 16),  # 4 are left for 5 blocks each, 4 at most
-        (23, 16 * 20 + 5, 4),  # 1 for 4
-        (24, 16 * 20, 0),  # none
-        (100, 16 * 20, 96),  # all tiles are the last wave, for 4 each
-        (16, 16 * 20, 16),  # 8 are left, for 2 each
-        (13, 16 * 20, 0),  # 11 are left for one each
-        (23, 16 * 7, 0),  # too few steps to share
+        (7, 16 * 20, 6, 3),  # 24 tiles: 3 are left, of which 2 blocks share each
+        (20, 16 * 20, 16, 3),  # 4 are left for 5 blocks each, 4 at most
+        (23, 16 * 20 + 5, 4, 3),  # 1 for 4
+        (24, 16 * 20, 0, 4),  # none
+        (100, 16 * 20, 96, 0),  # all tiles are the last wave, for 4 each
+        (16, 16 * 20, 16, 2),  # 8 are left, for 2 each
+        (13, 16 * 20, 0, 2),  # 11 are left for one each
+        (23, 16 * 7, 0, 3),  # too few steps to share
     ],
 )
 def test_what_the_last_wave_leaves_is_shared(
-    sms: int, k: int, parts: int, swapped: int, monkeypatch: pytest.MonkeyPatch
+    sms: int,
+    k: int,
+    parts: int,
+    whole: int,
+    slices: int,
+    swapped: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    m, n = 32 * 5 + 3, 64 * 3 + 1
+    """`whole` of the 4 tiles of the last row are; what is left but not shared stores rows twice as well."""
+    m, n = 32 * 5 + 3, 64 * 4
     one = shape(m, n, k)
     monkeypatch.setattr(split_k, "left", lambda rows, k, columns: 1 << 20)
+    monkeypatch.setattr(dense_space, "_LEAST_SLICE", 32 * 64 // slices)
+    earlier = 24 if slices == 4 and not swapped else 0  # of 29 rows, by slices of 8; whole tiles if swapped
+    twice = emulator.of_two_tiles(m, 32, 64 * whole)
+    if not parts:
+        twice += earlier * 64 * (4 - whole)
     left = shares_left(monkeypatch)
     args = matmul_tunable.make_args(one, CPU, 1)
     args[0][0] = 0.0
@@ -418,7 +431,7 @@ def test_what_the_last_wave_leaves_is_shared(
             monkeypatch,
             sms=sms,
             at_once=at_once,
-            twice=emulator.of_two_tiles(m, 32, n),
+            twice=twice,
         )
         assert blocks == 2 * min(sms, 24 * 4)
         assert sorted(left) == list(range(parts))
@@ -431,7 +444,7 @@ def test_what_the_last_wave_leaves_is_shared(
 def test_several_blocks_add_up_a_tile_of_the_last_wave(
     tile: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two slices of a tile, or four."""
+    """Two slices of a tile, or four. Of the last row of tiles the first is whole."""
     m, n = 64 * 4 + 9, 64 * 2
     monkeypatch.setattr(split_k, "left", lambda rows, k, columns: 1 << 20)
     args = matmul_tunable.make_args(shape(m, n, 16 * 20), CPU, 1)
@@ -443,7 +456,7 @@ def test_several_blocks_add_up_a_tile_of_the_last_wave(
         config(tile_k=16, splits=4, peeled=0, **tile),
         monkeypatch,
         sms=4,
-        twice=emulator.of_two_tiles(m, tile["tile_m"], n),
+        twice=emulator.of_two_tiles(m, tile["tile_m"], n // 2),
     )
     assert_agrees(matmul_tunable, args, wanted)
     assert not bool(args[3].any())
