@@ -310,6 +310,7 @@ class _Race:
         # Each is held, but for that of the block that runs.
         self.going = {index: threading.Lock() for index in range(at_once)}
         self.waiting: set[int] = set()
+        self.late: set[int] = set()
         self.running = 0
 
     def run(self) -> None:
@@ -345,8 +346,9 @@ class _Race:
 
     def _go_on(self) -> None:
         """Choose who runs next."""
-        busy = [index for index in self.going if index not in self.waiting]
-        chosen = busy if busy and self.chance.random() >= self.looks_again else list(self.going)
+        busy = [index for index in self.going if index not in self.waiting and index not in self.late]
+        others = [index for index in self.going if index not in self.late]
+        chosen = busy if busy and self.chance.random() >= self.looks_again else others or list(self.going)
         self.running = self.chance.choice(chosen)
         self.going[self.running].release()
 
@@ -362,6 +364,16 @@ class _Race:
             lock.acquire()
             assert race.failed is None, "another block failed"
             assert time.monotonic() < race.ends, "blocks wait for each other"
+
+
+def come_last() -> None:
+    """Let the blocks that are under way end before this one goes on: none of them may wait for it."""
+    race = _Race.now
+    if race is not None:
+        index = race.running
+        race.late.add(index)
+        _Race.turn()
+        race.late.discard(index)
 
 
 def _in_turn(function: Callable[..., Any], *, loads: bool = False) -> Callable[..., Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -170,19 +169,19 @@ def test_a_row_of_a_whole_tile_and_a_shared_one_has_the_bits_of_the_whole_one(
     """24 tiles for 23 blocks. Block 22 has the one above the shared one, and no share; it may come last."""
     monkeypatch.setattr(split_k, "left", lambda rows, k, columns: 1 << 20)
     monkeypatch.setattr(dense_space, "_LEAST_SLICE", 32 * 64 // slices)
-    finish, is_late = dense._finish, False
-
-    def finished(*args: Any) -> None:
-        if is_late and (dense.ct.bid(0), dense.ct.bid(1)) == (22, 0):
-            time.sleep(0.3)
-        finish(*args)
-
-    monkeypatch.setattr(dense, "_finish", finished)
+    finish = dense._finish
     m, n = 32 * 5 + 3, 64 * 4
     args = linear_tunable.make_args(shape(m, n, 16 * 20 + 5, "float32"), CPU, 0)
     chosen, twice = config(32, 64, 16, splits=4, peeled=0), emulator.of_two_tiles(m, 32, 64 * 3)
+
+    def finished_late(*args: Any) -> None:
+        if (dense.ct.bid(0), dense.ct.bid(1)) == (22, 0):
+            emulator.come_last()
+        finish(*args)
+
     results = []
-    for is_late in (False, True):
+    for at_end in (finish, finished_late):
+        monkeypatch.setattr(dense, "_finish", at_end)
         poison(linear_tunable, args)
         wanted = expected(linear_tunable, args)
         emulator.run(linear_tunable, args, chosen, monkeypatch, sms=23, at_once=46, twice=twice)
