@@ -25,7 +25,10 @@ share of each operand that L2 holds does not count: with points of other shares 
 rule left the same on the tables of sm90.
 
 Where the points are other buckets', the default is taken unless the choice is expected to be faster by more
-than `OVERLAP`. ``tuned_configs/README.md`` has an example and says what the rule leaves on measured tables.
+than `OVERLAP`. On another card than the one that was measured, of the configs whose estimates overlap the one
+that loads the fewest bytes is taken: which of them is the fastest there is not known, and where bandwidth is
+less, bytes alone cost more. ``tuned_configs/README.md`` has an example and says what the rule leaves on
+measured tables.
 """
 
 from __future__ import annotations
@@ -61,6 +64,9 @@ MOST_BESIDE = 3
 
 Tiles = Callable[[Config, Problem], int]
 """A declaration's function from (config, problem) to the number of tiles, blocks of work."""
+
+Loads = Callable[[Config], float]
+"""A function from a config to the bytes that all its blocks load for the problem in question."""
 
 DefaultAt = Callable[[Problem], Config]
 """A function from a problem to the declaration's default for it."""
@@ -109,6 +115,7 @@ def pick(
     where: Where = "inside",
     beside: Sequence[BucketRule] = (),
     sm_count: int | None = None,
+    loads: Loads | None = None,
 ) -> Pick | None:
     """Choose the config for a problem of an entry's bucket, or of none.
 
@@ -116,6 +123,7 @@ def pick(
     2. Otherwise it is the config with the least estimate (module docstring); at a point, the times there.
        Outside the entry's bucket it is the default, where the estimates of both overlap.
     3. Where no point has a time, it is the entry's config, else the default.
+    4. With `loads`, a config whose estimate overlaps with the least takes its place if it loads fewer bytes.
 
     Each step passes over configs that are not allowed.
 
@@ -128,15 +136,24 @@ def pick(
         where: As for `BucketRule.ranking`; so are the arguments below.
         beside: The rules of buckets beside the entry's.
         sm_count: Multiprocessors of the GPU that launches; None for those of the GPU that was measured.
+        loads: The bytes that all blocks of a config load at this size; None on the card that was measured.
 
     Returns:
         The pick, or None when no config is allowed, not even the default.
     """
+    edge = None
     if problem == entry.bucket and allowed(entry.config):
-        return Pick(entry.config, lambda: f"winner at the bucket's edge: {entry.mean_us:.1f} us")
+        edge = Pick(entry.config, lambda: f"winner at the bucket's edge: {entry.mean_us:.1f} us")
+        if loads is None:
+            return edge
     ranking = rule.ranking(problem, default, where=where, beside=beside, sm_count=sm_count)
+    found = edge or _fastest(entry, ranking, default, allowed)
+    return found if found is None or loads is None else _lightest(found, ranking, allowed, loads)
+
+
+def _fastest(entry: Entry, ranking: Ranking, default: Config, allowed: Allowed) -> Pick | None:
     for lag, config in ranking.fastest_first():
-        behind = math.inf if where == "inside" else ranking.default_lag(lag + _OVERLAP) - lag
+        behind = math.inf if ranking.where == "inside" else ranking.default_lag(lag + _OVERLAP) - lag
         if behind <= _OVERLAP and allowed(default):
             return Pick(default, partial(_overlap, ranking, behind, config))
         if allowed(config):
@@ -145,6 +162,26 @@ def pick(
         if allowed(config):
             return Pick(config, partial("{}: no point of the bucket has a time".format, name))
     return None
+
+
+def _lightest(found: Pick, ranking: Ranking, allowed: Allowed, loads: Loads) -> Pick:
+    """Of the picked config and those that overlap with the fastest, the one that loads the fewest bytes."""
+    fastest = next(ranking.fastest_first(), None)
+    near = ranking.within(fastest[0] + _OVERLAP) if fastest else ()
+    others = [config for config in near if config != found.config]
+    least = whole = loads(found.config) if others else 0.0
+    lightest = found.config
+    for config in others if whole < math.inf else ():
+        if (own := loads(config)) * (1 + _LIGHTER) < least and allowed(config):
+            least, lightest = own, config
+    return found if lightest == found.config else Pick(lightest, partial(_lighter, found, least / whole))
+
+
+def _lighter(found: Pick, part: float) -> str:
+    return (
+        f"expected to be as fast as {found.config}, within {OVERLAP:.0%}, of whose bytes it loads "
+        f"{part:.0%}; the times are another card's; {found.reason}"
+    )
 
 
 def _reason(ranking: Ranking, lag: float) -> str:
@@ -234,6 +271,11 @@ class Ranking:
             lag = self._known[place] = least + self.exponent * math.log(self._waves_of(place))
         return lag
 
+    def within(self, limit: float) -> list[Config]:
+        """The configs whose lag is at most this, fastest first. Waves are counted of those that can be."""
+        lags = [(self._lag(*one), one[1]) for one in self._least if one[0] <= limit]
+        return [self._configs[place] for lag, place in sorted(lags) if lag <= limit]
+
     @property
     def lags(self) -> list[tuple[float, Config]]:
         """All of `fastest_first`."""
@@ -286,6 +328,9 @@ def waves(tiles: int, config: Config, sm_count: int) -> int:
     """How often the GPU must be filled with blocks to run this number of tiles, 1 at least."""
     return max(-(-tiles // blocks_in_flight(config, sm_count)), 1)
 
+
+_LIGHTER = 0.02
+"""Loads that differ by at most this fraction count as the same: the last tiles of two configs differ."""
 
 _MOST_BESIDE_FAR = 1
 """As `MOST_BESIDE`, for sizes more than a doubling away. More leave the same on the tables of sm90."""

@@ -16,6 +16,7 @@ from aot_tune.tables.left_out import inside as inside_left
 from aot_tune.tables.rule import (
     PREDICTED_GAIN,
     BucketRule,
+    Loads,
     Pick,
     Tiles,
     Where,
@@ -102,9 +103,10 @@ def pick_of(
     allowed: Callable[[Config], bool] = lambda config: True,
     tiles: Tiles | None = recorded.tiles,
     where: Where = "inside",
+    loads: Loads | None = None,
 ) -> Pick | None:
     rule = rule_of(table.entries[0], table, tiles, lambda problem: DEFAULT)
-    return pick(table.entries[0], rule, DEFAULT, recorded.problem(size), allowed, where=where)
+    return pick(table.entries[0], rule, DEFAULT, recorded.problem(size), allowed, where=where, loads=loads)
 
 
 def picked(table: Table, size: int, allowed: Callable[[Config], bool] = lambda config: True) -> Config | None:
@@ -301,6 +303,61 @@ def test_the_reason_names_the_point_and_the_time() -> None:
     assert "M=384 (" in chosen.reason
 
 
+BYTES = {NARROW: 3.0, WIDE: 2.0, DEFAULT: 2.5}
+
+
+@pytest.mark.parametrize(
+    ("us", "config"),
+    [
+        ((5.0, 5.04, 5.02), WIDE),  # all overlap with the fastest
+        ((5.0, 5.06, 5.02), DEFAULT),  # WIDE does not
+        ((5.0, 5.06, 5.06), NARROW),
+        ((5.0, None, None), NARROW),
+        ((5.04, 5.0, 5.02), WIDE),
+    ],
+)
+@pytest.mark.parametrize("size", [384, 512])
+def test_on_another_card_the_bytes_decide_between_configs_that_overlap(
+    us: tuple[float | None, ...], config: Config, size: int
+) -> None:
+    """At the edge the winner is NARROW, whatever its time at the point is."""
+    table = table_of({384: us, 512: us})
+    found = pick_of(table, size, loads=BYTES.__getitem__)
+    assert found is not None
+    assert found.config == config
+    on_the_same = picked(table, size)
+    told = f"as fast as {on_the_same}, within 1%, of whose bytes it loads {BYTES[config] / 3:.0%}"
+    assert (told in found.reason) == (on_the_same != config)
+
+
+def test_outside_its_buckets_bytes_decide_on_another_card_between_the_default_and_the_fastest_too() -> None:
+    table = table_of({512: (2.0, 3.0, 2.01)})
+    for least in (NARROW, DEFAULT):
+        bytes_of = {**dict.fromkeys(BYTES, 2.0), least: 1.0}
+        found = pick_of(table, 1000, tiles=None, where="near", loads=bytes_of.__getitem__)
+        assert found is not None
+        assert found.config == least
+
+
+@pytest.mark.parametrize(
+    "loads",
+    [lambda one: 2.0, lambda one: 0.0, lambda one: float("inf"), lambda one: 2.0 - 0.03 * (one == WIDE)],
+)
+def test_bytes_that_are_the_same_within_2_percent_or_unknown_decide_nothing(loads: Loads) -> None:
+    table = table_of({384: (5.0, 5.0, 5.0), 512: (5.0, 5.0, 5.0)})
+    for size in (384, 512):
+        found = pick_of(table, size, loads=loads)
+        assert found is not None
+        assert found.config == picked(table, size) == NARROW
+
+
+def test_a_config_that_loads_less_must_be_allowed() -> None:
+    table = table_of({384: (5.0, 5.0, 5.0), 512: (5.0, 5.0, 5.0)})
+    found = pick_of(table, 384, lambda config: config != WIDE, loads=BYTES.__getitem__)
+    assert found is not None
+    assert found.config == DEFAULT
+
+
 @pytest.mark.parametrize(
     ("us", "config"), [(10.0 / (1 + PREDICTED_GAIN), WIDE), (10.0 / (1 + PREDICTED_GAIN) + 0.01, DEFAULT)]
 )
@@ -453,8 +510,8 @@ def test_on_tables_of_one_state_the_rule_leaves_at_most(
         ("attention", (0.8, 5.5), (1.8, 7.8)),
         ("attention_decode", (0.9, 4.4), (3.2, 16.1)),
         ("rms_norm", (2.1, 6.4), (2.3, 8.5)),
-        ("matmul", (0.5, 3.5), (1.5, 6.0)),
-        ("linear", (0.4, 2.5), (1.0, 6.3)),
+        ("matmul", (0.6, 3.5), (1.8, 7.2)),
+        ("linear", (0.5, 4.0), (0.9, 5.0)),
     ],
 )
 def test_on_the_tables_of_sm90_the_rule_leaves_at_most(

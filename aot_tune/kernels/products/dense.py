@@ -132,7 +132,7 @@ def _share_the_last_wave(
 
 
 def _first_row(m: Any, tile_m: Any, height: Any, unit: Any) -> Any:
-    """`product.first_row`, where a tile begins earlier by a multiple of `unit` rows; it may have rows outside."""
+    """`product.first_row` of a tile that begins earlier by a multiple of `unit` rows; some may be outside."""
     own = m * tile_m
     return own - (own - product.first_row(m, tile_m, height)) // unit * unit
 

@@ -165,6 +165,7 @@ def resolve(
     on_miss: OnMiss = "search",
     unfit: Callable[[Config], str | None] | None = None,
     sm_count: int | None = None,
+    card: str | None = None,
     invariant: Invariant | None = None,
 ) -> Choice:
     """Choose the config of a problem.
@@ -198,6 +199,8 @@ def resolve(
             fitting candidate most like it takes its place.
         sm_count: Multiprocessors of the GPU that launches, by which waves are counted; None for those of the
             GPU that a table was measured on.
+        card: Name of the GPU that launches; None for the one that a table was measured on. On any other,
+            the bytes that a config loads decide between those that overlap.
         invariant: Chooses one config for every batch (`aot_tune.serve.choose.invariant`), also in place of
             AOT_TUNE_CONFIG's default, which differs between batches. None where that is not asked for.
 
@@ -213,6 +216,17 @@ def resolve(
             legality.failed(error, problem, str(config))
             return False
 
+    def loads(config: Config) -> float:
+        """The bytes that all blocks load; the same for all where the declaration does not say."""
+        if tunable.tiles is None or tunable.work is None:
+            return 0.0
+        try:
+            work = tunable.work(config, problem)
+            return tunable.tiles(config, problem) * work.steps * work.load_bytes
+        except Exception as error:
+            legality.failed(error, problem, f"{config}, whose work is asked for,")
+            return math.inf
+
     def from_table(found: Match | None, source: Source, where: str) -> Choice | None:
         if found is None:
             return None
@@ -226,6 +240,7 @@ def resolve(
                 where=where_of(source),
                 beside=() if source == "own" else index.beside(found, default_at),
                 sm_count=sm_count,
+                loads=loads if _is_of_another_card(found, card) else None,
             )
         except Exception as error:
             legality.failed(error, problem, f"{where} {found.entry.bucket} of {found.shipped.path}")
@@ -282,6 +297,12 @@ def resolve(
     else:
         missing = f"no table that can be used for {arch}"
     return _default(tunable, arch, problem, default, "default", missing, unfit)
+
+
+def _is_of_another_card(found: Match, card: str | None) -> bool:
+    """Whether an entry's times were measured on another card than this one."""
+    made = found.shipped.table.built_with.device_name
+    return card is not None and card != made and found.entry.evidence == "measured"
 
 
 def where_of(source: Source) -> Where:

@@ -209,9 +209,7 @@ class Dispatcher:
             return known.choice.config
         device = self.machine(device_index, here).device
         try:
-            choice = self.choice(
-                device.arch, problem, sm_count=device.sm_count, on_miss=environment.on_miss()
-            )
+            choice = self.choice(device.arch, problem, device=device, on_miss=environment.on_miss())
         except MissError:
             self._messages.missed(device.arch, problem)
             raise
@@ -224,7 +222,7 @@ class Dispatcher:
             device.arch,
             problem,
             unfit=lambda other: unfit(self._tunable, other, device, problem),
-            sm_count=device.sm_count,
+            device=device,
         )
         return fitting.config
 
@@ -235,10 +233,13 @@ class Dispatcher:
         *,
         config: Config | None = None,
         unfit: Callable[[Config], str | None] | None = None,
-        sm_count: int | None = None,
+        device: Device | None = None,
         on_miss: environment.OnMiss | None = None,
     ) -> Choice:
-        """The choice that a launch of this problem would make on an arch, found without a GPU or a search.
+        """The choice that a launch of this problem would make on an arch, found without a search.
+
+        Without a `device` it is made for the first GPU of this arch that is here, and where there is none for
+        the one that a table was measured on.
 
         Without `on_miss` it is that of AOT_TUNE_ON_MISS; where ``error`` would make the launch raise, it is
         the choice without that.
@@ -256,7 +257,8 @@ class Dispatcher:
             given=config,
             asked_default=environment.forces_default(),
             unfit=unfit,
-            sm_count=sm_count,
+            sm_count=device.sm_count if device is not None else None,
+            card=device.name if device is not None else name or None,
             remembered=remembered,
             on_miss=on_miss or ("nearest" if said == "error" else said),
             invariant=self._invariant(lambda: self.every_batch(arch)),
@@ -345,6 +347,7 @@ class Dispatcher:
             remembered=None if self._ranked else remembered,
             on_miss=environment.on_miss(),
             sm_count=machine.device.sm_count,
+            card=machine.device.name,
             invariant=self._invariant(lambda: machine.invariant),
         )
         try:
