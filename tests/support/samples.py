@@ -10,7 +10,7 @@ import cuda.tile as ct
 import torch
 
 from aot_tune import inputs
-from aot_tune.declare.declaration import Close
+from aot_tune.declare.declaration import Close, Work
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.fingerprint import hashing
 from aot_tune.tables import writer
@@ -158,3 +158,23 @@ def with_entry(table: Table, place: int, **values: object) -> Table:
     entries = list(table.entries)
     entries[place] = dataclasses.replace(entries[place], **values)  # type: ignore[arg-type]
     return dataclasses.replace(table, entries=tuple(entries))
+
+
+def loading_more(config: Config) -> Tunable:
+    """The kernel, of which each block loads twice as much with this config as with any other."""
+    return dataclasses.replace(
+        scale,
+        tiles=lambda config, problem: 1,
+        work=lambda one, problem: Work(load_bytes=2.0 if one == config else 1.0),
+    )
+
+
+def equally_fast(bucket: Problem, winner: Config) -> Table:
+    """The table, where all configs take the same time in a bucket, and this one is the winner."""
+    table = scale_table()
+    place = [entry.bucket for entry in table.entries].index(bucket)
+    points = tuple(
+        dataclasses.replace(point, us=(5.0,) * len(point.us), states={})
+        for point in table.entries[place].points
+    )
+    return with_entry(table, place, config=winner, points=points, states={})

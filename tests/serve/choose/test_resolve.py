@@ -18,7 +18,16 @@ from aot_tune.tables.table import Table
 from aot_tune.tunable import Tunable
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
-from tests.support.samples import DEFAULT, SM90, SPACE, scale, scale_table, with_entry
+from tests.support.samples import (
+    DEFAULT,
+    SM90,
+    SPACE,
+    equally_fast,
+    loading_more,
+    scale,
+    scale_table,
+    with_entry,
+)
 
 AT_64, AT_256 = scale_table().portfolio
 OTHER = next(c for c in SPACE if c not in (AT_64, AT_256, DEFAULT))
@@ -52,43 +61,27 @@ def test_step_2_the_own_bucket_s_entry_is_taken() -> None:
     assert not choice.missed
 
 
-def heavy(first: Config) -> Tunable:
-    """The kernel with a config of which each block loads twice as much as of any other."""
-    return dataclasses.replace(
-        scale,
-        tiles=lambda config, problem: 1,
-        work=lambda config, problem: Work(load_bytes=2.0 if config == first else 1.0),
-    )
-
-
-def as_fast_as(config: Config) -> Table:
-    """The table, with the same time for all configs in the bucket of 64 rows, whose winner is `config`."""
-    [place] = [place for place, entry in enumerate(TABLE.entries) if entry.bucket == at(64)]
-    points = tuple(
-        dataclasses.replace(point, us=(5.0,) * len(point.us), states={})
-        for point in TABLE.entries[place].points
-    )
-    return with_entry(TABLE, place, config=config, points=points, states={})
-
-
 @pytest.mark.parametrize(
     ("card", "taken"), [(None, AT_64), ("NVIDIA H200", AT_64), ("NVIDIA H100 80GB HBM3", AT_256)]
 )
 def test_step_2_on_another_card_the_one_that_loads_less_is_taken_of_those_that_overlap(
     card: str | None, taken: Config
 ) -> None:
-    choice = choose(at(64), as_fast_as(AT_64), tunable=heavy(AT_64), card=card)
+    choice = choose(at(64), equally_fast(at(64), AT_64), tunable=loading_more(AT_64), card=card)
     assert (choice.config, choice.source) == (taken, "own")
     assert ("another card's" in choice.reason) == (taken == AT_256)
-    declared_without = dataclasses.replace(heavy(AT_64), work=None)
-    assert choose(at(64), as_fast_as(AT_64), tunable=declared_without, card=card).config == AT_64
+    declared_without = dataclasses.replace(loading_more(AT_64), work=None)
+    assert choose(at(64), equally_fast(at(64), AT_64), tunable=declared_without, card=card).config == AT_64
 
 
 def test_predicted_times_are_of_no_card() -> None:
-    table = as_fast_as(AT_64)
+    table = equally_fast(at(64), AT_64)
     entries = tuple(dataclasses.replace(one, evidence="predicted") for one in table.entries)
     choice = choose(
-        at(64), dataclasses.replace(table, entries=entries), tunable=heavy(AT_64), card="NVIDIA H100 PCIe"
+        at(64),
+        dataclasses.replace(table, entries=entries),
+        tunable=loading_more(AT_64),
+        card="NVIDIA H100 PCIe",
     )
     assert choice.config == AT_64
 
@@ -99,10 +92,10 @@ def test_a_work_that_raises_is_told_and_decides_nothing() -> None:
             raise ValueError("no such size")
         return Work()
 
-    broken = dataclasses.replace(heavy(AT_64), work=work)
+    broken = dataclasses.replace(loading_more(AT_64), work=work)
     with pytest.warns(TableWarning, match="whose work is asked for, is passed over.*no such size"):
-        choice = choose(at(48), as_fast_as(AT_64), tunable=broken, card="NVIDIA H100 PCIe")
-    assert (choice.config, choice.source) == (choose(at(48), as_fast_as(AT_64)).config, "own")
+        choice = choose(at(48), equally_fast(at(64), AT_64), tunable=broken, card="NVIDIA H100 PCIe")
+    assert (choice.config, choice.source) == (choose(at(48), equally_fast(at(64), AT_64)).config, "own")
 
 
 def test_step_2_then_what_the_user_s_cache_remembers_for_the_bucket() -> None:

@@ -39,7 +39,7 @@ from aot_tune.values.bucket import Exact, Pow2
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 from tests.support.driver import Driver, FakeTensor, stream_on
-from tests.support.samples import DEFAULT, SM90, SPACE, scale, scale_table, write
+from tests.support.samples import DEFAULT, SM90, SPACE, equally_fast, loading_more, scale, scale_table, write
 from tests.support.wide_samples import double, row_sum, scale_each, table_of
 
 AT_64, AT_256 = scale_table().portfolio
@@ -966,6 +966,23 @@ def test_tables_of_another_card_are_used_with_one_warning_in_a_process(
         f"another card of the arch: {made}, and this is NVIDIA H200. They are used" in one for one in said
     )
     assert launched() == [blocks(64, 1024, AT_64), blocks(256, 1024, AT_256)] * 2
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("made", "taken"), [("NVIDIA H100 80GB HBM3", AT_256), ("NVIDIA H200", AT_64)])
+@pytest.mark.filterwarnings("ignore:tables were measured on another card")
+def test_on_another_card_a_launch_takes_what_loads_less_and_config_for_says_so(
+    driver: Driver, launched: Launched, tmp_path: Path, made: str, taken: Config
+) -> None:
+    table = equally_fast(Problem({"dtype": "bfloat16", "M": 64, "N": 1024}), AT_64)
+    write(
+        tmp_path,
+        dataclasses.replace(table, built_with=dataclasses.replace(table.built_with, device_name=made)),
+    )
+    tunable = dataclasses.replace(loading_more(AT_64), tables=tmp_path)
+    assert tunable.config_for(*tensors(64)) == taken
+    tunable.launch(*tensors(64))
+    assert launched() == [blocks(64, 1024, taken)]
 
 
 @pytest.mark.process
