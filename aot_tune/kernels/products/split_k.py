@@ -10,6 +10,7 @@ first.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import cuda.tile as ct
@@ -127,19 +128,16 @@ def scratch(a: torch.Tensor, columns: int) -> torch.Tensor:
     return _in_rows(workspace(a.device, 1, most).counters if most > 1 else unused_counters(a.device))
 
 
-_rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-"""A workspace's counters and their view, by the counters' identity. To make a view takes nearly as long as to
-launch a kernel; workspaces are few and never freed."""
-
-
 def _in_rows(counters: torch.Tensor) -> torch.Tensor:
     """The counters of a workspace as (n, `WIDTH`); their number is a multiple of it."""
-    if counters.is_meta:  # made anew each time
-        return counters.view(-1, WIDTH)
-    found = _rows.get(id(counters))
-    if found is None:
-        found = _rows[id(counters)] = counters, counters.view(-1, WIDTH)
-    return found[1]
+    # Of meta tensors each is made anew.
+    return counters.view(-1, WIDTH) if counters.is_meta else _kept_in_rows(counters)
+
+
+@cache
+def _kept_in_rows(counters: torch.Tensor) -> torch.Tensor:
+    """To make a view takes nearly as long as to launch a kernel; workspaces are few and never freed."""
+    return counters.view(-1, WIDTH)
 
 
 def nothing_left(scratch: torch.Tensor) -> Close:
