@@ -438,7 +438,7 @@ def _scaling(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
         yield (
             f"By least squares, without the run with a killed worker: {fixed:.0f} s that more GPUs do not "
             f"shorten, and {shared:.0f} s that they share; each sweep is within {off:.0f} s of that. By it a "
-            f"sweep reaches {_GOOD} of the ideal on {max(whole)} GPUs where it takes "
+            f"sweep of as many kernels reaches {_GOOD} of the ideal on {max(whole)} GPUs where it takes "
             f"{fixed * (1 + (_GOOD * max(whole) - 1) / (1 - _GOOD)) / 60:.0f} minutes on one."
         )
         yield ""
@@ -454,7 +454,7 @@ def _scaling(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
     ]
     if apart:
         heads = ["GPUs", "kernel", "problem", "winner", "winner on one GPU"]
-        heads += ["in both portfolios", "us of both", "us on one GPU"]
+        heads += ["members of both portfolios", "us of both", "us on one GPU"]
         yield from _table(heads, apart)
 
 

@@ -62,7 +62,7 @@ def is_amount(value: object) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The cost of one tile (block of work), for the performance model."""
+    """The cost of one tile (block of work), for the performance model and for launches on another card."""
 
     steps: int = 1
     """Iterations of the inner loop."""
@@ -164,7 +164,8 @@ class Declaration:
     """(config, problem) -> the number of blocks of work, by which times are scaled between sizes."""
 
     work: Callable[[Config, Problem], Work] | None = None
-    """(config, problem) -> the cost of one block of work, for the model; not for occupancy-only spaces."""
+    """(config, problem) -> the cost of one block of work, for the model, and between equally fast configs
+    on another card than the one that was measured; not for occupancy-only spaces."""
 
     programmatic_dependent_launch: bool = False
     """Whether the kernel may be launched before the one before it in its stream has ended, for which it calls

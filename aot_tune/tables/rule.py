@@ -25,9 +25,9 @@ share of each operand that L2 holds does not count: with points of other shares 
 rule left the same on the tables of sm90.
 
 Where the points are other buckets', the default is taken unless the choice is expected to be faster by more
-than `OVERLAP`. On another card than the one that was measured, of the configs whose estimates overlap the one
-that loads the fewest bytes is taken: which of them is the fastest there is not known, and where bandwidth is
-less, bytes alone cost more. ``tuned_configs/README.md`` has an example and says what the rule leaves on
+than `OVERLAP`. On another card than the one that was measured, of the configs whose estimates overlap, the
+one that loads the fewest bytes is taken: which of them is the fastest there is not known, and where bandwidth
+is less, bytes alone cost more. ``tuned_configs/README.md`` has an example and says what the rule leaves on
 measured tables.
 """
 
@@ -166,8 +166,8 @@ def _fastest(entry: Entry, ranking: Ranking, default: Config, allowed: Allowed) 
 
 def _lightest(found: Pick, ranking: Ranking, allowed: Allowed, loads: Loads) -> Pick:
     """Of the picked config and those that overlap with the fastest, the one that loads the fewest bytes."""
-    fastest = next(ranking.fastest_first(), None)
-    near = ranking.within(fastest[0] + _OVERLAP) if fastest else ()
+    fastest = next((lag for lag, config in ranking.fastest_first() if allowed(config)), math.inf)
+    near = ranking.within(fastest + _OVERLAP) if fastest < math.inf else ()
     others = [config for config in near if config != found.config]
     least = whole = loads(found.config) if others else 0.0
     lightest = found.config
@@ -179,8 +179,8 @@ def _lightest(found: Pick, ranking: Ranking, allowed: Allowed, loads: Loads) -> 
 
 def _lighter(found: Pick, part: float) -> str:
     return (
-        f"expected to be as fast as {found.config}, within {OVERLAP:.0%}, of whose bytes it loads "
-        f"{part:.0%}; the times are another card's; {found.reason}"
+        f"expected within {OVERLAP:.0%} of the fastest, and loads {part:.0%} of the bytes of {found.config}; "
+        f"the times are another card's; {found.reason}"
     )
 
 
@@ -329,8 +329,9 @@ def waves(tiles: int, config: Config, sm_count: int) -> int:
     return max(-(-tiles // blocks_in_flight(config, sm_count)), 1)
 
 
-_LIGHTER = 0.02
-"""Loads that differ by at most this fraction count as the same: the last tiles of two configs differ."""
+_LIGHTER = 0.05
+"""Loads that differ by at most this fraction count as the same: a declaration counts the steps of the last
+tiles as whole ones."""
 
 _MOST_BESIDE_FAR = 1
 """As `MOST_BESIDE`, for sizes more than a doubling away. More leave the same on the tables of sm90."""

@@ -14,7 +14,16 @@ from aot_tune.nvidia.nvml import Gpu
 from aot_tune.tables.table import StateTimes
 from aot_tune.tunable import Tunable
 from aot_tune.values.problem import Problem
-from tests.support.samples import DEFAULT, SM90, scale_in, scale_table, with_entry, write
+from tests.support.samples import (
+    DEFAULT,
+    SM90,
+    equally_fast,
+    loading_more,
+    scale_in,
+    scale_table,
+    with_entry,
+    write,
+)
 
 
 @pytest.fixture
@@ -185,6 +194,19 @@ def test_tables_of_another_card_are_remarked(scale: Tunable, monkeypatch: pytest
     monkeypatch.setattr("aot_tune.serve.choose.loader.gpus", lambda: here)
     (remark,) = explain(scale, SM90, _problem(64)).remarks
     assert "another card of the arch: NVIDIA H200, and this is NVIDIA H100 PCIe." in remark
+
+
+@pytest.mark.parametrize(("card", "place"), [("NVIDIA H100 PCIe", 1), ("NVIDIA H200", 0)])
+def test_the_choice_of_this_machines_card_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: str, place: int
+) -> None:
+    here = [Gpu(index=0, name=card, arch=SM90, uuid="a")]
+    monkeypatch.setattr("aot_tune.serve.choose.loader.gpus", lambda: here)
+    configs = scale_table().portfolio
+    write(tmp_path, equally_fast(_problem(64), configs[0]))
+    told = explain(dataclasses.replace(loading_more(configs[0]), tables=tmp_path), SM90, _problem(64))
+    assert told.config == configs[place]
+    assert ("loads 50% of the bytes of" in told.reason) == (place == 1)
 
 
 def test_a_damaged_table_is_remarked_and_missed(scale: Tunable, tmp_path: Path) -> None:

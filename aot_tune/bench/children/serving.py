@@ -118,7 +118,7 @@ def _bare(tunable: Tunable, kernel_of: Callable[..., Any]) -> Callable[[], None]
     args = _args(tunable)
     dispatcher, problem = dispatcher_of(tunable), tunable.problem_of(*args)
     device = dispatcher.machine(0, _runtime()).device
-    config = dispatcher.choice(device.arch, problem).config
+    config = dispatcher.choice(device.arch, problem, device=device).config
     kernel, grid = kernel_of(**config.hints), tunable.grid_fn(config, device, problem)
     passed, stream = tunable.args_fn(config, *args), torch.cuda.current_stream().cuda_stream
     return lambda: ct.launch(stream, grid, kernel, passed)

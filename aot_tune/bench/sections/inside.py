@@ -101,7 +101,7 @@ def of_resolver(
     tunable = kernel.tunable
     taken, default = [], []
     for each, one in zip(plans, timed, strict=True):
-        choice = dispatcher_of(tunable).choice(gpu.arch, each.problem)
+        choice = dispatcher_of(tunable).choice(gpu.arch, each.problem, device=gpu.device)
         config = one.listed.twins.get(choice.config, choice.config)
         if config not in one.us:
             own = each if config in each.jobs else gpu.plan_configs(kernel, each.problem, [config])

@@ -105,7 +105,11 @@ class _Kernel:
 
     def chosen(self, one: Drawn) -> Config:
         """The config that serving takes for a problem."""
-        return dispatcher_of(self.found.tunable).choice(self.gpu.arch, one.problem).config
+        return (
+            dispatcher_of(self.found.tunable)
+            .choice(self.gpu.arch, one.problem, device=self.gpu.device)
+            .config
+        )
 
     def configs(self, one: Drawn) -> tuple[Config, ...]:
         """The choice and the default, then what they are compared with."""
@@ -180,7 +184,7 @@ def samples(gpu: BenchGpu, clock: StateClock, kernel: DeviceKernel, one: Drawn, 
         if config in cubins
     }
     once = {name: clock.once(launches, renewed) for name, launches in runs.items()}
-    chosen = str(dispatcher_of(tunable).choice(gpu.arch, problem).config)
+    chosen = str(dispatcher_of(tunable).choice(gpu.arch, problem, device=gpu.device).config)
     kept = {chosen, str(plan.default)}
     limit = _HOPELESS * min(once.values())
     runs = {name: launches for name, launches in runs.items() if name in kept or once[name] <= limit}

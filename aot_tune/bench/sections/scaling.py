@@ -244,9 +244,10 @@ def figures(one: Run, alone: Run) -> dict[str, Any]:
 def differences(one: Run, other: Run) -> dict[str, Any]:
     """In how many entries the winners of two sweeps differ, in how many of these they tie, and the others.
 
-    Winners are compared as a sweep compares them: by the time in each one's worst state, in one pass of one
-    sweep. Those of the same code tie. A winner may also be no member of the other sweep's portfolio, which
-    then had nothing to choose but its own: portfolios are settled by what they leave in all entries.
+    Winners are compared nearly as a sweep compares them: by the time in each one's worst state, but in one
+    pass of one sweep. Those of the same code tie, whatever their grids are. A winner may also be no member of
+    the other sweep's portfolio, which then had others to choose from: portfolios are settled by what they
+    leave in all entries.
     """
     entries = differing = 0
     apart = []

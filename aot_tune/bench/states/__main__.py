@@ -111,7 +111,7 @@ def _configs(gpu: BenchGpu, found: FoundKernel, problem: Problem) -> list[Config
     tunable = found.tunable
     tables = loader.load(tunable, gpu.arch).tables
     known = [
-        dispatcher_of(tunable).choice(gpu.arch, problem).config,
+        dispatcher_of(tunable).choice(gpu.arch, problem, device=gpu.device).config,
         tunable.default_config(gpu.arch, problem),
         *(config for shipped_ in tables for config in shipped_.table.portfolio),
     ]

@@ -224,7 +224,7 @@ def resolve(
             work = tunable.work(config, problem)
             return tunable.tiles(config, problem) * work.steps * work.load_bytes
         except Exception as error:
-            legality.failed(error, problem, f"{config}, whose work is asked for,")
+            legality.failed(error, problem, f"the work of {config}")
             return math.inf
 
     def from_table(found: Match | None, source: Source, where: str) -> Choice | None:

@@ -238,15 +238,17 @@ class Dispatcher:
     ) -> Choice:
         """The choice that a launch of this problem would make on an arch, found without a search.
 
-        Without a `device` it is made for the first GPU of this arch that is here, and where there is none for
-        the one that a table was measured on.
+        Without a `device` waves are those of the card that a table was measured on, and the card is the
+        first GPU of this arch that is here, if any.
 
         Without `on_miss` it is that of AOT_TUNE_ON_MISS; where ``error`` would make the launch raise, it is
         the choice without that.
         """
         said = environment.on_miss()
         config = config_on(config, arch) if config is not None else None
-        name = next((gpu.name for gpu in loader.gpus() or () if gpu.arch == arch), "")
+        here = [device.name] if device is not None else []
+        here += [gpu.name for gpu in loader.gpus() or () if gpu.arch == arch]
+        name = next(iter(here), "")
         remembered = None if is_rank() else lambda bucket: self._search.remembered(arch, name, bucket)
         return resolve(
             self._tunable,
@@ -258,7 +260,7 @@ class Dispatcher:
             asked_default=environment.forces_default(),
             unfit=unfit,
             sm_count=device.sm_count if device is not None else None,
-            card=device.name if device is not None else name or None,
+            card=name or None,
             remembered=remembered,
             on_miss=on_miss or ("nearest" if said == "error" else said),
             invariant=self._invariant(lambda: self.every_batch(arch)),

@@ -159,7 +159,7 @@ def passed_over_message(tunable: Declaration, arch: Arch, problem: Problem, choi
     if entry.config not in tunable.declared_space(arch, problem):
         return None  # `legal` may not be asked about it; the loader has said that it is left out
     reason = tunable.refusal(entry.config, arch, problem)
-    if reason is None:  # it does not fit this GPU, which may be smaller than others of its arch
+    if reason is None:  # it does not fit this GPU, or another one loads less and this is another card
         return None
     return (
         f"{tunable.name} {problem} on {arch}: its table's winner, {entry.config}, may not run: {reason}; "

@@ -15,6 +15,7 @@ from aot_tune.tuner.plan.candidates import DeviceKernel, plan_only
 from aot_tune.tuner.plan.shortlist import Shortlist
 from aot_tune.tuner.plan.sizes import sizes_inside
 from aot_tune.values.arch import Arch
+from aot_tune.values.device import Device
 
 KERNELS = shipped()
 
@@ -59,9 +60,9 @@ def test_regrets_are_against_the_fastest_candidate(monkeypatch: pytest.MonkeyPat
     arch = Arch.parse("sm90")
     kernel = DeviceKernel(KERNELS["softmax"], arch)
     each, one = timed(kernel)
-    chosen = SimpleNamespace(choice=lambda *_: SimpleNamespace(config=next(iter(one.us))))
+    chosen = SimpleNamespace(choice=lambda *_, **__: SimpleNamespace(config=next(iter(one.us))))
     monkeypatch.setattr(inside, "dispatcher_of", lambda _: chosen)
-    gpu: Any = SimpleNamespace(arch=arch)
+    gpu: Any = SimpleNamespace(arch=arch, device=Device.reference(arch))
     figures = inside.of_resolver(gpu, kernel, [each], [one])
     assert figures["resolver"] == {
         "geometric mean %": 20.0, "95th percentile %": 20.0, "worst %": 20.0,

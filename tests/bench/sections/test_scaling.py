@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,18 +112,25 @@ def swept(
     winner: Config,
     us: dict[Config, float],
     codes: dict[Config, str] | None = None,
-    tight_us: dict[Config, float] | None = None,
+    **steps_us: dict[Config, float],
 ) -> Run:
-    """A sweep of one bucket in 20 seconds of all GPUs, with the times of its candidates."""
+    """A sweep of one bucket in 20 seconds of all GPUs, with the times of its candidates.
+
+    `steps_us` are those of other steps, by the steps' names; a step of states is of a tight row.
+    """
     bucket = Problem({"dtype": "bfloat16", "M": 64, "N": 1024})
+    folder.mkdir(exist_ok=True)
     with Journal.open(folder / f"{gpus}.jsonl", {"kernel": "scale"}, accepts=accepts) as journal:
         results = SweepResults(journal)
         for config, mean in us.items():
             time = Measurement(config=config, mean_us=mean, error_margin_us=0.01, num_samples=5)
             results.write("candidates", bucket, time, gpu="GPU-0")
-        for config, mean in (tight_us or {}).items():
-            time = Measurement(config=config, mean_us=mean, error_margin_us=0.01, num_samples=5)
-            results.write("candidate states", bucket, time, gpu="GPU-0", state="tight")
+        for name, times in steps_us.items():
+            step: Any = name.replace("_", " ")
+            for config, mean in times.items():
+                time = Measurement(config=config, mean_us=mean, error_margin_us=0.01, num_samples=5)
+                state: Any = "tight" if "states" in name else None
+                results.write(step, bucket, time, gpu="GPU-0", state=state)
         for config, code in (codes or {}).items():
             used = Resources(registers=8, stack_bytes=0, shared_bytes=0, threads=32)
             compiled = Compiled(
@@ -159,13 +167,32 @@ def test_winners_that_differ_are_told_and_those_that_do_not_tie_listed(
     assert told["efficiency"] == 1.0
 
 
-def test_winners_are_compared_in_their_worst_states_as_a_sweep_compares_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", ["candidate", "portfolio"])
+def test_winners_are_compared_in_their_worst_states(tmp_path: Path, which: str) -> None:
     """On two GPUs the winner is 10 % slower alone, and the other one in a tight row."""
-    alone = swept(tmp_path, 1, FAST, {FAST: 10.0, OTHER: 11.0}, tight_us={FAST: 10.0, OTHER: 10.0})
-    both = swept(tmp_path, 2, OTHER, {FAST: 10.0, OTHER: 11.0}, tight_us={FAST: 11.0, OTHER: 10.0})
+    times = {FAST: 10.0, OTHER: 11.0}
+    step = "portfolio" if which == "portfolio" else "candidates"
+    states = f"{which}_states"
+    alone = swept(tmp_path, 1, FAST, times, **{step: times, states: {FAST: 10.0, OTHER: 10.0}})
+    both = swept(tmp_path, 2, OTHER, times, **{step: times, states: {FAST: 11.0, OTHER: 10.0}})
     assert scaling.figures(both, alone)["winners"]["of these tie"] == 1
-    in_one_state = swept(tmp_path, 4, OTHER, {FAST: 10.0, OTHER: 11.0})
+    in_one_state = swept(tmp_path, 4, OTHER, times, **{step: times})
     assert scaling.figures(in_one_state, alone)["winners"]["of these tie"] == 0
+
+
+@pytest.mark.parametrize("later", ["candidate_finals", "portfolio", "portfolio_finals"])
+def test_of_several_times_the_later_ones_count(tmp_path: Path, later: str) -> None:
+    """The candidates' times do not tie; those that were taken after them do, or the other way round."""
+    for first, then, ties in ((11.0, 10.1, 1), (10.1, 11.0, 0)):
+        candidates = {FAST: 10.0, OTHER: first, SPACE[2]: 10.0}
+        steps = {later: {FAST: 10.0, OTHER: then, SPACE[2]: 10.0}}
+        if later == "portfolio_finals":
+            steps["portfolio"] = candidates
+        runs = [
+            swept(tmp_path / str(then), gpus, winner, candidates, **steps)
+            for gpus, winner in ((1, FAST), (2, OTHER))
+        ]
+        assert scaling.figures(runs[1], runs[0])["winners"]["of these tie"] == ties
 
 
 def test_a_winner_that_is_no_member_of_the_other_portfolio_is_told_as_such(tmp_path: Path) -> None:

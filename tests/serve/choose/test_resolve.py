@@ -93,7 +93,7 @@ def test_a_work_that_raises_is_told_and_decides_nothing() -> None:
         return Work()
 
     broken = dataclasses.replace(loading_more(AT_64), work=work)
-    with pytest.warns(TableWarning, match="whose work is asked for, is passed over.*no such size"):
+    with pytest.warns(TableWarning, match="the work of tile_m=.* is passed over.*no such size"):
         choice = choose(at(48), equally_fast(at(64), AT_64), tunable=broken, card="NVIDIA H100 PCIe")
     assert (choice.config, choice.source) == (choose(at(48), equally_fast(at(64), AT_64)).config, "own")
 
