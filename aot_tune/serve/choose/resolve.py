@@ -14,7 +14,7 @@ from aot_tune.environment import OnMiss
 from aot_tune.errors import LaunchError, MissError, TableWarning, UsageError
 from aot_tune.serve.warn import warn
 from aot_tune.tables.index import Classes, Index, Match, classes_of
-from aot_tune.tables.rule import Pick, Where, pick
+from aot_tune.tables.rule import Loads, Pick, Where, pick
 from aot_tune.tables.table import Entry
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import NEAR_DOUBLINGS
@@ -216,17 +216,6 @@ def resolve(
             legality.failed(error, problem, str(config))
             return False
 
-    def loads(config: Config) -> float:
-        """The bytes that all blocks load; the same for all where the declaration does not say."""
-        if tunable.tiles is None or tunable.work is None:
-            return 0.0
-        try:
-            work = tunable.work(config, problem)
-            return tunable.tiles(config, problem) * work.steps * work.load_bytes
-        except Exception as error:
-            legality.failed(error, problem, f"the work of {config}")
-            return math.inf
-
     def from_table(found: Match | None, source: Source, where: str) -> Choice | None:
         if found is None:
             return None
@@ -240,7 +229,7 @@ def resolve(
                 where=where_of(source),
                 beside=() if source == "own" else index.beside(found, default_at),
                 sm_count=sm_count,
-                loads=loads if _is_of_another_card(found, card) else None,
+                loads=_loads(tunable, problem, legality) if _is_of_another_card(found, card) else None,
             )
         except Exception as error:
             legality.failed(error, problem, f"{where} {found.entry.bucket} of {found.shipped.path}")
@@ -303,6 +292,26 @@ def _is_of_another_card(found: Match, card: str | None) -> bool:
     """Whether an entry's times were measured on another card than this one."""
     made = found.shipped.table.built_with.device_name
     return card is not None and card != made and found.entry.evidence == "measured"
+
+
+def _loads(tunable: Declaration, problem: Problem, legality: Legality) -> Loads | None:
+    """The bytes that all blocks of a config load, infinitely many where a function of the declaration raises.
+
+    None where the declaration does not say.
+    """
+    tiles, work = tunable.tiles, tunable.work
+    if tiles is None or work is None:
+        return None
+
+    def loads(config: Config) -> float:
+        try:
+            block = work(config, problem)
+            return tiles(config, problem) * block.steps * block.load_bytes
+        except Exception as error:
+            legality.failed(error, problem, f"the work of {config}")
+            return math.inf
+
+    return loads
 
 
 def where_of(source: Source) -> Where:

@@ -246,9 +246,10 @@ class Dispatcher:
         """
         said = environment.on_miss()
         config = config_on(config, arch) if config is not None else None
-        here = [device.name] if device is not None else []
-        here += [gpu.name for gpu in loader.gpus() or () if gpu.arch == arch]
-        name = next(iter(here), "")
+        if device is not None:
+            name = device.name
+        else:
+            name = next((gpu.name for gpu in loader.gpus() or () if gpu.arch == arch), "")
         remembered = None if is_rank() else lambda bucket: self._search.remembered(arch, name, bucket)
         return resolve(
             self._tunable,
