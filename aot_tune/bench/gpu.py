@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from aot_tune.declare.discovery import FoundKernel, find_tunables
 from aot_tune.nvidia import cutile
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled
-from aot_tune.tuner.compile.pool import CompilePool
+from aot_tune.tuner.compile.pool import CompilePool, usable_cores
 from aot_tune.tuner.measure.worker.clock import EventRound
 from aot_tune.tuner.measure.worker.gpu import MOST_SAMPLES
 from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, plan, plan_only
@@ -37,7 +36,7 @@ _SAMPLES = 21
 @contextmanager
 def this_gpu() -> Iterator[BenchGpu]:
     """The GPU, with a compile feed over the folder of cubins that sweeps use too."""
-    with CompileFeed(partial(CompilePool, os.cpu_count() or 1, folder=sweep.CUBINS)) as feed:
+    with CompileFeed(partial(CompilePool, usable_cores(), folder=sweep.CUBINS, yielding=True)) as feed:
         yield BenchGpu(feed)
 
 

@@ -8,7 +8,6 @@ nothing, it compiles `MOST_UNRANKED` candidates that are evenly spread over the 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.tables import store
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, CompileResult
-from aot_tune.tuner.compile.pool import CompilePool
+from aot_tune.tuner.compile.pool import CompilePool, usable_cores
 from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, plan
 from aot_tune.tuner.plan.model import residency, spills
 from aot_tune.tuner.plan.shortlist import predictions
@@ -108,7 +107,7 @@ def check(
     wanted = [_wanted(found, arch, most) for arch in archs for found in kernels]
     results: dict[str, CompileResult] = {}
     said = time.monotonic()
-    with CompilePool(jobs or os.cpu_count() or 1, folder=folder) as pool:
+    with CompilePool(jobs or usable_cores(), folder=folder) as pool:
         for one in wanted:
             for job, _ in one.jobs:
                 pool.submit(job)

@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from os import cpu_count
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from aot_tune.nvidia import cutile
 from aot_tune.record.arguments import described
 from aot_tune.serve.replay.searches import SearchCall
 from aot_tune.tuner.compile.job import Compiled, CompileJob
-from aot_tune.tuner.compile.pool import COMPILE_SECONDS, CompilePool
+from aot_tune.tuner.compile.pool import COMPILE_SECONDS, CompilePool, usable_cores
 from aot_tune.tuner.process.worker import START_SECONDS, RemoteError, Worker, WorkerDied, WorkerTimeout
 from aot_tune.values.arch import Arch
 
@@ -145,7 +144,7 @@ class Ahead:
             self._pool = None
         if self._pool is None:
             self._limit_s = limit_s
-            self._pool = CompilePool(cpu_count() or 1, limit_s, self._folder)
+            self._pool = CompilePool(usable_cores(), limit_s, self._folder)
         return self._pool
 
     def _same_code(self, job: CompileJob, digest: str) -> None:

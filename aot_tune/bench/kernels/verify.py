@@ -8,7 +8,6 @@ continues after a time limit or a kill. A note counts for the same source, portf
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +25,7 @@ from aot_tune.nvidia.nvml import Gpu, visible_gpus
 from aot_tune.tables import store
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled
-from aot_tune.tuner.compile.pool import CompilePool
+from aot_tune.tuner.compile.pool import CompilePool, usable_cores
 from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, plan_only
 from aot_tune.tuner.sweep import run as sweep
@@ -77,7 +76,7 @@ def run(kernels: Sequence[FoundKernel], *, limit_s: float, checked: Path = CHECK
     """Check the kernels one after another and print each result; return 0 where all of them hold."""
     gpu = next(gpu for gpu in visible_gpus() or () if gpu.arch is not None)
     ends, proofs = time.monotonic() + limit_s, []
-    with CompileFeed(partial(CompilePool, os.cpu_count() or 1, folder=sweep.CUBINS)) as feed:
+    with CompileFeed(partial(CompilePool, usable_cores(), folder=sweep.CUBINS)) as feed:
         for found in kernels:
             proofs.append(_verified(found, gpu, feed, ends, checked))
             print(proofs[-1], flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from aot_tune.bench.gpu import shipped
 from aot_tune.bench.sections.part import Part, Request
 from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.tuner.compile.job import CompileJob
-from aot_tune.tuner.compile.pool import CompilePool
+from aot_tune.tuner.compile.pool import CompilePool, usable_cores
 from aot_tune.tuner.plan.candidates import plan
 from aot_tune.tuner.plan.sizes import spread
 
@@ -30,7 +29,7 @@ def _measured() -> dict[str, Any]:
     found = shipped()["matmul"]
     arch = next(gpu.arch for gpu in visible_gpus() or () if gpu.arch is not None)
     jobs = spread(plan(found, arch, spread(found.tunable.buckets, 6)).jobs, _JOBS)
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     seconds = {workers: _seconds(jobs, workers) for workers in (1, cores)}
     return {
         "compilations": len(jobs),

@@ -28,7 +28,7 @@ from aot_tune.tuner.archives.recorded import RecordedKernel, recorded_kernel
 from aot_tune.tuner.archives.report import ArchivedKernel, ArchiveReport, CubinRequest
 from aot_tune.tuner.archives.signatures import Compilation, compilations
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, CompileResult
-from aot_tune.tuner.compile.pool import CompilePool
+from aot_tune.tuner.compile.pool import CompilePool, usable_cores
 from aot_tune.tuner.plan.candidates import NO_COMPILER, DeviceKernel
 from aot_tune.values.arch import Arch
 from aot_tune.values.text import counted, duration
@@ -224,7 +224,7 @@ def _compiled(
     request: CubinRequest, jobs: Sequence[CompileJob], say: Callable[[str], None]
 ) -> dict[str, CompileResult]:
     results: dict[str, CompileResult] = {}
-    with CompilePool(request.jobs or os.cpu_count() or 1, COMPILE_SECONDS, request.cubins) as pool:
+    with CompilePool(request.jobs or usable_cores(), COMPILE_SECONDS, request.cubins) as pool:
         for job in jobs:
             pool.submit(job)
         results |= {result.key: result for result in pool.poll()}

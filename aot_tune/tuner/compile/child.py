@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,9 @@ from aot_tune.nvidia.sass import inner_loop
 from aot_tune.recorded.fit import kernel_of
 from aot_tune.tuner.compile.job import Compiled, CompileJob, keep
 
+_NICENESS = 10
+"""What is added to the niceness of a process that gives way: it gets a tenth of a core that another wants."""
+
 
 class Compiler:
     """Answers the pool's requests.
@@ -20,10 +24,15 @@ class Compiler:
         report: Sends a progress message to the pool.
         folder: The folder where cubins are kept.
         timeout_s: The compiler's limit for one job, seconds.
+        yielding: Whether this process and its compiler give way to others.
     """
 
-    def __init__(self, report: Callable[[object], None], folder: Path, timeout_s: float) -> None:
+    def __init__(
+        self, report: Callable[[object], None], folder: Path, timeout_s: float, *, yielding: bool = False
+    ) -> None:
         self._report, self._folder, self._timeout_s = report, folder, timeout_s
+        if yielding and hasattr(os, "nice"):
+            os.nice(_NICENESS)
         cubin.find_tool()
 
     def compile(self, job: CompileJob) -> None:

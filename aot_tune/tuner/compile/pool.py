@@ -42,6 +42,13 @@ _OF_ALL = frozenset({"StoreError"})
 """Errors of a child that every other job would meet as well."""
 
 
+def usable_cores() -> int:
+    """The cores that this process may use: fewer than the machine's under `taskset` or in some containers."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 @dataclass
 class _Seat:
     """A child process and its job."""
@@ -76,6 +83,7 @@ class CompilePool(JobQueue):
             reuse them.
         target: ``package.module:Class`` of the compiler in a child; tests name a faulty one.
         at_once: Whether all children start now, for jobs that are on their way.
+        yielding: Whether children run at a low priority, so that they hold up no process that measures.
 
     Raises:
         TuneError: The system's temporary folder, which the compiler needs, cannot be written.
@@ -89,10 +97,12 @@ class CompilePool(JobQueue):
         *,
         target: str = "aot_tune.tuner.compile.child:Compiler",
         at_once: bool = False,
+        yielding: bool = False,
     ) -> None:
         _check_temporary_folder()
         super().__init__(workers, folder)
         self._timeout_s, self._target = timeout_s, target
+        self._given = {"folder": folder, "timeout_s": timeout_s, **({"yielding": True} if yielding else {})}
         self._seats: list[_Seat] = []
         self._failed_starts = 0
         self._tried_again: set[str] = set()
@@ -139,7 +149,7 @@ class CompilePool(JobQueue):
     def _start(self) -> None:
         worker = Worker(
             self._target,
-            {"folder": self._folder, "timeout_s": self._timeout_s},
+            self._given,
             environment={"CUDA_VISIBLE_DEVICES": ""},
         )
         self._seats.append(_Seat(worker=worker, limit=time.monotonic() + START_SECONDS))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -29,7 +28,7 @@ from aot_tune.tuner.choose.portfolio import crowded_out
 from aot_tune.tuner.choose.times import unserved
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job_queue import JobQueue
-from aot_tune.tuner.compile.pool import CompilePool
+from aot_tune.tuner.compile.pool import CompilePool, usable_cores
 from aot_tune.tuner.measure.session import MeasureSession, Session
 from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped
 from aot_tune.tuner.measure.trials import Strikes
@@ -278,7 +277,7 @@ def _pool(request: SweepRequest, cluster: Cluster | None) -> Callable[[], JobQue
         return partial(cluster.pool, request.jobs, cubins)
     return partial(
         CompilePool,
-        request.jobs or os.cpu_count() or 1,
+        request.jobs or usable_cores(),
         folder=cubins,
         # Where nothing is compiled yet, children start while the GPUs' processes do.
         at_once=not request.predicts and not any(cubins.glob("*.cubin")),

@@ -5,7 +5,6 @@ Sizes are such that few sets of constants are compiled for them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from aot_tune.tuner.archives import build as build_cubins
 from aot_tune.tuner.archives.report import CUBINS
 from aot_tune.tuner.archives.signatures import Compilation
 from aot_tune.tuner.compile.job import Compiled, CompileResult
-from aot_tune.tuner.compile.pool import CompilePool
+from aot_tune.tuner.compile.pool import CompilePool, usable_cores
 from aot_tune.tuner.plan.candidates import DeviceKernel
 from aot_tune.values.arch import Arch
 from aot_tune.values.problem import Problem
@@ -256,7 +255,7 @@ def compiled(wanted: Mapping[str, Iterable[Compilation]], arch: Arch) -> dict[tu
         for one in each
     }
     results: dict[str, CompileResult] = {}
-    with CompilePool(os.cpu_count() or 1, build_cubins.COMPILE_SECONDS, CUBINS.absolute()) as pool:
+    with CompilePool(usable_cores(), build_cubins.COMPILE_SECONDS, CUBINS.absolute()) as pool:
         for job in jobs.values():
             pool.submit(job)
         while pool.unfinished:

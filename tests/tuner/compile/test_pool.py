@@ -305,6 +305,27 @@ def test_compiling_children_see_no_gpu(tmp_path: Path, monkeypatch: pytest.Monke
     assert (tmp_path / "gpus").read_text() == "''"
 
 
+@pytest.mark.parametrize("yielding", [False, True])
+def test_compiling_children_give_way_where_they_are_asked_to(tmp_path: Path, *, yielding: bool) -> None:
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    with CompilePool(1, 60.0, tmp_path, yielding=yielding) as pool:
+        pool.submit(job(16))
+        [result] = all_results(pool).values()
+        assert isinstance(result, Compiled)
+        guard = pool._seats[0].worker.pid
+        [child] = Path(f"/proc/{guard}/task/{guard}/children").read_text().split()
+        assert (os.getpriority(os.PRIO_PROCESS, int(child)) > mine) == yielding
+
+
+def test_the_cores_are_those_that_a_process_may_use() -> None:
+    code = "from aot_tune.tuner.compile.pool import usable_cores; print(usable_cores())"
+    core = str(min(os.sched_getaffinity(0)))
+    told = subprocess.run(
+        ["taskset", "-c", core, sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert told.stdout.split() == ["1"]
+
+
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
