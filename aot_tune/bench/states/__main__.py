@@ -22,12 +22,11 @@ import torch
 
 from aot_tune.bench.gpu import BenchGpu, shipped, this_gpu
 from aot_tune.bench.states import stages
+from aot_tune.bench.states.configs import worth_timing
 from aot_tune.bench.states.timing import COOL, LOADED, Launch, StateClock, renewing
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.selection import chosen_problems, parse_problem
 from aot_tune.errors import AotTuneError, UsageError
-from aot_tune.serve.choose import loader
-from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.tuner.plan.candidates import DeviceKernel
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
@@ -91,7 +90,7 @@ def _measured(gpu: BenchGpu, found: FoundKernel, problem: Problem, most: int) ->
     """The times of each config, and of each with a stage left out, by state."""
     tunable = found.tunable
     kernel, _ = gpu.plans(found, [problem])
-    configs = _configs(gpu, found, problem)[:most]
+    configs = worth_timing(kernel, problem)[:most]
     each = gpu.plan_configs(kernel, problem, configs)
     cubins = gpu.cubins(each)
     seeds = [tunable.make_args(problem, gpu.torch_device, seed) for seed in (0, 1)]
@@ -104,19 +103,6 @@ def _measured(gpu: BenchGpu, found: FoundKernel, problem: Problem, most: int) ->
                 runs[f"   {name}: {config}"] = launches
     renewed = renewing(tunable, seeds)
     return _times(runs, renewed)
-
-
-def _configs(gpu: BenchGpu, found: FoundKernel, problem: Problem) -> list[Config]:
-    """The chosen config, the default, and those of the portfolio, all of which may run here."""
-    tunable = found.tunable
-    tables = loader.load(tunable, gpu.arch).tables
-    known = [
-        dispatcher_of(tunable).choice(gpu.arch, problem, device=gpu.device).config,
-        tunable.default_config(gpu.arch, problem),
-        *(config for shipped_ in tables for config in shipped_.table.portfolio),
-    ]
-    legal = set(tunable.candidates(gpu.arch, problem))
-    return [config for config in dict.fromkeys(known) if config in legal]
 
 
 def _staged(

@@ -1,0 +1,82 @@
+"""The comparison of two compilers without a GPU: what is compiled and refused, and the figures of a row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aot_tune.bench.gpu import shipped
+from aot_tune.bench.states import compilers
+from aot_tune.bench.states.compilers import main
+from aot_tune.bench.states.configs import worth_timing
+from aot_tune.nvidia import cutile
+from aot_tune.serve.launch.dispatch import dispatcher_of
+from aot_tune.tuner.plan.candidates import DeviceKernel
+from aot_tune.values.arch import Arch
+
+SM90 = Arch.parse("sm90")
+
+
+@pytest.fixture
+def kernel() -> DeviceKernel:
+    return DeviceKernel(shipped()["rms_norm"], SM90)
+
+
+def test_the_choice_comes_first_then_the_default_then_the_portfolio(kernel: DeviceKernel) -> None:
+    problem = kernel.tunable.typical_problems[0]
+    first, *others = worth_timing(kernel, problem)
+    assert first == dispatcher_of(kernel.tunable).choice(SM90, problem, device=kernel.device).config
+    assert kernel.tunable.default_config(SM90, problem) in (first, *others[:1])
+    assert len(others) == len(set(others))
+    assert set(others) <= set(kernel.tunable.candidates(SM90, problem))
+
+
+@pytest.mark.process
+def test_what_a_compiler_has_made_is_kept_by_its_version_and_not_made_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["rms_norm", "--problems", "1", "--most", "2", "--folder", str(tmp_path)]
+    assert main(words) == 0
+    [folder] = tmp_path.iterdir()
+    assert folder.name == cutile.compiler_version()
+    notes = json.loads((folder / "compiled.json").read_bytes())
+    cubins = {path.stem: path for path in folder.glob("*.cubin")}
+    assert cubins.keys() == notes.keys()
+    assert len(notes) in (1, 2)
+    assert all(note["seconds"] > 0 and note["code"] and not note["spills"] for note in notes.values())
+    assert f"{len(notes)} compilations" in capsys.readouterr().out
+    made = {path: path.stat().st_mtime_ns for path in cubins.values()}
+    assert main(words) == 0
+    assert {path: path.stat().st_mtime_ns for path in cubins.values()} == made
+    lost = cubins.popitem()[1]
+    lost.unlink()
+    assert main(words) == 0
+    assert lost.is_file()
+    assert {path: path.stat().st_mtime_ns for path in cubins.values()}.items() <= made.items()
+
+
+def test_nothing_is_timed_without_a_gpu_and_an_unknown_kernel_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rms_norm", "--time", "--folder", str(tmp_path)]) == 1
+    assert "no GPU here; run it on a GPU host" in capsys.readouterr().err
+    assert main(["rms_nrm", "--folder", str(tmp_path)]) == 1
+    assert "rms_nrm" in capsys.readouterr().err
+
+
+def test_a_row_has_means_by_state_the_extremes_and_the_fastest_of_each(kernel: DeviceKernel) -> None:
+    [small, large] = compilers._cases(kernel, problems=2, most=1)
+
+    def compared(case: compilers._Case, old: float, new: float, *, same: bool) -> compilers._Compared:
+        us = dict.fromkeys(compilers._STATES, old), dict.fromkeys(compilers._STATES, new)
+        return compilers._Compared(case=case, us=us, same_code=same, same_bits=not same)
+
+    rows = [compared(small, 10, 20, same=True), compared(small, 40, 5, same=False)]
+    rows += [compared(large, 8, 8, same=False)]
+    name, configs, same_code, other_bits, *means, worst, best, fastest = compilers._row("rms_norm", rows)
+    assert (name, configs, same_code, other_bits) == ("rms_norm", "3", "1", "1")
+    assert means == ["0.630"] * 5  # the third root of 2 times 1/8 times 1
+    assert (worst, best) == ("2.00", "0.12")
+    assert fastest == "0.707"  # 5 over 10, and 8 over 8
