@@ -38,6 +38,11 @@ _SAMPLES = 11
 _HOPELESS = 2.0
 """A config that takes this many times as long as the fastest, in one launch each, is not measured further."""
 
+_TRIES = 3
+"""Most times that the samples of a problem are taken in a row, where launches are held up."""
+
+_HELD_UP = "most launches of a config were held up; a call on an idle machine takes the samples again"
+
 
 def run(request: Request) -> Iterator[Part]:
     """Measure what the journal lacks until the time is up; then yield the figures of all that it holds.
@@ -129,10 +134,13 @@ class _Kernel:
                 return
             key = self._key(one, number)
             journal.begin(key)
-            try:
-                taken = Taken(us=samples(self.gpu, self.clock, self._kernel, one, plan))
-            except Exception as error:  # others may still succeed
-                taken = Taken(us={}, failed=error_in_words(error))
+            for _ in range(_TRIES):
+                try:
+                    taken = Taken(us=samples(self.gpu, self.clock, self._kernel, one, plan))
+                except Exception as error:  # others may still succeed
+                    taken = Taken(us={}, failed=error_in_words(error))
+                if not taken.disturbed:
+                    break
             journal.keep(key, taken)
 
     def seen(self, journal: Journal) -> tuple[list[Seen], list[str]]:
@@ -140,9 +148,14 @@ class _Kernel:
         seen, failed = [], []
         for one in self.drawn:
             taken = [journal.taken(self._key(one, number)) for number in range(RUNS)]
-            failed += [f"{one.problem}: {each.failed}" for each in taken if each and each.failed][:1]
+            why = [_HELD_UP if each.disturbed else each.failed for each in taken if each]
+            failed += [f"{one.problem}: {each}" for each in why if each][:1]
             chosen, default = str(self.chosen(one)), str(self._default(one))
-            runs = [each.us for each in taken if each and {chosen, default} <= each.us.keys()]
+            runs = [
+                each.us
+                for each in taken
+                if each and not each.disturbed and {chosen, default} <= each.us.keys()
+            ]
             if runs:
                 seen.append(
                     Seen(
@@ -165,7 +178,7 @@ class _Kernel:
         taken = journal.taken(self._key(one, number))
         if taken is None or taken.failed is not None:
             return taken is not None
-        return {str(self.chosen(one)), str(self._default(one))} <= taken.us.keys()
+        return not taken.disturbed and {str(self.chosen(one)), str(self._default(one))} <= taken.us.keys()
 
     def _key(self, one: Drawn, number: int) -> Key:
         device = self.gpu.device.name

@@ -7,6 +7,7 @@ alone; a problem that has ended two is left out from then on. A line that was cu
 from __future__ import annotations
 
 import os
+import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ MOST_ENDED = 2
 
 Samples = Mapping[str, Mapping[str, "list[float]"]]
 """A config's text, or a rival's name, to the samples in each state, microseconds."""
+
+_HELD_UP = 2.0
+"""The median over the least of samples from which on they are taken again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +56,16 @@ class Taken:
 
     failed: str | None = None
     """Why there are none."""
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether more than half of the launches of a config in a state were held up.
+
+        The system had given this process's core to another between the first event of a launch and the
+        launch. Other clocks and another state of the cache alone have not doubled a median yet.
+        """
+        every = (us for by_state in self.us.values() for us in by_state.values())
+        return any(statistics.median(us) > _HELD_UP * min(us) for us in every)
 
 
 class Journal:

@@ -101,6 +101,50 @@ def test_calls_add_up_and_measure_nothing_twice(
     assert (part.figures["problems"], part.figures["runs"]) == (6, RUNS)
 
 
+def held_up(samples: Samples) -> Samples:
+    """The same with most launches of the first config held up in a state, as where the core was taken."""
+    first, *others = samples
+    return {
+        first: {**samples[first], "tight": [10.0] * 5 + [400.0] * 6},
+        **{other: samples[other] for other in others},
+    }
+
+
+def test_launches_that_were_held_up_are_taken_again(
+    measured: Measured, bench: Callable[..., list[Part]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, disturbed = regret.samples, drawn("softmax")[1].problem
+    left = {"times": 1}
+
+    def samples(gpu: Any, clock: Any, kernel: Any, one: Any, plan: Any) -> Samples:
+        taken = own(gpu, clock, kernel, one, plan)
+        if one.problem != disturbed or not left["times"]:
+            return taken
+        left["times"] -= 1
+        return held_up(taken)
+
+    monkeypatch.setattr(regret, "samples", samples)
+    [part] = bench("softmax")
+    assert len(measured) == RUNS * 4 + 1
+    assert measured.count(("softmax", disturbed)) == RUNS + 1
+    assert (part.figures["problems"], part.figures["runs"]) == (4, RUNS)
+
+
+def test_a_machine_that_never_rests_is_told_and_the_next_call_goes_on(
+    measured: Measured, bench: Callable[..., list[Part]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = regret.samples
+    with monkeypatch.context() as never_at_rest:
+        never_at_rest.setattr(regret, "samples", lambda *args: held_up(own(*args)))
+        [part] = bench("softmax", problems=1)
+    assert part.figures["problems"] == 0
+    assert part.figures["not measured"] == [f"{drawn('softmax')[0].problem}: {regret._HELD_UP}"]
+    assert len(measured) == RUNS * regret._TRIES
+    [part] = bench("softmax", problems=1)
+    assert (part.figures["problems"], part.figures["runs"]) == (1, RUNS)
+    assert len(measured) == RUNS * (regret._TRIES + 1)
+
+
 def test_a_problem_that_fails_loses_no_other_and_is_told(
     measured: Measured, bench: Callable[..., list[Part]]
 ) -> None:
