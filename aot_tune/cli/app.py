@@ -154,7 +154,7 @@ def tune(
         typer.Option(metavar="3/8", help="Measure this part alone, into --out; aot-tune merge joins parts."),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Compiling processes; one a core by default.")
+        int | None, typer.Option(min=1, help="Compiling processes; one a usable core by default.")
     ] = None,
     gpu: Annotated[int | None, typer.Option(min=0, help="Index of the one GPU to measure on.")] = None,
     gpus: Annotated[
@@ -351,7 +351,7 @@ def compile(
         typer.Option(help="Folder to write archives to; by default each package's folder of tables."),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Number of compiling processes; one per core by default.")
+        int | None, typer.Option(min=1, help="Compiling processes; one a usable core by default.")
     ] = None,
     cubins: Annotated[
         Path | None, typer.Option(help="Folder that keeps compiled cubins; build/archive-cubins by default.")
@@ -601,7 +601,7 @@ def check_archs(
     ] = None,
     module: Modules = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Number of compiling processes; one per core by default.")
+        int | None, typer.Option(min=1, help="Compiling processes; one a usable core by default.")
     ] = None,
     most: Annotated[
         int | None,

@@ -92,7 +92,7 @@ def check(
         kernels: The kernels.
         archs: The archs to compile for.
         say: Called with each line of progress.
-        jobs: Number of compiling processes; None for one per core.
+        jobs: Number of compiling processes; None for one a usable core.
         most: Compilations of each kernel on each arch, at most, evenly spread; None for all.
         folder: Folder that keeps the cubins for the next run.
 

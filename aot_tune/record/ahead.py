@@ -1,4 +1,4 @@
-"""Before a library's process runs a config: compile all on all cores, and launch each in a child process.
+"""Before a library's process runs a config: compile all at once, and launch each in a child process.
 
 A config that ends the child, hangs there or leaves its CUDA context broken would have done so to the library,
 and is passed over. The others are launched by the library's process from the cubins that were made here.

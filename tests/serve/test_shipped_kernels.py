@@ -81,7 +81,7 @@ def inside(bucket: Problem, tunable: Tunable, below: Callable[[int], int]) -> Pr
 @pytest.mark.parametrize(
     "tunable",
     [
-        pytest.param(one, marks=pytest.mark.slow) if one is attention_decode_tunable else one
+        one if one.name in ("matmul", "softmax", "rope") else pytest.param(one, marks=pytest.mark.slow)
         for one in SHIPPED
     ],
     ids=lambda one: one.name,
@@ -100,7 +100,14 @@ def test_any_size_in_a_declared_bucket_launches_without_a_compiler(
 
 
 @pytest.mark.usefixtures("_no_compiler")
-@pytest.mark.parametrize("tunable", SHIPPED, ids=lambda tunable: tunable.name)
+@pytest.mark.parametrize(
+    "tunable",
+    [
+        one if one.name in ("linear", "rms_norm") else pytest.param(one, marks=pytest.mark.slow)
+        for one in SHIPPED
+    ],
+    ids=lambda one: one.name,
+)
 def test_every_declared_shape_launches_without_a_compiler(
     tunable: Tunable, driver: Driver, tmp_path: Path
 ) -> None:

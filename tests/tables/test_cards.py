@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 
+from aot_tune import serve
+from aot_tune.bench.records import RESULTS
 from aot_tune.tables.cards import measured_on, other_card
 from tests.support.samples import scale_table
 
@@ -32,6 +36,20 @@ def test_another_card_is_told_with_what_is_known(here: str, known: str) -> None:
     assert known in said
     assert "aot-tune bench regret" in said
     assert "ranks of one job should be on cards of one model" in said
+
+
+def test_what_is_known_of_the_h100_is_what_was_recorded() -> None:
+    recorded = json.loads((RESULTS / "nvidia-h100-80gb-hbm3" / "regret.json").read_bytes())
+    whole, matmul = (recorded[name]["figures"] for name in ("all kernels", "matmul"))
+    lost, of_matmul = (
+        f"{each['regret']['worst state']['geometric mean %']:.1f} %" for each in (whole, matmul)
+    )
+    said = other_card("NVIDIA H200", "NVIDIA H100 80GB HBM3") or ""
+    assert f"at {whole['problems']} sizes that nobody declared, shipped kernels were {lost} slower" in said
+    assert f"and matmul {of_matmul}" in said
+    readme = " ".join((Path(serve.__path__[0]) / "README.md").read_text().split())
+    assert f"choices were {lost} slower" in readme
+    assert f"those of `matmul` {of_matmul}." in readme
 
 
 def test_predictions_were_measured_on_no_card() -> None:

@@ -41,7 +41,7 @@ _HOPELESS = 2.0
 _TRIES = 3
 """Most times that the samples of a problem are taken in a row, where launches are held up."""
 
-_HELD_UP = "most launches of a config were held up; a call on an idle machine takes the samples again"
+_DISTURBED = "most launches of a config were held up; a call on an idle machine takes the samples again"
 
 
 def run(request: Request) -> Iterator[Part]:
@@ -134,28 +134,35 @@ class _Kernel:
                 return
             key = self._key(one, number)
             journal.begin(key)
-            for _ in range(_TRIES):
-                try:
-                    taken = Taken(us=samples(self.gpu, self.clock, self._kernel, one, plan))
-                except Exception as error:  # others may still succeed
-                    taken = Taken(us={}, failed=error_in_words(error))
-                if not taken.disturbed:
+            taken = self._taken(one, plan)
+            for _ in range(_TRIES - 1):
+                if not taken.disturbed or time.monotonic() > until:
                     break
+                again = self._taken(one, plan)
+                taken = again if again.failed is None else taken
             journal.keep(key, taken)
+
+    def _taken(self, one: Drawn, plan: ProblemPlan) -> Taken:
+        try:
+            return Taken(us=samples(self.gpu, self.clock, self._kernel, one, plan))
+        except Exception as error:  # others may still succeed
+            return Taken(us={}, failed=error_in_words(error))
 
     def seen(self, journal: Journal) -> tuple[list[Seen], list[str]]:
         """The problems that the journal has samples of, in as many runs as it has; and why others failed."""
         seen, failed = [], []
         for one in self.drawn:
             taken = [journal.taken(self._key(one, number)) for number in range(RUNS)]
-            why = [_HELD_UP if each.disturbed else each.failed for each in taken if each]
-            failed += [f"{one.problem}: {each}" for each in why if each][:1]
             chosen, default = str(self.chosen(one)), str(self._default(one))
             runs = [
                 each.us
                 for each in taken
                 if each and not each.disturbed and {chosen, default} <= each.us.keys()
             ]
+            why = [
+                each.failed or (_DISTURBED if each.disturbed and not runs else "") for each in taken if each
+            ]
+            failed += [f"{one.problem}: {each}" for each in why if each][:1]
             if runs:
                 seen.append(
                     Seen(

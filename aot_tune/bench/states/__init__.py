@@ -1,1 +1,1 @@
-"""Explain why configs are slow in some states of the GPU: times in each, whole and with a stage left out."""
+"""Times in each state of the GPU: of configs whole and with a stage left out, and of two compilers' code."""

@@ -1,11 +1,11 @@
 """Find out what another compiler changes: compile the same configs by each, then time both codes on a GPU.
 
-    python -m aot_tune.bench.states.compilers matmul attention rms_norm            in an environment of each
-    python -m aot_tune.bench.states.compilers matmul attention rms_norm --time     on a GPU host
+    python -m aot_tune.bench.states.compilers matmul rms_norm                         for each compiler
+    python -m aot_tune.bench.states.compilers matmul rms_norm --time 13.4.92 13.5.37  on a GPU host
 
-The first needs no GPU: it compiles for the arch, config by config, and keeps the cubins in the folder in the
-name of its compiler. The second launches the cubins of both in turn, in each state of the GPU, and prints for
-each kernel how long the newer compiler's code takes beside the older one's, as a geometric mean.
+The first needs no GPU: it compiles for the arch, config by config, and keeps the cubins in a folder named
+after its compiler. The second launches the cubins of both in turn, in each state of the GPU, and prints for
+each kernel how long the second compiler's code takes beside the first one's, as a geometric mean.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,16 +26,19 @@ import torch
 
 from aot_tune.bench.gpu import BenchGpu, shipped, this_gpu
 from aot_tune.bench.states.configs import worth_timing
-from aot_tune.bench.states.timing import COOL, LOADED, StateClock, renewing
+from aot_tune.bench.states.timing import COOL, LOADED, Launch, StateClock, renewing
 from aot_tune.declare.discovery import FoundKernel
+from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.declare.selection import chosen_kernels
 from aot_tune.errors import AotTuneError, UsageError
 from aot_tune.nvidia import cutile
-from aot_tune.tuner.compile.job import Compiled, CompileJob
+from aot_tune.tuner.compile.job import Compiled, CompileJob, CompileResult, is_transient
 from aot_tune.tuner.compile.pool import CompilePool, usable_cores
 from aot_tune.tuner.plan.candidates import DeviceKernel
+from aot_tune.tuner.plan.sizes import spread
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
+from aot_tune.values.parts import flat
 from aot_tune.values.problem import Problem
 from aot_tune.values.text import aligned
 
@@ -64,10 +67,14 @@ class _Case:
     job: CompileJob
     """The compilation that it needs."""
 
+    source: str
+    """The hash of the kernel's source."""
+
     @property
     def file(self) -> str:
         """The name of its cubin, whatever compiler makes it."""
-        parts = [self.job.name, self.job.kernel, self.job.signature, sorted(self.job.hints.items())]
+        job = self.job
+        parts = [self.source, str(job.arch), job.kernel, job.signature, sorted(job.hints.items())]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 
@@ -79,7 +86,7 @@ class _Compared:
     """The config and its problem."""
 
     us: tuple[Mapping[str, float], Mapping[str, float]]
-    """The median of each state, microseconds: of the older compiler's code, of the newer one's."""
+    """The median of each state, microseconds: of the first compiler's code, of the second one's."""
 
     same_code: bool
     """Whether both made the same machine code."""
@@ -88,7 +95,7 @@ class _Compared:
     """Whether both computed the same bits."""
 
     def ratio(self, state: str) -> float:
-        """The newer code's time over the older one's."""
+        """The second code's time over the first one's."""
         return self.us[1][state] / self.us[0][state]
 
 
@@ -97,7 +104,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(words)
     try:
         chosen = chosen_kernels(shipped(), options.kernels)
-        if options.time:
+        if options.time is not None:
             _time(chosen, options)
         else:
             _compile(chosen, options)
@@ -114,22 +121,34 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("kernels", nargs="+", help="shipped kernels")
-    parser.add_argument("--arch", default="sm90", help="the arch to compile for; sm90")
-    parser.add_argument("--problems", type=int, default=8, help="declared problems of each kernel")
-    parser.add_argument("--most", type=int, default=4, help="most configs: the chosen one, the default, then"
-                        " the portfolio's")  # fmt: skip
-    parser.add_argument("--folder", type=Path, default=_FOLDER, help="folder of the compilers' folders")
-    parser.add_argument("--time", action="store_true", help="time what two compilers have made")
+    parser.add_argument("--arch", default="sm90", help="the arch to compile for; sm90 by default")
+    parser.add_argument(
+        "--problems", type=_count, default=8, help="most problems of each kernel; 8 by default"
+    )
+    parser.add_argument("--most", type=_count, default=4, help="most configs of each: the chosen one, the"
+                        " default, then the portfolio's; 4 by default")  # fmt: skip
+    parser.add_argument(
+        "--folder", type=Path, default=_FOLDER, help=f"folder of the compilers' folders; {_FOLDER}"
+    )
+    parser.add_argument("--time", nargs=2, metavar=("FIRST", "SECOND"), help="the versions of two compilers,"
+                        " to time what they have made")  # fmt: skip
     return parser
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is too few; give 1 or more")
+    return number
 
 
 def _cases(kernel: DeviceKernel, problems: int, most: int) -> list[_Case]:
     """Some configs of problems that lie evenly among the declared ones."""
     declared = [one for one in kernel.tunable.typical_problems if kernel.tunable.candidates(kernel.arch, one)]
-    chosen = [declared[at * len(declared) // problems] for at in range(min(problems, len(declared)))]
+    source = source_hash(kernel.tunable)
     return [
-        _Case(problem=problem, config=config, job=kernel.job(problem, config))
-        for problem in dict.fromkeys(chosen)
+        _Case(problem=problem, config=config, job=kernel.job(problem, config), source=source)
+        for problem in spread(declared, problems)
         for config in worth_timing(kernel, problem)[:most]
     ]
 
@@ -140,7 +159,7 @@ def _cases(kernel: DeviceKernel, problems: int, most: int) -> list[_Case]:
 def _compile(chosen: Sequence[FoundKernel], options: argparse.Namespace) -> None:
     compiler, arch = cutile.compiler_version(), Arch.parse(options.arch)
     folder: Path = options.folder / str(compiler)
-    notes = _notes(folder) if folder.is_dir() else {}
+    notes = _notes(folder) if (folder / _NOTES).exists() else {}
     cases = [
         case for found in chosen for case in _cases(DeviceKernel(found, arch), options.problems, options.most)
     ]
@@ -152,19 +171,30 @@ def _compile(chosen: Sequence[FoundKernel], options: argparse.Namespace) -> None
                 pool.submit(job)
         while pool.unfinished:
             for result in pool.poll(1.0):
-                file, code, spills = files[result.key], None, False
-                if isinstance(result, Compiled):
-                    (folder / f"{file}.cubin").write_bytes(result.path.read_bytes())
-                    code, spills = result.code, result.resources.stack_bytes > 0
-                notes[file] = {"seconds": result.seconds, "code": code, "spills": spills}
-    (folder / _NOTES).write_bytes(orjson.dumps(notes))
-    seconds = sum(note["seconds"] for note in notes.values())
-    spilling = sum(note["spills"] for note in notes.values())
-    refused = sum(note["code"] is None for note in notes.values())
+                notes.update(_kept(folder, files[result.key], result))
+                (folder / _NOTES).write_bytes(orjson.dumps(notes))  # a call that is ended goes on from here
+    mine = [notes[file] for file in dict.fromkeys(files.values()) if file in notes]
+    seconds, spilling = sum(note["seconds"] for note in mine), sum(note["spills"] for note in mine)
+    refused = [note["message"] for note in mine if note["code"] is None]
     print(
-        f"tileiras {compiler}, {arch}: {len(notes)} compilations in {folder}, {seconds:.1f} s of them;"
-        f" {spilling} spill, {refused} refused"
+        f"tileiras {compiler}, {arch}: {len(mine)} compilations in {folder}, {seconds:.1f} s of compiling;"
+        f" {spilling} spill, {len(refused)} refused"
     )
+    for message in refused:
+        print(f"  refused: {message.splitlines()[0]}")
+
+
+def _kept(folder: Path, file: str, result: CompileResult) -> dict[str, dict[str, Any]]:
+    """Keep a cubin; return its note. What failed for want of memory or time has none: it is tried again."""
+    if isinstance(result, Compiled):
+        (folder / f"{file}.cubin").write_bytes(result.path.read_bytes())
+        code, spills, message = result.code, result.resources.stack_bytes > 0, ""
+    elif is_transient(result) or "no answer within" in result.message:
+        print(f"  not compiled: {result.message.splitlines()[0]}", file=sys.stderr)
+        return {}
+    else:
+        code, spills, message = None, False, result.message
+    return {file: {"seconds": result.seconds, "code": code, "spills": spills, "message": message}}
 
 
 def _is_made(folder: Path, notes: Mapping[str, Any], file: str) -> bool:
@@ -186,74 +216,93 @@ def _notes(folder: Path) -> dict[str, Any]:
 def _time(chosen: Sequence[FoundKernel], options: argparse.Namespace) -> None:
     if not torch.cuda.is_available():
         raise UsageError("no GPU here; run it on a GPU host")
-    folders = sorted(path for path in options.folder.glob("*") if path.is_dir())
-    if len(folders) != 2:
-        raise UsageError(
-            f"{options.folder} holds the folders of {len(folders)} compilers, and two are compared"
-        )
+    folders = [options.folder / version for version in options.time]
     notes = [_notes(folder) for folder in folders]
     print(f"{folders[1].name} over {folders[0].name} on {torch.cuda.get_device_name(0)},", end=" ")
     print(f"medians of {_SAMPLES}; below each state the geometric mean")
-    rows: list[tuple[str, ...]] = [
-        ("", "configs", "same code", "other bits", *_STATES, "worst", "best", "fastest of each")
-    ]
+    head = (
+        "",
+        "configs",
+        "left out",
+        "same code",
+        "other bits",
+        *_STATES,
+        "worst",
+        "best",
+        "fastest of each",
+    )
+    rows: list[tuple[str, ...]] = [head]
     with this_gpu() as gpu:
         clock = StateClock()
         for found in chosen:
-            compared = list(_compared(gpu, clock, found, folders, notes, options))
-            if compared:
-                rows.append(_row(found.tunable.name, compared))
+            kernel = DeviceKernel(found, gpu.arch, gpu.device)
+            cases = _cases(kernel, options.problems, options.most)
+            both = [
+                case
+                for case in cases
+                if all(
+                    notes_.get(case.file, {}).get("code") and _is_made(folder, notes_, case.file)
+                    for folder, notes_ in zip(folders, notes, strict=True)
+                )
+            ]
+            compared = [_compared(gpu, clock, kernel, case, folders, notes) for case in both]
+            rows.append(_row(found.tunable.name, compared, left_out=len(cases) - len(both)))
     print("\n".join(aligned(rows)))
 
 
 def _compared(
     gpu: BenchGpu,
     clock: StateClock,
-    found: FoundKernel,
+    kernel: DeviceKernel,
+    case: _Case,
     folders: Sequence[Path],
     notes: Sequence[Mapping[str, Any]],
-    options: argparse.Namespace,
-) -> Iterator[_Compared]:
-    kernel = DeviceKernel(found, gpu.arch, gpu.device)
-    for case in _cases(kernel, options.problems, options.most):
-        if any(notes_.get(case.file, {}).get("code") is None for notes_ in notes):
-            continue
-        seeds = [kernel.tunable.make_args(case.problem, gpu.torch_device, seed) for seed in (0, 1)]
-        runs, outputs = {}, []
-        for folder in folders:
-            cubin = folder / f"{case.file}.cubin"
-            runs[folder.name] = [
-                gpu.launcher(kernel, case.problem, case.config, cubin, args) for args in seeds
-            ]
-            outputs.append(_output(kernel, runs[folder.name][0], seeds[0]))
-        taken = clock.samples(runs, renewing(kernel.tunable, seeds), _STATES, _SAMPLES)
-        old, new = (
-            {state: statistics.median(us) for state, us in taken[folder.name].items()} for folder in folders
-        )
-        yield _Compared(
-            case=case,
-            us=(old, new),
-            same_code=notes[0][case.file]["code"] == notes[1][case.file]["code"],
-            same_bits=all(map(torch.equal, *outputs)),
-        )
+) -> _Compared:
+    seeds = [kernel.tunable.make_args(case.problem, gpu.torch_device, seed) for seed in (0, 1)]
+
+    def launcher(folder: Path, args: Sequence[Any]) -> Launch:
+        return gpu.launcher(kernel, case.problem, case.config, folder / f"{case.file}.cubin", args)
+
+    runs = {folder.name: [launcher(folder, args) for args in seeds] for folder in folders}
+    results = []
+    for folder in folders:
+        args = kernel.tunable.make_args(case.problem, gpu.torch_device, 0)
+        results.append(_result(kernel, launcher(folder, args), args))
+    taken = clock.samples(runs, renewing(kernel.tunable, seeds), _STATES, _SAMPLES)
+    first, second = (
+        {state: statistics.median(us) for state, us in taken[folder.name].items()} for folder in folders
+    )
+    return _Compared(
+        case=case,
+        us=(first, second),
+        same_code=notes[0][case.file]["code"] == notes[1][case.file]["code"],
+        same_bits=all(map(torch.equal, *results)),
+    )
 
 
-def _output(kernel: DeviceKernel, launch: Any, args: Sequence[Any]) -> list[torch.Tensor]:
-    """Copies of what a launch leaves in its outputs, as bytes."""
-    named = dict(zip(kernel.tunable.parameters, args, strict=True))
-    for name in kernel.tunable.reset:
-        named[name].zero_()
+def _result(kernel: DeviceKernel, launch: Launch, args: Sequence[Any]) -> list[torch.Tensor]:
+    """What a launch leaves in all that the kernel writes, as bytes. What it must fill holds ones before."""
+    tunable = kernel.tunable
+    named = dict(zip(tunable.parameters, args, strict=True))
+    for name in tunable.output_names:
+        for tensor in flat([named[name]]):
+            tensor.fill_(1)
+    renewing(tunable, [tuple(args)])[0]()
     launch()
     torch.cuda.synchronize()
-    return [named[name].contiguous().view(torch.uint8).clone() for name in kernel.tunable.output_names]
+    written = flat([named[name] for name in (*tunable.output_names, *tunable.inplace)])
+    return [tensor.contiguous().view(torch.uint8) for tensor in written]
 
 
-def _row(name: str, compared: Sequence[_Compared]) -> tuple[str, ...]:
+def _row(name: str, compared: Sequence[_Compared], *, left_out: int = 0) -> tuple[str, ...]:
+    if not compared:
+        return (name, "0", str(left_out), "", "", *[""] * len(_STATES), "", "", "")
     ratios = {state: [one.ratio(state) for one in compared] for state in _STATES}
     every = [ratio for of_state in ratios.values() for ratio in of_state]
     return (
         name,
         str(len(compared)),
+        str(left_out),
         str(sum(one.same_code for one in compared)),
         str(sum(not one.same_bits for one in compared)),
         *(f"{statistics.geometric_mean(ratios[state]):.3f}" for state in _STATES),
@@ -264,7 +313,7 @@ def _row(name: str, compared: Sequence[_Compared]) -> tuple[str, ...]:
 
 
 def _fastest(compared: Sequence[_Compared]) -> list[float]:
-    """For each problem and state the fastest newer code's time over the fastest older one's."""
+    """For each problem and state the time of the second compiler's fastest code over that of the first's."""
     by_problem: dict[Problem, list[_Compared]] = {}
     for one in compared:
         by_problem.setdefault(one.case.problem, []).append(one)

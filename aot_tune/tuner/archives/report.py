@@ -39,7 +39,7 @@ class CubinRequest:
     recorded table."""
 
     jobs: int | None = None
-    """Number of compiling processes; None for one per core."""
+    """Number of compiling processes; None for one a usable core."""
 
     cubins: Path = CUBINS
     """Folder of cubins to reuse and add to."""

@@ -14,7 +14,8 @@ from aot_tune.recorded.fit import kernel_of
 from aot_tune.tuner.compile.job import Compiled, CompileJob, keep
 
 _NICENESS = 10
-"""What is added to the niceness of a process that gives way: it gets a tenth of a core that another wants."""
+"""What is added to the niceness of a process that gives way: of a core that another wants it gets a tenth,
+unless the system schedules whole sessions first."""
 
 
 class Compiler:

@@ -102,6 +102,7 @@ class CompilePool(JobQueue):
         _check_temporary_folder()
         super().__init__(workers, folder)
         self._timeout_s, self._target = timeout_s, target
+        # What tests name in its place takes the first two alone.
         self._given = {"folder": folder, "timeout_s": timeout_s, **({"yielding": True} if yielding else {})}
         self._seats: list[_Seat] = []
         self._failed_starts = 0

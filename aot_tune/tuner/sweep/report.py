@@ -94,7 +94,7 @@ class SweepRequest:
     predicting."""
 
     jobs: int | None = None
-    """Number of compiling processes; None for one per core."""
+    """Number of compiling processes; None for one a usable core."""
 
     gpus: tuple[int, ...] = ()
     """Indexes, as torch counts, of the GPUs of `arch` to measure on, all of one model; empty to predict."""

@@ -138,11 +138,30 @@ def test_a_machine_that_never_rests_is_told_and_the_next_call_goes_on(
         never_at_rest.setattr(regret, "samples", lambda *args: held_up(own(*args)))
         [part] = bench("softmax", problems=1)
     assert part.figures["problems"] == 0
-    assert part.figures["not measured"] == [f"{drawn('softmax')[0].problem}: {regret._HELD_UP}"]
+    assert part.figures["not measured"] == [f"{drawn('softmax')[0].problem}: {regret._DISTURBED}"]
     assert len(measured) == RUNS * regret._TRIES
     [part] = bench("softmax", problems=1)
     assert (part.figures["problems"], part.figures["runs"]) == (1, RUNS)
     assert len(measured) == RUNS * (regret._TRIES + 1)
+
+
+def test_a_run_that_was_held_up_is_left_out_where_another_was_not_and_a_failure_hides_no_samples(
+    measured: Measured, bench: Callable[..., list[Part]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, calls = regret.samples, iter(range(10**6))
+
+    def samples(*args: Any) -> Samples:
+        number = next(calls)
+        if number == 1:
+            raise RuntimeError("out of memory")
+        return held_up(own(*args)) if number < regret._TRIES else own(*args)
+
+    monkeypatch.setattr(regret, "samples", samples)
+    [part] = bench("softmax", problems=1)
+    assert (part.figures["problems"], part.figures["runs"]) == (1, 1)
+    assert "not measured" not in part.figures
+    [part] = bench("softmax", problems=1)
+    assert (part.figures["problems"], part.figures["runs"]) == (1, RUNS), "it was no failure"
 
 
 def test_a_problem_that_fails_loses_no_other_and_is_told(

@@ -56,6 +56,7 @@ def victim(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]
         process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_each_number_of_gpus_is_told_with_its_efficiency_and_the_same_winners(
     victim: subprocess.Popen[bytes],

@@ -6,13 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from aot_tune.bench.gpu import shipped
 from aot_tune.bench.states import compilers
 from aot_tune.bench.states.compilers import main
 from aot_tune.bench.states.configs import worth_timing
+from aot_tune.errors import TuneError
 from aot_tune.nvidia import cutile
 from aot_tune.serve.launch.dispatch import dispatcher_of
+from aot_tune.tuner.compile.job import CompileFailure, CompileResult
+from aot_tune.tuner.compile.pool import CompilePool
 from aot_tune.tuner.plan.candidates import DeviceKernel
 from aot_tune.values.arch import Arch
 
@@ -46,7 +50,7 @@ def test_what_a_compiler_has_made_is_kept_by_its_version_and_not_made_again(
     assert cubins.keys() == notes.keys()
     assert len(notes) in (1, 2)
     assert all(note["seconds"] > 0 and note["code"] and not note["spills"] for note in notes.values())
-    assert f"{len(notes)} compilations" in capsys.readouterr().out
+    assert f"{len(notes)} compilations in {folder}, " in capsys.readouterr().out
     made = {path: path.stat().st_mtime_ns for path in cubins.values()}
     assert main(words) == 0
     assert {path: path.stat().st_mtime_ns for path in cubins.values()} == made
@@ -57,13 +61,74 @@ def test_what_a_compiler_has_made_is_kept_by_its_version_and_not_made_again(
     assert {path: path.stat().st_mtime_ns for path in cubins.values()}.items() <= made.items()
 
 
-def test_nothing_is_timed_without_a_gpu_and_an_unknown_kernel_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.process
+def test_a_call_that_was_ended_goes_on_and_what_passes_is_not_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["rms_norm", "--time", "--folder", str(tmp_path)]) == 1
+    """The pool gives up after one result, as where the call is ended; then memory is short for all."""
+    words = ["rms_norm", "--problems", "2", "--most", "2", "--folder", str(tmp_path)]
+
+    class Ended(CompilePool):
+        def poll(self, timeout_s: float = 0.0) -> list[CompileResult]:
+            if getattr(self, "given", False):
+                raise TuneError("ended")
+            found = super().poll(timeout_s)
+            self.given = bool(found)
+            return found
+
+    monkeypatch.setattr(compilers, "CompilePool", Ended)
+    assert main(words) == 1
+    folder = tmp_path / str(cutile.compiler_version())
+    notes = json.loads((folder / "compiled.json").read_bytes())
+    assert len(notes) == len(list(folder.glob("*.cubin"))) >= 1
+
+    class Short(CompilePool):
+        def poll(self, timeout_s: float = 0.0) -> list[CompileResult]:
+            return [
+                CompileFailure(key=one.key, message="killed: out of memory", seconds=1.0)
+                for one in super().poll(timeout_s)
+            ]
+
+    monkeypatch.setattr(compilers, "CompilePool", Short)
+    assert main(words) == 0
+    assert json.loads((folder / "compiled.json").read_bytes()) == notes
+    assert "not compiled: killed: out of memory" in capsys.readouterr().err
+    monkeypatch.setattr(compilers, "CompilePool", CompilePool)
+    assert main(words) == 0
+    assert len(json.loads((folder / "compiled.json").read_bytes())) > len(notes)
+
+
+def test_a_cubin_is_named_by_all_but_its_compiler(kernel: DeviceKernel) -> None:
+    def files(kernel: DeviceKernel) -> set[str]:
+        return {case.file for case in compilers._cases(kernel, problems=3, most=3)}
+
+    own = files(kernel)
+    assert own == files(DeviceKernel(kernel.found, SM90))
+    assert not own & files(DeviceKernel(kernel.found, Arch.parse("sm100")))
+
+
+def test_more_problems_than_are_declared_are_all_of_them(kernel: DeviceKernel) -> None:
+    declared = kernel.tunable.typical_problems
+    assert len(compilers._cases(kernel, problems=10**5, most=1)) == len(declared)
+    some = compilers._cases(kernel, problems=len(declared) - 1, most=1)
+    assert len({case.problem for case in some}) == len(declared) - 1
+
+
+def test_bad_words_are_refused_with_what_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ["--folder", str(tmp_path)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["rms_norm", "--time", "13.4.92", "13.5.37", *folder]) == 1
     assert "no GPU here; run it on a GPU host" in capsys.readouterr().err
-    assert main(["rms_nrm", "--folder", str(tmp_path)]) == 1
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert main(["rms_norm", "--time", "13.4.92", "13.5.37", *folder]) == 1
+    assert f"{tmp_path / '13.4.92'} holds no compiler's cubins" in capsys.readouterr().err
+    assert main(["rms_nrm", *folder]) == 1
     assert "rms_nrm" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["rms_norm", "--problems", "0", *folder])
+    assert "0 is too few; give 1 or more" in capsys.readouterr().err
 
 
 def test_a_row_has_means_by_state_the_extremes_and_the_fastest_of_each(kernel: DeviceKernel) -> None:
@@ -75,8 +140,9 @@ def test_a_row_has_means_by_state_the_extremes_and_the_fastest_of_each(kernel: D
 
     rows = [compared(small, 10, 20, same=True), compared(small, 40, 5, same=False)]
     rows += [compared(large, 8, 8, same=False)]
-    name, configs, same_code, other_bits, *means, worst, best, fastest = compilers._row("rms_norm", rows)
-    assert (name, configs, same_code, other_bits) == ("rms_norm", "3", "1", "1")
+    row = compilers._row("rms_norm", rows, left_out=7)
+    name, configs, left_out, same_code, other_bits, *means, worst, best, fastest = row
+    assert (name, configs, left_out, same_code, other_bits) == ("rms_norm", "3", "7", "1", "1")
     assert means == ["0.630"] * 5  # the third root of 2 times 1/8 times 1
     assert (worst, best) == ("2.00", "0.12")
     assert fastest == "0.707"  # 5 over 10, and 8 over 8

@@ -47,6 +47,36 @@ def test_a_problem_that_ended_two_processes_is_left_out(path: Path) -> None:
         assert (taken.failed if taken else None) == known
 
 
+def test_a_problem_that_ends_processes_after_it_was_measured_is_left_out_too(path: Path) -> None:
+    """As where its samples are taken again, because launches were held up."""
+    Journal(path).begin(KEY)
+    Journal(path).keep(KEY, TAKEN)
+    for known in (TAKEN, Taken(us={}, failed="it ended the process 2 times")):
+        Journal(path).begin(KEY)
+        assert Journal(path).taken(KEY) == known
+    Journal(path).keep(KEY, TAKEN)
+    assert Journal(path).taken(KEY) == TAKEN
+
+
+@pytest.mark.parametrize(
+    ("us", "disturbed"),
+    [
+        ([10.0] * 11, False),
+        ([10.0] * 6 + [400.0] * 5, False),  # the median is one that was not held up
+        ([10.0] * 5 + [12.0] + [400.0] * 5, False),
+        ([10.0] * 5 + [13.0] + [400.0] * 5, True),
+        ([10.0] * 5 + [13.0] * 6, False),  # other clocks
+        ([1.0, 10.0, 10.0] + [10.0] * 7 + [400.0], False),  # a stroke of luck
+        ([94.9, 95.1, 95.2, 96.7, 185.7, 188.9, 249.5, 254.5, 444.3, 759.5, 4172.6], True),
+    ],
+)
+def test_samples_are_disturbed_where_half_of_them_are_slow_and_far_apart(
+    us: list[float], *, disturbed: bool
+) -> None:
+    taken = Taken(us={"a": {"read": [10.0] * 11, "tight": us[::-1]}, "b": {"read": [1.0] * 11}})
+    assert taken.disturbed == disturbed
+
+
 @pytest.mark.parametrize("cut", range(1, 60, 7))
 def test_a_line_that_was_cut_off_loses_no_other(path: Path, cut: int) -> None:
     other = dataclasses.replace(KEY, problem="M=5")

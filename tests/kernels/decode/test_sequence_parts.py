@@ -29,7 +29,9 @@ def tiles_of(length: int) -> int:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize(
+    "seed", [seed if seed < 20 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(60)]
+)
 def test_the_parts_of_every_sequence_and_head_lie_in_blocks_that_follow_each_other(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -412,9 +412,9 @@ def test_the_defaults_compile_without_spilling(name: str, m: int) -> None:
     [
         config(16, 64, 128, swapped=1),
         config(128, 256, 32, warps=8, peeled=0),
-        config(128, 128, 64, more=32, warps=8),
+        pytest.param(config(128, 128, 64, more=32, warps=8), marks=pytest.mark.slow),
         config(64, 128, 64, more=64),
-        config(256, 128, 64, num_ctas=2),
+        pytest.param(config(256, 128, 64, num_ctas=2), marks=pytest.mark.slow),
     ],
 )
 def test_configs_across_the_space_compile_without_spilling(candidate: Config) -> None:

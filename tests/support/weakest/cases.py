@@ -242,7 +242,7 @@ def weakest(kernel: str, arch: Arch) -> frozenset[Compilation]:
 
 
 def compiled(wanted: Mapping[str, Iterable[Compilation]], arch: Arch) -> dict[tuple[str, Compilation], bytes]:
-    """Their cubins, on all cores; those that an `aot-tune compile` left here are not compiled again.
+    """Their cubins, on all usable cores; those that an `aot-tune compile` left here are not compiled again.
 
     Raises:
         AssertionError: One cannot be compiled.

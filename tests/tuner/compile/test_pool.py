@@ -326,6 +326,12 @@ def test_the_cores_are_those_that_a_process_may_use() -> None:
     assert told.stdout.split() == ["1"]
 
 
+def test_where_a_system_does_not_tell_the_cores_are_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert compiling.usable_cores() == 7
+
+
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
