@@ -21,8 +21,8 @@ Samples = Mapping[str, Mapping[str, "list[float]"]]
 """A config's text, or a rival's name, to the samples in each state, microseconds."""
 
 _HELD_UP, _FAR_OFF = 1.25, 1.9
-"""The median and the largest of samples over one of the least, beyond both of which they are taken again. In
-1,240 measurements on an H200 and as many on an H100 nothing else came near both."""
+"""The median and the largest of samples over one of the least, beyond both of which they are taken again. Of
+1,240 measurements each on an H200 and an H100 nothing else was beyond 1.25 and 1.6."""
 
 
 @dataclass(frozen=True, kw_only=True)

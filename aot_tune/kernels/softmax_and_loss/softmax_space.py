@@ -95,20 +95,31 @@ def default(arch: Arch, problem: Problem) -> Config:
         return _config(max(1, 1024 // width), min(width, 1024), 4, 4)
     if width <= 8192:
         return _config(1, 2048, 8, 4)
-    for members in _MEMBERS:
-        sharing = _config(1, 2048, 8, 2, members=members)
-        if (
-            row_groups.parts(2048, members, cols)[0] <= _DEFAULT_PARTS
-            and legal(sharing, arch, problem) is True
-        ):
-            return sharing
+    shares = (
+        (most, _config(1, *block, members=members))
+        for most, block in _DEFAULT_SHARING
+        for members in _MEMBERS
+        if most == _DEFAULT_PARTS or width > MOST_ELEMENTS
+    )
+    for most, config in shares:
+        part, members = int(config["width"]), int(config["members"])
+        if row_groups.parts(part, members, cols)[0] <= most and legal(config, arch, problem) is True:
+            return config
     if width <= MOST_ELEMENTS:
         return _config(1, 2048, 8, 2 if width <= MOST_ELEMENTS // 2 else 1)
     return _CHUNKS[1]
 
 
 _DEFAULT_PARTS = 8
-"""Parts of a member of the default, at most: 64 columns a thread."""
+"""Parts of a member of the default, at most, if it can be: 64 columns a thread."""
+
+_MOST_PARTS = 16
+"""Parts of a member, at most: the code and the time to compile it grow with them."""
+
+_DEFAULT_SHARING = ((_DEFAULT_PARTS, (2048, 8, 2)), (_MOST_PARTS, (2048, 8, 2)), (_MOST_PARTS, (1024, 4, 3)))
+"""Most parts of a member, and its block, in the order in which defaults try them. For some numbers of
+columns, such as 100352 and 151936, no power of two of members has both so few parts and work for the last of
+them. Longer shares are read once; rows in chunks are read twice."""
 
 
 def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
@@ -135,10 +146,6 @@ def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
     if (members - 1) * count * width >= cols:
         return f"{cols} columns leave nothing to the last of {members} blocks"
     return refusal(config, arch, count * width) or True
-
-
-_MOST_PARTS = 16
-"""Parts of a member, at most: the code and the time to compile it grow with them."""
 
 
 def cut(config: Config, rows: int, cols: int) -> tuple[int, int, int, int]:

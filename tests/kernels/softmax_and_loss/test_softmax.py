@@ -23,7 +23,7 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, poison, problem
-from tests.support.compiling import ARCHS, compiled
+from tests.support.compiling import ARCHS, SM90_AND_SLOW_ARCHS, compiled
 from tests.support.samples import SM90
 
 CPU = torch.device("cpu")
@@ -268,6 +268,49 @@ def test_the_default_compiles_and_does_not_spill(name: str) -> None:
     arch = Arch.parse(name)
     for cols in (128, 128256):
         one = shape(1024, cols, "float32")
+        default = softmax_tunable.default_config(arch, one)
+        assert compiled(softmax_tunable, arch, one, default).stack_bytes == 0, one
+
+
+UNEVEN = (65537, 100352, 151936, 200064, 524288)
+"""Columns that no power of two of members shares in so few parts as the defaults of other rows hold."""
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "arch", [arch for arch in KNOWN_ARCHS if Device.reference(arch).sm_count >= 64], ids=str
+)
+def test_the_default_shares_every_row_that_is_too_wide_for_a_block(arch: Arch, dtype: str) -> None:
+    """Read in chunks it would be read twice."""
+    for cols in (*UNEVEN, 50257, 100277, 129280, 151643, 202048, 248320, 256000, 262144):
+        for rows in (1, 85, 5000):
+            one = problem(dtype=dtype, rows=rows, cols=cols)
+            default = softmax_tunable.default_config(arch, one)
+            assert (int(default["members"]) > 1, default["chunked"]) == (True, False), one
+            assert softmax_tunable.refusal(default, arch, one) is None
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("cols", [100352, 151936])
+def test_the_default_of_such_columns_agrees_with_the_reference(
+    cols: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = shape(2, cols, "float32")
+    default = softmax_tunable.default_config(SM90, one)
+    args = softmax_tunable.make_args(one, CPU, 1)
+    wanted = expected(softmax_tunable, args)
+    poison(softmax_tunable, args)
+    emulator.run(softmax_tunable, args, default, monkeypatch, sms=16, at_once=int(default["members"]))
+    assert_agrees(softmax_tunable, args, wanted)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", SM90_AND_SLOW_ARCHS)
+def test_the_default_of_such_columns_does_not_spill(name: str, dtype: str) -> None:
+    arch = Arch.parse(name)
+    for cols in (100352, 151936, 200064):
+        one = problem(dtype=dtype, rows=85, cols=cols)
         default = softmax_tunable.default_config(arch, one)
         assert compiled(softmax_tunable, arch, one, default).stack_bytes == 0, one
 
