@@ -181,7 +181,7 @@ def _compile(chosen: Sequence[FoundKernel], options: argparse.Namespace) -> None
         f" {spilling} spill, {len(refused)} refused"
     )
     for message in refused:
-        print(f"  refused: {message.splitlines()[0]}")
+        print(f"  refused: {message.partition(chr(10))[0]}")
 
 
 def _kept(folder: Path, file: str, result: CompileResult) -> dict[str, dict[str, Any]]:
@@ -190,7 +190,7 @@ def _kept(folder: Path, file: str, result: CompileResult) -> dict[str, dict[str,
         (folder / f"{file}.cubin").write_bytes(result.path.read_bytes())
         code, spills, message = result.code, result.resources.stack_bytes > 0, ""
     elif is_transient(result) or "no answer within" in result.message:
-        print(f"  not compiled: {result.message.splitlines()[0]}", file=sys.stderr)
+        print(f"  not compiled: {result.message.partition(chr(10))[0]}", file=sys.stderr)
         return {}
     else:
         code, spills, message = None, False, result.message

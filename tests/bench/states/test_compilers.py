@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +22,9 @@ from aot_tune.tuner.compile.job import CompileFailure, CompileResult
 from aot_tune.tuner.compile.pool import CompilePool
 from aot_tune.tuner.plan.candidates import DeviceKernel
 from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
+from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
 
 SM90 = Arch.parse("sm90")
 
@@ -129,6 +135,57 @@ def test_bad_words_are_refused_with_what_to_write(
     with pytest.raises(SystemExit):
         main(["rms_norm", "--problems", "0", *folder])
     assert "0 is too few; give 1 or more" in capsys.readouterr().err
+
+
+class PlayedGpu:
+    """A card whose launches write ones, and in the second compiler's name twos where it is told to."""
+
+    arch, device, torch_device = SM90, Device.reference(SM90), torch.device("cpu")
+    differs = False
+
+    def launcher(self, kernel: DeviceKernel, problem: Problem, config: Config, cubin: Path, args: Any) -> Any:
+        named = dict(zip(kernel.tunable.parameters, args, strict=True))
+        value = 2 if self.differs and cubin.parent.name == "13.10.1" else 1
+        return lambda: [named[name].fill_(value) for name in kernel.tunable.mutated]
+
+
+class PlayedClock:
+    """The first compiler's code takes 10 us, the second one's 12."""
+
+    def samples(
+        self, runs: dict[str, Any], renewed: Any, states: tuple[str, ...], count: int
+    ) -> dict[str, dict[str, list[float]]]:
+        return {
+            name: {state: [us] * count for state in states}
+            for name, us in zip(runs, (10.0, 12.0), strict=True)
+        }
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["rms_norm", "fused_add_rms_norm"])
+def test_what_two_compilers_have_made_is_timed_side_by_side_and_compared(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also of a kernel in place. What only one of them has made is left out."""
+    words = [name, "--problems", "1", "--most", "3", "--folder", str(tmp_path)]
+    assert main(words) == 0
+    [first] = tmp_path.iterdir()
+    shutil.copytree(first, tmp_path / "13.10.1")
+    missing = sorted((tmp_path / "13.10.1").glob("*.cubin"))[0]
+    missing.unlink()
+    gpu = PlayedGpu()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(compilers, "this_gpu", lambda: contextlib.nullcontext(gpu))
+    monkeypatch.setattr(compilers, "StateClock", PlayedClock)
+    for gpu.differs, other in ((False, "0"), (True, "2")):
+        capsys.readouterr()
+        assert main([*words, "--time", first.name, "13.10.1"]) == 0
+        said, head, row = capsys.readouterr().out.splitlines()
+        assert said.startswith(f"13.10.1 over {first.name} on NVIDIA H200, ")
+        assert head.split()[:2] == ["configs", "left"]
+        assert row.split() == [name, "2", "1", "2", other, *["1.200"] * 5, "1.20", "1.20", "1.200"]
 
 
 def test_a_row_has_means_by_state_the_extremes_and_the_fastest_of_each(kernel: DeviceKernel) -> None:
