@@ -52,11 +52,13 @@ def is_of(job: CompileJob, config: str) -> bool:
 class FaultyCompiler(Compiler):
     """Fails on the jobs of some configs."""
 
-    def __init__(self, report: Callable[[object], None], folder: Path, timeout_s: float) -> None:
+    def __init__(
+        self, report: Callable[[object], None], folder: Path, timeout_s: float, *, yielding: bool
+    ) -> None:
         starts = [one for one in injector.plan().compilers if one.phase == "start"]
         if any(injector.happens([one], config=one.config, phase="start") for one in starts):
             os._exit(7)
-        super().__init__(report, folder, timeout_s)
+        super().__init__(report, folder, timeout_s, yielding=yielding)
 
     def compile(self, job: CompileJob) -> None:
         """Compile, or fail as planned."""

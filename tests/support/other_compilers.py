@@ -19,11 +19,13 @@ MARK = "AOT_TUNE_TEST_MARK"
 class CompilerOnPath(Compiler):
     """Takes the first ``tileiras`` on PATH, and not the installed package's."""
 
-    def __init__(self, report: Callable[[object], None], folder: Path, timeout_s: float) -> None:
+    def __init__(
+        self, report: Callable[[object], None], folder: Path, timeout_s: float, *, yielding: bool
+    ) -> None:
         from cuda.tile import _compile
 
         _compile._find_pip_tileiras = lambda: None
-        super().__init__(report, folder, timeout_s)
+        super().__init__(report, folder, timeout_s, yielding=yielding)
 
 
 class DiesAtOccupancyTwo(Compiler):
@@ -70,19 +72,23 @@ class RefusesInOneBreath(Compiler):
 class StartsTheThirdTime(Compiler):
     """The first two children die before they are ready."""
 
-    def __init__(self, report: Callable[[object], None], folder: Path, timeout_s: float) -> None:
+    def __init__(
+        self, report: Callable[[object], None], folder: Path, timeout_s: float, *, yielding: bool
+    ) -> None:
         starts = folder / "starts"
         with starts.open("a") as file:
             file.write("x")
         if starts.stat().st_size < 3:
             os._exit(7)
-        super().__init__(report, folder, timeout_s)
+        super().__init__(report, folder, timeout_s, yielding=yielding)
 
 
 class NeverStarts(Compiler):
     """No child becomes ready."""
 
-    def __init__(self, report: Callable[[object], None], folder: Path, timeout_s: float) -> None:
+    def __init__(
+        self, report: Callable[[object], None], folder: Path, timeout_s: float, *, yielding: bool
+    ) -> None:
         os._exit(7)
 
 

@@ -15,13 +15,12 @@ import hashlib
 import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import orjson
 import torch
 
 from aot_tune.bench.gpu import BenchGpu, shipped, this_gpu
@@ -32,7 +31,8 @@ from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.declare.selection import chosen_kernels
 from aot_tune.errors import AotTuneError, UsageError
 from aot_tune.nvidia import cutile
-from aot_tune.tuner.compile.job import Compiled, CompileJob, CompileResult, is_transient
+from aot_tune.tuner.compile.feed import CompileFeed
+from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, cached
 from aot_tune.tuner.compile.pool import CompilePool, usable_cores
 from aot_tune.tuner.plan.candidates import DeviceKernel
 from aot_tune.tuner.plan.sizes import spread
@@ -44,9 +44,6 @@ from aot_tune.values.text import aligned
 
 _FOLDER = Path("build/compilers")
 """The folder of the compilers' folders."""
-
-_NOTES = "compiled.json"
-"""A compiler's file of notes: a line for each cubin, by the name of its file."""
 
 _SAMPLES = 11
 """Launches of each code in each state of which the median is taken."""
@@ -65,17 +62,7 @@ class _Case:
     """The config."""
 
     job: CompileJob
-    """The compilation that it needs."""
-
-    source: str
-    """The hash of the kernel's source."""
-
-    @property
-    def file(self) -> str:
-        """The name of its cubin, whatever compiler makes it."""
-        job = self.job
-        parts = [self.source, str(job.arch), job.kernel, job.signature, sorted(job.hints.items())]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
+    """The compilation that it needs; its key is the same whatever compiler is installed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,10 +134,16 @@ def _cases(kernel: DeviceKernel, problems: int, most: int) -> list[_Case]:
     declared = [one for one in kernel.tunable.typical_problems if kernel.tunable.candidates(kernel.arch, one)]
     source = source_hash(kernel.tunable)
     return [
-        _Case(problem=problem, config=config, job=kernel.job(problem, config), source=source)
+        _Case(problem=problem, config=config, job=_by_any(kernel.job(problem, config), source))
         for problem in spread(declared, problems)
         for config in worth_timing(kernel, problem)[:most]
     ]
+
+
+def _by_any(job: CompileJob, source: str) -> CompileJob:
+    """The same job with a key that does not name the compiler: what each makes is kept under it."""
+    parts = [source, str(job.arch), job.kernel, job.signature, sorted(job.hints.items())]
+    return replace(job, key=hashlib.sha256(json.dumps(parts).encode()).hexdigest())
 
 
 # Compiling --------------------------------------------------------------------------------------------------
@@ -159,55 +152,23 @@ def _cases(kernel: DeviceKernel, problems: int, most: int) -> list[_Case]:
 def _compile(chosen: Sequence[FoundKernel], options: argparse.Namespace) -> None:
     compiler, arch = cutile.compiler_version(), Arch.parse(options.arch)
     folder: Path = options.folder / str(compiler)
-    notes = _notes(folder) if (folder / _NOTES).exists() else {}
-    cases = [
-        case for found in chosen for case in _cases(DeviceKernel(found, arch), options.problems, options.most)
-    ]
-    files = {case.job.key: case.file for case in cases}
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as made, CompilePool(usable_cores(), folder=Path(made)) as pool:
-        for key, job in {case.job.key: case.job for case in cases}.items():
-            if not _is_made(folder, notes, files[key]):
-                pool.submit(job)
-        while pool.unfinished:
-            for result in pool.poll(1.0):
-                notes.update(_kept(folder, files[result.key], result))
-                (folder / _NOTES).write_bytes(orjson.dumps(notes))  # a call that is ended goes on from here
-    mine = [notes[file] for file in dict.fromkeys(files.values()) if file in notes]
-    seconds, spilling = sum(note["seconds"] for note in mine), sum(note["spills"] for note in mine)
-    refused = [note["message"] for note in mine if note["code"] is None]
+    jobs = {
+        case.job.key: case.job
+        for found in chosen
+        for case in _cases(DeviceKernel(found, arch), options.problems, options.most)
+    }
+    with CompileFeed(partial(CompilePool, usable_cores(), folder=folder)) as feed:
+        feed.submit(jobs.values())
+        results = feed.wait(set(jobs), lambda: None).values()
+    made = [result for result in results if isinstance(result, Compiled)]
+    seconds, spill = sum(one.seconds for one in made), sum(one.resources.stack_bytes > 0 for one in made)
     print(
-        f"tileiras {compiler}, {arch}: {len(mine)} compilations in {folder}, {seconds:.1f} s of compiling;"
-        f" {spilling} spill, {len(refused)} refused"
+        f"tileiras {compiler}, {arch}: {len(made)} cubins in {folder} ({seconds:.1f} s of compiling), "
+        f"{spill} of which spill"
     )
-    for message in refused:
-        print(f"  refused: {message.partition(chr(10))[0]}")
-
-
-def _kept(folder: Path, file: str, result: CompileResult) -> dict[str, dict[str, Any]]:
-    """Keep a cubin; return its note. What failed for want of memory or time has none: it is tried again."""
-    if isinstance(result, Compiled):
-        (folder / f"{file}.cubin").write_bytes(result.path.read_bytes())
-        code, spills, message = result.code, result.resources.stack_bytes > 0, ""
-    elif is_transient(result) or "no answer within" in result.message:
-        print(f"  not compiled: {result.message.partition(chr(10))[0]}", file=sys.stderr)
-        return {}
-    else:
-        code, spills, message = None, False, result.message
-    return {file: {"seconds": result.seconds, "code": code, "spills": spills, "message": message}}
-
-
-def _is_made(folder: Path, notes: Mapping[str, Any], file: str) -> bool:
-    """Whether a compiler was asked before, and what it made is there."""
-    return file in notes and (notes[file]["code"] is None or (folder / f"{file}.cubin").is_file())
-
-
-def _notes(folder: Path) -> dict[str, Any]:
-    try:
-        notes: dict[str, Any] = orjson.loads((folder / _NOTES).read_bytes())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{folder} holds no compiler's cubins ({error}); compile them first") from error
-    return notes
+    for result in results:
+        if isinstance(result, CompileFailure):
+            print(f"  not compiled: {result.message.partition(chr(10))[0]}")
 
 
 # Timing -----------------------------------------------------------------------------------------------------
@@ -217,7 +178,9 @@ def _time(chosen: Sequence[FoundKernel], options: argparse.Namespace) -> None:
     if not torch.cuda.is_available():
         raise UsageError("no GPU here; run it on a GPU host")
     folders = [options.folder / version for version in options.time]
-    notes = [_notes(folder) for folder in folders]
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is not there; compile in an environment of that compiler first")
     print(f"{folders[1].name} over {folders[0].name} on {torch.cuda.get_device_name(0)},", end=" ")
     print(f"medians of {_SAMPLES}; below each state the geometric mean")
     head = (
@@ -237,45 +200,37 @@ def _time(chosen: Sequence[FoundKernel], options: argparse.Namespace) -> None:
         for found in chosen:
             kernel = DeviceKernel(found, gpu.arch, gpu.device)
             cases = _cases(kernel, options.problems, options.most)
-            both = [
-                case
-                for case in cases
-                if all(
-                    notes_.get(case.file, {}).get("code") and _is_made(folder, notes_, case.file)
-                    for folder, notes_ in zip(folders, notes, strict=True)
-                )
+            made = [(case, [cached(folder, case.job.key) for folder in folders]) for case in cases]
+            compared = [
+                _compared(gpu, clock, kernel, case, (first, second))
+                for case, (first, second) in made
+                if first is not None and second is not None
             ]
-            compared = [_compared(gpu, clock, kernel, case, folders, notes) for case in both]
-            rows.append(_row(found.tunable.name, compared, left_out=len(cases) - len(both)))
+            rows.append(_row(found.tunable.name, compared, left_out=len(cases) - len(compared)))
     print("\n".join(aligned(rows)))
 
 
 def _compared(
-    gpu: BenchGpu,
-    clock: StateClock,
-    kernel: DeviceKernel,
-    case: _Case,
-    folders: Sequence[Path],
-    notes: Sequence[Mapping[str, Any]],
+    gpu: BenchGpu, clock: StateClock, kernel: DeviceKernel, case: _Case, codes: tuple[Compiled, Compiled]
 ) -> _Compared:
-    seeds = [kernel.tunable.make_args(case.problem, gpu.torch_device, seed) for seed in (0, 1)]
+    tunable = kernel.tunable
+    seeds = [tunable.make_args(case.problem, gpu.torch_device, seed) for seed in (0, 1)]
 
-    def launcher(folder: Path, args: Sequence[Any]) -> Launch:
-        return gpu.launcher(kernel, case.problem, case.config, folder / f"{case.file}.cubin", args)
+    def launcher(code: Compiled, args: Sequence[Any]) -> Launch:
+        return gpu.launcher(kernel, case.problem, case.config, code.path, args)
 
-    runs = {folder.name: [launcher(folder, args) for args in seeds] for folder in folders}
     results = []
-    for folder in folders:
-        args = kernel.tunable.make_args(case.problem, gpu.torch_device, 0)
-        results.append(_result(kernel, launcher(folder, args), args))
-    taken = clock.samples(runs, renewing(kernel.tunable, seeds), _STATES, _SAMPLES)
-    first, second = (
-        {state: statistics.median(us) for state, us in taken[folder.name].items()} for folder in folders
-    )
+    for code in codes:
+        args = tunable.make_args(case.problem, gpu.torch_device, 0)
+        results.append(_result(kernel, launcher(code, args), args))
+    names = ("first", "second")
+    runs = {name: [launcher(code, args) for args in seeds] for name, code in zip(names, codes, strict=True)}
+    taken = clock.samples(runs, renewing(tunable, seeds), _STATES, _SAMPLES)
+    first, second = ({state: statistics.median(us) for state, us in taken[name].items()} for name in names)
     return _Compared(
         case=case,
         us=(first, second),
-        same_code=notes[0][case.file]["code"] == notes[1][case.file]["code"],
+        same_code=codes[0].code == codes[1].code,
         same_bits=all(map(torch.equal, *results)),
     )
 

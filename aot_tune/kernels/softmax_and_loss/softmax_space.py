@@ -95,16 +95,13 @@ def default(arch: Arch, problem: Problem) -> Config:
         return _config(max(1, 1024 // width), min(width, 1024), 4, 4)
     if width <= 8192:
         return _config(1, 2048, 8, 4)
-    shares = (
-        (most, _config(1, *block, members=members))
-        for most, block in _DEFAULT_SHARING
-        for members in _MEMBERS
-        if most == _DEFAULT_PARTS or width > MOST_ELEMENTS
-    )
-    for most, config in shares:
-        part, members = int(config["width"]), int(config["members"])
-        if row_groups.parts(part, members, cols)[0] <= most and legal(config, arch, problem) is True:
-            return config
+    # Longer shares only where no block holds a whole row.
+    for most, block in _DEFAULT_SHARING if width > MOST_ELEMENTS else _DEFAULT_SHARING[:1]:
+        for members in _MEMBERS:
+            sharing = _config(1, *block, members=members)
+            count, _ = row_groups.parts(block[0], members, cols)
+            if count <= most and legal(sharing, arch, problem) is True:
+                return sharing
     if width <= MOST_ELEMENTS:
         return _config(1, 2048, 8, 2 if width <= MOST_ELEMENTS // 2 else 1)
     return _CHUNKS[1]

@@ -102,8 +102,7 @@ class CompilePool(JobQueue):
         _check_temporary_folder()
         super().__init__(workers, folder)
         self._timeout_s, self._target = timeout_s, target
-        # What tests name in its place takes the first two alone.
-        self._given = {"folder": folder, "timeout_s": timeout_s, **({"yielding": True} if yielding else {})}
+        self._yielding = yielding
         self._seats: list[_Seat] = []
         self._failed_starts = 0
         self._tried_again: set[str] = set()
@@ -150,7 +149,7 @@ class CompilePool(JobQueue):
     def _start(self) -> None:
         worker = Worker(
             self._target,
-            self._given,
+            {"folder": self._folder, "timeout_s": self._timeout_s, "yielding": self._yielding},
             environment={"CUDA_VISIBLE_DEVICES": ""},
         )
         self._seats.append(_Seat(worker=worker, limit=time.monotonic() + START_SECONDS))
