@@ -60,7 +60,7 @@ FOREIGN = {
         "serve.prime",
         "tuner.measure.worker",
     ),
-    "tomlkit": ("cli",),
+    "tomli": ("cli",),
     "typer": ("cli",),
     "rich": ("cli", "tuner.sweep"),
     "triton": ("bench",),

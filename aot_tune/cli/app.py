@@ -102,7 +102,8 @@ def init(
     module: Annotated[
         str | None,
         typer.Argument(
-            metavar="lib.kernels", help="The module that declares kernels; by default the one named there."
+            metavar="lib.kernels",
+            help="The module that declares kernels; by default that of the file's entry point.",
         ),
     ] = None,
     pyproject: Annotated[Path, typer.Option(metavar="FILE", help="The package's pyproject.toml.")] = Path(
@@ -110,13 +111,14 @@ def init(
     ),
     verbose: Verbose = False,
 ) -> None:
-    """Let a package's kernels be found and its wheel carry its tables: complete its pyproject.toml.
+    """Print what a package's pyproject.toml needs for its tables.
 
-    Only what is missing is added; hatchling and setuptools are known.
+    The lines for hatchling and setuptools are TOML to append, and comments say what is there already.
+    Nothing is written.
     """
-    from aot_tune.cli.start.init import initialise, lines
+    from aot_tune.cli.start.init import init_lines
 
-    command.put(lines(initialise(pyproject, module)))
+    command.put(init_lines(pyproject, module))
 
 
 @app.command(cls=command.WithAddress)

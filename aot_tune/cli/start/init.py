@@ -1,255 +1,235 @@
-"""`aot-tune init`: let a package be found by the command line, and let its wheel carry its tables.
+"""`aot-tune init`: print the lines that a package's pyproject.toml needs. It writes nothing.
 
-Only lines that are missing are added to the package's pyproject.toml; comments and order stay as they are.
+One line is the entry point by which the command line finds the kernels, the other puts tables into the wheel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tomlkit
-from tomlkit.exceptions import TOMLKitError
-from tomlkit.items import Table
-
 from aot_tune.declare import discovery
 from aot_tune.errors import StoreError, UsageError
-from aot_tune.tables import files
 from aot_tune.tables.store import FOLDER_NAME
 
-TASK = "check-tuned-configs"
-"""The name of the task that runs ``aot-tune check``."""
-
-_TASKS = (
-    ("tool", "hatch", "envs", "default", "scripts"),
-    ("tool", "pdm", "scripts"),
-    ("tool", "pixi", "tasks"),
-    ("tool", "poe", "tasks"),
-    ("tool", "taskipy", "tasks"),
-)
-"""Where a pyproject.toml lists commands that people and CI run by name."""
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 _POINTS = ("project", "entry-points", discovery.GROUP)
 """The table of the entry points that the command line looks for."""
+
+_WHEEL = ("tool", "hatch", "build", "targets", "wheel")
+"""The table of what hatchling puts into a wheel."""
+
+_PACKAGE_DATA = ("tool", "setuptools", "package-data")
+"""The table of the files that setuptools puts into a wheel, by package."""
 
 _ALL_FILES = "*/*"
 """The files of every arch's folder of tables: the tables and the archive."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Initialised:
-    """What `aot-tune init` did."""
+class _Setting:
+    """A key of a pyproject.toml with its value."""
 
-    path: Path
-    """The pyproject.toml."""
+    table: tuple[str, ...]
+    """Path of the table."""
 
-    changes: tuple[str, ...]
-    """What was added, one line each; empty where all was there."""
+    key: str
+    """The key."""
 
-    check: str
-    """The command that a pull request should pass."""
+    value: str | list[str]
+    """The value that the file should have; of a list, with all patterns that it has already."""
+
+    @property
+    def header(self) -> str:
+        """The table's header."""
+        return f"[{'.'.join(map(_key, self.table))}]"
+
+    @property
+    def line(self) -> str:
+        """The key and its value as TOML."""
+        return f"{_key(self.key)} = {json.dumps(self.value, ensure_ascii=False)}"
 
 
-def initialise(path: Path, module: str | None) -> Initialised:
-    """Add what is missing to a pyproject.toml.
+def init_lines(path: Path, module: str | None) -> list[str]:
+    """Return what to append to a pyproject.toml, as TOML whose comments say what the file has already.
 
     Args:
-        path: The file.
-        module: The module that declares kernels; None for that of the entry point that is there already.
+        path: The pyproject.toml.
+        module: The module that declares kernels; None for the module of the file's own entry point.
 
     Raises:
-        UsageError: The file or the module cannot be used; the message says why, and what to write by hand.
-        StoreError: The file cannot be written.
+        UsageError: The file or the module cannot be used; the message says why.
+        StoreError: The file cannot be read.
     """
     text = _read(path)
+    document = _parse(path, text)
+    module = module or _declared(document)
+    home = _home(path.absolute().parent, module)
+    settings = (_entry_point(document, module), *_package_data(document, path.absolute().parent, home))
+    lines = [line for setting in settings for line in _lines(path.name, text, document, setting)]
+    if len(settings) == 1:
+        lines.append(
+            f"# {_backend(document)} is neither hatchling nor setuptools: let the wheel hold all files of "
+            f"{home.name}/{FOLDER_NAME}"
+        )
+    return [*lines, f"# in CI, before a merge: aot-tune check --module {module}"]
+
+
+def _lines(name: str, text: str, document: Mapping[str, Any], setting: _Setting) -> Iterator[str]:
+    """How a setting gets into the file: it is there, or lines to append, or a line to write into a table."""
+    if _value(document, (*setting.table, setting.key)) == setting.value:
+        yield f"# {name} has {setting.header} {setting.line}"
+        return
+    lines = [setting.header, setting.line]
+    if _is_appendable(text, setting):
+        yield f"# append to {name}:"
+        yield from lines
+    else:
+        yield f"# write into {setting.header} of {name}, in place of any line {setting.key}: {setting.line}"
+
+
+def _is_appendable(text: str, setting: _Setting) -> bool:
+    """Whether the file with the setting at its end is TOML that has it."""
     try:
-        document = tomlkit.parse(text)
-    except TOMLKitError as error:
-        raise UsageError(f"{path} is not valid TOML: {error}; correct it first") from error
-    project = _Project(path.absolute().parent, document, module)
-    changes = tuple(project.changes())
-    if changes:
-        files.write_atomic(path, (tomlkit.dumps(document).rstrip("\n") + "\n").encode())
-    return Initialised(path=path, changes=changes, check=project.check)
+        document = tomllib.loads(f"{text}\n{setting.header}\n{setting.line}\n")
+    except tomllib.TOMLDecodeError:
+        return False
+    return bool(_value(document, (*setting.table, setting.key)) == setting.value)
 
 
-def lines(done: Initialised) -> list[str]:
-    """What was done, for a person."""
-    added = [f"{done.path}: {change}" for change in done.changes]
-    return [*(added or [f"{done.path}: nothing to change"]), f"in CI, before a merge: {done.check}"]
+# What the file has ------------------------------------------------------------------------------------------
 
 
 def _read(path: Path) -> str:
+    if not path.is_file():
+        what = "is no file" if path.exists() else "does not exist"
+        raise UsageError(f"{path} {what}; run this in the folder of a package's pyproject.toml")
     try:
         return path.read_bytes().decode()
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"{path} does not exist; run this in the folder of a package's pyproject.toml"
-        ) from error
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8, as TOML must be; save it as UTF-8") from error
 
 
-class _Project:
-    """A pyproject.toml that is being completed."""
-
-    def __init__(self, folder: Path, document: tomlkit.TOMLDocument, module: str | None) -> None:
-        self.folder = folder
-        self.document = document
-        self.backend = self._backend()
-        self.module = module or self._declared()
-        self.package = self.module.partition(".")[0]
-        self.home = self._home()
-        self.check = f"aot-tune check --module {self.module}"
-
-    def changes(self) -> Iterator[str]:
-        """Add what is missing, and say so."""
-        had_points = self._table(*_POINTS, make=False) is not None
-        yield from self._entry_point()
-        yield from self._package_data()
-        yield from self._task()
-        points = self._table(*_POINTS)
-        if not had_points and isinstance(points, Table):
-            points.add(tomlkit.nl())  # before the table that was there and now follows
-
-    # What the file says -------------------------------------------------------------------------------------
-
-    def _backend(self) -> str:
-        """The build backend's package.
-
-        Raises:
-            UsageError: It is none of the two that are known.
-        """
-        if "project" not in self.document:
-            raise UsageError(
-                f"{self.folder / 'pyproject.toml'} has no table [project]; describe the package there, with "
-                "name and version, before its entry points"
-            )
-        build = self._table("build-system", make=False) or {}
-        backend = str(build.get("build-backend", "setuptools.build_meta"))
-        known = backend.partition(":")[0].partition(".")[0]
-        if known not in ("hatchling", "setuptools"):
-            raise UsageError(
-                f"the build backend is {backend}, and init knows hatchling and setuptools; write by hand "
-                f'[project.entry-points."{discovery.GROUP}"] mylib = "mylib.kernels", and let the wheel hold '
-                f"all files of mylib/{FOLDER_NAME}"
-            )
-        return known
-
-    def _declared(self) -> str:
-        """The module of the entry point that is there."""
-        points = self._table(*_POINTS, make=False) or {}
-        if not points:
-            raise UsageError("name the module that declares kernels: aot-tune init mylib.kernels")
-        return str(next(iter(points.values()))).partition(":")[0]
-
-    def _home(self) -> Path:
-        """The folder of the top-level package.
-
-        Raises:
-            UsageError: The module is not below the pyproject.toml.
-        """
-        inside = Path(*self.module.split("."))
-        for root in (self.folder, self.folder / "src"):
-            if (root / inside.with_suffix(".py")).is_file() or (root / inside / "__init__.py").is_file():
-                return root / self.package
+def _parse(path: Path, text: str) -> Mapping[str, Any]:
+    if text.startswith("\ufeff"):
+        raise UsageError(f"{path} begins with a byte order mark; save it as UTF-8 without one")
+    try:
+        document: Mapping[str, Any] = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"{path} is not valid TOML: {error}; correct it first") from error
+    if not isinstance(document.get("project"), Mapping):
         raise UsageError(
-            f"there is no module {self.module!r} in {self.folder} or {self.folder / 'src'}; write it as "
-            "Python imports it, mylib.kernels, and run this beside its pyproject.toml"
+            f"{path} has no table [project]; describe the package there, with name and version, before its "
+            "entry points"
         )
+    dynamic = _value(document, ("project", "dynamic"))
+    if isinstance(dynamic, list) and "entry-points" in dynamic:
+        raise UsageError(
+            f"project.dynamic of {path} lists entry-points, which are then in another file; add to the group "
+            f'{discovery.GROUP} there: mylib = "mylib.kernels"'
+        )
+    return document
 
-    def _table(self, *names: str, make: bool = True) -> MutableMapping[str, Any] | None:
-        """A table by its path; a missing one is made, or is None.
 
-        Raises:
-            UsageError: Something else stands there.
-        """
-        found: Any = self.document
-        for depth, name in enumerate(names):
-            if name not in found:
-                if not make:
-                    return None
-                last = depth == len(names) - 1
-                found[name] = tomlkit.table(is_super_table=not last)
-            found = found[name]
-            if not isinstance(found, MutableMapping):
-                raise UsageError(f"{'.'.join(names[: depth + 1])} is no table; write it as a table")
-        return found  # type: ignore[no-any-return]
+def _value(document: Any, names: tuple[str, ...]) -> Any:
+    """The value at a path; None where there is none."""
+    for name in names:
+        document = document.get(name) if isinstance(document, Mapping) else None
+    return document
 
-    # What is added ------------------------------------------------------------------------------------------
 
-    def _entry_point(self) -> Iterator[str]:
-        project = self._table("project")
-        assert project is not None
-        if "entry-points" in project.get("dynamic", ()):
+def _backend(document: Mapping[str, Any]) -> str:
+    """The module of the build backend."""
+    return str(_value(document, ("build-system", "build-backend")) or "setuptools.build_meta")
+
+
+def _points(document: Mapping[str, Any]) -> dict[str, str]:
+    """The module of each entry point, by its name."""
+    points = _value(document, _POINTS)
+    if not isinstance(points, Mapping):
+        return {}
+    return {name: str(declared).partition(":")[0] for name, declared in points.items()}
+
+
+def _declared(document: Mapping[str, Any]) -> str:
+    """The module of the first entry point."""
+    points = _points(document)
+    if not points:
+        raise UsageError("name the module that declares kernels: aot-tune init mylib.kernels")
+    return next(iter(points.values()))
+
+
+def _home(folder: Path, module: str) -> Path:
+    """The folder of a module's top-level package.
+
+    Raises:
+        UsageError: The module is not below the folder of the pyproject.toml.
+    """
+    names = module.split(".")
+    inside = Path(*names)
+    for root in (folder, folder / "src") if all(name.isidentifier() for name in names) else ():
+        if (root / inside.with_suffix(".py")).is_file() or (root / inside / "__init__.py").is_file():
+            return root / names[0]
+    raise UsageError(
+        f"there is no module {module!r} in {folder} or {folder / 'src'}; write it as Python imports it, "
+        "mylib.kernels, and run this beside its pyproject.toml"
+    )
+
+
+# What it should have ----------------------------------------------------------------------------------------
+
+
+def _entry_point(document: Mapping[str, Any], module: str) -> _Setting:
+    points = _points(document)
+    package = module.partition(".")[0]
+    name = next((name for name, declared in points.items() if declared == module), None)
+    if name is not None:
+        return _Setting(table=_POINTS, key=name, value=_value(document, (*_POINTS, name)))
+    return _Setting(
+        table=_POINTS, key=module.replace(".", "_") if package in points else package, value=module
+    )
+
+
+def _package_data(document: Mapping[str, Any], folder: Path, home: Path) -> Iterator[_Setting]:
+    """The setting that puts the tables into the wheel, for the backends that are known."""
+    backend = _backend(document)
+    beside = home.parent / FOLDER_NAME
+    is_beside = beside.is_dir() and not (home / FOLDER_NAME).is_dir()
+    if backend.startswith("setuptools"):
+        if is_beside:
             raise UsageError(
-                "project.dynamic lists entry-points, so that they are not in this file; add to them "
-                f'{discovery.GROUP}: {self.package} = "{self.module}"'
+                f"{beside} lies beside the package {home.name}, and setuptools takes files of packages "
+                f"alone; move it to {home / FOLDER_NAME}"
             )
-        points = self._table(*_POINTS)
-        assert points is not None
-        if self.module in [str(value).partition(":")[0] for value in points.values()]:
-            return
-        name = self.package if self.package not in points else self.module.replace(".", "_")
-        points[name] = self.module
-        yield f'entry point {discovery.GROUP}: {name} = "{self.module}"'
+        yield _with_pattern(document, _PACKAGE_DATA, home.name, f"{FOLDER_NAME}/{_ALL_FILES}")
+    elif backend.startswith("hatchling") and is_beside:
+        place, inside = beside.relative_to(folder).as_posix(), f"{home.name}/{FOLDER_NAME}"
+        yield _Setting(table=(*_WHEEL, "force-include"), key=place, value=inside)
+    elif backend.startswith("hatchling"):
+        # All files of a package are in its wheel, but for those that git ignores, as archives often are.
+        place = (home / FOLDER_NAME).relative_to(folder).as_posix()
+        yield _with_pattern(document, _WHEEL, "artifacts", f"{place}/{_ALL_FILES}")
 
-    def _package_data(self) -> Iterator[str]:
-        beside = self.home.parent / FOLDER_NAME
-        if beside.is_dir() and not (self.home / FOLDER_NAME).is_dir():
-            yield from self._tables_beside(beside)
-        elif self.backend == "setuptools":
-            data = self._table("tool", "setuptools", "package-data")
-            yield from self._listed(data, self.package, f"{FOLDER_NAME}/{_ALL_FILES}", "package data")
-        else:
-            # All files of a package are in its wheel, but for those that git ignores, as archives often are.
-            wheel = self._table("tool", "hatch", "build", "targets", "wheel")
-            place = (self.home / FOLDER_NAME).relative_to(self.folder).as_posix()
-            yield from self._listed(wheel, "artifacts", f"{place}/{_ALL_FILES}", "files of the wheel")
 
-    def _tables_beside(self, beside: Path) -> Iterator[str]:
-        """Tables next to the package, as in a checkout, have to be put inside it in the wheel."""
-        if self.backend == "setuptools":
-            raise UsageError(
-                f"{beside} lies beside the package {self.package}, and setuptools takes files of packages "
-                f"alone; move it to {self.home / FOLDER_NAME}"
-            )
-        table = self._table("tool", "hatch", "build", "targets", "wheel", "force-include")
-        assert table is not None
-        place, inside = beside.relative_to(self.folder).as_posix(), f"{self.package}/{FOLDER_NAME}"
-        if str(table.get(place, "")) != inside:
-            table[place] = inside
-            yield f'files of the wheel: "{place}" as "{inside}"'
+def _with_pattern(document: Mapping[str, Any], table: tuple[str, ...], key: str, pattern: str) -> _Setting:
+    """A list of patterns with one more."""
+    present = _value(document, (*table, key)) or []
+    if not isinstance(present, list):
+        raise UsageError(f"{key} in [{'.'.join(table)}] is {present!r:.80}; write a list of patterns")
+    return _Setting(table=table, key=key, value=[*present, *([pattern] if pattern not in present else [])])
 
-    def _listed(
-        self, table: MutableMapping[str, Any] | None, name: str, pattern: str, what: str
-    ) -> Iterator[str]:
-        """Add a pattern to a list in a table."""
-        assert table is not None
-        present = table.setdefault(name, [])
-        if not isinstance(present, list):
-            raise UsageError(f"{name} is {present!r:.80}; write a list of patterns")
-        if pattern not in present:
-            present.append(pattern)
-            yield f'{what}: {name} has "{pattern}"'
 
-    def _task(self) -> Iterator[str]:
-        """The command that checks the tables, where the file lists commands; else in a comment."""
-        places = [place for place in _TASKS if self._table(*place, make=False) is not None]
-        if not places and self.backend == "hatchling":
-            places = [_TASKS[0]]
-        for place in places[:1]:
-            tasks = self._table(*place)
-            assert tasks is not None
-            if not any(self.check in str(command) for command in tasks.values()):
-                tasks[TASK] = self.check
-                yield f"task in {'.'.join(place)}: {TASK} = {self.check!r}"
-        if not places and self.check not in tomlkit.dumps(self.document):
-            points = self._table(*_POINTS)
-            assert isinstance(points, Table)
-            points.add(tomlkit.comment(f"In CI, before a merge: {self.check}"))
-            yield f"comment: in CI {self.check}"
+def _key(name: str) -> str:
+    """A key as TOML, in quotes where it needs them."""
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else json.dumps(name, ensure_ascii=False)

@@ -1,18 +1,19 @@
-"""aot_tune.cli.start.init: what a pyproject.toml gets, that it is got once, and what is refused."""
+"""aot_tune.cli.start.init: which lines a pyproject.toml needs, which it has, and what is refused."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
-import tomlkit
 from typer.testing import CliRunner, Result
 
 from aot_tune.cli.app import app
-from aot_tune.cli.start.init import initialise
+from aot_tune.cli.start.init import init_lines, tomllib
 from aot_tune.errors import UsageError
 
 HATCHLING = """\
@@ -24,9 +25,6 @@ build-backend = "hatchling.build"
 [project]
 name = "mylib"   # as it is imported
 version = "1.0"
-
-[tool.ruff]
-line-length = 100
 """
 
 SETUPTOOLS = """\
@@ -37,13 +35,15 @@ build-backend = "setuptools.build_meta"
 [project]
 name = "mylib"
 version = "1.0"
-
-[tool.setuptools.package-data]
-mylib = ["*.txt"]  # the words
 """
 
 BACKENDS = {"hatchling": HATCHLING, "setuptools": SETUPTOOLS}
-CHECK = "aot-tune check --module mylib.kernels"
+POINT = {"aot_tune.tunables": {"mylib": "mylib.kernels"}}
+DATA = {
+    "hatchling": {"hatch": {"build": {"targets": {"wheel": {"artifacts": ["mylib/tuned_configs/*/*"]}}}}},
+    "setuptools": {"setuptools": {"package-data": {"mylib": ["tuned_configs/*/*"]}}},
+}
+CHECK = "# in CI, before a merge: aot-tune check --module mylib.kernels"
 
 
 def project(folder: Path, text: str, *, source: str = "") -> Path:
@@ -60,48 +60,43 @@ def project(folder: Path, text: str, *, source: str = "") -> Path:
     return path
 
 
-def told(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> Result:
+def pasted(path: Path) -> dict[str, Any]:
+    """Append the printed lines to the file, and read it."""
+    lines = init_lines(path, "mylib.kernels")
+    path.write_text(path.read_text() + "\n" + "\n".join(lines) + "\n")
+    return tomllib.loads(path.read_text())
+
+
+def invoke(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> Result:
     monkeypatch.chdir(folder)
     return CliRunner().invoke(app, ["init", *words])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_each_backend_gets_what_is_missing_and_keeps_what_was_there(
+def test_the_printed_lines_complete_a_file_that_is_not_written(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = project(tmp_path, BACKENDS[backend])
-    done = told(tmp_path, monkeypatch, "mylib.kernels")
-    assert done.exit_code == 0, done.stderr
-    after = path.read_text()
-    kept = [line for line in BACKENDS[backend].splitlines() if line and not line.startswith("mylib =")]
-    assert [line for line in after.splitlines() if line in kept] == kept
-    document = tomlkit.parse(after).unwrap()
-    assert document["project"]["entry-points"] == {"aot_tune.tunables": {"mylib": "mylib.kernels"}}
-    if backend == "hatchling":
-        assert document["tool"]["hatch"] == {
-            "build": {"targets": {"wheel": {"artifacts": ["mylib/tuned_configs/*/*"]}}},
-            "envs": {"default": {"scripts": {"check-tuned-configs": CHECK}}},
-        }
-    else:
-        assert document["tool"]["setuptools"]["package-data"] == {"mylib": ["*.txt", "tuned_configs/*/*"]}
-        assert "# the words" in after
-        assert f"# In CI, before a merge: {CHECK}" in after
-    *changes, last = done.stdout.splitlines()
-    assert len(changes) == 3
-    assert last == f"in CI, before a merge: {CHECK}"
+    done = invoke(tmp_path, monkeypatch, "mylib.kernels")
+    assert (done.exit_code, path.read_text()) == (0, BACKENDS[backend])
+    assert done.stdout.splitlines()[-1] == CHECK
+    document = tomllib.loads(path.read_text() + done.stdout)
+    assert document["project"] == {"name": "mylib", "version": "1.0", "entry-points": POINT}
+    assert document["tool"] == DATA[backend]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_second_time_nothing_is_changed(
+def test_what_is_there_already_is_a_comment(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = project(tmp_path, BACKENDS[backend])
-    told(tmp_path, monkeypatch, "mylib.kernels")
-    before = path.read_bytes(), path.stat().st_mtime_ns
-    for words in (["mylib.kernels"], []):  # the module is known from then on
-        done = told(tmp_path, monkeypatch, *words)
-        assert done.stdout.splitlines()[0] == "pyproject.toml: nothing to change"
-    assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+    pasted(project(tmp_path, BACKENDS[backend]))
+    for words in (["mylib.kernels"], []):  # the module is the entry point's from then on
+        point, data, check = invoke(tmp_path, monkeypatch, *words).stdout.splitlines()
+        assert (
+            point == '# pyproject.toml has [project.entry-points."aot_tune.tunables"] mylib = "mylib.kernels"'
+        )
+        assert data.startswith("# pyproject.toml has [tool.")
+        assert check == CHECK
 
 
 @pytest.mark.process
@@ -110,8 +105,7 @@ def test_a_second_time_nothing_is_changed(
 def test_the_wheel_holds_the_tables_the_archive_and_the_entry_point(
     backend: str, source: str, tmp_path: Path
 ) -> None:
-    path = project(tmp_path, BACKENDS[backend], source=source)
-    initialise(path, "mylib.kernels")
+    pasted(project(tmp_path, BACKENDS[backend], source=source))
     module = "hatchling.build" if backend == "hatchling" else "setuptools.build_meta"
     subprocess.run(
         [sys.executable, "-c", f"import {module} as it; it.build_wheel('dist')"],
@@ -128,71 +122,106 @@ def test_the_wheel_holds_the_tables_the_archive_and_the_entry_point(
 def test_tables_beside_the_package_are_put_inside_it_in_the_wheel(tmp_path: Path) -> None:
     path = project(tmp_path, HATCHLING)
     (tmp_path / "mylib" / "tuned_configs").rename(tmp_path / "tuned_configs")
-    changes = initialise(path, "mylib.kernels").changes
-    assert 'files of the wheel: "tuned_configs" as "mylib/tuned_configs"' in changes
-    wheel = tomlkit.parse(path.read_text()).unwrap()["tool"]["hatch"]["build"]["targets"]["wheel"]
+    wheel = pasted(path)["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert wheel == {"force-include": {"tuned_configs": "mylib/tuned_configs"}}
 
 
-def test_a_list_of_tasks_that_is_there_gets_the_check(tmp_path: Path) -> None:
-    path = project(tmp_path, SETUPTOOLS + "\n[tool.pdm.scripts]\ntest = 'pytest'\n")
-    initialise(path, "mylib.kernels")
-    scripts = tomlkit.parse(path.read_text()).unwrap()["tool"]["pdm"]["scripts"]
-    assert scripts == {"test": "pytest", "check-tuned-configs": CHECK}
+# A table that cannot be opened again, by what it is in the file and which line belongs into it.
+WRITTEN_BY_HAND = {
+    "another entry point": (
+        HATCHLING + '[project.entry-points."aot_tune.tunables"]\nmylib = "mylib.others"\n',
+        '[project.entry-points."aot_tune.tunables"] of pyproject.toml, in place of any line mylib_kernels: '
+        'mylib_kernels = "mylib.kernels"',
+    ),
+    "inline entry points": (
+        HATCHLING + 'entry-points = {"other" = {a = "b"}}\n',
+        '[project.entry-points."aot_tune.tunables"] of pyproject.toml, in place of any line mylib: '
+        'mylib = "mylib.kernels"',
+    ),
+    "a list of patterns": (
+        SETUPTOOLS + '[tool.setuptools.package-data]\nmylib = ["*.txt"]  # the words\n',
+        '[tool.setuptools.package-data] of pyproject.toml, in place of any line mylib: '
+        'mylib = ["*.txt", "tuned_configs/*/*"]',
+    ),
+    "inline setuptools": (
+        SETUPTOOLS + "[tool]\nsetuptools = {zip-safe = false}\n",
+        '[tool.setuptools.package-data] of pyproject.toml, in place of any line mylib: '
+        'mylib = ["tuned_configs/*/*"]',
+    ),
+}  # fmt: skip
 
 
-def test_another_entry_point_of_that_name_stays(tmp_path: Path) -> None:
-    other = '\n[project.entry-points."aot_tune.tunables"]\nmylib = "mylib.others"\n'
-    path = project(tmp_path, HATCHLING + other)
-    initialise(path, "mylib.kernels")
-    points = tomlkit.parse(path.read_text()).unwrap()["project"]["entry-points"]["aot_tune.tunables"]
-    assert points == {"mylib": "mylib.others", "mylib_kernels": "mylib.kernels"}
+@pytest.mark.parametrize("name", WRITTEN_BY_HAND)
+def test_a_table_that_is_there_is_to_be_written_by_hand(name: str, tmp_path: Path) -> None:
+    text, line = WRITTEN_BY_HAND[name]
+    path = project(tmp_path, text)
+    assert f"# write into {line}" in init_lines(path, "mylib.kernels")
+    assert pasted(path)["project"]["name"] == "mylib"
+
+
+def test_dotted_keys_keep_all_that_they_say(tmp_path: Path) -> None:
+    build = HATCHLING.partition("[project]")[0].replace("[build-system]\n", "").replace("\n", "\n")
+    head = 'project.name = "mylib"\nproject.version = "1.0"\nproject.entry-points."x.y".a = "b"\n'
+    path = project(tmp_path, head + "[build-system]\n" + build.partition("\n")[2])
+    document = pasted(path)
+    assert document["project"] == {
+        "name": "mylib", "version": "1.0", "entry-points": {"x.y": {"a": "b"}, **POINT},
+    }  # fmt: skip
+
+
+def test_an_unknown_backend_gets_the_entry_point_and_a_word_about_the_wheel(tmp_path: Path) -> None:
+    path = project(tmp_path, HATCHLING.replace("hatchling.build", "poetry.core.masonry.api"))
+    assert "let the wheel hold all files of mylib/tuned_configs" in "\n".join(
+        init_lines(path, "mylib.kernels")
+    )
+    assert pasted(path)["project"]["entry-points"] == POINT
 
 
 REFUSED = {
     "no TOML": ("[project\n", "is not valid TOML"),
+    "nested too deep": ("a = " + "[" * 100_000, "is not valid TOML"),
+    "a byte order mark": ("\ufeff" + HATCHLING, "begins with a byte order mark"),
     "no project": ("[tool.poetry]\nname = 'mylib'\n", "has no table [project]"),
-    "another backend": (
-        HATCHLING.replace("hatchling.build", "poetry.core.masonry.api"), "knows hatchling and setuptools",
-    ),
     "dynamic": (
         HATCHLING.replace('version = "1.0"', 'version = "1.0"\ndynamic = ["entry-points"]'),
-        "project.dynamic lists entry-points",
-    ),
-    "no table": (
-        HATCHLING.replace("[tool.ruff]", "[tool]\nhatch = 3\n[tool.ruff]"), "tool.hatch is no table",
+        "lists entry-points",
     ),
     "no list": (
-        SETUPTOOLS.replace('["*.txt"]  # the words', '"*.txt"'), "mylib is '*.txt'; write a list of patterns",
+        SETUPTOOLS + "[tool.setuptools.package-data]\nmylib = '*.txt'\n",
+        "mylib in [tool.setuptools.package-data] is '*.txt'; write a list of patterns",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_completed_is_refused_and_left_as_it_was(name: str, tmp_path: Path) -> None:
-    text, said = REFUSED[name]
+def test_what_cannot_be_completed_is_refused(name: str, tmp_path: Path) -> None:
+    text, reason = REFUSED[name]
     path = project(tmp_path, text)
     with pytest.raises(UsageError) as refusal:
-        initialise(path, "mylib.kernels")
-    assert said in str(refusal.value)
-    assert path.read_text() == text
+        init_lines(path, "mylib.kernels")
+    assert reason in str(refusal.value)
 
 
 def test_a_file_or_module_that_is_not_there_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = told(tmp_path, monkeypatch, "mylib.kernels")
+    done = invoke(tmp_path, monkeypatch, "mylib.kernels")
     assert (done.exit_code, done.stdout) == (2, "")
     assert "pyproject.toml does not exist; run this in the folder" in done.stderr
-    project(tmp_path, HATCHLING)
-    assert "there is no module 'mylib.other' in" in told(tmp_path, monkeypatch, "mylib.other").stderr
-    assert "name the module that declares kernels" in told(tmp_path, monkeypatch).stderr
-    (tmp_path / "pyproject.toml").write_bytes(b"\xff")
-    assert "is not UTF-8" in told(tmp_path, monkeypatch, "mylib.kernels").stderr
+    path = project(tmp_path, HATCHLING)
+    for module in ("mylib.other", "..mylib", "my-lib.kernels", "mylib.kernels."):
+        done = invoke(tmp_path, monkeypatch, "--", module)
+        assert (done.exit_code, f"there is no module {module!r} in" in done.stderr) == (2, True)
+    assert "name the module that declares kernels" in invoke(tmp_path, monkeypatch).stderr
+    path.write_bytes(b"\xff")
+    assert "is not UTF-8" in invoke(tmp_path, monkeypatch, "mylib.kernels").stderr
+    path.unlink()
+    os.mkfifo(path)
+    assert "is no file" in invoke(tmp_path, monkeypatch, "mylib.kernels").stderr
 
 
 def test_setuptools_cannot_take_tables_beside_the_package(tmp_path: Path) -> None:
     path = project(tmp_path, SETUPTOOLS)
     (tmp_path / "mylib" / "tuned_configs").rename(tmp_path / "tuned_configs")
     with pytest.raises(UsageError, match="lies beside the package mylib"):
-        initialise(path, "mylib.kernels")
+        init_lines(path, "mylib.kernels")
