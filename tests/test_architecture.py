@@ -11,12 +11,12 @@ Below all of them are `environment` and `inputs`, and below these `errors`.
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 import aot_tune
+from tests.support.violations import assert_none
 
 PACKAGE = Path(__file__).parents[1] / "aot_tune"
 TESTS = Path(__file__).parent
@@ -97,7 +97,7 @@ def imported(module: str) -> frozenset[str]:
 
 def ours(module: str) -> set[str]:
     """The modules of aot_tune that a module imports, but for the package itself, which defines nothing."""
-    return {name for name in imported(module) if name in MODULES and name != "aot_tune"} - {module}
+    return {name for name in imported(module) if is_ours(name)} - {module}
 
 
 def place(module: str) -> str:
@@ -116,23 +116,41 @@ def test_every_module_is_in_a_room_that_is_drawn() -> None:
     assert {room(module) for module in INSIDE} == set(FLOOR)
 
 
-@pytest.mark.parametrize("module", INSIDE)
-def test_a_module_imports_its_own_room_and_rooms_below(module: str) -> None:
-    here = room(module)
-    upwards = {name for name in ours(module) if room(name) != here and FLOOR[room(name)] >= FLOOR[here]}
-    assert upwards == set()
+def wrong_imports(modules: Iterable[str], wrong: Callable[[str, str], bool]) -> list[str]:
+    """The imports of these modules that are wrong, a line each."""
+    return [
+        f"{module} imports {name}"
+        for module in modules
+        for name in sorted(imported(module))
+        if wrong(module, name)
+    ]
 
 
-@pytest.mark.parametrize("module", [name for name in INSIDE if room(name) in WITHIN])
-def test_a_part_of_a_large_room_imports_none_above_it(module: str) -> None:
-    order = {part: floor for floor, part in enumerate(WITHIN[room(module)])}
-    here = place(module).split(".")[1:2]
-    if not here or here[0] not in order:
-        return  # __init__, README's own files and parts without a fixed floor
-    inside = [name for name in ours(module) if room(name) == room(module)]
-    parts = {name: place(name).split(".")[1] for name in inside if "." in place(name)}
-    above = {name for name, part in parts.items() if order.get(part, -1) > order[here[0]]}
-    assert above == set()
+def is_ours(name: str) -> bool:
+    """Whether a module is of aot_tune, but for the package itself, which defines nothing."""
+    return name in MODULES and name != "aot_tune"
+
+
+def test_a_module_imports_its_own_room_and_rooms_below() -> None:
+    def is_upwards(module: str, name: str) -> bool:
+        here, other = room(module), room(name)
+        return is_ours(name) and other != here and FLOOR[other] >= FLOOR[here]
+
+    assert_none(wrong_imports(INSIDE, is_upwards))
+
+
+def test_a_part_of_a_large_room_imports_none_above_it() -> None:
+    # Modules that are in no listed part have no floor: a room's own files, and parts without a fixed one.
+    floors = {(name, part): floor for name, parts in WITHIN.items() for floor, part in enumerate(parts)}
+
+    def floor(module: str) -> int | None:
+        return floors.get((room(module), *place(module).split(".")[1:2]))  # type: ignore[arg-type]
+
+    def is_upwards(module: str, name: str) -> bool:
+        here, other = floor(module), floor(name)
+        return room(name) == room(module) and here is not None and other is not None and other > here
+
+    assert_none(wrong_imports(INSIDE, is_upwards))
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
@@ -143,26 +161,28 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     assert waiting == {}
 
 
-@pytest.mark.parametrize("module", INSIDE)
-def test_other_distributions_are_imported_only_where_drawn(module: str) -> None:
-    for name in imported(module):
+def test_other_distributions_are_imported_only_where_drawn() -> None:
+    def is_elsewhere(module: str, name: str) -> bool:
         allowed = FOREIGN.get(name.partition(".")[0])
-        assert allowed is None or place(module).startswith(allowed), f"{module} imports {name}"
+        return allowed is not None and not place(module).startswith(allowed)
+
+    assert_none(wrong_imports(INSIDE, is_elsewhere))
 
 
-@pytest.mark.parametrize("module", sorted(MODULES.keys() - {"aot_tune.nvidia.cutile"}))
-def test_cutiles_private_names_are_in_one_module(module: str) -> None:
-    assert {n for n in imported(module) if n.startswith("cuda.tile") and "._" in n} == set()
+def test_cutiles_private_names_are_in_one_module() -> None:
+    others = sorted(MODULES.keys() - {"aot_tune.nvidia.cutile"})
+    assert_none(wrong_imports(others, lambda _, name: name.startswith("cuda.tile") and "._" in name))
 
 
-# Not the package itself, which prepares the import of cuda.tile where no folder can be written to.
-@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("aot_tune.kernels.")])
-def test_a_shipped_kernel_imports_what_anybodys_kernel_could(module: str) -> None:
+def test_a_shipped_kernel_imports_what_anybodys_kernel_could() -> None:
     public = {f"aot_tune.{home}" for home in aot_tune._HOMES.values()} | {"aot_tune.inputs"}
-    outside = {name for name in ours(module) if room(name) != "kernels"}
-    assert {
-        name for name in outside if name not in public and room(name) not in ("values", "errors")
-    } == set()
+
+    def is_private(_: str, name: str) -> bool:
+        return is_ours(name) and name not in public and room(name) not in ("kernels", "values", "errors")
+
+    # Not the package itself, which prepares the import of cuda.tile where no folder can be written to.
+    shipped = [name for name in MODULES if name.startswith("aot_tune.kernels.")]
+    assert_none(wrong_imports(shipped, is_private))
 
 
 def test_a_folder_of_modules_fits_a_glance() -> None:
@@ -194,9 +214,12 @@ def test_modules_of(path: Path) -> set[str]:
 test_modules_of.__test__ = False  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: str(path.relative_to(TESTS)))
-def test_no_test_module_is_imported_by_another(path: Path) -> None:
-    assert test_modules_of(path) == set()
+def test_no_test_module_is_imported_by_another() -> None:
+    assert_none(
+        f"{path.relative_to(TESTS)} imports {name}"
+        for path in sorted(TESTS.rglob("*.py"))
+        for name in sorted(test_modules_of(path))
+    )
 
 
 def test_tests_lie_where_what_they_test_lies() -> None:

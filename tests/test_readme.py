@@ -24,6 +24,7 @@ from aot_tune.tables import reader, writer
 from aot_tune.tunable import Tunable
 from aot_tune.values.arch import Arch
 from tests.support.recorded_tables import TABLE
+from tests.support.violations import assert_none
 
 ROOT = Path(__file__).parents[1]
 PLACES = {
@@ -354,8 +355,8 @@ def _aot_tune_lines() -> list[str]:
     return sorted({*quoted, *(line for line in commands() if line.startswith("aot-tune"))})
 
 
-@pytest.mark.parametrize("line", _aot_tune_lines())
-def test_every_aot_tune_command_line_parses(line: str) -> None:
+def _why_refused(line: str) -> str | None:
+    """Why the command line refuses a line of a README; None where it parses."""
     words = shlex.split(line)[1:]
     words = [word for word in words if word != "..."]
     if words and words[-1] == "--problem":
@@ -363,9 +364,18 @@ def test_every_aot_tune_command_line_parses(line: str) -> None:
     if words in (["diff"], ["check"]) or not words:
         words.append("--help")
     command = typer.main.get_command(app)
-    verb, _, rest = command.resolve_command(command.make_context("aot-tune", [*words]), [*words])  # type: ignore[attr-defined]
-    if rest != ["--help"]:
-        command.commands[verb].make_context(verb, rest)  # type: ignore[attr-defined]
+    try:
+        verb, _, rest = command.resolve_command(command.make_context("aot-tune", [*words]), [*words])  # type: ignore[attr-defined]
+        if rest != ["--help"]:
+            command.commands[verb].make_context(verb, rest)  # type: ignore[attr-defined]
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def test_every_aot_tune_command_line_parses() -> None:
+    reasons = {line: _why_refused(line) for line in _aot_tune_lines()}
+    assert_none(f"{line}: {why}" for line, why in reasons.items() if why is not None)
 
 
 def _makefile_targets() -> set[str]:
@@ -395,23 +405,25 @@ def _named_places() -> list[tuple[str, str]]:
     return sorted(found)
 
 
-@pytest.mark.parametrize(("place", "path"), _named_places())
-def test_every_file_and_folder_of_the_project_that_they_name_exists(place: str, path: str) -> None:
+def _is_there(place: str, path: str) -> bool:
     folders = (PLACES[place].parent, ROOT, ROOT / "aot_tune", ROOT / "tests", *(ROOT / "tests").iterdir())
-    assert any((folder / path).exists() for folder in folders) or [
-        *ROOT.glob(f"tests/**/{path}"),
-        *PLACES[place].parent.rglob(path),
-    ]
+    return any((folder / path).exists() for folder in folders) or any(
+        [*ROOT.glob(f"tests/**/{path}"), *PLACES[place].parent.rglob(path)]
+    )
 
 
-def _named_tests() -> list[tuple[str, str]]:
-    return sorted(set(re.findall(r"`([\w./]+\.py)::(\w+)", ALL)))
+def test_every_file_and_folder_of_the_project_that_they_name_exists() -> None:
+    assert_none(f"{place}: {path}" for place, path in _named_places() if not _is_there(place, path))
 
 
-@pytest.mark.parametrize(("file", "name"), _named_tests())
-def test_every_test_that_they_name_exists(file: str, name: str) -> None:
+def _is_test(file: str, name: str) -> bool:
     places = [path for path in (ROOT / "tests").rglob(Path(file).name) if str(path).endswith(f"/{file}")]
-    assert any(f"def {name}" in path.read_text() for path in places)
+    return any(f"def {name}" in path.read_text() for path in places)
+
+
+def test_every_test_that_they_name_exists() -> None:
+    named = sorted(set(re.findall(r"`([\w./]+\.py)::(\w+)", ALL)))
+    assert_none(f"{file}::{name}" for file, name in named if not _is_test(file, name))
 
 
 def test_the_faults_are_listed_one_a_row() -> None:
