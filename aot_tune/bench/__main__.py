@@ -1,6 +1,6 @@
 """Run the bench: print what is measured, write it as JSON, record it, or print the recorded results.
 
-Sections: all but `lookups` and `hosts` need a GPU with tuned tables. Each runs in a process of its own,
+Sections: all but `lookups` need a GPU with tuned tables. Each runs in a process of its own,
 because a sweep waits while another process has a context on its GPU.
 
 With --kernels: time the kernels beside other implementations. With --report: print the recorded results.
@@ -28,17 +28,14 @@ from aot_tune.bench.sections.part import Part, Request
 from aot_tune.errors import AotTuneError
 from aot_tune.nvidia.nvml import visible_gpus
 
-SECTIONS = (
-    "imports", "lookups", "launch", "compile", "sweep", "hosts", "scaling", "inside", "regret", "again",
-    "serving", "replay", "declared",
-)  # fmt: skip
+SECTIONS = ("lookups", "launch", "scaling", "inside", "regret", "serving", "replay", "declared")
 """Modules of `aot_tune.bench.sections`. Each has ``run(request) -> Iterator[Part]``."""
 
 _BY_NAME = {"declared", "scaling"}
 """The sections that run only where they are named: one needs to be told what to measure, the other takes
 several times as long as all others."""
 
-_WITHOUT_A_GPU = {"lookups", "hosts"}
+_WITHOUT_A_GPU = {"lookups"}
 """The sections that run on a machine without a GPU."""
 
 _CHOOSING = {"kernel": ("scaling", "inside", "regret", "replay", "declared"), "module": ("declared",)}

@@ -288,6 +288,10 @@ def _serving(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
             text = f"{figures['tables']} tables {figures['tables_ms']:.1f} ms, {figures['tables_mb']:.1f} MB"
             more = f"{figures['sections']} sections of an archive {figures['archive_ms']:.1f} ms"
             other.append([title, f"{text}; {more}, {figures['archive_mb']:.1f} MB"])
+        elif name == "imports":
+            context = "no CUDA context" if figures["no CUDA context"] else "they create a CUDA context"
+            added = f"the kernels {figures['kernels_ms']:.0f} ms beyond torch and cuTile"
+            other.append([title, f"`aot_tune` {figures['aot_tune_ms']:.0f} ms, {added}; {context}"])
         elif name == "archive":
             other.append([title, f"{figures['kb'] / 1024:.1f} MiB for {figures['kernels']} kernels"])
     if first:

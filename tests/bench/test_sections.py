@@ -118,7 +118,7 @@ def test_declared_needs_modules_and_runs_only_by_name(
 def test_an_unknown_section_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run(tmp_path, "lunch")
-    assert "no section is called lunch; there is imports lookups" in capsys.readouterr().err
+    assert "no section is called lunch; there is lookups launch" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--sizes", "--problems", "--look-ups", "--repeats"])

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,25 @@ _PRIMED = 3
 
 _LIMIT_S = 400.0
 """Seconds after which a process is taken for one that hangs."""
+
+_IMPORTS = {
+    "interpreter": "pass",
+    "aot_tune": "import aot_tune",
+    "torch and cuTile": "import torch, cuda.tile",
+    "the kernels": "import torch, cuda.tile, aot_tune.kernels",
+}
+"""What a fresh interpreter runs, by name."""
+
+_NO_CONTEXT = """
+import os, torch, cuda.tile, aot_tune.kernels
+assert not torch.cuda.is_initialized()
+child = os.fork()
+if child == 0:
+    torch.zeros(1, device="cuda").add_(1).cpu()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+"""Fails where importing the kernels creates a CUDA context: no forked child could use the GPU then."""
 
 
 def run(request: Request) -> Iterator[Part]:
@@ -64,6 +84,7 @@ class _Bench:
     def all(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Every scenario's name and figures, each as soon as it is measured."""
         disk = self._folder / "cutile"
+        yield "imports", _imports(self._repeats)
         yield "archive", {"kb": round(self._size_kb, 1), "kernels": len(KERNELS)}
         yield (
             "first launch: aot_tune with cubins, no compiler",
@@ -149,3 +170,20 @@ def _median_and_minimum(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         else:
             found[name] = value
     return found
+
+
+def _imports(repeats: int) -> dict[str, Any]:
+    """Milliseconds that imports add, each the fastest of several interpreters, once all files are cached."""
+    fastest = {name: min(_interpreter_ms(code) for _ in range(repeats)) for name, code in _IMPORTS.items()}
+    return {
+        "aot_tune_ms": round(fastest["aot_tune"] - fastest["interpreter"], 1),
+        "kernels_ms": round(fastest["the kernels"] - fastest["torch and cuTile"], 1),
+        "no CUDA context": not subprocess.run([sys.executable, "-c", _NO_CONTEXT], check=False).returncode,
+    }
+
+
+def _interpreter_ms(code: str) -> float:
+    """Milliseconds of a fresh interpreter that runs a statement."""
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=_LIMIT_S)
+    return (time.perf_counter() - started) * 1e3

@@ -1,1 +1,1 @@
-"""Times in each state of the GPU: of configs whole and with a stage left out, and of two compilers' code."""
+"""Times in each state of the GPU, of configs whole and with a stage left out."""

@@ -1,8 +1,7 @@
-"""Time some configs of one problem in each state of this machine's GPU, and print a row for each.
+"""Time configs of a matmul or linear, and each with a stage left out, in every state of this machine's GPU.
 
 States: before each launch L2 is filled by reading (read) or by writing (written); launches in a tight row
-(tight); the first two also after twenty large products, at the power cap (loaded). For configs of matmul and
-linear each row is followed by those of the variants that leave a stage out.
+(tight); the first two also after twenty large products, at the power cap (loaded).
 
     python -m aot_tune.bench.states matmul --problem dtype=bfloat16,M=885,N=5120,K=25600
 """
@@ -22,18 +21,19 @@ import torch
 
 from aot_tune.bench.gpu import BenchGpu, shipped, this_gpu
 from aot_tune.bench.states import stages
-from aot_tune.bench.states.configs import worth_timing
 from aot_tune.bench.states.timing import COOL, LOADED, Launch, StateClock, renewing
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.selection import chosen_problems, parse_problem
 from aot_tune.errors import AotTuneError, UsageError
+from aot_tune.serve.choose import loader
+from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.tuner.plan.candidates import DeviceKernel
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 from aot_tune.values.text import aligned
 
-_WITH_STAGES = {"matmul": False, "linear": True}
-"""The kernels whose stages can be left out, and whether their B is (N, K)."""
+_BY_ROWS = {"matmul": False, "linear": True}
+"""Kernel whose stages can be left out to whether its B is (N, K)."""
 
 _SAMPLES = 11
 """Launches in each state of which the median is taken."""
@@ -46,10 +46,9 @@ def main(words: Sequence[str] | None = None) -> int:
         print("aot_tune.bench.states: no GPU here; run it on a GPU host", file=sys.stderr)
         return 1
     try:
-        kernels = shipped()
-        if options.kernel not in kernels:
-            raise UsageError(f"no kernel is called {options.kernel}; there is {' '.join(kernels)}")
-        found = kernels[options.kernel]
+        if options.kernel not in _BY_ROWS:
+            raise UsageError(f"{options.kernel} has no stages to leave out; there is {' '.join(_BY_ROWS)}")
+        found = shipped()[options.kernel]
         [problem, *more] = chosen_problems(found.tunable, parse_problem(options.problem))
         if more:
             raise UsageError(f"{1 + len(more)} problems agree; give all values, as in {problem}")
@@ -73,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("kernel", help="a shipped kernel")
+    parser.add_argument("kernel", help="matmul or linear")
     parser.add_argument("--problem", required=True, help="all values of a problem: name=value,name=value")
     parser.add_argument(
         "--most", type=int, default=4, help="most configs: the chosen one, the default, then the portfolio's"
@@ -97,27 +96,33 @@ def _measured(gpu: BenchGpu, found: FoundKernel, problem: Problem, most: int) ->
     runs: dict[str, list[Launch]] = {}
     for config in (config for config in configs if config in cubins):
         runs[str(config)] = [gpu.launcher(kernel, problem, config, cubins[config], args) for args in seeds]
-        if tunable.name in _WITH_STAGES and stages.takes(config):
-            by_rows = _WITH_STAGES[tunable.name]
-            for name, launches in _staged(kernel, problem, config, seeds, by_rows=by_rows):
+        if stages.takes(config):
+            for name, launches in _staged(kernel, problem, config, seeds):
                 runs[f"   {name}: {config}"] = launches
     renewed = renewing(tunable, seeds)
     return _times(runs, renewed)
 
 
+def worth_timing(kernel: DeviceKernel, problem: Problem) -> list[Config]:
+    """The chosen config, the default, and those of the portfolio, all of which may run there."""
+    tunable, arch = kernel.tunable, kernel.arch
+    known = [
+        dispatcher_of(tunable).choice(arch, problem, device=kernel.device).config,
+        tunable.default_config(arch, problem),
+        *(config for one in loader.load(tunable, arch).tables for config in one.table.portfolio),
+    ]
+    legal = set(tunable.candidates(arch, problem))
+    return [config for config in dict.fromkeys(known) if config in legal]
+
+
 def _staged(
-    kernel: DeviceKernel,
-    problem: Problem,
-    config: Config,
-    seeds: Sequence[tuple[Any, ...]],
-    *,
-    by_rows: bool,
+    kernel: DeviceKernel, problem: Problem, config: Config, seeds: Sequence[tuple[Any, ...]]
 ) -> Iterator[tuple[str, list[Launch]]]:
     """Launches of each variant of a config, on each set of arguments; they are compiled at the first."""
     hinted, grid = stages.staged_kernel.replace_hints(**config.hints), kernel.grid(problem, config)
 
     def launch(args: tuple[Any, ...], variant: stages.Variant) -> Launch:
-        own = (*args[:3], *stages.constants(config, variant, by_rows=by_rows))
+        own = (*args[:3], *stages.constants(config, variant, by_rows=_BY_ROWS[kernel.tunable.name]))
         return lambda: ct.launch(torch.cuda.current_stream().cuda_stream, grid, hinted, own)
 
     for name, variant in stages.VARIANTS.items():

@@ -50,6 +50,8 @@ def test_a_process_that_fails_reports_its_last_line(tmp_path: Path) -> None:
 
 MS = {"rms_norm_ms": 5.0, "matmul_ms": 1.5}
 
+IMPORTS = {"aot_tune_ms": 3.2, "kernels_ms": 150.4, "no CUDA context": True}
+
 FIGURES: dict[str, dict[str, Any]] = {
     "tune_first": {**MS, "rms_norm_configs": 8},
     "bare_first": MS,
@@ -87,6 +89,7 @@ def test_every_scenario_is_a_row_of_the_report(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(serving, "visible_gpus", lambda: (gpu,))
     monkeypatch.setattr(serving.subprocess, "run", compile_)
     monkeypatch.setattr(serving._Bench, "_child", child)
+    monkeypatch.setattr(serving, "_imports", lambda repeats: IMPORTS)
     monkeypatch.setattr(serving.importlib.util, "find_spec", lambda name: object())
     parts = list(serving.run(Request(repeats=2)))
     assert [word for word in compiled[0] if word in serving.KERNELS] == list(serving.KERNELS)
@@ -103,5 +106,21 @@ def test_every_scenario_is_a_row_of_the_report(tmp_path: Path, monkeypatch: pyte
     assert "| Triton, compile cache warm | 4503 ms | | | 1 |" in text
     assert "| launch, with cubins, grad off | 0.75 us above a bare `ct.launch` of 5.00 us |" in text
     assert "| a miss, searched live over cubins | 37.0 ms |" in text
+    assert (
+        "| imports | `aot_tune` 3 ms, the kernels 150 ms beyond torch and cuTile; no CUDA context |" in text
+    )
     assert "| archive | 2.0 MiB for 3 kernels |" in text
     assert "highest 1.25" in text
+
+
+@pytest.mark.process
+def test_the_time_of_an_import_is_what_it_adds_and_none_creates_a_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        serving, "_interpreter_ms", lambda code: {"pass": 10.0, "import aot_tune": 13.5}.get(code, 20.0)
+    )
+    monkeypatch.setattr(serving, "_NO_CONTEXT", "assert True")
+    assert serving._imports(2) == {"aot_tune_ms": 3.5, "kernels_ms": 0.0, "no CUDA context": True}
+    monkeypatch.setattr(serving, "_NO_CONTEXT", "assert False")
+    assert serving._imports(1)["no CUDA context"] is False

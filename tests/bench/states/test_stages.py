@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from aot_tune.bench.gpu import shipped
+from aot_tune.bench.states.__main__ import worth_timing
 from aot_tune.bench.states.stages import VARIANTS, constants, staged_kernel, takes
 from aot_tune.kernels.products.linear import linear_tunable
 from aot_tune.kernels.products.matmul import matmul_tunable
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.cubin import resources
+from aot_tune.serve.launch.dispatch import dispatcher_of
+from aot_tune.tuner.plan.candidates import DeviceKernel
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
@@ -90,3 +94,13 @@ def test_configs_with_further_columns_or_shared_sums_are_left_alone() -> None:
     space = matmul_tunable.search_space(SM90, PROBLEM)
     assert {takes(config) for config in space} == {True, False}
     assert all(takes(config) == (config["more"] == 0 and config["splits"] == 1) for config in space)
+
+
+def test_the_choice_comes_first_then_the_default_then_the_portfolio() -> None:
+    kernel = DeviceKernel(shipped()["matmul"], SM90)
+    problem = kernel.tunable.typical_problems[0]
+    first, *others = worth_timing(kernel, problem)
+    assert first == dispatcher_of(kernel.tunable).choice(SM90, problem, device=kernel.device).config
+    assert kernel.tunable.default_config(SM90, problem) in (first, *others[:1])
+    assert len(others) == len(set(others))
+    assert set(others) <= set(kernel.tunable.candidates(SM90, problem))
