@@ -24,7 +24,7 @@ EXTRAS ?= dev
 ARGS ?=
 
 RUN = $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
-TUNE = $(if $(ARCH),--arch $(ARCH)) $(foreach kernel,$(KERNEL),--kernel $(kernel)) $(if $(PROBLEM),--problem '$(PROBLEM)') \
+TUNE = $(if $(ARCH),--arch $(ARCH)) $(KERNEL) $(if $(PROBLEM),--problem '$(PROBLEM)') \
        $(if $(LIMIT),--limit $(LIMIT)) $(if $(REQUIRE),--require $(REQUIRE))
 
 .DEFAULT_GOAL := help
@@ -75,7 +75,7 @@ check: venv ## check the committed tables against the kernels, as a pull request
 	$(RUN) -m aot_tune check $(ARGS)
 
 check-archs: venv ## compile every default and portfolio for sm80 sm89 sm100 sm103 sm120; ARGS="--arch sm100 --kernel matmul"
-	$(RUN) -m aot_tune check-archs $(ARGS)
+	$(RUN) -m tests.check_archs $(ARGS)
 
 bench: venv ## measure what the README states, on a GPU host
 	$(RUN) -m aot_tune.bench $(ARGS)

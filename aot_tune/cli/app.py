@@ -7,7 +7,6 @@ found a problem, and 2 when it was called in a wrong way.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
@@ -80,7 +79,7 @@ def new(
     ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Begin a declaration: write from a kernel's source what it tells, with blanks for the rest.
+    """Begin a declaration from a kernel's source, with blanks.
 
     Where searches of the kernel were recorded, they give the search space and the typical problems.
     """
@@ -121,13 +120,12 @@ def init(
     command.put(init_lines(pyproject, module))
 
 
-@app.command(cls=command.WithAddress)
+@app.command(cls=command.Tune)
 @guarded
 def tune(
     kernel: Kernels = None,
     arch: ArchName = None,
     module: Modules = None,
-    named: Annotated[list[str] | None, typer.Option("--kernel", help="The same as an argument.")] = None,
     problem: Problems = None,
     problems_file: Annotated[
         list[Path] | None,
@@ -138,27 +136,15 @@ def tune(
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Most buckets of each kernel, evenly spread.")
+        int | None, typer.Option(min=1, metavar="N", help="Most buckets of each kernel, evenly spread.")
     ] = None,
-    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Measure every candidate.")] = False,
-    full: Annotated[
+    only_stale: Annotated[
         bool,
-        typer.Option("--full", help="Without a GPU: predict all of every kernel."),
+        typer.Option("--only-stale", help="Only what source, compiler or declaration made stale."),
     ] = False,
-    require: Annotated[
-        str | None, typer.Option(metavar="measured", help="Fail where it could only predict.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of tables, or of a shard; the package's own by default.")
-    ] = None,
-    shard: Annotated[
-        str | None,
-        typer.Option(metavar="3/8", help="Measure this part alone, into --out; aot-tune merge joins parts."),
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Compiling processes; one a usable core by default.")
-    ] = None,
-    gpu: Annotated[int | None, typer.Option(min=0, help="Index of the one GPU to measure on.")] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Without a GPU: all of every kernel, and not a first look.")
+    ] = False,
     gpus: Annotated[
         str | None,
         typer.Option(
@@ -173,30 +159,44 @@ def tune(
             "on one that it starts on this machine.",
         ),
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder of tables, or of a shard; the package's own by default."),
+    ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(metavar="3/8", help="Measure this part alone, into --out; aot-tune merge joins parts."),
+    ] = None,
     journal: Annotated[
-        Path | None, typer.Option(help="Folder of journals; build/journal by default.")
+        Path | None, typer.Option(metavar="FOLDER", help="Folder of journals; build/journal by default.")
     ] = None,
     cubins: Annotated[
-        Path | None, typer.Option(help="Folder of compiled cubins; build/cubins by default.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder of compiled cubins; build/cubins by default."),
     ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start over where a journal could be resumed.")
-    ] = False,
+    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Measure every candidate.")] = False,
     time_budget: Annotated[
         str | None,
         typer.Option(metavar="20m", help="Measure for this time; the buckets that may gain most come first."),
     ] = None,
-    only_stale: Annotated[
-        bool,
-        typer.Option("--only-stale", help="Sweep what source, compiler or declaration made stale."),
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Compiling processes; one for each usable core by default."),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over where a journal could be resumed.")
     ] = False,
+    require: Annotated[
+        str | None, typer.Option(metavar="measured", help="Fail where it could only predict.")
+    ] = None,
     allow_worse: AllowWorse = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Sweep kernels on this machine's GPUs and write their tables; without one of that arch, predict.
+    """Sweep kernels and write their tables.
 
-    A prediction of which nothing is chosen is a first look at every kernel: few buckets, few candidates.
+    They are measured on this machine's GPUs; without a GPU of the arch they are predicted. A prediction for
+    which nothing is chosen is a first look at every kernel: few buckets, few candidates.
     """
     from aot_tune.declare.discovery import find_tunables
     from aot_tune.declare.missed_problems import problems_of_files
@@ -211,9 +211,9 @@ def tune(
     if require not in (None, "measured"):
         raise UsageError(f"--require {require!r}: write measured, or leave it away to allow predictions")
     if ray is not None:
-        _check_ray(arch, others={"--gpu": gpu, "--gpus": gpus, "--shard": shard})
+        _check_ray(arch, others={"--gpus": gpus, "--shard": shard})
     target = selection.chosen_arch(arch)
-    kernels = selection.chosen_kernels(find_tunables(module or ()), [*(kernel or ()), *(named or ())])
+    kernels = selection.chosen_kernels(find_tunables(module or ()), kernel or ())
     problems = selection.problems_by_kernel(kernels, problem or ())
     if problems_file:
         missed, notes = problems_of_files(kernels, problems_file, target)
@@ -222,7 +222,7 @@ def tune(
         for name, those in missed.items():
             problems[name] = tuple(dict.fromkeys((*problems.get(name, ()), *those)))
     measures = f"--shard {part}" if part is not None else "--require measured" if require else None
-    devices = selection.chosen_gpus(target, gpu, gpus, required_by=measures) if ray is None else ()
+    devices = selection.chosen_gpus(target, gpus, required_by=measures) if ray is None else ()
     if budget_s is not None and ray is None and not devices:
         raise UsageError(
             f"--time-budget is for measuring, and this process may use no {target} GPU, so that it would "
@@ -237,7 +237,7 @@ def tune(
             limit=limit,
             first_look=not devices
             and ray is None
-            and not (kernel or named or module or problems or limit or exhaustive or full),
+            and not (kernel or module or problems or limit or exhaustive or full),
             exhaustive=exhaustive,
             require_measured=require is not None,
             out=out if part is None else None,
@@ -315,7 +315,7 @@ def merge(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Join the parts of a sweep: publish what is complete, and say which parts must run again, and how.
+    """Join the parts of a sweep.
 
     It measures nothing. Exit code 1 when something is missing.
     """
@@ -361,9 +361,10 @@ def compile(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Compile all defaults and every config that a table can choose, for serving without a compiler.
+    """Compile cubins for serving without a compiler.
 
-    Winners of recorded tables are compiled too. Write one archive of cubins for each arch.
+    All defaults, every config that a table can choose and the winners of recorded tables are compiled, into
+    one archive for each arch.
     """
     from aot_tune.cli.recorded import find
     from aot_tune.cli.show import folder_remarks
@@ -414,7 +415,10 @@ def compile(
 )
 @guarded
 def bench(context: typer.Context) -> None:
-    """Measure the README's figures on a GPU; --kernels compares each kernel with its alternatives."""
+    """Measure the README's figures on a GPU.
+
+    --kernels compares each kernel with its alternatives.
+    """
     from aot_tune.bench.__main__ import main
 
     command.leave(failed=main(context.args) != 0)
@@ -437,7 +441,7 @@ def show(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Print a summary of the tables that are found, or one kernel's tables with all entries.
+    """Print a summary of tables, or one kernel's entries.
 
     A kernel with a dot in its name is a recorded one; -v prints the entries of all recorded tables.
     """
@@ -508,8 +512,9 @@ def journal(
     ] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Print what sweeps and recordings have measured so far, or export every record; none is disturbed.
+    """Print what sweeps and recordings have measured so far.
 
+    A sweep that is running is not disturbed.
     Exit code 1 when a journal cannot be read.
     """
     from aot_tune.cli.journal import (
@@ -563,8 +568,9 @@ def check(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Check tables and archives against the kernels' declarations, as a pull request does.
+    """Check tables and archives against the declarations.
 
+    A pull request should pass it.
     Exit code 1 when a problem is found; remarks alone are no problem.
     """
     from aot_tune.cli.check import archive_lines, broken_findings
@@ -593,50 +599,6 @@ def check(
 
 @app.command()
 @guarded
-def check_archs(
-    arch: Annotated[
-        list[str] | None,
-        typer.Option("--arch", metavar="sm100", help="An arch; sm80 sm89 sm100 sm103 sm120 by default."),
-    ] = None,
-    kernel: Annotated[
-        list[str] | None, typer.Option("--kernel", help="A kernel; all kernels by default; may be repeated.")
-    ] = None,
-    module: Modules = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Compiling processes; one a usable core by default.")
-    ] = None,
-    most: Annotated[
-        int | None,
-        typer.Option(min=1, help="Compilations of each kernel on each arch, at most; all by default."),
-    ] = None,
-    as_json: AsJson = False,
-    verbose: Verbose = False,
-) -> None:
-    """Compile every default and portfolio for archs whose GPU is not at hand; launch nothing.
-
-    Exit code 1 when a declaration is wrong or a config does not compile.
-    """
-    from aot_tune.cli.check_archs import ARCHS, lines
-    from aot_tune.cli.check_archs import check as compiled
-    from aot_tune.declare.discovery import find_tunables
-    from aot_tune.values.arch import Arch
-    from aot_tune.values.text import duration
-
-    started = time.monotonic()
-    kernels = selection.chosen_kernels(find_tunables(module or ()), kernel or ())
-    archs = tuple(dict.fromkeys(map(Arch.parse, arch or ()))) or ARCHS
-    with command.signals_stop():
-        checks = compiled(kernels, archs, command.say, jobs=jobs, most=most)
-    command.put(json_text(checks) if as_json else lines(checks))
-    command.say(f"{sum(one.asked for one in checks)} compilations, {duration(time.monotonic() - started)}")
-    wrong = [one.wrong for one in checks if one.wrong]
-    for text in wrong:
-        command.say(text)
-    command.leave(failed=bool(wrong))
-
-
-@app.command()
-@guarded
 def diff(
     old: Annotated[Path, typer.Argument(metavar="OLD", help="A table, or a folder of tables.")],
     new: Annotated[Path, typer.Argument(metavar="NEW", help="The same kind of path, of a later state.")],
@@ -646,7 +608,7 @@ def diff(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Print what changed between two tables or two folders of tables."""
+    """Print what changed between two tables or folders."""
     from aot_tune.cli.diff import diff_data, diff_lines, diff_paths
 
     diffs = diff_paths(old, new)
@@ -669,9 +631,9 @@ def record(
     ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Run a program and record every search that a library makes: aot-tune record -- python -m pytest tests.
+    """Run a program and record every search of its libraries.
 
-    The exit code is the program's.
+    For example: aot-tune record -- python -m pytest tests. The exit code is the program's.
     """
     from aot_tune.cli.record import recording_lines
     from aot_tune.record import program as recorded
@@ -695,9 +657,10 @@ def run(
     ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Run a program that gets recorded winners where it would search: aot-tune run -- python serve.py.
+    """Run a program with recorded winners in place of searches.
 
-    This process becomes the program: signals and the exit code are the program's.
+    For example: aot-tune run -- python serve.py. This process becomes the program: signals and the exit code
+    are the program's.
     """
     from aot_tune.serve.replay.program import become
 
@@ -719,10 +682,11 @@ def doctor(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Print which GPU, compiler, tables and cache this process would use, or why a problem gets its config.
+    """Explain the environment, or each problem's config.
 
-    Of a declared kernel it prints a checklist too: what is done and what is not. Of a recorded one, whose
-    name has a dot, it prints which problems are answered. Exit code 1 when the declaration is wrong.
+    Without a kernel: GPU, compiler, tables and cache. Of a declared kernel: the config of each problem, and a
+    checklist of what is done and what is not. Of a recorded one, whose name has a dot: which problems are
+    answered. Exit code 1 when the declaration is wrong.
     """
     from aot_tune.cli.checklist import checklist
     from aot_tune.cli.doctor import diagnose, diagnosis_lines

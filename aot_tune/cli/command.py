@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Annotated, Any, NoReturn, ParamSpec
+from typing import Annotated, Any, ClassVar, NoReturn, ParamSpec
 
 import typer
 from typer.core import TyperCommand
@@ -68,8 +68,26 @@ BEFORE_PROGRAM = {"allow_interspersed_args": False}
 is the program's, options too."""
 
 
-class WithAddress(TyperCommand):
-    """A verb whose option --ray may have an address behind it: a host with a port, ``auto`` or ``local``."""
+class Tune(TyperCommand):
+    """The verb ``tune``: help in panels, and an address behind --ray that may be left out.
+
+    The address is a host with a port, ``auto`` or ``local``.
+    """
+
+    panels: ClassVar = {"kernel": "What", "gpus": "Where", "exhaustive": "How"}
+    """Title of each panel, by its first parameter."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write one section for each panel."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        title = ""
+        for param in self.get_params(ctx):
+            title = self.panels.get(str(param.name), title)
+            if (record := param.get_help_record(ctx)) is not None:
+                sections.setdefault(title, []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse, with an empty address where none is given."""

@@ -36,15 +36,13 @@ def chosen_arch(name: str | None) -> Arch:
     return archs[0] if archs else FALLBACK_ARCH
 
 
-def chosen_gpus(
-    arch: Arch, index: int | None, indexes: str | None, *, required_by: str | None = None
-) -> tuple[Gpu, ...]:
+def chosen_gpus(arch: Arch, indexes: str | None, *, required_by: str | None = None) -> tuple[Gpu, ...]:
     """The GPUs to measure on: those that are named, else all of `arch`; none where a sweep must predict.
 
     Args:
         arch: The arch to tune for.
-        index: The value of --gpu, a place among the GPUs that this process may use, or None.
-        indexes: The value of --gpus, several such places as ``0,1``, or ``all``, or None.
+        indexes: The value of --gpus, places among the GPUs that this process may use as ``0,1``, or ``all``,
+            or None.
         required_by: The option for which a missing GPU is an error, as it is written; None where a sweep
             may predict.
 
@@ -52,17 +50,15 @@ def chosen_gpus(
         UsageError: A named GPU is missing or of another arch, or the GPUs are of several models.
         TuneError: There is no GPU of `arch`, and an option requires one.
     """
-    if index is not None and indexes is not None:
-        raise UsageError("--gpu and --gpus: choose one")
     gpus = visible_gpus() or ()
     here = ", ".join(
         f"{gpu.index}: {gpu.name} {gpu.arch or 'of an arch cuTile does not know'}" for gpu in gpus
     )
-    option, named = ("--gpu", [index]) if index is not None else ("--gpus", _indexes(indexes))
+    named = _indexes(indexes)
     found = tuple(gpu for gpu in gpus if gpu.arch == arch and (not named or gpu.index in named))
     for one in named:
         if one not in {gpu.index for gpu in found}:
-            raise UsageError(f"{option} {one} is not an {arch} GPU; this process may use {here or 'none'}")
+            raise UsageError(f"--gpus {one} is not an {arch} GPU; this process may use {here or 'none'}")
     if not found and indexes is not None:
         raise UsageError(
             f"--gpus all: none is an {arch} GPU; this process may use {here or 'none'}; leave --gpus out to "

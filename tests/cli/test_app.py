@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from types import ModuleType
 from typing import NoReturn
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from aot_tune.cli import command
@@ -28,6 +30,7 @@ from aot_tune.tuner.sweep import run as sweep
 from aot_tune.tuner.sweep.progress import PlainProgress, Progress
 from aot_tune.tuner.sweep.report import SweepReport, SweepRequest, SweptKernel
 from aot_tune.values.arch import Arch
+from tests.support.make import made, planned_commands
 from tests.support.samples import SM90, scale_in, scale_table, with_entry, write
 from tests.support.third_party import installed
 
@@ -90,11 +93,10 @@ def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["tune", "--arch", "hopper"], "sm90"),
         (["tune", "scala"], "there is scale"),
-        (["tune", "--kernel", "scala"], "there is scale"),
         (["tune", "--problem", "K=3"], "it has dtype M N"),
         (["tune", "--problem", "M"], "name=value"),
         (["tune", "--require", "guessed"], "write measured"),
-        (["tune", "--gpu", "0"], "--gpu 0 is not an sm100 GPU"),
+        (["tune", "--gpus", "0"], "--gpus 0 is not an sm100 GPU"),
         (
             ["tune", "--time-budget", "1s"],
             "this process may use no sm100 GPU, so that it would predict; leave",
@@ -179,7 +181,7 @@ def test_every_option_of_tune_reaches_the_sweep(
     _h200(monkeypatch)
     words = (
         "tune scale --arch 90 --module tests.support.samples --problem M=300,N=8,dtype=bfloat16 "
-        "--limit 2 --allow-worse --exhaustive --require measured --out O --jobs 3 --gpu 0 --journal J "
+        "--limit 2 --allow-worse --exhaustive --require measured --out O --jobs 3 --gpus 0 --journal J "
         "--cubins C --fresh"
     )
     assert _run(*words.split()).exit_code == 0
@@ -217,7 +219,6 @@ def test_a_time_budget_is_hours_minutes_and_seconds(
         (["--shard", "1/2"], "needs a folder of its own: --out part1"),
         (["--shard", "3/2", "--out", "P"], "write for example 3/8"),
         (["--shard", "1/2", "--out", "P", "--time-budget", "20m"], "choose one"),
-        (["--gpu", "0", "--gpus", "all"], "choose one"),
         (["--ray", "--gpus", "all"], "--ray and --gpus: choose one"),
         (["--ray", "--shard", "1/2", "--out", "P"], "--ray and --shard: choose one"),
         (["--ray", "--arch", "sm90"], "pip install 'aot-tune[ray]'"),
@@ -269,7 +270,7 @@ def test_a_shard_is_measured_into_its_own_folder(
     assert _run("tune", "--shard", "3/8", "--out", "part3").exit_code == 0
     (request,) = measured
     assert (str(request.shard), request.part, request.out) == ("3/8", Path("part3"), None)
-    assert request.command().endswith("--gpu 0 --shard 3/8 --out part3")
+    assert request.command().endswith("--gpus 0 --shard 3/8 --out part3")
     assert requests == []
 
 
@@ -309,7 +310,6 @@ def test_without_a_gpu_and_a_choice_tune_takes_a_first_look_and_says_what_is_lef
     [
         ["--full"],
         ["scale"],
-        ["--kernel", "scale"],
         ["--module", "tests.support.samples"],
         ["--problem", "M=300,N=8,dtype=bfloat16"],
         ["--limit", "2"],
@@ -663,3 +663,54 @@ def test_an_unknown_option_before_a_program_is_refused(verb: str) -> None:
     result = _run(verb, "--nonsense", "python")
     assert result.exit_code == 2
     assert "No such option: --nonsense" in result.stderr
+
+
+# Help and make -----------------------------------------------------------------------------------
+
+
+def test_each_verbs_first_sentence_is_short_and_whole_in_the_list_of_verbs() -> None:
+    verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    listed = _run("--help").stdout
+    for name, verb in verbs.items():
+        first = re.split(r"(?<=\.)\s", verb.help)[0]
+        assert len(first) <= 60, name
+        assert re.search(rf"^  {name} +{re.escape(first)}$", listed, re.M), name
+
+
+def test_the_help_of_tune_is_three_panels_with_every_option() -> None:
+    text = _run("tune", "--help").stdout
+    assert re.findall(r"^(\w+):$", text, re.M) == ["What", "Where", "How"]
+    tune = typer.main.get_command(app).commands["tune"]  # type: ignore[attr-defined]
+    options = {option for param in tune.params for option in param.opts if option.startswith("--")}
+    assert options <= set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.M))
+
+
+@pytest.mark.process
+def test_make_tune_gives_the_command_line_its_words(
+    requests: list[SweepRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _h200(monkeypatch)
+    (planned,) = planned_commands(
+        "tune", "ARCH=sm90", "KERNEL=scale scale", "PROBLEM=M=300,N=8,dtype=bfloat16", "LIMIT=2",
+        "REQUIRE=measured", "ARGS=--fresh",
+    )  # fmt: skip
+    done = _run(*shlex.split(planned.partition(" -m aot_tune ")[2]))
+    assert done.exit_code == 0, done.stderr
+    (request,) = requests
+    assert [found.tunable.name for found in request.kernels] == ["scale"]
+    assert (request.arch, request.limit, request.require_measured, request.fresh) == (SM90, 2, True, True)
+    assert list(map(str, request.problems["scale"])) == ["dtype=bfloat16 M=300 N=8"]
+
+
+@pytest.mark.process
+def test_make_tune_and_make_cubins_run_one_kernel(tmp_path: Path) -> None:
+    module, kernel = "--module tests.support.samples", "KERNEL=scale"
+    folders = f"--out {tmp_path / 'out'} --cubins {tmp_path / 'kept'}"
+    tuned = made(
+        "tune", "ARCH=sm90", kernel, "LIMIT=1", f"ARGS={module} {folders} --jobs 1", CUDA_VISIBLE_DEVICES=""
+    )
+    assert tuned.returncode == 0, tuned.stderr
+    assert (tmp_path / "out" / "sm90" / "scale.json").exists()
+    compiled = made("cubins", "ARCH=sm90 sm100", kernel, f"ARGS={module} {folders} --jobs 1")
+    assert compiled.returncode == 0, compiled.stderr
+    assert {path.parent.name for path in tmp_path.glob("out/*/cubins.aot")} == {"sm90", "sm100"}

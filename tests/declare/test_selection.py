@@ -36,39 +36,35 @@ def test_the_arch_is_the_one_named_else_this_machines_else_sm100(gpus: list[Gpu]
 
 
 def test_the_gpus_are_those_named_else_all_of_the_arch_else_none(gpus: list[Gpu]) -> None:
-    assert selection.chosen_gpus(SM90, None, None) == ()
+    assert selection.chosen_gpus(SM90, None) == ()
     with pytest.raises(TuneError, match="--shard 1/2: this measures, and this process may use no GPU; run"):
-        selection.chosen_gpus(SM100, None, None, required_by="--shard 1/2")
+        selection.chosen_gpus(SM100, None, required_by="--shard 1/2")
     with pytest.raises(UsageError, match="--gpus all: none is an sm90 GPU; this process may use none"):
-        selection.chosen_gpus(SM90, None, "all")
+        selection.chosen_gpus(SM90, "all")
     gpus += [
         Gpu(index=0, name="NVIDIA B200", arch=SM100, uuid="a"),
         Gpu(index=1, name="NVIDIA H200", arch=SM90, uuid="b"),
         Gpu(index=2, name="NVIDIA H200", arch=SM90, uuid="c"),
     ]
     with pytest.raises(TuneError, match="may use no sm120 GPU \\(0: NVIDIA B200 sm100"):
-        selection.chosen_gpus(Arch.parse("sm120"), None, None, required_by="--shard 1/2")
-    assert selection.chosen_gpus(SM90, None, None, required_by="--shard 1/2") == (gpus[1], gpus[2])
-    assert selection.chosen_gpus(SM90, None, "all", required_by="--shard 1/2") == (gpus[1], gpus[2])
-    assert selection.chosen_gpus(SM90, None, "2, 1", required_by="--shard 1/2") == (gpus[1], gpus[2])
-    assert selection.chosen_gpus(SM90, 1, None) == (gpus[1],)
+        selection.chosen_gpus(Arch.parse("sm120"), None, required_by="--shard 1/2")
+    assert selection.chosen_gpus(SM90, None, required_by="--shard 1/2") == (gpus[1], gpus[2])
+    assert selection.chosen_gpus(SM90, "all", required_by="--shard 1/2") == (gpus[1], gpus[2])
+    assert selection.chosen_gpus(SM90, "2, 1", required_by="--shard 1/2") == (gpus[1], gpus[2])
+    assert selection.chosen_gpus(SM90, "1") == (gpus[1],)
     for index in (0, 3):
-        with pytest.raises(UsageError, match=f"--gpu {index} is not an sm90 GPU.*1: NVIDIA H200 sm90"):
-            selection.chosen_gpus(SM90, index, None)
-        with pytest.raises(UsageError, match=f"--gpus {index} is not an sm90 GPU"):
-            selection.chosen_gpus(SM90, None, f"1,{index}")
+        with pytest.raises(UsageError, match=f"--gpus {index} is not an sm90 GPU.*1: NVIDIA H200 sm90"):
+            selection.chosen_gpus(SM90, f"1,{index}")
     with pytest.raises(UsageError, match="write places separated by commas"):
-        selection.chosen_gpus(SM90, None, "1;2")
-    with pytest.raises(UsageError, match="choose one"):
-        selection.chosen_gpus(SM90, 1, "1")
+        selection.chosen_gpus(SM90, "1;2")
 
 
 def test_gpus_of_two_models_are_refused_together_with_the_options(gpus: list[Gpu]) -> None:
     names = ("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H200")
     gpus += [Gpu(index=i, name=name, arch=SM90, uuid=str(i)) for i, name in enumerate(names)]
     with pytest.raises(UsageError, match="--gpus 0,2 for NVIDIA H200 or --gpus 1 for NVIDIA H100 80GB HBM3"):
-        selection.chosen_gpus(SM90, None, None)
-    assert selection.chosen_gpus(SM90, None, "0,2") == (gpus[0], gpus[2])
+        selection.chosen_gpus(SM90, None)
+    assert selection.chosen_gpus(SM90, "0,2") == (gpus[0], gpus[2])
 
 
 def test_an_unknown_kernel_is_refused_with_those_there_are(tmp_path: Path) -> None:

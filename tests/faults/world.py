@@ -130,7 +130,7 @@ class Sweep:
             "sm90",
             "--jobs",
             "2",
-            *(() if "--gpus" in more else ("--gpu", "0")),
+            *(() if "--gpus" in more else ("--gpus", "0")),
         ]
         environment = {
             **os.environ,

@@ -13,7 +13,6 @@ from pkgutil import walk_packages
 import pytest
 
 from aot_tune import kernels
-from aot_tune.cli.check_archs import ARCHS, check
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.mistakes import space_mistakes
 from aot_tune.errors import LaunchError
@@ -21,6 +20,7 @@ from aot_tune.tunable import Tunable
 from aot_tune.values.arch import KNOWN_ARCHS, Arch
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
+from tests.check_archs import ARCHS, check
 
 SM80, SM90, SM120 = map(Arch.parse, ("sm80", "sm90", "sm120"))
 

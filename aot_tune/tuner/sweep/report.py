@@ -164,8 +164,7 @@ class SweepRequest:
         if self.ray is not None:
             words += ["--ray", self.ray] if self.ray else ["--ray"]
         gpus = ",".join(map(str, self.gpus)) if self.gpus and self.ray is None else None
-        option = "--gpu" if len(self.gpus) == 1 else "--gpus"
-        valued = {"--limit": self.limit, "--out": self.out, "--jobs": self.jobs, option: gpus}
+        valued = {"--limit": self.limit, "--out": self.out, "--jobs": self.jobs, "--gpus": gpus}
         for option, value in {**valued, "--journal": self.journal, "--cubins": self.cubins}.items():
             words += [] if value is None else [option, str(value)]
         if self.shard is not None:

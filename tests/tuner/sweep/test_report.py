@@ -47,7 +47,7 @@ def test_the_command_asks_for_the_same_again_without_starting_over(tmp_path: Pat
     assert shlex.split(request.command()) == [
         "aot-tune", "tune", "scale", "--arch", "sm90", "--module", "tests.support.samples",
         "--problem", "dtype=bfloat16,M=3,N=8", "--limit", "4", "--out", "a folder", "--jobs", "2",
-        "--gpu", "0", "--journal", "j", "--cubins", "c", "--exhaustive", "--require", "measured",
+        "--gpus", "0", "--journal", "j", "--cubins", "c", "--exhaustive", "--require", "measured",
     ]  # fmt: skip
 
 

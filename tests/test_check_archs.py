@@ -1,4 +1,4 @@
-"""`aot-tune check-archs` with the real compiler on a small kernel, and what it prints about faults."""
+"""tests.check_archs with the real compiler on a small kernel, and what it prints about faults."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from aot_tune.cli import check_archs
-from aot_tune.cli.app import app
-from aot_tune.cli.check_archs import ARCHS, Checked, check, lines
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
+from tests import check_archs
+from tests.check_archs import ARCHS, Checked, app, check, lines
 from tests.support.make import planned_commands
 from tests.support.samples import DEFAULT, MODULE, SM90, scale_in, scale_table, write
 
@@ -98,7 +97,7 @@ def answers(*wrong: str) -> tuple[Checked, ...]:
 
 
 def _run(*words: str) -> Result:
-    return CliRunner().invoke(app, ["check-archs", *words])
+    return CliRunner().invoke(app, words)
 
 
 def test_each_kernel_is_a_line_and_a_failure_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,4 +145,4 @@ def test_a_wrong_word_to_check_archs_is_exit_code_2(words: tuple[str, ...]) -> N
 @pytest.mark.process
 def test_make_check_archs_passes_its_arguments_on() -> None:
     (command,) = planned_commands("check-archs", "ARGS=--arch sm100")
-    assert command.endswith(" -m aot_tune check-archs --arch sm100")
+    assert command.endswith(" -m tests.check_archs --arch sm100")

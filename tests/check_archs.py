@@ -1,4 +1,4 @@
-"""`aot-tune check-archs`: compile kernels for archs whose GPU is not at hand. It launches no kernel.
+"""`make check-archs`: compile kernels for archs whose GPU is not at hand. It launches no kernel.
 
 For every bucket of the declared problems it compiles the default and the portfolio's configs. An arch without
 a table has no portfolio yet. For such an arch it compiles the `LIKELY` configs of each bucket that the model
@@ -12,10 +12,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from aot_tune.cli import command
+from aot_tune.cli.command import AsJson, Modules, Verbose, guarded
+from aot_tune.cli.json_text import json_text
+from aot_tune.declare import selection
 from aot_tune.declare.checks import declaration_problems
 from aot_tune.declare.declaration import Declaration
-from aot_tune.declare.discovery import FoundKernel
+from aot_tune.declare.discovery import FoundKernel, find_tunables
 from aot_tune.tables import store
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, CompileResult
 from aot_tune.tuner.compile.pool import CompilePool, usable_cores
@@ -26,7 +33,7 @@ from aot_tune.tuner.plan.sizes import spread
 from aot_tune.tuner.sweep.run import CUBINS
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
-from aot_tune.values.text import aligned
+from aot_tune.values.text import aligned, duration
 
 ARCHS = tuple(map(Arch.parse, ("sm80", "sm89", "sm100", "sm103", "sm120")))
 """The archs that kernels are shipped for although no GPU of theirs has measured them: the default choice."""
@@ -40,6 +47,13 @@ On 54 matmul problems of an H200 the fastest of the model's best three was withi
 
 MOST_UNRANKED = 8
 """Configs of each bucket, at most, when the model ranks nothing: the size of a portfolio."""
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 _SAY_SECONDS = 30.0
 """Seconds between two lines of progress, at least."""
@@ -210,3 +224,45 @@ def lines(checks: Sequence[Checked]) -> list[str]:
         which = "its portfolio" if one.portfolio else "its likely configs"
         rows.append((str(one.arch), one.kernel, *counts, f"refused: {one.refused}" if one.refused else which))
     return aligned(rows)
+
+
+@app.command()
+@guarded
+def main(
+    arch: Annotated[
+        list[str] | None,
+        typer.Option("--arch", metavar="sm100", help="An arch; sm80 sm89 sm100 sm103 sm120 by default."),
+    ] = None,
+    kernel: Annotated[
+        list[str] | None, typer.Option("--kernel", help="A kernel; all kernels by default; may be repeated.")
+    ] = None,
+    module: Modules = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Compiling processes; one a usable core by default.")
+    ] = None,
+    most: Annotated[
+        int | None,
+        typer.Option(min=1, help="Compilations of each kernel on each arch, at most; all by default."),
+    ] = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compile every default and portfolio for archs whose GPU is not at hand; launch nothing.
+
+    Exit code 1 when a declaration is wrong or a config does not compile.
+    """
+    started = time.monotonic()
+    kernels = selection.chosen_kernels(find_tunables(module or ()), kernel or ())
+    archs = tuple(dict.fromkeys(map(Arch.parse, arch or ()))) or ARCHS
+    with command.signals_stop():
+        checks = check(kernels, archs, command.say, jobs=jobs, most=most)
+    command.put(json_text(checks) if as_json else lines(checks))
+    command.say(f"{sum(one.asked for one in checks)} compilations, {duration(time.monotonic() - started)}")
+    wrong = [one.wrong for one in checks if one.wrong]
+    for text in wrong:
+        command.say(text)
+    command.leave(failed=bool(wrong))
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m tests.check_archs")
