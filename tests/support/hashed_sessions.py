@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from aot_tune.tables.states import State
+from aot_tune.tuner.measure.request import (
+    Finals,
+    OnOutcome,
+    Recheck,
+    Reported,
+    Request,
+    Spent,
+    TimeInState,
+    ignore,
+)
 from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped
-from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
+from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.tuner.sweep import run as sweep
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
@@ -64,9 +73,7 @@ class HashedSession:
 
     def __init__(self, found: Any, index: int, *, on_event: Any = None, strikes: Any = None) -> None:
         self.index = index
-        self.conditions: list[Any] = []
-        self.verify_s = self.open_s = 0.0
-        self.start_s = self.starting_s
+        self.spent = Spent(start_s=self.starting_s)
         self._stopped = False
 
     @classmethod
@@ -104,59 +111,24 @@ class HashedSession:
             raise GpuLostError(f"GPU {self.index} does not answer")
         return self.devices.get(self.index) or Device.reference(Arch.parse("sm90"))
 
-    def measure(
-        self,
-        problem: Problem,
-        configs: Mapping[Config, Path | None],
-        *,
-        on_outcome: Callable[[Outcome], None],
-        known: Mapping[Config, Measurement] = {},
-        least_us: float = 0.0,
-    ) -> list[Outcome]:
-        outcomes = []
-        for config in configs:
-            outcomes.append(self._outcome(problem, config))
-            on_outcome(outcomes[-1])
+    def answer(self, request: Request, on_outcome: OnOutcome = ignore) -> list[Outcome]:
+        problem, outcomes = request.problem, list[Outcome]()
+        if isinstance(request, Finals):
+            for number in range(3):
+                for config in request.configs:
+                    if len(request.taken.get(config, ())) <= number:
+                        on_outcome(Reported(outcome=self._outcome(problem, config), number=number))
+            return [self._measured(problem, config) for config in request.configs]
+        if isinstance(request, Recheck):
+            outcomes = [self._outcome(problem, config, "late") for config in request.configs]
+            return [one for one in outcomes if isinstance(one, Failure)]
+        for config in request.configs:
+            outcome = self._outcome(problem, config)
+            if isinstance(request, TimeInState):  # what is wrong has failed before
+                outcome = self._measured(problem, config, request.state)
+            outcomes.append(outcome)
+            on_outcome(Reported(outcome=outcome))
         return outcomes
-
-    def finals(
-        self,
-        problem: Problem,
-        configs: Mapping[Config, Path | None],
-        *,
-        on_round: Callable[[int, Outcome], None],
-        taken: Mapping[Config, Sequence[Measurement]] = {},
-    ) -> list[Outcome]:
-        for number in range(3):
-            for config in configs:
-                if len(taken.get(config, ())) <= number:
-                    on_round(number, self._outcome(problem, config))
-        return [self._measured(problem, config) for config in configs]
-
-    def time_in_state(
-        self,
-        state: State,
-        problem: Problem,
-        configs: Mapping[Config, Path | None],
-        *,
-        on_outcome: Callable[[Outcome], None],
-    ) -> list[Outcome]:
-        outcomes: list[Outcome] = []
-        for config in configs:
-            self._outcome(problem, config)  # what is wrong has failed before
-            outcomes.append(self._measured(problem, config, state))
-            on_outcome(outcomes[-1])
-        return outcomes
-
-    def recheck(self, problem: Problem, configs: Mapping[Config, Path | None]) -> list[Failure]:
-        found = [self._outcome(problem, config, "late") for config in configs]
-        return [one for one in found if isinstance(one, Failure)]
-
-    def remember_fault(self, problem: Problem, config: Config, message: str, stage: Stage) -> None:
-        pass
-
-    def forget_faults(self, problem: Problem) -> None:
-        pass
 
     def _outcome(self, problem: Problem, config: Config, when: str = "") -> Outcome:
         time.sleep(PAUSE_S)

@@ -12,13 +12,13 @@ from typing import Any
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.tuner.compile.job import CompileJob
 from aot_tune.tuner.measure import gpu_lock
+from aot_tune.tuner.measure.blame import Strikes
 from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.measure.supervise import Limits
-from aot_tune.tuner.measure.trials import Strikes
 from aot_tune.tuner.process.codec import decode
 from aot_tune.tuner.ray.compiler import CompiledThere, compile_there
 from aot_tune.tuner.ray.host import GpuHost
-from aot_tune.tuner.ray.messages import Event, GpuThere
+from aot_tune.tuner.ray.messages import Event, GpuThere, RemoteRequest
 from aot_tune.tuner.ray.pool import RemotePool
 from aot_tune.tuner.ray.session import HostLostError, RemoteSession
 from aot_tune.values.arch import Arch
@@ -81,11 +81,10 @@ class NearHost:
         self.calls.append(method)
         return _sent(getattr(self.host, method)(*_sent(arguments)))
 
-    def stream(self, method: str, *arguments: Any) -> Iterator[Event]:
+    def stream(self, request: RemoteRequest, *cubins: bytes) -> Iterator[Event]:
         self._check()
-        self.calls.append(method)
-        self.cubins += arguments[3:]
-        for event in self.host.stream(method, *_sent(arguments)):
+        self.cubins += cubins
+        for event in self.host.stream(*_sent((request, *cubins))):
             if self.left is not None:
                 self.left -= 1
                 self.is_lost |= self.left < 0

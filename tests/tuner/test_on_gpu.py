@@ -16,10 +16,11 @@ from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.tables.states import State
 from aot_tune.tunable import Tunable
 from aot_tune.tuner.choose.states import LONG_US
+from aot_tune.tuner.measure.blame import Strikes
+from aot_tune.tuner.measure.request import Finals, Measure, Recheck, TimeInState
 from aot_tune.tuner.measure.rounds import LEAST_ROUNDS
 from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.measure.supervise import Limits
-from aot_tune.tuner.measure.trials import Strikes
 from aot_tune.tuner.measure.worker.gpu_state import GpuMonitor
 from aot_tune.tuner.measure.worker.runner import MOST_STATE_SAMPLES, SAMPLES, STATE_SAMPLES
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
@@ -76,13 +77,13 @@ def test_an_illegal_access_is_blamed_on_its_config_which_is_struck(start: Start)
     right_again = broken.config(broken.RIGHT, occupancy=2)
     configs = {**modes(broken.RIGHT, broken.FAULTS), right_again: None}
     for problem in (SMALL, LARGE):
-        first, bad, last = session.measure(problem, configs)
+        first, bad, last = session.answer(Measure(problem, configs))
         assert isinstance(first, Measurement)
         assert isinstance(last, Measurement)
         assert isinstance(bad, Failure)
         assert bad.stage == "fault"
         print(bad.message)
-    (struck,) = session.measure(HUGE, modes(broken.FAULTS))
+    (struck,) = session.answer(Measure(HUGE, modes(broken.FAULTS)))
     assert isinstance(struck, Failure)
     assert struck.message.startswith("struck: it faulted on ")
 
@@ -91,15 +92,15 @@ def test_a_kernel_that_never_ends_is_killed_and_the_sweep_goes_on(start: Start) 
     session = start(broken.add_one)
     began = time.monotonic()
     right_again = broken.config(broken.RIGHT, occupancy=2)
-    outcomes = session.measure(SMALL, {**modes(broken.HANGS), right_again: None})
+    outcomes = session.answer(Measure(SMALL, {**modes(broken.HANGS), right_again: None}))
     assert [o.stage if isinstance(o, Failure) else "ok" for o in outcomes] == ["timeout", "ok"]
     print(f"two time-outs of {QUICK.config_s} s and three starts: {time.monotonic() - began:.1f} s")
     assert time.monotonic() - began < 90
 
 
 def test_wrong_results_cannot_win(start: Start) -> None:
-    outcomes = start(broken.add_one).measure(
-        SMALL, modes(broken.PARTIAL, broken.RIGHT, broken.NOTHING, broken.NAN)
+    outcomes = start(broken.add_one).answer(
+        Measure(SMALL, modes(broken.PARTIAL, broken.RIGHT, broken.NOTHING, broken.NAN))
     )
     assert by_mode(outcomes) == {
         broken.PARTIAL: "verify", broken.RIGHT: "ok", broken.NOTHING: "verify", broken.NAN: "verify",
@@ -111,9 +112,9 @@ def test_wrong_results_cannot_win(start: Start) -> None:
 
 def test_a_winner_passes_its_second_check_in_a_fresh_process(start: Start) -> None:
     session = start(broken.add_one)
-    session.measure(SMALL, modes(broken.RIGHT))
-    assert session.recheck(SMALL, modes(broken.RIGHT)) == []
-    (failure,) = session.recheck(LARGE, modes(broken.PARTIAL))
+    session.answer(Measure(SMALL, modes(broken.RIGHT)))
+    assert session.answer(Recheck(SMALL, modes(broken.RIGHT))) == []
+    (failure,) = session.answer(Recheck(LARGE, modes(broken.PARTIAL)))
     assert failure.stage == "verify"
 
 
@@ -121,11 +122,11 @@ def test_a_write_beside_the_arguments_is_blamed_on_its_config_alone(start: Start
     """What lies there, an expected value or a saved copy, is what later configs would be judged by."""
     session = start(broken.add_one)
     right_again = broken.config(broken.RIGHT, occupancy=2)
-    outcomes = session.measure(SMALL, {**modes(broken.RIGHT, broken.BESIDE), right_again: None})
+    outcomes = session.answer(Measure(SMALL, {**modes(broken.RIGHT, broken.BESIDE), right_again: None}))
     assert [o.stage if isinstance(o, Failure) else "ok" for o in outcomes] == ["ok", "verify", "ok"]
     assert isinstance(outcomes[1], Failure)
     print(outcomes[1].message)
-    assert session.recheck(SMALL, modes(broken.RIGHT)) == []
+    assert session.answer(Recheck(SMALL, modes(broken.RIGHT))) == []
 
 
 def test_a_problem_is_opened_right_after_a_worker_was_killed(start: Start) -> None:
@@ -133,7 +134,7 @@ def test_a_problem_is_opened_right_after_a_worker_was_killed(start: Start) -> No
     events: list[str] = []
     session = start(broken.add_one, on_event=events.append)
     for _ in range(3):
-        outcomes = session.measure(HUGE, modes(broken.RIGHT))
+        outcomes = session.answer(Measure(HUGE, modes(broken.RIGHT)))
         assert by_mode(outcomes) == {broken.RIGHT: "ok"}
         session._supervisor.replace("for this test")
     print(events)
@@ -141,11 +142,11 @@ def test_a_problem_is_opened_right_after_a_worker_was_killed(start: Start) -> No
 
 def test_the_many_launches_of_a_winner_take_a_fraction_of_a_second(start: Start) -> None:
     session = start(broken.add_one)
-    session.recheck(LARGE, modes(broken.RIGHT))  # the start and the compilation are not counted
+    session.answer(Recheck(LARGE, modes(broken.RIGHT)))  # the start and the compilation are not counted
     for problem in (SMALL, LARGE, HUGE):
-        session.recheck(problem, modes(broken.RIGHT), launches=0)
+        session.answer(Recheck(problem, modes(broken.RIGHT), launches=0))
         began = time.monotonic()
-        assert session.recheck(problem, modes(broken.RIGHT)) == []
+        assert session.answer(Recheck(problem, modes(broken.RIGHT))) == []
         seconds = time.monotonic() - began
         print(f"{problem}: {seconds:.2f} s")
         if problem != HUGE:
@@ -154,14 +155,16 @@ def test_the_many_launches_of_a_winner_take_a_fraction_of_a_second(start: Start)
 
 def test_an_undeclared_mutation_is_a_hard_error_that_names_the_argument(start: Start) -> None:
     with pytest.raises(DeclarationError, match="changes its argument x, which the declaration does not name"):
-        start(broken.undeclared).measure(SMALL, modes(broken.RIGHT))
+        start(broken.undeclared).answer(Measure(SMALL, modes(broken.RIGHT)))
 
 
 def test_an_in_place_kernel_gets_fresh_inputs_for_each_trial(start: Start) -> None:
     session = start(broken.in_place)
-    (outcome,) = session.measure(SMALL, modes(broken.RIGHT))
+    (outcome,) = session.answer(Measure(SMALL, modes(broken.RIGHT)))
     assert isinstance(outcome, Measurement)
-    (again,) = session.measure(SMALL, modes(broken.RIGHT))  # after ten launches and more on the same tensors
+    (again,) = session.answer(
+        Measure(SMALL, modes(broken.RIGHT))
+    )  # after ten launches and more on the same tensors
     assert isinstance(again, Measurement)
 
 
@@ -169,36 +172,36 @@ def test_one_process_measures_two_kernels_in_turn(start: Start) -> None:
     replaced: list[str] = []
     session = start(broken.add_one, replaced.append)
     for tunable in (broken.in_place, broken.add_one):
-        (outcome,) = session.measure(SMALL, modes(broken.RIGHT))
+        (outcome,) = session.answer(Measure(SMALL, modes(broken.RIGHT)))
         assert isinstance(outcome, Measurement)
         found = FoundKernel(module="tests.support.broken_kernels", tunable=tunable)
         session.turn_to(found, Strikes(replaced.append))
-    assert by_mode(session.measure(SMALL, modes(broken.RIGHT))) == {broken.RIGHT: "ok"}
+    assert by_mode(session.answer(Measure(SMALL, modes(broken.RIGHT)))) == {broken.RIGHT: "ok"}
     assert replaced == []
 
 
 def test_the_process_that_waits_to_be_the_next_is_not_on_the_gpu(start: Start) -> None:
     session = start(broken.add_one)
     monitor = GpuMonitor(session.identity()["uuid"])
-    session.measure(SMALL, modes(broken.RIGHT))
+    session.answer(Measure(SMALL, modes(broken.RIGHT)))
     before = monitor.processes()
-    session.finals(SMALL, modes(broken.RIGHT))
+    session.answer(Finals(SMALL, modes(broken.RIGHT)))
     time.sleep(10)  # the imports take a few seconds
     assert monitor.processes() == before
-    assert session.recheck(SMALL, modes(broken.RIGHT)) == []
+    assert session.answer(Recheck(SMALL, modes(broken.RIGHT))) == []
 
 
 def test_a_cubin_compiled_elsewhere_is_what_runs(start: Start, tmp_path: Path) -> None:
     session, config = start(broken.add_one), broken.config(broken.RIGHT)
     good = compiled(config, SMALL, tmp_path)
-    (outcome,) = session.measure(SMALL, {config: good})
+    (outcome,) = session.answer(Measure(SMALL, {config: good}))
     assert isinstance(outcome, Measurement)
     # One that has the right name inside and nothing else cannot be loaded: had cuTile compiled, it would run.
     other = broken.config(broken.RIGHT, occupancy=2)
     damaged = tmp_path / "damaged.cubin"
     whole = compiled(other, SMALL, tmp_path).read_bytes()
     damaged.write_bytes(b"\x7fNOT" + whole[4:])
-    (failed,) = session.measure(SMALL, {other: damaged})
+    (failed,) = session.answer(Measure(SMALL, {other: damaged}))
     assert isinstance(failed, Failure)
     assert failed.stage == "launch"
 
@@ -206,13 +209,13 @@ def test_a_cubin_compiled_elsewhere_is_what_runs(start: Start, tmp_path: Path) -
 def test_finals_tell_the_order_and_the_conditions(start: Start) -> None:
     session = start(broken.add_one)
     configs = {broken.config(broken.RIGHT, occupancy): None for occupancy in (1, 2, 4)}
-    session.measure(LARGE, configs)
-    outcomes = session.finals(LARGE, configs)
+    session.answer(Measure(LARGE, configs))
+    outcomes = session.answer(Finals(LARGE, configs))
     for outcome in outcomes:
         assert isinstance(outcome, Measurement)
         assert outcome.num_samples >= 15
         print(f"{outcome.config}: {outcome.mean_us:.2f} us ± {outcome.error_margin_us:.2f}")
-    conditions = session.conditions[-1]
+    conditions = session.spent.conditions[-1]
     print(conditions.before, conditions.after, conditions.disturbed, session.identity(), session.device())
     assert conditions.after.sm_clock_mhz
 
@@ -220,8 +223,8 @@ def test_finals_tell_the_order_and_the_conditions(start: Start) -> None:
 def test_what_takes_long_is_timed_launch_by_launch_in_turn(start: Start) -> None:
     session = start(broken.add_one)
     configs = {broken.config(broken.RIGHT, occupancy): None for occupancy in (1, 2)}
-    measured = session.measure(HUGE, configs)
-    finals = session.finals(HUGE, configs)
+    measured = session.answer(Measure(HUGE, configs))
+    finals = session.answer(Finals(HUGE, configs))
     for first, final in zip(measured, finals, strict=True):
         assert isinstance(first, Measurement)
         assert isinstance(final, Measurement)
@@ -236,11 +239,11 @@ def test_what_the_cache_holds_changes_a_memory_bound_kernel_and_is_over_afterwar
     """16 MiB are moved: the two sets of arguments of a tight row fit into the L2 cache of an H100 or H200."""
     session = start(broken.add_one)
     problem, configs = Problem({"n": 1 << 21}), modes(broken.RIGHT)
-    [before] = session.measure(problem, configs)
+    [before] = session.answer(Measure(problem, configs))
     times: dict[str, list[float]] = {}
     states: tuple[State, ...] = ("read", "written", "tight", "read")
     for state in states:
-        [one] = session.time_in_state(state, problem, configs)
+        [one] = session.answer(TimeInState(problem, configs, state=state))
         assert isinstance(one, Measurement)
         assert one.num_samples in range(STATE_SAMPLES, MOST_STATE_SAMPLES + 1, STATE_SAMPLES)
         print(f"{state}: {one.mean_us:.2f} us ± {one.error_margin_us:.2f}")
@@ -249,7 +252,7 @@ def test_what_the_cache_holds_changes_a_memory_bound_kernel_and_is_over_afterwar
     assert times["tight"][0] < 0.99 * first, "its data is in the cache"
     assert times["written"][0] > 1.05 * first, "what is there must go to memory first"
     assert abs(again / first - 1) < 0.1
-    [after] = session.measure(problem, configs)
+    [after] = session.answer(Measure(problem, configs))
     assert isinstance(before, Measurement)
     assert isinstance(after, Measurement)
     assert abs(after.mean_us / before.mean_us - 1) < 0.1
@@ -263,10 +266,10 @@ def test_thirty_candidates_with_cubins_take_at_most_a_second_and_a_half(start: S
         )
         for occupancy in range(1, 31)
     }
-    session.measure(LARGE, modes(broken.RIGHT))  # the worker's start is not counted
+    session.answer(Measure(LARGE, modes(broken.RIGHT)))  # the worker's start is not counted
     began = time.monotonic()
-    outcomes = session.measure(LARGE, configs)
+    outcomes = session.answer(Measure(LARGE, configs))
     seconds = time.monotonic() - began
-    print(f"30 candidates: {seconds:.2f} s, {session.verify_s:.2f} s of it verifying")
+    print(f"30 candidates: {seconds:.2f} s, {session.spent.verify_s:.2f} s of it verifying")
     assert all(isinstance(outcome, Measurement) for outcome in outcomes)
     assert seconds < 1.5

@@ -26,7 +26,9 @@ from aot_tune.tables import store
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled
 from aot_tune.tuner.compile.pool import CompilePool, usable_cores
+from aot_tune.tuner.measure.request import Recheck
 from aot_tune.tuner.measure.session import MeasureSession
+from aot_tune.tuner.outcome import Failure
 from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, plan_only
 from aot_tune.tuner.sweep import run as sweep
 from aot_tune.values.config import Config
@@ -130,7 +132,9 @@ def _wrong(session: MeasureSession, feed: CompileFeed, each: ProblemPlan) -> lis
             cubins[config] = result.path
         else:
             texts.append(f"{config} on {each.problem} does not compile: {result.message[:200]}")
-    failures = session.recheck(each.problem, cubins, _SEEDS, launches=0) if cubins else []
+    request = Recheck(each.problem, cubins, seeds=_SEEDS, launches=0)
+    outcomes = session.answer(request) if cubins else []
+    failures = [one for one in outcomes if isinstance(one, Failure)]
     return texts + [f"{one.config} on {each.problem}: {one.stage}: {one.message[:200]}" for one in failures]
 
 

@@ -9,7 +9,7 @@ When a config hangs, crashes the worker or poisons the GPU's context:
    `ProblemFailedError`.
 3. The config runs again, as the first in the fresh worker. If it passes, the fault is forgiven, once on each
    problem. A hang gets no second try where it lasted far longer than the other configs of the problem take
-   (`aot_tune.tuner.measure.trials.HOPELESS`), or where the config hung on another problem before.
+   (`aot_tune.tuner.measure.blame.HOPELESS`), or where the config hung on another problem before.
 4. Otherwise it is recorded (stage ``timeout`` or ``fault``), the worker is replaced once more, and the sweep
    goes on with the other configs, whose provisional times are kept.
 5. A config that was recorded on `FAULTS_TO_STRIKE` problems is struck: it is not run again for this kernel.
@@ -29,105 +29,26 @@ does not go with what the process holds, a fresh one is started for the kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import TracebackType
-from typing import Protocol
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.nvidia import cutile
-from aot_tune.tables.states import State
+from aot_tune.tuner.measure.blame import Pace, Strikes
 from aot_tune.tuner.measure.gpu_lock import GpuLock
+from aot_tune.tuner.measure.request import Finals, OnOutcome, Recheck, Request, Spent, ignore
 from aot_tune.tuner.measure.rounds import MOST_ROUNDS, combined, in_turn, settled
 from aot_tune.tuner.measure.supervise import Limits, Supervisor
-from aot_tune.tuner.measure.trials import Conditions, Cubins, Pace, Strikes, TrialRun, ignore
+from aot_tune.tuner.measure.trials import TrialRun
 from aot_tune.tuner.measure.worker import gpu_state
-from aot_tune.tuner.measure.worker.backend import LAUNCHES, RECHECK_SEEDS, SEEDS, TIMING
-from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
+from aot_tune.tuner.measure.worker.backend import TIMING
+from aot_tune.tuner.outcome import Measurement, Outcome
 from aot_tune.tuner.process.worker import WorkerDied
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
-from aot_tune.values.problem import Problem
 
 GPU_BACKEND = "aot_tune.tuner.measure.worker.gpu:GpuBackend"
-
-
-def _ignore_round(number: int, outcome: Outcome) -> None:
-    pass
-
-
-class Session(Protocol):
-    """What a sweep asks of a session. `MeasureSession` is one, on a GPU of this machine."""
-
-    @property
-    def conditions(self) -> list[Conditions]:
-        """The conditions of each request that was answered, in order."""
-
-    @property
-    def verify_s(self) -> float:
-        """Time that all requests so far spent verifying, seconds."""
-
-    @property
-    def start_s(self) -> float:
-        """Time that all starts of workers took so far, seconds."""
-
-    @property
-    def open_s(self) -> float:
-        """Time that making problems' arguments and references took so far, seconds."""
-
-    def turn_to(self, found: FoundKernel, strikes: Strikes) -> None:
-        """Measure another kernel from here on."""
-
-    def close(self) -> None:
-        """Release the GPU."""
-
-    def interrupt(self) -> None:
-        """End what is being measured, called by another thread."""
-
-    def identity(self) -> dict[str, str]:
-        """The conditions without which times cannot be compared."""
-
-    def device(self) -> Device:
-        """The GPU as grids are computed for it."""
-
-    def measure(
-        self,
-        problem: Problem,
-        configs: Cubins,
-        *,
-        on_outcome: Callable[[Outcome], None] = ...,
-        known: Mapping[Config, Measurement] | None = ...,
-        least_us: float = ...,
-    ) -> list[Outcome]:
-        """Verify and time each config once."""
-
-    def finals(
-        self,
-        problem: Problem,
-        configs: Cubins,
-        *,
-        on_round: Callable[[int, Outcome], None] = ...,
-        taken: Mapping[Config, Sequence[Measurement]] | None = ...,
-    ) -> list[Outcome]:
-        """Time verified configs again, interleaved in rounds."""
-
-    def time_in_state(
-        self,
-        state: State,
-        problem: Problem,
-        configs: Cubins,
-        *,
-        on_outcome: Callable[[Outcome], None] = ...,
-    ) -> list[Outcome]:
-        """Time verified configs in one of the GPU's states."""
-
-    def recheck(self, problem: Problem, configs: Cubins) -> list[Failure]:
-        """Verify winners again, in a process that has timed nothing."""
-
-    def remember_fault(self, problem: Problem, config: Config, message: str, stage: Stage = ...) -> None:
-        """Count what an earlier run recorded in the journal."""
-
-    def forget_faults(self, problem: Problem) -> None:
-        """Count no fault on a problem any more."""
 
 
 class MeasureSession:
@@ -173,10 +94,7 @@ class MeasureSession:
         self._strikes = strikes or Strikes(on_event)
         self._paces: dict[str, Pace] = {}
         self._pace = self._paces.setdefault(found.tunable.name, Pace())
-        self.conditions: list[Conditions] = []
-        """The conditions of each request that was answered, in order."""
-        self.verify_s = 0.0
-        """Time that all requests so far spent verifying, seconds."""
+        self._spent = Spent()
         # The lock admits one tuner of a host. NVML also tells of those in other containers, and of servers.
         others = gpu_state.GpuMonitor(self._gpu["uuid"]).processes()
         if others:
@@ -191,12 +109,7 @@ class MeasureSession:
         return own if self._arguments is None else self._arguments
 
     def turn_to(self, found: FoundKernel, strikes: Strikes) -> None:
-        """Measure another kernel from here on.
-
-        Args:
-            found: The kernel.
-            strikes: The faults of its configs.
-        """
+        """Measure another kernel from here on: see `aot_tune.tuner.measure.request.Session`."""
         self._strikes = strikes
         self._pace = self._paces.setdefault(found.tunable.name, Pace())
         self._supervisor.turn_to(self._arguments_for(found))
@@ -228,14 +141,9 @@ class MeasureSession:
         self._supervisor.interrupt()
 
     @property
-    def start_s(self) -> float:
-        """Time that all starts of workers took so far, seconds."""
-        return self._supervisor.start_s
-
-    @property
-    def open_s(self) -> float:
-        """Time that making problems' arguments and references took so far, seconds."""
-        return self._supervisor.open_s
+    def spent(self) -> Spent:
+        """What all requests so far took."""
+        return replace(self._spent, start_s=self._supervisor.start_s, open_s=self._supervisor.open_s)
 
     # What is measured on ------------------------------------------------------------------------------------
 
@@ -253,190 +161,45 @@ class MeasureSession:
 
     # Measuring ----------------------------------------------------------------------------------------------
 
-    def measure(
-        self,
-        problem: Problem,
-        configs: Cubins,
-        *,
-        on_outcome: Callable[[Outcome], None] = ignore,
-        known: Mapping[Config, Measurement] | None = None,
-        least_us: float = 0.0,
-    ) -> list[Outcome]:
-        """Verify and time each config once.
+    def answer(self, request: Request, on_outcome: OnOutcome = ignore) -> list[Outcome]:
+        """Do what is asked: see `aot_tune.tuner.measure.request.Session`."""
+        if isinstance(request, Finals):
+            return self._finals(request, on_outcome)
+        if isinstance(request, Recheck) and not self._supervisor.unused:
+            self._supervisor.replace("winners are checked again in a fresh process")
+        outcomes = self._run(request, on_outcome)
+        return [outcome for config in request.configs if (outcome := outcomes[config]) is not None]
 
-        Args:
-            problem: The problem.
-            configs: The candidates.
-            on_outcome: Receives each outcome as soon as it stands. Each time comes twice: as provisional when
-                it was taken, and once more when its rivals were timed, taken in turn with theirs where all
-                are long.
-            known: Provisional times of an earlier run: their configs are not verified and timed alone again.
-                Those of configs that are not in `configs` say how fast the others are.
-            least_us: The least time in which this GPU can solve the problem, microseconds: a shorter one is
-                taken again, and a config without any other fails at the stage ``timing``.
-
-        Returns:
-            One outcome for each config, in their order.
-
-        Raises:
-            GpuLostError: The GPU does not come back.
-            ProblemFailedError: The problem's arguments cannot be made.
-            DeclarationError: The declaration is wrong, for example because the kernel changes an argument
-                that it does not name.
-        """
-        run = TrialRun(
-            "measure", problem, configs, self._strikes, self._pace, on_outcome,
-            known=known, more={"least_us": least_us},
-        )  # fmt: skip
-        outcomes = self._run(run, problem, configs, SEEDS).values()
-        return [outcome for outcome in outcomes if outcome is not None]
-
-    def finals(
-        self,
-        problem: Problem,
-        configs: Cubins,
-        *,
-        on_round: Callable[[int, Outcome], None] = _ignore_round,
-        taken: Mapping[Config, Sequence[Measurement]] | None = None,
-    ) -> list[Outcome]:
-        """Time verified configs again, interleaved in rounds, until their order is outside the noise or tied.
-
-        Args:
-            problem: The problem.
-            configs: The finalists; they were measured before, and are not verified again.
-            on_round: Receives the number of a round, from 0, and each config's outcome in it as soon as it is
-                there.
-            taken: The rounds of an earlier run, for each config those from the first on. What they lack is
-                timed, and the result is that of a run without interruption.
-
-        Returns:
-            For each finalist its median over the rounds, or its failure in one of them. There are at most
-            `MOST_ROUNDS` rounds; `aot_tune.tuner.measure.rounds.settled` says when fewer suffice.
-
-        Raises:
-            GpuLostError: The GPU does not come back.
-            ProblemFailedError: The problem's arguments cannot be made.
-            DeclarationError: The declaration is wrong.
-        """
+    def _finals(self, request: Finals, on_outcome: OnOutcome) -> list[Outcome]:
         self._supervisor.prepare()  # winners are checked in a fresh process
+        configs, taken = request.configs, request.taken
         failures: dict[Config, Outcome] = {}
-        earlier = {config: list((taken or {}).get(config, ())) for config in configs}
         rounds: dict[Config, list[Measurement]] = {config: [] for config in configs}
         for number in range(MOST_ROUNDS):
             left = [config for config in configs if config not in failures]
-            missing = [config for config in in_turn(left, number) if len(earlier[config]) <= number]
+            missing = [config for config in in_turn(left, number) if len(taken.get(config, ())) <= number]
             for config in left:
-                rounds[config] += earlier[config][number : number + 1]
-            for config, outcome in self._round(problem, configs, missing, number, on_round).items():
-                if isinstance(outcome, Measurement):
-                    rounds[config].append(outcome)
-                elif outcome is not None:
-                    failures[config] = outcome
+                rounds[config] += taken.get(config, ())[number : number + 1]
+            if missing:
+                this = replace(request, configs={config: configs[config] for config in missing})
+                for config, outcome in self._run(this, on_outcome, number).items():
+                    if isinstance(outcome, Measurement):
+                        rounds[config].append(outcome)
+                    elif outcome is not None:
+                        failures[config] = outcome
             survivors = [rounds[config] for config in configs if config not in failures]
             if not survivors or settled(survivors):
                 break
         return [failures.get(config) or combined(config, rounds[config]) for config in configs]
 
-    def time_in_state(
-        self,
-        state: State,
-        problem: Problem,
-        configs: Cubins,
-        *,
-        on_outcome: Callable[[Outcome], None] = ignore,
-    ) -> list[Outcome]:
-        """Time verified configs in one of the GPU's states, launch by launch, in turn.
-
-        Args:
-            state: The state.
-            problem: The problem.
-            configs: The configs; they were measured before, and are not verified again.
-            on_outcome: Receives each outcome as soon as it stands.
-
-        Returns:
-            One outcome for each config, in their order.
-
-        Raises:
-            GpuLostError: The GPU does not come back.
-            ProblemFailedError: The problem's arguments cannot be made.
-            DeclarationError: The declaration is wrong.
-        """
-        run = TrialRun(
-            "time_in_state", problem, configs, self._strikes, self._pace, on_outcome, more={"state": state}
-        )
-        outcomes = self._run(run, problem, configs, SEEDS).values()
-        return [outcome for outcome in outcomes if outcome is not None]
-
-    def _round(
-        self,
-        problem: Problem,
-        configs: Cubins,
-        order: Sequence[Config],
-        number: int,
-        on_round: Callable[[int, Outcome], None],
-    ) -> dict[Config, Outcome | None]:
-        """Time some configs once, in this order; return the outcome of each."""
-        if not order:
-            return {}
-
-        def standing(outcome: Outcome) -> None:
-            if not (isinstance(outcome, Measurement) and outcome.provisional):
-                on_round(number, outcome)
-
-        cubins = {config: configs[config] for config in order}
-        run = TrialRun("time", problem, cubins, self._strikes, self._pace, standing)
-        return self._run(run, problem, cubins, SEEDS)
-
-    def recheck(
-        self,
-        problem: Problem,
-        configs: Cubins,
-        seeds: tuple[int, int] = RECHECK_SEEDS,
-        launches: int = LAUNCHES,
-    ) -> list[Failure]:
-        """Verify winners again, on other seeds and many times, in a process that has timed nothing.
-
-        Rechecks that follow one another share that process. Do them together, because a start takes seconds.
-
-        Args:
-            problem: The problem.
-            configs: The winners.
-            seeds: The seeds of the arguments.
-            launches: Launches of each config after its verification. Of a config whose launches take long
-                there are fewer (`aot_tune.tuner.measure.worker.runner.LAUNCHES_SECONDS`).
-
-        Returns:
-            A failure for each config that has one. Only the stage ``verify`` means that it is wrong.
-
-        Raises:
-            GpuLostError: The GPU does not come back.
-            ProblemFailedError: The problem's arguments cannot be made.
-            DeclarationError: The declaration is wrong.
-        """
-        if not self._supervisor.unused:
-            self._supervisor.replace("winners are checked again in a fresh process")
-        run = TrialRun("check", problem, configs, self._strikes, self._pace, launches=launches)
-        outcomes = self._run(run, problem, configs, seeds)
-        return [outcome for outcome in outcomes.values() if isinstance(outcome, Failure)]
-
-    def remember_fault(self, problem: Problem, config: Config, message: str, stage: Stage = "fault") -> None:
-        """Count what an earlier run recorded in the journal: a config's fault, time-out or wrong result."""
-        self._strikes.remember(problem, config, stage)
-
-    def forget_faults(self, problem: Problem) -> None:
-        """Count no fault on a problem any more, because another GPU, which is lost, reported them."""
-        self._strikes.forget(problem)
-
-    # Running ------------------------------------------------------------------------------------------------
-
     def _run(
-        self, run: TrialRun, problem: Problem, configs: Cubins, seeds: tuple[int, ...]
+        self, request: Request, on_outcome: OnOutcome, number: int | None = None
     ) -> dict[Config, Outcome | None]:
-        """Run trials until each has an outcome, whatever happens; return them in the order of `configs`."""
+        """Run the trials of a request, or of one round, until each has an outcome, whatever happens."""
+        run = TrialRun(request, self._strikes, self._pace, on_outcome, number=number)
         try:
             while run.pending:
-                run.attempt(self._supervisor, seeds, self._limits)
+                run.attempt(self._supervisor, self._limits)
         finally:
-            self.conditions += run.conditions
-            self.verify_s += run.verify_s
-        return {config: run.outcomes[config] for config in configs}
+            self._spent += Spent(verify_s=run.verify_s, conditions=tuple(run.conditions))
+        return run.outcomes

@@ -1,237 +1,62 @@
-"""Run several trials on one problem until each has an outcome, and blame the right one for a hang or a crash.
+"""Run the trials of a request until each has an outcome, and blame the right one for a hang or a crash.
 
 Runs in the tuner's own process. The docstring of `aot_tune.tuner.measure.session` states the rules.
 """
 
 from __future__ import annotations
 
-import statistics
-import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from aot_tune.errors import DeclarationError
+from aot_tune.tuner.measure.blame import Pace, Strikes
+from aot_tune.tuner.measure.request import (
+    Conditions,
+    Finals,
+    Measure,
+    OnOutcome,
+    Recheck,
+    Reported,
+    Request,
+    TimeInState,
+    ignore,
+)
 from aot_tune.tuner.measure.supervise import Limits, Supervisor
-from aot_tune.tuner.measure.worker.backend import LAUNCHES, Done, Poisoned, Running, Trial
+from aot_tune.tuner.measure.worker.backend import LAUNCHES, SEEDS, Done, Poisoned, Running, Trial
 from aot_tune.tuner.measure.worker.gpu_state import GpuState
 from aot_tune.tuner.outcome import STRIKES, Failure, Measurement, Outcome, Stage
 from aot_tune.tuner.process.worker import RemoteError, WorkerDied, WorkerTimeout
 from aot_tune.values.config import Config
-from aot_tune.values.problem import Problem
-
-FAULTS_TO_STRIKE = 2
-"""Number of problems with a failure of `STRIKES` after which a config is struck."""
-
-TIMES_A_NEIGHBOUR = 2.0
-"""A config may be silent for this many times the longest silence of those that ran on the problem before."""
-
-HOPELESS = 20.0
-"""A config that hung for this many times what is usual on the problem is not tried again: each try costs a
-time limit. Configs with cubins are silent for 0.05 to 0.25 s, so this holds for the least limit as well."""
-
-FEW = 3
-"""Least configs that must have run on a problem to say what is usual."""
-
-Cubins = Mapping[Config, "Path | None"]
-"""The configs to run, each with its cubin for the problem; with None cuTile compiles in the worker."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conditions:
-    """The conditions of one request, for the journal."""
-
-    problem: Problem
-    """The problem."""
-
-    before: GpuState
-    """The GPU's state at the start of the request."""
-
-    after: GpuState
-    """The GPU's state at its end."""
-
-    disturbed: Mapping[Config, str]
-    """The configs whose samples are spoilt because a disturbance outlasted the patience, and that
-    disturbance."""
-
-    def as_record(self) -> dict[str, object]:
-        """The conditions as plain values for a journal."""
-        return {
-            "before": self.before.as_record(),
-            "after": self.after.as_record(),
-            "disturbed": {str(config): by for config, by in self.disturbed.items()},
-        }
-
-
-def ignore(outcome: Outcome) -> None:
-    """Receive an outcome and do nothing with it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Known:
-    """What is known of the faults of a kernel's configs, to be handed to another process."""
-
-    faults: Mapping[Config, Mapping[Problem, Stage]] = field(default_factory=dict)
-    """The faults of each config by problem."""
-
-    pardoned: frozenset[tuple[Problem, Config]] = frozenset()
-    """Those that were forgiven once."""
-
-    wrong: frozenset[Config] = frozenset()
-    """Configs whose wrong result was confirmed on any problem."""
-
-
-class Strikes:
-    """Counts the faults of one kernel's configs by problem. The threads of several GPUs may share it.
-
-    Args:
-        on_event: Receives one line when a config is struck.
-    """
-
-    def __init__(self, on_event: Callable[[str], None]) -> None:
-        self._on_event = on_event
-        self._lock = threading.RLock()
-        self._faults: dict[Config, dict[Problem, Stage]] = {}
-        self._pardoned: set[tuple[Problem, Config]] = set()
-        self.wrong: set[Config] = set()
-        """Configs whose wrong result was confirmed on any problem."""
-
-    def pardon(self, problem: Problem, config: Config, stage: Stage) -> bool:
-        """Whether a config may run again after a fault: once on each problem, else a flaky one never ends.
-
-        One that hung on another problem and hangs again is not pardoned: each try costs a time limit. Nor is
-        one that damages the check once more.
-        """
-        with self._lock:
-            hung = "timeout" in self._faults.get(config, {}).values()
-            if (stage == "timeout" and hung) or (stage == "verify" and config in self.wrong):
-                return False
-            first = (problem, config) not in self._pardoned
-            self._pardoned.add((problem, config))
-            return first
-
-    def remember(self, problem: Problem, config: Config, stage: Stage) -> None:
-        """Count what an earlier run recorded: a config's fault, time-out or wrong result."""
-        if stage == "verify":
-            self.wrong.add(config)
-        else:
-            self.count(problem, config, stage)
-
-    def count(self, problem: Problem, config: Config, stage: Stage) -> None:
-        """Count a config's fault or time-out on a problem."""
-        with self._lock:
-            faults = self._faults.setdefault(config, {})
-            before = len(faults)
-            faults[problem] = stage
-            struck = before < len(faults) == FAULTS_TO_STRIKE
-        if struck:
-            self._on_event(f"struck, faulted on {FAULTS_TO_STRIKE} problems: {config}")
-
-    def forget(self, problem: Problem) -> None:
-        """Count no fault on a problem any more: a GPU that was lost reported them."""
-        with self._lock:
-            for faults in self._faults.values():
-                faults.pop(problem, None)
-            self._pardoned = {one for one in self._pardoned if one[0] != problem}
-
-    def known(self) -> Known:
-        """What is known now."""
-        with self._lock:
-            faults = {config: dict(of) for config, of in self._faults.items()}
-            return Known(faults=faults, pardoned=frozenset(self._pardoned), wrong=frozenset(self.wrong))
-
-    def replace(self, known: Known) -> None:
-        """Know this and nothing else."""
-        with self._lock:
-            self._faults = {config: dict(of) for config, of in known.faults.items()}
-            self._pardoned, self.wrong = set(known.pardoned), set(known.wrong)
-
-    def learn(self, before: Known, after: Known) -> None:
-        """Take in what another process, which began with `before`, has found out."""
-        for config, faults in after.faults.items():
-            for problem, stage in faults.items():
-                if problem not in before.faults.get(config, {}):
-                    self.count(problem, config, stage)
-        with self._lock:
-            self._pardoned |= after.pardoned - before.pardoned
-            self.wrong |= after.wrong - before.wrong
-
-    def suspect(self, config: Config) -> bool:
-        """Whether a config faulted or hung on a problem."""
-        return bool(self._faults.get(config))
-
-    def struck(self, config: Config) -> Failure | None:
-        """The failure of a struck config, which is not run any more; None for any other."""
-        with self._lock:
-            faults = list(self._faults.get(config, {}))
-        if len(faults) < FAULTS_TO_STRIKE:
-            return None
-        places = " and on ".join(map(str, faults))
-        return Failure(config=config, stage="fault", message=f"struck: it faulted on {places}")
-
-
-class Pace:
-    """How long the configs of each problem were silent, from which follows when another one hangs."""
-
-    def __init__(self) -> None:
-        self._silences: dict[Problem, dict[Config, float]] = {}
-
-    def note(self, problem: Problem, config: Config, seconds: float) -> None:
-        """Note the longest silence of a config that did not hang."""
-        silences = self._silences.setdefault(problem, {})
-        silences[config] = max(seconds, silences.get(config, 0.0))
-
-    def limit_s(self, problem: Problem, limits: Limits) -> float:
-        """The longest silence to allow a config whose cubin is there."""
-        silences = self._silences.get(problem)
-        if not silences:
-            return limits.config_s
-        return min(limits.config_s, max(limits.least_s, TIMES_A_NEIGHBOUR * max(silences.values())))
-
-    def hopeless(self, problem: Problem, seconds: float) -> bool:
-        """Whether a silence is so much longer than usual that the config need not be tried again."""
-        silences = self._silences.get(problem, {})
-        return len(silences) >= FEW and seconds >= HOPELESS * statistics.median(silences.values())
 
 
 class TrialRun:
-    """Several trials on one problem: which have an outcome, which are left, and which one is running.
+    """The trials of a request: which have an outcome, which are left, and which one is running.
 
     Args:
-        method: ``measure``, ``time``, ``time_in_state`` or ``check`` of
-            `aot_tune.tuner.measure.worker.runner.TrialRunner`.
-        problem: The problem.
-        cubins: The trials, in the order to run them; those that faulted before come last.
+        request: What is asked; the trials run in the order of its configs, those that faulted before last.
         strikes: The kernel's faults so far; struck configs are not run.
         pace: How long other configs took.
-        on_outcome: Receives each outcome as soon as it stands, and before it each provisional time.
-        known: Provisional times that were taken before.
-        launches: Further launches of each trial after its verification.
-        more: Further arguments of the method.
+        on_outcome: Receives each outcome as soon as it is final, and before it each provisional time.
+        number: The number of a round of finals, which is reported with its outcomes; provisional times are
+            not.
     """
 
     def __init__(
         self,
-        method: str,
-        problem: Problem,
-        cubins: Cubins,
+        request: Request,
         strikes: Strikes,
         pace: Pace,
-        on_outcome: Callable[[Outcome], None] = ignore,
+        on_outcome: OnOutcome = ignore,
         *,
-        known: Mapping[Config, Measurement] | None = None,
-        launches: int = 0,
-        more: Mapping[str, object] | None = None,
+        number: int | None = None,
     ) -> None:
-        self._method = method
-        self._problem = problem
-        self._cubins = cubins
+        self._method, self._more = _method(request)
+        self._problem, self._cubins = request.problem, request.configs
         self._strikes = strikes
         self._pace = pace
         self._on_outcome = on_outcome
-        self._launches = launches
-        self._more = dict(more or {})
+        self._number = number
+        self._seeds = request.seeds if isinstance(request, Recheck) else SEEDS
+        self._launches = request.launches if isinstance(request, Recheck) else 0
         self.outcomes: dict[Config, Outcome | None] = {}
         """The outcomes so far; None for a config that was only verified, and is right."""
         self.pending: list[Config] = []
@@ -240,7 +65,7 @@ class TrialRun:
         """The conditions of each request that a worker answered."""
         self.verify_s = 0.0
         """Time spent verifying, seconds."""
-        self._known = dict(known or {})
+        self._known = dict(request.known) if isinstance(request, Measure) else {}
         self._doubted: list[Config] = []
         """Configs whose result was wrong, to be run once more in a fresh worker."""
         self._again: set[Config] = set()
@@ -250,16 +75,16 @@ class TrialRun:
         self._heard_at = 0.0
         self._silence = 0.0
         self._disturbed: dict[Config, str] = {}
-        for config in sorted(cubins, key=strikes.suspect):
+        for config in sorted(self._cubins, key=strikes.suspect):
             struck = strikes.struck(config)
             if struck is None:
                 self.pending.append(config)
             else:
                 self.finish(config, struck)
 
-    def attempt(self, supervisor: Supervisor, seeds: tuple[int, ...], limits: Limits) -> None:
+    def attempt(self, supervisor: Supervisor, limits: Limits) -> None:
         """Run all pending configs in one worker, until the last or until the worker breaks."""
-        worker = supervisor.ready(self._problem, seeds)
+        worker = supervisor.ready(self._problem, self._seeds)
         payload: dict[str, object] = {"trials": [self._trial(config) for config in self.pending]}
         if self._method != "check":
             payload |= {"known": list(self._known.values()), "careful": self._careful, **self._more}
@@ -340,7 +165,8 @@ class TrialRun:
         self._pace.note(self._problem, config, self._silence)
         if isinstance(outcome, Measurement) and outcome.provisional:
             self._known[config] = outcome
-            self._on_outcome(outcome)
+            if self._number is None:
+                self._on_outcome(Reported(outcome=outcome))
         elif isinstance(outcome, Failure) and outcome.stage == "verify" and self._doubt(config):
             self.pending.remove(config)
             self._doubted.append(config)
@@ -395,7 +221,21 @@ class TrialRun:
             if outcome.disturbed:
                 self._disturbed[config] = outcome.disturbed
         if outcome is not None:
-            self._on_outcome(outcome)
+            self._on_outcome(Reported(outcome=outcome, number=self._number))
+
+
+def _method(request: Request) -> tuple[str, dict[str, object]]:
+    """The method of `aot_tune.tuner.measure.worker.runner.TrialRunner`, and arguments that it alone has."""
+    match request:
+        case Measure():
+            return "measure", {"least_us": request.least_us}
+        case Finals():
+            return "time", {}
+        case TimeInState():
+            return "time_in_state", {"state": request.state}
+        case Recheck():
+            return "check", {}
+    raise TypeError(f"{request!r:.200} is no request")
 
 
 class _Interrupted(Exception):

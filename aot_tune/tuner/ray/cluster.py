@@ -21,12 +21,12 @@ from typing import Any
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import TuneError, UsageError
 from aot_tune.tuner.compile.job import CompileJob
-from aot_tune.tuner.measure.trials import Known, Strikes
+from aot_tune.tuner.measure.blame import Strikes
 from aot_tune.tuner.process.worker import START_SECONDS
 from aot_tune.tuner.ray.compiler import CompiledThere, compile_there
 from aot_tune.tuner.ray.host import GpuHost
 from aot_tune.tuner.ray.identity import described, differences
-from aot_tune.tuner.ray.messages import Event, GpuThere
+from aot_tune.tuner.ray.messages import Event, GpuThere, RemoteRequest
 from aot_tune.tuner.ray.pool import RemotePool, TaskLostError
 from aot_tune.tuner.ray.session import HostLostError, RemoteSession
 from aot_tune.values.arch import Arch
@@ -295,19 +295,12 @@ class RayHost:
         with self._telling():
             return self._ray.get(getattr(self.actor, method).remote(*arguments))
 
-    def stream(
-        self,
-        method: str,
-        arguments: Mapping[str, Any],
-        configs: Sequence[tuple[Any, str | None]],
-        known: Known,
-        *cubins: bytes,
-    ) -> Iterator[Event]:
+    def stream(self, request: RemoteRequest, *cubins: bytes) -> Iterator[Event]:
         """Call `GpuHost.stream`, and hand its events on as they come."""
         with self._telling():
             # Ray keeps large arguments in its object store.
             streamed = self.actor.stream.options(num_returns="streaming")
-            for event in streamed.remote(method, arguments, configs, known, *cubins):
+            for event in streamed.remote(request, *cubins):
                 yield self._ray.get(event)
 
     def kill(self) -> None:

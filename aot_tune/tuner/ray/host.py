@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from queue import SimpleQueue
-from typing import Any
 
 from aot_tune.declare.discovery import FoundKernel, load
 from aot_tune.errors import AotTuneError
 from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.tables import files
+from aot_tune.tuner.measure.blame import Known, Strikes
+from aot_tune.tuner.measure.request import OnOutcome, Session, Spent
 from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.measure.supervise import MeasuringStopped
-from aot_tune.tuner.measure.trials import Known, Strikes
 from aot_tune.tuner.measure.worker import gpu_state
+from aot_tune.tuner.outcome import Outcome
 from aot_tune.tuner.ray.folder import node_folder
-from aot_tune.tuner.ray.messages import Event, GpuThere, Noted, Raised, Reply, Told
-from aot_tune.values.config import Config
+from aot_tune.tuner.ray.messages import Event, GpuThere, Noted, Raised, RemoteRequest, Reply
 
 _LOOK_S = 0.1
 """Seconds between two interruptions of a request that has not ended yet."""
@@ -33,7 +34,7 @@ class GpuHost:
 
     def __init__(self) -> None:
         self._place = 0
-        self._session: Any = None
+        self._session: Session | None = None
         self._strikes = Strikes(_ignore)
         self._thread: threading.Thread | None = None
         self._notes: list[str] = []
@@ -49,7 +50,7 @@ class GpuHost:
         driver = gpu_state.identity(self._place)["driver"]
         return GpuThere(name=gpu.name, arch=str(gpu.arch or ""), uuid=gpu.uuid, driver=driver)
 
-    def _start(self, found: FoundKernel, on_event: Callable[[str], None], strikes: Strikes) -> Any:
+    def _start(self, found: FoundKernel, on_event: Callable[[str], None], strikes: Strikes) -> Session:
         return MeasureSession(found, self._place, on_event=on_event, strikes=strikes)
 
     # What the driver calls ----------------------------------------------------------------------------------
@@ -81,36 +82,26 @@ class GpuHost:
         def turned() -> None:
             found = FoundKernel(module=module, tunable=load(module, name))
             self._strikes = Strikes(_ignore)
-            self._session.turn_to(found, self._strikes)
+            self._opened().turn_to(found, self._strikes)
 
         return self._replied(turned)
 
     def device(self) -> Reply:
         """The GPU as grids are computed for it; starts the measuring process."""
-        return self._replied(lambda: self._session.device())
+        return self._replied(lambda: self._opened().device())
 
-    def stream(
-        self,
-        method: str,
-        arguments: Mapping[str, Any],
-        configs: Sequence[tuple[Config, str | None]],
-        known: Known,
-        *cubins: bytes,
-    ) -> Iterator[Event]:
-        """Do a request of the session that is open; tell each outcome at once, and end with a reply.
+    def stream(self, request: RemoteRequest, *cubins: bytes) -> Iterator[Event]:
+        """Let the session that is open answer; hand each outcome on at once, and end with a reply.
 
         Args:
-            method: ``measure``, ``finals``, ``time_in_state`` or ``recheck``.
-            arguments: Its arguments, but for the configs and the functions.
-            configs: The configs, each with the digest of its cubin.
-            known: The faults of the kernel's configs so far, on all GPUs.
-            cubins: Those of the cubins that this host was not given before.
+            request: What is asked.
+            cubins: Those of its cubins that this host was not given before.
         """
         said: SimpleQueue[Event | BaseException] = SimpleQueue()
 
         def work() -> None:
             try:
-                said.put(self._replied(lambda: self._done(method, arguments, configs, cubins, said), known))
+                said.put(self._replied(lambda: self._answer(request, cubins, said.put), request.known))
             except BaseException as error:  # raised by the thread that waits
                 said.put(error)
 
@@ -141,24 +132,19 @@ class GpuHost:
 
     # Inside -------------------------------------------------------------------------------------------------
 
-    def _done(
-        self,
-        method: str,
-        arguments: Mapping[str, Any],
-        configs: Sequence[tuple[Config, str | None]],
-        cubins: Sequence[bytes],
-        said: SimpleQueue[Event | BaseException],
-    ) -> object:
+    def _answer(self, sent: RemoteRequest, cubins: Sequence[bytes], on_outcome: OnOutcome) -> list[Outcome]:
         folder = node_folder()
         for cubin in cubins:
             files.write_atomic(folder / _name(hashlib.sha256(cubin).hexdigest()), cubin, durable=False)
-        paths = {config: None if digest is None else folder / _name(digest) for config, digest in configs}
-        functions: dict[str, Callable[..., None]] = {}
-        if method == "finals":
-            functions["on_round"] = lambda number, outcome: said.put(Told(outcome=outcome, number=number))
-        elif method != "recheck":
-            functions["on_outcome"] = lambda outcome: said.put(Told(outcome=outcome))
-        return getattr(self._session, method)(**arguments, configs=paths, **functions)
+        paths = {
+            config: None if digest is None else folder / _name(digest)
+            for config, digest in sent.digests.items()
+        }
+        return self._opened().answer(replace(sent.request, configs=paths), on_outcome)
+
+    def _opened(self) -> Session:
+        assert self._session is not None, "the driver opens a session first"
+        return self._session
 
     def _replied(self, work: Callable[[], object], known: Known | None = None) -> Reply:
         """Do something, and describe what it returned or raised, and what it took."""
@@ -179,18 +165,12 @@ class GpuHost:
             notes=tuple(notes),
             error=raised,
             stopped=stopped,
-            conditions=tuple(self._session.conditions[before[0] :]) if self._session is not None else (),
-            verify_s=after[1] - before[1],
-            start_s=after[2] - before[2],
-            open_s=after[3] - before[3],
+            spent=after.since(before),
             known=self._strikes.known(),
         )
 
-    def _spent(self) -> tuple[int, float, float, float]:
-        session = self._session
-        if session is None:
-            return 0, 0.0, 0.0, 0.0
-        return len(session.conditions), session.verify_s, session.start_s, session.open_s
+    def _spent(self) -> Spent:
+        return Spent() if self._session is None else self._session.spent
 
     def _note(self, line: str) -> None:
         """Hand a line on at once, or with the next reply where no request is answered bit by bit."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aot_tune.errors import AotTuneError, DeclarationError, StoreError, TuneError, UsageError
+from aot_tune.tuner.measure.blame import Known
+from aot_tune.tuner.measure.request import Reported, Request, Spent
 from aot_tune.tuner.measure.supervise import GpuLostError, ProblemFailedError
-from aot_tune.tuner.measure.trials import Conditions, Known
-from aot_tune.tuner.outcome import Outcome
+from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
 _KINDS: dict[str, type[AotTuneError]] = {
@@ -34,14 +36,17 @@ class GpuThere:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """An outcome stands."""
+class RemoteRequest:
+    """A request, as it is sent to a host."""
 
-    outcome: Outcome
-    """The outcome."""
+    request: Request
+    """What is asked, without the configs."""
 
-    number: int | None = None
-    """The round of finals, from 0; None elsewhere."""
+    digests: Mapping[Config, str | None]
+    """Its configs, each with the digest of its cubin; None for one without."""
+
+    known: Known
+    """The faults of the kernel's configs so far, on all GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,20 +101,11 @@ class Reply:
     notes: tuple[str, ...] = ()
     """Lines for a person that were not told before."""
 
-    conditions: tuple[Conditions, ...] = ()
-    """The conditions of what it measured."""
-
-    verify_s: float = 0.0
-    """Time that it spent verifying, seconds."""
-
-    start_s: float = 0.0
-    """Time that it spent starting workers, seconds."""
-
-    open_s: float = 0.0
-    """Time that it spent making arguments, seconds."""
+    spent: Spent = field(default_factory=Spent)
+    """What it took."""
 
     known: Known = field(default_factory=Known)
     """The faults of the kernel's configs that are known there at its end."""
 
 
-Event = Told | Noted | Reply
+Event = Reported | Noted | Reply

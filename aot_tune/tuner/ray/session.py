@@ -1,28 +1,28 @@
 """A measuring session on a GPU of another node, for the crew of the driver. Knows no Ray.
 
-It has the methods of `aot_tune.tuner.measure.session.MeasureSession`, and each outcome comes to the driver as
-soon as it stands, so that the driver's journal holds it. Where the node is lost, the GPU is.
+It is a `aot_tune.tuner.measure.request.Session`, and each outcome comes to the driver while the request is
+being answered, so that the driver's journal holds it. Where the node is lost, the GPU is.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import TuneError
-from aot_tune.tables.states import State
+from aot_tune.tuner.measure.blame import Strikes
+from aot_tune.tuner.measure.request import OnOutcome, Reported, Request, Spent, ignore
 from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped
-from aot_tune.tuner.measure.trials import Conditions, Cubins, Known, Strikes, ignore
-from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
-from aot_tune.tuner.ray.messages import Event, Noted, Reply, Told
+from aot_tune.tuner.outcome import Outcome
+from aot_tune.tuner.ray.messages import Event, Noted, RemoteRequest, Reply
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
-from aot_tune.values.problem import Problem
 
 
 class HostLostError(Exception):
@@ -39,14 +39,7 @@ class Host(Protocol):
             HostLostError: The host is lost.
         """
 
-    def stream(
-        self,
-        method: str,
-        arguments: Mapping[str, Any],
-        configs: Sequence[tuple[Config, str | None]],
-        known: Known,
-        *cubins: bytes,
-    ) -> Iterator[Event]:
+    def stream(self, request: RemoteRequest, *cubins: bytes) -> Iterator[Event]:
         """Call `GpuHost.stream`, and hand its events on as they come.
 
         Raises:
@@ -77,10 +70,8 @@ class RemoteSession:
         self._found, self._host, self._on_event, self._strikes = found, host, on_event, strikes
         self._stopped = self._is_open = False
         self._given: set[str] = set()
-        self.conditions: list[Conditions] = []
-        """The conditions of each request that was answered, in order."""
-        self.verify_s = self.start_s = self.open_s = 0.0
-        """Time that all requests so far spent verifying, starting workers and making arguments, seconds."""
+        self.spent = Spent()
+        """What all requests so far took."""
         self._identity: dict[str, str] = {}
         self._open()
 
@@ -119,62 +110,32 @@ class RemoteSession:
         assert isinstance(device, Device)
         return device
 
-    # Measuring: see `MeasureSession` for what each does -----------------------------------------------------
-
-    def measure(
-        self,
-        problem: Problem,
-        configs: Cubins,
-        *,
-        on_outcome: Callable[[Outcome], None] = ignore,
-        known: Mapping[Config, Measurement] | None = None,
-        least_us: float = 0.0,
-    ) -> list[Outcome]:
-        """Verify and time each config once."""
-        arguments = {"problem": problem, "known": dict(known or {}), "least_us": least_us}
-        return self._measured("measure", arguments, configs, lambda told: on_outcome(told.outcome))
-
-    def finals(
-        self,
-        problem: Problem,
-        configs: Cubins,
-        *,
-        on_round: Callable[[int, Outcome], None] = lambda number, outcome: None,
-        taken: Mapping[Config, Sequence[Measurement]] | None = None,
-    ) -> list[Outcome]:
-        """Time verified configs again, interleaved in rounds."""
-        arguments = {
-            "problem": problem,
-            "taken": {one: list(rounds) for one, rounds in (taken or {}).items()},
-        }
-        return self._measured(
-            "finals", arguments, configs, lambda told: on_round(told.number or 0, told.outcome)
-        )
-
-    def time_in_state(
-        self,
-        state: State,
-        problem: Problem,
-        configs: Cubins,
-        *,
-        on_outcome: Callable[[Outcome], None] = ignore,
-    ) -> list[Outcome]:
-        """Time verified configs in one of the GPU's states."""
-        arguments = {"state": state, "problem": problem}
-        return self._measured("time_in_state", arguments, configs, lambda told: on_outcome(told.outcome))
-
-    def recheck(self, problem: Problem, configs: Cubins) -> list[Failure]:
-        """Verify winners again in a process that has timed nothing."""
-        found = self._measured("recheck", {"problem": problem}, configs, lambda told: None)
-        return [one for one in found if isinstance(one, Failure)]
-
-    def remember_fault(self, problem: Problem, config: Config, message: str, stage: Stage = "fault") -> None:
-        """Count what an earlier run recorded in the journal."""
-        self._strikes.remember(problem, config, stage)
-
-    def forget_faults(self, problem: Problem) -> None:
-        """Count no fault on a problem any more, because another GPU, which is lost, reported them."""
-        self._strikes.forget(problem)
+    def answer(self, request: Request, on_outcome: OnOutcome = ignore) -> list[Outcome]:
+        """Do what is asked: see `aot_tune.tuner.measure.request.Session`."""
+        if not self._is_open:
+            self._open()
+        sent, cubins = self._packed(request)
+        reply: Reply | None = None
+        try:
+            for event in self._host.stream(sent, *cubins):
+                if isinstance(event, Reported):
+                    on_outcome(event)
+                elif isinstance(event, Noted):
+                    self._on_event(event.line)
+                else:
+                    reply = event
+        except HostLostError as lost:
+            raise self._lost(lost) from lost
+        except BaseException:
+            self.close()  # else it goes on with what nobody waits for any more
+            raise
+        if reply is None:
+            raise self._lost(HostLostError("it ended its answer before all was measured"))
+        self._given.update(digest for digest in sent.digests.values() if digest is not None)
+        self._strikes.learn(sent.known, reply.known)
+        outcomes = self._taken(reply)
+        assert isinstance(outcomes, list)
+        return outcomes
 
     # Talking ------------------------------------------------------------------------------------------------
 
@@ -190,61 +151,26 @@ class RemoteSession:
             raise self._lost(lost) from lost
         return self._taken(reply)
 
-    def _measured(
-        self,
-        method: str,
-        arguments: Mapping[str, Any],
-        configs: Cubins,
-        tell: Callable[[Told], None],
-    ) -> list[Any]:
-        if not self._is_open:
-            self._open()
-        before = self._strikes.known()
-        named, cubins = self._packed(configs)
-        reply: Reply | None = None
-        try:
-            for event in self._host.stream(method, arguments, named, before, *cubins):
-                if isinstance(event, Told):
-                    tell(event)
-                elif isinstance(event, Noted):
-                    self._on_event(event.line)
-                else:
-                    reply = event
-        except HostLostError as lost:
-            raise self._lost(lost) from lost
-        except BaseException:
-            self.close()  # else it goes on with what nobody waits for any more
-            raise
-        if reply is None:
-            raise self._lost(HostLostError("it ended its answer before all was measured"))
-        self._given.update(digest for _, digest in named if digest is not None)
-        self._strikes.learn(before, reply.known)
-        found = self._taken(reply)
-        assert isinstance(found, list)
-        return found
-
-    def _packed(self, configs: Cubins) -> tuple[list[tuple[Config, str | None]], list[bytes]]:
-        """Each config with the digest of its cubin, and the cubins that the host does not have."""
-        named: list[tuple[Config, str | None]] = []
+    def _packed(self, request: Request) -> tuple[RemoteRequest, list[bytes]]:
+        """A request as it is sent, and those of its cubins that the host does not have."""
+        digests: dict[Config, str | None] = {}
         cubins: dict[str, bytes] = {}
-        for config, path in configs.items():
-            digest = None
+        for config, path in request.configs.items():
+            digests[config] = None
             if path is not None:
                 cubin = _content(path)
-                digest = hashlib.sha256(cubin).hexdigest()
+                digest = digests[config] = hashlib.sha256(cubin).hexdigest()
                 if digest not in self._given:
                     cubins[digest] = cubin
-            named.append((config, digest))
-        return named, list(cubins.values())
+        bare = replace(request, configs={})  # a path means nothing there
+        sent = RemoteRequest(request=bare, digests=digests, known=self._strikes.known())
+        return sent, list(cubins.values())
 
     def _taken(self, reply: Reply) -> object:
-        """The value of a reply; its times and conditions are those of this session."""
+        """The value of a reply; what it took is counted here."""
         for line in reply.notes:
             self._on_event(line)
-        self.conditions += reply.conditions
-        self.verify_s += reply.verify_s
-        self.start_s += reply.start_s
-        self.open_s += reply.open_s
+        self.spent += reply.spent
         if reply.stopped:
             raise MeasuringStopped
         if reply.error is not None:

@@ -16,9 +16,9 @@ from typing import Protocol
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import TuneError
-from aot_tune.tuner.measure.session import Session
+from aot_tune.tuner.measure.blame import Strikes
+from aot_tune.tuner.measure.request import Session
 from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped
-from aot_tune.tuner.measure.trials import Strikes
 from aot_tune.tuner.schedule.queue import TaskQueue, draw_for
 from aot_tune.tuner.sweep.report import GpuUse
 from aot_tune.values.device import Device
@@ -47,12 +47,13 @@ class Seat:
 
     def __init__(self, index: int, start: Start, strikes: Callable[[FoundKernel], Strikes]) -> None:
         self.index, self.gpu = index, ""
-        self._start, self._strikes = start, strikes
+        self._start, self._strikes_of = start, strikes
         self._kernel = ""
         self._stopped = False
         self.checks = False
         """Whether its last task needed a fresh process, which goes on with others of that sort."""
         self._session: Session | None = None
+        self._strikes: Strikes | None = None
         self.busy_s = 0.0
         """Seconds spent on tasks so far."""
         self.waited_s = self.idle_s = 0.0
@@ -71,14 +72,21 @@ class Seat:
         assert self._session is not None
         return self._session
 
+    @property
+    def strikes(self) -> Strikes:
+        """The faults of the configs of the task's kernel, on all GPUs."""
+        assert self._strikes is not None
+        return self._strikes
+
     def take(self, found: FoundKernel) -> None:
         """Turn to a kernel. The session lives as long as the GPU is in the crew."""
+        strikes = self._strikes_of(found)
         if self._session is None:
-            self._session = self._start(found, self.index, self._strikes(found))
+            self._session = self._start(found, self.index, strikes)
             self.gpu = self._session.identity()["uuid"] or f"cuda-{self.index}"
         elif self._kernel != found.tunable.name:
-            self._session.turn_to(found, self._strikes(found))
-        self._kernel = found.tunable.name
+            self._session.turn_to(found, strikes)
+        self._kernel, self._strikes = found.tunable.name, strikes
 
     def rested(self) -> tuple[float, float]:
         """`waited_s` and `idle_s`, which begin anew."""

@@ -45,6 +45,7 @@ from aot_tune.tuner.choose.states import (
 from aot_tune.tuner.choose.times import as_of_first_run, finalists
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled, CompileJob, CompileResult, compiles_nowhere
+from aot_tune.tuner.measure.request import Finals, Measure, OnOutcome, Recheck, Reported, TimeInState
 from aot_tune.tuner.measure.supervise import ProblemFailedError
 from aot_tune.tuner.outcome import STRIKES, Failure, Measurement, Outcome
 from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, SweepPlan, plan_only
@@ -497,8 +498,8 @@ class KernelSweep:
         if not self._results.is_rechecked(problem, config):
             session, cubins = seat.session, self._cubins("recheck", each, [config], seat)
             with self._spending("recheck", problem, seat, verifying=True):
-                failures = session.recheck(problem, cubins)
-                found = next((failure for failure in failures if failure.config == config), None)
+                outcomes = session.answer(Recheck(problem, cubins))
+                found = next((one for one in outcomes if isinstance(one, Failure)), None)
                 self._results.write_recheck(problem, config, found, gpu=seat.gpu)
         failure = self._results.recheck_failure(problem, config)
         if failure is not None:
@@ -562,7 +563,7 @@ class KernelSweep:
                 or any(lacks(states_step, asked[state], state) for state in asked)
                 or lacks(final_step, near(_in_all(there, states, asked), states))
             ):
-                seat.session.forget_faults(problem)
+                seat.strikes.forget(problem)
                 results.release(step, problem)
         times = self._measured(step, each, configs, seat)
         asked = contend(times)
@@ -589,12 +590,8 @@ class KernelSweep:
             with self._lock:
                 least = least_us((kernel.launched(problem, config) for config in missing), kernel.device)
             with self._spending(step, problem, seat):
-                outcomes = session.measure(
-                    problem,
-                    cubins,
-                    on_outcome=lambda outcome: self._stands(step, problem, outcome, seat),
-                    known=known,
-                    least_us=least,
+                outcomes = session.answer(
+                    Measure(problem, cubins, known=known, least_us=least), self._keeping(step, problem, seat)
                 )
             self._settle(step, problem, outcomes, seat)
         return self._times(step, problem, configs)
@@ -608,11 +605,8 @@ class KernelSweep:
         if missing:
             cubins = self._cubins(step, each, missing, seat)
             with self._spending(step, problem, seat):
-                outcomes = seat.session.time_in_state(
-                    state,
-                    problem,
-                    cubins,
-                    on_outcome=lambda outcome: self._stands(step, problem, outcome, seat, state=state),
+                outcomes = seat.session.answer(
+                    TimeInState(problem, cubins, state=state), self._keeping(step, problem, seat, state)
                 )
             self._settle(step, problem, outcomes, seat, state)
         return self._times(step, problem, configs, state)
@@ -626,11 +620,9 @@ class KernelSweep:
             left = [c for c in configs if not isinstance(results.outcome(step, problem, c), Failure)]
             session, cubins = seat.session, self._cubins(step, each, left, seat)
             with self._spending(step, problem, seat):
-                outcomes = session.finals(
-                    problem,
-                    cubins,
-                    on_round=lambda number, outcome: self._stands(step, problem, outcome, seat, number),
-                    taken={config: results.rounds(step, problem, config) for config in left},
+                taken = {config: results.rounds(step, problem, config) for config in left}
+                outcomes = session.answer(
+                    Finals(problem, cubins, taken=taken), self._keeping(step, problem, seat)
                 )
             self._settle(step, problem, outcomes, seat)
         return self._times(step, problem, configs)
@@ -651,24 +643,20 @@ class KernelSweep:
                 missing.append(config)
             elif isinstance(outcome, Failure):
                 if seat.measures and (outcome.stage in STRIKES or outcome.stage == "verify"):
-                    seat.session.remember_fault(problem, config, outcome.message, outcome.stage)
+                    seat.strikes.remember(problem, config, outcome.stage)
                 self._note_failure(step, problem, outcome)
         return missing
 
-    def _stands(
-        self,
-        step: Step,
-        problem: Problem,
-        outcome: Outcome,
-        seat: Seat,
-        number: int | None = None,
-        *,
-        state: State | None = None,
-    ) -> None:
-        """Keep an outcome, then tell of it."""
-        self._results.write(step, problem, outcome, number, gpu=seat.gpu, state=state)
-        if isinstance(outcome, Failure):
-            self._note_failure(step, problem, outcome)
+    def _keeping(self, step: Step, problem: Problem, seat: Seat, state: State | None = None) -> OnOutcome:
+        """Keeps each outcome of a request, then shows it."""
+
+        def keep(reported: Reported) -> None:
+            outcome = reported.outcome
+            self._results.write(step, problem, outcome, reported.number, gpu=seat.gpu, state=state)
+            if isinstance(outcome, Failure):
+                self._note_failure(step, problem, outcome)
+
+        return keep
 
     def _settle(
         self,
@@ -678,11 +666,12 @@ class KernelSweep:
         seat: Seat,
         state: State | None = None,
     ) -> None:
-        """Keep the outcomes of a request that were not told as they came."""
+        """Keep the outcomes of an answer that were not reported before, such as a median of rounds."""
+        keep = self._keeping(step, problem, seat, state)
         for outcome in outcomes:
             there = self._results.outcome(step, problem, outcome.config, state)
             if there != outcome and not (isinstance(there, Failure) and isinstance(outcome, Failure)):
-                self._stands(step, problem, outcome, seat, state=state)
+                keep(Reported(outcome=outcome))
 
     def _times(
         self, step: Step, problem: Problem, configs: Sequence[Config], state: State | None = None
@@ -697,23 +686,23 @@ class KernelSweep:
         """Write down the time that a request took and the GPU's state around it."""
         session = seat.session
         waited_s, idle_s = seat.rested()
-        started, verified, requests = monotonic(), session.verify_s, len(session.conditions)
-        start_s, open_s = session.start_s, session.open_s
+        started, before = monotonic(), session.spent
         yield
-        start_s, open_s = session.start_s - start_s, session.open_s - open_s
-        spent = max(0.0, monotonic() - started - start_s - open_s)
-        start_s, seat.told_start_s = session.start_s - seat.told_start_s, session.start_s
-        verify_s = min(spent, spent if verifying else session.verify_s - verified)
-        states = (one.as_record() for one in session.conditions[requests:])
+        after = session.spent
+        spent = after.since(before)
+        seconds = max(0.0, monotonic() - started - spent.start_s - spent.open_s)
+        verify_s = min(seconds, seconds if verifying else spent.verify_s)
+        start_s, seat.told_start_s = after.start_s - seat.told_start_s, after.start_s
+        states = (one.as_record() for one in spent.conditions)
         self._results.write_spent(
             step,
             problem,
-            measure_s=spent - verify_s,
+            measure_s=seconds - verify_s,
             verify_s=verify_s,
             conditions=[{name: one[name] for name in ("before", "after")} for one in states],
             gpu=seat.gpu,
             start_s=start_s,
-            open_s=open_s,
+            open_s=spent.open_s,
             waited_s=waited_s,
             idle_s=idle_s,
         )

@@ -29,9 +29,10 @@ from aot_tune.tuner.choose.times import unserved
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job_queue import JobQueue
 from aot_tune.tuner.compile.pool import CompilePool, usable_cores
-from aot_tune.tuner.measure.session import MeasureSession, Session
+from aot_tune.tuner.measure.blame import Strikes
+from aot_tune.tuner.measure.request import Session
+from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped
-from aot_tune.tuner.measure.trials import Strikes
 from aot_tune.tuner.plan.candidates import SweepPlan, plan
 from aot_tune.tuner.ray.cluster import Cluster
 from aot_tune.tuner.schedule.flight import Flight, may_begin

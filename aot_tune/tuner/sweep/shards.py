@@ -23,7 +23,7 @@ from aot_tune.errors import TuneError
 from aot_tune.tables import files, store
 from aot_tune.tables.table import Table
 from aot_tune.tuner.compile.feed import CompileFeed
-from aot_tune.tuner.measure.session import Session
+from aot_tune.tuner.measure.request import Session
 from aot_tune.tuner.plan.candidates import DeviceKernel, plan
 from aot_tune.tuner.sweep import journal as journals
 from aot_tune.tuner.sweep import run as sweep

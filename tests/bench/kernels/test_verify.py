@@ -14,6 +14,7 @@ from aot_tune.inputs import has_odd_sizes
 from aot_tune.nvidia.cubin import Resources
 from aot_tune.nvidia.nvml import Gpu
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileResult
+from aot_tune.tuner.measure.request import Recheck
 from aot_tune.tuner.outcome import Failure
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
@@ -60,16 +61,14 @@ class Session:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def recheck(
-        self, problem: Problem, cubins: Mapping[Config, Path], seeds: tuple[int, int], *, launches: int
-    ) -> list[Failure]:
-        assert launches == 0, "each config once: there are thousands"
-        assert [has_odd_sizes(seed) for seed in seeds] == [False, True]
-        assert [seed % 2 for seed in seeds] == [0, 1], "each poisons in its own way"
-        Session.checked.append((problem, len(cubins)))
+    def answer(self, request: Recheck) -> list[Failure]:
+        assert request.launches == 0, "each config once: there are thousands"
+        assert [has_odd_sizes(seed) for seed in request.seeds] == [False, True]
+        assert [seed % 2 for seed in request.seeds] == [0, 1], "each poisons in its own way"
+        Session.checked.append((request.problem, len(request.configs)))
         return [
             Failure(config=config, stage="verify", message="out: 3 elements are wrong")
-            for config in cubins
+            for config in request.configs
             if config in Session.wrong
         ]
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from aot_tune.tuner.measure.blame import Pace, Strikes
+from aot_tune.tuner.measure.request import Measure
 from aot_tune.tuner.measure.supervise import Limits, ProblemFailedError
-from aot_tune.tuner.measure.trials import FEW, HOPELESS, Pace, Strikes, TrialRun
+from aot_tune.tuner.measure.trials import TrialRun
 from aot_tune.tuner.measure.worker.backend import Done, Running
 from aot_tune.tuner.measure.worker.gpu_state import GpuState
 from aot_tune.tuner.outcome import Failure, Measurement
@@ -61,9 +63,9 @@ class Supervised:
 
 
 def run(supervised: Any, *configs: Config) -> dict[Config, Any]:
-    trials = TrialRun("measure", PROBLEM, dict.fromkeys(configs), Strikes(lambda line: None), Pace())
+    trials = TrialRun(Measure(PROBLEM, dict.fromkeys(configs)), Strikes(lambda line: None), Pace())
     while trials.pending:
-        trials.attempt(supervised, (0, 1), Limits())
+        trials.attempt(supervised, Limits())
     return trials.outcomes
 
 
@@ -109,27 +111,3 @@ def test_an_answer_that_is_no_two_states_costs_the_worker_and_no_outcome(answer:
     supervised = Supervised((RIGHT[0], answer))
     assert run(supervised, A) == {A: time_of(A)}
     assert len(supervised.discarded) == 1
-
-
-# The pace ---------------------------------------------------------------------------------------------------
-
-
-def test_the_first_config_has_the_whole_limit_and_the_others_twice_the_longest() -> None:
-    pace, limits = Pace(), Limits(config_s=30.0, least_s=5.0)
-    assert pace.limit_s(PROBLEM, limits) == 30.0
-    pace.note(PROBLEM, A, 0.1)
-    assert pace.limit_s(PROBLEM, limits) == 5.0
-    pace.note(PROBLEM, B, 4.0)
-    assert pace.limit_s(PROBLEM, limits) == 8.0
-    pace.note(PROBLEM, B, 20.0)
-    assert pace.limit_s(PROBLEM, limits) == 30.0
-    assert pace.limit_s(Problem({"M": 32}), limits) == 30.0
-
-
-def test_hopeless_is_what_lasts_far_longer_than_several_others() -> None:
-    pace = Pace()
-    for number in range(FEW):
-        assert not pace.hopeless(PROBLEM, 1e9)
-        pace.note(PROBLEM, Config(constants={"number": number}), 0.01 if number else 9.0)
-    assert pace.hopeless(PROBLEM, 0.01 * HOPELESS)
-    assert not pace.hopeless(PROBLEM, 0.009 * HOPELESS)

@@ -18,7 +18,7 @@ import pytest
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import TuneError, UsageError
 from aot_tune.tables import store
-from aot_tune.tuner.measure.trials import Strikes
+from aot_tune.tuner.measure.blame import Strikes
 from aot_tune.tuner.outcome import Failure
 from aot_tune.tuner.process.codec import encode
 from aot_tune.tuner.ray import cluster

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +12,20 @@ import pytest
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import AotTuneError, DeclarationError, TuneError
+from aot_tune.tuner.measure.blame import Strikes
+from aot_tune.tuner.measure.request import (
+    Conditions,
+    Finals,
+    Measure,
+    OnOutcome,
+    Recheck,
+    Reported,
+    Request,
+    Spent,
+    TimeInState,
+)
 from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped, ProblemFailedError
-from aot_tune.tuner.measure.trials import Strikes
+from aot_tune.tuner.measure.worker.gpu_state import GpuState
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.tuner.ray import host as hosts
 from aot_tune.tuner.ray.host import GpuHost
@@ -34,14 +46,19 @@ def _time(config: Config, us: float = 10.0) -> Measurement:
     return Measurement(config=config, mean_us=us, error_margin_us=0.1, num_samples=5)
 
 
+def _spent(**seconds: float) -> Spent:
+    conditions = Conditions(problem=PROBLEM, before=GpuState(), after=GpuState(), disturbed={})
+    return Spent(conditions=(conditions,), **seconds)  # type: ignore[arg-type]
+
+
 class Session:
     """A session that a test scripts: `does` is called for each config of a request."""
 
     def __init__(self, on_event: Callable[[str], None], strikes: Strikes) -> None:
         self.on_event, self.strikes = on_event, strikes
-        self.conditions: list[Any] = []
-        self.verify_s = self.start_s = self.open_s = 0.0
+        self.spent = Spent()
         self.paths: list[Path | None] = []
+        self.measured: list[tuple[float, int]] = []
         self.stopped = threading.Event()
         self.closed, self.turned = False, MODULE
         on_event("another process computes on the GPU")
@@ -53,48 +70,31 @@ class Session:
         return {"gpu": "NVIDIA H200", "uuid": "GPU-7"}
 
     def device(self) -> Device:
-        self.start_s += 3.0
+        self.spent += Spent(start_s=3.0)
         return Device.reference(SM90)
 
-    def measure(
-        self,
-        problem: Problem,
-        configs: Mapping[Config, Path | None],
-        *,
-        on_outcome: Callable[[Outcome], None],
-        known: Mapping[Config, Measurement],
-        least_us: float,
-    ) -> list[Outcome]:
-        self.paths += configs.values()
-        self.conditions.append(f"{problem} {least_us} {len(known)}")
-        self.verify_s += 0.5
-        found = []
-        for config in configs:
-            found.append(self.does(config))
-            on_outcome(found[-1])
-        return found
-
-    def finals(
-        self,
-        problem: Problem,
-        configs: Mapping[Config, Path | None],
-        *,
-        on_round: Callable[[int, Outcome], None],
-        taken: Mapping[Config, list[Measurement]],
-    ) -> list[Outcome]:
-        for number in range(2):
-            for config in configs:
-                if len(taken.get(config, ())) <= number:
-                    on_round(number, _time(config, 10.0 + number))
-        return [_time(config) for config in configs]
-
-    def time_in_state(self, state: str, problem: Problem, configs: Any, *, on_outcome: Any) -> list[Outcome]:
-        for config in configs:
-            on_outcome(_time(config, {"written": 30.0}[state]))
-        return [_time(config, 30.0) for config in configs]
-
-    def recheck(self, problem: Problem, configs: Any) -> list[Failure]:
-        return [Failure(config=next(iter(configs)), stage="verify", message="half of it is NaN")]
+    def answer(self, request: Request, on_outcome: OnOutcome) -> list[Outcome]:
+        match request:
+            case Measure():
+                self.paths += request.configs.values()
+                self.spent += _spent(verify_s=0.5)
+                self.measured.append((request.least_us, len(request.known)))
+                outcomes = []
+                for config in request.configs:
+                    outcomes.append(self.does(config))
+                    on_outcome(Reported(outcome=outcomes[-1]))
+                return outcomes
+            case Finals():
+                for number in range(2):
+                    for config in request.configs:
+                        if len(request.taken.get(config, ())) <= number:
+                            on_outcome(Reported(outcome=_time(config, 10.0 + number), number=number))
+                return [_time(config) for config in request.configs]
+            case TimeInState():
+                for config in request.configs:
+                    on_outcome(Reported(outcome=_time(config, {"written": 30.0}[request.state])))
+                return [_time(config, 30.0) for config in request.configs]
+        return [Failure(config=next(iter(request.configs)), stage="verify", message="half of it is NaN")]
 
     def turn_to(self, found: FoundKernel, strikes: Strikes) -> None:
         self.turned, self.strikes = found.module, strikes
@@ -140,19 +140,20 @@ def test_a_request_has_the_outcomes_conditions_and_times_of_the_session_there(th
     assert session.identity() == {"gpu": "NVIDIA H200", "uuid": "GPU-7"}
     assert session.device() == Device.reference(SM90)
     known = {CONFIGS[0]: _time(CONFIGS[0])}
-    found = session.measure(PROBLEM, _configs(), on_outcome=told.append, known=known, least_us=2.0)
-    assert found == told == [_time(config) for config in CONFIGS]
-    assert session.conditions == [f"{PROBLEM} 2.0 1"]
-    assert (session.start_s, session.verify_s) == (3.0, 0.5)
+    request = Measure(PROBLEM, _configs(), known=known, least_us=2.0)
+    found = session.answer(request, told.append)
+    assert found == [one.outcome for one in told] == [_time(config) for config in CONFIGS]
+    assert there.host.sessions[0].measured == [(2.0, 1)]
+    assert session.spent == Spent(start_s=3.0) + _spent(verify_s=0.5)
     assert there.said == ["another process computes on the GPU"]
 
     rounds = list[Any]()
     taken = {CONFIGS[0]: [_time(CONFIGS[0])]}
-    session.finals(PROBLEM, _configs(), on_round=lambda *one: rounds.append(one), taken=taken)
-    assert [number for number, _ in rounds] == [0, 0, 1, 1, 1]
-    session.time_in_state("written", PROBLEM, _configs(), on_outcome=told.append)
-    assert told[-1].mean_us == 30.0
-    (failure,) = session.recheck(PROBLEM, _configs())
+    session.answer(Finals(PROBLEM, _configs(), taken=taken), rounds.append)
+    assert [one.number for one in rounds] == [0, 0, 1, 1, 1]
+    session.answer(TimeInState(PROBLEM, _configs(), state="written"), told.append)
+    assert told[-1].outcome.mean_us == 30.0
+    (failure,) = session.answer(Recheck(PROBLEM, _configs()))
     assert failure.stage == "verify"
 
 
@@ -166,7 +167,7 @@ def test_an_outcome_comes_while_the_next_one_is_being_measured(
         return _time(config)
 
     monkeypatch.setattr(Session, "does", does)
-    there.session.measure(PROBLEM, _configs(), on_outcome=lambda outcome: came.set())
+    there.session.answer(Measure(PROBLEM, _configs()), lambda reported: came.set())
     assert came.is_set()
 
 
@@ -186,24 +187,24 @@ def test_an_error_arrives_under_its_own_type(
 
     monkeypatch.setattr(Session, "does", does)
     with pytest.raises(type(error)) as raised:
-        there.session.measure(PROBLEM, _configs())
+        there.session.answer(Measure(PROBLEM, _configs()))
     assert str(raised.value) == str(error)
-    assert there.session.conditions, "what it took is told too"
+    assert there.session.spent.conditions, "what it took is told too"
 
 
 def test_a_host_that_ends_is_a_lost_gpu_and_one_that_is_ended_is_none() -> None:
     near = NearHost(ScriptedHost(), lost_after=2)
     session = RemoteSession(FOUND, near, on_event=lambda line: None, strikes=Strikes(lambda line: None))
-    told: list[Outcome] = []
+    told: list[Reported] = []
     with pytest.raises(GpuLostError, match="its node is lost: its process has ended"):
-        session.measure(PROBLEM, _configs(), on_outcome=told.append)
+        session.answer(Measure(PROBLEM, _configs()), told.append)
     assert len(told) == 2, "what came before is kept"
     session.close()
 
     near = NearHost(ScriptedHost())
     session = RemoteSession(FOUND, near, on_event=lambda line: None, strikes=Strikes(lambda line: None))
     with pytest.raises(MeasuringStopped):
-        session.measure(PROBLEM, _configs(), on_outcome=lambda outcome: session.interrupt())
+        session.answer(Measure(PROBLEM, _configs()), lambda reported: session.interrupt())
 
 
 def test_an_error_of_the_driver_ends_what_is_measured_and_the_next_request_begins_anew(
@@ -215,14 +216,14 @@ def test_an_error_of_the_driver_ends_what_is_measured_and_the_next_request_begin
             raise MeasuringStopped
         return _time(config)
 
-    def full(outcome: Outcome) -> None:
+    def full(reported: Reported) -> None:
         raise TuneError("the disk is full")
 
     monkeypatch.setattr(Session, "does", does)
     with pytest.raises(TuneError, match="the disk is full"):
-        there.session.measure(PROBLEM, _configs(), on_outcome=full)
+        there.session.answer(Measure(PROBLEM, _configs()), full)
     assert [session.closed for session in there.host.sessions] == [True]
-    assert len(there.session.measure(PROBLEM, _configs())) == 3
+    assert len(there.session.answer(Measure(PROBLEM, _configs()))) == 3
     assert [session.closed for session in there.host.sessions] == [True, False]
 
 
@@ -242,17 +243,17 @@ def test_faults_of_all_gpus_are_known_there_and_new_ones_here(
 
     monkeypatch.setattr(Session, "does", does)
     other, third = (Problem({**PROBLEM, "M": size}) for size in (128, 256))
-    there.session.remember_fault(other, CONFIGS[2], "illegal address")
-    there.session.remember_fault(third, CONFIGS[2], "illegal address")
-    there.session.remember_fault(other, CONFIGS[0], "illegal address")
-    there.session.measure(PROBLEM, _configs())
+    there.strikes.remember(other, CONFIGS[2], "fault")
+    there.strikes.remember(third, CONFIGS[2], "fault")
+    there.strikes.remember(other, CONFIGS[0], "fault")
+    there.session.answer(Measure(PROBLEM, _configs()))
     assert seen == [False, False, True], "it is told what the driver knows"
     assert there.strikes.struck(CONFIGS[0]) is not None
     assert there.strikes.wrong == {CONFIGS[1]}
 
-    there.session.forget_faults(PROBLEM)
+    there.strikes.forget(PROBLEM)
     monkeypatch.setattr(Session, "does", lambda session, config: _time(config))
-    there.session.measure(PROBLEM, _configs())
+    there.session.answer(Measure(PROBLEM, _configs()))
     assert there.strikes.struck(CONFIGS[0]) is None, "what was forgotten does not come back"
 
 
@@ -261,7 +262,7 @@ def test_a_session_turns_to_another_kernel_with_its_own_faults(
 ) -> None:
     other = FoundKernel(module=other_source.MODULE, tunable=other_source.other)
     strikes = Strikes(lambda line: None)
-    there.session.remember_fault(PROBLEM, CONFIGS[0], "illegal address")
+    there.strikes.remember(PROBLEM, CONFIGS[0], "fault")
     there.session.turn_to(other, strikes)
     (session,) = there.host.sessions
     assert session.turned == other_source.MODULE
@@ -273,7 +274,7 @@ def test_a_session_turns_to_another_kernel_with_its_own_faults(
         return _time(config)
 
     monkeypatch.setattr(Session, "does", does)
-    there.session.measure(PROBLEM, _configs())
+    there.session.answer(Measure(PROBLEM, _configs()))
     assert seen == [False] * 3
     assert [strikes.suspect(config) for config in CONFIGS] == [True] * 3
     assert [there.strikes.suspect(config) for config in CONFIGS] == [True, False, False]
@@ -284,16 +285,16 @@ def test_a_cubin_is_sent_once_and_is_written_by_its_content(there: Any, tmp_path
     for path, content in zip(files, (b"code", b"other code"), strict=True):
         path.write_bytes(content)
     configs = dict(zip(CONFIGS, (*files, None), strict=True))
-    there.session.measure(PROBLEM, configs)
-    there.session.measure(PROBLEM, configs)
+    there.session.answer(Measure(PROBLEM, configs))
+    there.session.answer(Measure(PROBLEM, configs))
     assert there.near.cubins == [b"code", b"other code"]
     (session,) = there.host.sessions
     a, b, none = session.paths[:3]
     assert (a.read_bytes(), b.read_bytes(), none) == (b"code", b"other code", None)
     assert session.paths[3:] == [a, b, None]
     files[0].write_bytes(b"newer code")
-    there.session.measure(PROBLEM, configs)
+    there.session.answer(Measure(PROBLEM, configs))
     assert session.paths[6].read_bytes() == b"newer code"
     files[1].unlink()
     with pytest.raises(TuneError, match=r"b\.cubin cannot be read"):
-        there.session.measure(PROBLEM, configs)
+        there.session.answer(Measure(PROBLEM, configs))

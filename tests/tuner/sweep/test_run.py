@@ -7,7 +7,7 @@ import dataclasses
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,8 +17,18 @@ from aot_tune.declare.declaration import Close, Work
 from aot_tune.declare.fingerprint.hashing import check_hash
 from aot_tune.errors import AotTuneError, DeclarationError, JournalMismatchError, StoreError, TuneError
 from aot_tune.tables import store, writer
-from aot_tune.tables.states import State
 from aot_tune.tables.table import Entry, Table
+from aot_tune.tuner.measure.request import (
+    Finals,
+    Measure,
+    OnOutcome,
+    Recheck,
+    Reported,
+    Request,
+    Spent,
+    TimeInState,
+    ignore,
+)
 from aot_tune.tuner.measure.supervise import GpuLostError, ProblemFailedError
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
 from aot_tune.tuner.sweep import decision
@@ -72,14 +82,13 @@ class Session:
 
     def __init__(self, found: Any, gpu_index: int, *, on_event: Any = None, strikes: Any = None) -> None:
         self.index = gpu_index
-        self.conditions: list[Any] = []
-        self.verify_s = self.start_s = self.open_s = 0.0
+        self.spent = Spent()
+        self.strikes = strikes
         self.name = found.tunable.name
         self.asked: list[tuple[str, Problem, frozenset[Config]]] = []
         self.told: list[tuple[str, Problem, Config, int | None]] = []
         self.known: set[Config] = set()
         self.least: dict[Problem, float] = {}
-        self.remembered: set[tuple[int, int, Stage]] = set()
 
     def __enter__(self) -> Session:
         return self
@@ -91,7 +100,7 @@ class Session:
         pass
 
     def turn_to(self, found: Any, strikes: Any) -> None:
-        self.name = found.tunable.name
+        self.name, self.strikes = found.tunable.name, strikes
 
     def identity(self) -> dict[str, str]:
         return {
@@ -105,78 +114,59 @@ class Session:
     def device(self) -> Device:
         return Device.reference(SM90)
 
-    def measure(
-        self,
-        problem: Problem,
-        configs: Mapping[Config, Path | None],
-        *,
-        on_outcome: Callable[[Outcome], None],
-        known: Mapping[Config, Measurement] = {},
-        least_us: float = 0.0,
-    ) -> list[Outcome]:
-        self._open("measure", problem, configs)
-        self.known |= known.keys()
-        self.least[problem] = least_us
-        outcomes = []
-        for config in configs if self.provisional else ():
+    def answer(self, request: Request, on_outcome: OnOutcome = ignore) -> list[Outcome]:
+        match request:
+            case Measure():
+                return self._measure(request, on_outcome)
+            case Finals():
+                return self._finals(request, on_outcome)
+            case TimeInState():
+                self._open(request.state, request.problem, request.configs)
+                return self._each(request.state, request, on_outcome)
+            case Recheck():
+                return self._recheck(request)
+        raise TypeError(request)
+
+    def _measure(self, request: Measure, on_outcome: OnOutcome) -> list[Outcome]:
+        problem = request.problem
+        self._open("measure", problem, request.configs)
+        self.known |= request.known.keys()
+        self.least[problem] = request.least_us
+        for config in request.configs if self.provisional else ():
             first = self._outcome(problem, config)
-            if isinstance(first, Measurement) and config not in known:
+            if isinstance(first, Measurement) and config not in request.known:
                 self._told("alone", problem, config)
-                on_outcome(dataclasses.replace(first, provisional=True))
-        for config in configs:
-            outcomes.append(self._outcome(problem, config))
-            self._told("measure", problem, config)
-            on_outcome(outcomes[-1])
-        return outcomes
+                on_outcome(Reported(outcome=dataclasses.replace(first, provisional=True)))
+        return self._each("measure", request, on_outcome)
 
-    def finals(
-        self,
-        problem: Problem,
-        configs: Mapping[Config, Path | None],
-        *,
-        on_round: Callable[[int, Outcome], None],
-        taken: Mapping[Config, Sequence[Measurement]] = {},
-    ) -> list[Outcome]:
-        self._open("finals", problem, configs)
-        for number in range(3):
-            for config in configs:
-                if len(taken.get(config, ())) <= number:
-                    self._told("finals", problem, config, number)
-                    on_round(number, self._outcome(problem, config))
-        return [self._outcome(problem, config) for config in configs]
-
-    def time_in_state(
-        self,
-        state: State,
-        problem: Problem,
-        configs: Mapping[Config, Path | None],
-        *,
-        on_outcome: Callable[[Outcome], None],
-    ) -> list[Outcome]:
-        self._open(state, problem, configs)
+    def _each(self, what: str, request: Request, on_outcome: OnOutcome) -> list[Outcome]:
         outcomes = []
-        for config in configs:
-            outcomes.append(self._outcome(problem, config))
-            self._told(state, problem, config)
-            on_outcome(outcomes[-1])
+        for config in request.configs:
+            outcomes.append(self._outcome(request.problem, config))
+            self._told(what, request.problem, config)
+            on_outcome(Reported(outcome=outcomes[-1]))
         return outcomes
 
-    def recheck(self, problem: Problem, configs: Mapping[Config, Path | None]) -> list[Failure]:
+    def _finals(self, request: Finals, on_outcome: OnOutcome) -> list[Outcome]:
+        problem = request.problem
+        self._open("finals", problem, request.configs)
+        for number in range(3):
+            for config in request.configs:
+                if len(request.taken.get(config, ())) <= number:
+                    self._told("finals", problem, config, number)
+                    on_outcome(Reported(outcome=self._outcome(problem, config), number=number))
+        return [self._outcome(problem, config) for config in request.configs]
+
+    def _recheck(self, request: Recheck) -> list[Outcome]:
         self._begin()
-        self.asked.append(("recheck", problem, frozenset(configs)))
+        self.asked.append(("recheck", request.problem, frozenset(request.configs)))
         if self.meanwhile:
             self.meanwhile.pop()()
         return [
             Failure(config=config, stage=self.late_stage, message="a race")
-            for config in configs
-            if (int(config["tile_m"]), problem.size("M")) in self.wrong_late
+            for config in request.configs
+            if (int(config["tile_m"]), request.problem.size("M")) in self.wrong_late
         ]
-
-    def remember_fault(self, problem: Problem, config: Config, message: str, stage: Stage) -> None:
-        self.remembered.add((problem.size("M"), int(config["tile_m"]), stage))
-
-    def forget_faults(self, problem: Problem) -> None:
-        pass
 
     def interrupt(self) -> None:
         pass
@@ -368,8 +358,8 @@ def test_a_wrong_result_in_the_journal_is_told_to_the_session(
         _tune(folder)
     monkeypatch.setattr(Session, "fails_after", None)
     _tune(folder)
-    assert sessions[0].remembered == set()
-    assert {(tile, stage) for _, tile, stage in sessions[1].remembered} == {(64, "verify")}
+    assert sessions[0].strikes.wrong == set()
+    assert {config["tile_m"] for config in sessions[1].strikes.wrong} == {64}
 
 
 def test_a_changed_driver_is_not_mixed_with_what_was_measured(

@@ -1,0 +1,216 @@
+"""What a sweep asks of a measuring session, and what it answers. Values only; knows no process and no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from aot_tune.declare.discovery import FoundKernel
+from aot_tune.tables.states import State
+from aot_tune.tuner.measure.blame import Strikes
+from aot_tune.tuner.measure.worker.backend import LAUNCHES, RECHECK_SEEDS
+from aot_tune.tuner.measure.worker.gpu_state import GpuState
+from aot_tune.tuner.outcome import Measurement, Outcome
+from aot_tune.values.config import Config
+from aot_tune.values.device import Device
+from aot_tune.values.problem import Problem
+
+Cubins = Mapping[Config, "Path | None"]
+"""The configs to run, each with its cubin for the problem; with None cuTile compiles in the worker."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Asks for the outcomes of some configs on one problem."""
+
+    problem: Problem
+    """The problem."""
+
+    configs: Cubins
+    """The configs."""
+
+
+@dataclass(frozen=True)
+class Measure(Request):
+    """Verify and time each config once.
+
+    Each time is reported twice: as provisional when it was taken, and once more when its rivals were timed,
+    taken in turn with theirs where all are long. The answer has one outcome for each config, in their order.
+    """
+
+    known: Mapping[Config, Measurement] = field(default_factory=dict, kw_only=True)
+    """Provisional times of an earlier run: their configs are not verified and timed alone again. Those of
+    configs that are not in `configs` say how fast the others are."""
+
+    least_us: float = field(default=0.0, kw_only=True)
+    """The least time in which this GPU can solve the problem, microseconds: a shorter one is taken again, and
+    a config without any other fails at the stage ``timing``."""
+
+
+@dataclass(frozen=True)
+class Finals(Request):
+    """Time verified configs again, interleaved in rounds, until their order is outside the noise or tied.
+
+    The answer has for each finalist its median over the rounds, or its failure in one of them. There are at
+    most `aot_tune.tuner.measure.rounds.MOST_ROUNDS` rounds; `aot_tune.tuner.measure.rounds.settled` decides
+    when fewer suffice.
+    """
+
+    taken: Mapping[Config, Sequence[Measurement]] = field(default_factory=dict, kw_only=True)
+    """The rounds of an earlier run, for each config those from the first on. What they lack is timed, and the
+    result is that of a run without interruption."""
+
+
+@dataclass(frozen=True)
+class TimeInState(Request):
+    """Time verified configs in one of the GPU's states, launch by launch, in turn.
+
+    The answer has one outcome for each config, in their order.
+    """
+
+    state: State = field(kw_only=True)
+    """The state."""
+
+
+@dataclass(frozen=True)
+class Recheck(Request):
+    """Verify winners again, on other seeds and many times, in a process that has timed nothing.
+
+    Rechecks that follow one another share that process. Ask for them together, because a start takes seconds.
+    The answer has a failure for each config that fails. Only the stage ``verify`` means that it is wrong.
+    """
+
+    seeds: tuple[int, int] = field(default=RECHECK_SEEDS, kw_only=True)
+    """The seeds of the arguments."""
+
+    launches: int = field(default=LAUNCHES, kw_only=True)
+    """Launches of each config after its verification. Of a config whose launches take long there are fewer
+    (`aot_tune.tuner.measure.worker.runner.LAUNCHES_SECONDS`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reported:
+    """An outcome of a request that is still being answered."""
+
+    outcome: Outcome
+    """The outcome."""
+
+    number: int | None = None
+    """The round of finals, from 0; None elsewhere."""
+
+
+OnOutcome = Callable[[Reported], None]
+"""Receives each outcome of a request as soon as it is final or, where it is provisional, as it is taken."""
+
+
+def ignore(reported: Reported) -> None:
+    """Receive an outcome and do nothing with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """The conditions of one request to a worker, for the journal."""
+
+    problem: Problem
+    """The problem."""
+
+    before: GpuState
+    """The GPU's state at the start of the request."""
+
+    after: GpuState
+    """The GPU's state at its end."""
+
+    disturbed: Mapping[Config, str]
+    """The configs whose samples are spoilt because a disturbance outlasted the patience, and that
+    disturbance."""
+
+    def as_record(self) -> dict[str, object]:
+        """The conditions as plain values for a journal."""
+        return {
+            "before": self.before.as_record(),
+            "after": self.after.as_record(),
+            "disturbed": {str(config): by for config, by in self.disturbed.items()},
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What the requests of a session took."""
+
+    verify_s: float = 0.0
+    """Time of verifying, seconds."""
+
+    start_s: float = 0.0
+    """Time of starting workers, seconds."""
+
+    open_s: float = 0.0
+    """Time of making problems' arguments and references, seconds."""
+
+    conditions: tuple[Conditions, ...] = ()
+    """The conditions of each request that a worker answered, in order."""
+
+    def __add__(self, later: Spent) -> Spent:
+        return Spent(
+            verify_s=self.verify_s + later.verify_s,
+            start_s=self.start_s + later.start_s,
+            open_s=self.open_s + later.open_s,
+            conditions=self.conditions + later.conditions,
+        )
+
+    def since(self, before: Spent) -> Spent:
+        """What was spent after `before`, an earlier value of the same session."""
+        return Spent(
+            verify_s=self.verify_s - before.verify_s,
+            start_s=self.start_s - before.start_s,
+            open_s=self.open_s - before.open_s,
+            conditions=self.conditions[len(before.conditions) :],
+        )
+
+
+class Session(Protocol):
+    """Measures on one GPU, for one thread.
+
+    `aot_tune.tuner.measure.session.MeasureSession` does on a GPU of this machine,
+    `aot_tune.tuner.ray.session.RemoteSession` on one elsewhere.
+    """
+
+    @property
+    def spent(self) -> Spent:
+        """What all requests so far took."""
+
+    def identity(self) -> dict[str, str]:
+        """The conditions without which times cannot be compared: GPU, driver, compiler, way of timing."""
+
+    def device(self) -> Device:
+        """The GPU as grids are computed for it; starts the worker."""
+
+    def turn_to(self, found: FoundKernel, strikes: Strikes) -> None:
+        """Measure another kernel from here on.
+
+        Args:
+            found: The kernel.
+            strikes: The faults of its configs, which the sessions of several GPUs share.
+        """
+
+    def answer(self, request: Request, on_outcome: OnOutcome = ...) -> list[Outcome]:
+        """Do what is asked; each kind of request says what its answer holds.
+
+        Args:
+            request: What is asked.
+            on_outcome: Receives each outcome while the request is being answered.
+
+        Raises:
+            GpuLostError: The GPU does not come back.
+            ProblemFailedError: The problem's arguments cannot be made.
+            DeclarationError: The declaration is wrong, for example because the kernel changes an argument
+                that it does not name.
+            MeasuringStopped: `interrupt` was called.
+        """
+
+    def interrupt(self) -> None:
+        """End what is being measured, called by another thread until the measuring one has ended."""
+
+    def close(self) -> None:
+        """End the worker and release the GPU."""
