@@ -10,10 +10,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from aot_tune.declare.declaration import Close as Close
     from aot_tune.declare.declaration import Work as Work
+    from aot_tune.replay.answer.door import exhaustive_search as exhaustive_search
+    from aot_tune.replay.answer.install import install as install
+    from aot_tune.replay.answer.install import uninstall as uninstall
     from aot_tune.serve.prime import prime as prime
-    from aot_tune.serve.replay.door import exhaustive_search as exhaustive_search
-    from aot_tune.serve.replay.install import install as install
-    from aot_tune.serve.replay.install import uninstall as uninstall
     from aot_tune.serve.workspace import Workspace as Workspace
     from aot_tune.serve.workspace import workspace as workspace
     from aot_tune.tunable import Tunable as Tunable
@@ -36,10 +36,10 @@ _HOMES = {
     "Work": "declare.declaration",
     "Workspace": "serve.workspace",
     "blank": "declare.blanks",
-    "exhaustive_search": "serve.replay.door",
-    "install": "serve.replay.install",
+    "exhaustive_search": "replay.answer.door",
+    "install": "replay.answer.install",
     "prime": "serve.prime",
-    "uninstall": "serve.replay.install",
+    "uninstall": "replay.answer.install",
     "workspace": "serve.workspace",
 }
 

@@ -2,8 +2,8 @@
 
 `aot_tune/README.md` draws the rooms. Each may import those to its right:
 
-    cli -> bench -> kernels -> record -> tunable -> {serve | tuner} -> cubins -> recorded -> tables -> declare
-        -> nvidia -> values
+    cli -> bench -> kernels -> replay -> tunable -> {serve | tuner} -> cubins -> tables -> declare -> nvidia
+        -> values
 
 Below all of them are `environment` and `inputs`, and below these `errors`.
 """
@@ -28,11 +28,10 @@ ROOMS = (
     ("nvidia",),
     ("declare",),
     ("tables",),
-    ("recorded",),
     ("cubins",),
     ("serve", "tuner"),
     ("tunable",),
-    ("record",),
+    ("replay",),
     ("kernels",),
     ("bench",),
     ("cli",),
@@ -42,8 +41,9 @@ ROOMS = (
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 
 WITHIN = {
-    "serve": ("rank", "runtime", "missed", "choose", "kernels", "search", "launch", "prime", "replay"),
+    "serve": ("rank", "runtime", "missed", "choose", "kernels", "search", "launch", "prime"),
     "tuner": ("outcome", "process", "compile", "plan", "choose", "measure", "archives", "ray", "sweep"),
+    "replay": ("answer", "archives", "record"),
     "kernels": ("host", "rows", "products", "prefill", "decode", "ops"),
 }
 """Parts of the largest rooms, from the ground up: a part imports none that stands to its right."""
@@ -65,7 +65,7 @@ FOREIGN = {
     "rich": ("cli", "tuner.sweep"),
     "triton": ("bench",),
     "ray": ("tuner.ray",),
-    "filelock": ("serve.search", "tuner", "record"),
+    "filelock": ("serve.search", "tuner", "replay.record"),
     "platformdirs": ("serve.search",),
     "orjson": ("tables", "cubins", "bench", "cli"),
 }
@@ -151,6 +151,17 @@ def test_a_part_of_a_large_room_imports_none_above_it() -> None:
         return room(name) == room(module) and here is not None and other is not None and other > here
 
     assert_none(wrong_imports(INSIDE, is_upwards))
+
+
+def test_answering_a_librarys_search_needs_no_tuner() -> None:
+    """Imports in functions count: a serving process answers searches, and records none."""
+    needed, left = set[str](), [name for name in INSIDE if place(name).startswith("replay.answer")]
+    while left:
+        module = left.pop()
+        needed.add(module)
+        left += ours(module) - needed
+    assert "aot_tune.replay.document" in needed
+    assert {name for name in needed if place(name).startswith(("tuner", "replay.record"))} == set()
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:

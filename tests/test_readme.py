@@ -17,9 +17,9 @@ import typer
 from aot_tune import environment
 from aot_tune.cli.app import app
 from aot_tune.declare import checks
-from aot_tune.record import launches, recorder
-from aot_tune.recorded import document as recorded
-from aot_tune.serve.replay import searches
+from aot_tune.replay import document as recorded
+from aot_tune.replay.answer import searches
+from aot_tune.replay.record import launches, recorder
 from aot_tune.tables import reader, writer
 from aot_tune.tunable import Tunable
 from aot_tune.values.arch import Arch
@@ -276,7 +276,7 @@ def test_a_library_that_three_kernels_changes_one_import_in_ten_lines() -> None:
     ours, _, theirs = changed.partition("  # before: ")
     assert len(code) <= 9
     text = (ROOT / "tests" / "support" / "three_kernels" / "mylib" / "kernels.py").read_text()
-    assert f"\n{theirs}\n" in text  # the package that tests/record/test_program.py changes and records
+    assert f"\n{theirs}\n" in text  # the package that tests/replay/record/test_program.py changes and records
     assert "\n".join(code) in text
     assert ours == theirs.replace("cuda.tile.tune", "aot_tune")
 
@@ -332,7 +332,8 @@ def test_every_part_of_a_declaration_is_explained() -> None:
 
 
 def test_the_table_of_a_missed_search_is_the_codes() -> None:
-    section = TEXTS["aot_tune/serve/README.md"].partition("## Libraries that tune")[2].partition("\n## ")[0]
+    section = TEXTS["aot_tune/replay/README.md"].partition("### How a search is answered")[2]
+    section = section.partition("\n### ")[0]
     rows = re.findall(r"^\| (\w.*) \|$", section, re.M)
     words = " ".join((searches.__doc__ or "").split())
     assert len(rows) == 3
@@ -342,7 +343,7 @@ def test_the_table_of_a_missed_search_is_the_codes() -> None:
 
 def test_every_remark_that_is_explained_is_one_that_recording_makes() -> None:
     rows = re.findall(
-        r"^\| `(.*?)` \|", TEXTS["aot_tune/record/README.md"].partition("## What it tells")[2], re.M
+        r"^\| `(.*?)` \|", TEXTS["aot_tune/replay/README.md"].partition("## What it tells")[2], re.M
     )
     code = "".join(Path(one.__file__).read_text() for one in (recorder, launches))
     remarks = [row for row in rows if not row.endswith(".py")]

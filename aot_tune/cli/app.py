@@ -369,7 +369,8 @@ def compile(
     from aot_tune.cli.recorded import find
     from aot_tune.cli.show import folder_remarks
     from aot_tune.declare.discovery import module_names
-    from aot_tune.recorded.files import listed_recorded
+    from aot_tune.replay.archives import tabled_kernels
+    from aot_tune.replay.files import listed_recorded
     from aot_tune.tuner.archives.build import build
     from aot_tune.tuner.archives.report import CUBINS, CubinRequest, report_lines
 
@@ -386,7 +387,6 @@ def compile(
         find.check_any(tables, archs)
     request = CubinRequest(
         kernels=() if alone else selection.chosen_kernels(found, names),
-        recorded=tuple(tables) if not kernel else find.chosen(tables, dotted, archs),
         archs=archs,
         only_these=bool(kernel),
         modules=tuple(module_names(module)) if module else (),
@@ -394,9 +394,10 @@ def compile(
         jobs=jobs,
         cubins=cubins or CUBINS,
     )
+    chosen = find.chosen(tables, dotted, archs) if kernel else tables
     with command.signals_stop():
         try:
-            reports = build(request, command.say)
+            reports = build(request, command.say, tabled_kernels(chosen, archs, command.say))
         except KeyboardInterrupt:
             command.ignore_signals()
             kept = f"what was compiled is kept in {request.cubins}"
@@ -636,8 +637,8 @@ def record(
     For example: aot-tune record -- python -m pytest tests. The exit code is the program's.
     """
     from aot_tune.cli.record import recording_lines
-    from aot_tune.record import program as recorded
-    from aot_tune.record.recorder import JOURNALS
+    from aot_tune.replay.record import program as recorded
+    from aot_tune.replay.record.recorder import JOURNALS
 
     recording = recorded.record(program or (), out=out, package=package, journals=folder or JOURNALS)
     for line in recording_lines(recording):
@@ -662,7 +663,7 @@ def run(
     For example: aot-tune run -- python serve.py. This process becomes the program: signals and the exit code
     are the program's.
     """
-    from aot_tune.serve.replay.program import become
+    from aot_tune.replay.answer.program import become
 
     for folder in tables or ():
         if not folder.is_dir():

@@ -15,7 +15,8 @@ from aot_tune.cubins.archive import FILE_NAME
 from aot_tune.declare import checks
 from aot_tune.declare.fingerprint import hashing
 from aot_tune.errors import ArchError, StoreError, TableError, UsageError
-from aot_tune.recorded.files import has_recorded_name, is_recorded_file
+from aot_tune.replay.archives import RecordedTables
+from aot_tune.replay.files import has_recorded_name, is_recorded_file
 from aot_tune.tables import files, reader, store, writer
 from aot_tune.tables.fit import entry_complaints, portfolio_complaints
 from aot_tune.tables.table import Table
@@ -55,6 +56,9 @@ class Finding:
         parts = ("remark" if self.remark else "", self.path, self.entry, self.what, self.fix)
         return ": ".join(part for part in parts if part)
 
+
+RECORDED = RecordedTables()
+"""Recorded tables, whose kernels no declaration names."""
 
 _MOST_ALIKE = 3
 """Entries of one table with the same complaint that are reported one by one."""
@@ -113,14 +117,18 @@ def archives(
     """
     folders = _package_folders(found.values(), bare)
     if path is None:
-        return [fit for folder, kernels in folders.items() for fit in check_archives.check(folder, kernels)]
+        return [
+            fit
+            for folder, kernels in folders.items()
+            for fit in check_archives.check(folder, kernels, RECORDED)
+        ]
     path = _existing(path).absolute()
     home = _home(path, folders)
     kernels = folders[home] if home is not None else found
     if not path.is_dir():
-        return [check_archives.fit(path, path.parent.parent, kernels)]
+        return [check_archives.fit(path, path.parent.parent, kernels, RECORDED)]
     root = path.parent if _arch_called(path.name) is not None else path
-    return [fit for fit in check_archives.check(root, kernels) if path in fit.path.parents]
+    return [fit for fit in check_archives.check(root, kernels, RECORDED) if path in fit.path.parents]
 
 
 def archive_lines(fits: Sequence[check_archives.Fit]) -> list[str]:
@@ -239,7 +247,7 @@ def _declaration_remarks(path: Path, kernel: Declaration, arch: Arch) -> Iterato
 
 def _archive(path: Path, kernels: Mapping[str, FoundKernel]) -> Iterator[Finding]:
     """Check one archive of cubins, as `make wheel` does before it packs the archive."""
-    fit = check_archives.fit(path, path.parent.parent, kernels)
+    fit = check_archives.fit(path, path.parent.parent, kernels, RECORDED)
     undeclared = [name for name in fit.kernels if name not in kernels and "." not in name]
     again = f"compile it again (aot-tune compile --arch {path.parent.name}{_module_options(kernels)})"
     for name in undeclared:

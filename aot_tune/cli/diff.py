@@ -11,8 +11,8 @@ from aot_tune.cli.changes import SIGNS, WORDS, Change, TableChanges, built_with_
 from aot_tune.cli.recorded import diff as recorded
 from aot_tune.cli.recorded.diff import RecordedDiff, diff_recorded
 from aot_tune.errors import UsageError
-from aot_tune.recorded.files import has_recorded_name, is_recorded_file, read_recorded
-from aot_tune.recorded.table import RecordedTable, name_of
+from aot_tune.replay.files import has_recorded_name, is_recorded_file, read_recorded
+from aot_tune.replay.table import RecordedTable, name_of
 from aot_tune.tables import store
 from aot_tune.tables.table import BySize, Entry, Table, entry_order, geometric_mean
 from aot_tune.values.arch import Arch

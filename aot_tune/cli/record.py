@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from aot_tune.record.program import Recording
-from aot_tune.record.recorder import Site
+from aot_tune.replay.record.program import Recording
+from aot_tune.replay.record.recorder import Site
 from aot_tune.values.text import aligned, counted
 
 

@@ -12,8 +12,8 @@ from aot_tune import environment
 from aot_tune.cubins.archive import FILE_NAME, Archive
 from aot_tune.declare.discovery import OWN_KERNELS, Broken, broken_point, find_tunables, module_names, warn_of
 from aot_tune.errors import AotTuneError, ArchiveError, StoreError, TableError, UsageError
-from aot_tune.recorded.files import has_recorded_name, read_recorded
-from aot_tune.recorded.table import RecordedTable
+from aot_tune.replay.files import has_recorded_name, read_recorded
+from aot_tune.replay.table import RecordedTable
 from aot_tune.serve.choose import loader
 from aot_tune.tables import store, writer
 from aot_tune.tables.table import Entry, Table, geometric_mean

@@ -13,19 +13,28 @@ from typing import Any
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.fingerprint.source import counts_by_name
 from aot_tune.nvidia import cutile
-from aot_tune.recorded.table import name_of
 
 _PLAIN = (bool, int, float, str, type(None))
 _ABSENT = object()
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 
 
+FIND_DECLARED = "aot_tune.declare.discovery:declared_kernel"
+"""What a compiling process calls to find a declaration's kernel."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class KernelCode:
-    """A kernel and how its code is told from other code, whether a declaration names it or a record."""
+    """A kernel's code: its name in archives, its hash, and how a compiling process finds it."""
 
     name: str
-    """Its name: that of its section in an archive."""
+    """The name of its section in an archive."""
+
+    module: str = ""
+    """The module that a compiling process imports; empty where the kernel is only launched."""
+
+    finder: str = FIND_DECLARED
+    """What a compiling process calls to find the kernel, in the form ``module:function``."""
 
     kernel: Any
     """The ``@ct.kernel``; the first of several, whose name is that of each in its cubin."""
@@ -43,8 +52,13 @@ class KernelCode:
         return max(named or kernels[:1], key=lambda one: len(cutile.symbol_of(one)))
 
 
-def declared_code(tunable: Declaration) -> KernelCode:
-    """The code of a declaration's kernels."""
+def declared_code(tunable: Declaration, module: str = "") -> KernelCode:
+    """The code of a declaration's kernels.
+
+    Args:
+        tunable: The declaration.
+        module: The module that declares it; empty where nothing is compiled.
+    """
 
     def source_hash() -> str:
         from aot_tune.declare.fingerprint.hashing import source_hash
@@ -52,23 +66,9 @@ def declared_code(tunable: Declaration) -> KernelCode:
         return source_hash(tunable)
 
     first, *others = tunable.kernels.values()
-    return KernelCode(name=tunable.name, kernel=first, others=tuple(others), source_hash=source_hash)
-
-
-def recorded_code(kernel: Any) -> KernelCode:
-    """The code of a kernel that no declaration names.
-
-    Its own hints do not count: libraries replace them, and a cubin is found by those that a launch has.
-    """
-
-    def source_hash() -> str:
-        from aot_tune.declare.fingerprint.hashing import function_hash
-
-        return function_hash(kernel)
-
-    function = cutile.python_function(kernel)
-    name = name_of(function.__module__, function.__qualname__)
-    return KernelCode(name=name, kernel=kernel, source_hash=source_hash)
+    return KernelCode(
+        name=tunable.name, module=module, kernel=first, others=tuple(others), source_hash=source_hash
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from typing import Any
 
 from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import AotTuneError, DeclarationError, EntryPointWarning, UsageError
@@ -172,6 +173,20 @@ def load(module: str, name: str) -> Declaration:
             f"module {module} declares no kernel {name!r}; it has {' '.join(sorted(here)) or 'none'}"
         )
     return here[name]
+
+
+def declared_kernel(module: str, name: str, kernel: str | None) -> Any:
+    """Import a kernel of a declaration.
+
+    Args:
+        module: The module that declares it.
+        name: The declaration's name.
+        kernel: The name that configs call the kernel, where the declaration has several.
+
+    Raises:
+        UsageError: The module cannot be imported or has no such declaration.
+    """
+    return load(module, name).kernels[kernel]
 
 
 def installed_modules() -> list[str]:

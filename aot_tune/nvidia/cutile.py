@@ -204,7 +204,7 @@ def constant_parameters(kernel: Any) -> tuple[str, ...]:
     return tuple(name for name, node in parameters(kernel) if getattr(node, "constant", False))
 
 
-def with_hints(kernel: Any, hints: Mapping[str, int], cubins: CubinSource | None = None) -> Any:
+def with_hints(kernel: Any, hints: Mapping[str, int | None], cubins: CubinSource | None = None) -> Any:
     """Make a kernel with these hints and an empty JIT cache of its own. Takes 52 to 65 us.
 
     Where `cubins` is given and heeded, a function with a true global `UNCHECKED` cannot make the kernel load
@@ -215,7 +215,7 @@ def with_hints(kernel: Any, hints: Mapping[str, int], cubins: CubinSource | None
 
     Args:
         kernel: A ``@ct.kernel``.
-        hints: The hints that ``replace_hints`` takes.
+        hints: The hints that ``replace_hints`` takes; None takes one of the decorator's away.
         cubins: Called before each compilation; ignored on a cuda-tile release that was not tested.
     """
     hinted = kernel.replace_hints(**hints)
@@ -575,7 +575,7 @@ def limit_samples(most: int) -> None:
 
 def compile_cubin(
     kernel: Any,
-    hints: Mapping[str, int | None],
+    hints: Mapping[str, int],
     signature: str,
     arch: Arch,
     *,
@@ -589,7 +589,7 @@ def compile_cubin(
 
     Args:
         kernel: A ``@ct.kernel``.
-        hints: The compiler hints; None takes one of the decorator's away.
+        hints: The compiler hints, beside those of the decorator.
         signature: A signature that `signature_of` returned.
         arch: The arch to compile for.
         timeout_s: The longest time that the compiler may run, seconds.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from aot_tune.errors import LaunchError, UsageError
 from aot_tune.nvidia import cutile
 from aot_tune.serve.launch.checks import unfit
 from aot_tune.serve.launch.dispatch import Dispatcher, Machine, dispatcher_of
-from aot_tune.serve.rank import priming, set_primed
+from aot_tune.serve.rank import is_replaying, priming, set_primed
 from aot_tune.serve.runtime import Runtime, runtime
 from aot_tune.serve.workspace import for_all_posed
 from aot_tune.values.config import Config
@@ -223,7 +222,7 @@ def _checked(
             raise UsageError(
                 f"problems names the kernel {name!r}; the declarations given are {' '.join(names) or 'none'}"
             )
-    if not tunables and not _is_replaying():
+    if not tunables and not is_replaying():
         raise UsageError(
             "prime was given no declaration; pass one such as aot_tune.kernels.matmul_tunable, or call "
             "aot_tune.install() before where all kernels are recorded"
@@ -234,12 +233,6 @@ def _checked(
     if here.capturing():
         raise LaunchError("prime was called during graph capture; call it before the capture begins")
     return number
-
-
-def _is_replaying() -> bool:
-    """Whether searches of libraries are answered here: ours is in the place of cuTile's, or was imported."""
-    search = getattr(sys.modules.get("cuda.tile.tune"), "exhaustive_search", None)
-    return cutile.stands_in(search) or "aot_tune.serve.replay.door" in sys.modules
 
 
 def _index(device: Any, here: Runtime) -> int:

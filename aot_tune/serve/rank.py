@@ -81,6 +81,19 @@ def priming() -> Iterator[None]:
         _priming.pop()
 
 
+_replaying: list[bool] = []
+
+
+def is_replaying() -> bool:
+    """Whether searches of libraries are answered in this process, whose kernels no declaration names."""
+    return bool(_replaying)
+
+
+def set_replaying(replaying: bool) -> None:
+    """Set whether searches of libraries are answered in this process; a forked child inherits this."""
+    _replaying[:] = [True] if replaying else []
+
+
 def may_compile() -> bool:
     """Whether code may be compiled: not after `aot_tune.prime` where AOT_TUNE_ON_MISS is ``error``."""
     return not is_primed() or bool(_priming) or environment.on_miss() != "error"

@@ -24,8 +24,8 @@ from aot_tune.cli.app import app
 from aot_tune.declare import discovery, selection
 from aot_tune.errors import TuneError
 from aot_tune.nvidia.nvml import Gpu
-from aot_tune.record import program as recorded
-from aot_tune.serve.replay import program as replayed
+from aot_tune.replay.answer import program as replayed
+from aot_tune.replay.record import program as recorded
 from aot_tune.tuner.sweep import run as sweep
 from aot_tune.tuner.sweep.progress import PlainProgress, Progress
 from aot_tune.tuner.sweep.report import SweepReport, SweepRequest, SweptKernel

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 import aot_tune
 from aot_tune.cli.app import app
 from aot_tune.cli.seconds import COLUMNS
-from aot_tune.record.journal import SearchJournal
+from aot_tune.replay.record.journal import SearchJournal
 from aot_tune.tuner.compile.job import CompileFailure
 from aot_tune.tuner.outcome import Failure, Measurement
 from aot_tune.tuner.sweep.journal import Journal

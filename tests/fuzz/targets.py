@@ -22,8 +22,8 @@ from aot_tune.cubins.archive import HEADER, MAGIC, SCHEMA, Archive
 from aot_tune.cubins.origin import Origin
 from aot_tune.cubins.pack import KernelCubins, pack
 from aot_tune.errors import ArchiveError, TableError, TuneError
-from aot_tune.recorded import document
-from aot_tune.recorded.nearest import ANY, distance, larger
+from aot_tune.replay import document
+from aot_tune.replay.nearest import ANY, distance, larger
 from aot_tune.serve.choose.resolve import Legality, resolve
 from aot_tune.serve.launch.messages import passed_over_message
 from aot_tune.serve.search.cache import UserCache

@@ -220,7 +220,7 @@ def test_problems_that_no_call_poses_are_refused(
 def test_what_is_no_declaration_is_refused(tuned: Tunable, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="prime takes declarations"):
         aot_tune.prime(tensors)  # type: ignore[arg-type]
-    monkeypatch.setattr(priming, "_is_replaying", lambda: False)
+    monkeypatch.setattr(priming, "is_replaying", lambda: False)
     with pytest.raises(UsageError, match=r"no declaration.*or call aot_tune.install\(\) before"):
         aot_tune.prime()
     assert not rank.is_primed()

@@ -78,7 +78,7 @@ def noted(library: str) -> list[dict[str, Any]]:
     def noted(stream: Any, grid: Any, kernel: Any, args: Any) -> None:
         launch(stream, grid, kernel, args)
         caller: Any = sys._getframe(1)
-        if caller.f_globals.get("__name__") == "aot_tune.record.launches":
+        if caller.f_globals.get("__name__") == "aot_tune.replay.record.launches":
             caller = caller.f_back  # recording looks at launches
         if str(caller.f_globals.get("__name__")).startswith(f"{library}."):
             last = DRIVER.launches[-1]

@@ -11,9 +11,9 @@ import torch
 
 from aot_tune.declare.fingerprint.hashing import kernel_hash
 from aot_tune.nvidia import cutile
-from aot_tune.recorded.problem import read_problem
-from aot_tune.recorded.spelling import space_hash, spelled, texts_of
-from aot_tune.recorded.table import Library, RecordedEntry, RecordedTable, name_of
+from aot_tune.replay.problem import read_problem
+from aot_tune.replay.spelling import space_hash, spelled, texts_of
+from aot_tune.replay.table import Library, RecordedEntry, RecordedTable, name_of
 from aot_tune.values.arch import Arch
 from tests.support import recorded_tables, tuned_once
 from tests.support.tuned_once import SPACE, hints_of, scale_kernel

@@ -6,9 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from aot_tune.recorded.document import dump
-from aot_tune.recorded.problem import Array, Fixed, Problem, Real, Varying, Whole
-from aot_tune.recorded.table import Library, RecordedEntry, RecordedTable, file_name
+from aot_tune.replay.document import dump
+from aot_tune.replay.problem import Array, Fixed, Problem, Real, Varying, Whole
+from aot_tune.replay.table import Library, RecordedEntry, RecordedTable, file_name
 from aot_tune.tables.table import BuiltWith
 from aot_tune.values.arch import Arch
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aot_tune.errors import StoreError, TableError, UsageError
-from aot_tune.recorded.document import dump, parse
-from aot_tune.recorded.files import right_place_of
-from aot_tune.recorded.fit import hash_now, kernel_of, misfit, other_library, why_local
-from aot_tune.recorded.table import RecordedTable, name_of
+from aot_tune.replay.document import dump, parse
+from aot_tune.replay.files import right_place_of
+from aot_tune.replay.fit import hash_now, kernel_of, misfit, other_library, why_local
+from aot_tune.replay.table import RecordedTable, name_of
 from aot_tune.tables import files
 
 

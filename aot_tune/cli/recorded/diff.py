@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from aot_tune.cli.changes import SIGNS, Change, TableChanges, built_with_remarks, kind_of
 from aot_tune.cli.recorded.show import library_in_words
-from aot_tune.recorded.problem import Problem
-from aot_tune.recorded.table import RecordedEntry, RecordedTable, name_of
-from aot_tune.recorded.words import config_in_words, problem_in_words
+from aot_tune.replay.problem import Problem
+from aot_tune.replay.table import RecordedEntry, RecordedTable, name_of
+from aot_tune.replay.words import config_in_words, problem_in_words
 from aot_tune.tables.table import geometric_mean
 from aot_tune.values.text import aligned
 

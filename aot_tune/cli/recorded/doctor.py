@@ -10,12 +10,12 @@ from aot_tune import environment
 from aot_tune.cli.recorded import find
 from aot_tune.cli.recorded.show import entry_row, summary
 from aot_tune.cubins.archive import FILE_NAME, Archive, Section
-from aot_tune.cubins.origin import difference, recorded_code
+from aot_tune.cubins.origin import difference
 from aot_tune.errors import AotTuneError, StoreError
-from aot_tune.recorded.files import listed_recorded, read_recorded, right_place_of
-from aot_tune.recorded.fit import hash_now, is_local, kernel_of, misfit, other_library
-from aot_tune.recorded.nearest import NEAR
-from aot_tune.recorded.table import RecordedTable, name_of
+from aot_tune.replay.files import listed_recorded, read_recorded, right_place_of
+from aot_tune.replay.fit import hash_now, is_local, kernel_of, misfit, other_library, recorded_code
+from aot_tune.replay.nearest import NEAR
+from aot_tune.replay.table import RecordedTable, name_of
 from aot_tune.values.arch import Arch
 from aot_tune.values.text import aligned
 

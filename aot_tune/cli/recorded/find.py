@@ -11,7 +11,7 @@ from aot_tune.cli.show import named_folders, package_folders
 from aot_tune.declare import discovery
 from aot_tune.declare.discovery import FoundKernel, Survey, module_names
 from aot_tune.errors import ArchError, StoreError, UsageError
-from aot_tune.recorded.files import listed_recorded
+from aot_tune.replay.files import listed_recorded
 from aot_tune.tables import store
 from aot_tune.values.arch import Arch
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from aot_tune.recorded.document import dump
-from aot_tune.recorded.table import Launched, Library, RecordedEntry, RecordedTable, name_of
-from aot_tune.recorded.words import config_in_words, problem_in_words
+from aot_tune.replay.document import dump
+from aot_tune.replay.table import Launched, Library, RecordedEntry, RecordedTable, name_of
+from aot_tune.replay.words import config_in_words, problem_in_words
 from aot_tune.tables.table import geometric_mean
 from aot_tune.values.text import aligned, counted
 

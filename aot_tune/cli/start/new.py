@@ -17,7 +17,7 @@ from aot_tune.declare import discovery
 from aot_tune.declare.kernel_source.walk import facts_of
 from aot_tune.errors import StoreError, UsageError
 from aot_tune.nvidia import cutile
-from aot_tune.recorded.table import name_of as recorded_name
+from aot_tune.replay.table import name_of as recorded_name
 from aot_tune.tables.store import folder_of_package
 
 

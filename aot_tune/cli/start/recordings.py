@@ -12,10 +12,10 @@ from aot_tune.declare.kernel_source.layout import SizeAxis
 from aot_tune.errors import AotTuneError, CutileError
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.signature import constants_of
-from aot_tune.recorded.files import listed_recorded, read_recorded, right_place_of
-from aot_tune.recorded.fit import hash_now, misfit
-from aot_tune.recorded.problem import Array, Items, Varying
-from aot_tune.recorded.table import RecordedEntry, RecordedTable, file_name
+from aot_tune.replay.files import listed_recorded, read_recorded, right_place_of
+from aot_tune.replay.fit import hash_now, misfit
+from aot_tune.replay.problem import Array, Items, Varying
+from aot_tune.replay.table import RecordedEntry, RecordedTable, file_name
 from aot_tune.values.config import HINTS, Config
 from aot_tune.values.text import counted
 

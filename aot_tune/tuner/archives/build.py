@@ -6,27 +6,25 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from aot_tune import environment
 from aot_tune.cubins.archive import FILE_NAME, Archive, Section
-from aot_tune.cubins.origin import KernelCode, declared_code, file_digest, recorded_code
+from aot_tune.cubins.origin import KernelCode, declared_code, file_digest
 from aot_tune.cubins.origin_walk import origin_of
 from aot_tune.cubins.pack import KernelCubins, pack
 from aot_tune.declare.checks import declaration_problems, declaration_remarks, first_arch
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.discovery import FoundKernel
-from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.errors import ArchiveError, DeclarationError, TableError, TuneError
 from aot_tune.nvidia import cutile
-from aot_tune.recorded.fit import why_local
 from aot_tune.tables import files, store
 from aot_tune.tables.table import Table
-from aot_tune.tuner.archives.recorded import RecordedKernel, recorded_kernel
 from aot_tune.tuner.archives.report import ArchivedKernel, ArchiveReport, CubinRequest
 from aot_tune.tuner.archives.signatures import Compilation, compilations
+from aot_tune.tuner.archives.tabled import TabledKernel
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, CompileResult
 from aot_tune.tuner.compile.pool import CompilePool, usable_cores
 from aot_tune.tuner.plan.candidates import NO_COMPILER, DeviceKernel
@@ -57,20 +55,23 @@ class _Wanted:
     jobs: Mapping[Compilation, CompileJob]
 
 
-def build(request: CubinRequest, say: Callable[[str], None]) -> tuple[ArchiveReport, ...]:
+def build(
+    request: CubinRequest, say: Callable[[str], None], others: Iterable[TabledKernel] = ()
+) -> tuple[ArchiveReport, ...]:
     """Compile the missing cubins and write the archives, each whole or not at all.
 
     Args:
         request: What to compile.
         say: Receives progress, a line at a time.
+        others: Kernels that no declaration names, with what their tables ask for.
 
     Returns:
         One report for each archive, by arch and then by folder.
 
     Raises:
         TuneError: Nothing can be compiled here.
-        TableError: A kernel's table, declared or recorded, cannot be read or used, so that its archive would
-            lack cubins that it needs.
+        TableError: A kernel's table cannot be read or used, so that its archive would lack cubins that it
+            needs.
         StoreError: A folder cannot be written.
         DeclarationError: A declaration has a mistake.
     """
@@ -80,14 +81,14 @@ def build(request: CubinRequest, say: Callable[[str], None]) -> tuple[ArchiveRep
             raise DeclarationError("\n".join(mistakes))
         for remark in declaration_remarks(found.tunable, arch):
             say(f"remark: {remark}")
-    wanted: list[_Wanted] = []
+    tabled: list[TabledKernel] = []
     for arch in request.archs:
         for found in request.kernels:
             if _has_space(found.tunable, arch):
-                wanted += _wanted(request, found, arch)
+                tabled += _declared(request, found, arch)
             else:
                 say(f"{found.tunable.name}: no search space on {arch}; nothing is compiled for it there")
-    wanted += _recorded(request, say)
+    wanted = list(_wanted(request, [*tabled, *others]))
     for one in wanted:
         files.check_writable(one.folder / str(one.arch))
     results = _compiled(request, [job for one in wanted for job in one.jobs.values()], say)
@@ -102,16 +103,15 @@ def _has_space(tunable: Declaration, arch: Arch) -> bool:
         return False
 
 
-def _wanted(request: CubinRequest, found: FoundKernel, arch: Arch) -> Iterator[_Wanted]:
-    """The jobs of a kernel's tables, each table's in an archive beside it: who reads the one finds the other.
+def _declared(request: CubinRequest, found: FoundKernel, arch: Arch) -> Iterator[TabledKernel]:
+    """A declaration's tables by folder. What they ask for is in an archive beside them.
 
     So what a folder of AOT_TUNE_TABLES predicts never gets into the archive that the package ships. That one
     has the defaults alone where there is no table.
     """
     kernel = DeviceKernel(found, arch)
     own = store.package_folder(found.tunable)
-    source = source_hash(found.tunable)
-    code = declared_code(found.tunable)
+    code = declared_code(found.tunable, found.module)
     named = [folder for folder in environment.table_folders() if folder.resolve() != own.resolve()]
     own_is_named = len(named) < len(environment.table_folders())
     tables: dict[Path, list[Table]] = {request.out or own: []}
@@ -122,8 +122,7 @@ def _wanted(request: CubinRequest, found: FoundKernel, arch: Arch) -> Iterator[_
         if table is not None:
             tables.setdefault(request.out or folder, []).append(table)
     for folder, those in tables.items():
-        jobs = {one: _job(kernel, one, source) for one in compilations(kernel, those)}
-        yield _Wanted(code=code, arch=arch, folder=folder, jobs=jobs)
+        yield TabledKernel(code=code, arch=arch, folder=folder, compilations=compilations(kernel, those))
 
 
 def _check_measured(path: Path, table: Table) -> None:
@@ -141,24 +140,20 @@ def _check_measured(path: Path, table: Table) -> None:
         )
 
 
-def _recorded(request: CubinRequest, say: Callable[[str], None]) -> Iterator[_Wanted]:
-    """The jobs of recorded tables. An archive lies beside its table: who reads the one finds the other."""
-    jobs: dict[tuple[Arch, Path, str], dict[Compilation, CompileJob]] = {}
+def _wanted(request: CubinRequest, tabled: Sequence[TabledKernel]) -> Iterator[_Wanted]:
+    """The jobs of each kernel for each archive: beside its tables, unless the request names a folder."""
+    if tabled and cutile.compiler_version() is None:
+        raise TuneError(NO_COMPILER)
+    asked: dict[tuple[Arch, Path, str], dict[Compilation, None]] = {}
     codes: dict[str, KernelCode] = {}
-    for path in request.recorded:
-        if path.parent.name not in map(str, request.archs):
-            continue
-        if cutile.compiler_version() is None:
-            raise TuneError(NO_COMPILER)
-        one = recorded_kernel(path)
-        if one.kernel is None:
-            say(f"{path}: {why_local(one.table)}; nothing is compiled")
-            continue
-        codes.setdefault(one.name, recorded_code(one.kernel))
-        same = jobs.setdefault((one.table.arch, request.out or one.folder, one.name), {})
-        same |= {compilation: _recorded_job(one, compilation) for compilation in one.compilations}
-    for (arch, folder, name), each in jobs.items():
-        yield _Wanted(code=codes[name], arch=arch, folder=folder, jobs=each)
+    for one in tabled:
+        codes.setdefault(one.code.name, one.code)
+        place = (one.arch, request.out or one.folder, one.code.name)
+        asked.setdefault(place, {}).update(dict.fromkeys(one.compilations))
+    sources = {name: f"{code.finder} {code.source_hash()}" for name, code in codes.items()}
+    for (arch, folder, name), those in asked.items():
+        jobs = {one: _job(codes[name], sources[name], arch, one) for one in those}
+        yield _Wanted(code=codes[name], arch=arch, folder=folder, jobs=jobs)
 
 
 def table_of(folder: Path, arch: Arch, tunable: Declaration) -> Table | None:
@@ -184,37 +179,21 @@ def table_of(folder: Path, arch: Arch, tunable: Declaration) -> Table | None:
     return table
 
 
-def _job(kernel: DeviceKernel, one: Compilation, source: str) -> CompileJob:
-    symbol = cutile.symbol_of(declared_code(kernel.tunable).kernel)
-    return CompileJob(
-        key=_key(source, kernel.arch, symbol, one),
-        module=kernel.found.module,
-        name=kernel.tunable.name,
-        kernel=one.kernel,
-        signature=one.signature,
-        hints=dict(one.hints),
-        arch=kernel.arch,
-        symbol=symbol,
-    )
-
-
-def _recorded_job(recorded: RecordedKernel, one: Compilation) -> CompileJob:
-    symbol = cutile.symbol_of(recorded.kernel)
-    return CompileJob(
-        key=_key(f"recorded {recorded.table.source_hash}", recorded.table.arch, symbol, one),
-        module=recorded.table.module,
-        name=recorded.table.kernel,
-        recorded=True,
-        signature=one.signature,
-        hints=dict(one.hints),
-        arch=recorded.table.arch,
-        symbol=symbol,
-    )
-
-
-def _key(source: str, arch: Arch, symbol: str, one: Compilation) -> str:
+def _job(code: KernelCode, source: str, arch: Arch, one: Compilation) -> CompileJob:
+    symbol = cutile.symbol_of(code.kernel)
     parts = [source, cutile.version(), cutile.compiler_version(), str(arch), symbol]
-    return hashlib.sha256(json.dumps([*parts, one.signature, one.hints]).encode()).hexdigest()
+    key = hashlib.sha256(json.dumps([*parts, one.signature, one.hints]).encode()).hexdigest()
+    return CompileJob(
+        key=key,
+        module=code.module,
+        name=code.name,
+        kernel=one.kernel,
+        finder=code.finder,
+        signature=one.signature,
+        hints=dict(one.hints),
+        arch=arch,
+        symbol=symbol,
+    )
 
 
 # Compiling --------------------------------------------------------------------------------------------------

@@ -7,21 +7,19 @@ first to notice would be a server that has no compiler.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from aot_tune.cubins.archive import FILE_NAME, Archive, Section
-from aot_tune.cubins.origin import declared_code, difference, recorded_code
+from aot_tune.cubins.origin import declared_code, difference
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import AotTuneError
-from aot_tune.recorded.files import has_recorded_name
-from aot_tune.recorded.fit import why_local
 from aot_tune.tuner.archives.build import table_of
-from aot_tune.tuner.archives.recorded import recorded_kernel
 from aot_tune.tuner.archives.signatures import compilations
+from aot_tune.tuner.archives.tabled import OtherTables, TabledKernel
 from aot_tune.tuner.plan.candidates import DeviceKernel
+from aot_tune.values.arch import Arch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,43 +36,53 @@ class Fit:
     """The kernels that the archive has cubins of."""
 
     missing: tuple[str, ...]
-    """The declared and recorded kernels that it has no cubins of; their first launch compiles."""
+    """The kernels with tables that it has no cubins of; their first launch compiles."""
 
     faults: tuple[str, ...]
     """Why the archive does not fit, one line for each reason; empty when it fits."""
 
 
-def check(folder: Path, kernels: Mapping[str, FoundKernel]) -> Iterator[Fit]:
+def check(
+    folder: Path, kernels: Mapping[str, FoundKernel], others: OtherTables | None = None
+) -> Iterator[Fit]:
     """Check every archive below a folder of tables, and every other file that a wheel would pack as one.
 
     Args:
         folder: The folder of tables, ``tuned_configs``; it need not exist.
         kernels: The declarations whose tables are in that folder.
+        others: Reads the tables of kernels that no declaration names.
     """
     for path in sorted(folder.rglob(f"*{Path(FILE_NAME).suffix}")):
-        yield fit(path, folder, kernels)
+        yield fit(path, folder, kernels, others)
 
 
-def fit(path: Path, folder: Path, kernels: Mapping[str, FoundKernel]) -> Fit:
+def fit(
+    path: Path, folder: Path, kernels: Mapping[str, FoundKernel], others: OtherTables | None = None
+) -> Fit:
     """Check one archive against the tables of a folder. This needs neither a compiler nor a GPU.
 
     Args:
         path: The archive.
         folder: The folder of tables that the archive must fit.
         kernels: The declarations whose tables are in that folder.
+        others: Reads the tables of kernels that no declaration names.
     """
     held: tuple[str, ...] = ()
-    recorded: list[str] = []
+    undeclared: Sequence[str] = ()
     faults: list[str] = []
     try:
         archive = Archive(path)
-        beside = sorted((folder / str(archive.arch)).glob("*.json"))
-        recorded = [one.stem for one in beside if has_recorded_name(one)]
+        undeclared = others.names(folder / str(archive.arch)) if others is not None else ()
         if path != folder / str(archive.arch) / FILE_NAME:
             faults.append(f"an archive of {archive.arch} belongs in {archive.arch}/{FILE_NAME}")
         held = archive.kernels
         for name in held:
-            fault = _fault(archive, name, kernels.get(name), folder)
+            if name in kernels:
+                fault = _fault(archive, _declared(kernels[name], archive.arch, folder))
+            elif others is not None and name in undeclared:
+                fault = _fault(archive, others.read(folder / str(archive.arch), name))
+            else:
+                fault = f"no such kernel is {'recorded' if '.' in name else 'declared'}"
             faults += [f"{name}: {fault}"] if fault else []
     except AotTuneError as error:
         faults.append(str(error))
@@ -82,32 +90,27 @@ def fit(path: Path, folder: Path, kernels: Mapping[str, FoundKernel]) -> Fit:
         path=path,
         bytes=path.lstat().st_size,
         kernels=held,
-        missing=tuple(name for name in (*kernels, *recorded) if name not in held),
+        missing=tuple(name for name in (*kernels, *undeclared) if name not in held),
         faults=tuple(faults),
     )
 
 
-def _fault(archive: Archive, name: str, found: FoundKernel | None, folder: Path) -> str | None:
+def _declared(found: FoundKernel, arch: Arch, folder: Path) -> TabledKernel:
+    table = table_of(folder, arch, found.tunable)
+    asked = compilations(DeviceKernel(found, arch), [table] if table else [])
+    return TabledKernel(code=declared_code(found.tunable), arch=arch, folder=folder, compilations=asked)
+
+
+def _fault(archive: Archive, asked: TabledKernel | str) -> str | None:
     """Why one kernel's cubins do not fit; None when they do."""
-    section = archive.section(name)
+    if isinstance(asked, str):
+        return asked
+    section = archive.section(asked.code.name)
     assert section is not None
-    table = folder / str(archive.arch) / f"{name}.json"
-    if found is None and has_recorded_name(table) and os.path.lexists(table):
-        recorded = recorded_kernel(table)
-        if recorded.kernel is None:
-            return why_local(recorded.table)
-        code, asked = recorded_code(recorded.kernel), recorded.compilations
-    elif found is None:
-        kind = "recorded" if "." in name else "declared"
-        return f"no such kernel is {kind}"
-    else:
-        code = declared_code(found.tunable)
-        declared = table_of(folder, archive.arch, found.tunable)
-        asked = compilations(DeviceKernel(found, archive.arch), [declared] if declared else [])
-    changed = difference(code, section.origin)
+    changed = difference(asked.code, section.origin)
     if changed is not None:
         return changed
-    wanted = {(one.hints, one.signature) for one in asked}
+    wanted = {(one.hints, one.signature) for one in asked.compilations}
     lacking = len(wanted - set(section.keys))
     if lacking:
         return f"{lacking} of the {len(wanted)} signatures that its table asks for have no cubin"

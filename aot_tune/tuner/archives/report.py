@@ -24,9 +24,6 @@ class CubinRequest:
     archs: tuple[Arch, ...]
     """The targets."""
 
-    recorded: tuple[Path, ...] = ()
-    """The files of recorded tables; those of other archs are left out."""
-
     only_these: bool = False
     """Whether kernels were named, so that an archive's other kernels are kept."""
 
@@ -35,8 +32,7 @@ class CubinRequest:
     modules."""
 
     out: Path | None = None
-    """Folder to write ``<arch>/cubins.aot`` to; None for each package's folder of tables, or that of a
-    recorded table."""
+    """Folder to write ``<arch>/cubins.aot`` to; None for the folder of each kernel's tables."""
 
     jobs: int | None = None
     """Number of compiling processes; None for one a usable core."""

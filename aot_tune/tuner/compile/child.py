@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
-from aot_tune.declare.discovery import load
 from aot_tune.nvidia import cubin, cutile
 from aot_tune.nvidia.sass import inner_loop
-from aot_tune.recorded.fit import kernel_of
-from aot_tune.tuner.compile.job import Compiled, CompileJob, keep
+from aot_tune.tuner.compile.job import Compiled, CompileJob, Finder, keep
 
 _NICENESS = 10
 """What is added to the niceness of a process that gives way: of a core that another wants it gets a tenth,
@@ -45,16 +44,11 @@ class Compiler:
             StoreError: The cubin cannot be written.
             UsageError: The module that the job names does not have the kernel.
         """
-        hints: dict[str, int | None] = dict(job.hints)
-        if job.recorded:
-            kernel = kernel_of(job.module, job.name)
-            hints = {**dict.fromkeys(cutile.default_hints(kernel)), **hints}
-        else:
-            kernel = load(job.module, job.name).kernels[job.kernel]
+        kernel = _finder(job.finder)(job.module, job.name, job.kernel)
         self._report("compiling")  # the import is over: from here on the job is to blame for slowness
         begun = time.monotonic()
         data = cutile.compile_cubin(
-            kernel, hints, job.signature, job.arch, timeout_s=self._timeout_s, symbol=job.symbol
+            kernel, job.hints, job.signature, job.arch, timeout_s=self._timeout_s, symbol=job.symbol
         )
         result = Compiled(
             key=job.key,
@@ -66,3 +60,9 @@ class Compiler:
             cached=False,
         )
         keep(self._folder, result, data)
+
+
+def _finder(place: str) -> Finder:
+    module, _, function = place.partition(":")
+    found: Finder = getattr(import_module(module), function)
+    return found

@@ -5,15 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from aot_tune.cubins.origin import FIND_DECLARED
 from aot_tune.nvidia.cubin import Resources
 from aot_tune.nvidia.sass import Loop
 from aot_tune.tables import files
 from aot_tune.tuner.process.codec import message
 from aot_tune.values.arch import Arch
+
+Finder = Callable[[str, str, str | None], Any]
+"""Finds a kernel again by `CompileJob.module`, `CompileJob.name` and `CompileJob.kernel`."""
 
 
 @message
@@ -25,10 +30,10 @@ class CompileJob:
     """Digest of everything that the cubin depends on; also the name of its file."""
 
     module: str
-    """The module that declares the kernel, or that of a recorded kernel's function."""
+    """The module that a child process imports to find the kernel."""
 
     name: str
-    """The kernel's declared name, or the qualified name of a recorded kernel's function."""
+    """The kernel's name: that of its declaration, and of its section in an archive."""
 
     signature: str
     """The compiler's assumptions about the arguments, constants included (`cutile.signature_of`)."""
@@ -45,8 +50,8 @@ class CompileJob:
     kernel: str | None = None
     """The name that configs call the kernel, where the declaration has several."""
 
-    recorded: bool = False
-    """Whether the kernel was recorded and not declared; it then has these hints and no other."""
+    finder: str = FIND_DECLARED
+    """What a child process calls to find the kernel, in the form ``module:function``: see `Finder`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from aot_tune.cli.app import app
 from aot_tune.cli.check import check
-from aot_tune.recorded.table import Library
+from aot_tune.replay.table import Library
 from aot_tune.values.arch import Arch
 from tests.support import recorded_launches
 from tests.support.recorded_launches import NAME, table

@@ -10,7 +10,7 @@ import pytest
 from aot_tune.cli.diff import diff_data, diff_lines, diff_paths
 from aot_tune.cli.recorded.diff import diff_recorded
 from aot_tune.errors import UsageError
-from aot_tune.recorded.table import Library
+from aot_tune.replay.table import Library
 from tests.support.recorded_tables import TABLE, entry, problem, with_entries, write
 from tests.support.samples import scale_table
 from tests.support.samples import write as write_declared

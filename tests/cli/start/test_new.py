@@ -22,9 +22,9 @@ from aot_tune.cli.start.text import name_of
 from aot_tune.declare.blanks import blank_mistakes, blanks_of
 from aot_tune.declare.checks import declaration_problems
 from aot_tune.nvidia import cutile
-from aot_tune.recorded.fit import hash_now
-from aot_tune.recorded.problem import Array, Fixed, read_problem
-from aot_tune.recorded.table import Library, RecordedEntry, RecordedTable
+from aot_tune.replay.fit import hash_now
+from aot_tune.replay.problem import Array, Fixed, read_problem
+from aot_tune.replay.table import Library, RecordedEntry, RecordedTable
 from aot_tune.tunable import Tunable
 from aot_tune.tuner.measure.worker.verify import Case
 from aot_tune.values.config import Config

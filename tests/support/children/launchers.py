@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from aot_tune.recorded.fit import hash_now, kernel_of
+from aot_tune.replay.fit import hash_now, kernel_of
 
 
 class Launcher:

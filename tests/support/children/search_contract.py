@@ -19,9 +19,9 @@ from tests.support.driver import FakeTensor
 driver.install()
 
 from aot_tune.nvidia import cutile  # noqa: E402
+from aot_tune.replay.answer.door import exhaustive_search as ours  # noqa: E402
+from aot_tune.replay.answer.install import install, uninstall  # noqa: E402
 from aot_tune.serve import runtime  # noqa: E402
-from aot_tune.serve.replay.door import exhaustive_search as ours  # noqa: E402
-from aot_tune.serve.replay.install import install, uninstall  # noqa: E402
 from tests.support.tuned_once import SPACE, hints_of, scale_kernel  # noqa: E402
 
 X, OUT = FakeTensor((1024,)), FakeTensor((1024,))

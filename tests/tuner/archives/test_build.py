@@ -331,7 +331,9 @@ def declared(tmp_path: Path, cubins: Path, monkeypatch: pytest.MonkeyPatch) -> P
     monkeypatch.setattr(discovery, "find_tunables", lambda modules=(): {"scale": sample(tmp_path)})
     build_here = build_cubins.build
     monkeypatch.setattr(
-        build_cubins, "build", lambda asked, say: build_here(dataclasses.replace(asked, cubins=cubins), say)
+        build_cubins,
+        "build",
+        lambda asked, *rest: build_here(dataclasses.replace(asked, cubins=cubins), *rest),
     )
     return tmp_path
 
@@ -380,7 +382,7 @@ def test_what_does_not_compile_fails_the_verb(declared: Path, monkeypatch: pytes
 def test_a_signal_stops_it_and_says_how_to_go_on(
     number: signal.Signals, code: int, declared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build_until_stopped(asked: object, say: object) -> None:
+    def build_until_stopped(asked: object, say: object, others: object) -> None:
         os.kill(os.getpid(), number)
         raise AssertionError("the signal should have stopped this")
 

@@ -1,0 +1,70 @@
+"""Prebuilt cubins of recorded kernels: any launch loads them, whoever gave the kernel its hints.
+
+CuTile asks for code that is not loaded yet, so that later launches cost what they always did. A kernel of
+which nothing was recorded is left alone, but for one thing: after `aot_tune.prime` nothing is compiled where
+AOT_TUNE_ON_MISS is ``error``.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any
+
+from aot_tune.nvidia import cutile
+from aot_tune.replay.answer.records import folders_of, paths_of
+from aot_tune.replay.answer.searches import is_recording
+from aot_tune.replay.fit import recorded_code
+from aot_tune.replay.table import name_of
+from aot_tune.serve.kernels import Cubins, refuse_capture, refuse_compiling
+from aot_tune.serve.rank import may_compile, set_replaying
+from aot_tune.values.arch import Arch
+
+_cubins: weakref.WeakKeyDictionary[Any, Cubins] = weakref.WeakKeyDictionary()
+"""By kernel function: a library makes many kernels of one, with other hints."""
+
+
+def begin() -> None:
+    """Let launches of recorded kernels load cubins, from the folders that hold their tables."""
+    _cubins.clear()
+    cutile.let_kernels_ask(_source)
+    set_replaying(True)
+
+
+def end() -> None:
+    """Let cuTile compile as if nothing stood in between."""
+    cutile.let_kernels_ask(None)
+    set_replaying(False)
+    _cubins.clear()
+
+
+def _source(kernel: Any, arch: Arch) -> cutile.CubinSource | None:
+    """The source of a kernel's cubins; None where nothing was recorded of it, or while it is recorded."""
+    if is_recording():
+        return None  # what is measured is what this compiler makes
+    function = cutile.python_function(kernel)
+    name = name_of(function.__module__, function.__qualname__)
+    if not any(os.path.lexists(path) for path in paths_of(kernel, arch)):
+        if may_compile():
+            return None
+
+        def refused(signature: str, arch: Arch) -> cutile.Cubin | None:
+            refuse_compiling(name, signature, arch)
+            return None
+
+        return refused
+    cubins = _cubins.get(function)
+    if cubins is None:
+        # No lock: a fork could inherit it locked. Two threads may read; both take the first.
+        code, folders = recorded_code(kernel), folders_of(kernel)
+        cubins = _cubins.setdefault(function, Cubins(code, lambda: folders))
+    hints = tuple(cutile.hints_of(kernel, arch).items())
+
+    def found(signature: str, arch: Arch) -> cutile.Cubin | None:
+        refuse_capture(name, signature, arch, "one launch of these shapes")
+        cubin = cubins.find(hints, signature, arch)
+        if cubin is None:
+            refuse_compiling(name, signature, arch)
+        return cubin
+
+    return found

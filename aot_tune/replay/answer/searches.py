@@ -1,0 +1,258 @@
+"""Answer a library's ``exhaustive_search`` from what was recorded: the one door for authors and `install`.
+
+1. The same problem was recorded: its winner, with its recorded time.
+2. A near one was recorded (`aot_tune.replay.nearest`): its winner.
+3. Neither, which is a miss. AOT_TUNE_ON_MISS says what happens:
+
+   ====================================  ================  =======  =======  ======
+   the process                           search            nearest  default  error
+   ====================================  ================  =======  =======  ======
+   may search                            cuTile's search   nearest  first    raises
+   is a rank, captures, was primed,
+   or DISABLE_AUTOTUNE is set            nearest           nearest  first    raises
+   ====================================  ================  =======  =======  ======
+
+   *nearest* is the nearest recorded problem at any distance, and the first config where nothing comparable
+   was recorded; *first* is the first config of the search space. Both bring the mean that is known, and
+   infinity where none is.
+
+A search that cannot be told from others (a config of a type that cannot be spelled, an argument of an unknown
+kind, an empty space) goes to cuTile as if nothing stood in between, in a process that may search.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from aot_tune import environment
+from aot_tune.errors import MissError, MissWarning, NotRecordableError
+from aot_tune.nvidia import cutile
+from aot_tune.replay.answer.records import Found, KernelRecords
+from aot_tune.replay.document import arguments_json
+from aot_tune.replay.nearest import ANY, NEAR
+from aot_tune.replay.problem import read_problem
+from aot_tune.replay.spelling import space_hash, texts_of
+from aot_tune.replay.table import RecordedEntry
+from aot_tune.serve.missed import note
+from aot_tune.serve.rank import is_primed, is_rank
+from aot_tune.serve.runtime import runtime
+from aot_tune.serve.warn import warn
+from aot_tune.values.arch import Arch
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchCall:
+    """The arguments of one call of ``exhaustive_search``."""
+
+    space: Sequence[Any]
+    """The configs."""
+
+    stream: Any
+    """The stream, as the library passed it."""
+
+    grid_fn: Callable[[Any], tuple[int, ...]]
+    """Config -> grid."""
+
+    kernel: Any
+    """A kernel, or a function from a config to one."""
+
+    args_fn: Callable[[Any], tuple[Any, ...]]
+    """Config -> the kernel's arguments."""
+
+    hints_fn: Callable[[Any], Mapping[str, Any]] | None
+    """Config -> compiler hints."""
+
+    options: Mapping[str, Any]
+    """The keyword arguments, ``quiet`` and those of later releases, as they were passed."""
+
+    def kernel_of(self, config: Any) -> Any:
+        """The kernel for a config, without its hints."""
+        return self.kernel if cutile.is_kernel(self.kernel) else self.kernel(config)
+
+    def search(self) -> Any:
+        """Make cuTile's own search."""
+        return cutile.own_search()(
+            self.space, self.stream, self.grid_fn, self.kernel, self.args_fn, self.hints_fn, **self.options
+        )
+
+
+_recorder: list[Callable[[SearchCall], Any]] = []
+
+_records: weakref.WeakKeyDictionary[Any, dict[tuple[Arch, str], KernelRecords]] = weakref.WeakKeyDictionary()
+"""By kernel function, then arch and decorator's hints: libraries make kernel objects anew of one function."""
+
+_misses: dict[str, int] = {}
+"""The number of misses of each kernel."""
+
+
+def record_with(recorder: Callable[[SearchCall], Any] | None) -> None:
+    """Hand every search to a recorder; None ends that."""
+    _recorder[:] = [] if recorder is None else [recorder]
+
+
+def is_recording() -> bool:
+    """Whether searches are handed to a recorder."""
+    return bool(_recorder)
+
+
+def forget() -> None:
+    """Read recorded tables anew at the next search."""
+    _records.clear()
+    _misses.clear()
+
+
+def answered(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the function that stands in for cuTile's: same name, signature, errors and results.
+
+    Args:
+        original: cuTile's ``exhaustive_search``.
+    """
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def exhaustive_search(*args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return original(*args, **kwargs)  # raises the error that the caller expects
+        given = dict(bound.arguments)
+        call = SearchCall(
+            space=given.pop("search_space"),
+            stream=given.pop("stream"),
+            grid_fn=given.pop("grid_fn"),
+            kernel=given.pop("kernel"),
+            args_fn=given.pop("args_fn"),
+            hints_fn=given.pop("hints_fn", None),
+            options=given,
+        )
+        if _recorder:
+            return _recorder[0](call)
+        return answer(call)
+
+    return cutile.standing_in(exhaustive_search, original)
+
+
+def answer(call: SearchCall) -> Any:
+    """Answer a search from the recorded tables, or as AOT_TUNE_ON_MISS says."""
+    mode = environment.on_miss()
+    restricted = may_not_search()
+    if not _is_sequence(call.space) or not len(call.space):
+        return call.search()  # raises as the caller expects
+    found, why = _look_up(call, ANY if mode == "nearest" or (restricted and mode == "search") else NEAR)
+    if found is not None:
+        return answer_of(call.space[found.place], found.entry)
+    name = _name_of(call)
+    if environment.missed_file() is not None:
+        _note(call, name)
+    what = f"no recorded search of {name} answers this call ({why})"
+    if mode == "error":
+        raise MissError(f"{what}, and {environment.ON_MISS}=error: record it with aot-tune record")
+    if mode == "search" and not restricted:
+        return call.search()
+    _warn_of_miss(name, f"{what}; the first of its {len(call.space)} configs is taken")
+    return _result(call.space[0], math.inf, math.inf, 0)
+
+
+def answer_of(config: Any, entry: RecordedEntry) -> Any:
+    """What the library gets for a recorded winner: `config`, with the time of its entry."""
+    return _result(config, entry.mean_us, entry.error_margin_us, entry.num_samples)
+
+
+def _result(config: Any, mean_us: float, error_margin_us: float, num_samples: int) -> Any:
+    """What the library gets: one measured config, the best."""
+    best = cutile.measurement(
+        config, mean_us=mean_us, error_margin_us=error_margin_us, num_samples=num_samples
+    )
+    return cutile.result_of(best, (best,))
+
+
+def _look_up(call: SearchCall, most: float) -> tuple[Found | None, str]:
+    """The recorded answer; where there is none, the reason."""
+    here = runtime()
+    try:
+        texts = texts_of(call.space)
+        device = here.device(here.current_device())
+        records = records_of(call.kernel_of(call.space[0]), device.arch)
+        if not records.tables:
+            return None, f"nothing was recorded for it on {device.arch}"
+        args = call.args_fn(call.space[0])
+        found = records.find(texts, space_hash(texts), args, device.sm_count, most=most)
+    except NotRecordableError as error:
+        return None, str(error)
+    except Exception as error:  # the library's own function failed: cuTile's search meets that too
+        return None, f"{type(error).__name__}: {error}"
+    if found is None:
+        return None, "this problem or this search space was not recorded"
+    return found, ""
+
+
+def _note(call: SearchCall, name: str) -> None:
+    """Append the problem to the file of AOT_TUNE_RECORD, with every argument as for the first config."""
+    here = runtime()
+    with suppress(Exception):  # the library's own function failed, or the arguments cannot be told
+        device = here.device(here.current_device())
+        kernel = call.kernel_of(call.space[0])
+        parameters = [(parameter, True) for parameter, _ in cutile.parameters(kernel)]
+        problem = read_problem(parameters, call.args_fn(call.space[0]), (), device.sm_count)
+        note({"search": name, "arch": str(device.arch), "arguments": arguments_json(problem)})
+
+
+def records_of(kernel: Any, arch: Arch) -> KernelRecords:
+    """What was recorded of a kernel, read once per function.
+
+    Raises:
+        NotRecordableError: `kernel` is no kernel.
+    """
+    if not cutile.is_kernel(kernel):
+        raise NotRecordableError(f"the kernel is a {type(kernel).__name__}, not a ct.kernel")
+    known = _records.setdefault(cutile.python_function(kernel), {})
+    key = (arch, repr(cutile.default_hints(kernel)))
+    records = known.get(key)
+    if records is None:
+        # No lock: a fork could inherit it locked. Two threads may read; both take the first.
+        records = known.setdefault(key, KernelRecords(kernel, arch))
+    return records
+
+
+def may_not_search() -> bool:
+    """Whether this process makes no search now: it is a rank, was primed, captures, or is told so."""
+    return why_not_searched() is not None
+
+
+def why_not_searched() -> str | None:
+    """Why this process makes no search now, in words; None where it may."""
+    if is_rank():
+        return "this process is a rank"
+    if is_primed():
+        return "this process was primed"
+    if environment.search_disabled():
+        return f"{environment.DISABLE} or {environment.DISABLE_OURS} is set"
+    return "a graph is captured" if runtime().capturing() else None
+
+
+def _is_sequence(space: object) -> bool:
+    return hasattr(space, "__len__") and hasattr(space, "__getitem__")
+
+
+def _name_of(call: SearchCall) -> str:
+    try:
+        function = cutile.python_function(call.kernel_of(call.space[0]))
+        return f"{function.__module__}.{function.__qualname__}"
+    except Exception:  # not a kernel, or its function raises: the search itself reports that
+        return "a kernel"
+
+
+def _warn_of_miss(name: str, message: str) -> None:
+    """Warn of a kernel's first miss, and of every tenfold of their number."""
+    count = _misses[name] = _misses.get(name, 0) + 1
+    if count == 1:
+        warn(message, MissWarning)
+    elif math.log10(count).is_integer():
+        warn(f"{count} searches of {name} were not recorded", MissWarning)

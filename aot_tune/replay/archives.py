@@ -1,0 +1,81 @@
+"""Name the cubins that recorded tables ask for, to `aot-tune compile` and `check`. Compiles nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from aot_tune.errors import TableError, UsageError
+from aot_tune.replay.files import has_recorded_name, read_recorded, right_place_of
+from aot_tune.replay.fit import hash_now, kernel_of, misfit, recorded_code, why_local
+from aot_tune.tuner.archives.signatures import Compilation
+from aot_tune.tuner.archives.tabled import TabledKernel
+from aot_tune.values.arch import Arch
+
+
+class RecordedTables:
+    """The recorded tables in an arch's folder, as `tuner.archives.check` asks for them."""
+
+    def names(self, folder: Path) -> list[str]:
+        """The kernels that have a recorded table in an arch's folder, as its file's name says."""
+        return [path.stem for path in sorted(folder.glob("*.json")) if has_recorded_name(path)]
+
+    def read(self, folder: Path, name: str) -> TabledKernel | str:
+        """A kernel whose table is in an arch's folder; or why its cubins cannot be shipped.
+
+        Raises:
+            TableError: As of `tabled_kernel`.
+            StoreError: The file cannot be read.
+        """
+        return tabled_kernel(folder / f"{name}.json")
+
+
+def tabled_kernels(
+    paths: Sequence[Path], archs: Sequence[Arch], say: Callable[[str], None]
+) -> Iterator[TabledKernel]:
+    """Read the recorded tables of some archs, and import their kernels.
+
+    Args:
+        paths: Files of recorded tables; those in other archs' folders are left out.
+        archs: The archs.
+        say: Receives a line for each table whose kernel no other process can import.
+
+    Raises:
+        TableError: As of `tabled_kernel`.
+        StoreError: A file cannot be read.
+    """
+    for path in paths:
+        if path.parent.name in map(str, archs):
+            found = tabled_kernel(path)
+            if isinstance(found, str):
+                say(f"{path}: {found}; nothing is compiled")
+            else:
+                yield found
+
+
+def tabled_kernel(path: Path) -> TabledKernel | str:
+    """Read a recorded table and import its kernel; the reason where importing cannot give the kernel.
+
+    Raises:
+        TableError: The table cannot be read, lies elsewhere, or does not fit the kernel and library here, so
+            that replaying would not use it.
+        StoreError: The file cannot be read.
+    """
+    table = read_recorded(path)
+    if (right := right_place_of(path, table)) is not None:
+        raise TableError(f"{path}: it belongs in {right}: move it there")
+    if (local := why_local(table)) is not None:
+        return local
+    try:
+        kernel = kernel_of(table.module, table.kernel)
+    except UsageError as error:
+        raise TableError(f"{path}: {error}") from error
+    reason = misfit(table, kernel, table.arch, hash_now(kernel))
+    if reason is not None:
+        raise TableError(f"{path}: {reason}; record again (aot-tune record), or remove the table")
+    return TabledKernel(
+        code=recorded_code(kernel),
+        arch=table.arch,
+        folder=path.parent.parent,
+        compilations=tuple(Compilation(one.hints, one.signature) for one in table.compilations),
+    )

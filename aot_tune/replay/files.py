@@ -1,0 +1,58 @@
+"""Find recorded tables at ``<folder>/<arch>/<module>.<qualified name>.json`` and read one. Needs no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from aot_tune.errors import AotTuneError, TableError
+from aot_tune.replay.document import is_recorded, parse
+from aot_tune.replay.table import RecordedTable, file_name
+from aot_tune.tables.files import read_bytes
+from aot_tune.tables.store import listed
+from aot_tune.tables.strict_json import loads
+
+
+def has_recorded_name(path: Path) -> bool:
+    """Whether a file has the name of a recorded table: with a dot in it, unlike a declared kernel's."""
+    return path.suffix == ".json" and "." in path.stem
+
+
+def is_recorded_file(path: Path) -> bool:
+    """Whether a file is a recorded table by its name, or calls itself one, wherever it lies."""
+    if has_recorded_name(path):
+        return True
+    try:
+        document = loads(read_bytes(path))
+    except AotTuneError:
+        return False
+    return is_recorded(document) and "module" in document  # the form of declared kernels has no module
+
+
+def listed_recorded(folders: Iterable[Path]) -> list[Path]:
+    """The files of all recorded tables in folders, each folder's sorted.
+
+    Raises:
+        StoreError: A folder cannot be listed.
+    """
+    return [path for folder in dict.fromkeys(folders) for path in listed(folder) if has_recorded_name(path)]
+
+
+def read_recorded(path: Path) -> RecordedTable:
+    """Read and check one recorded table.
+
+    Raises:
+        StoreError: The file does not exist, is not a regular file, or cannot be read.
+        TableError: The file is not a recorded table; the message starts with the path.
+    """
+    data = read_bytes(path)
+    try:
+        return parse(data)
+    except TableError as error:
+        raise type(error)(f"{path}: {error.problem}", error.path) from None
+
+
+def right_place_of(path: Path, table: RecordedTable) -> str | None:
+    """The path where a table belongs, ``sm90/mylib.ops.kernel.json``; None when it is there already."""
+    right = f"{table.arch}/{file_name(table.module, table.kernel)}"
+    return right if right != f"{path.parent.name}/{path.name}" else None

@@ -1,0 +1,126 @@
+"""Whether a recorded table fits a kernel, and the kernel of a table, found by importing its module."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+from aot_tune.cubins.origin import KernelCode
+from aot_tune.declare.discovery import imported
+from aot_tune.declare.fingerprint.hashing import function_hash, kernel_hash
+from aot_tune.errors import UsageError
+from aot_tune.nvidia import cutile
+from aot_tune.replay.table import Library, RecordedTable, name_of
+from aot_tune.values.arch import Arch
+
+
+def misfit(table: RecordedTable, kernel: Any, arch: Arch, now: str) -> str | None:
+    """Why a table is not for a kernel, in words; None where it is.
+
+    Args:
+        table: The table.
+        kernel: The ``@ct.kernel``.
+        arch: The GPU's arch.
+        now: The kernel's hash; empty where it cannot be hashed.
+    """
+    function = cutile.python_function(kernel)
+    if (table.module, table.kernel) != (function.__module__, function.__qualname__):
+        return f"it is of {name_of(table.module, table.kernel)}"
+    if table.arch != arch:
+        return f"it is for {table.arch}"
+    return other_library(table.library) or _other_code(table, now)
+
+
+def other_library(library: Library) -> str | None:
+    """Why a table is of another version of its library, in words; None where it is of the one here."""
+    if not library.name:
+        return None
+    try:
+        version = metadata.version(library.name)
+    except metadata.PackageNotFoundError:
+        version = "not installed"
+    if version == library.version:
+        return None
+    return f"it was recorded with {library.name} {library.version}, and {version} is here"
+
+
+def _other_code(table: RecordedTable, now: str) -> str | None:
+    if not now:
+        return f"the code of {table.kernel} cannot be hashed, so nothing shows that it is the same"
+    if table.source_hash != now:
+        return f"the code of {table.kernel} is not as it was recorded ({table.source_hash}, now {now})"
+    return None
+
+
+def hash_now(kernel: Any) -> str:
+    """A kernel's hash; empty where it cannot be hashed."""
+    digest, obstacles = kernel_hash(kernel)
+    return "" if obstacles else digest
+
+
+def is_local(table: RecordedTable) -> bool:
+    """Whether importing the module of a table's kernel does not give the kernel."""
+    return why_local(table) is not None
+
+
+def why_local(table: RecordedTable) -> str | None:
+    """Why importing the module of a table's kernel does not give the kernel, in words; None where it does."""
+    if "<locals>" in table.kernel:
+        return "its kernel is made only when its library calls a function"
+    if table.module == "__main__":
+        return "its kernel is of a program's main module, which nothing else imports"
+    return None
+
+
+def kernel_of(module: str, name: str) -> Any:
+    """The kernel that a module has of a function: what `aot-tune compile` and `check` import.
+
+    Of several, which differ in their decorators' hints, it is the one that has the function's name, else the
+    first.
+
+    Args:
+        module: The module of the function.
+        name: The function's qualified name.
+
+    Raises:
+        UsageError: The module cannot be imported, or has no such kernel.
+    """
+    names = vars(imported(module))
+    there = [value for value in names.values() if cutile.is_kernel(value) and _is_of(value, module, name)]
+    if not there:
+        raise UsageError(f"no global of {module} is a ct.kernel of the function {name}")
+    named = names.get(name.rpartition(".")[2])
+    return next((one for one in there if one is named), there[0])
+
+
+def without_hints(module: str, name: str, kernel: None = None) -> Any:
+    """Import the kernel that archives call `name`, without its decorator's hints.
+
+    A compiling process calls it: a cubin has the hints that a launch had, and no others.
+
+    Raises:
+        UsageError: The module cannot be imported, or has no such kernel.
+    """
+    found = kernel_of(module, name.removeprefix(f"{module}."))
+    return cutile.with_hints(found, dict.fromkeys(cutile.default_hints(found)))
+
+
+def recorded_code(kernel: Any) -> KernelCode:
+    """The code of a kernel that no declaration names.
+
+    Its own hints do not count: libraries replace them, and a cubin is found by those that a launch has.
+    """
+    function = cutile.python_function(kernel)
+    module = function.__module__
+    return KernelCode(
+        name=name_of(module, function.__qualname__),
+        module=module,
+        finder=f"{__name__}:{without_hints.__name__}",
+        kernel=kernel,
+        source_hash=lambda: function_hash(kernel),
+    )
+
+
+def _is_of(kernel: Any, module: str, name: str) -> bool:
+    function = cutile.python_function(kernel)
+    return (function.__module__, function.__qualname__) == (module, name)

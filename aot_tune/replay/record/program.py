@@ -1,0 +1,136 @@
+"""Run a program in which every search of a library is recorded, and tell what was recorded."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from aot_tune import environment
+from aot_tune.errors import StoreError, UsageError
+from aot_tune.replay.answer.install import install
+from aot_tune.replay.answer.program import options, run
+from aot_tune.replay.answer.searches import SearchCall, record_with
+from aot_tune.replay.record.recorder import JOURNALS, Recorder, Site
+from aot_tune.tables.files import check_writable, write_atomic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """What came of recording a program."""
+
+    exit_code: int
+    """The program's exit code."""
+
+    sites: tuple[Site, ...]
+    """What was recorded at each place, over all processes of the program."""
+
+    tables: tuple[str, ...]
+    """The tables that were written."""
+
+    pythons: int
+    """The number of Python processes that would have recorded a search."""
+
+
+def record(
+    command: Sequence[str], *, out: Path | None, package: str | None, journals: Path = JOURNALS
+) -> Recording:
+    """Run a program and record its searches.
+
+    Args:
+        command: The program and its arguments.
+        out: The folder of tables; None for that of each library's own package.
+        package: Record only kernels of this top-level package; None for all.
+        journals: The folder of journals.
+
+    Raises:
+        UsageError: There is no such program, a variable has a wrong value or forbids searches, or `package`
+            is part of a package.
+        StoreError: A folder cannot be written in.
+    """
+    environment.check()
+    if environment.search_disabled():
+        raise UsageError(
+            f"{environment.DISABLE} or {environment.DISABLE_OURS} is set, so nothing would be searched: "
+            "unset it"
+        )
+    if package is not None and "." in package:
+        raise UsageError(f"--package takes a top-level package: --package {package.partition('.')[0]}")
+    for place in (journals, *([out] if out is not None else [])):
+        check_writable(place)
+    with tempfile.TemporaryDirectory(prefix="aot-tune-record-") as folder:
+        code = run(
+            command,
+            start="aot_tune.replay.record.program:begin",
+            out=[str(out.absolute())] if out is not None else [],
+            package=[package] if package is not None else [],
+            journals=[str(journals.absolute())],
+            told=[folder],
+        )
+        pythons = len(list(Path(folder).glob("*.began")))
+        sites: dict[tuple[str, str], Site] = {}
+        tables: dict[str, None] = {}
+        for path in sorted(Path(folder).glob("*.json")):
+            one = json.loads(path.read_text())
+            tables |= dict.fromkeys(one["tables"])
+            for site in one["sites"]:
+                _add(sites, Site(**{**site, "remarks": dict.fromkeys(site["remarks"])}))
+    return Recording(exit_code=code, sites=tuple(sites.values()), tables=tuple(tables), pythons=pythons)
+
+
+def _add(sites: dict[tuple[str, str], Site], site: Site) -> None:
+    there = sites.setdefault((site.place, site.kernel), site)
+    if there is not site:
+        there.problems += site.problems
+        there.searches += site.searches
+        there.gains += site.gains
+        there.failures += site.failures
+        there.wrong += site.wrong
+        there.remarks |= site.remarks
+
+
+def begin() -> None:
+    """Record every search of this process, and tell the parent. Called when Python starts."""
+    told = options()
+    recorder = Recorder(
+        out=Path(told["out"][0]) if told.get("out") else None,
+        package=told["package"][0] if told.get("package") else None,
+        journals=Path(told["journals"][0]),
+    )
+    folder = Path(told["told"][0])
+    with suppress(OSError):  # the parent may be gone, or the disk full: the program runs
+        (folder / f"{os.getpid()}.began").touch()
+
+    def record_and_tell(call: SearchCall) -> Any:
+        try:
+            return recorder(call)
+        finally:
+            _tell(recorder, folder)  # at once, since a program that is killed tells nothing at its end
+
+    install()
+    record_with(record_and_tell)
+    atexit.register(_end, recorder, folder)
+
+
+def _end(recorder: Recorder, folder: Path) -> None:
+    recorder.end()
+    _tell(recorder, folder)
+
+
+def _tell(recorder: Recorder, folder: Path) -> None:
+    if not recorder.sites or not folder.is_dir():  # the parent may be gone
+        return
+    sites = [{**asdict(site), "remarks": list(site.remarks)} for site in recorder.sites.values()]
+    tables = [str(path) for path in recorder.tables]
+    text = json.dumps({"sites": sites, "tables": tables})
+    try:
+        write_atomic(folder / f"{os.getpid()}.json", text.encode(), durable=False)
+    except StoreError as error:
+        sys.stderr.write(f"aot-tune: what was recorded cannot be told: {error}\n")

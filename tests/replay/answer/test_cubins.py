@@ -1,0 +1,283 @@
+"""Launches of recorded kernels load the cubins that were compiled for them, on the stand-in driver."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cuda.tile as ct
+import pytest
+import torch
+
+from aot_tune import environment
+from aot_tune.cubins.archive import FILE_NAME
+from aot_tune.cubins.origin_walk import origin_of
+from aot_tune.cubins.pack import KernelCubins, pack
+from aot_tune.errors import CompilerMissingError, CubinWarning, LaunchError, MissError
+from aot_tune.nvidia import cutile
+from aot_tune.replay.answer import searches
+from aot_tune.replay.answer.install import install, uninstall
+from aot_tune.replay.archives import tabled_kernel, tabled_kernels
+from aot_tune.serve.rank import priming, set_primed
+from aot_tune.tuner.archives.build import build
+from aot_tune.tuner.archives.report import CubinRequest
+from tests.support import recorded_launches
+from tests.support.driver import Driver, FakeTensor
+from tests.support.other_releases import OTHERS, other_release
+from tests.support.recorded_launches import NAME, SM90
+from tests.support.tuned_once import SPACE, launch, scale_kernel
+
+ROOT = Path(__file__).parents[3]
+SYMBOL = "from_the_archive"
+
+
+def fake_archive(folder: Path, **origin: Any) -> Path:
+    """An archive of no code for the winners of the recorded table in a folder."""
+    table = tabled_kernel(recorded_launches.write(folder))
+    assert not isinstance(table, str)
+    packed = KernelCubins(
+        kernel=table.code.name,
+        symbol=SYMBOL,
+        origin=dataclasses.replace(origin_of(table.code, ""), **origin),
+        cubins={(one.hints, one.signature): b"code" for one in table.compilations},
+    )
+    path = folder / str(SM90) / FILE_NAME
+    path.write_bytes(pack(SM90, [packed]))
+    return path
+
+
+def launch_with(rows: int, TILE: int, **hints: int) -> None:
+    """Launch as a library does that knows its config: no search is asked."""
+    x, out = (FakeTensor((rows,), torch.float16) for _ in range(2))
+    kernel = scale_kernel.replace_hints(**hints)
+    ct.launch(0, (-(-rows // TILE), 1, 1), kernel, (x, out, rows, 2.0, TILE))
+
+
+@pytest.fixture(autouse=True)
+def _replayed(tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv(environment.TABLES, raising=False)
+    install(tables=tmp_path)
+    yield
+    uninstall()
+    searches.forget()
+    set_primed(False)
+
+
+def test_a_replayed_launch_loads_its_cubin(tmp_path: Path, driver: Driver) -> None:
+    fake_archive(tmp_path)
+    assert launch(*(FakeTensor((1024,), torch.float16) for _ in range(2))) is SPACE[7]
+    assert (driver.compiled, [one.grid for one in driver.launches]) == ([SYMBOL], [(16, 1, 1)])
+
+
+def test_no_function_of_this_package_runs_in_a_later_launch(tmp_path: Path, driver: Driver) -> None:
+    fake_archive(tmp_path)
+    x, out = (FakeTensor((1024,), torch.float16) for _ in range(2))
+    kernel = scale_kernel.replace_hints(occupancy=1)
+    called: set[str] = set()
+
+    def note(frame: Any, event: str, arg: Any) -> None:
+        called.add(str(frame.f_globals.get("__name__")).partition(".")[0])
+
+    def launched() -> bool:
+        called.clear()
+        sys.setprofile(note)
+        try:
+            ct.launch(0, (16, 1, 1), kernel, (x, out, 1024, 2.0, 64))
+        finally:
+            sys.setprofile(None)
+        return "aot_tune" in called
+
+    assert [launched(), launched()] == [True, False]
+
+
+def test_hints_that_the_library_set_itself_find_the_cubin_too(tmp_path: Path, driver: Driver) -> None:
+    fake_archive(tmp_path)
+    launch_with(1024, 64, occupancy=1)
+    launch_with(4096, 32, opt_level=ct.ByTarget(sm_90=3, default=2))
+    assert driver.compiled == [SYMBOL, SYMBOL]
+
+
+@pytest.mark.process
+def test_other_hints_or_signatures_are_compiled_with_one_warning(tmp_path: Path, driver: Driver) -> None:
+    fake_archive(tmp_path)
+    with pytest.warns(CubinWarning, match=f"no cubin of {NAME} for scale_kernel_.* on sm90; cuTile compiles"):
+        launch_with(1024, 64, occupancy=4)
+    assert len(driver.compiled) == 1
+    assert driver.compiled[0].startswith("scale_kernel_K")
+
+
+@pytest.mark.process
+def test_code_that_changed_is_compiled_with_a_warning(tmp_path: Path, driver: Driver) -> None:
+    fake_archive(tmp_path, source_hash="0" * 16, files={recorded_launches.MODULE: "0" * 64})
+    with pytest.warns(CubinWarning, match=f"is left out for {NAME} because the file of .* is not as it was"):
+        launch_with(1024, 64, occupancy=1)
+    assert driver.compiled[0].startswith("scale_kernel_K")
+
+
+def test_the_module_s_other_kernels_of_the_function_share_its_cubins(tmp_path: Path, driver: Driver) -> None:
+    fake_archive(tmp_path)
+    made_anew = ct.kernel(scale_kernel._pyfunc, occupancy=1)
+    x, out = (FakeTensor((1024,), torch.float16) for _ in range(2))
+    ct.launch(0, (16, 1, 1), made_anew, (x, out, 1024, 2.0, 64))
+    assert driver.compiled == [SYMBOL]
+
+
+def test_a_load_during_capture_is_refused_before_the_stream_is_touched(
+    tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_archive(tmp_path)
+    kernel = scale_kernel.replace_hints(occupancy=1)
+    x, out = (FakeTensor((1024,), torch.float16) for _ in range(2))
+    driver.capturing = True
+    with pytest.raises(LaunchError, match=f"{NAME} would be loaded during graph capture, .*; load it before"):
+        ct.launch(0, (16, 1, 1), kernel, (x, out, 1024, 2.0, 64))
+    assert (driver.compiled, driver.launches) == ([], [])
+    driver.capturing = False
+    ct.launch(0, (16, 1, 1), kernel, (x, out, 1024, 2.0, 64))
+    driver.capturing = True
+    ct.launch(0, (16, 1, 1), kernel, (x, out, 1024, 2.0, 64))
+    assert (driver.compiled, len(driver.launches)) == ([SYMBOL], 2)
+
+
+@ct.kernel
+def unrecorded_kernel(x):
+    ct.store(x, index=(0,), tile=ct.zeros((16,), x.dtype))
+
+
+@pytest.mark.process
+def test_after_prime_with_error_nothing_is_compiled(
+    tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_archive(tmp_path)
+    monkeypatch.setenv(environment.ON_MISS, "error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CubinWarning)
+        launch_with(1024, 64, occupancy=3)  # before prime
+        set_primed(True)
+        launch_with(1024, 64, occupancy=1)  # has a cubin
+        with pytest.raises(MissError, match=f"{NAME} would be compiled for the signature scale_kernel_K"):
+            launch_with(1024, 64, occupancy=4)
+        name = f"{__name__}.unrecorded_kernel"
+        x = FakeTensor((16,), torch.float16)
+        with pytest.raises(
+            MissError, match=f"{name} would be compiled for the signature unrecorded_kernel_K"
+        ):
+            ct.launch(0, (1, 1, 1), unrecorded_kernel, (x,))
+        with priming():
+            launch_with(1024, 64, occupancy=5)
+    assert len(driver.compiled) == 3
+
+
+def test_without_cubin_and_compiler_the_error_says_what_to_ship(
+    tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded_launches.write(tmp_path)
+    monkeypatch.setattr(cutile, "may_have_compiler", lambda: False)
+    with pytest.raises(
+        CompilerMissingError, match=r"no cubin was shipped for scale_kernel_K.*aot-tune compile"
+    ):
+        launch_with(1024, 64, occupancy=1)
+    assert driver.launches == []
+
+
+@pytest.mark.process
+def test_what_is_recorded_is_what_this_compiler_makes(tmp_path: Path, driver: Driver) -> None:
+    fake_archive(tmp_path)
+    searches.record_with(lambda call: None)
+    try:
+        launch_with(1024, 64, occupancy=1)
+    finally:
+        searches.record_with(None)
+    assert driver.compiled[0].startswith("scale_kernel_K")
+
+
+def test_uninstall_puts_cutile_s_method_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "aot_tune.replay.answer.door", raising=False)
+    assert ct.kernel._compile is not cutile._own_compile()
+    install()
+    uninstall()
+    assert ct.kernel._compile is cutile._own_compile()
+
+
+def test_uninstall_leaves_cubins_to_a_library_that_imports_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aot_tune.replay.answer.door", sys)
+    install()
+    uninstall()
+    assert ct.kernel._compile is not cutile._own_compile()
+
+
+def test_on_a_release_that_was_not_tested_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "aot_tune.replay.answer.door", raising=False)
+    uninstall()
+    monkeypatch.setattr(cutile, "private_names_known", lambda: False)
+    install()
+    assert ct.kernel._compile is cutile._own_compile()
+
+
+@pytest.mark.process
+def test_where_another_s_method_stands_before_ours_it_stays_and_ours_rests(
+    tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_archive(tmp_path)
+    ours = ct.kernel._compile
+
+    def theirs(self: Any, *args: Any) -> Any:
+        return ours(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ct.kernel, "_compile", theirs)
+        uninstall()
+        assert ct.kernel._compile is theirs
+        launch_with(1024, 64, occupancy=1)
+        assert driver.compiled[0].startswith("scale_kernel_K")
+        install(tables=tmp_path)
+        launch_with(1024, 64, occupancy=1)
+        with pytest.warns(CubinWarning, match="cuTile compiles it"):
+            launch_with(1024, 64, occupancy=2)
+        assert driver.compiled[1] == SYMBOL
+        uninstall()
+    cutile.let_kernels_ask(None)
+
+
+def test_the_authors_door_brings_the_cubins() -> None:
+    uninstall()
+    sys.modules.pop("aot_tune.replay.answer.door", None)
+    from aot_tune.replay.answer import door
+
+    assert callable(door.exhaustive_search)
+    assert ct.kernel._compile is not cutile._own_compile()
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the recorded table and what the real compiler makes of it."""
+    folder = tmp_path_factory.mktemp("compiled")
+    path = recorded_launches.write(folder)
+    request = CubinRequest(kernels=(), archs=(SM90,), jobs=2, cubins=folder / "cubins")
+    (report,) = build(request, print, tabled_kernels([path], [SM90], print))
+    assert report.failures == ()
+    return folder
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("release", ["installed", *OTHERS])
+def test_a_fresh_process_without_compiler_replays_and_compiles_nothing(release: str, compiled: Path) -> None:
+    paths = [*([] if release == "installed" else [str(other_release(release))]), str(ROOT)]
+    child = [sys.executable, "-m", "tests.support.children.recorded_launch"]
+    done = subprocess.run(
+        [*child, str(compiled), "[1024, 4096, 8192]"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["errors"] == []
+    assert [one[:1] for one in told["launched"]] == [[16], [16], [128], [128], [256], [256]]
+    assert set(told["loaded"]) == {"scale_kernel"}

@@ -1,0 +1,67 @@
+"""A library's search on a real GPU: configs that would end the process are passed over."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aot_tune.replay.document import parse
+from tests.support.broken_kernels import FAULTS, HANGS, NOTHING, RIGHT
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).parents[2]
+
+
+def main() -> None:
+    """The program that is recorded: it searches over kernels that are broken in several ways."""
+    import torch
+    from cuda.tile.tune import exhaustive_search
+
+    from tests.support.broken_kernels import TILE, add_one_kernel
+
+    x = torch.randn(1 << 16, device="cuda")
+    out = torch.zeros_like(x)
+    space = [SimpleNamespace(mode=mode) for mode in (RIGHT, FAULTS, HANGS, NOTHING)]
+
+    def args(config: Any) -> tuple[Any, ...]:
+        return x, out, config.mode
+
+    grid = (x.numel() // TILE, 1, 1)
+    stream = torch.cuda.current_stream()
+    result = exhaustive_search(space, stream, lambda config: grid, add_one_kernel, args, quiet=True)
+    failed = {config.mode: message for config, _, message in result.failures}
+    print(json.dumps({"best": result.best.config.mode, "failed": failed, "untouched": not out.any().item()}))
+
+
+def test_what_would_end_the_process_is_passed_over(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "aot_tune", "record", "--out", "tables", "--"),
+            *(sys.executable, "-c", "from tests.record.test_on_gpu import main; main()"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    print(done.stderr)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["best"], found["untouched"]) == (RIGHT, True)
+    failed = {int(mode): message for mode, message in found["failed"].items()}
+    assert sorted(failed) == [FAULTS, HANGS, NOTHING]
+    assert failed[FAULTS].startswith("it ended the process that tried it first: ")
+    assert failed[HANGS].startswith("it had not ended after ")
+    assert "differs from the first config's" in failed[NOTHING]
+    (path,) = (tmp_path / "tables").glob("sm90/*.json")
+    assert len(parse(path.read_bytes()).entries) == 1

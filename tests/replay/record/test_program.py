@@ -1,0 +1,231 @@
+"""Programs recorded by ``aot-tune record`` and replayed: real processes, real tables, the stand-in driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aot_tune import environment
+from aot_tune.replay.document import parse
+from tests.support.make import planned_commands
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "tests" / "support" / "three_kernels" / "mylib"
+
+ONCE = """
+import json, sys, torch
+from tests.support.played_cuda import counted, noted, on_the_stand_in
+
+with on_the_stand_in():
+    from tests.support import tuned_once
+    launches, searched = noted("tests.support"), counted()
+    for rows in map(int, sys.argv[1:]):
+        x = torch.empty(rows, dtype=torch.float16, device="cuda")
+        tuned_once.launch(x, torch.empty_like(x))
+print(json.dumps({"launches": launches, "searched": searched}))
+"""
+
+pytestmark = pytest.mark.process
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name not in environment.DESCRIPTIONS}
+    path = os.pathsep.join([str(folder), str(ROOT)])
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**kept, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def aot_tune(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return run(folder, "-m", "aot_tune", *words)
+
+
+def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_program_is_recorded_and_then_run_without_a_search(tmp_path: Path) -> None:
+    program = ["--", sys.executable, "-c", ONCE]
+    done = aot_tune(tmp_path, "record", "--out", "tables", *program, "1024", "5000")
+    first = answer(done)
+    (path,) = (tmp_path / "tables" / "sm90").iterdir()
+    entries = parse(path.read_bytes()).entries
+    assert [entry.problem.arguments[2].value for entry in entries] == [1024, 5000]
+    row, *rest = done.stderr.splitlines()[1:]
+    assert row.split()[:3] == ["tuned_once.py:35", "tests.support.tuned_once.scale_kernel", "2"]
+    assert rest == ["1 table written:", f"  {path}"]
+    again = answer(aot_tune(tmp_path, "run", "--tables", "tables", *program, "1024", "5000"))
+    assert again == {"launches": first["launches"], "searched": []}
+    grids = [one["grid"] for one in again["launches"]]
+    assert grids == [list(entry.grid) for entry in entries]
+    near_and_far = answer(aot_tune(tmp_path, "run", "--tables", "tables", *program, "1500", "100"))
+    assert near_and_far["searched"] == [9]
+
+
+@pytest.mark.slow
+def test_a_package_gets_tables_and_cubins_by_changing_one_import(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "mylib")
+    program = ("-m", "tests.support.children.three_kernels")
+    path = tmp_path / "mylib" / "kernels.py"
+    text = path.read_text()
+    assert text.count("import exhaustive_search\n") == 1
+    path.write_text(text.replace("from cuda.tile.tune import", "from aot_tune import"))
+    before = answer(run(tmp_path, *program))
+    assert before["searched"] == [2, 3, 4]  # nothing is recorded yet
+
+    recorded = aot_tune(tmp_path, "record", "--package", "mylib", "--", sys.executable, *program)
+    assert answer(recorded)["launches"] == before["launches"]
+    tables = sorted(one.name for one in (tmp_path / "mylib" / "tuned_configs" / "sm90").iterdir())
+    kernels = ("add_kernel", "row_sum_kernel", "scale_kernel")
+    assert tables == [f"mylib.kernels.{name}.json" for name in kernels]
+    assert answer(run(tmp_path, *program)) == {**before, "searched": []}
+
+    done = aot_tune(tmp_path, "compile", "--arch", "sm90", "--module", "mylib.kernels")
+    assert done.returncode == 0, done.stderr
+    loaded = answer(run(tmp_path, *program, "--compile-nothing"))
+    assert (loaded["searched"], loaded["warnings"]) == ([], [])
+    # A cubin's symbol is the function's name: nothing that is compiled at a launch has it.
+    assert [one["symbol"] for one in loaded["launches"]] == ["scale_kernel", "add_kernel", "row_sum_kernel"]
+    for one, other in zip(loaded["launches"], before["launches"], strict=True):
+        assert (one["grid"], one["hints"]) == (other["grid"], other["hints"])
+
+
+def test_make_fetches_the_library_that_is_recorded_before_it_tests() -> None:
+    for target in ("test", "test-slow"):
+        text = "\n".join(planned_commands(target))
+        assert 0 < text.index("--no-deps") < text.index("tilegym==1.5.1") < text.index("-m pytest")
+
+
+def test_the_programs_exit_code_is_passed_on(tmp_path: Path) -> None:
+    program = ["--", sys.executable, "-c", "raise SystemExit(3)"]
+    done = aot_tune(tmp_path, "record", *program)
+    assert (done.returncode, done.stderr) == (
+        3,
+        "no search was met: nothing called cuda.tile.tune.exhaustive_search\n",
+    )
+    done = aot_tune(tmp_path, "run", "--tables", "tabels", *program)
+    assert (done.returncode, done.stderr) == (
+        3,
+        "aot-tune: there is no folder tabels yet, from which recorded tables would be read\n",
+    )
+    killed = aot_tune(tmp_path, "run", "--", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)")
+    assert killed.returncode == -9
+    killed = aot_tune(tmp_path, "record", "--", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)")
+    assert killed.returncode == 137
+
+
+STOPPED = """
+import signal, sys, time
+
+def stop(number, frame):
+    time.sleep(0.5)
+    print("served all", flush=True)
+    sys.exit(5)
+
+signal.signal(signal.SIGTERM, stop)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("verb", ["record", "run"])
+def test_a_program_that_is_asked_to_end_ends_in_its_own_way(verb: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "aot_tune", verb, "--", sys.executable, "-c", STOPPED]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.stdout.read() == "served all\n"
+    assert process.returncode == 5
+
+
+def test_what_a_program_recorded_before_it_was_killed_is_told(tmp_path: Path) -> None:
+    killed = f"{ONCE}\nimport os\nos.kill(os.getpid(), 9)"
+    done = aot_tune(tmp_path, "record", "--out", "tables", "--", sys.executable, "-c", killed, "1024")
+    assert done.returncode == 137
+    assert "tests.support.tuned_once.scale_kernel" in done.stderr
+    assert "1 table written:" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["record", "run"])
+def test_without_a_program_it_is_told_what_to_do(verb: str, tmp_path: Path) -> None:
+    done = aot_tune(tmp_path, verb)
+    assert done.returncode == 2
+    assert "name the program after --, such as: -- python serve.py" in done.stderr
+    done = aot_tune(tmp_path, verb, "--", "no-such-program")
+    assert done.returncode == 2
+    assert "there is no program 'no-such-program' on PATH" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("verb", "variable", "value", "said"),
+    [
+        ("run", "AOT_TUNE_ON_MISS", "eror", "'eror': write one of search, nearest, default, error, or unset"),
+        ("record", "AOT_TUNE_ON_MISS", "eror", "'eror': write one of search, nearest, default, error"),
+        ("record", "AOT_TUNE_RANKED", "abc", "AOT_TUNE_RANKED='abc'"),
+        ("record", "DISABLE_AUTOTUNE", "1", "DISABLE_AUTOTUNE or AOT_TUNE_DISABLE_AUTOTUNE is set"),
+    ],
+)
+def test_a_wrong_variable_is_refused_before_the_program_starts(
+    verb: str, variable: str, value: str, said: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "aot_tune", verb, "--", sys.executable, "-c", "print('started')"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), variable: value}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--out", "file"], 1, "file"),
+        (["--journal", "file"], 1, "file"),
+        (["--package", "mylib.ops"], 2, "--package takes a top-level package: --package mylib"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_before_the_program_starts(
+    words: list[str], code: int, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    done = aot_tune(tmp_path, "record", *words, "--", sys.executable, "-c", "print('started')")
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_python_that_cannot_be_reached_is_told(tmp_path: Path) -> None:
+    done = aot_tune(tmp_path, "record", "--", sys.executable, "-I", "-c", "print('started')")
+    assert (done.returncode, done.stdout) == (0, "started\n")
+    assert done.stderr.startswith("nothing was recorded: the program started no Python that heeds PYTHONPATH")
+
+
+@pytest.mark.slow
+def test_journals_lie_where_they_are_named_wherever_the_program_goes(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    moved = f"import os\nos.chdir('elsewhere')\n{ONCE}"
+    done = aot_tune(
+        tmp_path, "record", "--out", "tables", "--journal", "kept", "--", sys.executable, "-c", moved, "1024"
+    )
+    assert answer(done)["searched"]
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    (journal,) = (tmp_path / "kept" / "sm90").glob("*.jsonl")
+    assert journal.stat().st_size
+    assert not (tmp_path / "build").exists()

@@ -1,0 +1,453 @@
+"""Searches recorded on the stand-in driver: tables written, read in a fresh process's way, replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cuda.tile.tune
+import pytest
+import torch
+
+from aot_tune import environment
+from aot_tune.errors import CutileError, StoreError
+from aot_tune.nvidia import cutile
+from aot_tune.replay.answer import searches
+from aot_tune.replay.answer.install import install, uninstall
+from aot_tune.replay.document import SCHEMA, parse
+from aot_tune.replay.problem import Whole
+from aot_tune.replay.record import recorder as recording
+from aot_tune.replay.record import turn as turns
+from aot_tune.replay.record.recorder import Recorder, Site, following
+from aot_tune.replay.table import RecordedTable, file_name
+from tests.support import tuned_once
+from tests.support.driver import Driver, FakeTensor
+from tests.support.tuned_once import SPACE, scale_kernel, tuned
+
+pytestmark = pytest.mark.process  # searches compile
+
+
+def tensors(rows: int, dtype: torch.dtype = torch.float16) -> tuple[FakeTensor, FakeTensor]:
+    return FakeTensor((rows,), dtype), FakeTensor((rows,), dtype)
+
+
+@pytest.fixture
+def recorder(driver: Driver, tmp_path: Path) -> Iterator[Recorder]:
+    """Records into a folder; the tile of 32 is the fastest."""
+    driver.elapsed_ms = lambda symbol: 0.01 if "_I32" in symbol else 0.05
+    recorder = Recorder(out=tmp_path / "tables", journals=tmp_path / "journals")
+    install(tables=tmp_path / "tables")
+    searches.record_with(recorder)
+    yield recorder
+    while others:
+        others.pop().end()
+    recorder.end()
+    searches.record_with(None)
+    uninstall()
+    searches.forget()
+
+
+others: list[Recorder] = []
+
+
+def another(**changes: Any) -> Recorder:
+    """Record with another recorder from now on, as another process would."""
+    others.append(Recorder(**changes))
+    searches.record_with(others[-1])
+    return others[-1]
+
+
+@pytest.fixture
+def replayed() -> Iterator[list[int]]:
+    """From now on searches are replayed; the lengths of the spaces that were searched after all."""
+    calls: list[int] = []
+    own = cutile.own_search()
+
+    def counted(search_space: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(len(search_space))
+        return own(search_space, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cutile, "own_search", lambda: counted)
+        yield calls
+
+
+def replay() -> None:
+    searches.record_with(None)
+    searches.forget()
+
+
+def read(tmp_path: Path) -> RecordedTable:
+    path = tmp_path / "tables" / "sm90" / file_name(tuned_once.__name__, "scale_kernel")
+    return parse(path.read_bytes())
+
+
+def site(recorder: Recorder) -> Site:
+    (one,) = recorder.sites.values()
+    return one
+
+
+def test_a_recorded_search_is_replayed_without_a_search(
+    recorder: Recorder, tmp_path: Path, replayed: list[int]
+) -> None:
+    result = tuned(*tensors(1024))
+    assert result.best.config.TILE == 32
+    assert len(result.successes) == 9
+    replay()
+    replayed.clear()
+    again = tuned(*tensors(1024))
+    assert again.best.config is result.best.config
+    assert tuned(*tensors(1500)).best.config is result.best.config
+    assert replayed == []
+    (entry,) = read(tmp_path).entries
+    assert entry.signature == "scale_kernel_Kt1_A1f16_1i16t1_p16_A1f16_1i16t1_p16_Si32_Sf32_I32"
+    assert (entry.grid, entry.hints, entry.count) == ((32, 1, 1), {"opt_level": 3}, 1)
+    assert entry.gain == pytest.approx(5)
+    table = read(tmp_path)
+    assert (table.module, table.kernel, str(table.arch)) == (tuned_once.__name__, "scale_kernel", "sm90")
+    assert table.built_with.device_name == "NVIDIA H200"
+
+
+def test_each_config_is_compiled_once(recorder: Recorder, driver: Driver) -> None:
+    driver.elapsed_ms = lambda symbol: 0.02 + 0.001 * (len(driver.launches) % 3)
+    tuned(*tensors(1024))
+    assert len(driver.compiled) == len(SPACE)
+
+
+def test_what_was_recorded_is_told(recorder: Recorder, tmp_path: Path) -> None:
+    tuned(*tensors(1024))
+    tuned(*tensors(4096))
+    told = site(recorder)
+    assert told.place.rpartition(":")[0].endswith("tuned_once.py")
+    assert told.kernel == "tests.support.tuned_once.scale_kernel"
+    assert (told.problems, told.searches, told.failures, told.wrong) == (2, 2, 0, 0)
+    assert told.gains == pytest.approx([5, 5])
+    assert list(recorder.tables) == [
+        tmp_path / "tables" / "sm90" / file_name(tuned_once.__name__, "scale_kernel")
+    ]
+    assert len(read(tmp_path).entries) == 2
+
+
+def test_recording_again_gives_the_same_bytes(recorder: Recorder, tmp_path: Path, driver: Driver) -> None:
+    tuned(*tensors(1024))
+    (path,) = recorder.tables
+    before = path.read_bytes()
+    driver.elapsed_ms = lambda symbol: 0.0101 if "_I32" in symbol else 0.05
+    another(out=tmp_path / "tables", journals=tmp_path / "other journals")
+    tuned(*tensors(1024))
+    assert path.read_bytes() == before
+    driver.elapsed_ms = lambda symbol: 0.005 if "_I64" in symbol else 0.05
+    another(out=tmp_path / "tables", journals=tmp_path / "third journals")
+    tuned(*tensors(1024))
+    assert read(tmp_path).entries[0].config == {"SimpleNamespace": {"TILE": 64, "occupancy": None}}
+
+
+def test_what_two_processes_record_is_kept(recorder: Recorder, tmp_path: Path) -> None:
+    other = Recorder(out=tmp_path / "tables", journals=tmp_path / "journals")
+    tuned(*tensors(1024))
+    searches.record_with(other)
+    tuned(*tensors(5000))
+    other.end()
+    searches.record_with(recorder)
+    tuned(*tensors(300))
+    assert {entry.problem.arguments[2] for entry in read(tmp_path).entries} == {
+        Whole(1024),
+        Whole(5000),
+        Whole(300),
+    }
+
+
+def test_code_that_changed_since_is_recorded_anew(
+    recorder: Recorder, tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned(*tensors(1024))
+    monkeypatch.setattr(recording, "kernel_hash", lambda kernel: ("feedfacefeedface", ()))
+    driver.elapsed_ms = lambda symbol: 0.01 if "_I64" in symbol else 0.05
+    again = Recorder(out=tmp_path / "tables", journals=tmp_path / "journals")
+    searches.record_with(again)
+    tuned(*tensors(5000))
+    again.end()
+    name = file_name(tuned_once.__name__, "scale_kernel")
+    assert list(site(again).remarks) == [
+        f"{name} begins anew, without the 1 entry that it had: the code is another"
+    ]
+    assert read(tmp_path).source_hash == "feedfacefeedface"
+    (entry,) = read(tmp_path).entries  # what was recorded of the other code is gone
+    assert entry.config == {"SimpleNamespace": {"TILE": 64, "occupancy": None}}
+
+
+def test_a_process_that_was_stopped_takes_its_measurements_over(
+    recorder: Recorder, tmp_path: Path, driver: Driver
+) -> None:
+    first = tuned(*tensors(1024)).best
+    another(out=tmp_path / "tables", journals=tmp_path / "journals")
+    driver.elapsed_ms = lambda symbol: 0.001 if "_I64" in symbol else 0.05
+    assert tuned(*tensors(1024)).best == first
+
+
+def test_one_problem_is_searched_three_times_and_then_answered(
+    recorder: Recorder, tmp_path: Path, driver: Driver, replayed: list[int]
+) -> None:
+    tuned(*tensors(1024))
+    driver.elapsed_ms = lambda symbol: 0.02 if "_I64" in symbol else 0.05
+    for _ in range(3):
+        tuned(*tensors(1024))
+    winners = read(tmp_path).entries
+    assert sorted(one.count for one in winners) == [1, 2]
+    assert any("3 searches of one problem had 2 winners" in remark for remark in site(recorder).remarks)
+    # 64 was slower by 5.0 where 32 won; 32 was slower by 2.5 where 64 won: 32 is the safer.
+    assert winners[0].config == {"SimpleNamespace": {"TILE": 32, "occupancy": None}}
+    assert site(recorder).searches == 4
+
+
+def test_the_fourth_answer_is_the_winner_wherever_the_table_lies(
+    recorder: Recorder,
+    driver: Driver,
+    tmp_path: Path,
+    replayed: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No reader knows the folder. A near problem that was recorded as well does not answer either."""
+    monkeypatch.setenv(environment.ON_MISS, "error")
+    there = another(out=tmp_path / "elsewhere", journals=tmp_path / "journals")
+    tuned(*tensors(1024))
+    driver.elapsed_ms = lambda symbol: 0.02 if "_I64" in symbol else 0.05
+    first, *_ = (tuned(*tensors(1030)).best for _ in range(3))
+    replayed.clear()
+    again = tuned(*tensors(1030)).best
+    assert again.config.TILE == 64
+    assert (again.mean_us, again.num_samples) == (first.mean_us, first.num_samples)
+    assert replayed == []
+    assert site(there).searches == 5
+
+
+def test_a_rank_is_answered_and_records_nothing(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(environment.RANKED, "2")
+    with pytest.warns(searches.MissWarning):
+        assert tuned(*tensors(1024)).best.config is SPACE[0]
+    told = site(recorder)
+    assert list(told.remarks) == ["answered and not searched: this process is a rank"]
+    assert (told.problems, recorder.tables) == (0, {})
+
+
+def test_what_cannot_be_recorded_is_searched_and_remarked(recorder: Recorder, replayed: list[int]) -> None:
+    class Opaque:
+        TILE, occupancy = 32, 1
+
+    assert tuned(*tensors(1024), space=[Opaque()]).best.config.TILE == 32
+    assert replayed == [1]
+    (remark,) = site(recorder).remarks
+    assert remark.startswith("not recorded: config 0 of 1: a tests.record.test_recorder.")
+
+
+def test_where_a_function_of_the_library_fails_cutile_decides(
+    recorder: Recorder, replayed: list[int]
+) -> None:
+    def args_of(config: Any) -> tuple[Any, ...]:
+        return (x, out, 1024, 2.0, {32: 32, 64: 64}[config.TILE])
+
+    x, out = tensors(1024)
+    grid_of = lambda config: (-(-1024 // config.TILE), 1, 1)  # noqa: E731
+    result = cuda.tile.tune.exhaustive_search(SPACE, 0, grid_of, scale_kernel, args_of, quiet=True)
+    assert (result.best.config.TILE, len(result.failures)) == (32, 3)
+    assert replayed == [9]
+    assert list(site(recorder).remarks) == ["not recorded: KeyError: 16"]
+
+
+def test_a_folder_that_cannot_be_written_is_a_remark(
+    recorder: Recorder, tmp_path: Path, replayed: list[int]
+) -> None:
+    (tmp_path / "file").write_text("")
+    other = another(out=tmp_path / "file" / "tables", journals=tmp_path / "journals")
+    tuned(*tensors(1024))
+    assert replayed == [9]
+    assert "not recorded: " in next(iter(site(other).remarks))
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "damaged", "newer"])
+def test_a_table_that_would_be_lost_is_kept_and_remarked(
+    kind: str, recorder: Recorder, tmp_path: Path, replayed: list[int]
+) -> None:
+    tuned(*tensors(1024))
+    (path,) = recorder.tables
+    text = path.read_text()
+    if kind == "link":
+        path.rename(tmp_path / "elsewhere.json")
+        path.symlink_to(tmp_path / "elsewhere.json")
+    elif kind == "folder":
+        path.unlink()
+        path.mkdir()
+    else:
+        schema = f'"schema": {SCHEMA}'
+        assert schema in text
+        text = (
+            f"<<<<<<< HEAD\n{text}" if kind == "damaged" else text.replace(schema, f'"schema": {SCHEMA + 1}')
+        )
+        path.write_text(text)
+    again = another(out=tmp_path / "tables", journals=tmp_path / "journals")
+    assert tuned(*tensors(5000)).best.config.TILE == 32
+    assert replayed[-1] == 9
+    (remark,) = site(again).remarks
+    assert remark.startswith("not recorded: ")
+    assert str(path) in remark
+    assert {"link": "it is a link to", "folder": "it is a directory", "newer": "upgrade aot-tune"}.get(
+        kind, "restore that table, or remove it"
+    ) in remark
+    if kind != "folder":
+        assert path.read_text() == text
+
+
+def test_a_program_that_goes_elsewhere_keeps_one_folder_of_journals(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    relative = another(out=Path("tables"))
+    tuned(*tensors(1024))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    tuned(*tensors(5000))
+    assert len(read(tmp_path).entries) == 2
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert list(site(relative).remarks) == []
+
+
+def test_a_kernel_of_no_package_needs_a_folder(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replayed: list[int]
+) -> None:
+    monkeypatch.setattr(cutile.python_function(scale_kernel), "__module__", "__main__")
+    nowhere = another(journals=tmp_path / "journals")
+    tuned(*tensors(1024))
+    assert replayed == [9]
+    (remark,) = site(nowhere).remarks
+    assert "aot-tune record --out DIR" in remark
+    somewhere = another(out=tmp_path / "tables", journals=tmp_path / "journals")
+    tuned(*tensors(1024))
+    assert any("replayed without cubins, since" in remark for remark in site(somewhere).remarks)
+    (path,) = somewhere.tables
+    assert path.name == "__main__.scale_kernel.json"
+
+
+@pytest.mark.parametrize("function", ["args_fn", "grid_fn", "hints_fn"])
+def test_the_function_that_fails_for_every_config_is_named(
+    function: str, recorder: Recorder, replayed: list[int]
+) -> None:
+    def fails(config: Any) -> Any:
+        raise LookupError(config.TILE)
+
+    x, out = tensors(1024)
+    given: dict[str, Any] = {
+        "grid_fn": lambda config: (-(-1024 // config.TILE), 1, 1),
+        "args_fn": lambda config: (x, out, 1024, 2.0, config.TILE),
+        "hints_fn": lambda config: {},
+    }
+    given[function] = fails
+    with pytest.raises((ValueError, LookupError)):
+        cuda.tile.tune.exhaustive_search(SPACE, 0, kernel=scale_kernel, quiet=True, **given)
+    (remark,) = site(recorder).remarks
+    assert remark.startswith(f"not recorded: {function} raises LookupError: ")
+
+
+def test_a_launch_without_a_signature_is_answered_and_remarked(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> str:
+        raise CutileError("kernel argument x is a tuple")
+
+    monkeypatch.setattr(cutile, "signature_of", refuse)
+    assert tuned(*tensors(1024)).best.config.TILE == 32
+    assert list(site(recorder).remarks) == ["not recorded: kernel argument x is a tuple"]
+    assert recorder.tables == {}
+
+
+def test_a_table_that_cannot_be_written_is_a_remark(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise StoreError(f"{path} cannot be written: the disk is full")
+
+    monkeypatch.setattr(recording, "write_atomic", full)
+    assert tuned(*tensors(1024)).best.config.TILE == 32
+    (remark,) = site(recorder).remarks
+    assert remark.startswith("not recorded: ")
+    assert remark.endswith("the disk is full")
+
+
+def test_another_package_is_left_alone(recorder: Recorder, tmp_path: Path, replayed: list[int]) -> None:
+    other = another(out=tmp_path / "tables", journals=tmp_path / "journals", package="mylib")
+    tuned(*tensors(1024))
+    assert replayed == [9]
+    assert list(site(other).remarks) == ["not recorded: it is not of the package mylib"]
+
+
+def test_equal_launches_are_remarked(recorder: Recorder) -> None:
+    tuned(*tensors(1024), space=[*SPACE[:4], SimpleNamespace(TILE=16, occupancy=None, unused=1)])
+    assert list(site(recorder).remarks) == [
+        "1 of 5 configs are the same launch as another: same grid, hints and arguments; leave them out"
+    ]
+
+
+def test_a_launch_of_what_no_search_measured_is_remarked(recorder: Recorder) -> None:
+    x, out = tensors(1024)
+    tuned_once.launch(x, out)
+    tuned_once.launch(x, out, factor=3.0)
+    assert list(site(recorder).remarks) == []
+    other, its_out = tensors(4096)
+    kernel = scale_kernel.replace_hints(occupancy=7)
+    tuned_once.ct.launch(0, (128, 1, 1), kernel, (other, its_out, 4096, 2.0, 32))
+    tuned_once.ct.launch(0, (128, 1, 1), kernel, (other, its_out, 4096, 2.0, 32))
+    assert list(site(recorder).remarks) == [
+        "it is launched with hints that no search measured: occupancy=7, opt_level=3",
+        "it is launched with arguments that no search was for: x, out, n; "
+        "the key of the library's own cache may be too coarse",
+    ]
+
+
+def test_a_launch_of_what_no_search_measured_is_in_the_table(recorder: Recorder, tmp_path: Path) -> None:
+    x, out = tensors(1024)
+    tuned_once.launch(x, out)
+    (path,) = (tmp_path / "tables" / "sm90").glob("*.json")
+    searched = path.read_bytes()
+    recorder.end()
+    assert path.read_bytes() == searched  # the launch was as the search found it
+    recorder = another(out=tmp_path / "tables", journals=tmp_path / "journals")
+    tuned_once.tuned(x, out)
+    tuned_once.ct.launch(0, (32, 1, 1), scale_kernel.replace_hints(occupancy=7), (x, out, 1024, 2.0, 32))
+    other, its_out = tensors(512)
+    tuned_once.tuned(other, its_out)
+    assert [dict(one.hints)["occupancy"] for one in parse(path.read_bytes()).launched] == [7]
+    tuned_once.ct.launch(0, (32, 1, 1), scale_kernel.replace_hints(occupancy=5), (x, out, 1024, 2.0, 32))
+    recorder.end()
+    table = parse(path.read_bytes())
+    assert [dict(one.hints)["occupancy"] for one in table.launched] == [5, 7]
+    assert {one.signature for one in table.launched} == {table.entries[0].signature}
+    assert len(table.compilations) == len({(tuple(e.hints.items()), e.signature) for e in table.entries}) + 2
+
+
+def test_a_constant_that_follows_a_size_is_found() -> None:
+    from aot_tune.replay.problem import Array, Fixed, Problem
+
+    def of(rows: int, constant: int) -> Problem:
+        tensor = Array(dtype="float16", shape=(rows, 64), layout="contiguous", aligned=True)
+        return Problem(names=("x", "N"), arguments=(tensor, Fixed(str(constant))), sm_count=132)
+
+    assert following(of(128, 128), of(256, 256)) == ["N"]
+    assert following(of(128, 128), of(256, 128)) == []
+    assert following(of(128, 1), of(256, 2)) == []
+
+
+def test_a_search_waits_for_that_of_another_process(
+    recorder: Recorder, tmp_path: Path, replayed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "PATIENCE_S", 0.2)
+    with turns.turn(tmp_path / "journals", "cuda-0"):
+        assert tuned(*tensors(1024)).best.config.TILE == 32
+    assert replayed == [9]
+    assert list(site(recorder).remarks) == [
+        "not recorded: another process has searched on this GPU for 0.2 s"
+    ]
+    tuned(*tensors(1024))
+    assert len(read(tmp_path).entries) == 1

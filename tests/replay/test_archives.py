@@ -1,0 +1,113 @@
+"""`aot-tune compile` of recorded tables: what is compiled, where the archive lies, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from aot_tune import environment
+from aot_tune.cli.app import app
+from aot_tune.cubins.archive import FILE_NAME, Archive
+from aot_tune.errors import TableError
+from aot_tune.replay.archives import RecordedTables, tabled_kernel, tabled_kernels
+from aot_tune.tuner.archives.build import build
+from aot_tune.tuner.archives.check import check
+from aot_tune.tuner.archives.report import ArchiveReport, CubinRequest
+from tests.support.recorded_launches import MODULE, NAME, SM90, entry, table, write
+from tests.support.tuned_once import SPACE
+
+
+@pytest.fixture(scope="module")
+def cubins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one test compiled, the next need not."""
+    return tmp_path_factory.mktemp("cubins")
+
+
+def built(cubins: Path, *paths: Path, out: Path | None = None) -> ArchiveReport:
+    request = CubinRequest(kernels=(), archs=(SM90,), jobs=2, cubins=cubins, out=out)
+    (report,) = build(request, print, tabled_kernels(paths, [SM90], print))
+    return report
+
+
+@pytest.mark.process
+def test_each_winner_is_compiled_into_the_archive_beside_the_table(tmp_path: Path, cubins: Path) -> None:
+    path = write(tmp_path)
+    report = built(cubins, path)
+    assert (report.path, report.failures) == (path.parent / FILE_NAME, ())
+    section = Archive(report.path).section(NAME)
+    assert section is not None
+    assert sorted(section.keys) == sorted(
+        (tuple(one.hints.items()), one.signature) for one in table().entries
+    )
+    assert section.symbol == "scale_kernel"
+    assert MODULE in section.origin.files
+    assert [(fit.faults, fit.missing) for fit in check(tmp_path, {}, RecordedTables())] == [((), ())]
+    assert not built(cubins, path).changed
+
+
+@pytest.mark.process
+def test_tables_of_one_kernel_in_two_folders_share_a_section(tmp_path: Path, cubins: Path) -> None:
+    one = write(tmp_path / "one", table(entry(1024)))
+    other = write(tmp_path / "other", table(entry(4096, SPACE[3])))
+    report = built(cubins, one, other, out=tmp_path / "out")
+    assert report.path == tmp_path / "out" / "sm90" / FILE_NAME
+    assert [(kernel.kernel, kernel.signatures) for kernel in report.kernels] == [(NAME, 2)]
+
+
+def test_a_table_that_replaying_would_leave_out_is_an_error(tmp_path: Path, cubins: Path) -> None:
+    path = write(tmp_path, table(source_hash="0" * 16))
+    with pytest.raises(TableError, match=r"is not as it was recorded .*; record again \(aot-tune"):
+        built(cubins, path)
+
+
+def test_a_kernel_made_within_a_function_is_said_and_passed_over(tmp_path: Path, cubins: Path) -> None:
+    path = write(tmp_path, table(kernel="make.<locals>.kernel"))
+    said: list[str] = []
+    request = CubinRequest(kernels=(), archs=(SM90,), cubins=cubins)
+    assert build(request, said.append, tabled_kernels([path], [SM90], said.append)) == ()
+    local = "its kernel is made only when its library calls a function"
+    assert said == [f"{path}: {local}; nothing is compiled"]
+    assert tabled_kernel(path) == local
+
+
+@pytest.mark.process
+def test_an_archive_of_another_recording_does_not_fit(tmp_path: Path, cubins: Path) -> None:
+    built(cubins, write(tmp_path))
+    write(tmp_path, table(entry(1024), entry(64, SPACE[0])))
+    ((fault,),) = [fit.faults for fit in check(tmp_path, {}, RecordedTables())]
+    assert fault == f"{NAME}: 1 of the 2 signatures that its table asks for have no cubin"
+    write(tmp_path).unlink()
+    ((fault,),) = [fit.faults for fit in check(tmp_path, {}, RecordedTables())]
+    assert fault == f"{NAME}: no such kernel is recorded"
+
+
+@pytest.mark.process
+def test_the_verb_compiles_a_recorded_kernel_by_name(
+    tmp_path: Path, cubins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path)
+    monkeypatch.setenv(environment.TABLES, str(tmp_path))
+    words = ["compile", "--arch", "sm90", "--cubins", str(cubins), "--kernel"]
+    result = CliRunner().invoke(app, [*words, NAME])
+    assert (result.exit_code, result.stdout.splitlines()[1].split()[:2]) == (0, ["sm90", NAME])
+    result = CliRunner().invoke(app, [*words, NAME[:-1]])
+    assert result.exit_code == 2
+    assert f"no recorded table is of '{NAME[:-1]}'; there is {NAME}; the nearest is {NAME}" in result.stderr
+
+
+@pytest.mark.process
+def test_a_package_that_only_records_is_compiled_by_its_module(
+    tmp_path: Path, cubins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "onlyrecords"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    write(package / "tuned_configs")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delenv(environment.TABLES, raising=False)
+    words = ["compile", "--arch", "sm90", "--cubins", str(cubins), "--module", "onlyrecords"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.stderr
+    assert Archive(package / "tuned_configs" / "sm90" / FILE_NAME).kernels == (NAME,)

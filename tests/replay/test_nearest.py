@@ -1,0 +1,75 @@
+"""Which recorded problem may stand for another."""
+
+from __future__ import annotations
+
+import pytest
+
+from aot_tune.replay.nearest import ANY, distance, larger
+from aot_tune.replay.problem import Argument, Array, Fixed, Items, Problem, Real, Whole
+
+
+def tensor(*shape: int, dtype: str = "float16", layout: str = "contiguous", aligned: bool = True) -> Array:
+    return Array(dtype=dtype, shape=shape, layout=layout, aligned=aligned)
+
+
+def problem(*arguments: Argument, sm_count: int = 132) -> Problem:
+    return Problem(
+        names=tuple(f"p{at}" for at in range(len(arguments))), arguments=arguments, sm_count=sm_count
+    )
+
+
+def test_doublings_of_all_dimensions_are_added() -> None:
+    recorded = problem(tensor(1024, 512), tensor(64))
+    assert distance(recorded, recorded) == 0
+    assert distance(recorded, problem(tensor(600, 500), tensor(64))) == 0
+    assert distance(recorded, problem(tensor(2048, 512), tensor(33))) == 1
+    assert distance(recorded, problem(tensor(2048, 256), tensor(64))) == 2
+    assert distance(recorded, problem(tensor(4096, 512), tensor(64))) is None
+    assert distance(recorded, problem(tensor(4096, 512), tensor(64)), ANY) == 2
+
+
+def test_a_number_moves_with_a_size_or_stays() -> None:
+    recorded = problem(tensor(1024, 512), Whole(1024), Whole(1024 * 512), Whole(7))
+    assert distance(recorded, problem(tensor(600, 512), Whole(600), Whole(600 * 512), Whole(7))) == 0
+    assert distance(recorded, problem(tensor(600, 512), Whole(1024), Whole(600 * 512), Whole(7))) == 0
+    assert distance(recorded, problem(tensor(600, 512), Whole(601), Whole(600 * 512), Whole(7))) is None
+    assert distance(recorded, problem(tensor(600, 512), Whole(600), Whole(600 * 512), Whole(8))) is None
+
+
+def test_a_number_may_be_the_next_power_of_two_of_a_size() -> None:
+    recorded = problem(tensor(600), Whole(1024))
+    assert distance(recorded, problem(tensor(1500), Whole(2048))) == 1
+    assert distance(recorded, problem(tensor(1500), Whole(1500))) is None
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        problem(tensor(64, dtype="bfloat16"), Fixed("64"), Real()),
+        problem(tensor(64, layout="-"), Fixed("64"), Real()),
+        problem(tensor(64, aligned=False), Fixed("64"), Real()),
+        problem(tensor(64, 1), Fixed("64"), Real()),
+        problem(tensor(64), Fixed("128"), Real()),
+        problem(tensor(64), Fixed("64"), Whole(1)),
+        problem(tensor(64), Fixed("64"), Items((Real(),))),
+        problem(tensor(64), Fixed("64"), Real(), sm_count=114),
+    ],
+)
+def test_all_else_must_be_equal(asked: Problem) -> None:
+    assert distance(problem(tensor(64), Fixed("64"), Real()), asked, ANY) is None
+
+
+def test_lists_are_compared_item_by_item() -> None:
+    recorded = problem(Items((tensor(64), tensor(128))))
+    assert distance(recorded, problem(Items((tensor(40), tensor(128))))) == 0
+    assert distance(recorded, problem(Items((tensor(64),)))) is None
+    assert distance(recorded, problem(Items((tensor(64), Items((tensor(128),)))))) is None
+
+
+def test_empty_tensors_are_near_each_other_alone() -> None:
+    assert distance(problem(tensor(0)), problem(tensor(0))) == 0
+    assert distance(problem(tensor(0)), problem(tensor(2))) is None
+
+
+def test_the_larger_of_two_has_more_elements() -> None:
+    assert larger(problem(tensor(4, 4), Items((tensor(3),)))) == 19
