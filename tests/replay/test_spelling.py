@@ -32,7 +32,7 @@ class Kind(enum.Enum):
 
 
 def test_each_form_is_spelled_with_its_type() -> None:
-    here = "tests.recorded.test_spelling"
+    here = "tests.replay.test_spelling"
     assert spelled(SimpleNamespace(b=1, a=None)) == {"SimpleNamespace": {"a": None, "b": 1}}
     assert spelled({"b": 1, "a": [1, 2.5]}) == {"dict": {"a": [1, 2.5], "b": 1}}
     assert spelled(AsDataclass(64)) == {f"{here}.AsDataclass": {"TILE_M": 64, "num_ctas": 1}}

@@ -45,7 +45,7 @@ def test_what_would_end_the_process_is_passed_over(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "aot_tune", "record", "--out", "tables", "--"),
-            *(sys.executable, "-c", "from tests.record.test_on_gpu import main; main()"),
+            *(sys.executable, "-c", "from tests.replay.record.test_on_gpu import main; main()"),
         ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},

@@ -241,7 +241,7 @@ def test_what_cannot_be_recorded_is_searched_and_remarked(recorder: Recorder, re
     assert tuned(*tensors(1024), space=[Opaque()]).best.config.TILE == 32
     assert replayed == [1]
     (remark,) = site(recorder).remarks
-    assert remark.startswith("not recorded: config 0 of 1: a tests.record.test_recorder.")
+    assert remark.startswith("not recorded: config 0 of 1: a tests.replay.record.test_recorder.")
 
 
 def test_where_a_function_of_the_library_fails_cutile_decides(
