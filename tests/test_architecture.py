@@ -43,7 +43,10 @@ FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 WITHIN = {
     "serve": ("rank", "runtime", "missed", "choose", "kernels", "search", "launch", "prime"),
     "tuner": ("outcome", "process", "compile", "plan", "choose", "measure", "archives", "ray", "sweep"),
-    "replay": ("answer", "archives", "record"),
+    "replay": (
+        *("spelling", "problem", "table", "document", "files", "nearest", "fit", "words"),
+        *("answer", "archives", "record"),
+    ),
     "kernels": ("host", "rows", "products", "prefill", "decode", "ops"),
 }
 """Parts of the largest rooms, from the ground up: a part imports none that stands to its right."""
