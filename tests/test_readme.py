@@ -17,11 +17,13 @@ import typer
 from aot_tune import environment
 from aot_tune.cli.app import app
 from aot_tune.declare import checks
+from aot_tune.declare.discovery import find_tunables
 from aot_tune.replay import document as recorded
 from aot_tune.replay.answer import searches
 from aot_tune.replay.record import launches, recorder
 from aot_tune.tables import reader, writer
 from aot_tune.tunable import Tunable
+from aot_tune.tuner.sweep.report import JOURNALS
 from aot_tune.values.arch import Arch
 from tests.support.recorded_tables import TABLE
 from tests.support.violations import assert_none
@@ -349,9 +351,26 @@ def test_every_remark_that_is_explained_is_one_that_recording_makes() -> None:
     assert all(part in code for remark in remarks for part in re.split(r" ?\.\.\. ?", remark))
 
 
+def _steps(workflow: str, **matrix: str) -> list[str]:
+    """The commands of a workflow's jobs, without what they write to files."""
+    lines = re.findall(r"^ *- run: (.*)$", example(workflow), re.M)
+    for name, value in matrix.items():
+        lines = [line.replace(f"${{{{ matrix.{name} }}}}", value) for line in lines]
+    return [line.partition(" > ")[0] for line in lines]
+
+
+def test_the_workflow_of_one_job_a_kernel_names_declared_kernels_and_keeps_their_journals() -> None:
+    text = example("one job a kernel")
+    (names,) = re.findall(r"matrix: \{kernel: \[(.*)\]", text)
+    assert set(names.split(", ")) <= find_tunables(()).keys()
+    tuned, kept = text.index("aot-tune tune"), text.index("upload-artifact")
+    assert tuned < kept < text.index("if: always()") < text.index(str(JOURNALS)) < text.index("  tables:")
+
+
 def _aot_tune_lines() -> list[str]:
     quoted = re.findall(r"`(aot-tune [^`]*)`", ALL)
-    return sorted({*quoted, *(line for line in commands() if line.startswith("aot-tune"))})
+    given = [*commands(), *_steps("one job a kernel", kernel="matmul")]
+    return sorted({*quoted, *(line for line in given if line.startswith("aot-tune"))})
 
 
 def _why_refused(line: str) -> str | None:

@@ -7,7 +7,6 @@ found a problem, and 2 when it was called in a wrong way.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -161,11 +160,7 @@ def tune(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Folder of tables, or of a shard; the package's own by default."),
-    ] = None,
-    shard: Annotated[
-        str | None,
-        typer.Option(metavar="3/8", help="Measure this part alone, into --out; aot-tune merge joins parts."),
+        typer.Option(metavar="FOLDER", help="Folder of tables; the package's own by default."),
     ] = None,
     journal: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Folder of journals; build/journal by default.")
@@ -200,18 +195,13 @@ def tune(
     """
     from aot_tune.declare.discovery import find_tunables
     from aot_tune.declare.missed_problems import problems_of_files
-    from aot_tune.tuner.sweep.report import Shard, SweepRequest
+    from aot_tune.tuner.sweep.report import SweepRequest
 
     budget_s = command.seconds("--time-budget", time_budget) if time_budget is not None else None
-    if budget_s is not None and shard is not None:
-        raise UsageError("--time-budget and --shard: choose one; a part is measured as a whole")
-    part = Shard.parse(shard) if shard is not None else None
-    if part is not None and out is None:
-        raise UsageError(f"--shard {part} needs a folder of its own: --out part{part.number}")
     if require not in (None, "measured"):
         raise UsageError(f"--require {require!r}: write measured, or leave it away to allow predictions")
     if ray is not None:
-        _check_ray(arch, others={"--gpus": gpus, "--shard": shard})
+        _check_ray(arch, gpus)
     target = selection.chosen_arch(arch)
     kernels = selection.chosen_kernels(find_tunables(module or ()), kernel or ())
     problems = selection.problems_by_kernel(kernels, problem or ())
@@ -221,8 +211,8 @@ def tune(
             command.say(note)
         for name, those in missed.items():
             problems[name] = tuple(dict.fromkeys((*problems.get(name, ()), *those)))
-    measures = f"--shard {part}" if part is not None else "--require measured" if require else None
-    devices = selection.chosen_gpus(target, gpus, required_by=measures) if ray is None else ()
+    required = require is not None
+    devices = selection.chosen_gpus(target, gpus, require_measured=required) if ray is None else ()
     if budget_s is not None and ray is None and not devices:
         raise UsageError(
             f"--time-budget is for measuring, and this process may use no {target} GPU, so that it would "
@@ -239,11 +229,9 @@ def tune(
             and ray is None
             and not (kernel or module or problems or limit or exhaustive or full),
             exhaustive=exhaustive,
-            require_measured=require is not None,
-            out=out if part is None else None,
+            require_measured=required,
+            out=out,
             time_budget_s=budget_s,
-            shard=part,
-            part=out if part is not None else None,
             jobs=jobs,
             gpus=tuple(device.index for device in devices),
             ray=ray,
@@ -259,7 +247,7 @@ def tune(
     command.leave(failed=not report.complete)
 
 
-def _check_ray(arch: str | None, others: Mapping[str, object]) -> None:
+def _check_ray(arch: str | None, gpus: str | None) -> None:
     """Refuse what does not go with --ray, and --ray where Ray is missing.
 
     Raises:
@@ -268,9 +256,8 @@ def _check_ray(arch: str | None, others: Mapping[str, object]) -> None:
     from aot_tune.nvidia.nvml import visible_gpus
     from aot_tune.tuner.ray.cluster import installed
 
-    for option, value in others.items():
-        if value is not None:
-            raise UsageError(f"--ray and {option}: choose one; a sweep on a cluster uses all of its GPUs")
+    if gpus is not None:
+        raise UsageError("--ray and --gpus: choose one; a sweep on a cluster uses all of its GPUs")
     if arch is None and not visible_gpus():
         raise UsageError("--ray on a machine without a GPU: name the arch to tune for, as --arch sm90")
     installed()
@@ -280,7 +267,6 @@ def _sweep(request: SweepRequest, *, only_stale: bool) -> SweepReport:
     """Sweep with progress on stderr; stopped by a signal, say how to go on."""
     from aot_tune.nvidia.cutile import compiler_version
     from aot_tune.tuner.sweep import run as sweep
-    from aot_tune.tuner.sweep import shards
     from aot_tune.tuner.sweep.progress import prediction_notice, progress_on
     from aot_tune.tuner.sweep.report import SweepReport
 
@@ -293,9 +279,7 @@ def _sweep(request: SweepRequest, *, only_stale: bool) -> SweepReport:
         if request.predicts:
             progress.note("\n".join(prediction_notice(request, compiler_version())))
         try:
-            return (
-                sweep.run(request, progress) if request.shard is None else shards.measure(request, progress)
-            )
+            return sweep.run(request, progress)
         except KeyboardInterrupt:
             command.ignore_signals()
             kept = "what was compiled is kept" if request.predicts else "what was measured is saved"
@@ -303,33 +287,6 @@ def _sweep(request: SweepRequest, *, only_stale: bool) -> SweepReport:
                 progress.close()
                 command.say(f"stopped; {kept}. To go on: {request.command()}")
             raise
-
-
-@app.command()
-@guarded
-def merge(
-    part: Annotated[list[Path], typer.Argument(metavar="PART", help="Folders that tune --shard made.")],
-    out: Annotated[Path | None, typer.Option(help="Folder of tables; the package's own by default.")] = None,
-    module: Modules = None,
-    allow_worse: AllowWorse = False,
-    as_json: AsJson = False,
-    verbose: Verbose = False,
-) -> None:
-    """Join the parts of a sweep.
-
-    It measures nothing. Exit code 1 when something is missing.
-    """
-    from aot_tune.declare.discovery import find_tunables
-    from aot_tune.tuner.sweep.merge import merge as merge_parts
-    from aot_tune.tuner.sweep.merge import merged_lines, modules_of
-    from aot_tune.tuner.sweep.progress import PlainProgress
-
-    kernels = find_tunables([*(module or ()), *modules_of(part)])
-    merged = merge_parts(part, kernels, PlainProgress(sys.stderr), out, allow_worse=allow_worse)
-    command.put(json_text(merged) if as_json else map(str, merged.published))
-    for line in merged_lines(merged):
-        command.say(line)
-    command.leave(failed=not merged.complete)
 
 
 @app.command()

@@ -36,19 +36,18 @@ def chosen_arch(name: str | None) -> Arch:
     return archs[0] if archs else FALLBACK_ARCH
 
 
-def chosen_gpus(arch: Arch, indexes: str | None, *, required_by: str | None = None) -> tuple[Gpu, ...]:
+def chosen_gpus(arch: Arch, indexes: str | None, *, require_measured: bool = False) -> tuple[Gpu, ...]:
     """The GPUs to measure on: those that are named, else all of `arch`; none where a sweep must predict.
 
     Args:
         arch: The arch to tune for.
         indexes: The value of --gpus, places among the GPUs that this process may use as ``0,1``, or ``all``,
             or None.
-        required_by: The option for which a missing GPU is an error, as it is written; None where a sweep
-            may predict.
+        require_measured: Whether a missing GPU is an error and not a reason to predict.
 
     Raises:
         UsageError: A named GPU is missing or of another arch, or the GPUs are of several models.
-        TuneError: There is no GPU of `arch`, and an option requires one.
+        TuneError: There is no GPU of `arch`, and --require measured asks for one.
     """
     gpus = visible_gpus() or ()
     here = ", ".join(
@@ -64,11 +63,11 @@ def chosen_gpus(arch: Arch, indexes: str | None, *, required_by: str | None = No
             f"--gpus all: none is an {arch} GPU; this process may use {here or 'none'}; leave --gpus out to "
             "predict"
         )
-    if not found and required_by is not None:
+    if not found and require_measured:
         there = f"no {arch} GPU ({here})" if here else "no GPU"
         raise TuneError(
-            f"{required_by}: this measures, and this process may use {there}; run it on a machine with a "
-            "GPU of the arch, or leave the option out to predict"
+            f"--require measured: this measures, and this process may use {there}; run it on a machine with "
+            "a GPU of the arch, or leave the option out to predict"
         )
     models: dict[str, list[str]] = {}
     for gpu in found:

@@ -216,11 +216,7 @@ def test_a_time_budget_is_hours_minutes_and_seconds(
     [
         (["--time-budget", "20"], "write hours, minutes and seconds, as 20m"),
         (["--time-budget", "0m"], "write hours, minutes and seconds"),
-        (["--shard", "1/2"], "needs a folder of its own: --out part1"),
-        (["--shard", "3/2", "--out", "P"], "write for example 3/8"),
-        (["--shard", "1/2", "--out", "P", "--time-budget", "20m"], "choose one"),
         (["--ray", "--gpus", "all"], "--ray and --gpus: choose one"),
-        (["--ray", "--shard", "1/2", "--out", "P"], "--ray and --shard: choose one"),
         (["--ray", "--arch", "sm90"], "pip install 'aot-tune[ray]'"),
     ],
 )
@@ -254,30 +250,6 @@ def test_an_address_behind_ray_may_be_left_out_and_the_command_repeats_it(
     again = shlex.split(request.command())[1:]
     assert _run(*again).exit_code == 0
     assert requests[1].ray == address
-
-
-def test_a_shard_is_measured_into_its_own_folder(
-    requests: list[SweepRequest], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _h200(monkeypatch)
-    measured: list[SweepRequest] = []
-
-    def measure(request: SweepRequest, progress: object) -> SweepReport:
-        measured.append(request)
-        return SweepReport(arch=SM90, device_name="", rows=(), seconds=0.0)
-
-    monkeypatch.setattr("aot_tune.tuner.sweep.shards.measure", measure)
-    assert _run("tune", "--shard", "3/8", "--out", "part3").exit_code == 0
-    (request,) = measured
-    assert (str(request.shard), request.part, request.out) == ("3/8", Path("part3"), None)
-    assert request.command().endswith("--gpus 0 --shard 3/8 --out part3")
-    assert requests == []
-
-
-def test_merging_what_is_no_part_says_so(tmp_path: Path) -> None:
-    result = _run("merge", str(tmp_path))
-    assert result.exit_code == 1
-    assert "is no part of a sweep" in result.stderr
 
 
 def test_without_a_gpu_tune_says_first_that_it_predicts_from_what_and_where_it_writes(
@@ -334,13 +306,11 @@ def test_a_gpu_measures_all_that_is_declared(
 
 
 def test_a_required_measurement_without_a_gpu_is_exit_code_1(requests: list[SweepRequest]) -> None:
-    part = _run("tune", "--shard", "1/2", "--out", "P")
-    assert part.exit_code == 1
-    assert part.stderr.startswith("aot-tune: --shard 1/2: this measures, and this process may use no GPU;")
-    assert "--require" not in part.stderr
     result = _run("tune", "--require", "measured")
     assert result.exit_code == 1
-    assert "--require measured: this measures, and this process may use no GPU;" in result.stderr
+    assert result.stderr.startswith(
+        "aot-tune: --require measured: this measures, and this process may use no GPU;"
+    )
     assert requests == []
 
 

@@ -37,8 +37,8 @@ def test_the_arch_is_the_one_named_else_this_machines_else_sm100(gpus: list[Gpu]
 
 def test_the_gpus_are_those_named_else_all_of_the_arch_else_none(gpus: list[Gpu]) -> None:
     assert selection.chosen_gpus(SM90, None) == ()
-    with pytest.raises(TuneError, match="--shard 1/2: this measures, and this process may use no GPU; run"):
-        selection.chosen_gpus(SM100, None, required_by="--shard 1/2")
+    with pytest.raises(TuneError, match=r"--require measured: .* this process may use no GPU; run"):
+        selection.chosen_gpus(SM100, None, require_measured=True)
     with pytest.raises(UsageError, match="--gpus all: none is an sm90 GPU; this process may use none"):
         selection.chosen_gpus(SM90, "all")
     gpus += [
@@ -47,10 +47,10 @@ def test_the_gpus_are_those_named_else_all_of_the_arch_else_none(gpus: list[Gpu]
         Gpu(index=2, name="NVIDIA H200", arch=SM90, uuid="c"),
     ]
     with pytest.raises(TuneError, match="may use no sm120 GPU \\(0: NVIDIA B200 sm100"):
-        selection.chosen_gpus(Arch.parse("sm120"), None, required_by="--shard 1/2")
-    assert selection.chosen_gpus(SM90, None, required_by="--shard 1/2") == (gpus[1], gpus[2])
-    assert selection.chosen_gpus(SM90, "all", required_by="--shard 1/2") == (gpus[1], gpus[2])
-    assert selection.chosen_gpus(SM90, "2, 1", required_by="--shard 1/2") == (gpus[1], gpus[2])
+        selection.chosen_gpus(Arch.parse("sm120"), None, require_measured=True)
+    assert selection.chosen_gpus(SM90, None, require_measured=True) == (gpus[1], gpus[2])
+    assert selection.chosen_gpus(SM90, "all", require_measured=True) == (gpus[1], gpus[2])
+    assert selection.chosen_gpus(SM90, "2, 1", require_measured=True) == (gpus[1], gpus[2])
     assert selection.chosen_gpus(SM90, "1") == (gpus[1],)
     for index in (0, 3):
         with pytest.raises(UsageError, match=f"--gpus {index} is not an sm90 GPU.*1: NVIDIA H200 sm90"):

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from types import TracebackType
-from typing import Protocol
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import TuneError
@@ -22,7 +21,6 @@ from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped
 from aot_tune.tuner.schedule.queue import TaskQueue, draw_for
 from aot_tune.tuner.sweep.report import GpuUse
 from aot_tune.values.device import Device
-from aot_tune.values.problem import Problem
 
 _LOOK_S = 0.1
 """Seconds after which an idle GPU looks again whether a task has become ready."""
@@ -38,12 +36,9 @@ class Seat:
     """One GPU of a crew. Its attributes belong to its thread while a task runs.
 
     Attributes:
-        measures: Whether it is a GPU of this machine (`aot_tune.tuner.sweep.shards.AbsentSeat` is none).
         index: The GPU's index, as torch counts.
         gpu: Its uuid, which records name; before its first task empty.
     """
-
-    measures = True
 
     def __init__(self, index: int, start: Start, strikes: Callable[[FoundKernel], Strikes]) -> None:
         self.index, self.gpu = index, ""
@@ -127,9 +122,6 @@ class Task:
     kernel: FoundKernel
     """The kernel whose session it needs."""
 
-    problem: Problem | None = None
-    """The problem that it is about; None for one that is about none."""
-
     work: Callable[[Seat], None]
     """Does it. Where its GPU is lost, it is called again for another one."""
 
@@ -180,32 +172,6 @@ class _Opened:
 
     devices: dict[int, Device] = field(default_factory=dict)
     conditions: dict[int, dict[str, str]] = field(default_factory=dict)
-
-
-class RoundOver(Exception):
-    """Nothing more can be done here: results of other parts are missing.
-
-    Attributes:
-        missing: The problems that they lack.
-    """
-
-    def __init__(self, missing: Sequence[Problem]) -> None:
-        super().__init__(f"{len(missing)} problems are not measured yet")
-        self.missing = tuple(missing)
-
-
-class Hands(Protocol):
-    """What does the tasks of a kernel's sweep: a `Crew`, or a part of one."""
-
-    def takes(self, problem: Problem) -> bool:
-        """Whether what is missing of a problem is measured here."""
-
-    def run(self, tasks: Sequence[Task], meanwhile: Callable[[], None] = ...) -> None:
-        """Have tasks done; see `Crew.run`.
-
-        Raises:
-            RoundOver: Tasks that are done elsewhere lack results; those that are done here are done.
-        """
 
 
 class Crew:
@@ -297,10 +263,6 @@ class Crew:
             )
         first = min(devices)
         return devices[first], said.conditions[first]
-
-    def takes(self, problem: Problem) -> bool:
-        """Every problem is measured here."""
-        return True
 
     def run(self, tasks: Sequence[Task], meanwhile: Callable[[], None] = lambda: None) -> None:
         """Have tasks of a kernel done, the longest first; of equal ones the first.

@@ -285,22 +285,21 @@ class JournalContent:
     """Number of damaged bytes."""
 
 
-def read(path: Path, accepts: Accepts = _all, *, advice: str | None = None) -> JournalContent:
+def read(path: Path, accepts: Accepts = _all) -> JournalContent:
     """Read what a journal holds, also while a sweep writes it.
 
     Args:
         path: The file.
         accepts: A record that it does not accept counts as damage.
-        advice: What to do where it cannot be read, in place of the options of `aot-tune tune`.
 
     Raises:
         JournalMismatchError: It has the form of another release.
         JournalWriteError: It cannot be read.
     """
-    data = _readable(path, advice or _ANOTHER_FOLDER)
+    data = _readable(path)
     every = _scan(data, "", _all)
     headers = [(digest, record) for digest, record in every.records if _IDENTITY_KEY in record]
-    _check_schema(path, [record for _, record in every.records], advice or _START_OVER)
+    _check_schema(path, [record for _, record in every.records])
     own = headers[0][0] if headers else next((digest for digest, _ in every.records), "")
     found = _scan(data, own, accepts)
     records = [(digest, record) for digest, record in found.records if _IDENTITY_KEY not in record]
@@ -405,7 +404,7 @@ def _check_identity(
     foreign = [record for theirs, record in records if theirs != digest]
     if not foreign:
         return
-    _check_schema(path, foreign, _START_OVER)
+    _check_schema(path, foreign)
     spelled = next((record[_IDENTITY_KEY] for record in foreign if _IDENTITY_KEY in record), None)
     if spelled is not None:
         differences = "; ".join(
@@ -423,7 +422,7 @@ def _check_identity(
     )
 
 
-def _check_schema(path: Path, records: Sequence[Record], advice: str) -> None:
+def _check_schema(path: Path, records: Sequence[Record]) -> None:
     """Refuse the journal of another release, by its first line or by what only such a journal holds."""
     schemas = [record.get(_SCHEMA_KEY, 1) for record in records if _IDENTITY_KEY in record]
     other = next((schema for schema in schemas if schema != SCHEMA), None)
@@ -435,7 +434,7 @@ def _check_schema(path: Path, records: Sequence[Record], advice: str) -> None:
     if other is not None:
         raise JournalMismatchError(
             f"{path}: this journal was written by another release of aot_tune: its schema is {other}, this "
-            f"release reads {SCHEMA}; {advice}"
+            f"release reads {SCHEMA}; move the file away, or start over with --fresh"
         )
 
 
@@ -443,24 +442,23 @@ def _check_schema(path: Path, records: Sequence[Record], advice: str) -> None:
 
 
 _ANOTHER_FOLDER = "move it away or name another folder with --journal"
-"""What to do with a journal that cannot be read, by the options of `aot-tune tune`."""
-
-_START_OVER = "move the file away, or start over with --fresh"
-"""The same of one that another release wrote."""
+"""What to do with a journal that cannot be read."""
 
 
-def _content(path: Path, advice: str = _ANOTHER_FOLDER) -> bytes:
+def _content(path: Path) -> bytes:
     """The file's bytes; none where there is no file."""
     if path.exists() and not path.is_file():
-        raise JournalWriteError(f"{path}: is not a plain file; {advice}")
+        raise JournalWriteError(f"{path}: is not a plain file; {_ANOTHER_FOLDER}")
     return path.read_bytes() if path.exists() else b""
 
 
-def _readable(path: Path, advice: str = _ANOTHER_FOLDER) -> bytes:
+def _readable(path: Path) -> bytes:
     try:
-        return _content(path, advice)
+        return _content(path)
     except OSError as error:
-        raise JournalWriteError(f"{path}: cannot read the journal: {_reason(error)}; {advice}") from error
+        raise JournalWriteError(
+            f"{path}: cannot read the journal: {_reason(error)}; {_ANOTHER_FOLDER}"
+        ) from error
 
 
 def _cannot_open(path: Path, error: OSError) -> NoReturn:

@@ -52,7 +52,7 @@ from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, SweepPlan,
 from aot_tune.tuner.plan.model import least_us, predict_us
 from aot_tune.tuner.plan.shortlist import MOST_CANDIDATES, predictions, shortlist
 from aot_tune.tuner.sweep.cards import DefaultTwice, disagreements
-from aot_tune.tuner.sweep.crew import Hands, RoundOver, Seat, Task
+from aot_tune.tuner.sweep.crew import Crew, Seat, Task
 from aot_tune.tuner.sweep.progress import CompileReporter, Progress
 from aot_tune.tuner.sweep.results import Listed, Step, SweepResults
 from aot_tune.values.arch import Arch
@@ -149,7 +149,7 @@ class KernelSweep:
         self,
         planned: SweepPlan,
         feed: CompileFeed,
-        crew: Hands,
+        crew: Crew,
         results: SweepResults,
         progress: Progress,
         *,
@@ -249,19 +249,6 @@ class KernelSweep:
                     swept.barred.setdefault(problem, set()).add(failure.config)
         return passed
 
-    def recheck_early(self) -> None:
-        """Verify here, at the edges that are measured here, all that may win there or lose least there.
-
-        The winners are known once the times of all machines are: so they need not be waited for once more.
-        """
-        swept = self._swept
-        asked = {edge: list(swept.runoffs[edge]) for edge in swept.runoffs if self._crew.takes(edge)}
-        for member in swept.portfolio:
-            edge = swept.least_lost(member, asked)
-            if edge is not None and member not in asked[edge]:
-                asked[edge].append(member)
-        self._verify(asked)
-
     def _verify(self, asked: Mapping[Problem, Sequence[Config]]) -> None:
         def verify(each: ProblemPlan, seat: Seat) -> None:
             for config in asked[each.problem]:
@@ -308,9 +295,6 @@ class KernelSweep:
         def task(each: ProblemPlan) -> Task:
             def begin(seat: Seat) -> None:
                 with self._opening(step, each.problem, seat):
-                    failed = self._results.unopened(each.problem)
-                    if failed is not None and not self._crew.takes(each.problem):
-                        raise ProblemFailedError(each.problem, failed)
                     if step != "recheck":
                         self._report_step(each.problem)
                     try:
@@ -324,7 +308,6 @@ class KernelSweep:
             keys = {job.key for job in jobs[each.problem]} - self._compiled.keys()
             return Task(
                 kernel=self._plan.kernel.found,
-                problem=each.problem,
                 work=begin,
                 length=lengths[each.problem],
                 owner=None if step == "recheck" else self._results.owner(step, each.problem),
@@ -335,9 +318,7 @@ class KernelSweep:
         self._crew.run([task(each) for each in plans.values()], self._compilations.report)
 
     def _jobs(self, step: Step, each: ProblemPlan) -> list[CompileJob]:
-        """The compilations that a step needs of a problem: none of what other machines measure."""
-        if not self._crew.takes(each.problem):
-            return []
+        """The compilations that a step needs of a problem."""
         known = self._known_list(each) if step == "candidates" else None
         if known is None:
             return list(each.jobs.values())
@@ -406,7 +387,6 @@ class KernelSweep:
         known = self._known_list(each)
         if known is not None:
             return known
-        _ = seat.session  # a seat that measures nothing has none
         self._check_time("candidates", each)
         compiled = self._wait("candidates", each, each.candidates, seat)
         with self._lock:
@@ -438,48 +418,34 @@ class KernelSweep:
         }
         self._steps += len(problems) if self._plans else 0  # the first time they are counted already
         self._plans, self._added = {}, set()
-        missing = self._measure_portfolio_at(problems)
-        while added := self._to_add(missing):
+        self._measure_portfolio_at(problems)
+        while added := self._to_add():
             self._steps += len(added)
             self._added.update(added)
-            missing += self._measure_portfolio_at(added)
-        if missing:
-            raise RoundOver(missing)
+            self._measure_portfolio_at(added)
 
-    def _to_add(self, missing: Iterable[Problem]) -> dict[Problem, Problem]:
-        """The sizes to measure next, each with its edge; none of buckets that wait for other machines."""
-        waiting = {self._plan.kernel.tunable.bucket_of(problem) for problem in missing}
-        found = self._next_sizes(
-            self._swept, [edge for edge in self._swept.candidates if edge not in waiting]
-        )
+    def _to_add(self) -> dict[Problem, Problem]:
+        """The sizes to measure next, each with its edge."""
+        found = self._next_sizes(self._swept, self._swept.candidates)
         # A size that was tried and has no time, as it could not be opened or reached, is not tried again.
         return {size: edge for edge, size in found.items() if size not in self._plans}
 
-    def _measure_portfolio_at(self, problems: Mapping[Problem, Problem]) -> list[Problem]:
-        """Time the portfolio at problems, each given with the edge of its bucket.
-
-        Returns:
-            The problems of which other machines have not measured everything yet.
-        """
+    def _measure_portfolio_at(self, problems: Mapping[Problem, Problem]) -> None:
+        """Time the portfolio at problems, each given with the edge of its bucket."""
         swept = self._swept
         members = [config for config in swept.portfolio if config not in swept.wrong]
         plans = {problem: plan_only(self._plan.kernel, problem, members) for problem in problems}
         self._plans.update(plans)
-        missing: list[Problem] = []
-        try:
-            self._do(
-                "portfolio",
-                plans,
-                lambda each, seat: self._measure_portfolio(
-                    each, seat, finals=problems[each.problem] == each.problem
-                ),
-            )
-        except RoundOver as over:
-            missing += over.missing
+        self._do(
+            "portfolio",
+            plans,
+            lambda each, seat: self._measure_portfolio(
+                each, seat, finals=problems[each.problem] == each.problem
+            ),
+        )
         swept.portfolio_times = _ordered(swept.portfolio_times, self._plans)
         swept.runoffs = _ordered(swept.runoffs, self._plans)
         self._drop_unreached()
-        return missing
 
     def _measure_portfolio(self, each: ProblemPlan, seat: Seat, *, finals: bool) -> None:
         # Also those that another problem has just found wrong: which one comes first is chance.
@@ -642,7 +608,7 @@ class KernelSweep:
             if outcome is None:
                 missing.append(config)
             elif isinstance(outcome, Failure):
-                if seat.measures and (outcome.stage in STRIKES or outcome.stage == "verify"):
+                if outcome.stage in STRIKES or outcome.stage == "verify":
                     seat.strikes.remember(problem, config, outcome.stage)
                 self._note_failure(step, problem, outcome)
         return missing

@@ -469,8 +469,7 @@ def closing_table(rows: Sequence[SweptKernel]) -> list[str]:
             f"{row.compile_s:.1f}",
             f"{row.measure_s:.1f}",
             f"{row.verify_s:.1f}",
-            row.waits
-            or ("not published" if row.path is None else f"{row.path} ({counted(row.changed, 'change')})"),
+            "not published" if row.path is None else f"{row.path} ({counted(row.changed, 'change')})",
         )
         for row in rows
     ]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aot_tune.errors import UsageError
 from aot_tune.tables.table import Evidence
 from aot_tune.tuner.plan.sizes import spread
 from aot_tune.values.arch import Arch
@@ -31,32 +30,6 @@ the same tables. With five candidates each, sixteen kernels need 297 compilation
 
 FIRST_LOOK_CANDIDATES = 5
 """Most candidates of each bucket in a first look: the default, and others evenly spread over the space."""
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One of several equal parts of a sweep, which are measured on different machines."""
-
-    number: int
-    """Which one, from 1."""
-
-    of: int
-    """Into how many parts the sweep is divided."""
-
-    @classmethod
-    def parse(cls, text: str) -> Shard:
-        """Read ``3/8``.
-
-        Raises:
-            UsageError: It has another form.
-        """
-        number, _, of = (part.strip() for part in text.partition("/"))
-        if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
-            raise UsageError(f"--shard {text!r}: write for example 3/8, the third of eight parts")
-        return cls(int(number), int(of))
-
-    def __str__(self) -> str:
-        return f"{self.number}/{self.of}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,12 +92,6 @@ class SweepRequest:
     time_budget_s: float | None = None
     """Time in which all kernels are swept, as far as it suffices, seconds; None for as long as they take."""
 
-    shard: Shard | None = None
-    """The part of the sweep to measure; None for all of it."""
-
-    part: Path | None = None
-    """The folder of that part: its journals, and what merging needs."""
-
     verbose: bool = False
     """Whether to show each bucket's winner and its figures."""
 
@@ -167,8 +134,6 @@ class SweepRequest:
         valued = {"--limit": self.limit, "--out": self.out, "--jobs": self.jobs, "--gpus": gpus}
         for option, value in {**valued, "--journal": self.journal, "--cubins": self.cubins}.items():
             words += [] if value is None else [option, str(value)]
-        if self.shard is not None:
-            words += ["--shard", str(self.shard), "--out", str(self.part)]
         if self.time_budget_s is not None:
             words += ["--time-budget", f"{self.time_budget_s:g}s"]
         words += ["--exhaustive"] if self.exhaustive else []
@@ -231,9 +196,6 @@ class SweptKernel:
 
     unreached: tuple[str, ...] = ()
     """The buckets that a limited time did not suffice for, each with what becomes of it."""
-
-    waits: str = ""
-    """What a part of a sweep waits for, in place of a table; empty where the table was decided."""
 
     disturbed: tuple[str, ...] = ()
     """The buckets whose entries rest on disturbed samples, each with what disturbed them."""

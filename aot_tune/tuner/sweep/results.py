@@ -119,8 +119,9 @@ class SweepResults:
     that writes it returns; a request's times, which nobody is told one by one, when what it took is written.
 
     Args:
-        journal: An open journal; the results of an earlier run are taken from it.
-        others: Records of other machines, which came before; they are read and not written.
+        journal: An open journal; the results of an earlier run are taken from it. None to read
+            `records` alone.
+        records: The records of a journal that is not open.
 
     Attributes:
         resumed: Number of measurements and failures taken from the journal.
@@ -128,7 +129,7 @@ class SweepResults:
         verify_s: Time spent verifying, that of earlier runs included, seconds.
     """
 
-    def __init__(self, journal: Journal | None, others: Iterable[Record] = ()) -> None:
+    def __init__(self, journal: Journal | None, records: Iterable[Record] = ()) -> None:
         self._journal = journal
         self._listed: dict[Problem, Record] = {}
         self._unopened: dict[Problem, str] = {}
@@ -141,7 +142,7 @@ class SweepResults:
         self._rechecks: dict[tuple[Problem, Config], Failure | None] = {}
         self._compiled: dict[str, str | None] = {}
         self.measure_s = self.verify_s = 0.0
-        for record in (*others, *(journal.records if journal is not None else ())):
+        for record in journal.records if journal is not None else records:
             self._take(record)
         self.resumed = len({*self._outcomes, *self._provisional, *self._rounds}) + len(self._rechecks)
 

@@ -59,11 +59,8 @@ _STOPS_ALL = (GpuLostError, JournalWriteError, StoreError)
 _SHORTEST_S = 1.0
 """The least time for a kernel, seconds: one bucket of each is always swept."""
 
-Measure = Callable[[SweepRequest, FoundKernel, CompileFeed, Crew, Progress], SweptKernel]
-"""Sweeps one kernel on the GPUs of a crew."""
 
-
-def run(request: SweepRequest, progress: Progress, measure: Measure | None = None) -> SweepReport:
+def run(request: SweepRequest, progress: Progress) -> SweepReport:
     """Sweep the kernels asked for and publish their tables.
 
     A kernel that cannot be swept leaves the others running: its row has the reason. The error of the only
@@ -73,7 +70,6 @@ def run(request: SweepRequest, progress: Progress, measure: Measure | None = Non
     Args:
         request: What to sweep; a request without a GPU predicts.
         progress: Receives each event.
-        measure: Sweeps one kernel; `measure_kernel`, which publishes its table, when None.
 
     Raises:
         TuneError: The sweep cannot start, go on or be saved; all finished results are in the journal.
@@ -129,7 +125,7 @@ def run(request: SweepRequest, progress: Progress, measure: Measure | None = Non
                 if request.predicts:
                     row = predict.predict_kernel(request, found, feed, progress)
                 else:
-                    row = (measure or measure_kernel)(within, found, feed, crew, progress)
+                    row = measure_kernel(within, found, feed, crew, progress)
             except AotTuneError as error:
                 row = _failed(request, found, error, progress)
             finally:
@@ -302,7 +298,7 @@ def _refused(request: SweepRequest, progress: Progress, sessions: _Sessions) -> 
     conditions = sessions.identity(left[0], request.gpus[0])
     for found in left:
         try:
-            check_resumable(journal_path(request, found), identity_of(conditions, request, found))
+            check_resumable(journal_path(request, found), _identity_of(conditions, request, found))
         except AotTuneError as error:
             rows[found.tunable.name] = _failed(request, found, error, progress)
     return rows
@@ -419,9 +415,8 @@ def _check(found: FoundKernel, request: SweepRequest) -> None:
     if problems:
         raise DeclarationError("\n".join(problems))
     path = store.table_path(table_folder(request, found), request.arch, found.tunable.name)
-    if request.shard is None:
-        files.check_writable(path.parent)
-        files.check_replaceable(path)
+    files.check_writable(path.parent)
+    files.check_replaceable(path)
     if not request.predicts:
         present_table(path)
 
@@ -469,8 +464,8 @@ def measure_kernel(
         jobs=len(planned.jobs),
         device=device.name if len(request.gpus) == 1 else f"{len(request.gpus)} {device.name}",
     )
-    identity = identity_of(conditions, request, found)
-    whole = is_whole(request, found)
+    identity = _identity_of(conditions, request, found)
+    whole = _is_whole(request, found)
     decision = _decision(planned, identity, old, request, whole=whole)
     path_of_journal = journal_path(request, found)
     with Journal.open(path_of_journal, identity, accepts=accepts, fresh=request.fresh) as journal:
@@ -494,7 +489,7 @@ def measure_kernel(
         def beside(there: Table | None) -> tuple[Table, list[str]]:
             if there != decision.old:
                 decision.join(there)
-            table = rechecked_table(kernel_sweep, decision, swept)
+            table = _rechecked_table(kernel_sweep, decision, swept)
             if broken := kernel_sweep.broken():
                 return table, [broken]
             return table, publish.refusals(
@@ -560,7 +555,7 @@ def _remarks(
             yield f"{bucket}: {what}"
 
 
-def identity_of(conditions: Mapping[str, str], request: SweepRequest, found: FoundKernel) -> dict[str, str]:
+def _identity_of(conditions: Mapping[str, str], request: SweepRequest, found: FoundKernel) -> dict[str, str]:
     """The conditions under which a kernel's results hold: they are the identity of its journal."""
     # A journal may be resumed on another card of the same model: figures of one model are comparable.
     same = {name: text for name, text in conditions.items() if name != "uuid"}
@@ -580,7 +575,7 @@ def journal_path(request: SweepRequest, found: FoundKernel) -> Path:
     sweep.
     """
     name = found.tunable.name
-    if not is_whole(request, found):
+    if not _is_whole(request, found):
         chosen = "\n".join(str(bucket) for bucket in request.buckets(found))
         name += f".{hashlib.sha256(chosen.encode()).hexdigest()[:8]}"
     return (request.journal or JOURNALS) / str(request.arch) / f"{name}.jsonl"
@@ -594,7 +589,7 @@ def _opened(journal: Journal, results: SweepResults, path: Path) -> Iterator[str
         yield f"{results.resumed} measurements of an earlier run are taken over from {path}"
 
 
-def rechecked_table(kernel_sweep: KernelSweep, decision: Decision, swept: KernelTimes) -> Table:
+def _rechecked_table(kernel_sweep: KernelSweep, decision: Decision, swept: KernelTimes) -> Table:
     """Choose a table and verify its winners in a fresh process; where one falls, choose anew without it."""
     while True:
         table = decision.table(swept)
@@ -603,6 +598,6 @@ def rechecked_table(kernel_sweep: KernelSweep, decision: Decision, swept: Kernel
         kernel_sweep.choose_portfolio()
 
 
-def is_whole(request: SweepRequest, found: FoundKernel) -> bool:
+def _is_whole(request: SweepRequest, found: FoundKernel) -> bool:
     """Whether all declared buckets of a kernel are swept."""
     return request.limit is None and found.tunable.name not in request.problems

@@ -280,7 +280,9 @@ def test_verbose_tells_each_choice_and_its_reason(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("verbose", [False, True])
-def test_candidates_that_spill_are_counted_and_verbose_lists_them(folder: Path, verbose: bool) -> None:
+def test_candidates_that_spill_are_counted_and_verbose_lists_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, verbose: bool
+) -> None:
     """Also where an error ends the only kernel."""
 
     def measure(*args: Any) -> Any:
@@ -289,12 +291,13 @@ def test_candidates_that_spill_are_counted_and_verbose_lists_them(folder: Path, 
             args[-1].failure("scale", _bucket(1), config, "resources", "registers spill to a stack")
         raise TuneError("nothing is left")
 
+    monkeypatch.setattr(sweep, "measure_kernel", measure)
     request = SweepRequest(
         kernels=(scale_in(folder / "tables")["scale"],), arch=SM90, gpus=(0,), jobs=2, verbose=verbose
     )
     progress = Quiet()
     with pytest.raises(TuneError, match="nothing is left"):
-        sweep.run(request, progress, measure)
+        sweep.run(request, progress)
     each = [line for line in progress.said if "registers spill" in line]
     counts = [line for line in progress.said if "2 configs left out, whose code spills" in line]
     assert (len(each), len(counts)) == ((2, 0) if verbose else (0, 1))
