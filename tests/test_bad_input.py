@@ -287,8 +287,8 @@ def test_an_unknown_arch(library: Library, verb: str, arch: str) -> None:
 
 
 def newer(table: bytes) -> bytes:
-    assert b'"schema": 1,' in table
-    return table.replace(b'"schema": 1,', b'"schema": 99,')
+    assert b'"schema": 2,' in table
+    return table.replace(b'"schema": 2,', b'"schema": 99,')
 
 
 def truncated(table: bytes) -> bytes:

@@ -317,9 +317,6 @@ def _bytes_findings(path: Path, table: Table, data: bytes) -> Iterator[Finding]:
 def _table_complaints(table: Table, found: FoundKernel, *, own: bool) -> Iterator[tuple[str, str, str]]:
     """Every fault of one table: its place in the file, what is wrong, and what to do about it."""
     tunable, again = found.tunable, _tune(found, str(table.arch))
-    if table.kind != "declared":
-        yield "kind", f"it is a {table.kind} table, and {table.kernel} is declared", again
-        return
     if list(table.axes.items()) != list(tunable.axes.items()):
         declared = " ".join(f"{name}:{axis.kind}" for name, axis in tunable.axes.items())
         yield "axes", f"the declaration has {declared}", again

@@ -10,10 +10,12 @@ from pathlib import Path
 from aot_tune.cli.changes import SIGNS, WORDS, Change, TableChanges, built_with_remarks, kind_of
 from aot_tune.cli.recorded import diff as recorded
 from aot_tune.cli.recorded.diff import RecordedDiff, diff_recorded
-from aot_tune.errors import UsageError
+from aot_tune.errors import NewerSchemaError, TableError, UsageError
 from aot_tune.replay.files import has_recorded_name, is_recorded_file, read_recorded
 from aot_tune.replay.table import RecordedTable, name_of
 from aot_tune.tables import store
+from aot_tune.tables.files import read_bytes
+from aot_tune.tables.former import compared, parse_former
 from aot_tune.tables.table import BySize, Entry, Table, entry_order, geometric_mean
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
@@ -42,10 +44,18 @@ class TableDiff(TableChanges[Table, EntryChange]):
         )
 
 
-def diff_tables(old: Table | None, new: Table | None) -> TableDiff:
-    """What `new` changes in `old`. Both are of one kernel and arch; one of them may be missing."""
+def diff_tables(old: Table | None, new: Table | None, form: str | None = None) -> TableDiff:
+    """What `new` changes in `old`. Both are of one kernel and arch; one of them may be missing.
+
+    Args:
+        old: The table before.
+        new: The table after.
+        form: How the form of `old` differs from the present one, as `parse_former` returns it.
+    """
     either = new or old
     assert either is not None
+    if form is not None and new is not None:
+        new = compared(new)
     before = {entry.bucket: entry for entry in old.entries} if old else {}
     after = {entry.bucket: entry for entry in new.entries} if new else {}
     # A bucket's names may differ where the axes changed: each table's entries sort by that table's own axes.
@@ -64,7 +74,7 @@ def diff_tables(old: Table | None, new: Table | None) -> TableDiff:
         old=old,
         new=new,
         changes=tuple(changes),
-        remarks=tuple(_remarks(old, new)) if old and new else (),
+        remarks=(*([form] if form else []), *_remarks(old, new)) if old and new else (),
     )
 
 
@@ -78,6 +88,8 @@ def diff_paths(old: Path, new: Path) -> tuple[AnyDiff, ...]:
     Recorded tables come after those of declared kernels.
 
     A folder is one arch's folder, or the folder that holds those.
+
+    A table of `old` may have an earlier form: it is compared by the keys that both forms have.
 
     Raises:
         UsageError: One path is missing, one is a file and the other a folder, the tables are of different
@@ -98,17 +110,24 @@ def diff_paths(old: Path, new: Path) -> tuple[AnyDiff, ...]:
     if not old.is_dir():
         if is_recorded_file(old) or is_recorded_file(new):
             return (_recorded_files(old, new),)
-        before, after = store.read_table(old), store.read_table(new)
+        (before, form), after = _read_old(old), store.read_table(new)
         if (before.kernel, before.arch) != (after.kernel, after.arch):
             raise UsageError(
                 f"{old} is {before.kernel} on {before.arch} and {new} is {after.kernel} on {after.arch}; "
                 "give two tables of one kernel and arch"
             )
-        return (diff_tables(before, after),)
+        return (diff_tables(before, after, form),)
     listed = _listed(old, new)
-    tables_before, tables_after = map(_tables, listed)
-    names = sorted({*tables_before, *tables_after})
-    declared = (diff_tables(tables_before.get(name), tables_after.get(name)) for name in names)
+    forms = {
+        (table.kernel, table.arch): (table, form) for table, form in map(_read_old, _declared(listed[0]))
+    }
+    tables = {(table.kernel, table.arch): table for table in map(store.read_table, _declared(listed[1]))}
+    names = sorted({*forms, *tables})
+    neither: tuple[None, None] = (None, None)
+    declared = (
+        diff_tables(before, tables.get(name), form)
+        for name, (before, form) in ((name, forms.get(name, neither)) for name in names)
+    )
     recorded_before, recorded_after = map(_recorded_tables, listed)
     names = sorted({*recorded_before, *recorded_after})
     return (
@@ -192,9 +211,24 @@ def _listed(old: Path, new: Path) -> tuple[list[Path], list[Path]]:
     return roots
 
 
-def _tables(paths: Iterable[Path]) -> dict[tuple[str, Arch], Table]:
-    tables = (store.read_table(path) for path in paths if not has_recorded_name(path))
-    return {(table.kernel, table.arch): table for table in tables}
+def _declared(paths: Iterable[Path]) -> list[Path]:
+    return [path for path in paths if not has_recorded_name(path)]
+
+
+def _read_old(path: Path) -> tuple[Table, str | None]:
+    """Read the table before, and how its form differs from the present one; None where it does not."""
+    try:
+        return store.read_table(path), None
+    except NewerSchemaError:
+        raise
+    except TableError as error:
+        try:
+            former = parse_former(read_bytes(path))
+        except TableError:
+            former = None
+        if former is None:
+            raise error from None
+        return former
 
 
 def _recorded_tables(paths: Iterable[Path]) -> dict[tuple[str, Arch], RecordedTable]:

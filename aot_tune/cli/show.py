@@ -167,9 +167,8 @@ def table_lines(path: Path, table: Table) -> list[str]:
     versions += f", driver {built.driver}" if built.driver else ""
     names = {config: f"P{place}" for place, config in enumerate(table.portfolio)}
     heads = ("bucket", "us", "+-", "default us", "gain", "regret", "evidence", "points", "config")
-    kind = "" if table.kind == "declared" else f", {table.kind}"
     return [
-        f"{table.kernel} on {table.arch}{kind}: {path}",
+        f"{table.kernel} on {table.arch}: {path}",
         f"{built.device_name}, {built.sm_count} multiprocessors, {versions}; source {table.source_hash}",
         f"portfolio of {counted(len(table.portfolio), 'config')}, worst regret {table.portfolio_regret:.1%}"
         + ("" if table.near_exponent is None else f"; near_exponent {table.near_exponent}"),
@@ -183,7 +182,7 @@ def table_lines(path: Path, table: Table) -> list[str]:
 
 def _batch_lines(table: Table) -> list[str]:
     """Where launches take one config for every batch, what says which: a table does not name batch axes."""
-    if not environment.batch_invariant() or table.kind != "declared":
+    if not environment.batch_invariant():
         return []
     return [
         f"{environment.BATCH_INVARIANT} is set: launches take one config of the portfolio for every batch; "

@@ -10,17 +10,15 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from aot_tune.errors import ArchError, NewerSchemaError, NotRecordableError, TableError
+from aot_tune.errors import ArchError, NotRecordableError, TableError
 from aot_tune.replay.problem import ALIGNMENT, Argument, Array, Fixed, Items, Problem, Real, Varying, Whole
 from aot_tune.replay.spelling import HASH_DIGITS, Json, text_of
 from aot_tune.replay.table import Launched, Library, RecordedEntry, RecordedTable
+from aot_tune.tables.reader import check_schema
 from aot_tune.tables.strict_json import as_list, as_number, check_keys, check_text, expected, loads
-from aot_tune.tables.table import BuiltWith
+from aot_tune.tables.table import SCHEMA, BuiltWith
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import HINTS
-
-SCHEMA = 2
-"""The schema that this release writes for recorded tables, and the newest that it reads."""
 
 KIND = "recorded"
 """The kind of these tables: those of declared kernels are of another, or name none."""
@@ -151,12 +149,8 @@ def parse(data: bytes | str) -> RecordedTable:
     value = loads(data)
     if not is_recorded(value):
         raise TableError(f"expected a table of the kind {KIND!r}")
-    schema = value.get("schema")
-    if type(schema) is int and schema > SCHEMA:
-        raise NewerSchemaError(f"schema {schema} is newer than {SCHEMA}; upgrade aot-tune", "schema")
+    check_schema(value.get("schema"))
     check_keys(value, "", _TOP_KEYS, _OPTIONAL_KEYS)
-    if schema != SCHEMA:
-        expected(f"schema {SCHEMA}", schema, "schema")
     for key in ("module", "kernel", "source_hash"):
         check_text(value[key], key)
     check_keys(value["library"], "library", ("name", "version"))

@@ -170,8 +170,6 @@ def without(table: Table, configs: Collection[Config]) -> Table:
 
 def mismatch(tunable: Declaration, arch: Arch, table: Table) -> str | None:
     """Why a well-formed table cannot serve this declaration on this arch; None when it can."""
-    if table.kind != "declared":
-        return f"it is a {table.kind} table, which serves no declaration"
     if table.kernel != tunable.name:
         return f"it is the table of {table.kernel!r}, and not of {tunable.name!r}"
     if table.arch != arch:

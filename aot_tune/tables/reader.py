@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import cast
 
 import orjson
 
@@ -22,14 +22,12 @@ from aot_tune.tables.strict_json import (
     loads,
 )
 from aot_tune.tables.table import (
-    FIRST_SCHEMA,
     NEAR_EXPONENTS,
     SCHEMA,
     BuiltWith,
     BySize,
     Entry,
     Evidence,
-    Kind,
     Point,
     StateTimes,
     Table,
@@ -70,28 +68,18 @@ BUILT_WITH_KEYS = ("device_name", "sm_count", "cuda_tile", "tileiras", "driver")
 ENTRY_KEYS = ("bucket", "config", "mean_us", "error_margin_us", "default_us", "regret", "evidence", "points")
 """An entry's keys, in the order in which they are written."""
 
-_CONFIG_KEYS = ("constants", "hints")
-_POINT_KEYS = ("size", "us")
+CONFIG_KEYS = ("constants", "hints")
+POINT_KEYS = ("size", "us")
+"""The keys of a config and of a point."""
+
 _STATE_KEYS = ("mean_us", "default_us")
 _EVIDENCE = ("measured", "predicted")
-_KINDS = ("declared", "recorded")
 
-
-class _Newer(NamedTuple):
-    """The keys that came after the first schema; each may be absent."""
-
-    top: tuple[str, ...] = ()
-    entry: tuple[str, ...] = ()
-    point: tuple[str, ...] = ()
-    config: tuple[str, ...] = ()
-
-
-_NEWER = {
-    FIRST_SCHEMA: _Newer(),
-    SCHEMA: _Newer(
-        top=("kind", "near_exponent"), entry=("disturbed", "states"), point=("states",), config=("kernel",)
-    ),
-}
+OPTIONAL_TOP_KEYS = ("kind", "near_exponent")
+OPTIONAL_ENTRY_KEYS = ("disturbed", "states")
+OPTIONAL_CONFIG_KEYS = ("kernel",)
+OPTIONAL_POINT_KEYS = ("states",)
+"""The keys of a table, an entry, a config and a point that may be absent."""
 
 
 def parse(data: bytes | str) -> Table:
@@ -102,23 +90,22 @@ def parse(data: bytes | str) -> Table:
 
     Raises:
         NewerSchemaError: A later release wrote it.
-        TableError: The text is not a table for any other reason; the error has a dotted path such as
-            ``entries[3].config.hints.num_ctas``.
+        TableError: An earlier release wrote it, or the text is not a table for any other reason; the error
+            has a dotted path such as ``entries[3].config.hints.num_ctas``.
     """
     document = loads(data)
     if type(document) is not dict:
         expected("an object", document, "")
-    newer = _NEWER[_schema(document.get("schema"))]
-    check_keys(document, "", TOP_KEYS, newer.top)
+    check_schema(document.get("schema"))
+    check_keys(document, "", TOP_KEYS, OPTIONAL_TOP_KEYS)
     kernel, source_hash = document["kernel"], document["source_hash"]
     if not is_name(kernel):
         expected("a kernel's name", kernel, "kernel")
     if type(source_hash) is not str or not _HASH.fullmatch(source_hash):
         expected("16 hex digits", source_hash, "source_hash")
-    kind = document.get("kind", "declared")
-    if kind not in _KINDS:
-        expected(f"one of {', '.join(_KINDS)}", kind, "kind")
-    axes, configs = _axes(document["axes"]), Configs(newer.config)
+    if document.get("kind", "declared") != "declared":
+        expected("'declared', as of every table with a portfolio", document["kind"], "kind")
+    axes, configs = _axes(document["axes"]), Configs()
     portfolio = _portfolio(document["portfolio"], configs)
     return Table(
         kernel=kernel,
@@ -128,9 +115,8 @@ def parse(data: bytes | str) -> Table:
         axes=axes,
         portfolio=portfolio,
         portfolio_regret=as_number(document["portfolio_regret"], "portfolio_regret"),
-        entries=_Entries(axes, configs, len(portfolio) + 1, newer).read(document["entries"]),
+        entries=_Entries(axes, configs, len(portfolio) + 1).read(document["entries"]),
         near_exponent=_near_exponent(document["near_exponent"]) if "near_exponent" in document else None,
-        kind=cast(Kind, kind),
     )
 
 
@@ -153,16 +139,23 @@ def _exponent(value: Json, path: str) -> float:
     return float(cast(float, value)) + 0.0  # -0.0 + 0.0 == 0.0
 
 
-def _schema(schema: Json) -> int:
-    if type(schema) is not int or schema < FIRST_SCHEMA:
-        expected(f"the table's schema, {FIRST_SCHEMA} or {SCHEMA}", schema, "schema")
-    if schema > SCHEMA:
-        raise NewerSchemaError(
-            f"a later release of aot_tune wrote this table: its schema is {schema}, this release reads "
-            f"{SCHEMA}; upgrade aot_tune or tune again",
-            "schema",
-        )
-    return schema
+def check_schema(schema: Json) -> None:
+    """Refuse a table of another schema, declared or recorded, by its number.
+
+    Raises:
+        NewerSchemaError: A later release wrote it.
+        TableError: An earlier release wrote it, or the value is no version.
+    """
+    if type(schema) is not int or schema < 1:
+        expected(f"the table's schema, {SCHEMA}", schema, "schema")
+    if schema == SCHEMA:
+        return
+    later = schema > SCHEMA
+    raise (NewerSchemaError if later else TableError)(
+        f"{'a later' if later else 'an earlier'} release of aot_tune wrote this table: its schema is "
+        f"{schema}, this release reads {SCHEMA}; {'upgrade aot_tune or ' if later else ''}tune again",
+        "schema",
+    )
 
 
 def _portfolio(value: Json, configs: Configs) -> tuple[Config, ...]:
@@ -209,14 +202,9 @@ def _axes(value: Json) -> Axes:
 
 
 class Configs:
-    """Reads configs, and checks each different one once: a table repeats few of them often.
+    """Reads configs, and checks each different one once: a table repeats few of them often."""
 
-    Args:
-        optional: Keys that a config may have beside its constants and hints: ``kernel``.
-    """
-
-    def __init__(self, optional: tuple[str, ...] = ()) -> None:
-        self._optional = optional
+    def __init__(self) -> None:
         self._known: dict[bytes, Config] = {}
 
     def read(self, value: Json, path: str) -> Config:
@@ -224,12 +212,12 @@ class Configs:
         text = orjson.dumps(value)
         config = self._known.get(text)
         if config is None:
-            config = self._known[text] = _config(value, path, self._optional)
+            config = self._known[text] = _config(value, path)
         return config
 
 
-def _config(value: Json, path: str, optional: tuple[str, ...]) -> Config:
-    check_keys(value, path, _CONFIG_KEYS, optional)
+def _config(value: Json, path: str) -> Config:
+    check_keys(value, path, CONFIG_KEYS, OPTIONAL_CONFIG_KEYS)
     constants, hints = value["constants"], value["hints"]
     check_identifiers(constants, f"{path}.constants")
     if type(hints) is not dict:
@@ -266,9 +254,6 @@ class _Entries:
     columns: int
     """How many times each point has: one for each config of the portfolio and the default's."""
 
-    newer: _Newer
-    """The keys that the table's schema allows beside those of the first."""
-
     def read(self, value: Json) -> tuple[Entry, ...]:
         """Read the entries and sort them, because reviewers may have merged lines by hand."""
         keys: tuple[str, ...] | None = None
@@ -278,7 +263,7 @@ class _Entries:
             raise TableError(f"expected at most {MOST_ENTRIES} entries, got {len(items)}", "entries")
         for i, item in enumerate(items):
             path = f"entries[{i}]"
-            check_keys(item, path, ENTRY_KEYS, self.newer.entry)
+            check_keys(item, path, ENTRY_KEYS, OPTIONAL_ENTRY_KEYS)
             bucket = _bucket(item["bucket"], f"{path}.bucket", self.axes, keys)
             keys = keys or tuple(bucket)
             if bucket in entries:
@@ -299,14 +284,14 @@ class _Entries:
             regret=as_number(item["regret"], f"{path}.regret"),
             evidence=cast(Evidence, evidence),
             points=self._points(item["points"], f"{path}.points", bucket),
-            **(_newer_values(item, path) if len(item) > len(ENTRY_KEYS) else {}),
+            **(_optional_values(item, path) if len(item) > len(ENTRY_KEYS) else {}),
         )
 
     def _points(self, value: Json, path: str, bucket: Problem) -> tuple[Point, ...]:
         inside = tuple(name for name, axis in self.axes.items() if axis.kind == "pow2")
         points: dict[tuple[int, ...], Point] = {}
         for i, item in enumerate(as_list(value, path)):
-            check_keys(item, f"{path}[{i}]", _POINT_KEYS, self.newer.point)
+            check_keys(item, f"{path}[{i}]", POINT_KEYS, OPTIONAL_POINT_KEYS)
             check_keys(item["size"], f"{path}[{i}].size", inside)
             size = tuple(item["size"][name] for name in inside)
             for name, number in zip(inside, size, strict=True):
@@ -330,8 +315,8 @@ class _Entries:
         return tuple(points[size] for size in sorted(points))
 
 
-def _newer_values(item: Json, path: str) -> dict[str, Json]:
-    """The values of an entry's keys that came after the first schema, of those that are there."""
+def _optional_values(item: Json, path: str) -> dict[str, Json]:
+    """The values of the keys that an entry may lack, of those that it has."""
     found: dict[str, Json] = {}
     if "disturbed" in item:
         check_text(item["disturbed"], f"{path}.disturbed")

@@ -17,18 +17,12 @@ from aot_tune.values.lazy import lazy
 from aot_tune.values.problem import Problem
 
 SCHEMA = 2
-"""The newest version of the format that this release reads, and the version of tables that need it."""
-
-FIRST_SCHEMA = 1
-"""The version of tables that hold nothing which came with a later schema."""
+"""The version of the format of tables, declared and recorded: the only one that is read and written."""
 
 Evidence = Literal["measured", "predicted"]
 
 NEAR_EXPONENTS = (0.0, 0.5, 1.0)
 """The values that an exponent of `Table.near_exponent` may have."""
-
-Kind = Literal["declared", "recorded"]
-"""Whether a kernel's declaration was swept, or the searches of a library were recorded."""
 
 
 class BySize(NamedTuple):
@@ -86,7 +80,7 @@ class Point:
     """The mean microseconds of the portfolio's configs in order, then the default's; None: it cannot run."""
 
     states: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
-    """The same times in other states of the GPU, by the state's name; schema 2."""
+    """The same times in other states of the GPU, by the state's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,10 +123,10 @@ class Entry:
     """The sizes that were timed in the bucket, ascending; the edge is the last."""
 
     disturbed: str | None = None
-    """What spoilt samples that could not be taken again, in words; None where nothing did; schema 2."""
+    """What spoilt samples that could not be taken again, in words; None where nothing did."""
 
     states: Mapping[str, StateTimes] = field(default_factory=dict)
-    """The times at the edge in other states of the GPU, by the state's name; schema 2."""
+    """The times at the edge in other states of the GPU, by the state's name."""
 
     @property
     def gain(self) -> float:
@@ -176,18 +170,7 @@ class Table:
     near_exponent: float | BySize | None = None
     """The power of waves by which times are carried from the nearest buckets to a size that has none of its
     own and is at most a doubling away (`aot_tune.tables.rule`), one of `NEAR_EXPONENTS`, or two by the size
-    of the nearest bucket; None where each bucket tells its own from its points. Any but None is schema 2."""
-
-    kind: Kind = "declared"
-    """What was tuned; ``recorded`` is schema 2."""
-
-    @property
-    def schema(self) -> int:
-        """The version that the table is written in: the first, where it holds nothing of a later one."""
-        named = any(config.kernel is not None for config in self.portfolio)
-        newer = self.kind != "declared" or self.near_exponent is not None or named
-        newer = newer or any(map(_needs_two, self.entries))
-        return SCHEMA if newer else FIRST_SCHEMA
+    of the nearest bucket; None where each bucket tells its own from its points."""
 
     def entry(self, bucket: Problem) -> Entry | None:
         """The entry of exactly this bucket."""
@@ -208,12 +191,6 @@ class Table:
 def size_of(axes: Axes, bucket: Problem) -> int:
     """The size of a bucket as `BySize` counts it: the product of its sizes on the Pow2 axes."""
     return math.prod(bucket.size(name) or 1 for name, axis in axes.items() if isinstance(axis, Pow2))
-
-
-def _needs_two(entry: Entry) -> bool:
-    if entry.disturbed is not None or entry.states or entry.config.kernel is not None:
-        return True
-    return any(point.states for point in entry.points)
 
 
 def entry_order(axes: Axes, bucket: Problem) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:

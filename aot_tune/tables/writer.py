@@ -8,7 +8,7 @@ import math
 
 from aot_tune.tables.reader import BUILT_WITH_KEYS, parse
 from aot_tune.tables.strict_json import Json
-from aot_tune.tables.table import BySize, Entry, StateTimes, Table, entry_order
+from aot_tune.tables.table import SCHEMA, BySize, Entry, StateTimes, Table, entry_order
 from aot_tune.values.bucket import Axes
 from aot_tune.values.problem import Problem
 
@@ -22,8 +22,7 @@ _REGRET_DECIMALS = 4
 def dump(table: Table) -> bytes:
     """Write a table's text: fixed key order, one config or entry a line, sorted entries, rounded figures.
 
-    ``dump(parse(text)) == text`` holds for every text that this function writes. A table that holds nothing
-    which came with a later schema is written as the first.
+    ``dump(parse(text)) == text`` holds for every text that this function writes.
 
     Raises:
         TableError: The table has a value that `parse` would refuse: no unreadable text is ever written.
@@ -35,8 +34,7 @@ def dump(table: Table) -> bytes:
     )
     built_with = {name: getattr(table.built_with, name) for name in BUILT_WITH_KEYS}
     values: dict[str, str] = {
-        "schema": str(table.schema),
-        **({} if table.kind == "declared" else {"kind": _line(table.kind)}),
+        "schema": str(SCHEMA),
         "kernel": _line(table.kernel),
         "arch": _line(str(table.arch)),
         "source_hash": _line(table.source_hash),

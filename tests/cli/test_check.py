@@ -483,9 +483,3 @@ def test_what_a_declaration_may_not_mean_is_a_remark_beside_its_table(tmp_path: 
     findings = check({"scale": dataclasses.replace(found, tunable=somewhere)})
     (finding,) = [finding for finding in findings if "search_space is empty or raises" in finding.what]
     assert finding.remark
-
-
-def test_a_recorded_table_is_no_table_of_a_declaration(tmp_path: Path) -> None:
-    path = write(tmp_path, dataclasses.replace(scale_table(), kind="recorded"))
-    (line,) = _told(tmp_path)
-    assert line.startswith(f"{path}: kind: it is a recorded table, and scale is declared: run aot-tune tune")

@@ -12,6 +12,7 @@ from aot_tune.cli.diff import diff_data, diff_lines, diff_paths, diff_tables
 from aot_tune.cli.json_text import json_text
 from aot_tune.errors import TableError, UsageError
 from aot_tune.tables.table import BySize
+from aot_tune.tables.writer import dump
 from aot_tune.values.arch import Arch
 from tests.support.samples import DEFAULT, SPACE, scale_table, with_entry, write
 
@@ -132,3 +133,29 @@ def test_paths_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Pat
     sm100.write_bytes(sm100.read_bytes()[:100])
     with pytest.raises(TableError):
         diff_paths(tmp_path, tmp_path)
+
+
+def test_the_side_before_may_have_an_earlier_form_which_is_remarked(tmp_path: Path) -> None:
+    new = scale_table()
+    document = json.loads(dump(with_entry(new, 1, mean_us=8.0)))
+    document |= {"schema": 1, "rule": "steps"}
+    old = tmp_path / "before" / "sm90" / "scale.json"
+    old.parent.mkdir(parents=True)
+    old.write_text(json.dumps(document))
+    after = write(tmp_path / "after", new)
+    for diffs in (diff_paths(old, after), diff_paths(tmp_path / "before", tmp_path / "after")):
+        [diff] = diffs
+        assert diff.remarks == (
+            "another form (schema 1, read 2; with rule): entries are compared by config, mean_us, "
+            "default_us, evidence",
+        )
+        assert [(change.kind, change.bucket["M"]) for change in diff.changes] == [("figures", 64)]
+    with pytest.raises(TableError, match="an earlier release"):
+        diff_paths(after, old)
+
+
+def test_a_wrong_value_before_is_refused_with_its_place(tmp_path: Path) -> None:
+    old = write(tmp_path / "before", scale_table())
+    old.write_bytes(old.read_bytes().replace(b'"mean_us": 10.0', b'"mean_us": -10.0'))
+    with pytest.raises(TableError, match=r"entries\[1\]\.mean_us"):
+        diff_paths(old, write(tmp_path / "after", scale_table()))

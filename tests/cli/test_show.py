@@ -122,7 +122,7 @@ def test_a_table_says_that_launches_take_one_config_for_every_batch(monkeypatch:
 def test_json_is_the_document_and_its_place() -> None:
     data = table_data(Path("x.json"), scale_table())
     assert data["path"] == Path("x.json")
-    assert data["schema"] == 1
+    assert data["schema"] == 2
     assert list(data)[1:3] == ["schema", "kernel"]
 
 

@@ -244,7 +244,7 @@ TEXTS: dict[str, Callable[[bytes], bytes]] = {
     "NaN": lambda data: re.sub(rb'"mean_us": [0-9.]+', b'"mean_us": NaN', data, count=1),
     "Infinity": lambda data: re.sub(rb'"mean_us": [0-9.]+', b'"mean_us": Infinity', data, count=1),
     "1e999": lambda data: re.sub(rb'"mean_us": [0-9.]+', b'"mean_us": 1e999', data, count=1),
-    "true for 1": lambda data: data.replace(b'"schema": 1', b'"schema": true', 1),
+    "true for 2": lambda data: data.replace(b'"schema": 2', b'"schema": true', 1),
     "30 digits": lambda data: data.replace(b'"num_ctas": 1', b'"num_ctas": ' + b"9" * 30, 1),
     "5000 digits": lambda data: data.replace(b'"num_ctas": 1', b'"num_ctas": ' + b"9" * 5000, 1),
     "equal keys": lambda data: data.replace(b'"arch":', b'"kernel": "x", "arch":', 1),

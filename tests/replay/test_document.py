@@ -63,7 +63,7 @@ def changed(change: Callable[[Any], object]) -> str:
     [
         (lambda d: d.pop("library"), "'library' is missing"),
         (lambda d: d.update(more=1), "'more' is unknown"),
-        (lambda d: d.update(schema=1), "expected schema 2"),
+        (lambda d: d.update(schema=1), "schema is 1, this release reads 2; tune again"),
         (lambda d: d.update(kind="declared"), "expected a table of the kind 'recorded'"),
         (lambda d: d.update(launched=[{"hints": {}}]), r"'signature' is missing \(at launched\[0\]"),
         (lambda d: d.update(launched=[{"hints": {}, "signature": "a b"}]), r"launched\[0\].signature"),
@@ -87,8 +87,8 @@ def test_a_wrong_value_is_refused_with_its_place(change: Callable[[Any], object]
         parse(changed(change))
 
 
-def test_a_newer_schema_is_told_apart() -> None:
-    with pytest.raises(NewerSchemaError, match="schema 3 is newer than 2"):
+def test_a_newer_schema_is_refused_as_that() -> None:
+    with pytest.raises(NewerSchemaError, match="schema is 3, this release reads 2; upgrade"):
         parse(changed(lambda d: d.update(schema=3, unheard_of=1)))
 
 

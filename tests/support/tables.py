@@ -63,4 +63,4 @@ WITH_STATES = dataclasses.replace(
         dataclasses.replace(small_entry(128), config=_SPLIT),
     ),
 )
-"""A table that holds whatever schema 2 added, but for its kind."""
+"""A table with a value for each optional key but `near_exponent`."""

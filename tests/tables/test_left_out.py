@@ -174,7 +174,6 @@ def test_small_and_large_buckets_may_have_exponents_of_their_own() -> None:
     assert {one.chosen for one in across(tunable, chosen, near=True)} == {0.0}
     small, large = (entry.bucket for entry in table.entries[:2])
     assert (chosen.near_exponent_at(small), chosen.near_exponent_at(large)) == (0.0, 1.0)
-    assert chosen.schema == 2
 
 
 def test_a_few_points_are_no_evidence_for_a_second_exponent() -> None:

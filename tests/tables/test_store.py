@@ -195,7 +195,7 @@ def test_b2_a_gigabyte_is_refused_before_it_is_read(tmp_path):
 
 def test_the_error_keeps_its_kind_and_place_and_starts_with_the_path(tmp_path):
     path = tmp_path / "matmul.json"
-    path.write_bytes(DATA.replace(b'"schema": 1', b'"schema": 9'))
+    path.write_bytes(DATA.replace(b'"schema": 2', b'"schema": 9'))
     with pytest.raises(NewerSchemaError) as newer:
         store.read_table(path)
     assert str(newer.value).startswith(f"{path}: ")

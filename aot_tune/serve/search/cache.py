@@ -328,13 +328,13 @@ def _parse(data: bytes, key: Key) -> Config:
     if document["key"] != json.loads(json.dumps(key.document)):
         raise TableError("it was written for another problem or another build", "key")
     strict_json.as_number(document["mean_us"], "mean_us", zero=False)
-    return Configs(("kernel",)).read(document["config"], "config")
+    return Configs().read(document["config"], "config")
 
 
 def _check_schema(document: strict_json.Json) -> None:
     schema = document.get("schema") if type(document) is dict else None
     if type(schema) is not int or schema < SCHEMA:
-        raise TableError(f"schema {schema!r:.40}; expected {SCHEMA}", "schema")
+        raise TableError(f"its schema is {schema!r:.40}, this release reads {SCHEMA}", "schema")
     if schema > SCHEMA:
         raise NewerSchemaError(f"a later release of aot_tune wrote it: schema {schema}", "schema")
 

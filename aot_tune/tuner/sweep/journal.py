@@ -34,8 +34,7 @@ Accepts = Callable[[Record], bool]
 """Says whether a record of this schema has the content that its reader expects."""
 
 SCHEMA = 3
-"""The version of the records' form. Journals of schema 1 held the results of a whole step in one record, and
-their first line names no schema; those of schema 2 knew one state of the GPU."""
+"""The version of the records' form: the only one that is read and written. The first line names it."""
 
 MOST_RECORD_BYTES = 16_384
 """Most bytes of a record, its checksum and length not counted. A record holds one measurement, of which the
@@ -385,7 +384,7 @@ def _parsed(text: bytes) -> Record | None:
     if _IDENTITY_KEY in record:
         identity = record[_IDENTITY_KEY]
         named = isinstance(identity, dict) and all(isinstance(value, str) for value in identity.values())
-        if not named or not isinstance(record.get(_SCHEMA_KEY, 1), int):
+        if not named or type(record.get(_SCHEMA_KEY)) is not int:
             return None
     return record
 
@@ -423,14 +422,9 @@ def _check_identity(
 
 
 def _check_schema(path: Path, records: Sequence[Record]) -> None:
-    """Refuse the journal of another release, by its first line or by what only such a journal holds."""
-    schemas = [record.get(_SCHEMA_KEY, 1) for record in records if _IDENTITY_KEY in record]
+    """Refuse the journal of another release, by its first line."""
+    schemas = (record[_SCHEMA_KEY] for record in records if _IDENTITY_KEY in record)
     other = next((schema for schema in schemas if schema != SCHEMA), None)
-    if other is None and not schemas:
-        if any(record.get("kind") == "page" for record in records):
-            other = 1
-        elif any(record.get("kind") == "result" and "state" not in record for record in records):
-            other = 2
     if other is not None:
         raise JournalMismatchError(
             f"{path}: this journal was written by another release of aot_tune: its schema is {other}, this "

@@ -16,12 +16,13 @@ from aot_tune.errors import CutileError, StoreError
 from aot_tune.nvidia import cutile
 from aot_tune.replay.answer import searches
 from aot_tune.replay.answer.install import install, uninstall
-from aot_tune.replay.document import SCHEMA, parse
+from aot_tune.replay.document import parse
 from aot_tune.replay.problem import Whole
 from aot_tune.replay.record import recorder as recording
 from aot_tune.replay.record import turn as turns
 from aot_tune.replay.record.recorder import Recorder, Site, following
 from aot_tune.replay.table import RecordedTable, file_name
+from aot_tune.tables.table import SCHEMA
 from tests.support import tuned_once
 from tests.support.driver import Driver, FakeTensor
 from tests.support.tuned_once import SPACE, scale_kernel, tuned

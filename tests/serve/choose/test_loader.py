@@ -51,14 +51,14 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     "10^5 levels": lambda path: path.write_bytes(b"[" * 100_000),
     "1 GB": sparse,
     "NaN": lambda path: path.write_bytes(WHOLE.replace(b'"mean_us": 10', b'"mean_us": NaN', 1)),
-    "true for 1": lambda path: path.write_bytes(WHOLE.replace(b'"schema": 1', b'"schema": true', 1)),
+    "true for 2": lambda path: path.write_bytes(WHOLE.replace(b'"schema": 2', b'"schema": true', 1)),
     "30-digit int": lambda path: path.write_bytes(
         WHOLE.replace(b'"num_ctas": 1', b'"num_ctas": ' + b"9" * 30, 1)
     ),
     "duplicate keys": lambda path: path.write_bytes(WHOLE.replace(b'"arch":', b'"kernel": "x", "arch":', 1)),
     "BOM": lambda path: path.write_bytes(b"\xef\xbb\xbf" + WHOLE),
     "lone surrogate": lambda path: path.write_bytes(WHOLE.replace(b"NVIDIA", b"\\ud800", 1)),
-    "newer schema": lambda path: path.write_bytes(WHOLE.replace(b'"schema": 1', b'"schema": 3', 1)),
+    "newer schema": lambda path: path.write_bytes(WHOLE.replace(b'"schema": 2', b'"schema": 3', 1)),
 }
 
 

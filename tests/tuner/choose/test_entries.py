@@ -626,7 +626,7 @@ def test_a_config_that_is_fastest_in_one_state_and_slow_in_another_loses() -> No
     table = choose_entries(sweep(FRAGILE, **ELSEWHERE), (A, B, C))
     chosen = entry(table, 64)
     assert chosen.config == B
-    assert (chosen.mean_us, chosen.default_us) == (428.0, 432.0), "as of schema 1, so that tables compare"
+    assert (chosen.mean_us, chosen.default_us) == (428.0, 432.0)
     assert chosen.states == {
         "read": StateTimes(mean_us=350.0, default_us=388.0),
         "written": StateTimes(mean_us=353.0, default_us=392.0),
@@ -637,7 +637,6 @@ def test_a_config_that_is_fastest_in_one_state_and_slow_in_another_loses() -> No
         "read": (426.0, 350.0, None, 388.0),
         "written": (569.0, 353.0, None, 392.0),
     }
-    assert table.schema == 2
     assert reader.parse(writer.dump(table)) == table
 
 
@@ -712,12 +711,10 @@ def test_a_line_with_a_spoilt_time_at_a_point_gives_way() -> None:
 def test_a_line_without_states_gives_way_to_one_with_them() -> None:
     rows: dict[int, Row] = {64: {DEFAULT: 45.0, A: 20.0}}
     old = choose_entries(sweep(rows), (A,))
-    assert old.schema == 1
     new = choose_entries(
         sweep(rows, **in_states(written={64: {DEFAULT: 45.0, A: 30.0}})), (A,), incumbent=old
     )
     assert entry(new, 64).states.keys() == {"written"}
-    assert new.schema == 2
 
 
 def test_carried_entries_keep_their_states_under_a_wider_portfolio() -> None:

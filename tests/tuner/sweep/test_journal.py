@@ -593,30 +593,20 @@ def test_the_order_of_the_conditions_does_not_matter(path: Path) -> None:
         assert journal.records == records(2)
 
 
-_PAGE = b'{"kind":"page","step":"candidates","problem":{"M":1},"outcomes":[]}'
-_OF_ONE_STATE = b'{"kind":"result","gpu":"GPU-1","step":"candidates","problem":{"M":1},"round":null}'
-
-
-@pytest.mark.parametrize("lost", [False, True])
-@pytest.mark.parametrize(
-    ("schema", "first", "record"),
-    [(1, b'{"made_with":{"driver":"580.159.04"}}', _PAGE),
-     (2, b'{"made_with":{"driver":"580.159.04"},"schema":2}', _OF_ONE_STATE)],
-)  # fmt: skip
-def test_a_journal_of_another_release_is_refused_with_one_line(
-    path: Path, schema: int, first: bytes, record: bytes, lost: bool
-) -> None:
-    digest = b"0123456789abcdef"
+@pytest.mark.parametrize("schema", [1, 2, 4])
+def test_a_journal_of_another_release_is_refused_with_one_line(path: Path, schema: int) -> None:
+    first = b'{"made_with":{"driver":"580.159.04"},"schema":%d}' % schema
     path.parent.mkdir()
-    path.write_bytes(b"".join(_sealed(line, digest) for line in ([record] if lost else [first, record])))
+    path.write_bytes(b"".join(_sealed(line, b"0123456789abcdef") for line in (first, b'{"kind":"result"}')))
     before = path.read_bytes()
-    said = rf"schema is {schema}.*reads 3; move the file away.*--fresh"
     for look in (
         lambda: Journal.open(path, IDENTITY),
         lambda: content(path),
         lambda: check_resumable(path, IDENTITY),
     ):
-        with pytest.raises(JournalMismatchError, match=said) as caught:
+        with pytest.raises(
+            JournalMismatchError, match=rf"schema is {schema}.*reads 3; move the file away.*--fresh"
+        ) as caught:
             look()
         assert "\n" not in str(caught.value)
     assert path.read_bytes() == before

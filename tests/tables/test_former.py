@@ -1,0 +1,90 @@
+"""aot_tune.tables.former: tables of an earlier form, read by the keys that are compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aot_tune.errors import NewerSchemaError, TableError
+from aot_tune.tables.former import compared, known, parse_former
+from aot_tune.tables.writer import dump
+from tests.rewrite_tables import SHIPPED, rewritten
+from tests.support.tables import WITH_STATES
+
+
+def changed(change: Callable[[Any], object]) -> str:
+    document = json.loads(dump(WITH_STATES))
+    change(document)
+    return json.dumps(document)
+
+
+def test_a_table_of_the_present_form_has_no_unknown_key_and_no_difference() -> None:
+    document = json.loads(dump(WITH_STATES))
+    assert known(document) == (document, ())
+    assert parse_former(dump(WITH_STATES)) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (lambda d: d.update(schema=1), "(schema 1, read 2)"),
+        (lambda d: d.update(rule="steps"), "(with rule)"),
+        (lambda d: d["built_with"].update(cudnn="9"), "(with cudnn)"),
+        (lambda d: d["portfolio"][0].update(rank=1), "(with rank)"),
+        (lambda d: d["entries"][0]["config"].update(rank=1), "(with rank)"),
+        (lambda d: d["entries"][0]["points"][0].update(weight=1), "(with weight)"),
+        (lambda d: [entry.pop("points") for entry in d["entries"]], "(without points)"),
+        (
+            lambda d: (d.update(schema=1, rule=1), d["entries"][0].pop("regret")),
+            "(schema 1, read 2; with rule; without regret)",
+        ),
+    ],
+)
+def test_an_earlier_form_is_read_with_what_is_compared(
+    change: Callable[[Any], object], difference: str
+) -> None:
+    former = parse_former(changed(change))
+    assert former is not None
+    table, form = former
+    assert table == compared(WITH_STATES)
+    assert form == (
+        f"another form {difference}: entries are compared by config, mean_us, default_us, evidence"
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d.update(schema=1) or d["entries"][0].pop("mean_us"),
+        lambda d: d.update(schema=1, axes={}),
+        lambda d: d.update(schema=1, entries=3),
+        lambda d: d.update(schema=1, portfolio=[3]),
+        lambda d: d.update(schema=1) or d["entries"][0].pop("config"),
+        lambda d: d.update(schema=True),
+    ],
+)
+def test_a_compared_key_that_is_missing_or_wrong_is_refused(change: Callable[[Any], object]) -> None:
+    with pytest.raises(TableError):
+        parse_former(changed(change))
+
+
+def test_a_later_form_is_refused() -> None:
+    with pytest.raises(NewerSchemaError):
+        parse_former(changed(lambda d: d.update(schema=3)))
+    with pytest.raises(TableError):
+        parse_former("[]")
+
+
+def test_rewriting_a_shipped_table_changes_no_byte() -> None:
+    paths = sorted(SHIPPED.glob("*/*.json"))
+    assert len(paths) >= 16
+    for path in paths:
+        assert rewritten(path.read_bytes()) == path.read_bytes(), path
+
+
+def test_rewriting_leaves_out_a_key_that_the_present_form_has_not() -> None:
+    text = changed(lambda d: (d.update(schema=1, rule="steps"), d["entries"][0].update(rank=1)))
+    assert rewritten(text.encode()) == dump(WITH_STATES)
