@@ -295,7 +295,7 @@ def test_a_table_that_would_be_lost_is_kept_and_remarked(
     (remark,) = site(again).remarks
     assert remark.startswith("not recorded: ")
     assert str(path) in remark
-    assert {"link": "it is a link to", "folder": "it is a directory", "newer": "upgrade aot-tune"}.get(
+    assert {"link": "it is a link to", "folder": "it is a directory", "newer": "upgrade aot_tune"}.get(
         kind, "restore that table, or remove it"
     ) in remark
     if kind != "folder":
