@@ -323,8 +323,7 @@ def compile(
     All defaults, every config that a table can choose and the winners of recorded tables are compiled, into
     one archive for each arch.
     """
-    from aot_tune.cli.recorded import find
-    from aot_tune.cli.show import folder_remarks
+    from aot_tune.cli.documents import find
     from aot_tune.declare.discovery import module_names
     from aot_tune.replay.archives import tabled_kernels
     from aot_tune.replay.files import listed_recorded
@@ -335,7 +334,7 @@ def compile(
     found = find.declared(module or ())
     if kernels := [one for one in named if one in found]:
         raise UsageError(f"{kernels[0]} is a kernel, not an arch: write --kernel {kernels[0]}")
-    command.remark(folder_remarks())
+    command.remark(find.folder_remarks())
     tables = listed_recorded(find.folders(module or ()))
     names, dotted = find.split(kernel or ())
     archs = tuple(dict.fromkeys(map(selection.chosen_arch, named or [None])))
@@ -401,47 +400,26 @@ def show(
 ) -> None:
     """Print a summary of tables, or one kernel's entries.
 
-    A kernel with a dot in its name is a recorded one; -v prints the entries of all recorded tables.
+    A kernel with a dot in its name is a recorded one; -v prints the entries of all tables.
     """
-    from aot_tune.cli.recorded import show as recorded_show
-    from aot_tune.cli.show import (
-        archive_lines,
-        archives_found,
-        folder_remarks,
-        overview_lines,
-        table_data,
-        table_lines,
-        tables_found,
-    )
+    from aot_tune.cli.documents import find
+    from aot_tune.cli.show import archive_lines, archives_found, table_lines
     from aot_tune.errors import AotTuneError
-    from aot_tune.tables.table import Table
     from aot_tune.values.arch import Arch
 
     target = Arch.parse(arch) if arch is not None else None
     unreadable: list[AotTuneError]
     if folder is None:
-        command.remark(folder_remarks())
+        command.remark(find.folder_remarks())
     if archives:
         sizes, unreadable = archives_found(kernel, target, module or (), folder)
         command.put(json_text(sizes) if as_json else archive_lines(sizes))
     else:
-        found, unreadable = tables_found(kernel, target, module or (), folder)
-        tables = [(path, table) for path, table in found if isinstance(table, Table)]
-        recorded = [(path, table) for path, table in found if not isinstance(table, Table)]
-        if as_json:
-            data = [table_data(path, table) for path, table in tables]
-            command.put(json_text([*data, *(recorded_show.table_data(*one) for one in recorded)]))
-        elif kernel is not None:
-            command.put(line for path, table in tables for line in table_lines(path, table))
-        elif tables:
-            command.put(overview_lines(tables))
-        if recorded and not as_json:
-            whole = kernel is not None or verbose
-            command.put(
-                [line for one in recorded for line in recorded_show.table_lines(*one)]
-                if whole
-                else recorded_show.overview_lines(recorded)
-            )
+        tables, unreadable = find.tables_found(kernel, target, module or (), folder)
+        whole = kernel is not None or verbose
+        command.put(
+            json_text([one.data() for one in tables]) if as_json else table_lines(tables, whole=whole)
+        )
     for error in unreadable:
         command.say(f"aot-tune: {error}")
     command.leave(failed=bool(unreadable))
@@ -463,7 +441,6 @@ def journal(
         Path | None, typer.Option("--journal", help="Folder of journals; build/journal by default.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print each record as a line of JSON.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print each record as a row of CSV.")] = False,
     seconds: Annotated[
         bool,
         typer.Option("--seconds", help="Print what the GPUs' seconds went into, a row for each kernel."),
@@ -477,33 +454,31 @@ def journal(
     """
     from aot_tune.cli.journal import (
         contents,
-        csv_lines,
         damage_lines,
-        is_recorded,
         json_lines,
         paths_of,
+        seconds_lines,
         summary_lines,
     )
-    from aot_tune.cli.seconds import table_lines
     from aot_tune.tuner.sweep.report import JOURNALS
     from aot_tune.values.arch import Arch
 
-    if as_json + as_csv + seconds > 1:
-        raise UsageError("--json, --csv and --seconds: choose one")
+    if as_json and seconds:
+        raise UsageError("--json and --seconds: choose one")
     target = Arch.parse(arch) if arch is not None else None
     found, unreadable = contents(paths_of(which or (), target, folder or JOURNALS))
-    if as_json or as_csv or seconds:
-        if seconds:
-            for path, _ in (one for one in found if is_recorded(one[1])):
-                command.say(f"{path}: left out: a journal of aot-tune record tells no seconds")
-            command.put(table_lines([one for one in found if not is_recorded(one[1])]))
-        else:
-            command.put((json_lines if as_json else csv_lines)(found))
-        for path, content in found:
-            for line in damage_lines(content):
-                command.say(f"{path}: {line}")
+    if seconds:
+        lines, left_out = seconds_lines(found)
+        for line in left_out:
+            command.say(line)
+        command.put(lines)
+    elif as_json:
+        command.put(json_lines(found))
     else:
-        command.put(line for path, content in found for line in summary_lines(path, content))
+        command.put(line for one in found for line in summary_lines(one))
+    for one in found if as_json or seconds else ():
+        for line in damage_lines(one):
+            command.say(f"{one.path}: {line}")
     for line in unreadable:
         command.say(f"aot-tune: {line}")
     command.leave(failed=bool(unreadable))
@@ -534,12 +509,11 @@ def check(
     from aot_tune.cli.check import archive_lines, broken_findings
     from aot_tune.cli.check import archives as archive_fits
     from aot_tune.cli.check import check as findings_of
-    from aot_tune.cli.recorded import find
-    from aot_tune.cli.show import folder_remarks
+    from aot_tune.cli.documents import find
     from aot_tune.values.text import counted
 
     if path is None:
-        command.remark(folder_remarks())
+        command.remark(find.folder_remarks())
     bare = find.bare_folders(module or ())
     if archives:
         fits = archive_fits(find.declared(module or ()), path, bare)
@@ -648,12 +622,12 @@ def doctor(
     """
     from aot_tune.cli.checklist import checklist
     from aot_tune.cli.doctor import diagnose, diagnosis_lines
+    from aot_tune.cli.documents import find
+    from aot_tune.cli.documents.recorded import answered_lines
     from aot_tune.cli.explain import explain, explanation_lines, overview_lines
-    from aot_tune.cli.recorded import find
-    from aot_tune.cli.recorded.doctor import kernel_lines
-    from aot_tune.cli.show import folder_remarks
     from aot_tune.declare.checks import declaration_problems
     from aot_tune.declare.discovery import find_tunables
+    from aot_tune.replay.files import listed_recorded
 
     target = selection.chosen_arch(arch)
     if kernel is None:
@@ -662,11 +636,12 @@ def doctor(
         diagnosis = diagnose(target, module or ())
         command.put(json_text(diagnosis) if as_json else diagnosis_lines(diagnosis))
         return
-    command.remark(folder_remarks())
+    command.remark(find.folder_remarks())
     if "." in kernel:
         if problem or as_json:
             raise UsageError(f"{kernel} is a recorded kernel: doctor prints all its problems, as text")
-        command.put(kernel_lines(kernel, find.folders(module or ()), target))
+        paths = listed_recorded(find.folders(module or ()))
+        command.put(answered_lines(kernel, paths, find.archs_of(paths, kernel), target))
         return
     kernels = selection.chosen_kernels(find_tunables(module or ()), [kernel])
     tunable = kernels[0].tunable

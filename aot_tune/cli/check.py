@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aot_tune.cli.recorded.check import complaints
+from aot_tune.cli.documents.declared import declaration_remarks, tune_step
+from aot_tune.cli.documents.document import Fault
+from aot_tune.cli.documents.find import arch_called, kind_named, kind_of
 from aot_tune.cubins.archive import FILE_NAME
 from aot_tune.declare import checks
-from aot_tune.declare.fingerprint import hashing
-from aot_tune.errors import ArchError, StoreError, TableError, UsageError
+from aot_tune.errors import StoreError, TableError, UsageError
 from aot_tune.replay.archives import RecordedTables
-from aot_tune.replay.files import has_recorded_name, is_recorded_file
-from aot_tune.tables import files, reader, store, writer
-from aot_tune.tables.fit import entry_complaints, portfolio_complaints
-from aot_tune.tables.table import Table
+from aot_tune.tables import store
+from aot_tune.tables.files import read_bytes
 from aot_tune.tuner.archives import check as check_archives
 from aot_tune.tuner.sweep.report import PREDICTED_FOLDER
 from aot_tune.values.arch import Arch
@@ -60,9 +59,6 @@ class Finding:
 RECORDED = RecordedTables()
 """Recorded tables, whose kernels no declaration names."""
 
-_MOST_ALIKE = 3
-"""Entries of one table with the same complaint that are reported one by one."""
-
 
 def check(
     found: Mapping[str, FoundKernel], path: Path | None = None, bare: Iterable[Path] = ()
@@ -93,7 +89,7 @@ def check(
         return list(_archive(path.absolute(), kernels))
     if not path.is_dir():
         return list(_table(path, kernels, own=own, place=False))
-    if _arch_called(path.name) is not None:
+    if arch_called(path.name) is not None:
         return list(_arch_folder(path, kernels, own=own))
     return list(_root(path, kernels, own=own))
 
@@ -127,7 +123,7 @@ def archives(
     kernels = folders[home] if home is not None else found
     if not path.is_dir():
         return [check_archives.fit(path, path.parent.parent, kernels, RECORDED)]
-    root = path.parent if _arch_called(path.name) is not None else path
+    root = path.parent if arch_called(path.name) is not None else path
     return [fit for fit in check_archives.check(root, kernels, RECORDED) if path in fit.path.parents]
 
 
@@ -182,7 +178,7 @@ def _root(folder: Path, kernels: Mapping[str, FoundKernel], *, own: bool) -> Ite
     """Check a folder of archs' folders and everything in it."""
     archs = []
     for child in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if child.is_dir() and _arch_called(child.name) is not None:
+        if child.is_dir() and arch_called(child.name) is not None:
             archs.append(child)
         elif child.is_dir():
             step = "rename it to an arch's name, such as sm90, or remove it"
@@ -216,33 +212,25 @@ def _arch_folder(folder: Path, kernels: Mapping[str, FoundKernel], *, own: bool)
         elif child.suffix != ".json":
             holds = f"an arch's folder holds <kernel>.json and {FILE_NAME}"
             yield _finding(child, "an unknown file", f"{holds}; remove it")
-        elif is_recorded_file(child):
-            yield from _recorded(child)
-        elif child.stem not in kernels:
+        elif kind_of(child).needs_declaration and child.stem not in kernels:
             yield _undeclared(child, "that", kernels)
         else:
             yield from _table(child, kernels, own=own)
     archived = any(child.name == FILE_NAME for child in children)
-    recorded = any(has_recorded_name(child) for child in children)
-    tabled = any(child.suffix == ".json" and not has_recorded_name(child) for child in children)
-    for name, one in kernels.items() if own and (tabled or not (archived or recorded)) else ():
+    kinds = [kind_named(child) for child in children if child.suffix == ".json"]
+    tabled = any(kind.needs_declaration for kind in kinds)
+    for name, one in kernels.items() if own and (tabled or not (archived or kinds)) else ():
         path = folder / f"{name}.json"
         if not path.exists():
-            yield _finding(path, f"{name} has no table for {folder.name}", _tune(one, folder.name))
+            yield _finding(path, f"{name} has no table for {folder.name}", tune_step(one, folder.name))
             yield from _declaration_findings(path, one.tunable, Arch.parse(folder.name))
 
 
 def _declaration_findings(path: Path, kernel: Declaration, arch: Arch) -> Iterator[Finding]:
     """What is wrong with the declaration of a kernel that has no table, and what may be."""
-    yield from _declaration_remarks(path, kernel, arch)
+    yield from (_found(path, fault) for fault in declaration_remarks(kernel, arch))
     for problem in checks.declaration_problems(kernel, arch):
         yield _finding(path, problem, "correct the declaration")
-
-
-def _declaration_remarks(path: Path, kernel: Declaration, arch: Arch) -> Iterator[Finding]:
-    """What a declaration says and probably does not mean."""
-    for text in checks.declaration_remarks(kernel, arch):
-        yield Finding(path=str(path), entry="", what=text, fix="", remark=True)
 
 
 def _archive(path: Path, kernels: Mapping[str, FoundKernel]) -> Iterator[Finding]:
@@ -261,107 +249,49 @@ def _table(
     path: Path, kernels: Mapping[str, FoundKernel], *, own: bool, place: bool = True
 ) -> Iterator[Finding]:
     """Check one table's file; `place` says whether its name and folder must agree with its content."""
-    if is_recorded_file(path):
-        yield from _recorded(path, place=place)
-        return
+    kind = kind_of(path)
     try:
-        data = files.read_bytes(path)
-        table = reader.parse(data)
+        data = read_bytes(path)
+        table = kind.parse(data)
     except (TableError, StoreError) as error:
         where, what = (error.path, error.problem) if isinstance(error, TableError) else ("", str(error))
-        yield Finding(
-            path=str(path), entry=where, what=what, fix="restore it from version control, or tune again"
-        )
+        yield _found(path, Fault(where, what, f"restore it from version control, or {kind.again}"))
         return
-    yield from _bytes_findings(path, table, data)
-    if place and (right := store.right_place(path, table)) is not None:
-        yield _finding(path, f"it is the table of {table.kernel} on {table.arch}", f"move it to {right}")
-    if table.kernel not in kernels:
-        yield _undeclared(path, table.kernel, kernels)
-        return
-    found = kernels[table.kernel]
-    yield from _remarks(path, table, found)
-    if own:
-        yield from _declaration_remarks(path, found.tunable, table.arch)
-    for place_in_file, what, fix in _table_complaints(table, found, own=own):
-        yield Finding(path=str(path), entry=place_in_file, what=what, fix=fix)
+    document = kind(path, table)
+    if (line := _differing_line(data, kind.dump(table))) is not None:
+        what = f"not the bytes that aot-tune writes, from {line} on"
+        yield _finding(path, what, f"do not edit tables; {kind.again}")
+    if place and (right := kind.right_place(path, table)) is not None:
+        what = f"it is the {kind.noun} of {document.name} on {table.arch}"
+        yield _finding(path, what, f"move it to {right}")
+    if kind.needs_declaration and document.name not in kernels:
+        yield _undeclared(path, document.name, kernels)
+    else:
+        faults = document.faults(kernels.get(document.name), own=own)
+        yield from (_found(path, fault) for fault in faults)
 
 
-def _recorded(path: Path, *, place: bool = True) -> Iterator[Finding]:
-    """Check one recorded table's file."""
-    for one in complaints(path, place=place):
-        yield Finding(path=str(path), entry=one.place, what=one.what, fix=one.fix, remark=one.remark)
-
-
-def _remarks(path: Path, table: Table, found: FoundKernel) -> Iterator[Finding]:
-    """What a reviewer should know of a table's figures, though the table is as it should be."""
-    for entry in table.entries:
-        if entry.disturbed is not None:
-            what = f"its times were taken while the GPU was disturbed: {entry.disturbed}"
-            step = f"if they matter, {_tune(found, str(table.arch))} on a quiet GPU"
-            yield Finding(path=str(path), entry=str(entry.bucket), what=what, fix=step, remark=True)
-
-
-def _bytes_findings(path: Path, table: Table, data: bytes) -> Iterator[Finding]:
-    canonical = writer.dump(table)
+def _differing_line(data: bytes, canonical: bytes) -> str | None:
+    """Where a file differs from what would be written; None where it does not."""
     if canonical == data:
-        return
+        return None
     pairs = zip(data.splitlines(True), canonical.splitlines(True), strict=False)
     line = next((i for i, (one, other) in enumerate(pairs, 1) if one != other), None)
-    where = f"line {line}" if line else "the end"
-    yield _finding(
-        path, f"not the bytes that aot-tune writes, from {where} on", "do not edit tables; tune again"
-    )
-
-
-def _table_complaints(table: Table, found: FoundKernel, *, own: bool) -> Iterator[tuple[str, str, str]]:
-    """Every fault of one table: its place in the file, what is wrong, and what to do about it."""
-    tunable, again = found.tunable, _tune(found, str(table.arch))
-    if list(table.axes.items()) != list(tunable.axes.items()):
-        declared = " ".join(f"{name}:{axis.kind}" for name, axis in tunable.axes.items())
-        yield "axes", f"the declaration has {declared}", again
-        return
-    if table.source_hash != (fresh := hashing.source_hash(tunable)):
-        yield (
-            "source_hash",
-            f"the kernel's code has changed: the table has {table.source_hash}, the code has {fresh}",
-            again,
-        )
-    for problem in checks.declaration_problems(tunable, table.arch):
-        yield "", problem, "correct the declaration"
-    for what, fix in portfolio_complaints(table, tunable):
-        yield "portfolio", what, fix or again
-    said: dict[tuple[str, str], list[str]] = {}
-    for entry in table.entries:
-        for what, fix in entry_complaints(table, tunable, entry, own=own):
-            said.setdefault((what, fix or again), []).append(str(entry.bucket))
-    for (what, fix), buckets in said.items():
-        if len(buckets) <= _MOST_ALIKE:
-            yield from ((bucket, what, fix) for bucket in buckets)
-        else:
-            yield f"{len(buckets)} entries, the first of {buckets[0]}", what, fix
-    for bucket in tunable.buckets:
-        if table.entry(bucket) is None:
-            yield str(bucket), "a declared shape has no entry", again
+    return f"line {line}" if line else "the end"
 
 
 def _holds_any(folder: Path) -> bool:
     """Whether an arch's folder, or a folder of those, holds a table or an archive."""
-    place = "" if _arch_called(folder.name) is not None else "*/"
+    place = "" if arch_called(folder.name) is not None else "*/"
     return any(any(folder.glob(place + name)) for name in ("*.json", FILE_NAME))
 
 
-def _arch_called(name: str) -> Arch | None:
-    """The arch whose folder has this name; None when no arch is written like that."""
-    try:
-        arch = Arch.parse(name)
-    except ArchError:
-        return None
-    return arch if str(arch) == name else None
-
-
 def _finding(path: Path, what: str, fix: str) -> Finding:
-    return Finding(path=str(path), entry="", what=what, fix=fix)
+    return _found(path, Fault("", what, fix))
+
+
+def _found(path: Path, fault: Fault) -> Finding:
+    return Finding(path=str(path), entry=fault.place, what=fault.what, fix=fault.fix, remark=fault.remark)
 
 
 def _undeclared(path: Path, name: str, kernels: Mapping[str, FoundKernel]) -> Finding:
@@ -377,7 +307,3 @@ def _undeclared(path: Path, name: str, kernels: Mapping[str, FoundKernel]) -> Fi
 def _module_options(kernels: Mapping[str, FoundKernel]) -> str:
     """The options that name the modules in which the kernels were found, each once."""
     return "".join(dict.fromkeys(one.module_option for one in kernels.values()))
-
-
-def _tune(found: FoundKernel, arch: str) -> str:
-    return f"run aot-tune tune {found.tunable.name} --arch {arch}{found.module_option}"

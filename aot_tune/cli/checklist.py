@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aot_tune.cli.doctor import table_states
+from aot_tune.cli.documents.declared import table_states
 from aot_tune.cubins.archive import FILE_NAME, Archive, Section
 from aot_tune.cubins.origin import declared_code, difference
 from aot_tune.declare import checks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import platform
 from collections.abc import Iterator, Sequence
@@ -11,23 +10,14 @@ from importlib import metadata
 from pathlib import Path
 
 from aot_tune import __version__, environment
-from aot_tune.cli.recorded import find
-from aot_tune.cli.recorded.doctor import RecordedState, overview_lines, states
-from aot_tune.cli.recorded.find import survey
-from aot_tune.cli.show import folder_remarks
-from aot_tune.declare.declaration import Declaration
-from aot_tune.declare.fingerprint import hashing
-from aot_tune.errors import AotTuneError, StoreError, TableError
+from aot_tune.cli.documents import find
+from aot_tune.cli.documents.declared import TableState, card_remarks, table_states
+from aot_tune.cli.documents.recorded import RecordedState, recorded_states, state_lines
+from aot_tune.errors import AotTuneError
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.nvml import Gpu, driver_version, visible_gpus
-from aot_tune.serve.choose import loader
 from aot_tune.serve.rank import is_rank
 from aot_tune.serve.search import cache
-from aot_tune.tables import store
-from aot_tune.tables.cards import measured_on, other_card
-from aot_tune.tables.fit import mismatch, undeclared
-from aot_tune.tables.states import first_state
-from aot_tune.tables.table import Table
 from aot_tune.values.arch import Arch
 from aot_tune.values.text import aligned, counted
 
@@ -44,26 +34,6 @@ class Variable:
 
     meaning: str
     """What the variable does, in one line."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableState:
-    """One file in which a kernel's table is looked for."""
-
-    kernel: str
-    """The kernel's name."""
-
-    path: Path
-    """The table's file; it need not exist."""
-
-    state: str
-    """What the file holds, or what is wrong with it."""
-
-    usable: bool
-    """Whether a launch would use entries of this table."""
-
-    measured_on: str | None = None
-    """The name of the card that the table was measured on; None where it is not used or predicted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +107,7 @@ def diagnose(arch: Arch, modules: Sequence[str] = ()) -> Diagnosis:
     remarks = list(_installation_remarks())
     tables: list[TableState] = []
     try:
-        declared = survey(modules)
+        declared = find.survey(modules)
         remarks += map(str, declared.broken)
         for found in declared.found.values():
             tables += table_states(found.tunable, arch)
@@ -147,7 +117,7 @@ def diagnose(arch: Arch, modules: Sequence[str] = ()) -> Diagnosis:
         # The rest of the diagnosis is worth printing even if the installed kernels cannot be imported.
         remarks.append(str(error))
     gpus = visible_gpus()
-    remarks += _card_remarks(tables, gpus or (), arch)
+    remarks += card_remarks(tables, gpus or (), arch)
     folders = find.folders(modules)
     return Diagnosis(
         aot_tune=__version__,
@@ -160,7 +130,7 @@ def diagnose(arch: Arch, modules: Sequence[str] = ()) -> Diagnosis:
         arch=arch,
         ranked=_is_rank(),
         tables=tuple(tables),
-        recorded=tuple(states(folders, arch)),
+        recorded=tuple(recorded_states(folders, arch)),
         recorded_folders=tuple(folders),
         cache=_cache_state(),
         variables=variables(),
@@ -206,7 +176,7 @@ def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
         *aligned(facts),
         f"tables for {diagnosis.arch}, in the order in which they are looked for:",
         *aligned(tables),
-        *overview_lines(diagnosis.recorded, diagnosis.recorded_folders, diagnosis.arch),
+        *state_lines(diagnosis.recorded, diagnosis.recorded_folders, diagnosis.arch),
         "environment:",
         *aligned(settings),
         *(f"remark: {remark}" for remark in diagnosis.remarks),
@@ -238,61 +208,7 @@ def _installation_remarks() -> Iterator[str]:
             read()
         except AotTuneError as error:
             yield str(error)
-    yield from folder_remarks()
-
-
-def table_states(tunable: Declaration, arch: Arch) -> Iterator[TableState]:
-    """The files in which a kernel's table for an arch is looked for, in that order, and what they hold."""
-    for folder, named in loader.folders(tunable):
-        path = store.table_path(folder, arch, tunable.name)
-        state, table = _table_state(path, tunable, arch, named=named)
-        cards = measured_on(() if table is None else (table,))
-        usable = table is not None and bool(table.entries)
-        yield TableState(
-            kernel=tunable.name, path=path, state=state, usable=usable, measured_on=next(iter(cards), None)
-        )
-
-
-def _card_remarks(tables: Sequence[TableState], gpus: Sequence[Gpu], arch: Arch) -> Iterator[str]:
-    """One remark for each card that tables were measured on and that is not the one here."""
-    made = dict.fromkeys(one.measured_on for one in tables if one.measured_on is not None)
-    here = dict.fromkeys(gpu.name for gpu in gpus if gpu.arch == arch)
-    for card, name in itertools.product(made, here):
-        if message := other_card(card, name):
-            yield message
-
-
-def _table_state(path: Path, tunable: Declaration, arch: Arch, *, named: bool) -> tuple[str, Table | None]:
-    """The state in words, and the table where a launch would use it."""
-    try:
-        os.stat(path)
-    except FileNotFoundError:
-        return "no table", None
-    except OSError as error:
-        return f"not used: {error.strerror}", None
-    try:
-        table = store.read_table(path)
-    except (TableError, StoreError) as error:
-        return f"not used: {error}", None
-    if reason := mismatch(tunable, arch, table):
-        return f"not used: {reason}", None
-    if table.entries and not named and all(entry.evidence == "predicted" for entry in table.entries):
-        entries = counted(len(table.entries), "entry", "entries")
-        return f"not used: {entries}, predicted, are read only from a folder in {environment.TABLES}", None
-    evidence = "+".join(sorted({entry.evidence for entry in table.entries})) or "empty"
-    fresh = table.source_hash == hashing.source_hash(tunable)
-    outside = len(undeclared(tunable, table))
-    spoilt = f"; {counted(outside, 'config')} in no search space and left out: tune again" if outside else ""
-    disturbed = sum(entry.disturbed is not None for entry in table.entries)
-    spoilt += f"; {disturbed} measured while disturbed" if disturbed else ""
-    stale = "" if fresh else "; the kernel's code has changed since: tune again"
-    made, here = table.built_with.tileiras, cutile.compiler_version()
-    other = "" if here in (None, made) else f"; times of code of tileiras {made}, {here} is installed"
-    timed = sorted({name for entry in table.entries for name in entry.states})
-    states = f", in the states {first_state(timed)} {' '.join(timed)}" if timed else ""
-    entries = counted(len(table.entries), "entry", "entries")
-    device = table.built_with.device_name
-    return f"{entries}, {evidence}, {device}{states}{spoilt}{stale}{other}", table
+    yield from find.folder_remarks()
 
 
 def _cache_state() -> CacheState:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from aot_tune.cli import check as check_module
 from aot_tune.cli.app import app
 from aot_tune.cli.check import archive_lines, archives, check
+from aot_tune.cli.documents import declared
 from aot_tune.cubins.pack import pack
 from aot_tune.declare import discovery
 from aot_tune.declare.fingerprint import hashing
@@ -229,7 +229,7 @@ def test_what_is_wrong_with_many_entries_is_told_once(
     write(tmp_path, table)
     each = [line for line in _told(tmp_path) if "a prediction in a package's own tables" in line]
     assert len(each) == 3
-    monkeypatch.setattr(check_module, "_MOST_ALIKE", 2)
+    monkeypatch.setattr(declared, "_MOST_ALIKE", 2)
     [line] = [line for line in _told(tmp_path) if "a prediction in a package's own tables" in line]
     assert f"3 entries, the first of {table.entries[0].bucket}" in line
 

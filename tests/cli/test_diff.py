@@ -8,13 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from aot_tune.cli.diff import diff_data, diff_lines, diff_paths, diff_tables
+from aot_tune.cli.diff import TableDiff, diff_data, diff_lines, diff_paths
+from aot_tune.cli.diff import diff_tables as diff_documents
+from aot_tune.cli.documents.declared import DeclaredDocument
 from aot_tune.cli.json_text import json_text
 from aot_tune.errors import TableError, UsageError
-from aot_tune.tables.table import BySize
+from aot_tune.tables.table import BySize, Table
 from aot_tune.tables.writer import dump
 from aot_tune.values.arch import Arch
 from tests.support.samples import DEFAULT, SPACE, scale_table, with_entry, write
+
+
+def diff_tables(*tables: Table) -> TableDiff:
+    old, new = (DeclaredDocument(Path("scale.json"), table) for table in tables)
+    return diff_documents(old, new)
 
 
 def test_equal_tables_have_no_difference_and_one_line_says_so() -> None:
@@ -29,12 +36,12 @@ def test_an_entry_is_added_removed_given_another_config_or_other_figures() -> No
     new = with_entry(old, 1, config=SPACE[1], mean_us=8.0, default_us=16.0)
     new = dataclasses.replace(new, entries=new.entries[1:])
     changes = diff_tables(old, new).changes
-    assert [(change.kind, change.bucket["M"], change.speedup) for change in changes] == [
+    assert [(change.kind, change.place["M"], change.speedup) for change in changes] == [
         ("config", 64, 10.0 / 8.0),
         ("removed", 1, None),
     ]
     back = diff_tables(new, old).changes
-    assert [(change.kind, change.bucket["M"]) for change in back] == [("added", 1), ("config", 64)]
+    assert [(change.kind, change.place["M"]) for change in back] == [("added", 1), ("config", 64)]
     figures = diff_tables(old, with_entry(old, 2, mean_us=50.0)).changes
     assert [(change.kind, change.speedup) for change in figures] == [("figures", 0.8)]
 
@@ -80,7 +87,7 @@ def test_folders_are_compared_by_arch_and_kernel(tmp_path: Path) -> None:
     write(old, scale_table())
     write(new, scale_table())
     write(new, scale_table(Arch.parse("sm100")))
-    same, added = sorted(diff_paths(old, new), key=lambda diff: diff.arch)
+    same, added = sorted(diff_paths(old, new), key=lambda diff: diff.either.table.arch)
     assert same.empty
     assert added.old is None
     assert [change.kind for change in added.changes] == ["added"] * 3
@@ -149,7 +156,7 @@ def test_the_side_before_may_have_an_earlier_form_which_is_remarked(tmp_path: Pa
             "another form (schema 1, read 2; with rule): entries are compared by config, mean_us, "
             "default_us, evidence",
         )
-        assert [(change.kind, change.bucket["M"]) for change in diff.changes] == [("figures", 64)]
+        assert [(change.kind, change.place["M"]) for change in diff.changes] == [("figures", 64)]
     with pytest.raises(TableError, match="an earlier release"):
         diff_paths(after, old)
 

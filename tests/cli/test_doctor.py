@@ -9,6 +9,7 @@ import pytest
 
 from aot_tune import environment
 from aot_tune.cli import doctor
+from aot_tune.cli.documents import declared, find
 from aot_tune.declare.discovery import Broken, FoundKernel, Survey
 from aot_tune.errors import UsageError
 from aot_tune.nvidia import cutile
@@ -28,7 +29,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, FoundK
     monkeypatch.setenv("AOT_TUNE_CACHE_DIR", str(tmp_path / "cache"))
     write(tmp_path / "own", scale_table())
     found = scale_in(tmp_path / "own")
-    monkeypatch.setattr(doctor, "survey", lambda modules: Survey(found=found, broken=()))
+    monkeypatch.setattr(find, "survey", lambda modules: Survey(found=found, broken=()))
     return found
 
 
@@ -114,7 +115,7 @@ def test_kernels_that_cannot_be_imported_leave_the_rest_told(
     def refuse(modules: object) -> Survey:
         raise UsageError("module mylib needs 'torch', which is not installed")
 
-    monkeypatch.setattr(doctor, "survey", refuse)
+    monkeypatch.setattr(find, "survey", refuse)
     diagnosis = doctor.diagnose(SM90)
     assert diagnosis.tables == ()
     assert "module mylib needs 'torch', which is not installed" in diagnosis.remarks
@@ -125,7 +126,7 @@ def test_an_entry_point_that_is_broken_is_remarked_beside_the_tables_of_the_rest
     kernels: dict[str, FoundKernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = Broken(point="entry point lib = lib.k", what="no module is called 'lib.k'", fix="repair it")
-    monkeypatch.setattr(doctor, "survey", lambda modules: Survey(found=kernels, broken=(broken,)))
+    monkeypatch.setattr(find, "survey", lambda modules: Survey(found=kernels, broken=(broken,)))
     diagnosis = doctor.diagnose(SM90)
     assert [one.usable for one in diagnosis.tables] == [True]
     assert str(broken) in diagnosis.remarks
@@ -182,7 +183,7 @@ def test_what_is_left_out_of_a_table_or_was_disturbed_is_told(tmp_path: Path) ->
     foreign = Config(constants={"tile_m": 0, "tile_n": 64}, hints={})
     table = with_entry(scale_table(), 1, disturbed="the clocks fell")
     path = write(tmp_path, dataclasses.replace(table, portfolio=(foreign, table.portfolio[1])))
-    state, used = doctor._table_state(path, scale, SM90, named=False)
+    state, used = declared._table_state(path, scale, SM90, named=False)
     assert "1 config in no search space and left out: tune again; 1 measured while disturbed" in state
     assert used is not None
 
@@ -194,8 +195,8 @@ def test_a_folder_that_may_not_be_looked_into_is_told(
         raise PermissionError(13, "Permission denied", str(path))
 
     with monkeypatch.context() as patched:
-        patched.setattr(doctor.os, "stat", refuse)
-        state = doctor._table_state(tmp_path / "x.json", scale, SM90, named=True)
+        patched.setattr(declared.os, "stat", refuse)
+        state = declared._table_state(tmp_path / "x.json", scale, SM90, named=True)
     assert state == ("not used: Permission denied", None)
 
 
@@ -204,7 +205,7 @@ def test_predictions_are_used_only_from_a_folder_that_is_named(tmp_path: Path, n
     table = scale_table()
     for place in range(3):
         table = with_entry(table, place, evidence="predicted")
-    state, used = doctor._table_state(write(tmp_path, table), scale, SM90, named=named)
+    state, used = declared._table_state(write(tmp_path, table), scale, SM90, named=named)
     assert (used is not None) == named
     assert state.startswith(
         "3 entries, predicted" if named else "not used: 3 entries, predicted, are read only"

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from aot_tune import environment
-from aot_tune.cli import show
 from aot_tune.cli.app import app
+from aot_tune.cli.documents import find
 from aot_tune.errors import StoreError
 from tests.support import recorded_launches
 from tests.support.recorded_launches import NAME
@@ -42,16 +42,16 @@ def _remarks(good: Path) -> list[str]:
 def test_only_folders_that_can_be_listed_are_looked_into(
     named: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert show.named_folders() == [named]
-    assert show.folder_remarks() == _remarks(named)
+    assert find.named_folders() == [named]
+    assert find.folder_remarks() == _remarks(named)
 
     def listed(folder: Path) -> list[Path]:
         raise StoreError(f"cannot list {folder}: Permission denied")
 
-    monkeypatch.setattr(show.store, "listed", listed)
-    assert show.named_folders() == []
+    monkeypatch.setattr(find.store, "listed", listed)
+    assert find.named_folders() == []
     told = f"AOT_TUNE_TABLES: cannot list {named}: Permission denied; let it be read or leave it out"
-    assert show.folder_remarks()[-1] == told
+    assert find.folder_remarks()[-1] == told
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from aot_tune.cli import show
 from aot_tune.cli.app import app
-from aot_tune.cli.show import overview_lines, table_data, table_lines, tables_found
+from aot_tune.cli.documents import find
+from aot_tune.cli.documents.declared import DeclaredDocument
+from aot_tune.cli.documents.find import tables_found
+from aot_tune.cli.show import table_lines
 from aot_tune.cubins.origin import declared_code
 from aot_tune.cubins.origin_walk import origin_of
 from aot_tune.cubins.pack import KernelCubins, pack
@@ -30,18 +32,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write(tmp_path, scale_table())
     write(tmp_path, scale_table(SM100))
     monkeypatch.delenv("AOT_TUNE_TABLES", raising=False)
-    monkeypatch.setattr(show.store, "folder_of_package", lambda package: tmp_path)
-    monkeypatch.setattr(show, "find_tunables", lambda modules: {})
+    monkeypatch.setattr(find.store, "folder_of_package", lambda package: tmp_path)
+    monkeypatch.setattr(find.discovery, "find_tunables", lambda modules: {})
     return tmp_path
 
 
 def test_tables_are_chosen_by_kernel_and_arch(folder: Path) -> None:
-    assert [str(path.relative_to(folder)) for path, _ in tables_found(None, None)[0]] == [
+    assert [str(one.path.relative_to(folder)) for one in tables_found(None, None)[0]] == [
         "sm100/scale.json",
         "sm90/scale.json",
     ]
-    ((path, table),), unreadable = tables_found("scale", SM90)
-    assert (path, table.arch, unreadable) == (folder / "sm90/scale.json", SM90, [])
+    (one,), unreadable = tables_found("scale", SM90)
+    assert (one.path, one.table.arch, unreadable) == (folder / "sm90/scale.json", SM90, [])
 
 
 def test_a_table_that_is_not_there_is_refused_with_those_that_are(folder: Path) -> None:
@@ -55,8 +57,8 @@ def test_where_there_is_no_table_at_all_it_says_how_to_come_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AOT_TUNE_TABLES", raising=False)
-    monkeypatch.setattr(show.store, "folder_of_package", lambda package: tmp_path)
-    monkeypatch.setattr(show, "find_tunables", lambda modules: {})
+    monkeypatch.setattr(find.store, "folder_of_package", lambda package: tmp_path)
+    monkeypatch.setattr(find.discovery, "find_tunables", lambda modules: {})
     with pytest.raises(UsageError, match=r"no table is there; make one with .* in AOT_TUNE_TABLES"):
         tables_found(None, None)
 
@@ -65,8 +67,8 @@ def test_a_folder_that_only_the_declaration_names_is_found(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     empty, own = tmp_path_factory.mktemp("empty"), folder
-    monkeypatch.setattr(show.store, "folder_of_package", lambda package: empty)
-    monkeypatch.setattr(show, "find_tunables", lambda modules: scale_in(own))
+    monkeypatch.setattr(find.store, "folder_of_package", lambda package: empty)
+    monkeypatch.setattr(find.discovery, "find_tunables", lambda modules: scale_in(own))
     assert len(tables_found("scale", None)[0]) == 2
 
 
@@ -80,7 +82,7 @@ def test_a_module_in_the_current_folder_is_found_by_name_and_by_path(
     monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
     monkeypatch.delenv("AOT_TUNE_TABLES", raising=False)
     for module in ("besidelib.kernels", "besidelib/kernels.py"):
-        assert [found for found, _ in tables_found("scale", None, [module])[0]] == [path]
+        assert [found.path for found in tables_found("scale", None, [module])[0]] == [path]
 
 
 def test_a_named_folder_is_the_only_one_that_is_searched(
@@ -88,13 +90,13 @@ def test_a_named_folder_is_the_only_one_that_is_searched(
 ) -> None:
     other = tmp_path_factory.mktemp("other")
     path = write(other, scale_table())
-    assert [found for found, _ in tables_found(None, None, only=other)[0]] == [path]
+    assert [found.path for found in tables_found(None, None, only=other)[0]] == [path]
     with pytest.raises(UsageError, match=f"no table of rope is in {other}; there is sm90/scale"):
         tables_found("rope", None, only=other)
 
 
 def test_the_overview_gives_gains_and_the_worst_regret() -> None:
-    heads, line = overview_lines([(Path("sm90/scale.json"), scale_table())])
+    heads, line = table_lines([DeclaredDocument(Path("sm90/scale.json"), scale_table())], whole=False)
     assert heads.split()[:3] == ["arch", "kernel", "entries"]
     # The default won one of three entries, the others gain 1.5: the geometric mean is 1.31.
     assert line.split()[:6] == ["sm90", "scale", "3", "1.31x", "1.50x", "1.0%"]
@@ -102,7 +104,7 @@ def test_the_overview_gives_gains_and_the_worst_regret() -> None:
 
 def test_a_table_is_shown_with_its_portfolio_and_entries() -> None:
     table = scale_table()
-    lines = table_lines(Path("x.json"), table)
+    lines = DeclaredDocument(Path("x.json"), table).lines()
     assert lines[0] == "scale on sm90: x.json"
     assert f"source {table.source_hash}" in lines[1]
     assert lines[3:5] == [f"  P0: {table.portfolio[0]}", f"  P1: {table.portfolio[1]}"]
@@ -111,16 +113,16 @@ def test_a_table_is_shown_with_its_portfolio_and_entries() -> None:
 
 def test_a_table_says_that_launches_take_one_config_for_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AOT_TUNE_BATCH_INVARIANT", "1")
-    assert table_lines(Path("scale.json"), scale_table())[-1] == (
+    assert DeclaredDocument(Path("scale.json"), scale_table()).lines()[-1] == (
         "AOT_TUNE_BATCH_INVARIANT is set: launches take one config of the portfolio for every batch; "
         "aot-tune doctor scale says which"
     )
     monkeypatch.delenv("AOT_TUNE_BATCH_INVARIANT")
-    assert "every batch" not in "".join(table_lines(Path("scale.json"), scale_table()))
+    assert "every batch" not in "".join(DeclaredDocument(Path("scale.json"), scale_table()).lines())
 
 
 def test_json_is_the_document_and_its_place() -> None:
-    data = table_data(Path("x.json"), scale_table())
+    data = DeclaredDocument(Path("x.json"), scale_table()).data()
     assert data["path"] == Path("x.json")
     assert data["schema"] == 2
     assert list(data)[1:3] == ["schema", "kernel"]
@@ -134,7 +136,8 @@ def test_show_and_diff_import_neither_torch_nor_cuda_tile(tmp_path: Path) -> Non
         "import sys\n"
         "from pathlib import Path\n"
         "from aot_tune.cli.diff import diff_paths\n"
-        "from aot_tune.cli.show import archives_found, tables_found\n"
+        "from aot_tune.cli.documents.find import tables_found\n"
+        "from aot_tune.cli.show import archives_found\n"
         f"assert archives_found(None, None)[0]\n"
         f"assert tables_found('scale', None)[0]\n"
         f"assert diff_paths(Path({str(tmp_path)!r}), Path({str(tmp_path)!r}))\n"
@@ -241,11 +244,11 @@ def test_disturbed_entries_and_other_states_are_said_below_the_entries() -> None
     table = with_entry(
         scale_table(), 1, disturbed="the clocks fell", states={"cool": StateTimes(mean_us=9, default_us=12)}
     )
-    *_, disturbed, states = table_lines(Path("x"), table)
+    *_, disturbed, states = DeclaredDocument(Path("x"), table).lines()
     bucket = table.entries[1].bucket
     assert disturbed == f"disturbed: {bucket}: the clocks fell"
     assert states == f"in other states: {bucket}: cool 9.00 us, default 12.00 us"
-    entries = table_data(Path("x"), table)["entries"]
+    entries = DeclaredDocument(Path("x"), table).data()["entries"]
     assert isinstance(entries, list)
     assert entries[1]["disturbed"] == "the clocks fell"
 
@@ -256,7 +259,7 @@ def test_b2_a_table_nested_deeply_is_an_error_of_its_own_and_the_rest_is_shown(
 ) -> None:
     (folder / "sm90" / "scale.json").write_text("[" * depth + "]" * depth)
     tables, unreadable = tables_found(None, None)
-    assert [table.arch for _, table in tables] == [SM100]
+    assert [one.table.arch for one in tables] == [SM100]
     assert [str(folder / "sm90" / "scale.json") in str(error) for error in unreadable] == [True]
     result = CliRunner().invoke(app, ["diff", str(folder / "sm90"), str(folder / "sm100")])
     assert result.exit_code == 1

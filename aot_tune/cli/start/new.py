@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aot_tune.cli.show import folder_remarks, named_folders
+from aot_tune.cli.documents.find import folder_remarks, named_folders
 from aot_tune.cli.start.recordings import recordings_of, settle, tables_of
 from aot_tune.cli.start.sketch import sketch_of
 from aot_tune.cli.start.text import module_text, name_of

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
-from aot_tune.tuner.outcome import Failure, Measurement
-from aot_tune.tuner.sweep.journal import Journal
+from aot_tune.tuner.outcome import Failure, Measurement, Stage
+from aot_tune.tuner.sweep.journal import Journal, Record
 from aot_tune.values.config import Config
 
 _LONGEST_MESSAGE = 2_000
@@ -99,3 +100,23 @@ class SearchJournal:
                 "num_samples": outcome.num_samples,
             }
         self._journal.append(record)
+
+
+def accepts(record: Record) -> bool:
+    """Whether a record is one of a search."""
+    place, what = record.get("config"), record.get("what")
+    if not isinstance(record.get("search"), str) or type(place) is not int or place < 0:
+        return False
+    if what == "failed":
+        return record.get("stage") in get_args(Stage) and isinstance(record.get("message"), str)
+    if what == "timed":
+        times = (record.get("mean_us"), record.get("error_margin_us"), record.get("num_samples"))
+        return all(map(_is_number, times)) and (record.get("round") is None or type(record["round"]) is int)
+    return what in ("begun", "abandoned")
+
+
+def _is_number(value: object) -> bool:
+    try:
+        return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+    except OverflowError:  # an integer that no float holds
+        return False

@@ -31,7 +31,7 @@ from aot_tune.replay.files import read_recorded
 from aot_tune.replay.nearest import sizes_of
 from aot_tune.replay.problem import Fixed, Problem
 from aot_tune.replay.record.ahead import Ahead, Tried
-from aot_tune.replay.record.journal import SearchJournal
+from aot_tune.replay.record.journal import SearchJournal, accepts
 from aot_tune.replay.record.launches import Launches
 from aot_tune.replay.record.search import (
     Identified,
@@ -425,9 +425,9 @@ def _journal(path: Path, identity: dict[str, str]) -> Journal:
         TuneError: Another process records this kernel, or the journal cannot be written.
     """
     try:
-        return Journal.open(path, identity)
+        return Journal.open(path, identity, accepts=accepts)
     except JournalMismatchError:
-        return Journal.open(path, identity, fresh=True)
+        return Journal.open(path, identity, fresh=True, accepts=accepts)
 
 
 def _turn_of(gpu: Mapping[str, str], index: int) -> str:

@@ -7,15 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from aot_tune.cli.diff import diff_data, diff_lines, diff_paths
-from aot_tune.cli.recorded.diff import diff_recorded
+from aot_tune.cli.diff import TableDiff, diff_data, diff_lines, diff_paths, diff_tables
+from aot_tune.cli.documents.recorded import RecordedDocument
 from aot_tune.errors import UsageError
-from aot_tune.replay.table import Library
+from aot_tune.replay.table import Library, RecordedTable
+from aot_tune.replay.words import problem_in_words
 from tests.support.recorded_tables import TABLE, entry, problem, with_entries, write
 from tests.support.samples import scale_table
 from tests.support.samples import write as write_declared
 
 OTHER = {"SimpleNamespace": {"TILE": 32, "occupancy": 4}}
+
+
+def diff_recorded(*tables: RecordedTable) -> TableDiff:
+    old, new = (RecordedDocument(Path("x.json"), table) for table in tables)
+    return diff_tables(old, new)
 
 
 def test_problems_are_added_removed_and_have_other_winners_or_figures() -> None:
@@ -26,12 +32,12 @@ def test_problems_are_added_removed_and_have_other_winners_or_figures() -> None:
         entry(problem=problem(8)),
     )
     diff = diff_recorded(old, new)
-    kinds = {change.kind: (change.problem, change.speedup) for change in diff.changes}
+    kinds = {change.kind: (change.place, change.speedup) for change in diff.changes}
     assert kinds == {
-        "config": (problem(), 1.25),
-        "figures": (problem(4096), 0.5),
-        "added": (problem(8), None),
-        "removed": (problem(64), None),
+        "config": (problem_in_words(problem()), 1.25),
+        "figures": (problem_in_words(problem(4096)), 0.5),
+        "added": (problem_in_words(problem(8)), None),
+        "removed": (problem_in_words(problem(64)), None),
     }
     assert diff.speedups == (1.25, 0.5)
     assert diff_recorded(old, old).empty

@@ -1,4 +1,4 @@
-"""What the verbs ask of recorded tables."""
+"""Which tables the verbs find, and which kind each is of."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from aot_tune import environment
 from aot_tune.cli.app import app
-from aot_tune.cli.recorded import find
+from aot_tune.cli.documents import find
 from aot_tune.errors import UsageError
 from aot_tune.values.arch import Arch
 from tests.support.recorded_tables import TABLE, write

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from aot_tune import environment
 from aot_tune.cli.app import app
-from aot_tune.cli.recorded.doctor import states
+from aot_tune.cli.documents.recorded import recorded_states as states
 from aot_tune.values.arch import Arch
 from tests.support import recorded_launches
 from tests.support.recorded_launches import NAME, SM90, table

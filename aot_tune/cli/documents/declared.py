@@ -1,0 +1,313 @@
+"""The table of a declared kernel, as the verbs need it. Imports no kernel."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aot_tune import environment
+from aot_tune.cli.documents.document import Document, Fault, FileState, Winner
+from aot_tune.declare import checks
+from aot_tune.declare.declaration import Declaration
+from aot_tune.declare.discovery import FoundKernel
+from aot_tune.declare.fingerprint import hashing
+from aot_tune.errors import NewerSchemaError, StoreError, TableError
+from aot_tune.nvidia import cutile
+from aot_tune.nvidia.nvml import Gpu
+from aot_tune.serve.choose import loader
+from aot_tune.tables import reader, store, writer
+from aot_tune.tables.cards import measured_on, other_card
+from aot_tune.tables.files import read_bytes
+from aot_tune.tables.fit import entry_complaints, mismatch, portfolio_complaints, undeclared
+from aot_tune.tables.former import compared, parse_former
+from aot_tune.tables.states import first_state
+from aot_tune.tables.table import BySize, Entry, Table, entry_order, geometric_mean
+from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
+from aot_tune.values.text import aligned, counted
+
+_MOST_ALIKE = 3
+"""Entries of one table with the same fault that are reported one by one."""
+
+
+class DeclaredDocument(Document):
+    """The table of a declared kernel and its file."""
+
+    kind, noun, again = "declared", "table", "tune again"
+    needs_declaration, baseline, place_name = True, "default", "bucket"
+    heads = (
+        *("arch", "kernel", "entries", "over default", "best", "worst regret", "evidence", "tuned on"),
+        "file",
+    )
+    parse, dump = staticmethod(reader.parse), staticmethod(writer.dump)
+    right_place = staticmethod(store.right_place)
+    table: Table
+
+    form: str | None = None
+    """How the form of the file differs from the present one, in words; None where it does not."""
+
+    @classmethod
+    def read_old(cls, path: Path) -> DeclaredDocument:
+        """See the base class."""
+        try:
+            return cls.read(path)
+        except NewerSchemaError:
+            raise
+        except TableError as error:
+            try:
+                former = parse_former(read_bytes(path))
+            except TableError:
+                former = None
+            if former is None:
+                raise error from None
+        one = cls(path, former[0])
+        one.form = former[1]
+        return one
+
+    @property
+    def name(self) -> str:
+        """See the base class."""
+        return self.table.kernel
+
+    # Showing ------------------------------------------------------------------------------------------------
+
+    def overview(self) -> tuple[str, ...]:
+        """See the base class."""
+        entries = self.table.entries
+        return (
+            str(self.table.arch),
+            self.name,
+            str(len(entries)),
+            f"{geometric_mean(entry.gain for entry in entries):.2f}x",
+            f"{max((entry.gain for entry in entries), default=1.0):.2f}x",
+            f"{max((entry.regret for entry in entries), default=0.0):.1%}",
+            "+".join(sorted({entry.evidence for entry in entries})) or "none",
+            self.table.built_with.device_name,
+            str(self.path),
+        )
+
+    def lines(self) -> list[str]:
+        """What it was built with, its portfolio as P0, P1 and so on, and its entries.
+
+        Below them are the entries whose samples were disturbed, and the times in the GPU's other states.
+        """
+        table = self.table
+        names = {config: f"P{place}" for place, config in enumerate(table.portfolio)}
+        heads = ("bucket", "us", "+-", "default us", "gain", "regret", "evidence", "points", "config")
+        return [
+            f"{table.kernel} on {table.arch}: {self.path}",
+            self.made_with(),
+            f"portfolio of {counted(len(table.portfolio), 'config')}, "
+            f"worst regret {table.portfolio_regret:.1%}"
+            + ("" if table.near_exponent is None else f"; near_exponent {table.near_exponent}"),
+            *(f"  {name}: {config}" for config, name in names.items()),
+            *aligned([heads, *(_entry_row(entry, names) for entry in table.entries)]),
+            *(f"disturbed: {entry.bucket}: {entry.disturbed}" for entry in table.entries if entry.disturbed),
+            *(_states_line(entry) for entry in table.entries if entry.states),
+            *self._batch_lines(),
+        ]
+
+    def _batch_lines(self) -> list[str]:
+        """What says which config serves every batch, where that is asked for: a table names no batch axes."""
+        if not environment.batch_invariant():
+            return []
+        return [
+            f"{environment.BATCH_INVARIANT} is set: launches take one config of the portfolio for every "
+            f"batch; aot-tune doctor {self.name} says which"
+        ]
+
+    # Comparing ----------------------------------------------------------------------------------------------
+
+    def winners(self, beside: DeclaredDocument | None = None) -> Mapping[Hashable, Winner]:
+        """See the base class. Two tables' buckets may have other names: each sorts by its own axes."""
+        table = self.table if beside is None or beside.form is None else compared(self.table)
+        ordered = sorted(table.entries, key=lambda entry: entry_order(table.axes, entry.bucket))
+        return {entry.bucket: _winner(entry) for entry in ordered}
+
+    def remarks(self, old: DeclaredDocument) -> Iterator[str]:
+        """See the base class."""
+        yield from [old.form] if old.form is not None else []
+        yield from self.source_remarks(old)
+        yield from self.built_with_remarks(old)
+        before, after = old.table, self.table
+        if dict(before.axes) != dict(after.axes):
+            yield f"axes {_axes(before)} -> {_axes(after)}"
+        if before.portfolio != after.portfolio:
+            added = _without(after.portfolio, before.portfolio)
+            removed = _without(before.portfolio, after.portfolio)
+            words = [*(f"+ {config}" for config in added), *(f"- {config}" for config in removed)]
+            yield f"portfolio: {'; '.join(words) or 'another order'}"
+        if before.portfolio_regret != after.portfolio_regret:
+            yield f"portfolio regret {before.portfolio_regret:.1%} -> {after.portfolio_regret:.1%}"
+        if before.near_exponent != after.near_exponent:
+            yield f"near_exponent {_exponent(before.near_exponent)} -> {_exponent(after.near_exponent)}"
+
+    # Checking -----------------------------------------------------------------------------------------------
+
+    def faults(self, found: FoundKernel | None, *, own: bool) -> Iterator[Fault]:
+        """See the base class."""
+        assert found is not None
+        again = tune_step(found, str(self.table.arch))
+        for entry in self.table.entries:
+            if entry.disturbed is not None:
+                what = f"its times were taken while the GPU was disturbed: {entry.disturbed}"
+                yield Fault(str(entry.bucket), what, f"if they matter, {again} on a quiet GPU", remark=True)
+        if own:
+            yield from declaration_remarks(found.tunable, self.table.arch)
+        yield from itertools.starmap(Fault, self._complaints(found.tunable, again, own=own))
+
+    def _complaints(self, tunable: Declaration, again: str, *, own: bool) -> Iterator[tuple[str, str, str]]:
+        """Every fault: its place in the file, what is wrong, and what to do about it."""
+        table = self.table
+        if list(table.axes.items()) != list(tunable.axes.items()):
+            declared = " ".join(f"{name}:{axis.kind}" for name, axis in tunable.axes.items())
+            yield "axes", f"the declaration has {declared}", again
+            return
+        if table.source_hash != (fresh := hashing.source_hash(tunable)):
+            yield (
+                "source_hash",
+                f"the kernel's code has changed: the table has {table.source_hash}, the code has {fresh}",
+                again,
+            )
+        for problem in checks.declaration_problems(tunable, table.arch):
+            yield "", problem, "correct the declaration"
+        for what, fix in portfolio_complaints(table, tunable):
+            yield "portfolio", what, fix or again
+        alike: dict[tuple[str, str], list[str]] = {}
+        for entry in table.entries:
+            for what, fix in entry_complaints(table, tunable, entry, own=own):
+                alike.setdefault((what, fix or again), []).append(str(entry.bucket))
+        for (what, fix), buckets in alike.items():
+            if len(buckets) <= _MOST_ALIKE:
+                yield from ((bucket, what, fix) for bucket in buckets)
+            else:
+                yield f"{len(buckets)} entries, the first of {buckets[0]}", what, fix
+        for bucket in tunable.buckets:
+            if table.entry(bucket) is None:
+                yield str(bucket), "a declared shape has no entry", again
+
+
+def tune_step(found: FoundKernel, arch: str) -> str:
+    """The step that makes a kernel's table anew."""
+    return f"run aot-tune tune {found.tunable.name} --arch {arch}{found.module_option}"
+
+
+def declaration_remarks(kernel: Declaration, arch: Arch) -> Iterator[Fault]:
+    """What a declaration says and probably does not mean."""
+    for text in checks.declaration_remarks(kernel, arch):
+        yield Fault("", text, "", remark=True)
+
+
+def _entry_row(entry: Entry, names: dict[Config, str]) -> tuple[str, ...]:
+    inside = " ".join("x".join(str(size) for size in point.size.values()) for point in entry.points[:-1])
+    return (
+        str(entry.bucket),
+        f"{entry.mean_us:.2f}",
+        f"{entry.error_margin_us:.2f}",
+        f"{entry.default_us:.2f}",
+        f"{entry.gain:.2f}x",
+        f"{entry.regret:.1%}",
+        entry.evidence,
+        inside or "-",
+        f"{names.get(entry.config, 'default')}: {entry.config}",
+    )
+
+
+def _states_line(entry: Entry) -> str:
+    """The times at the edge in the GPU's other states, which `_entry_row` has no room for."""
+    states = ", ".join(
+        f"{name} {times.mean_us:.2f} us, default {times.default_us:.2f} us"
+        for name, times in entry.states.items()
+    )
+    return f"in other states: {entry.bucket}: {states}"
+
+
+def _winner(entry: Entry) -> Winner:
+    data = {
+        "config": entry.config,
+        "mean_us": entry.mean_us,
+        "default_us": entry.default_us,
+        "evidence": entry.evidence,
+    }
+    return Winner(entry, entry.config, entry.bucket, str(entry.config), data, entry.evidence)
+
+
+def _exponent(exponent: float | BySize | None) -> str:
+    return "of each bucket" if exponent is None else str(exponent)
+
+
+def _axes(table: Table) -> str:
+    return " ".join(f"{name}:{axis.kind}" for name, axis in table.axes.items())
+
+
+def _without(configs: Iterable[Config], others: Iterable[Config]) -> list[Config]:
+    left = set(others)
+    return [config for config in configs if config not in left]
+
+
+# Which of a kernel's tables a launch would use --------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableState(FileState):
+    """One file in which a declared kernel's table is looked for."""
+
+    measured_on: str | None = None
+    """The name of the card that the table was measured on; None where it is not used or predicted."""
+
+
+def table_states(tunable: Declaration, arch: Arch) -> Iterator[TableState]:
+    """The files in which a kernel's table for an arch is looked for, in that order, and what they hold."""
+    for folder, named in loader.folders(tunable):
+        path = store.table_path(folder, arch, tunable.name)
+        state, table = _table_state(path, tunable, arch, named=named)
+        cards = measured_on(() if table is None else (table,))
+        usable = table is not None and bool(table.entries)
+        yield TableState(
+            kernel=tunable.name, path=path, state=state, usable=usable, measured_on=next(iter(cards), None)
+        )
+
+
+def card_remarks(tables: Sequence[TableState], gpus: Sequence[Gpu], arch: Arch) -> Iterator[str]:
+    """One remark for each card that tables were measured on and that is not the one here."""
+    made = dict.fromkeys(one.measured_on for one in tables if one.measured_on is not None)
+    here = dict.fromkeys(gpu.name for gpu in gpus if gpu.arch == arch)
+    for card, name in itertools.product(made, here):
+        if message := other_card(card, name):
+            yield message
+
+
+def _table_state(path: Path, tunable: Declaration, arch: Arch, *, named: bool) -> tuple[str, Table | None]:
+    """The state in words, and the table where a launch would use it."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return "no table", None
+    except OSError as error:
+        return f"not used: {error.strerror}", None
+    try:
+        table = store.read_table(path)
+    except (TableError, StoreError) as error:
+        return f"not used: {error}", None
+    if reason := mismatch(tunable, arch, table):
+        return f"not used: {reason}", None
+    if table.entries and not named and all(entry.evidence == "predicted" for entry in table.entries):
+        entries = counted(len(table.entries), "entry", "entries")
+        return f"not used: {entries}, predicted, are read only from a folder in {environment.TABLES}", None
+    evidence = "+".join(sorted({entry.evidence for entry in table.entries})) or "empty"
+    fresh = table.source_hash == hashing.source_hash(tunable)
+    outside = len(undeclared(tunable, table))
+    spoilt = f"; {counted(outside, 'config')} in no search space and left out: tune again" if outside else ""
+    disturbed = sum(entry.disturbed is not None for entry in table.entries)
+    spoilt += f"; {disturbed} measured while disturbed" if disturbed else ""
+    stale = "" if fresh else "; the kernel's code has changed since: tune again"
+    made, here = table.built_with.tileiras, cutile.compiler_version()
+    other = "" if here in (None, made) else f"; times of code of tileiras {made}, {here} is installed"
+    timed = sorted({name for entry in table.entries for name in entry.states})
+    states = f", in the states {first_state(timed)} {' '.join(timed)}" if timed else ""
+    entries = counted(len(table.entries), "entry", "entries")
+    device = table.built_with.device_name
+    return f"{entries}, {evidence}, {device}{states}{spoilt}{stale}{other}", table

@@ -1,0 +1,251 @@
+"""The table of a recorded kernel, as the verbs need it. May import the kernel; launches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aot_tune import environment
+from aot_tune.cli.documents.document import Document, Fault, FileState, Winner
+from aot_tune.cubins.archive import FILE_NAME, Archive, Section
+from aot_tune.cubins.origin import difference
+from aot_tune.declare.discovery import FoundKernel
+from aot_tune.errors import AotTuneError, StoreError, UsageError
+from aot_tune.replay.document import dump, parse
+from aot_tune.replay.files import listed_recorded, right_place_of
+from aot_tune.replay.fit import hash_now, is_local, kernel_of, misfit, other_library, recorded_code, why_local
+from aot_tune.replay.nearest import NEAR
+from aot_tune.replay.table import Launched, Library, RecordedEntry, RecordedTable, name_of
+from aot_tune.replay.words import config_in_words, problem_in_words
+from aot_tune.tables.table import geometric_mean
+from aot_tune.values.arch import Arch
+from aot_tune.values.text import aligned, counted
+
+
+class RecordedDocument(Document):
+    """The table of a recorded kernel and its file."""
+
+    kind, noun, again = "recorded", "recorded table", "record again: aot-tune record"
+    needs_declaration, baseline, place_name = False, "first", "problem"
+    heads = ("arch", "recorded kernel", "library", "problems", "searches", "over first", "best", "on", "file")
+    parse, dump = staticmethod(parse), staticmethod(dump)
+    right_place = staticmethod(right_place_of)
+    table: RecordedTable
+
+    @property
+    def name(self) -> str:
+        """See the base class."""
+        return name_of(self.table.module, self.table.kernel)
+
+    # Showing ------------------------------------------------------------------------------------------------
+
+    def overview(self) -> tuple[str, ...]:
+        """See the base class."""
+        gains = [entry.gain for entry in self.table.entries if entry.gain is not None]
+        return (
+            str(self.table.arch),
+            self.name,
+            _library(self.table.library),
+            str(len(self.winners())),
+            str(sum(entry.count for entry in self.table.entries)),
+            f"{geometric_mean(gains):.2f}x" if gains else "-",
+            f"{max(gains):.2f}x" if gains else "-",
+            self.table.built_with.device_name,
+            str(self.path),
+        )
+
+    def lines(self) -> list[str]:
+        """Where it comes from, a row for each winner, and what was launched beside the searches."""
+        heads = ("problem", "us", "+-", "first us", "gain", "count", "winner")
+        return [
+            f"{self.name} on {self.table.arch}, recorded: {self.path}",
+            f"{_library(self.table.library)}; {self.made_with()}",
+            *aligned([heads, *map(self._row, self.table.entries)]),
+            *(f"launched, but not searched: {_launched(one)}" for one in self.table.launched),
+        ]
+
+    def _row(self, entry: RecordedEntry) -> tuple[str, ...]:
+        count = entry.problem.sm_count
+        return (
+            ("" if count == self.table.built_with.sm_count else f"{count} SMs: ")
+            + problem_in_words(entry.problem),
+            f"{entry.mean_us:.2f}",
+            f"{entry.error_margin_us:.2f}",
+            "failed" if entry.first_us is None else f"{entry.first_us:.2f}",
+            "-" if entry.gain is None else f"{entry.gain:.2f}x",
+            str(entry.count),
+            config_in_words(entry),
+        )
+
+    # Comparing ----------------------------------------------------------------------------------------------
+
+    def winners(self, beside: RecordedDocument | None = None) -> Mapping[Hashable, Winner]:
+        """The entries that are replayed: of several winners of one problem the first."""
+        winners: dict[Hashable, Winner] = {}
+        for entry in self.table.entries:
+            winners.setdefault((entry.space, entry.problem), _winner(entry))
+        return winners
+
+    def remarks(self, old: RecordedDocument) -> Iterator[str]:
+        """See the base class."""
+        yield from self.source_remarks(old)
+        if old.table.library != self.table.library:
+            yield f"library {_library(old.table.library)} -> {_library(self.table.library)}"
+        yield from self.built_with_remarks(old)
+
+    # Checking -----------------------------------------------------------------------------------------------
+
+    def faults(self, found: FoundKernel | None, *, own: bool) -> Iterator[Fault]:
+        """See the base class. Imports the kernel."""
+        table, again = self.table, "record again (aot-tune record), or remove the table"
+        if (reason := other_library(table.library)) is not None:
+            yield Fault("library", reason, f"install that version, {again}")
+            return
+        if (reason := why_local(table)) is not None:
+            what = f"{reason}, so its code cannot be compared here"
+            yield Fault("kernel", what, "replaying compares it", remark=True)
+            return
+        try:
+            kernel = kernel_of(table.module, table.kernel)
+        except UsageError as error:
+            yield Fault("kernel", str(error), f"install the library as it was recorded, {again}")
+            return
+        if (reason := misfit(table, kernel, table.arch, hash_now(kernel))) is not None:
+            yield Fault("source_hash", reason, again)
+
+    # What replaying would read ------------------------------------------------------------------------------
+
+    def left_out(self, arch: Arch) -> str | None:
+        """Why replaying would not read it; None where it would.
+
+        Raises:
+            UsageError: The module of its kernel cannot be imported, or has no such kernel.
+        """
+        if (right := right_place_of(self.path, self.table)) is not None:
+            return f"it belongs in {right}"
+        if (reason := other_library(self.table.library)) is not None or is_local(self.table):
+            return reason
+        kernel = kernel_of(self.table.module, self.table.kernel)
+        return misfit(self.table, kernel, arch, hash_now(kernel))
+
+    def cubins(self) -> tuple[Section | None, str]:
+        """The section of the archive beside it that may be served, and what there is in words."""
+        archive = self.path.parent / FILE_NAME
+        if is_local(self.table) or not archive.exists():
+            return None, "no cubins"
+        try:
+            section = Archive(archive).section(self.name)
+            if section is None:
+                return None, "no cubins"
+            kernel = kernel_of(self.table.module, self.table.kernel)
+            reason = difference(recorded_code(kernel), section.origin)
+        except AotTuneError as error:
+            return None, f"cubins left out: {error}"
+        if reason is not None:
+            return None, f"cubins left out: {reason}"
+        asked = {(one.hints, one.signature) for one in self.table.compilations}
+        return section, f"cubins for {len(asked & set(section.keys))} of {len(asked)} launches"
+
+    def answer_lines(self) -> list[str]:
+        """A row for each winner, and whether it has a cubin."""
+        section, _ = self.cubins()
+        heads = ("problem", "us", "+-", "first us", "gain", "count", "winner", "cubin")
+        rows = []
+        for entry in self.table.entries:
+            has = section is not None and section.has(tuple(entry.hints.items()), entry.signature)
+            rows.append((*self._row(entry), "yes" if has else "no"))
+        return aligned([heads, *rows])
+
+
+def _winner(entry: RecordedEntry) -> Winner:
+    data = {
+        "config": entry.config,
+        "hints": dict(entry.hints),
+        "mean_us": entry.mean_us,
+        "first_us": entry.first_us,
+    }
+    choice = entry.text, dict(entry.hints)
+    return Winner(entry, choice, problem_in_words(entry.problem), config_in_words(entry), data)
+
+
+def _launched(launched: Launched) -> str:
+    """The hints of a launch, and the kernel's signature, which holds its constants."""
+    hints = " ".join(f"{name}={value}" for name, value in launched.hints) or "no hints"
+    return f"{hints}, {launched.signature}"
+
+
+def _library(library: Library) -> str:
+    """Name and version; a program's own module has none."""
+    return f"{library.name} {library.version}" if library.name else "no library"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedState(FileState):
+    """One file of a recorded table."""
+
+    cubins: str = "not asked for"
+    """What the archive beside it has of the kernel, in words."""
+
+
+def recorded_states(folders: Sequence[Path], arch: Arch) -> Iterator[RecordedState]:
+    """The recorded tables for an arch in folders, in reading order."""
+    for folder in folders:
+        try:
+            paths = listed_recorded([folder])
+        except StoreError as error:
+            yield RecordedState(kernel="-", path=folder, state=f"left out: {error}", usable=False)
+            continue
+        yield from (recorded_state(path, arch) for path in paths if path.parent.name == str(arch))
+
+
+def recorded_state(path: Path, arch: Arch) -> RecordedState:
+    """What a file of a recorded table answers, or why it is left out."""
+    try:
+        one = RecordedDocument.read(path)
+        reason = one.left_out(arch)
+    except AotTuneError as error:
+        return RecordedState(kernel=path.stem, path=path, state=f"left out: {error}", usable=False)
+    if reason is not None:
+        return RecordedState(kernel=path.stem, path=path, state=f"left out: {reason}", usable=False)
+    problems = counted(len(one.winners()), "problem")
+    state = f"{problems}, recorded on {one.table.built_with.device_name}"
+    return RecordedState(kernel=path.stem, path=path, state=state, usable=True, cubins=one.cubins()[1])
+
+
+def state_lines(found: Iterable[RecordedState], folders: Sequence[Path], arch: Arch) -> list[str]:
+    """The recorded tables, in reading order, and the folders where they were looked for."""
+    rows = [("  " + one.kernel, one.state, one.cubins, str(one.path)) for one in found]
+    where = " ".join(map(str, folders)) or "no folder"
+    return [f"recorded tables for {arch} in {where}:", *(aligned(rows) or ["  none"])]
+
+
+def answered_lines(name: str, paths: Sequence[Path], archs: Iterable[Arch], arch: Arch) -> list[str]:
+    """Which problems of a recorded kernel are answered, from which table, and what the others get.
+
+    Args:
+        name: The kernel's name.
+        paths: The files of all recorded tables.
+        archs: The archs that the kernel was recorded on.
+        arch: The arch that is asked about.
+    """
+    on_miss = f"{environment.ON_MISS}={environment.on_miss()} decides"
+    if arch not in archs:
+        others = sorted(archs)
+        return [
+            f"nothing was recorded of {name} on {arch}, where no problem of it is answered: {on_miss}",
+            f"it was recorded on {' and '.join(map(str, others))}: aot-tune doctor {name} --arch {others[0]} "
+            "prints what is answered there",
+        ]
+    lines = []
+    for path in paths:
+        if (path.stem, path.parent.name) == (name, str(arch)):
+            state = recorded_state(path, arch)
+            lines.append(f"{name} on {arch}: {path}: {state.state}; {state.cubins}")
+            if state.usable:
+                lines += RecordedDocument.read(path).answer_lines()
+    return [
+        *lines,
+        f"other problems of a recorded search space take the nearest, at most {2**NEAR}x away in each "
+        f"dimension; where there is none, {on_miss}",
+    ]
