@@ -78,7 +78,7 @@ check-archs: venv ## compile every default and portfolio for sm80 sm89 sm100 sm1
 	$(RUN) -m tests.check_archs $(ARGS)
 
 bench: venv ## measure what the README states, on a GPU host
-	$(RUN) -m aot_tune.bench $(ARGS)
+	$(RUN) -m aot_tune bench $(ARGS)
 
 lint: venv ## ruff and mypy
 	$(RUN) -m ruff check .
@@ -93,6 +93,7 @@ wheel: venv $(if $(ARCH),cubins) ## build dist/*.whl with the tables in it; ARCH
 	rm -rf dist
 	$(RUN) -m aot_tune check --archives --module aot_tune.kernels
 	$(RUN) -m pip wheel -q --no-deps --no-build-isolation -w dist .
+	$(RUN) -m twine check --strict dist/*.whl
 	@$(RUN) -m zipfile -l dist/*.whl | grep 'aot_tune/tuned_configs/.*\.json' \
 	  || { echo 'wheel: no tables in dist/*.whl; expected tuned_configs/<arch>/<kernel>.json beside aot_tune/' >&2; exit 1; }
 	@for arch in $(ARCH); do $(RUN) -m zipfile -l dist/*.whl | grep "aot_tune/tuned_configs/$$arch/cubins.aot" \

@@ -2,9 +2,10 @@
 
 `aot_tune/README.md` draws the rooms. Each may import those to its right:
 
-    cli -> bench -> kernels -> replay -> tunable -> {serve | tuner} -> cubins -> tables -> declare -> nvidia
+    bench -> cli -> kernels -> replay -> tunable -> {serve | tuner} -> cubins -> tables -> declare -> nvidia
         -> values
 
+The bench stands apart: no wheel holds it, and its verb imports it when it is called.
 Below all of them are `environment` and `inputs`, and below these `errors`.
 """
 
@@ -33,10 +34,13 @@ ROOMS = (
     ("tunable",),
     ("replay",),
     ("kernels",),
-    ("bench",),
     ("cli",),
+    ("bench",),
 )
 """The rooms of each floor, from the ground up. Those of one floor do not import each other."""
+
+VERB = ("aot_tune.cli.app", "aot_tune.bench.__main__")
+"""The verb that runs the bench, and the only module of it that is imported from outside."""
 
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 
@@ -64,7 +68,7 @@ FOREIGN = {
         "tuner.measure.worker",
     ),
     "tomli": ("cli",),
-    "typer": ("cli",),
+    "typer": ("cli", "bench"),
     "rich": ("cli", "tuner.sweep"),
     "triton": ("bench",),
     "ray": ("tuner.ray",),
@@ -137,9 +141,19 @@ def is_ours(name: str) -> bool:
 def test_a_module_imports_its_own_room_and_rooms_below() -> None:
     def is_upwards(module: str, name: str) -> bool:
         here, other = room(module), room(name)
+        if (module, name) == VERB:
+            return False
         return is_ours(name) and other != here and FLOOR[other] >= FLOOR[here]
 
     assert_none(wrong_imports(INSIDE, is_upwards))
+
+
+def test_the_bench_is_imported_by_its_verb_alone_as_it_is_called() -> None:
+    assert wrong_imports(INSIDE, lambda module, name: room(module) != "bench" == room(name)) == [
+        "{} imports {}".format(*VERB)
+    ]
+    at_the_top = ast.parse(MODULES[VERB[0]].read_text()).body
+    assert VERB[1] not in {node.module for node in at_the_top if isinstance(node, ast.ImportFrom)}
 
 
 def test_a_part_of_a_large_room_imports_none_above_it() -> None:

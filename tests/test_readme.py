@@ -65,46 +65,11 @@ def commands(text: str = ALL) -> list[str]:
     return [line.partition("  #")[0].strip() for line in lines]
 
 
+ON_THE_STAND_IN = "tests.support.children.code_on_the_stand_in"
+"""The module that runs code on the stand-in driver."""
+
+
 # The own package --------------------------------------------------------------------------------------------
-
-STAND_IN = """
-import json, os, sys, warnings
-import torch
-from torch.overrides import TorchFunctionMode
-from aot_tune.values.arch import Arch
-from aot_tune.nvidia.nvml import Gpu
-from aot_tune.values.device import Device
-from aot_tune.serve.choose import loader
-from aot_tune.serve import runtime
-from tests.support import driver as fake_driver
-
-arch = Arch.parse(sys.argv[1])
-name = Device.reference(arch).name
-fake_driver.install()
-here = fake_driver.FakeRuntime(arch=str(arch), name=name)
-here.grad_enabled = torch.is_grad_enabled
-runtime.use(here)
-loader.gpus = lambda: (Gpu(index=0, name=name, arch=arch, uuid="GPU-0"),)
-
-
-class CudaIsPlayed(TorchFunctionMode):
-    '''"cuda" is the meta device, which the stand-in takes for GPU 0.'''
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
-        if kwargs.get("device") == "cuda":
-            kwargs["device"] = "meta"
-        return function(*args, **kwargs)
-
-
-space = {}
-with CudaIsPlayed(), warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    exec(compile(sys.stdin.read(), "README.md", "exec"), space)
-launches = [{"grid": one.grid, "symbol": one.symbol} for one in fake_driver.DRIVER.launches]
-answer = {"launches": launches, "warnings": [str(one.message) for one in caught], "more": space.get("more")}
-print(json.dumps(answer))
-"""
 
 
 class Child:
@@ -133,7 +98,7 @@ class Child:
 
     def launch(self, code: str, arch: str, **variables: str) -> tuple[dict[str, object], str]:
         """What some code launched on the stand-in driver, and what it wrote to stderr."""
-        done = self._run([sys.executable, "-c", STAND_IN, arch], code, **variables)
+        done = self._run([sys.executable, "-m", ON_THE_STAND_IN, arch], code, **variables)
         assert done.returncode == 0, done.stderr
         answer: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
         return answer, done.stderr

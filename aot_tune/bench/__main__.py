@@ -1,32 +1,34 @@
 """Run the bench: print what is measured, write it as JSON, record it, or print the recorded results.
 
-Sections: all but `lookups` need a GPU with tuned tables. Each runs in a process of its own,
-because a sweep waits while another process has a context on its GPU.
-
-With --kernels: time the kernels beside other implementations. With --report: print the recorded results.
-With --left-out: print what the rule between measured sizes leaves on the present tables.
+Each section runs in a process of its own, because a sweep waits while another process has a context on its
+GPU.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import importlib
+import json
+import math
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
+import typer
 
-from aot_tune.bench import records
+from aot_tune.bench import records, words
 from aot_tune.bench.sections.part import Part, Request
-from aot_tune.errors import AotTuneError
+from aot_tune.errors import AotTuneError, UsageError
 from aot_tune.nvidia.nvml import visible_gpus
+
+MODES = {"--kernels": "kernels.run", "--report": "report", "--left-out": "left_out"}
+"""Word that asks for something else than sections to the module that does it, by ``main(words)``."""
 
 SECTIONS = ("lookups", "launch", "scaling", "inside", "regret", "serving", "replay", "declared")
 """Modules of `aot_tune.bench.sections`. Each has ``run(request) -> Iterator[Part]``."""
@@ -47,132 +49,115 @@ _GRACE_S = 10.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the words ask for; return the exit status."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        if "--kernels" in words:
-            from aot_tune.bench.kernels import run as kernels
-
-            words.remove("--kernels")
-            return kernels.main(words)
-        if "--report" in words:
-            from aot_tune.bench import report
-
-            words.remove("--report")
-            return report.main(words)
-        if "--left-out" in words:
-            from aot_tune.bench import left_out
-
-            words.remove("--left-out")
-            return left_out.main(words)
-        return _sections(words)
-    except AotTuneError as error:
-        print(f"aot-tune bench: {error}", file=sys.stderr)
-        return 1
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["--child"]:
+        return _child(*given[1:])
+    for mode, module in MODES.items():
+        if mode in given:
+            given.remove(mode)
+            return int(importlib.import_module(f"aot_tune.bench.{module}").main(given))
+    return words.called(measure, given, "aot-tune bench")
 
 
-def _sections(words: Sequence[str]) -> int:
-    parser = _parser()
-    options = parser.parse_args(words)
-    if options.child:
-        return _child(options)
-    unknown = set(options.sections) - set(SECTIONS)
-    if unknown:
-        parser.error(f"no section is called {' '.join(unknown)}; there is {' '.join(SECTIONS)}")
-    wanted = options.sections or [name for name in SECTIONS if name not in _BY_NAME]
-    if "declared" in wanted and not options.module:
-        parser.error("declared sweeps the kernels of modules: name each, --module mylib.kernels")
-    for option, takers in _CHOOSING.items():
-        if getattr(options, option) and not set(wanted) & set(takers):
-            parser.error(f"no --{option} for {' '.join(wanted)}: it is for {' '.join(takers)}; leave it out")
+_LEAST = Request()
+
+
+def measure(
+    context: typer.Context,
+    sections: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SECTION", help=f"Some of {' '.join(SECTIONS)}; by default all but declared and scaling."
+        ),
+    ] = None,
+    record: words.Record = False,
+    results: words.Results = records.RESULTS,
+    out: words.Out = Path("build/bench.json"),
+    kernel: Annotated[
+        list[str] | None,
+        typer.Option(help="scaling, inside, regret, declared: a kernel, replay: an operation; repeatable."),
+    ] = None,
+    module: Annotated[
+        list[str] | None, typer.Option(help="declared: a module whose kernels are swept; repeatable.")
+    ] = None,
+    sizes: Annotated[int, typer.Option(min=1, help="inside: sizes of each kernel.")] = _LEAST.sizes,
+    problems: Annotated[
+        int, typer.Option(min=1, help="scaling, regret: most of each kernel.")
+    ] = _LEAST.problems,
+    journal: Annotated[str, typer.Option(help="regret: the file of all samples.")] = _LEAST.journal,
+    look_ups: Annotated[int, typer.Option(min=1, help="lookups: of each kernel.")] = _LEAST.look_ups,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="serving: processes of each quick scenario.")
+    ] = _LEAST.repeats,
+    limit_s: Annotated[
+        float,
+        typer.Option(help="inside, regret, replay, declared: seconds after which nothing more begins."),
+    ] = math.inf,
+) -> int:
+    """Measure sections on this machine's GPU; lookups needs none.
+
+    Further uses, each with a -h of its own: --kernels times the kernels beside other implementations,
+    --report prints the recorded results, --left-out what the rule between measured sizes leaves.
+    """
+    wanted = _wanted(sections or (), kernel=kernel, module=module)
     if not visible_gpus() and not _WITHOUT_A_GPU.issuperset(wanted):
         print("aot-tune bench: no GPU here; run it on a GPU host", file=sys.stderr)
         return 1
-    made_with = records.made_with(words) if options.record else None
-    records.check_out(options.out)
+    made_with = records.made_with(context.obj) if record else None
+    records.check_out(out)
     if made_with is not None:
-        records.check_addable(options.results, wanted, made_with.device)
+        records.check_addable(results, wanted, made_with.device)
         records.present(made_with.arch)  # imports the kernels now, and not while a section measures
-    passed = [word for word in words if word not in options.sections]
-    results: dict[str, Any] = {}
+    request = Request(
+        kernels=tuple(kernel or ()), modules=tuple(module or ()), sizes=sizes, problems=problems,
+        journal=journal, look_ups=look_ups, repeats=repeats, limit_s=limit_s,
+    )  # fmt: skip
+    figures: dict[str, Any] = {}
     written = False
-    for name in (name for name in SECTIONS if name in wanted):
-        results[name] = _section(name, passed, made_with, options.results)
-        written = _written(options.out, results)
+    for name in wanted:
+        figures[name] = _section(name, request, made_with, results)
+        written = _written(out, figures)
     if written:
-        print(f"\nwritten to {options.out}")
-    return 1 if not written or any(_failed(result) for result in results.values()) else 0
+        print(f"\nwritten to {out}")
+    return 1 if not written or any(map(_failed, figures.values())) else 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    least = Request()
-    parser = argparse.ArgumentParser(
-        prog="aot-tune bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "sections", nargs="*", help=f"some of {' '.join(SECTIONS)}; by default all but declared and scaling"
-    )
-    parser.add_argument("--kernels", action="store_true", help="time the kernels; options: --kernels -h")
-    parser.add_argument("--report", action="store_true", help="print the tables; options: --report -h")
-    parser.add_argument("--left-out", action="store_true", help="judge the rule; options: --left-out -h")
-    parser.add_argument("--record", action="store_true", help="record the results, by the device's name")
-    parser.add_argument(
-        "--results", type=Path, default=records.RESULTS, help="folder of recorded results; the package's own"
-    )
-    parser.add_argument("--out", type=Path, default=Path("build/bench.json"), help="file of this run's JSON")
-    parser.add_argument(
-        "--kernel",
-        action="append",
-        default=[],
-        help="scaling, inside, regret, declared: a kernel, replay: an operation; may be repeated",
-    )
-    parser.add_argument(
-        "--module",
-        action="append",
-        default=[],
-        help="declared: a module whose kernels are swept, mylib.kernels; may be repeated",
-    )
-    parser.add_argument("--sizes", type=_count, default=least.sizes, help="inside: sizes of each kernel")
-    parser.add_argument(
-        "--problems", type=_count, default=least.problems, help="scaling, regret: most of each kernel"
-    )
-    parser.add_argument(
-        "--journal", type=Path, default=Path(least.journal), help="regret: the file of all samples"
-    )
-    parser.add_argument("--look-ups", type=_count, default=least.look_ups, help="lookups: of each kernel")
-    parser.add_argument(
-        "--repeats", type=_count, default=least.repeats, help="serving: processes of each quick scenario"
-    )
-    parser.add_argument(
-        "--limit-s",
-        type=float,
-        default=least.limit_s,
-        help="inside, regret, replay, declared: seconds after which nothing more begins",
-    )
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    return parser
+def _wanted(names: Sequence[str], **chosen: Sequence[str] | None) -> list[str]:
+    """The sections to run, in order.
 
+    Args:
+        names: Those that are named; all that run unasked where it is empty.
+        **chosen: Option of `_CHOOSING` to its values.
 
-def _count(text: str) -> int:
-    """A number of things to measure, from the command line."""
-    with contextlib.suppress(ValueError):
-        if int(text) > 0:
-            return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not an int of 1 or more")
+    Raises:
+        UsageError: A name or an option is wrong.
+    """
+    if unknown := set(names) - set(SECTIONS):
+        raise UsageError(f"no section is called {' '.join(unknown)}; there is {' '.join(SECTIONS)}")
+    wanted = [name for name in SECTIONS if name in names or not (names or name in _BY_NAME)]
+    if "declared" in wanted and not chosen["module"]:
+        raise UsageError("declared sweeps the kernels of modules: name each, --module mylib.kernels")
+    for option, takers in _CHOOSING.items():
+        if chosen[option] and not set(wanted) & set(takers):
+            raise UsageError(
+                f"no --{option} for {' '.join(wanted)}: it is for {' '.join(takers)}; leave it out"
+            )
+    return wanted
 
 
 # The parent -------------------------------------------------------------------------------------
 
 
 def _section(
-    name: str, words: Sequence[str], made_with: records.MadeWith | None, results: Path
+    name: str, request: Request, made_with: records.MadeWith | None, results: Path
 ) -> dict[str, Any]:
     """Run a section in a process of its own; record each part as soon as it is there."""
     started = time.perf_counter()
     print(f"\n== {name}", flush=True)
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "aot_tune.bench", *words, "--child", name, "--out", folder]
-        process = subprocess.Popen(command)
+        asked = json.dumps(asdict(request))
+        process = subprocess.Popen([sys.executable, "-m", "aot_tune.bench", "--child", name, folder, asked])
         try:
             for part in _parts(Path(folder), process):
                 figures[part.name] = part.figures
@@ -256,21 +241,13 @@ def _show(value: Any, indent: str) -> None:
 # The child --------------------------------------------------------------------------------------
 
 
-def _child(options: argparse.Namespace) -> int:
-    """Run one section; write each part into a file of its own, complete once it has its name."""
-    request = Request(
-        kernels=tuple(options.kernel),
-        modules=tuple(options.module),
-        sizes=options.sizes,
-        problems=options.problems,
-        journal=str(options.journal),
-        look_ups=options.look_ups,
-        repeats=options.repeats,
-        limit_s=options.limit_s,
-    )
-    section = importlib.import_module(f"aot_tune.bench.sections.{options.child}")
+def _child(name: str, folder: str, asked: str) -> int:
+    """Run a section as asked; write each part into a file of its own, complete once it has its name."""
+    fields: dict[str, Any] = json.loads(asked)
+    request = Request(**{**fields, **{name: tuple(fields[name]) for name in ("kernels", "modules")}})
+    section = importlib.import_module(f"aot_tune.bench.sections.{name}")
     for number, part in enumerate(section.run(request)):
-        path = options.out / f"{number}.json"
+        path = Path(folder, f"{number}.json")
         partial = path.with_suffix(".part")
         partial.write_bytes(
             orjson.dumps({"name": part.name, "figures": part.figures, "kernels": part.kernels})

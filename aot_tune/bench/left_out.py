@@ -6,13 +6,17 @@ its times say what that costs.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated
 
+import typer
+
+from aot_tune.bench import words
 from aot_tune.bench.gpu import shipped
 from aot_tune.declare.declaration import Declaration
+from aot_tune.declare.selection import chosen_arch
 from aot_tune.errors import UsageError
 from aot_tune.tables.left_out import Left, across, inside
 from aot_tune.tables.store import package_folder, read_table, table_path
@@ -69,23 +73,28 @@ WAYS = ("inside", "near", "far")
 doubling; the same where they are farther away."""
 
 
-def main(words: Sequence[str]) -> int:
-    """Print what the rule leaves on the tables of an arch; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="aot-tune bench --left-out",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    kernels = shipped()
-    parser.add_argument("kernels", nargs="*", help="some of the shipped kernels; all by default")
-    parser.add_argument("--arch", type=Arch.parse, default=Arch.parse("sm90"), help="the tables' arch")
-    options = parser.parse_args(words)
-    if unknown := [name for name in options.kernels if name not in kernels]:
-        raise UsageError(f"no kernel is called {' '.join(unknown)}; there is {' '.join(kernels)}")
+def main(arguments: Sequence[str]) -> int:
+    """Print what the rule leaves; return the exit status."""
+    return words.called(_printed, arguments, "aot-tune bench --left-out")
+
+
+def _printed(
+    kernels: Annotated[
+        list[str] | None, typer.Argument(metavar="KERNEL", help="Shipped kernels; all by default.")
+    ] = None,
+    arch: Annotated[str, typer.Option(metavar="sm90", help="The tables' arch.")] = "sm90",
+) -> int:
+    """Print what the rule between measured sizes leaves on the present tables; it needs no GPU.
+
+    A point left out of its bucket (inside); all buckets of a size's exact axes left out, where others are
+    within a doubling (near), or farther away (far).
+    """
+    if unknown := [name for name in kernels or () if name not in shipped()]:
+        raise UsageError(f"no kernel is called {' '.join(unknown)}; there is {' '.join(shipped())}")
     rows: list[tuple[str, ...]] = [
         ("kernel", "left out", "sizes", "mean", "95 %", "worst", "default", "lost to it")
     ]
-    for name, way, found in summaries(options.kernels or kernels, options.arch):
+    for name, way, found in summaries(kernels or shipped(), chosen_arch(arch)):
         figures = (found.mean, found.high, found.worst, found.default, found.lost)
         rows.append((name, way, str(found.sizes), *(f"{figure:.2f} %" for figure in figures)))
     print("\n".join(aligned(rows)))

@@ -11,15 +11,16 @@ A row is marked as out of date where the source or the portfolio of a kernel tha
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from aot_tune.bench import left_out, records
+import typer
+
+from aot_tune.bench import left_out, records, words
 from aot_tune.bench.every_batch import cost
 from aot_tune.bench.gpu import shipped
 from aot_tune.bench.kernels.standing import COPY, LARGE_BYTES, Shape
@@ -61,30 +62,35 @@ _OUT_OF_DATE = " (out of date)"
 _MARKED = re.compile(r"(<!-- report: (?P<name>[\w-]+) -->\n)(?P<text>.*?)(<!-- report: end -->)", re.S)
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Print the blocks, or write them into the README files; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="aot-tune bench --report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("readmes", nargs="*", type=Path, help="for --write; by default this checkout's own")
-    parser.add_argument("--write", action="store_true", help="replace the blocks in README files")
-    parser.add_argument(
-        "--results", type=Path, default=records.RESULTS, help="folder of recorded results; the package's own"
-    )
-    options = parser.parse_args(words)
-    if options.readmes and not options.write:
-        named = " ".join(map(str, options.readmes))
-        parser.error(f"without --write no file is read or written; add --write, or leave {named} out")
-    records.check_held(options.results, RUNS)
-    if not options.write:
+    return words.called(_reported, arguments, "aot-tune bench --report")
+
+
+def _reported(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="README", help="For --write; by default this checkout's own."),
+    ] = None,
+    write: Annotated[bool, typer.Option("--write", help="Replace the blocks in README files.")] = False,
+    results: words.Results = records.RESULTS,
+) -> int:
+    """Print the recorded results and the gains of the committed tables, in Markdown.
+
+    With --write they replace what stands between two lines of README files:
+    <!-- report: NAME --> and <!-- report: end -->.
+    """
+    if paths and not write:
+        named = " ".join(map(str, paths))
+        raise UsageError(f"without --write no file is read or written; add --write, or leave {named} out")
+    records.check_held(results, RUNS)
+    if not write:
         for name in BLOCKS:
-            print(f"## {name}\n\n{block(name, options.results)}")
+            print(f"## {name}\n\n{block(name, results)}")
         return 0
-    before = {path: _text(path) for path in options.readmes or readmes()}
+    before = {path: _text(path) for path in paths or readmes()}
     # All are made before the first is written: a file that is refused leaves the others as they are.
-    after = {path: filled(text, options.results, where=str(path)) for path, text in before.items()}
+    after = {path: filled(text, results, where=str(path)) for path, text in before.items()}
     for path, text in after.items():
         if text != before[path]:
             path.write_text(text, encoding="utf-8")

@@ -372,13 +372,20 @@ def compile(
 )
 @guarded
 def bench(context: typer.Context) -> None:
-    """Measure the README's figures on a GPU.
+    """Measure the README's figures on a GPU, in a checkout.
 
     --kernels compares each kernel with its alternatives.
     """
-    from aot_tune.bench.__main__ import main
-
-    command.leave(failed=main(context.args) != 0)
+    try:
+        from aot_tune.bench.__main__ import main
+    except ModuleNotFoundError as error:
+        if error.name != "aot_tune.bench":
+            raise
+        raise UsageError(
+            "bench runs in a checkout, since the wheel does not hold it: clone aot_tune and call "
+            "make bench ARGS='launch lookups' there"
+        ) from None
+    raise typer.Exit(main(context.args))
 
 
 @app.command()

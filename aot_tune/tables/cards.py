@@ -33,7 +33,7 @@ def other_card(made: str, here: str) -> str | None:
     known = _KNOWN.get((made, here), "how much slower its choices are here was not measured")
     return (
         f"tables were measured on another card of the arch: {made}, and this is {here}. They are used; "
-        f"{known}. aot-tune bench regret measures it here, and aot-tune tune KERNEL makes tables of this "
-        "card. Choices between configs that are expected to be as fast follow the card: ranks of one job "
-        "should be on cards of one model"
+        f"{known}. In a checkout aot-tune bench regret measures it here, and aot-tune tune KERNEL makes "
+        "tables of this card. Choices between configs that are expected to be as fast follow the card: ranks "
+        "of one job should be on cards of one model"
     )

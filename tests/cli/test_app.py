@@ -683,3 +683,22 @@ def test_make_tune_and_make_cubins_run_one_kernel(tmp_path: Path) -> None:
     compiled = made("cubins", "ARCH=sm90 sm100", kernel, f"ARGS={module} {folders} --jobs 1")
     assert compiled.returncode == 0, compiled.stderr
     assert {path.parent.name for path in tmp_path.glob("out/*/cubins.aot")} == {"sm90", "sm100"}
+
+
+# The bench ------------------------------------------------------------------------------------------------
+
+
+def test_where_the_bench_is_missing_its_verb_says_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("aot_tune.bench")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr("aot_tune.__path__", [])
+    done = _run("bench", "--report")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "runs in a checkout" in done.stderr
+    assert "make bench" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("words", "code"), [(["lunch"], 2), (["--report", "--results", "nowhere"], 2)])
+def test_the_verb_exits_as_the_bench_does(words: list[str], code: int) -> None:
+    assert _run("bench", *words).exit_code == code

@@ -8,20 +8,20 @@ file keeps the figures of kernels that were timed earlier.
 
 from __future__ import annotations
 
-import argparse
 import math
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
+import typer
 
-from aot_tune.bench import records
+from aot_tune.bench import records, words
 from aot_tune.bench.kernels.rivals import attention, memory, products
 from aot_tune.bench.kernels.standard import Standard
 from aot_tune.bench.kernels.standing import NEVER_SLOWER, Shape, Verdict, lines, verdict
@@ -50,102 +50,127 @@ STANDARDS: Mapping[str, Standard] = {
 SECTION = "kernels"
 """The name of the file of recorded results."""
 
-_UNSET = -1
-"""Stands for a --shapes that was not given."""
-
 _NO_RIVALS = Standard(rivals={}, demands=())
 
 _GRACE_S = 120.0
 """Seconds that a kernel's process has beyond its share of the time, to finish its last shape."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is timed, and where the figures go."""
+
+    problems: Sequence[str]
+    """Problems of --problem; without them declared shapes are timed."""
+
+    shapes: int | None
+    """Declared shapes of each kernel; None for all."""
+
+    rivals: bool
+    """Whether rivals are timed."""
+
+    limit_s: float
+    """Seconds for all kernels together."""
+
+    out: Path
+    """File of the figures."""
+
+    results: Path
+    """Folder of recorded results."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Time or verify kernels and write the figures; return 1 where a kernel failed or missed a demand."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    options = _parser().parse_args(words)
-    if options.shapes == _UNSET:
-        options.shapes = records.MOST_SHAPES if options.record else SHAPES
-    try:
-        kernels = chosen_kernels(find_tunables(options.module or [OWN_KERNELS]), options.kernel or ())
-        if options.problem:
-            if options.verify:
-                raise UsageError("--verify checks all declared shapes; leave --problem out")
-            asked = problems_by_kernel(kernels, options.problem)
-            kernels = tuple(found for found in kernels if found.tunable.name in asked)
-        if options.child:
-            options.out.write_bytes(orjson.dumps(_timed(kernels[0], options)))
-            return 0
-        if options.record:
-            _check_recordable(options)
-        if not visible_gpus():
-            print("aot-tune bench: no GPU here; run it on a GPU host", file=sys.stderr)
-            return 1
-        if options.verify:
-            from aot_tune.bench.kernels import verify
+    given = sys.argv[1:] if arguments is None else arguments
+    return words.called(_benched, given, "aot-tune bench --kernels")
 
-            return verify.run(kernels, limit_s=options.limit_s)
-        made_with = records.made_with(["--kernels", *words]) if options.record else None
-        records.check_out(options.out)
-        if made_with is not None:
-            records.check_addable(options.results, [SECTION], made_with.device)
-        return _all_timed(kernels, options, made_with)
-    except AotTuneError as error:
-        print(f"aot-tune bench: {error}", file=sys.stderr)
+
+def _benched(
+    context: typer.Context,
+    kernel: Annotated[list[str] | None, typer.Option(help="A kernel; repeatable; all by default.")] = None,
+    module: Annotated[
+        list[str] | None, typer.Option(help="A module of kernels; by default the shipped ones.")
+    ] = None,
+    problem: Annotated[
+        list[str] | None,
+        typer.Option(metavar="M=300,...", help="A whole problem, or part of declared ones; repeatable."),
+    ] = None,
+    shapes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"Declared shapes of each kernel; by default {SHAPES}, {records.MOST_SHAPES} with --record.",
+        ),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every declared shape.")] = False,
+    no_rivals: Annotated[
+        bool, typer.Option("--no-rivals", help="Without other implementations: quick.")
+    ] = False,
+    limit_s: Annotated[float, typer.Option(help="Seconds for all kernels together.")] = math.inf,
+    out: words.Out = OUT,
+    record: words.Record = False,
+    results: words.Results = records.RESULTS,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check the results of every portfolio instead.")
+    ] = False,
+    child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
+) -> int:
+    """Time kernels on declared shapes beside their defaults, other implementations and a copy.
+
+    Each kernel runs in a process of its own. The file keeps the figures of kernels that were timed earlier.
+    """
+    default = records.MOST_SHAPES if record else SHAPES
+    options = Options(
+        problems=problem or (), shapes=None if every else shapes or default, rivals=not no_rivals,
+        limit_s=limit_s, out=out, results=results,
+    )  # fmt: skip
+    kernels = chosen_kernels(find_tunables(module or [OWN_KERNELS]), kernel or ())
+    if problem:
+        if verify:
+            raise UsageError("--verify checks all declared shapes; leave --problem out")
+        asked = problems_by_kernel(kernels, problem)
+        kernels = tuple(found for found in kernels if found.tunable.name in asked)
+    if child:
+        out.write_bytes(orjson.dumps(_timed(kernels[0], options)))
+        return 0
+    if record:
+        _check_recordable(options, {"--problem": problem, "--module": module, "--verify": verify})
+    if not visible_gpus():
+        print("aot-tune bench: no GPU here; run it on a GPU host", file=sys.stderr)
         return 1
+    if verify:
+        from aot_tune.bench.kernels import verify as verification
+
+        return verification.run(kernels, limit_s=limit_s)
+    made_with = records.made_with(["--kernels", *context.obj]) if record else None
+    records.check_out(out)
+    if made_with is not None:
+        records.check_addable(results, [SECTION], made_with.device)
+    return _all_timed(kernels, options, made_with)
 
 
-def _check_recordable(options: argparse.Namespace) -> None:
+def _check_recordable(options: Options, excluded: Mapping[str, object]) -> None:
     """Refuse to record what the report would present as more than it is.
+
+    Args:
+        options: What is timed.
+        excluded: Option that --record excludes to its value.
 
     Raises:
         UsageError: An option and --record exclude each other.
     """
     if options.shapes is None or options.shapes > records.MOST_SHAPES:
         raise UsageError(f"a record holds at most {records.MOST_SHAPES} shapes of a kernel; give --shapes")
-    excluded = {"--problem": options.problem, "--module": options.module, "--verify": options.verify}
     given = [option for option, value in excluded.items() if value]
     given += [] if options.rivals else ["--no-rivals"]
     if given:
         raise UsageError(f"--record needs whole results of shipped kernels; leave {' '.join(given)} out")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="aot-tune bench --kernels",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--kernel", action="append", help="may be repeated; all by default")
-    parser.add_argument("--module", action="append", help="by default the shipped kernels")
-    parser.add_argument(
-        "--problem", action="append", default=[], metavar="M=300,...",
-        help="a problem in full, or part of declared ones; may be repeated",
-    )  # fmt: skip
-    parser.add_argument(
-        "--shapes", type=int, default=_UNSET,
-        help=f"declared shapes of each kernel, {SHAPES} by default, {records.MOST_SHAPES} with --record",
-    )  # fmt: skip
-    parser.add_argument("--all", dest="shapes", action="store_const", const=None, help="every declared shape")
-    parser.add_argument(
-        "--no-rivals", dest="rivals", action="store_false", help="without other implementations: quick"
-    )
-    parser.add_argument("--limit-s", type=float, default=math.inf, help="seconds for all kernels together")
-    parser.add_argument("--out", type=Path, default=OUT, help=f"file of the figures; {OUT}")
-    parser.add_argument("--record", action="store_true", help="record the results, by the device's name")
-    parser.add_argument(
-        "--results", type=Path, default=records.RESULTS, help="folder of recorded results; the package's own"
-    )
-    parser.add_argument("--verify", action="store_true", help="check the results of every portfolio instead")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    return parser
-
-
 # The parent -------------------------------------------------------------------------------------
 
 
-def _all_timed(
-    kernels: Sequence[FoundKernel], options: argparse.Namespace, made_with: records.MadeWith | None
-) -> int:
+def _all_timed(kernels: Sequence[FoundKernel], options: Options, made_with: records.MadeWith | None) -> int:
     kept = _kept(options.out)
     ends, missed = time.monotonic() + options.limit_s, False
     for place, found in enumerate(kernels):
@@ -196,7 +221,7 @@ def _reasons(failed: Mapping[str, str]) -> dict[str, str]:
     return {name: why[:100] if "/" not in why else why.partition(":")[0] for name, why in failed.items()}
 
 
-def _in_a_process(found: FoundKernel, options: argparse.Namespace, share_s: float) -> dict[str, Any]:
+def _in_a_process(found: FoundKernel, options: Options, share_s: float) -> dict[str, Any]:
     """Return one kernel's record. Its failure costs no other kernel its figures."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "record.json")
@@ -205,7 +230,7 @@ def _in_a_process(found: FoundKernel, options: argparse.Namespace, share_s: floa
             *("--kernel", found.tunable.name, "--out", str(out), "--limit-s", str(share_s)),
             *(("--all",) if options.shapes is None else ("--shapes", str(options.shapes))),
             *(() if options.rivals else ("--no-rivals",)),
-            *(word for text in options.problem if _means(text, found) for word in ("--problem", text)),
+            *(word for text in options.problems if _means(text, found) for word in ("--problem", text)),
         ]
         limit = None if math.isinf(share_s) else share_s + _GRACE_S
         try:
@@ -246,7 +271,7 @@ def standing_of(kernel: str, record: Mapping[str, Any]) -> tuple[list[Verdict], 
 # The child --------------------------------------------------------------------------------------
 
 
-def _timed(found: FoundKernel, options: argparse.Namespace) -> dict[str, Any]:
+def _timed(found: FoundKernel, options: Options) -> dict[str, Any]:
     """Time one kernel on this process's GPU."""
     import torch
 
@@ -262,7 +287,7 @@ def _timed(found: FoundKernel, options: argparse.Namespace) -> dict[str, Any]:
     standard = STANDARDS.get(tunable.name, _NO_RIVALS)
     if not options.rivals:
         standard = replace(standard, rivals={})
-    asked = problems_by_kernel([found], options.problem)
+    asked = problems_by_kernel([found], options.problems)
     problems = spread(asked.get(tunable.name, tunable.typical_problems), options.shapes)
     with this_gpu() as gpu:
         rounds, kernel = EventRound(), DeviceKernel(found, gpu.arch, gpu.device)

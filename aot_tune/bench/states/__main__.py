@@ -8,23 +8,24 @@ States: before each launch L2 is filled by reading (read) or by writing (written
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import cuda.tile as ct
 import orjson
 import torch
+import typer
 
+from aot_tune.bench import words
 from aot_tune.bench.gpu import BenchGpu, shipped, this_gpu
 from aot_tune.bench.states import stages
 from aot_tune.bench.states.timing import COOL, LOADED, Launch, StateClock, renewing
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.selection import chosen_problems, parse_problem
-from aot_tune.errors import AotTuneError, UsageError
+from aot_tune.errors import UsageError
 from aot_tune.serve.choose import loader
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.tuner.plan.candidates import DeviceKernel
@@ -39,46 +40,39 @@ _SAMPLES = 11
 """Launches in each state of which the median is taken."""
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what the words ask for; return the exit status."""
-    options = _parser().parse_args(words)
+    given = sys.argv[1:] if arguments is None else arguments
+    return words.called(_printed, given, "python -m aot_tune.bench.states")
+
+
+def _printed(
+    kernel: Annotated[str, typer.Argument(help="matmul or linear.")],
+    problem: Annotated[str, typer.Option(metavar="M=300,...", help="All values of a problem.")],
+    most: Annotated[
+        int, typer.Option(min=1, help="Most configs: the chosen one, the default, then the portfolio's.")
+    ] = 4,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="File of the figures, JSON.")] = None,
+) -> int:
+    """Time configs of a problem, and each with a stage left out, in every state of this machine's GPU."""
     if not torch.cuda.is_available():
         print("aot_tune.bench.states: no GPU here; run it on a GPU host", file=sys.stderr)
         return 1
-    try:
-        if options.kernel not in _BY_ROWS:
-            raise UsageError(f"{options.kernel} has no stages to leave out; there is {' '.join(_BY_ROWS)}")
-        found = shipped()[options.kernel]
-        [problem, *more] = chosen_problems(found.tunable, parse_problem(options.problem))
-        if more:
-            raise UsageError(f"{1 + len(more)} problems agree; give all values, as in {problem}")
-        with this_gpu() as gpu:
-            rows = _measured(gpu, found, problem, options.most)
-    except AotTuneError as error:
-        print(f"aot_tune.bench.states: {error}", file=sys.stderr)
-        return 1
-    print(f"{options.kernel} {problem} on {torch.cuda.get_device_name(0)}, medians of {_SAMPLES}, us")
+    if kernel not in _BY_ROWS:
+        raise UsageError(f"{kernel} has no stages to leave out; there is {' '.join(_BY_ROWS)}")
+    found = shipped()[kernel]
+    [chosen, *more] = chosen_problems(found.tunable, parse_problem(problem))
+    if more:
+        raise UsageError(f"{1 + len(more)} problems agree; give all values, as in {chosen}")
+    with this_gpu() as gpu:
+        rows = _measured(gpu, found, chosen, most)
+    print(f"{kernel} {chosen} on {torch.cuda.get_device_name(0)}, medians of {_SAMPLES}, us")
     states = list(next(iter(rows.values()), {}))
     print("\n".join(aligned([("", *states), *(_row(name, times, states) for name, times in rows.items())])))
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m aot_tune.bench.states",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("kernel", help="matmul or linear")
-    parser.add_argument("--problem", required=True, help="all values of a problem: name=value,name=value")
-    parser.add_argument(
-        "--most", type=int, default=4, help="most configs: the chosen one, the default, then the portfolio's"
-    )
-    parser.add_argument("--out", type=Path, help="file for the figures as JSON")
-    return parser
 
 
 def _row(name: str, times: Mapping[str, float], states: Sequence[str]) -> tuple[str, ...]:

@@ -1,0 +1,48 @@
+"""Run a typer command on some words: every command line of the bench does."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aot_tune.errors import AotTuneError, UsageError
+
+Record = Annotated[bool, typer.Option("--record", help="Record the results, by the device's name.")]
+Results = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of recorded results.")]
+Out = Annotated[Path, typer.Option(metavar="FILE", help="File of this run's figures, JSON.")]
+
+
+def called(command: Callable[..., int], words: Sequence[str], prog: str) -> int:
+    """Run a command; return its exit status: 1 where it failed, 2 where the words are wrong.
+
+    Args:
+        command: What to run. Its parameters are options and arguments, as typer reads them; a context's
+            ``obj`` has the words.
+        words: The arguments.
+        prog: What help and errors call the command.
+    """
+
+    @functools.wraps(command)
+    def run(*args: object, **options: object) -> None:
+        raise typer.Exit(command(*args, **options))
+
+    app = typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.command()(run)
+    try:
+        app(list(words), prog_name=prog, obj=tuple(words))
+    except SystemExit as end:
+        return int(end.code or 0)
+    except AotTuneError as error:
+        print(f"aot-tune bench: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    return 0
