@@ -44,8 +44,8 @@ TOP, PACKAGE, DECLARE = TEXTS["README.md"], TEXTS["aot_tune/README.md"], TEXTS["
 FORMAT = TEXTS["tuned_configs/README.md"]
 ALL = "\n".join(TEXTS.values())
 
-MOST_LINES = 180
-"""Lines of the README at the top: the rest is in the READMEs of the folders."""
+MOST_LINES = 165
+"""Lines of the README at the top, without what the report prints: the rest is in the folders' READMEs."""
 
 PROBLEM_ROWS, PROBLEM_COLS = 1000, 4096
 """The size that the README's example launches: inside the bucket of 1024 rows."""
@@ -252,7 +252,8 @@ def test_a_library_that_three_kernels_changes_one_import_in_ten_lines() -> None:
 
 
 def test_the_readme_at_the_top_is_short() -> None:
-    assert len(TOP.splitlines()) <= MOST_LINES
+    written = re.sub(r"(<!-- report: [\w-]+ -->\n).*?(?=<!-- report: end -->)", r"\1", TOP, flags=re.S)
+    assert len(written.splitlines()) <= MOST_LINES
 
 
 def test_the_table_of_environment_variables_is_the_codes() -> None:

@@ -132,8 +132,7 @@ def _wanted(names: Sequence[str], **chosen: Sequence[str] | None) -> list[str]:
     Raises:
         UsageError: A name or an option is wrong.
     """
-    if unknown := set(names) - set(SECTIONS):
-        raise UsageError(f"no section is called {' '.join(unknown)}; there is {' '.join(SECTIONS)}")
+    words.check_known(names, SECTIONS, "no section is called")
     wanted = [name for name in SECTIONS if name in names or not (names or name in _BY_NAME)]
     if "declared" in wanted and not chosen["module"]:
         raise UsageError("declared sweeps the kernels of modules: name each, --module mylib.kernels")

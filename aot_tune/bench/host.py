@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -22,6 +23,21 @@ def launch_us(call: Callable[[], object], *, launches: int = _LAUNCHES) -> float
     spent = time.perf_counter() - started
     torch.cuda.synchronize()
     return spent / launches * 1e6
+
+
+def launches_us(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median over interleaved rounds of `launch_us` of each way to launch.
+
+    Args:
+        ways: Name to the call. One with "grad off" in its name is made without grad, as servers run.
+        rounds: Rounds in which each takes its turn.
+    """
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, call in ways.items():
+            with torch.set_grad_enabled("grad off" not in name):
+                taken[name].append(launch_us(call))
+    return {name: round(statistics.median(times), 3) for name, times in taken.items()}
 
 
 def resident_mb() -> float:

@@ -17,7 +17,6 @@ from aot_tune.bench import words
 from aot_tune.bench.gpu import shipped
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.selection import chosen_arch
-from aot_tune.errors import UsageError
 from aot_tune.tables.left_out import Left, across, inside
 from aot_tune.tables.store import package_folder, read_table, table_path
 from aot_tune.tables.table import Table
@@ -89,8 +88,7 @@ def _printed(
     A point left out of its bucket (inside); all buckets of a size's exact axes left out, where others are
     within a doubling (near), or farther away (far).
     """
-    if unknown := [name for name in kernels or () if name not in shipped()]:
-        raise UsageError(f"no kernel is called {' '.join(unknown)}; there is {' '.join(shipped())}")
+    words.check_known(kernels or (), shipped(), "no kernel is called")
     rows: list[tuple[str, ...]] = [
         ("kernel", "left out", "sizes", "mean", "95 %", "worst", "default", "lost to it")
     ]

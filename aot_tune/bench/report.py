@@ -1,7 +1,7 @@
 """`aot-tune bench --report`: the recorded results and the gains of the committed tables, in Markdown.
 
 ``--report`` prints all blocks. ``--report --write`` replaces what stands between these two lines in README
-files, for each name in `BLOCKS`::
+files, for each name in `BLOCKS`, and draws the picture of `aot_tune.bench.picture`::
 
     <!-- report: NAME -->
     <!-- report: end -->
@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
-from aot_tune.bench import left_out, records, words
+from aot_tune.bench import left_out, picture, records, words
 from aot_tune.bench.every_batch import cost
 from aot_tune.bench.gpu import shipped
 from aot_tune.bench.kernels.standing import COPY, LARGE_BYTES, Shape
@@ -50,6 +50,9 @@ RUNS: Mapping[str, str] = {
 SM90 = Arch.parse("sm90")
 """The arch of the committed tables."""
 
+_CHECKOUT = Path(__file__).parents[2]
+"""The folder of the README at the top."""
+
 _IN_DETAIL = ("matmul", "linear")
 """The kernels with rows of their own among what the rule leaves."""
 
@@ -78,7 +81,8 @@ def _reported(
     """Print the recorded results and the gains of the committed tables, in Markdown.
 
     With --write they replace what stands between two lines of README files:
-    <!-- report: NAME --> and <!-- report: end -->.
+    <!-- report: NAME --> and <!-- report: end -->. Without README files these are this checkout's, whose
+    picture of first calls is drawn too.
     """
     if paths and not write:
         named = " ".join(map(str, paths))
@@ -91,6 +95,9 @@ def _reported(
     before = {path: _text(path) for path in paths or readmes()}
     # All are made before the first is written: a file that is refused leaves the others as they are.
     after = {path: filled(text, results, where=str(path)) for path, text in before.items()}
+    if not paths and (calls := picture.first_calls(results)) is not None:
+        drawn = _CHECKOUT / picture.FILE
+        before[drawn], after[drawn] = drawn.read_text() if drawn.exists() else "", picture.svg(calls)
     for path, text in after.items():
         if text != before[path]:
             path.write_text(text, encoding="utf-8")
@@ -116,12 +123,12 @@ def _text(path: Path) -> str:
 
 def readmes() -> list[Path]:
     """The README files of this checkout that hold blocks."""
-    package = Path(__file__).parents[1]
-    top = package.parent / "README.md"
-    checkout = (package.parent / "pyproject.toml").is_file()
-    inside = [package / room / "README.md" for room in ("bench", "declare", "serve")]
-    outside = [top, top.parent / "tuned_configs" / "README.md"] if checkout else []
-    return [path for path in (*outside, *inside) if path.exists()]
+    rooms = ("bench", "declare", "serve")
+    return [
+        _CHECKOUT / "README.md",
+        _CHECKOUT / "tuned_configs" / "README.md",
+        *(_CHECKOUT / "aot_tune" / room / "README.md" for room in rooms),
+    ]
 
 
 def filled(text: str, folder: Path = records.RESULTS, *, where: str = "the text") -> str:
@@ -268,6 +275,12 @@ def _device_of(tables: Mapping[str, Table]) -> str:
 
 def _order(tables: Mapping[str, Table], recorded: Mapping[str, Record]) -> list[str]:
     return sorted({*tables, *recorded})
+
+
+def _first_call(folder: Path) -> Iterator[str]:
+    """The picture, as the README at the top shows it."""
+    calls = picture.first_calls(folder)
+    yield f"![{calls}]({picture.FILE})" if calls is not None else _not_measured("replay")
 
 
 # Serving, launch, look-ups, inside, regret, replay, declared --------------------------------------------
@@ -627,6 +640,7 @@ def _every_batch(_: Path) -> Iterator[str]:
 
 
 BLOCKS: Mapping[str, Callable[[Path], Iterator[str]]] = {
+    "first-call": _first_call,
     "summary": _summary,
     "kernels": _kernels,
     "serving": _by_device("serving", _serving),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +15,21 @@ from aot_tune.errors import AotTuneError, UsageError
 Record = Annotated[bool, typer.Option("--record", help="Record the results, by the device's name.")]
 Results = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of recorded results.")]
 Out = Annotated[Path, typer.Option(metavar="FILE", help="File of this run's figures, JSON.")]
+
+
+def check_known(names: Iterable[str], known: Collection[str], wrong: str) -> None:
+    """Refuse names that are not known.
+
+    Args:
+        names: The names that were given.
+        known: Those there are.
+        wrong: What to write before the unknown ones, such as "no kernel is called".
+
+    Raises:
+        UsageError: Some are unknown; the message lists the known ones.
+    """
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"{wrong} {' '.join(unknown)}; there is {' '.join(known)}")
 
 
 def called(command: Callable[..., int], words: Sequence[str], prog: str) -> int:

@@ -17,7 +17,7 @@ import cuda.tile as ct
 import torch
 
 import aot_tune
-from aot_tune.bench.host import launch_us, resident_mb
+from aot_tune.bench.host import launches_us, resident_mb
 from aot_tune.cubins.archive import FILE_NAME, Archive
 from aot_tune.declare.discovery import OWN_KERNELS, find_tunables
 from aot_tune.kernels import matmul_tunable, rms_norm_tunable, rope_tunable
@@ -226,15 +226,7 @@ def launches() -> dict[str, Any]:
     def tuned() -> None:
         launch(x, weight, out, eps)
 
-    ways: dict[str, tuple[Callable[[], object], bool]] = {
-        "bare_us": (bare, True), "launch_us": (tuned, True), "grad off: launch_us": (tuned, False),
-    }  # fmt: skip
-    rounds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(31):
-        for name, (call, grad) in ways.items():
-            with torch.set_grad_enabled(grad):
-                rounds[name].append(launch_us(call))
-    figures = {name: round(statistics.median(times), 3) for name, times in rounds.items()}
+    figures = launches_us({"bare_us": bare, "launch_us": tuned, "grad off: launch_us": tuned}, 31)
     above = {name.replace("launch", "above"): us for name, us in figures.items() if "launch" in name}
     return {**figures, **{name: round(us - figures["bare_us"], 3) for name, us in above.items()}}
 

@@ -15,13 +15,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from aot_tune.bench import words
 from aot_tune.bench.sections.part import Part, Request
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.discovery import FoundKernel, find_tunables
 from aot_tune.declare.fingerprint.hashing import source_hash
-from aot_tune.errors import AotTuneError, UsageError
+from aot_tune.declare.selection import chosen_arch
+from aot_tune.errors import AotTuneError
 from aot_tune.nvidia import cutile
-from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.tables import store
 from aot_tune.tables.table import Entry, geometric_mean
 from aot_tune.tuner.outcome import Measurement
@@ -47,11 +48,10 @@ def run(request: Request) -> Iterator[Part]:
     """Sweep each kernel of the named modules; a part for each, as soon as its table is complete.
 
     Raises:
-        UsageError: No module is named, a module cannot be imported, or no kernel of theirs has a name that is
-            asked for.
+        UsageError: A module cannot be imported, or no kernel of theirs has a name that is asked for.
     """
     kernels = chosen(request)
-    arch = next(gpu.arch for gpu in visible_gpus() or () if gpu.arch is not None)
+    arch = chosen_arch(None)
     started = time.monotonic()
     for found in kernels:
         if time.monotonic() - started > request.limit_s:
@@ -71,16 +71,10 @@ def chosen(request: Request) -> list[FoundKernel]:
     """The kernels that are asked for, in the order of the modules.
 
     Raises:
-        UsageError: No module is named, a module cannot be imported, or no kernel of theirs has a name that is
-            asked for.
+        UsageError: A module cannot be imported, or no kernel of theirs has a name that is asked for.
     """
-    if not request.modules:
-        raise UsageError("declared sweeps the kernels of modules: name each, --module mylib.kernels")
     kernels = find_tunables(request.modules)
-    if unknown := [name for name in request.kernels if name not in kernels]:
-        raise UsageError(
-            f"no kernel of these modules is called {' '.join(unknown)}; there is {' '.join(kernels)}"
-        )
+    words.check_known(request.kernels, kernels, "no kernel of these modules is called")
     return [kernels[name] for name in request.kernels or kernels]
 
 

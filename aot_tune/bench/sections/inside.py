@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from aot_tune.bench import words
 from aot_tune.bench.gpu import BenchGpu, Timed, shipped, this_gpu
 from aot_tune.bench.sections.part import Part, Request
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.discovery import FoundKernel
-from aot_tune.errors import UsageError
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.tables.table import geometric_mean
 from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan
@@ -39,8 +39,7 @@ def run(request: Request) -> Iterator[Part]:
     """
     kernels = shipped()
     names = request.kernels or tuple(kernels)
-    if unknown := [name for name in names if name not in kernels]:
-        raise UsageError(f"no kernel is called {' '.join(unknown)}; there is {' '.join(kernels)}")
+    words.check_known(names, kernels, "no kernel is called")
     until = time.monotonic() + request.limit_s
     with this_gpu() as gpu:
         planned = {name: gpu.plans(kernels[name], problems(kernels[name], request.sizes)) for name in names}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +9,7 @@ import cuda.tile as ct
 import torch
 
 from aot_tune.bench.gpu import BenchGpu, this_gpu
-from aot_tune.bench.host import launch_us
+from aot_tune.bench.host import launches_us
 from aot_tune.bench.sections.part import Part, Request
 from aot_tune.kernels.norms.rms_norm import rms_norm_tunable as tunable
 
@@ -51,12 +50,7 @@ def _measured(gpu: BenchGpu) -> dict[str, float]:
         "tune-once pattern by hand": by_hand,
         "a Python call": lambda: None,
     }
-    rounds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(_ROUNDS):
-        for name, call in ways.items():
-            with torch.set_grad_enabled(name != "Tunable.launch, grad off"):
-                rounds[name].append(launch_us(call))
-    us = {name: round(statistics.median(times), 3) for name, times in rounds.items()}
+    us = launches_us(ways, _ROUNDS)
     us["above bare"] = round(us["Tunable.launch"] - us["bare ct.launch"], 3)
     us["by hand / Tunable.launch"] = round(us["tune-once pattern by hand"] / us["Tunable.launch"], 2)
     return us

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from aot_tune.bench import words
 from aot_tune.bench.gpu import BenchGpu, shipped, this_gpu
 from aot_tune.bench.sections.part import Part, Request
 from aot_tune.bench.states.timing import COOL, LOADED, StateClock, renewing
@@ -22,7 +23,6 @@ from aot_tune.bench.undeclared.journal import Journal, Key, Samples, Taken
 from aot_tune.bench.undeclared.problems import BATCH, FACTOR, KERNELS, Drawn, drawn
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.fingerprint.hashing import source_hash
-from aot_tune.errors import UsageError
 from aot_tune.nvidia import cutile
 from aot_tune.serve.choose import loader
 from aot_tune.serve.choose.resolve import Legality
@@ -51,8 +51,7 @@ def run(request: Request) -> Iterator[Part]:
         UsageError: No problems are drawn of one of the asked kernels.
     """
     names = request.kernels or KERNELS
-    if unknown := [name for name in names if name not in KERNELS]:
-        raise UsageError(f"no problems are drawn of {' '.join(unknown)}; there is {' '.join(KERNELS)}")
+    words.check_known(names, KERNELS, "no problems are drawn of")
     until = time.monotonic() + request.limit_s
     journal = Journal(Path(request.journal))
     found = shipped()

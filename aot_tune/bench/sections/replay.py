@@ -27,9 +27,10 @@ from typing import Any
 
 import aot_tune
 from aot_tune import environment
+from aot_tune.bench import words
 from aot_tune.bench.sections.part import Part, Request
+from aot_tune.declare.selection import chosen_arch
 from aot_tune.errors import UsageError
-from aot_tune.nvidia.nvml import visible_gpus
 
 SHAPES: Mapping[str, Sequence[tuple[int, ...]]] = {
     "matmul": ((4096, 4096, 4096), (512, 14336, 4096), (8192, 1024, 8192)),
@@ -83,11 +84,9 @@ class ReplayError(Exception):
 def run(request: Request) -> Iterator[Part]:
     """Measure milliseconds of first calls, and microseconds of later calls on the host and on the GPU."""
     names = request.kernels or tuple(SHAPES)
-    if unknown := sorted(set(names) - set(SHAPES)):
-        raise UsageError(f"replay has no operation {', '.join(unknown)}; there is {', '.join(SHAPES)}")
-    arch = next(str(gpu.arch) for gpu in visible_gpus() or () if gpu.arch is not None)
-    paths = library_paths()
-    yield from measured(names, arch, paths=paths, limit_s=request.limit_s)
+    words.check_known(names, SHAPES, "replay has no operation")
+    arch = str(chosen_arch(None))
+    yield from measured(names, arch, paths=library_paths(), limit_s=request.limit_s)
 
 
 def library_paths() -> list[Path]:

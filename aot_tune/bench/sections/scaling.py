@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from aot_tune.bench import words
 from aot_tune.bench.gpu import shipped
 from aot_tune.bench.sections.part import Part, Request
-from aot_tune.errors import TuneError, UsageError
+from aot_tune.errors import TuneError
 from aot_tune.nvidia.nvml import Gpu, visible_gpus
 from aot_tune.tables import store
 from aot_tune.tables.states import State
@@ -75,12 +76,10 @@ def run(request: Request) -> Iterator[Part]:
         TuneError: A sweep failed.
     """
     names = request.kernels or KERNELS
-    if unknown := [name for name in names if name not in shipped()]:
-        raise UsageError(f"no shipped kernel is called {' '.join(unknown)}; there is {' '.join(shipped())}")
+    words.check_known(names, shipped(), "no shipped kernel is called")
     gpus = [gpu for gpu in visible_gpus() or () if gpu.arch is not None]
-    words = [*names, "--limit", str(request.problems)]
     with tempfile.TemporaryDirectory(prefix="aot-tune-scaling-") as temporary:
-        sweeps = Sweeps(words, gpus, Path(temporary))
+        sweeps = Sweeps([*names, "--limit", str(request.problems)], gpus, Path(temporary))
         sweeps.import_once()
         *narrow, widest = widths(len(gpus))
         runs: list[Run] = []

@@ -18,7 +18,7 @@ from typing import Any
 
 from aot_tune import environment
 from aot_tune.bench.sections.part import Part, Request
-from aot_tune.nvidia.nvml import visible_gpus
+from aot_tune.declare.selection import chosen_arch
 
 KERNELS = ("rms_norm", "matmul", "rope")
 """The kernels that the scenarios launch."""
@@ -73,7 +73,7 @@ class _Bench:
         self._archives = folder / "archives"
         self._caches = 0
         self._repeats = repeats
-        arch = next(str(gpu.arch) for gpu in visible_gpus() or () if gpu.arch is not None)
+        arch = str(chosen_arch(None))
         command = [
             *(sys.executable, "-m", "aot_tune", "compile", "--arch", arch, "--out", str(self._archives)),
             *(word for kernel in KERNELS for word in ("--kernel", kernel)),

@@ -211,7 +211,7 @@ def test_the_next_operation_imports_while_one_is_recorded_and_none_is_left(
 
 
 def test_an_operation_that_is_unknown_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="replay has no operation sofmax; there is matmul, "):
+    with pytest.raises(UsageError, match="replay has no operation sofmax; there is matmul "):
         next(replay.run(Request(kernels=("sofmax",))))
 
 

@@ -11,7 +11,6 @@ from aot_tune.bench import records, report
 from aot_tune.bench.records import Record
 from aot_tune.bench.sections import serving
 from aot_tune.bench.sections.part import Request
-from aot_tune.nvidia.nvml import Gpu
 from tests.support.bench_records import MADE
 from tests.support.samples import SM90
 
@@ -85,8 +84,7 @@ def test_every_scenario_is_a_row_of_the_report(tmp_path: Path, monkeypatch: pyte
         ran.append(scenario)
         return FIGURES[scenario]
 
-    gpu = Gpu(index=0, name="NVIDIA H200", arch=SM90, uuid="GPU-0")
-    monkeypatch.setattr(serving, "visible_gpus", lambda: (gpu,))
+    monkeypatch.setattr(serving, "chosen_arch", lambda name: SM90)
     monkeypatch.setattr(serving.subprocess, "run", compile_)
     monkeypatch.setattr(serving._Bench, "_child", child)
     monkeypatch.setattr(serving, "_imports", lambda repeats: IMPORTS)
