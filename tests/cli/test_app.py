@@ -27,7 +27,7 @@ from aot_tune.nvidia.nvml import Gpu
 from aot_tune.replay.answer import program as replayed
 from aot_tune.replay.record import program as recorded
 from aot_tune.tuner.sweep import run as sweep
-from aot_tune.tuner.sweep.progress import PlainProgress, Progress
+from aot_tune.tuner.sweep.progress import Finished, PlainProgress, Progress
 from aot_tune.tuner.sweep.report import SweepReport, SweepRequest, SweptKernel
 from aot_tune.values.arch import Arch
 from tests.support.make import made, planned_commands
@@ -69,7 +69,7 @@ def requests(tables: Path, monkeypatch: pytest.MonkeyPatch) -> list[SweepRequest
 
     def run(request: SweepRequest, progress: Progress) -> SweepReport:
         asked.append(request)
-        progress.finished([REPORT])
+        progress.show(Finished(rows=[REPORT]))
         return SweepReport(arch=request.arch, device_name="NVIDIA H200", rows=(REPORT,), seconds=6.0)
 
     monkeypatch.setattr(sweep, "run", run)

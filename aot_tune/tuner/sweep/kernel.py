@@ -53,7 +53,7 @@ from aot_tune.tuner.plan.model import least_us, predict_us
 from aot_tune.tuner.plan.shortlist import MOST_CANDIDATES, predictions, shortlist
 from aot_tune.tuner.sweep.cards import DefaultTwice, disagreements
 from aot_tune.tuner.sweep.crew import Crew, Seat, Task
-from aot_tune.tuner.sweep.progress import CompileReporter, Progress
+from aot_tune.tuner.sweep.progress import CandidateFailed, CompileReporter, Measuring, Progress
 from aot_tune.tuner.sweep.results import Listed, Step, SweepResults
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
@@ -366,7 +366,8 @@ class KernelSweep:
 
     def _report_step(self, problem: Problem) -> None:
         with self._lock:
-            self._progress.measuring(self._plan.kernel.tunable.name, problem, self._begun, self._steps)
+            name = self._plan.kernel.tunable.name
+            self._progress.show(Measuring(kernel=name, problem=problem, done=self._begun, total=self._steps))
             self._begun += 1
 
     def _measure_candidates(self, each: ProblemPlan, seat: Seat) -> None:
@@ -732,9 +733,8 @@ class KernelSweep:
                 self._swept.failures += 1
             if (failure.config, failure.stage) not in self._told:
                 self._told.add((failure.config, failure.stage))
-                self._progress.failure(
-                    self._plan.kernel.tunable.name, problem, failure.config, failure.stage, failure.message
-                )
+                name = self._plan.kernel.tunable.name
+                self._progress.show(CandidateFailed(kernel=name, problem=problem, failure=failure))
 
 
 def length(kernel: DeviceKernel, problem: Problem, default: Config, configs: int) -> float:

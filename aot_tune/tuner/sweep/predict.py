@@ -35,7 +35,7 @@ from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, SweepPlan,
 from aot_tune.tuner.plan.model import Launched, predict_us
 from aot_tune.tuner.plan.shortlist import Shortlist, is_ranked, lacks_work, multiplies, shortlist
 from aot_tune.tuner.plan.sizes import sizes_inside, spread
-from aot_tune.tuner.sweep.progress import CompileReporter, Progress
+from aot_tune.tuner.sweep.progress import CandidateFailed, CompileReporter, Progress, Started
 from aot_tune.tuner.sweep.report import FIRST_LOOK_CANDIDATES, PREDICTED_FOLDER, SweepRequest, SweptKernel
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
@@ -82,12 +82,14 @@ def predict_kernel(
             f"{path} predicts {len(old.entries)} buckets already, more than a first look would: it stays"
         )
         return _left_alone(planned, path, old)
-    progress.started(
-        kernel=found.tunable.name,
-        arch=request.arch,
-        problems=len(planned.problems),
-        jobs=len(planned.jobs),
-        device=device.name,
+    progress.show(
+        Started(
+            kernel=found.tunable.name,
+            arch=request.arch,
+            problems=len(planned.problems),
+            jobs=len(planned.jobs),
+            device=device.name,
+        )
     )
     compiled = _compiled(planned, feed, progress)
     compile_s = monotonic() - started
@@ -236,8 +238,8 @@ def predict(planned: SweepPlan, compiled: Mapping[str, CompileResult], progress:
         for failure in failures[each.problem]:
             if (failure.config, failure.message) not in reported:
                 reported.add((failure.config, failure.message))
-                progress.failure(
-                    kernel.tunable.name, each.problem, failure.config, failure.stage, failure.message
+                progress.show(
+                    CandidateFailed(kernel=kernel.tunable.name, problem=each.problem, failure=failure)
                 )
         times[each.problem] = _edge_times(planned, each, listed, compiled)
     return Predicted(sweep=_sweep(planned, times), failures=failures)

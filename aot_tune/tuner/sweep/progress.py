@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TextIO
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
 
-from aot_tune.tuner.outcome import Stage
+from aot_tune.tuner.outcome import Failure
 from aot_tune.tuner.sweep.report import (
     FIRST_LOOK_CANDIDATES,
     PREDICTED_FOLDER,
@@ -34,40 +36,116 @@ MESSAGE_CHARACTERS = 160
 the journal keeps more of it."""
 
 
-class Progress(Protocol):
-    """Receives the events of a sweep, of several kernels at once. `InTurn` lets several threads call."""
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """A kernel begins."""
 
-    def started(self, *, kernel: str, arch: Arch, problems: int, jobs: int, device: str) -> None:
-        """A kernel begins.
+    kernel: str
+    """Its name."""
 
-        Args:
-            kernel: Its name.
-            arch: The arch tuned for.
-            problems: Number of buckets to sweep.
-            jobs: Number of compilations, each counted once.
-            device: The GPU's name, or that of the reference device that is predicted for.
-        """
+    arch: Arch
+    """The arch tuned for."""
 
-    def compiled(self, kernel: str, done: int, total: int, failures: int) -> None:
-        """`done` of a kernel's `total` compilations have ended, `failures` of them without a cubin."""
+    problems: int
+    """Number of buckets to sweep."""
 
-    def measuring(self, kernel: str, problem: Problem, done: int, total: int) -> None:
-        """`problem` is being measured; `done` of the kernel's `total` steps are complete."""
+    jobs: int
+    """Number of compilations, each counted once."""
 
-    def ended(self, kernel: str) -> None:
-        """Nothing more comes of a kernel."""
+    device: str
+    """The GPU's name, or that of the reference device that is predicted for."""
 
-    def failure(
-        self, kernel: str, problem: Problem | None, config: Config, stage: Stage, message: str
-    ) -> None:
-        """A candidate failed; `problem` is None where it fails for all."""
+
+@dataclass(frozen=True, kw_only=True)
+class Compiling:
+    """Further compilations of a kernel have ended."""
+
+    kernel: str
+    """The kernel's name."""
+
+    done: int
+    """Number of compilations that have ended so far."""
+
+    total: int
+    """Number of all compilations."""
+
+    failures: int
+    """Number of those that ended without a cubin."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measuring:
+    """A problem is being measured."""
+
+    kernel: str
+    """The kernel's name."""
+
+    problem: Problem
+    """The problem."""
+
+    done: int
+    """Number of the kernel's steps that are complete."""
+
+    total: int
+    """Number of all its steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateFailed:
+    """A candidate failed on a problem."""
+
+    kernel: str
+    """The kernel's name."""
+
+    problem: Problem
+    """The problem."""
+
+    failure: Failure
+    """The candidate and the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelEnded:
+    """Nothing more comes of a kernel."""
+
+    kernel: str
+    """The kernel's name."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence that a person should see."""
+
+    text: str
+    """The sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """The sweep is over."""
+
+    rows: Sequence[SweptKernel]
+    """The rows of the closing table."""
+
+    gpus: Sequence[GpuUse] = ()
+    """How long each GPU worked."""
+
+
+Event = Started | Compiling | Measuring | CandidateFailed | KernelEnded | Note | Finished
+
+
+class Progress(ABC):
+    """Shows the events of a sweep, of several kernels at once. `InTurn` lets several threads call."""
+
+    @abstractmethod
+    def show(self, event: Event) -> None:
+        """Show an event."""
 
     def note(self, text: str) -> None:
         """Show one sentence that a person should see."""
+        self.show(Note(text))
 
-    def finished(self, rows: Sequence[SweptKernel], gpus: Sequence[GpuUse] = ()) -> None:
-        """The sweep is over: show the closing table, and how long each GPU worked."""
-
+    @abstractmethod
     def close(self) -> None:
         """Leave the terminal as it was; afterwards nothing is shown. May be called twice."""
 
@@ -97,58 +175,34 @@ class PlainProgress(Progress):
         self._clock = clock
         self._every_s = every_s
         self._estimate = Estimate(clock)
-        self._last: dict[tuple[str, str], float] = {}
+        self._last: dict[tuple[str, type[Event]], float] = {}
 
-    def started(self, *, kernel: str, arch: Arch, problems: int, jobs: int, device: str) -> None:
-        """Write one line."""
-        self._last |= dict.fromkeys([(kernel, "compiled"), (kernel, "measured")], self._clock())
-        self.note(started_line(kernel, arch, problems, jobs, device))
-
-    def compiled(self, kernel: str, done: int, total: int, failures: int) -> None:
-        """Write a line now and then, and one when all are done."""
-        self._estimate.compiled(kernel, done, total)
-        if self._due(kernel, "compiled", last=done == total):
-            failed = f", {failures} failed" if failures else ""
-            self.note(f"{kernel}: compiled {done}/{total}{failed}{self._left()}")
-
-    def measuring(self, kernel: str, problem: Problem, done: int, total: int) -> None:
-        """Write a line now and then, and one when all are done."""
-        self._estimate.measured(kernel, done, total)
-        if self._due(kernel, "measured", last=done == total):
-            self.note(f"{kernel}: measured {done}/{total}, at {problem}{self._left()}")
-
-    def ended(self, kernel: str) -> None:
-        """Count nothing more of it as left."""
-        self._estimate.ended(kernel)
-
-    def failure(
-        self, kernel: str, problem: Problem | None, config: Config, stage: Stage, message: str
-    ) -> None:
-        """Write one line, at once."""
-        self.note(failure_line(kernel, problem, config, stage, message))
-
-    def note(self, text: str) -> None:
-        """Write one line, at once."""
-        self._stream.write(text + "\n")
-        self._stream.flush()  # a pipe is block-buffered, and the line must be seen now
-
-    def finished(self, rows: Sequence[SweptKernel], gpus: Sequence[GpuUse] = ()) -> None:
-        """Write the closing table."""
-        self.note("\n".join([*closing_table(rows), *use_lines(gpus)]))
+    def show(self, event: Event) -> None:
+        """Write a line at once; of compilations and measurements now and then, and when all are done."""
+        self._estimate.take(event)
+        if isinstance(event, Started):
+            now = self._clock()
+            self._last |= {(event.kernel, Compiling): now, (event.kernel, Measuring): now}
+        text = self._count(event) if isinstance(event, Compiling | Measuring) else text_of(event)
+        if text is not None:
+            self._stream.write(text + "\n")
+            self._stream.flush()  # a pipe is block-buffered, and the line must be seen now
 
     def close(self) -> None:
         """Do nothing: there is nothing to restore."""
 
-    def _due(self, kernel: str, kind: str, *, last: bool) -> bool:
-        now = self._clock()
-        if not last and now - self._last.get((kernel, kind), -self._every_s) < self._every_s:
-            return False
-        self._last[kernel, kind] = now
-        return True
-
-    def _left(self) -> str:
-        left = self._estimate.left_s()
-        return f", about {duration(left)} left" if left > 0 else ""
+    def _count(self, event: Compiling | Measuring) -> str | None:
+        """The line of a count; None where one of its kind was written shortly before."""
+        now, kind = self._clock(), (event.kernel, type(event))
+        if event.done != event.total and now - self._last.get(kind, -self._every_s) < self._every_s:
+            return None
+        self._last[kind] = now
+        left_s = self._estimate.left_s()
+        left = f", about {duration(left_s)} left" if left_s > 0 else ""
+        if isinstance(event, Measuring):
+            return f"{event.kernel}: measured {event.done}/{event.total}, at {event.problem}{left}"
+        failed = f", {event.failures} failed" if event.failures else ""
+        return f"{event.kernel}: compiled {event.done}/{event.total}{failed}{left}"
 
 
 class LiveProgress(Progress):
@@ -180,53 +234,40 @@ class LiveProgress(Progress):
         self._compiling: dict[str, TaskID] = {}
         self._measuring: dict[str, TaskID] = {}
 
-    def started(self, *, kernel: str, arch: Arch, problems: int, jobs: int, device: str) -> None:
-        """Write one line that stays, and show fresh bars."""
-        self.note(started_line(kernel, arch, problems, jobs, device))
-        self._compiling[kernel] = self._bars.add_task(f"{kernel} compile", total=jobs, detail="")
-        self._measuring[kernel] = self._bars.add_task(f"{kernel} measure", total=problems, detail="")
-        self._bars.start()
-
-    def compiled(self, kernel: str, done: int, total: int, failures: int) -> None:
-        """Move a compiling bar."""
-        self._estimate.compiled(kernel, done, total)
-        if kernel in self._compiling:
-            failed = f"{failures} failed" if failures else ""
-            self._bars.update(self._compiling[kernel], completed=done, total=total, detail=failed)
-
-    def measuring(self, kernel: str, problem: Problem, done: int, total: int) -> None:
-        """Move a measuring bar; beside it are the problem and the time left of all that has begun."""
-        self._estimate.measured(kernel, done, total)
-        if kernel in self._measuring:
-            left = self._estimate.left_s()
-            detail = f"{problem}, about {duration(left)} left" if left > 0 else str(problem)
-            self._bars.update(self._measuring[kernel], completed=done, total=total, detail=detail)
-
-    def ended(self, kernel: str) -> None:
-        """Remove a kernel's bars."""
-        self._estimate.ended(kernel)
-        for bars in (self._compiling, self._measuring):
-            if (task := bars.pop(kernel, None)) is not None:
-                self._bars.remove_task(task)
-
-    def failure(
-        self, kernel: str, problem: Problem | None, config: Config, stage: Stage, message: str
-    ) -> None:
-        """Write one line above the bars."""
-        self.note(failure_line(kernel, problem, config, stage, message))
-
-    def note(self, text: str) -> None:
-        """Write one line above the bars."""
-        self._console.print(text, markup=False)
-
-    def finished(self, rows: Sequence[SweptKernel], gpus: Sequence[GpuUse] = ()) -> None:
-        """Write the closing table in place of the bars."""
-        self.close()
-        self.note("\n".join([*closing_table(rows), *use_lines(gpus)]))
+    def show(self, event: Event) -> None:
+        """Write a line above the bars, or move them; the closing table takes their place."""
+        self._estimate.take(event)
+        if isinstance(event, Finished):
+            self.close()
+        if (text := text_of(event)) is not None:
+            self._console.print(text, markup=False)
+        match event:
+            case Started(kernel=kernel):
+                self._compiling[kernel] = self._bars.add_task(
+                    f"{kernel} compile", total=event.jobs, detail=""
+                )
+                self._measuring[kernel] = self._bars.add_task(
+                    f"{kernel} measure", total=event.problems, detail=""
+                )
+                self._bars.start()
+            case Compiling():
+                self._move(self._compiling, event, f"{event.failures} failed" if event.failures else "")
+            case Measuring():
+                left_s = self._estimate.left_s()
+                left = f", about {duration(left_s)} left" if left_s > 0 else ""
+                self._move(self._measuring, event, f"{event.problem}{left}")
+            case KernelEnded():
+                for bars in (self._compiling, self._measuring):
+                    if (task := bars.pop(event.kernel, None)) is not None:
+                        self._bars.remove_task(task)
 
     def close(self) -> None:
         """Remove the bars."""
         self._bars.stop()
+
+    def _move(self, bars: Mapping[str, TaskID], event: Compiling | Measuring, detail: str) -> None:
+        if event.kernel in bars:
+            self._bars.update(bars[event.kernel], completed=event.done, total=event.total, detail=detail)
 
 
 class InTurn(Progress):
@@ -240,42 +281,10 @@ class InTurn(Progress):
         self._progress = progress
         self._lock = threading.RLock()
 
-    def started(self, *, kernel: str, arch: Arch, problems: int, jobs: int, device: str) -> None:
+    def show(self, event: Event) -> None:
         """Pass it on."""
         with self._lock:
-            self._progress.started(kernel=kernel, arch=arch, problems=problems, jobs=jobs, device=device)
-
-    def compiled(self, kernel: str, done: int, total: int, failures: int) -> None:
-        """Pass it on."""
-        with self._lock:
-            self._progress.compiled(kernel, done, total, failures)
-
-    def measuring(self, kernel: str, problem: Problem, done: int, total: int) -> None:
-        """Pass it on."""
-        with self._lock:
-            self._progress.measuring(kernel, problem, done, total)
-
-    def ended(self, kernel: str) -> None:
-        """Pass it on."""
-        with self._lock:
-            self._progress.ended(kernel)
-
-    def failure(
-        self, kernel: str, problem: Problem | None, config: Config, stage: Stage, message: str
-    ) -> None:
-        """Pass it on."""
-        with self._lock:
-            self._progress.failure(kernel, problem, config, stage, message)
-
-    def note(self, text: str) -> None:
-        """Pass it on."""
-        with self._lock:
-            self._progress.note(text)
-
-    def finished(self, rows: Sequence[SweptKernel], gpus: Sequence[GpuUse] = ()) -> None:
-        """Pass it on."""
-        with self._lock:
-            self._progress.finished(rows, gpus)
+            self._progress.show(event)
 
     def close(self) -> None:
         """Pass it on."""
@@ -286,7 +295,8 @@ class InTurn(Progress):
 class Brief(InTurn):
     """Passes the events on, but of the candidates that spill registers or do not fit only their number.
 
-    It is told when the kernel ends. Such candidates are many where tiles are large, and nothing is wrong.
+    The number is shown when the kernel ends. Such candidates are many where tiles are large, and nothing is
+    wrong.
 
     Args:
         progress: Receives the events.
@@ -296,22 +306,15 @@ class Brief(InTurn):
         super().__init__(progress)
         self._left_out: dict[str, set[Config]] = {}
 
-    def failure(
-        self, kernel: str, problem: Problem | None, config: Config, stage: Stage, message: str
-    ) -> None:
+    def show(self, event: Event) -> None:
         """Pass it on, or count it."""
-        if stage != "resources":
-            super().failure(kernel, problem, config, stage, message)
-            return
         with self._lock:
-            self._left_out.setdefault(kernel, set()).add(config)
-
-    def ended(self, kernel: str) -> None:
-        """Say how many there were, and pass it on."""
-        with self._lock:
-            if configs := self._left_out.pop(kernel, None):
-                self.note(left_out_line(kernel, len(configs)))
-            super().ended(kernel)
+            if isinstance(event, CandidateFailed) and event.failure.stage == "resources":
+                self._left_out.setdefault(event.kernel, set()).add(event.failure.config)
+                return
+            if isinstance(event, KernelEnded) and (configs := self._left_out.pop(event.kernel, None)):
+                super().show(Note(left_out_line(event.kernel, len(configs))))
+            super().show(event)
 
 
 class Estimate:
@@ -331,20 +334,18 @@ class Estimate:
         self._began: dict[str, float] = {}
         self._lefts: dict[str, tuple[float, float]] = {}
 
-    def compiled(self, kernel: str, done: int, total: int) -> None:
-        """Note that `done` of a kernel's `total` compilations have ended."""
-        self._seen("compile", kernel, done, total)
-
-    def measured(self, kernel: str, done: int, total: int) -> None:
-        """Note that `done` of a kernel's `total` steps are complete."""
-        self._seen("measure", kernel, done, total)
-
-    def ended(self, kernel: str) -> None:
-        """Note that nothing is left of a kernel."""
-        for kind, counts in self._counts.items():
-            if kernel in counts:
-                _, total = counts[kernel]
-                self._seen(kind, kernel, total, total)
+    def take(self, event: Event) -> None:
+        """Take the counts of an event in; none is left of a kernel that ended."""
+        match event:
+            case Compiling():
+                self._seen("compile", event.kernel, event.done, event.total)
+            case Measuring():
+                self._seen("measure", event.kernel, event.done, event.total)
+            case KernelEnded():
+                for kind, counts in self._counts.items():
+                    if event.kernel in counts:
+                        _, total = counts[event.kernel]
+                        self._seen(kind, event.kernel, total, total)
 
     def left_s(self) -> float:
         """Seconds left; 0 while no estimate is possible, and when nothing is left."""
@@ -384,7 +385,8 @@ class CompileReporter:
         counts = self._counts(self._kernel)
         if counts != self._last:
             self._last = counts
-            self._progress.compiled(self._kernel, *counts)
+            done, total, failures = counts
+            self._progress.show(Compiling(kernel=self._kernel, done=done, total=total, failures=failures))
 
 
 # The lines ------------------------------------------------------------------------------------------------
@@ -423,18 +425,30 @@ def _left_out(request: SweepRequest) -> list[str]:
     ]
 
 
-def started_line(kernel: str, arch: Arch, problems: int, jobs: int, device: str) -> str:
-    """The line a kernel begins with."""
-    return f"{kernel} {arch} on {device}: {counted(problems, 'problem')}, {counted(jobs, 'compilation')}"
+def text_of(event: Event) -> str | None:
+    """What is written of an event at once; None where it only moves a count."""
+    match event:
+        case Started():
+            return (
+                f"{event.kernel} {event.arch} on {event.device}: {counted(event.problems, 'problem')}, "
+                f"{counted(event.jobs, 'compilation')}"
+            )
+        case CandidateFailed():
+            return failure_line(event)
+        case Note():
+            return event.text
+        case Finished():
+            return "\n".join([*closing_table(event.rows), *use_lines(event.gpus)])
+    return None
 
 
-def failure_line(kernel: str, problem: Problem | None, config: Config, stage: Stage, message: str) -> str:
+def failure_line(failed: CandidateFailed) -> str:
     """One candidate's failure on one line."""
-    where = f" {problem}" if problem is not None else ""
-    first = next((line.strip() for line in message.splitlines() if line.strip()), "")
+    failure = failed.failure
+    first = next((line.strip() for line in failure.message.splitlines() if line.strip()), "")
     if len(first) > MESSAGE_CHARACTERS:
         first = first[: MESSAGE_CHARACTERS - 1] + "…"
-    return f"{kernel}{where}: {stage}: {config}: {first}"
+    return f"{failed.kernel} {failed.problem}: {failure.stage}: {failure.config}: {first}"
 
 
 def left_out_line(kernel: str, configs: int) -> str:

@@ -41,7 +41,7 @@ from aot_tune.tuner.sweep.crew import Crew, Start
 from aot_tune.tuner.sweep.decision import Decision, to_recheck
 from aot_tune.tuner.sweep.journal import Journal, JournalWriteError, check_resumable
 from aot_tune.tuner.sweep.kernel import KernelSweep, KernelTimes, length_of_kernel
-from aot_tune.tuner.sweep.progress import Brief, InTurn, Progress
+from aot_tune.tuner.sweep.progress import Brief, Finished, InTurn, KernelEnded, Progress, Started
 from aot_tune.tuner.sweep.report import JOURNALS, SweepReport, SweepRequest, SweptKernel
 from aot_tune.tuner.sweep.results import SweepResults, accepts
 from aot_tune.tuner.sweep.stale import stale_buckets, whole_reason
@@ -129,7 +129,7 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
             except AotTuneError as error:
                 row = _failed(request, found, error, progress)
             finally:
-                progress.ended(name)
+                progress.show(KernelEnded(kernel=name))
             feed.drop(name)  # what is queued still is of buckets that are not swept
             rows[name] = row
             if request.verbose:
@@ -162,7 +162,7 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
         resumed=sum(row.resumed for row in in_order),
         gpus=gpus,
     )
-    progress.finished(report.rows, report.gpus)
+    progress.show(Finished(rows=report.rows, gpus=report.gpus))
     return report
 
 
@@ -457,12 +457,14 @@ def measure_kernel(
     old = present_table(path)
     device, conditions = crew.open(found)
     planned = plan(found, request.arch, request.buckets(found), incumbent=old, device=device)
-    progress.started(
-        kernel=found.tunable.name,
-        arch=request.arch,
-        problems=len(planned.problems),
-        jobs=len(planned.jobs),
-        device=device.name if len(request.gpus) == 1 else f"{len(request.gpus)} {device.name}",
+    progress.show(
+        Started(
+            kernel=found.tunable.name,
+            arch=request.arch,
+            problems=len(planned.problems),
+            jobs=len(planned.jobs),
+            device=device.name if len(request.gpus) == 1 else f"{len(request.gpus)} {device.name}",
+        )
     )
     identity = _identity_of(conditions, request, found)
     whole = _is_whole(request, found)

@@ -30,7 +30,14 @@ from aot_tune.tuner.plan import candidates
 from aot_tune.tuner.plan.candidates import DeviceKernel, SweepPlan, plan
 from aot_tune.tuner.plan.sizes import sizes_inside
 from aot_tune.tuner.sweep.predict import Predicted, first_look_plan, predict, predict_kernel, predicted_table
-from aot_tune.tuner.sweep.progress import PlainProgress, closing_table
+from aot_tune.tuner.sweep.progress import (
+    CandidateFailed,
+    Compiling,
+    Event,
+    PlainProgress,
+    Started,
+    closing_table,
+)
 from aot_tune.tuner.sweep.report import FIRST_LOOK_CANDIDATES, SweepRequest, SweptKernel
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
@@ -50,14 +57,14 @@ class Silent(PlainProgress):
         self.failures: list[tuple[Config, str]] = []
         self.notes: list[str] = []
 
-    def started(self, **told: object) -> None:
-        self.begun = told
-
-    def compiled(self, kernel: str, done: int, total: int, failures: int) -> None:
-        self.done = (done, total, failures)
-
-    def failure(self, kernel: str, problem: Problem | None, config: Config, stage: str, message: str) -> None:
-        self.failures.append((config, message))
+    def show(self, event: Event) -> None:
+        match event:
+            case Started():
+                self.begun = event
+            case Compiling():
+                self.done = (event.done, event.total, event.failures)
+            case CandidateFailed():
+                self.failures.append((event.failure.config, event.failure.message))
 
     def note(self, text: str) -> None:
         self.notes.append(text)

@@ -6,11 +6,18 @@ import dataclasses
 import io
 from pathlib import Path
 
+from aot_tune.tuner.outcome import Failure, Stage
 from aot_tune.tuner.sweep.progress import (
     Brief,
+    CandidateFailed,
+    Compiling,
     Estimate,
+    Finished,
+    KernelEnded,
     LiveProgress,
+    Measuring,
     PlainProgress,
+    Started,
     closing_table,
     failure_line,
     progress_on,
@@ -56,12 +63,21 @@ def _row(**values: object) -> SweptKernel:
     return dataclasses.replace(row, **values)  # type: ignore[arg-type]
 
 
+def _failed(config: Config, stage: Stage, message: str) -> CandidateFailed:
+    failure = Failure(config=config, stage=stage, message=message)
+    return CandidateFailed(kernel="matmul", problem=PROBLEM, failure=failure)
+
+
+def _measured(kernel: str, done: int, total: int) -> Measuring:
+    return Measuring(kernel=kernel, problem=PROBLEM, done=done, total=total)
+
+
 def test_plain_lines_come_at_most_every_ten_seconds_and_at_the_end() -> None:
     stream, clock = io.StringIO(), _Clock()
     progress = PlainProgress(stream, clock=clock)
-    progress.started(kernel="matmul", arch=SM90, problems=2, jobs=100, device="NVIDIA H200")
+    progress.show(Started(kernel="matmul", arch=SM90, problems=2, jobs=100, device="NVIDIA H200"))
     for done in range(101):
-        progress.compiled("matmul", done, 100, failures=0)
+        progress.show(Compiling(kernel="matmul", done=done, total=100, failures=0))
         clock.now += 0.25
     lines = stream.getvalue().splitlines()
     assert lines[0] == "matmul sm90 on NVIDIA H200: 2 problems, 100 compilations"
@@ -77,11 +93,11 @@ def test_the_time_left_is_that_of_the_slower_of_compiling_and_measuring() -> Non
     clock = _Clock()
     estimate = Estimate(clock)
     assert estimate.left_s() == 0.0
-    estimate.compiled("matmul", 0, 10)
-    estimate.measured("matmul", 0, 5)
+    estimate.take(Compiling(kernel="matmul", done=0, total=10, failures=0))
+    estimate.take(_measured("matmul", 0, 5))
     clock.now += 10
-    estimate.compiled("matmul", 5, 10)  # 2 s each, 10 s left
-    estimate.measured("matmul", 1, 5)  # 10 s each, 40 s left
+    estimate.take(Compiling(kernel="matmul", done=5, total=10, failures=0))  # 2 s each, 10 s left
+    estimate.take(_measured("matmul", 1, 5))  # 10 s each, 40 s left
     assert estimate.left_s() == 40.0
     clock.now += 15
     assert estimate.left_s() == 25.0
@@ -90,21 +106,21 @@ def test_the_time_left_is_that_of_the_slower_of_compiling_and_measuring() -> Non
 def test_what_a_journal_answers_at_once_does_not_shorten_the_estimate() -> None:
     clock = _Clock()
     estimate = Estimate(clock)
-    estimate.measured("matmul", 20, 30)  # twenty were in the journal
+    estimate.take(_measured("matmul", 20, 30))  # twenty were in the journal
     clock.now += 10
-    estimate.measured("matmul", 21, 30)
+    estimate.take(_measured("matmul", 21, 30))
     assert estimate.left_s() == 90.0
 
 
 def test_the_time_left_is_that_of_all_kernels_that_have_begun() -> None:
     clock = _Clock()
     estimate = Estimate(clock)
-    estimate.measured("matmul", 0, 10)
+    estimate.take(_measured("matmul", 0, 10))
     clock.now += 10
-    estimate.measured("matmul", 5, 10)  # 2 s each
-    estimate.measured("rope", 0, 10)
+    estimate.take(_measured("matmul", 5, 10))  # 2 s each
+    estimate.take(_measured("rope", 0, 10))
     assert estimate.left_s() == 30.0
-    estimate.ended("rope")
+    estimate.take(KernelEnded(kernel="rope"))
     assert estimate.left_s() < 30.0
 
 
@@ -114,13 +130,13 @@ def test_spilling_candidates_are_counted_and_other_failures_told_at_once() -> No
     other = Config(constants={"tile_m": 128}, hints={"num_ctas": 1})
     spill = "registers spill to a stack of 40 bytes a thread"
     for config in (CONFIG, other, CONFIG):  # one config at two problems is one
-        progress.failure("matmul", PROBLEM, config, "resources", spill)
+        progress.show(_failed(config, "resources", spill))
     assert stream.getvalue() == ""
-    progress.failure("matmul", PROBLEM, CONFIG, "compile", "internal error")
+    progress.show(_failed(CONFIG, "compile", "internal error"))
     assert stream.getvalue().endswith("compile: tile_m=64 num_ctas=1: internal error\n")
-    progress.ended("rope")
+    progress.show(KernelEnded(kernel="rope"))
     for _ in range(2):
-        progress.ended("matmul")
+        progress.show(KernelEnded(kernel="matmul"))
     assert stream.getvalue().splitlines()[1:] == [
         "matmul: 2 configs left out, whose code spills registers or does not fit a multiprocessor; "
         "-v says which"
@@ -131,11 +147,11 @@ def test_the_lines_of_two_kernels_at_once_each_name_their_own() -> None:
     stream, clock = io.StringIO(), _Clock()
     progress = PlainProgress(stream, clock=clock)
     for kernel in ("matmul", "rope"):
-        progress.started(kernel=kernel, arch=SM90, problems=2, jobs=9, device="NVIDIA H200")
+        progress.show(Started(kernel=kernel, arch=SM90, problems=2, jobs=9, device="NVIDIA H200"))
     clock.now += 20
     for kernel in ("matmul", "rope"):
-        progress.compiled(kernel, 4, 9, failures=0)
-        progress.measuring(kernel, PROBLEM, 1, 6)
+        progress.show(Compiling(kernel=kernel, done=4, total=9, failures=0))
+        progress.show(Measuring(kernel=kernel, problem=PROBLEM, done=1, total=6))
     lines = [line.partition(",")[0] for line in stream.getvalue().splitlines()[2:]]
     assert lines == [
         "matmul: compiled 4/9", "matmul: measured 1/6", "rope: compiled 4/9", "rope: measured 1/6"
@@ -143,10 +159,10 @@ def test_the_lines_of_two_kernels_at_once_each_name_their_own() -> None:
 
 
 def test_a_failure_is_one_line_however_long_its_message() -> None:
-    line = failure_line("matmul", PROBLEM, CONFIG, "compile", "\n  error: no\n" + "trace " * 1000)
+    line = failure_line(_failed(CONFIG, "compile", "\n  error: no\n" + "trace " * 1000))
     assert line == "matmul M=64 N=4096: compile: tile_m=64 num_ctas=1: error: no"
-    long = failure_line("matmul", None, CONFIG, "fault", "x" * 1000)
-    assert long.startswith("matmul: fault: ")
+    long = failure_line(_failed(CONFIG, "fault", "x" * 1000))
+    assert long.startswith("matmul M=64 N=4096: fault: ")
     assert long.endswith("…")
     assert len(long) < 250
 
@@ -175,16 +191,16 @@ def test_a_terminal_gets_bars_and_a_pipe_gets_lines() -> None:
 def test_live_progress_keeps_failures_and_leaves_the_closing_table() -> None:
     stream = _Terminal()
     progress = LiveProgress(stream)
-    progress.started(kernel="matmul", arch=SM90, problems=2, jobs=4, device="NVIDIA H200")
-    progress.compiled("matmul", 4, 4, failures=1)
-    progress.failure("matmul", PROBLEM, CONFIG, "verify", "out[0, 3] is nan, expected [1.0]")
-    progress.measuring("matmul", PROBLEM, 1, 2)
-    progress.started(kernel="rope", arch=SM90, problems=1, jobs=1, device="NVIDIA H200")
-    progress.measuring("matmul", PROBLEM, 2, 2)
+    progress.show(Started(kernel="matmul", arch=SM90, problems=2, jobs=4, device="NVIDIA H200"))
+    progress.show(Compiling(kernel="matmul", done=4, total=4, failures=1))
+    progress.show(_failed(CONFIG, "verify", "out[0, 3] is nan, expected [1.0]"))
+    progress.show(Measuring(kernel="matmul", problem=PROBLEM, done=1, total=2))
+    progress.show(Started(kernel="rope", arch=SM90, problems=1, jobs=1, device="NVIDIA H200"))
+    progress.show(Measuring(kernel="matmul", problem=PROBLEM, done=2, total=2))
     assert [task.completed for task in progress._bars.tasks] == [4, 2, 0, 0], "each kernel has its own"
-    progress.ended("matmul")
+    progress.show(KernelEnded(kernel="matmul"))
     assert [task.description for task in progress._bars.tasks] == ["rope compile", "rope measure"]
-    progress.finished([_row()])
+    progress.show(Finished(rows=[_row()]))
     progress.close()
     shown = stream.getvalue()
     assert "matmul M=64 N=4096: verify: tile_m=64 num_ctas=1: out[0, 3] is nan, expected [1.0]" in shown

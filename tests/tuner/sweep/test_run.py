@@ -34,7 +34,7 @@ from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
 from aot_tune.tuner.sweep import decision
 from aot_tune.tuner.sweep import run as sweep
 from aot_tune.tuner.sweep.journal import Journal, JournalWriteError
-from aot_tune.tuner.sweep.progress import closing_table
+from aot_tune.tuner.sweep.progress import Event, Progress, closing_table
 from aot_tune.tuner.sweep.report import SweepReport, SweepRequest
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
@@ -214,14 +214,17 @@ pytestmark = pytest.mark.process  # a sweep compiles, but where an earlier run l
 sessions: list[Session] = []
 
 
-class Quiet:
-    """A progress that keeps what it is told."""
+class Quiet(Progress):
+    """A progress that keeps each event, in words."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args, **named: self.said.append(f"{name} {args} {named}")
+    def show(self, event: Event) -> None:
+        self.said.append(str(event))
+
+    def close(self) -> None:
+        pass
 
 
 @pytest.fixture
@@ -638,7 +641,7 @@ def test_the_next_kernel_begins_before_the_last_round_of_the_one_before_is_over(
 
     def wait() -> None:
         until = time.monotonic() + 30
-        while not any("started" in line and "scale" in line for line in progress.said):
+        while not any("Started" in line and "scale" in line for line in progress.said):
             assert time.monotonic() < until, "it waits for the end of the one before"
             time.sleep(0.01)
 
@@ -982,7 +985,7 @@ def test_what_a_declaration_may_not_mean_is_noted_before_anything_is_measured(
     monkeypatch.setattr(sweep, "declaration_remarks", lambda tunable, arch: ["scale: rows is compiled in"])
     progress = Quiet()
     _tune(folder, progress)
-    assert progress.said[0] == "note ('remark: scale: rows is compiled in',) {}"
+    assert progress.said[0] == "Note(text='remark: scale: rows is compiled in')"
 
 
 def test_a_declaration_that_raises_between_its_sizes_is_noted_and_its_table_published(
