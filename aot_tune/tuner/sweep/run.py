@@ -1,8 +1,9 @@
 """`aot-tune tune`, from a request to published tables, measured or predicted.
 
 Kernels are predicted one after another. When measuring, the longest comes first, and the next one begins as
-soon as a GPU or a compiler would rest (`aot_tune.tuner.schedule.flight`): so that no GPU waits for the end of
-a kernel. Each is published as soon as it is complete. In a limited time they are measured one after another.
+soon as a GPU or a compiler would rest (`aot_tune.tuner.schedule.overlap`), so that no GPU waits for the end
+of a kernel. Each is published as soon as it is complete. In a limited time they are measured one after
+another.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped
 from aot_tune.tuner.plan.candidates import SweepPlan, plan
 from aot_tune.tuner.ray.cluster import Cluster
-from aot_tune.tuner.schedule.flight import Flight, may_begin
+from aot_tune.tuner.schedule.overlap import may_begin, run_overlapping
 from aot_tune.tuner.sweep import predict
 from aot_tune.tuner.sweep.crew import Crew, Start
 from aot_tune.tuner.sweep.decision import Decision, to_recheck
@@ -140,8 +141,9 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
             for found in kernels:
                 sweep(found)
         else:
-            Flight(
+            run_overlapping(
                 sweep,
+                kernels,
                 begins=lambda in_flight: may_begin(
                     in_flight=in_flight,
                     planned=all(crew.has_begun(name) or name in rows for name in begun),
@@ -151,7 +153,7 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
                 ),
                 stop=crew.close,
                 stopped=MeasuringStopped,
-            ).run(kernels)
+            )
         gpus = crew.usage()
     in_order = tuple(rows[found.tunable.name] for found in request.kernels)
     report = SweepReport(

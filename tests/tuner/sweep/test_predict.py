@@ -34,6 +34,7 @@ from aot_tune.tuner.sweep.progress import (
     CandidateFailed,
     Compiling,
     Event,
+    Note,
     PlainProgress,
     Started,
     closing_table,
@@ -65,9 +66,8 @@ class Silent(PlainProgress):
                 self.done = (event.done, event.total, event.failures)
             case CandidateFailed():
                 self.failures.append((event.failure.config, event.failure.message))
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+            case Note():
+                self.notes.append(event.text)
 
 
 def bucket(m: int, n: int = 4096, k: int = 4096) -> Problem:
@@ -314,9 +314,10 @@ def test_two_selections_predicted_at_once_lose_no_entry(tmp_path: Path, feed: Co
     class Meanwhile(Silent):
         """Another prediction runs from end to end after this one has read the table there was."""
 
-        def started(self, **told: object) -> None:
-            asked = request(tmp_path, second)
-            predict_kernel(asked, asked.kernels[0], feed, Silent())
+        def show(self, event: Event) -> None:
+            if isinstance(event, Started):
+                asked = request(tmp_path, second)
+                predict_kernel(asked, asked.kernels[0], feed, Silent())
 
     asked = request(tmp_path, first)
     report = predict_kernel(asked, asked.kernels[0], feed, Meanwhile())
@@ -333,8 +334,9 @@ def test_a_prediction_of_other_code_that_came_meanwhile_stays(tmp_path: Path, fe
     other = writer.dump(dataclasses.replace(store.read_table(path), source_hash="0" * 16))
 
     class Meanwhile(Silent):
-        def started(self, **told: object) -> None:
-            path.write_bytes(other)
+        def show(self, event: Event) -> None:
+            if isinstance(event, Started):
+                path.write_bytes(other)
 
     asked = request(tmp_path, samples.scale.buckets[0])
     with pytest.raises(TuneError, match=r"replaced meanwhile.*the source's hash was 0000000000000000"):

@@ -34,7 +34,7 @@ from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
 from aot_tune.tuner.sweep import decision
 from aot_tune.tuner.sweep import run as sweep
 from aot_tune.tuner.sweep.journal import Journal, JournalWriteError
-from aot_tune.tuner.sweep.progress import Event, Progress, closing_table
+from aot_tune.tuner.sweep.progress import CandidateFailed, Event, Progress, closing_table
 from aot_tune.tuner.sweep.report import SweepReport, SweepRequest
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
@@ -291,7 +291,8 @@ def test_candidates_that_spill_are_counted_and_verbose_lists_them(
     def measure(*args: Any) -> Any:
         for tile in (64, 128):
             config = Config(constants={"tile_m": tile})
-            args[-1].failure("scale", _bucket(1), config, "resources", "registers spill to a stack")
+            spills = Failure(config=config, stage="resources", message="registers spill to a stack")
+            args[-1].show(CandidateFailed(kernel="scale", problem=_bucket(1), failure=spills))
         raise TuneError("nothing is left")
 
     monkeypatch.setattr(sweep, "measure_kernel", measure)
@@ -998,5 +999,5 @@ def test_a_declaration_that_raises_between_its_sizes_is_noted_and_its_table_publ
     progress = Quiet()
     assert _tune(folder, progress).complete
     [told] = [line for line in progress.said if "near_exponent" in line]
-    assert told.startswith("note ('scale: near_exponent is not chosen, because the declaration raises Zero")
+    assert told.startswith("Note(text='scale: near_exponent is not chosen, because the declaration raises Zero")
     assert len(store.read_table(_path(folder)).entries) == 3

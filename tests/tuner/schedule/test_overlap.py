@@ -7,17 +7,18 @@ from collections.abc import Callable
 
 import pytest
 
-from aot_tune.tuner.schedule.flight import BESIDE, Flight, may_begin
+from aot_tune.tuner.schedule.overlap import BESIDE, may_begin, run_overlapping
 
 
 class Stopped(Exception):
     """What a kernel raises that was stopped."""
 
 
-def _flight(
-    work: Callable[[str], str], stop: Callable[[], None] = lambda: None, most: int = 2
-) -> Flight[str, str]:
-    return Flight(work, begins=lambda in_flight: in_flight < most, stop=stop, stopped=Stopped)
+def _run(
+    work: Callable[[str], str], kernels: list[str], stop: Callable[[], None] = lambda: None
+) -> list[str]:
+    """At most two at once."""
+    return run_overlapping(work, kernels, begins=lambda running: running < 2, stop=stop, stopped=Stopped)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_results_come_in_the_order_of_the_kernels_whichever_ends_first() -> None
         assert second.wait(20) if name == "a" else not second.set()
         return name * 2
 
-    assert _flight(work).run(["a", "b", "c"]) == ["aa", "bb", "cc"]
+    assert _run(work, ["a", "b", "c"]) == ["aa", "bb", "cc"]
 
 
 def test_a_kernel_that_fails_stops_those_in_flight_and_its_error_is_raised() -> None:
@@ -63,7 +64,7 @@ def test_a_kernel_that_fails_stops_those_in_flight_and_its_error_is_raised() -> 
         raise ValueError("the disk is full")
 
     with pytest.raises(ValueError, match="the disk is full"):
-        _flight(work, stopped.set).run(["a", "b", "c"])
+        _run(work, ["a", "b", "c"], stopped.set)
     assert done == ["a", "b"]
 
 
@@ -76,11 +77,38 @@ def test_an_interrupted_caller_waits_until_nothing_runs_any_more() -> None:
         ended.append(name)
         raise Stopped
 
-    def begins(in_flight: int) -> bool:
-        raise KeyboardInterrupt
+    def begins(running: int) -> bool:
+        if running:
+            raise KeyboardInterrupt
+        return True
 
-    flight = Flight(work, begins=begins, stop=stopped.set, stopped=Stopped)
-    flight._begins = lambda in_flight: not in_flight or begins(in_flight)
     with pytest.raises(KeyboardInterrupt):
-        flight.run(["a", "b"])
+        run_overlapping(work, ["a", "b"], begins=begins, stop=stopped.set, stopped=Stopped)
     assert ended == ["a"]
+
+
+def test_a_kernel_may_begin_whenever_another_ends() -> None:
+    counts: list[int] = []
+
+    def begins(running: int) -> bool:
+        counts.append(running)
+        return not running
+
+    results = run_overlapping(
+        lambda name: name, list("abcd"), begins=begins, stop=lambda: None, stopped=Stopped
+    )
+    assert results == list("abcd")
+    assert set(counts) <= {0, 1}
+
+
+def test_the_first_error_in_time_is_raised_whatever_the_order_of_the_kernels() -> None:
+    failed = threading.Event()
+
+    def work(name: str) -> str:
+        if name == "a":
+            assert failed.wait(20)
+            raise ValueError("the second")
+        raise ValueError("the first")
+
+    with pytest.raises(ValueError, match="the first"):
+        _run(work, ["a", "b"], failed.set)
