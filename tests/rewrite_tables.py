@@ -6,12 +6,12 @@ script, and commits the tables together with the change. Later changes replace w
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from aot_tune.tables import files, reader, writer
-from aot_tune.tables.former import known
+from aot_tune.tables import files, writer
+from aot_tune.tables.reader import TABLE
 from aot_tune.tables.strict_json import Json, loads
+from aot_tune.tables.table import SCHEMA
 
 SHIPPED = Path(__file__).parents[1] / "tuned_configs"
 
@@ -22,13 +22,13 @@ def renamed(document: Json) -> Json:
 
 
 def rewritten(data: bytes) -> bytes:
-    """The bytes of a declared kernel's table in the present form.
+    """The bytes of a declared kernel's table in the present form; former keys are left out.
 
     Raises:
         TableError: The table lacks a key, or a value has another form.
     """
-    document, _ = known(renamed(loads(data)))
-    return writer.dump(reader.parse(json.dumps(document)))
+    document = TABLE.known(renamed(loads(data)), set())
+    return writer.dump(TABLE.read(document | {"schema": SCHEMA}))
 
 
 def main() -> None:

@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from aot_tune.declare.kernel_source.outputs import Written
 
 
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-"""The form of a kernel's name, which is also the name of its table's file."""
+NAME = "[a-z][a-z0-9_]{0,63}"
+"""The pattern of a kernel's name, which is also the name of its table's file."""
+
+_NAME = re.compile(NAME)
 
 
 @dataclass(frozen=True, kw_only=True)

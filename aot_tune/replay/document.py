@@ -10,14 +10,26 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from aot_tune.errors import ArchError, NotRecordableError, TableError
+from aot_tune.errors import NotRecordableError, TableError
 from aot_tune.replay.problem import ALIGNMENT, Argument, Array, Fixed, Items, Problem, Real, Varying, Whole
-from aot_tune.replay.spelling import HASH_DIGITS, Json, text_of
+from aot_tune.replay.spelling import Json, text_of
 from aot_tune.replay.table import Launched, Library, RecordedEntry, RecordedTable
-from aot_tune.tables.reader import check_schema
-from aot_tune.tables.strict_json import as_list, as_number, check_keys, check_text, expected, loads
-from aot_tune.tables.table import SCHEMA, BuiltWith
-from aot_tune.values.arch import Arch
+from aot_tune.tables.reader import ARCH, BUILT_WITH, BUILT_WITH_FIELDS, HASH, HINT_VALUES, check_schema
+from aot_tune.tables.shape import (
+    TEXT,
+    Fields,
+    Shape,
+    checked,
+    choice,
+    listed,
+    mapped,
+    number,
+    optional,
+    record,
+    whole,
+)
+from aot_tune.tables.strict_json import expected, loads
+from aot_tune.tables.table import SCHEMA
 from aot_tune.values.config import HINTS
 
 KIND = "recorded"
@@ -29,14 +41,6 @@ MOST_ENTRIES = 5_000
 MOST_LAUNCHED = 1_000
 """The most signatures of one kernel that are launched and not searched."""
 
-_TOP_KEYS = ("schema", "kind", "module", "kernel", "arch", "source_hash", "library", "built_with", "entries")
-_OPTIONAL_KEYS = ("launched",)
-_BUILT_WITH_KEYS = ("device_name", "sm_count", "cuda_tile", "tileiras", "driver")
-_ENTRY_KEYS = (
-    "arguments", "sm_count", "space", "config", "hints", "grid", "mean_us", "error_margin_us", "num_samples",
-    "first_us", "count", "signature",
-)  # fmt: skip
-_LAUNCHED_KEYS = ("hints", "signature")
 _US_DECIMALS = 3
 _LONGEST_SIGNATURE = 20_000
 _LARGEST = 2**62
@@ -59,7 +63,7 @@ def dump(table: RecordedTable) -> bytes:
         "arch": _line(str(table.arch)),
         "source_hash": _line(table.source_hash),
         "library": _line({"name": table.library.name, "version": table.library.version}),
-        "built_with": _line({key: getattr(table.built_with, key) for key in _BUILT_WITH_KEYS}),
+        "built_with": _line({key: getattr(table.built_with, key) for key in BUILT_WITH_FIELDS}),
         "entries": _lines(_entry_json(entry) for entry in sorted(table.entries, key=_order)),
     }
     if table.launched:
@@ -150,57 +154,7 @@ def parse(data: bytes | str) -> RecordedTable:
     if not is_recorded(value):
         raise TableError(f"expected a table of the kind {KIND!r}")
     check_schema(value.get("schema"))
-    check_keys(value, "", _TOP_KEYS, _OPTIONAL_KEYS)
-    for key in ("module", "kernel", "source_hash"):
-        check_text(value[key], key)
-    check_keys(value["library"], "library", ("name", "version"))
-    for key in ("name", "version"):
-        check_text(value["library"][key], f"library.{key}")
-    entries = as_list(value["entries"], "entries")
-    if len(entries) > MOST_ENTRIES:
-        raise TableError(f"{len(entries)} entries; a table has at most {MOST_ENTRIES}", "entries")
-    return RecordedTable(
-        module=value["module"],
-        kernel=value["kernel"],
-        arch=_arch(value["arch"]),
-        source_hash=value["source_hash"],
-        library=Library(**value["library"]),
-        built_with=_built_with(value["built_with"]),
-        entries=tuple(_entry(entry, f"entries[{at}]") for at, entry in enumerate(entries)),
-        launched=_all_launched(value.get("launched", [])),
-    )
-
-
-def _arch(value: Json) -> Arch:
-    check_text(value, "arch")
-    try:
-        arch = Arch.parse(value)
-    except ArchError as error:
-        raise TableError(str(error), "arch") from None
-    if str(arch) != value:
-        expected(str(arch), value, "arch")
-    return arch
-
-
-def _built_with(value: Json) -> BuiltWith:
-    check_keys(value, "built_with", _BUILT_WITH_KEYS)
-    for key in _BUILT_WITH_KEYS:
-        if key != "sm_count":
-            check_text(value[key], f"built_with.{key}")
-    return BuiltWith(**{**value, "sm_count": _count(value["sm_count"], "built_with.sm_count")})
-
-
-def _all_launched(value: Json) -> tuple[Launched, ...]:
-    listed = as_list(value, "launched")
-    if len(listed) > MOST_LAUNCHED:
-        raise TableError(f"{len(listed)} signatures; a table has at most {MOST_LAUNCHED}", "launched")
-    found = []
-    for at, one in enumerate(listed):
-        path = f"launched[{at}]"
-        check_keys(one, path, _LAUNCHED_KEYS)
-        _check_signature(one["signature"], f"{path}.signature")
-        found.append(Launched(tuple(_hints(one["hints"], f"{path}.hints").items()), one["signature"]))
-    return tuple(found)
+    return TABLE.read(value)
 
 
 def _check_signature(value: Json, path: str) -> None:
@@ -208,110 +162,103 @@ def _check_signature(value: Json, path: str) -> None:
         expected("a mangled symbol", value, path)
 
 
-def _entry(value: Json, path: str) -> RecordedEntry:
-    check_keys(value, path, _ENTRY_KEYS)
-    _check_signature(value["signature"], f"{path}.signature")
-    first_us = value["first_us"]
-    _check_hash(value["space"], f"{path}.space")
-    return RecordedEntry(
-        space=value["space"],
-        problem=_problem(value["arguments"], value["sm_count"], path),
-        config=_spelling(value["config"], f"{path}.config"),
-        hints=_hints(value["hints"], f"{path}.hints"),
-        grid=_grid(value["grid"], f"{path}.grid"),
-        mean_us=as_number(value["mean_us"], f"{path}.mean_us", zero=False),
-        error_margin_us=as_number(value["error_margin_us"], f"{path}.error_margin_us"),
-        num_samples=_count(value["num_samples"], f"{path}.num_samples"),
-        first_us=None if first_us is None else as_number(first_us, f"{path}.first_us", zero=False),
-        signature=value["signature"],
-        count=_count(value["count"], f"{path}.count"),
-    )
-
-
-def _check_hash(value: Json, path: str) -> None:
-    if type(value) is not str or len(value) != HASH_DIGITS or set(value) - set("0123456789abcdef"):
-        expected(f"{HASH_DIGITS} hexadecimal digits", value, path)
-
-
-def _spelling(value: Json, path: str) -> Json:
+def _check_spelling(value: Json, path: str) -> None:
     try:
         text_of(value)
     except (NotRecordableError, ValueError, RecursionError) as error:
         raise TableError(str(error), path) from None
-    return value
 
 
-def _hints(value: Json, path: str) -> dict[str, int]:
-    if type(value) is not dict:
-        expected("an object", value, path)
-    for name, number in value.items():
-        if name not in HINTS or type(number) is not int or number not in HINTS[name]:
-            raise TableError(f"{name!r:.80} is not a hint with a value that cuTile takes", path)
-    return {name: value[name] for name in HINTS if name in value}
+_COUNT = whole("a whole number of 1 or more", 1, _LARGEST - 1)
+_SIZE = whole("a whole number of 0 or more", 0, _LARGEST - 1)
+_SIGNATURE: Shape[str] = checked(
+    _check_signature, {"type": "string", "minLength": 1, "maxLength": _LONGEST_SIGNATURE}
+)
+_SPELLING: Shape[Json] = checked(_check_spelling, {})
+_ABOVE_0 = number(zero=False)
 
 
-def _grid(value: Json, path: str) -> tuple[int, ...]:
-    sizes = as_list(value, path)
-    if not 1 <= len(sizes) <= 3:
-        expected("a list of one to three numbers", value, path)
-    return tuple(_count(size, f"{path}[{at}]", least=0) for at, size in enumerate(sizes))
+# Arguments --------------------------------------------------------------------------------------------------
 
 
-def _problem(value: Json, sm_count: Json, path: str) -> Problem:
-    if type(value) is not dict:
-        expected("an object", value, f"{path}.arguments")
-    for name in value:
-        if not name.isidentifier():
-            expected("a Python name as key", name, f"{path}.arguments")
-    return Problem(
-        names=tuple(value),
-        arguments=tuple(_argument(one, f"{path}.arguments.{name}") for name, one in value.items()),
-        sm_count=_count(sm_count, f"{path}.sm_count"),
-    )
+def _array(tensor: str, shape: tuple[int, ...], layout: str, alignment: int) -> Array:
+    return Array(dtype=tensor, shape=shape, layout=layout, aligned=alignment == ALIGNMENT)
 
 
-def _argument(value: Json, path: str) -> Argument:
+def _argument(value: Json) -> Argument:
     if value == "float":
         return Real()
     if value == "varies":
         return Varying()
     if type(value) is not dict:
-        expected("an argument", value, path)
-    if "tensor" in value:
-        return _array(value, path)
-    if "int" in value:
-        check_keys(value, path, ("int",))
-        return Whole(_whole(value["int"], f"{path}.int"))
-    if "items" in value:
-        check_keys(value, path, ("items",))
-        items = as_list(value["items"], f"{path}.items")
-        return Items(tuple(_argument(one, f"{path}.items[{at}]") for at, one in enumerate(items)))
-    check_keys(value, path, ("value",))
-    return Fixed(text_of(_spelling(value["value"], f"{path}.value")))
+        expected("an argument", value, "")
+    form = next((form for key, form in _FORMS.items() if key in value), _FORMS["value"])
+    return form.read(value)
 
 
-def _array(value: Json, path: str) -> Array:
-    check_keys(value, path, ("tensor", "shape", "layout", "alignment"))
-    check_text(value["tensor"], f"{path}.tensor")
-    check_text(value["layout"], f"{path}.layout")
-    if value["alignment"] not in (1, ALIGNMENT) or type(value["alignment"]) is not int:
-        expected(f"1 or {ALIGNMENT}", value["alignment"], f"{path}.alignment")
-    shape = as_list(value["shape"], f"{path}.shape")
-    return Array(
-        dtype=value["tensor"],
-        shape=tuple(_count(size, f"{path}.shape[{at}]", least=0) for at, size in enumerate(shape)),
-        layout=value["layout"],
-        aligned=value["alignment"] == ALIGNMENT,
-    )
+_ARGUMENT: Shape[Argument] = Shape(_argument, lambda: {"$ref": "#/$defs/argument"})
+
+_FORMS: dict[str, Shape[Argument]] = {
+    "tensor": record(
+        _array,
+        {"tensor": TEXT, "shape": listed(_SIZE), "layout": TEXT, "alignment": choice((1, ALIGNMENT))},
+    ),
+    "int": record(lambda int: Whole(int), {"int": whole("a whole number", -2 * _LARGEST, 2 * _LARGEST)}),
+    "items": record(lambda items: Items(items), {"items": listed(_ARGUMENT)}),
+    "value": record(lambda value: Fixed(text_of(value)), {"value": _SPELLING}),
+}
+"""The forms of an argument that are objects, by the key that tells them apart."""
 
 
-def _count(value: Json, path: str, *, least: int = 1) -> int:
-    if type(value) is not int or not least <= value < _LARGEST:
-        expected(f"a whole number of {least} or more", value, path)
-    return int(value)
+def argument_schema() -> Json:
+    """The JSON Schema of an argument, to which that of `TABLE` refers as ``#/$defs/argument``."""
+    return {"anyOf": [{"enum": ["float", "varies"]}, *(form.schema() for form in _FORMS.values())]}
 
 
-def _whole(value: Json, path: str) -> int:
-    if type(value) is not int or abs(value) > _LARGEST * 2:
-        expected("a whole number", value, path)
-    return int(value)
+# Entries and tables -----------------------------------------------------------------------------------------
+
+
+def _entry(arguments: dict[str, Argument], sm_count: int, **values: Any) -> RecordedEntry:
+    problem = Problem(names=tuple(arguments), arguments=tuple(arguments.values()), sm_count=sm_count)
+    return RecordedEntry(problem=problem, **values)
+
+
+def _table(**values: Any) -> RecordedTable:
+    return RecordedTable(**{name: value for name, value in values.items() if name not in ("schema", "kind")})
+
+
+_ENTRY_FIELDS: Fields = {
+    "arguments": mapped(_ARGUMENT),
+    "sm_count": _COUNT,
+    "space": HASH,
+    "config": _SPELLING,
+    "hints": HINT_VALUES,
+    "grid": listed(_SIZE, 1, 3, "numbers"),
+    "mean_us": _ABOVE_0,
+    "error_margin_us": number(),
+    "num_samples": _COUNT,
+    "first_us": optional(_ABOVE_0),
+    "count": _COUNT,
+    "signature": _SIGNATURE,
+}
+_LAUNCHED = record(
+    lambda hints, signature: Launched(tuple(hints.items()), signature),
+    {"hints": HINT_VALUES, "signature": _SIGNATURE},
+)
+
+TABLE = record(
+    _table,
+    {
+        "schema": choice((SCHEMA,)),
+        "kind": choice((KIND,)),
+        "module": TEXT,
+        "kernel": TEXT,
+        "arch": ARCH,
+        "source_hash": TEXT,
+        "library": record(Library, {"name": TEXT, "version": TEXT}),
+        "built_with": BUILT_WITH,
+        "entries": listed(record(_entry, _ENTRY_FIELDS), 0, MOST_ENTRIES, "entries"),
+    },
+    {"launched": listed(_LAUNCHED, 0, MOST_LAUNCHED, "signatures")},
+)
+"""A table of recorded searches: its keys, types and bounds."""

@@ -1,22 +1,36 @@
-"""Parse a table's JSON text strictly: every mistake is an error that names its place. Does no I/O."""
+"""Parse a table's JSON text strictly: every mistake is an error that names its place. Does no I/O.
+
+`TABLE` states the keys, types and bounds once. Reading and `tuned_configs/schema.json` both follow it.
+"""
 
 from __future__ import annotations
 
 import math
-import re
-from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 import orjson
 
-from aot_tune.declare.declaration import is_name
+from aot_tune.declare.declaration import NAME, is_name
 from aot_tune.errors import ArchError, DeclarationError, NewerSchemaError, TableError
+from aot_tune.tables.shape import (
+    IDENTIFIERS,
+    TEXT,
+    Fields,
+    Shape,
+    checked,
+    choice,
+    listed,
+    mapped,
+    number,
+    record,
+    whole,
+    within,
+)
 from aot_tune.tables.strict_json import (
     Json,
     as_list,
     as_number,
     check_identifiers,
-    check_keys,
     check_text,
     expected,
     loads,
@@ -27,13 +41,12 @@ from aot_tune.tables.table import (
     BuiltWith,
     BySize,
     Entry,
-    Evidence,
     Point,
     StateTimes,
     Table,
     entry_order,
 )
-from aot_tune.values.arch import Arch
+from aot_tune.values.arch import KNOWN_ARCHS, Arch
 from aot_tune.values.bucket import AXIS_KINDS, Axes, edge
 from aot_tune.values.config import HINTS, Config
 from aot_tune.values.problem import Problem
@@ -48,38 +61,6 @@ size, finding the nearest takes about 5 ms; more shapes may be in a table of ano
 
 MOST_STATES = 8
 """The most states of a GPU in which an entry or a point has times."""
-
-_HASH = re.compile(r"[0-9a-f]{16}")
-
-TOP_KEYS = (
-    "schema",
-    "kernel",
-    "arch",
-    "source_hash",
-    "built_with",
-    "axes",
-    "portfolio",
-    "portfolio_regret",
-    "entries",
-)
-BUILT_WITH_KEYS = ("device_name", "sm_count", "cuda_tile", "tileiras", "driver")
-"""The keys of a table and of its `built_with`, in the order in which they are written."""
-
-ENTRY_KEYS = ("bucket", "config", "mean_us", "error_margin_us", "default_us", "regret", "evidence", "points")
-"""An entry's keys, in the order in which they are written."""
-
-CONFIG_KEYS = ("constants", "hints")
-POINT_KEYS = ("size", "us")
-"""The keys of a config and of a point."""
-
-_STATE_KEYS = ("mean_us", "default_us")
-_EVIDENCE = ("measured", "predicted")
-
-OPTIONAL_TOP_KEYS = ("kind", "near_exponent")
-OPTIONAL_ENTRY_KEYS = ("disturbed", "states")
-OPTIONAL_CONFIG_KEYS = ("kernel",)
-OPTIONAL_POINT_KEYS = ("states",)
-"""The keys of a table, an entry, a config and a point that may be absent."""
 
 
 def parse(data: bytes | str) -> Table:
@@ -97,46 +78,7 @@ def parse(data: bytes | str) -> Table:
     if type(document) is not dict:
         expected("an object", document, "")
     check_schema(document.get("schema"))
-    check_keys(document, "", TOP_KEYS, OPTIONAL_TOP_KEYS)
-    kernel, source_hash = document["kernel"], document["source_hash"]
-    if not is_name(kernel):
-        expected("a kernel's name", kernel, "kernel")
-    if type(source_hash) is not str or not _HASH.fullmatch(source_hash):
-        expected("16 hex digits", source_hash, "source_hash")
-    if document.get("kind", "declared") != "declared":
-        expected("'declared', as of every table with a portfolio", document["kind"], "kind")
-    axes, configs = _axes(document["axes"]), Configs()
-    portfolio = _portfolio(document["portfolio"], configs)
-    return Table(
-        kernel=kernel,
-        arch=_arch(document["arch"]),
-        source_hash=source_hash,
-        built_with=_built_with(document["built_with"]),
-        axes=axes,
-        portfolio=portfolio,
-        portfolio_regret=as_number(document["portfolio_regret"], "portfolio_regret"),
-        entries=_Entries(axes, configs, len(portfolio) + 1).read(document["entries"]),
-        near_exponent=_near_exponent(document["near_exponent"]) if "near_exponent" in document else None,
-    )
-
-
-def _near_exponent(value: Json) -> float | BySize:
-    if type(value) is not dict:
-        return _exponent(value, "near_exponent")
-    check_keys(value, "near_exponent", BySize._fields)
-    up_to = value["up_to"]
-    if type(up_to) is not int or up_to < 1 or up_to & (up_to - 1):
-        expected("a power of two", up_to, "near_exponent.up_to")
-    small, large = (_exponent(value[name], f"near_exponent.{name}") for name in ("small", "large"))
-    if small == large:
-        expected(f"an exponent that differs from small, {small}", value["large"], "near_exponent.large")
-    return BySize(up_to, small, large)
-
-
-def _exponent(value: Json, path: str) -> float:
-    if type(value) not in (int, float) or value not in NEAR_EXPONENTS:
-        expected(f"one of {', '.join(map(str, NEAR_EXPONENTS))}", value, path)
-    return float(cast(float, value)) + 0.0  # -0.0 + 0.0 == 0.0
+    return TABLE.read(document)
 
 
 def check_schema(schema: Json) -> None:
@@ -158,14 +100,12 @@ def check_schema(schema: Json) -> None:
     )
 
 
-def _portfolio(value: Json, configs: Configs) -> tuple[Config, ...]:
-    items = as_list(value, "portfolio")
-    if len(items) > MOST_CONFIGS:
-        raise TableError(f"expected at most {MOST_CONFIGS} configs, got {len(items)}", "portfolio")
-    portfolio = tuple(configs.read(item, f"portfolio[{i}]") for i, item in enumerate(items))
-    if len(set(portfolio)) < len(portfolio):
-        raise TableError("the same config is listed twice", "portfolio")
-    return portfolio
+# Single values ----------------------------------------------------------------------------------------------
+
+
+def _check_name(value: Json, path: str) -> None:
+    if not is_name(value):
+        expected("a kernel's name", value, path)
 
 
 def _arch(value: Json) -> Arch:
@@ -174,216 +114,275 @@ def _arch(value: Json) -> Arch:
     except ArchError:
         arch = None
     if arch is None or str(arch) != value:
-        expected("an arch this release knows, such as 'sm90'", value, "arch")
+        expected("an arch this release knows, such as 'sm90'", value, "")
     return arch
 
 
-def _built_with(value: Json) -> BuiltWith:
-    check_keys(value, "built_with", BUILT_WITH_KEYS)
-    if type(value["sm_count"]) is not int or not 0 < value["sm_count"] < 1 << 16:
-        expected("a count of multiprocessors", value["sm_count"], "built_with.sm_count")
-    for name in BUILT_WITH_KEYS:
-        if name != "sm_count":
-            check_text(value[name], f"built_with.{name}")
-    return BuiltWith(**value)
+def _exponent(value: Json) -> float:
+    if type(value) not in (int, float) or value not in NEAR_EXPONENTS:
+        expected(f"one of {', '.join(map(str, NEAR_EXPONENTS))}", value, "")
+    return float(value) + 0.0  # -0.0 + 0.0 == 0.0
 
 
-def _axes(value: Json) -> Axes:
-    check_identifiers(value, "axes")
+def _by_size(up_to: int, small: float, large: float) -> BySize:
+    if up_to & (up_to - 1):
+        expected("a power of two", up_to, "up_to")
+    if small == large:
+        expected(f"an exponent that differs from small, {small}", large, "large")
+    return BySize(up_to, small, large)
+
+
+def _check_hash(value: Json, path: str) -> None:
+    if type(value) is not str or len(value) != 16 or set(value) - set("0123456789abcdef"):
+        expected("16 hex digits", value, path)
+
+
+def _check_constant(value: Json, path: str) -> None:
+    if type(value) is str:
+        check_text(value, path)
+    elif type(value) not in (bool, int, float):
+        expected("a bool, int, float or str", value, path)
+
+
+def _check_disturbed(value: Json, path: str) -> None:
+    check_text(value, path)
     if not value:
-        raise TableError("expected at least one axis, got none", "axes")
-    for name, kind in value.items():
-        if type(kind) is not str or kind not in AXIS_KINDS:
-            expected(f"one of {', '.join(AXIS_KINDS)}", kind, f"axes.{name}")
-    return {name: AXIS_KINDS[kind]() for name, kind in value.items()}
+        raise TableError("expected what spoilt the samples; leave the key out where nothing did", path)
 
 
-# Configs and entries ----------------------------------------------------------------------
+_ANY_SIZE = 2**64 - 1
+"""The largest whole number that JSON is read with."""
+
+SIZE = whole("a size of 1 or more", 1, _ANY_SIZE)
+NAME_OF_KERNEL: Shape[str] = checked(_check_name, {"type": "string", "pattern": f"^{NAME}$"})
+ARCH = Shape(_arch, lambda: {"enum": [str(arch) for arch in KNOWN_ARCHS]})
+HASH: Shape[str] = checked(_check_hash, {"type": "string", "pattern": "^[0-9a-f]{16}$"})
+"""The hash of a kernel's code, or of a search space."""
+
+_EXPONENT = Shape(_exponent, lambda: {"enum": list(NEAR_EXPONENTS)})
+_BY_SIZE = record(
+    _by_size, {"up_to": whole("a power of two", 1, _ANY_SIZE), "small": _EXPONENT, "large": _EXPONENT}
+)
+_NEAR_EXPONENT: Shape[float | BySize] = Shape(
+    lambda value: (_BY_SIZE if type(value) is dict else _EXPONENT).read(value),
+    lambda: {"anyOf": [_EXPONENT.schema(), _BY_SIZE.schema()]},
+)
+
+BUILT_WITH_FIELDS: Fields = {
+    "device_name": TEXT,
+    "sm_count": whole("a count of multiprocessors", 1, (1 << 16) - 1),
+    "cuda_tile": TEXT,
+    "tileiras": TEXT,
+    "driver": TEXT,
+}
+BUILT_WITH = record(BuiltWith, BUILT_WITH_FIELDS)
+"""The GPU and the software of a table, declared or recorded."""
 
 
-class Configs:
-    """Reads configs, and checks each different one once: a table repeats few of them often."""
+# Configs ----------------------------------------------------------------------------------------------------
 
-    def __init__(self) -> None:
-        self._known: dict[bytes, Config] = {}
 
-    def read(self, value: Json, path: str) -> Config:
-        """Read a config; an error has the path of the wrong value in it."""
+def _config(**values: Any) -> Config:
+    try:
+        return Config(**values)
+    except DeclarationError as error:
+        raise TableError(str(error)) from None
+
+
+_CONSTANT: Shape[Any] = checked(_check_constant, {"anyOf": [{"type": ["boolean", "number"]}, TEXT.schema()]})
+HINT_VALUES: Shape[dict[str, int]] = record(
+    dict, {}, {name: choice(values) for name, values in HINTS.items()}
+)
+"""The hints of a launch; the keys are read in canonical order."""
+
+CONFIG = record(_config, {"constants": mapped(_CONSTANT), "hints": HINT_VALUES}, {"kernel": NAME_OF_KERNEL})
+"""A config."""
+
+
+def _remembered() -> Shape[Config]:
+    """`CONFIG`, which checks each different one once: the entries of a table repeat few configs often."""
+    found: dict[bytes, Config] = {}
+
+    def read(value: Json) -> Config:
         text = orjson.dumps(value)
-        config = self._known.get(text)
+        config = found.get(text)
         if config is None:
-            config = self._known[text] = _config(value, path)
+            config = found[text] = CONFIG.read(value)
         return config
 
-
-def _config(value: Json, path: str) -> Config:
-    check_keys(value, path, CONFIG_KEYS, OPTIONAL_CONFIG_KEYS)
-    constants, hints = value["constants"], value["hints"]
-    check_identifiers(constants, f"{path}.constants")
-    if type(hints) is not dict:
-        expected("an object", hints, f"{path}.hints")
-    for name, constant in constants.items():
-        if type(constant) is str:
-            check_text(constant, f"{path}.constants.{name}")
-        elif type(constant) not in (bool, int, float):
-            expected("a bool, int, float or str", constant, f"{path}.constants.{name}")
-    for name, hint in hints.items():
-        if name not in HINTS:
-            raise TableError(f"expected one of {', '.join(HINTS)}, got {name!r:.80}", f"{path}.hints")
-        if type(hint) is not int or hint not in HINTS[name]:
-            expected(f"one of {', '.join(map(str, HINTS[name]))}", hint, f"{path}.hints.{name}")
-    kernel = value.get("kernel")
-    if "kernel" in value and not is_name(kernel):
-        expected("a kernel's name", kernel, f"{path}.kernel")
-    try:
-        return Config(constants=constants, hints=hints, kernel=kernel)
-    except DeclarationError as error:
-        raise TableError(str(error), path) from None
+    return Shape(read, CONFIG.schema, CONFIG.known)
 
 
-@dataclass(frozen=True)
-class _Entries:
-    """Reads a table's entries."""
-
-    axes: Axes
-    """The table's axes."""
-
-    configs: Configs
-    """The reader of configs, shared with the portfolio."""
-
-    columns: int
-    """How many times each point has: one for each config of the portfolio and the default's."""
-
-    def read(self, value: Json) -> tuple[Entry, ...]:
-        """Read the entries and sort them, because reviewers may have merged lines by hand."""
-        keys: tuple[str, ...] | None = None
-        entries: dict[Problem, Entry] = {}
-        items = as_list(value, "entries")
-        if len(items) > MOST_ENTRIES:
-            raise TableError(f"expected at most {MOST_ENTRIES} entries, got {len(items)}", "entries")
-        for i, item in enumerate(items):
-            path = f"entries[{i}]"
-            check_keys(item, path, ENTRY_KEYS, OPTIONAL_ENTRY_KEYS)
-            bucket = _bucket(item["bucket"], f"{path}.bucket", self.axes, keys)
-            keys = keys or tuple(bucket)
-            if bucket in entries:
-                raise TableError(f"a second entry for {shortened(str(bucket))}", f"{path}.bucket")
-            entries[bucket] = self._entry(item, path, bucket)
-        return tuple(sorted(entries.values(), key=lambda entry: entry_order(self.axes, entry.bucket)))
-
-    def _entry(self, item: Json, path: str, bucket: Problem) -> Entry:
-        evidence = item["evidence"]
-        if evidence not in _EVIDENCE:
-            expected(f"one of {', '.join(_EVIDENCE)}", evidence, f"{path}.evidence")
-        return Entry(
-            bucket=bucket,
-            config=self.configs.read(item["config"], f"{path}.config"),
-            mean_us=as_number(item["mean_us"], f"{path}.mean_us", zero=False),
-            error_margin_us=as_number(item["error_margin_us"], f"{path}.error_margin_us"),
-            default_us=as_number(item["default_us"], f"{path}.default_us", zero=False),
-            regret=as_number(item["regret"], f"{path}.regret"),
-            evidence=cast(Evidence, evidence),
-            points=self._points(item["points"], f"{path}.points", bucket),
-            **(_optional_values(item, path) if len(item) > len(ENTRY_KEYS) else {}),
-        )
-
-    def _points(self, value: Json, path: str, bucket: Problem) -> tuple[Point, ...]:
-        inside = tuple(name for name, axis in self.axes.items() if axis.kind == "pow2")
-        points: dict[tuple[int, ...], Point] = {}
-        for i, item in enumerate(as_list(value, path)):
-            check_keys(item, f"{path}[{i}]", POINT_KEYS, OPTIONAL_POINT_KEYS)
-            check_keys(item["size"], f"{path}[{i}].size", inside)
-            size = tuple(item["size"][name] for name in inside)
-            for name, number in zip(inside, size, strict=True):
-                if type(number) is not int or number < 1 or edge(number) != bucket[name]:
-                    expected(
-                        f"a size in the bucket {name}={bucket[name]}", number, f"{path}[{i}].size.{name}"
-                    )
-            if size in points:
-                raise TableError("a second point of the same size", f"{path}[{i}].size")
-            states = {}
-            if "states" in item:
-                states = {
-                    name: _times(times, f"{path}[{i}].states.{name}", self.columns)
-                    for name, times in _states(item["states"], f"{path}[{i}].states").items()
-                }
-            points[size] = Point(
-                size=dict(zip(inside, size, strict=True)),
-                us=_times(item["us"], f"{path}[{i}].us", self.columns),
-                states=states,
-            )
-        return tuple(points[size] for size in sorted(points))
+def _portfolio(value: Json) -> tuple[Config, ...]:
+    configs = _CONFIGS.read(value)
+    if len(set(configs)) < len(configs):
+        raise TableError("the same config is listed twice")
+    return configs
 
 
-def _optional_values(item: Json, path: str) -> dict[str, Json]:
-    """The values of the keys that an entry may lack, of those that it has."""
-    found: dict[str, Json] = {}
-    if "disturbed" in item:
-        check_text(item["disturbed"], f"{path}.disturbed")
-        if not item["disturbed"]:
-            raise TableError(
-                "expected what spoilt the samples; leave the key out where nothing did", f"{path}.disturbed"
-            )
-        found["disturbed"] = item["disturbed"]
-    if "states" in item:
-        found["states"] = {
-            name: _state(times, f"{path}.states.{name}")
-            for name, times in _states(item["states"], f"{path}.states").items()
-        }
-    return found
+_CONFIGS = listed(CONFIG, 0, MOST_CONFIGS, "configs")
+_PORTFOLIO = Shape(_portfolio, _CONFIGS.schema, _CONFIGS.known)
 
 
-def _states(value: Json, path: str) -> dict[str, Json]:
-    """The values by states' names, which are sorted, so that they are written back in one order."""
-    check_identifiers(value, path)
-    if not 0 < len(value) <= MOST_STATES:
-        raise TableError(f"expected 1 to {MOST_STATES} states, got {len(value)}", path)
-    return dict(sorted(value.items()))
+# Entries ----------------------------------------------------------------------------------------------------
 
 
-def _state(value: Json, path: str) -> StateTimes:
-    check_keys(value, path, _STATE_KEYS)
-    return StateTimes(
-        mean_us=as_number(value["mean_us"], f"{path}.mean_us", zero=False),
-        default_us=as_number(value["default_us"], f"{path}.default_us", zero=False),
-    )
+def _bucket(axes: Axes) -> Shape[Problem]:
+    """The bucket of each entry: its keys are those of the first one that is read, and no two are equal."""
+    keys: tuple[str, ...] | None = None
+    seen: set[Problem] = set()
 
+    def read(value: Json) -> Problem:
+        nonlocal keys
+        if keys is None or type(value) is not dict:
+            check_identifiers(value, "")
+            keys = tuple(value)
+        elif tuple(value) != keys:
+            wanted, got = shortened(", ".join(keys)), shortened(", ".join(value))
+            raise TableError(f"expected the keys {wanted} as in entries[0], got {got}")
+        for name, axis in axes.items():
+            size = value.get(name)
+            if type(size) is not int or size < 1:
+                expected("a size of 1 or more", size, name)
+            if axis.kind == "pow2" and edge(size) != size:
+                expected("a power of two, the bucket's edge", size, name)
+        for name in value.keys() - axes.keys():
+            if type(value[name]) is str:
+                check_text(value[name], name)
+            elif type(value[name]) is not bool:
+                expected("a str or bool, or an axis", value[name], name)
+        bucket = Problem(value)
+        if bucket in seen:
+            raise TableError(f"a second entry for {shortened(str(bucket))}")
+        seen.add(bucket)
+        return bucket
 
-def _bucket(value: Json, path: str, axes: Axes, keys: tuple[str, ...] | None) -> Problem:
-    if keys is None or type(value) is not dict:
-        check_identifiers(value, path)
-    elif tuple(value) != keys:
-        wanted, got = shortened(", ".join(keys)), shortened(", ".join(value))
-        raise TableError(f"expected the keys {wanted} as in entries[0], got {got}", path)
-    for name, axis in axes.items():
-        size = value.get(name)
-        if type(size) is not int or size < 1:
-            expected("a size of 1 or more", size, f"{path}.{name}")
-        if axis.kind == "pow2" and edge(size) != size:
-            expected("a power of two, the bucket's edge", size, f"{path}.{name}")
-    for name in value.keys() - axes.keys():
-        if type(value[name]) is str:
-            check_text(value[name], f"{path}.{name}")
-        elif type(value[name]) is not bool:
-            expected("a str or bool, or an axis", value[name], f"{path}.{name}")
-    return Problem(value)
+    values = {"anyOf": [SIZE.schema(), TEXT.schema(), {"type": "boolean"}]}
+    schema = {"type": "object", "propertyNames": IDENTIFIERS, "additionalProperties": values}
+    return Shape(read, lambda: schema)
 
 
 _TIME_TYPES = frozenset({float, type(None)})
 
 
-def _times(value: Json, path: str, columns: int) -> tuple[float | None, ...]:
-    times = as_list(value, path)
-    if len(times) != columns:
-        raise TableError(
-            f"expected {columns} times, the portfolio's in order and the default's, got {len(times)}", path
+def _times(columns: int) -> Shape[tuple[float | None, ...]]:
+    """The times of the portfolio and of the default."""
+
+    def read(value: Json) -> tuple[float | None, ...]:
+        times = as_list(value, "")
+        if len(times) != columns:
+            raise TableError(
+                f"expected {columns} times, the portfolio's in order and the default's, got {len(times)}"
+            )
+        if _TIME_TYPES.issuperset(map(type, times)):  # the usual case, quickly
+            known = [time for time in times if time is not None]
+            if not known or (min(known) > 0.0 and max(known) < math.inf):
+                return tuple(times)
+        return tuple(
+            None if time is None else as_number(time, f"[{i}]", zero=False) for i, time in enumerate(times)
         )
-    if _TIME_TYPES.issuperset(
-        map(type, times)
-    ):  # the usual case, quickly; the loop below names the wrong time
-        known = [time for time in times if time is not None]
-        if not known or (min(known) > 0.0 and max(known) < math.inf):
-            return tuple(times)
-    return tuple(
-        None if time is None else as_number(time, f"{path}[{i}]", zero=False) for i, time in enumerate(times)
+
+    time = {"type": ["number", "null"], "exclusiveMinimum": 0}
+    return Shape(read, lambda: {"type": "array", "items": time, "minItems": 1, "maxItems": MOST_CONFIGS + 1})
+
+
+def _states(times: Shape[Any]) -> Shape[dict[str, Any]]:
+    """Times by the name of a state of the GPU, sorted, so that they are written back in one order."""
+    states = mapped(times, 1, MOST_STATES, "states")
+    return Shape(lambda value: dict(sorted(states.read(value).items())), states.schema, states.known)
+
+
+_ABOVE_0 = number(zero=False)
+OPTIONAL_ENTRY_FIELDS: Fields = {
+    "disturbed": checked(_check_disturbed, TEXT.schema() | {"minLength": 1}),
+    "states": _states(record(StateTimes, {"mean_us": _ABOVE_0, "default_us": _ABOVE_0})),
+}
+"""The keys that an entry may lack."""
+
+
+def _entry(axes: Axes, columns: int) -> Shape[Entry]:
+    """An entry of a table with these axes, and with this many times at each point."""
+    sizes: Shape[dict[str, int]] = record(
+        dict, {name: SIZE for name, axis in axes.items() if axis.kind == "pow2"}
     )
+    times = _times(columns)
+    point = record(
+        Point, {"size": Shape(sizes.read, mapped(SIZE).schema), "us": times}, {"states": _states(times)}
+    )
+
+    def make(**values: Any) -> Entry:
+        values["points"] = _inside(values["bucket"], values["points"])
+        return Entry(**values)
+
+    return record(
+        make,
+        {
+            "bucket": _bucket(axes),
+            "config": _remembered(),
+            "mean_us": _ABOVE_0,
+            "error_margin_us": number(),
+            "default_us": _ABOVE_0,
+            "regret": number(),
+            "evidence": choice(("measured", "predicted")),
+            "points": listed(point),
+        },
+        OPTIONAL_ENTRY_FIELDS,
+    )
+
+
+def _entries(axes: Axes, columns: int) -> Shape[tuple[Entry, ...]]:
+    return listed(_entry(axes, columns), 0, MOST_ENTRIES, "entries")
+
+
+def _inside(bucket: Problem, points: tuple[Point, ...]) -> tuple[Point, ...]:
+    """The points of a bucket, sorted by size."""
+    found: dict[tuple[int, ...], Point] = {}
+    for i, point in enumerate(points):
+        for name, size in point.size.items():
+            if edge(size) != bucket[name]:
+                expected(f"a size in the bucket {name}={bucket[name]}", size, f"points[{i}].size.{name}")
+        sizes = tuple(point.size.values())
+        if sizes in found:
+            raise TableError("a second point of the same size", f"points[{i}].size")
+        found[sizes] = point
+    return tuple(found[sizes] for sizes in sorted(found))
+
+
+# Tables -----------------------------------------------------------------------------------------------------
+
+
+def _table(**values: Any) -> Table:
+    axes, columns = values["axes"], len(values["portfolio"]) + 1
+    try:
+        entries = _entries(axes, columns).read(values["entries"])
+    except TableError as error:
+        within(error, "entries")
+    # Reviewers may have merged lines by hand.
+    values["entries"] = tuple(sorted(entries, key=lambda entry: entry_order(axes, entry.bucket)))
+    return Table(**{name: value for name, value in values.items() if name not in ("schema", "kind")})
+
+
+def _axes(value: Json) -> Axes:
+    return {name: AXIS_KINDS[kind]() for name, kind in _KINDS.read(value).items()}
+
+
+_KINDS = mapped(choice(tuple(AXIS_KINDS)), 1, None, "axes")
+_ENTRIES = _entries({}, 0)
+
+TABLE = record(
+    _table,
+    {
+        "schema": choice((SCHEMA,)),
+        "kernel": NAME_OF_KERNEL,
+        "arch": ARCH,
+        "source_hash": HASH,
+        "built_with": BUILT_WITH,
+        "axes": Shape(_axes, _KINDS.schema),
+        "portfolio": _PORTFOLIO,
+        "portfolio_regret": number(),
+        # Read by `_table`, since their keys and the number of their times follow from the others.
+        "entries": Shape(lambda value: value, _ENTRIES.schema, _ENTRIES.known),
+    },
+    {"kind": choice(("declared",)), "near_exponent": _NEAR_EXPONENT},
+)
+"""The table of a declared kernel."""

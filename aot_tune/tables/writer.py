@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 
-from aot_tune.tables.reader import BUILT_WITH_KEYS, parse
+from aot_tune.tables.reader import BUILT_WITH_FIELDS, parse
 from aot_tune.tables.strict_json import Json
 from aot_tune.tables.table import SCHEMA, BySize, Entry, StateTimes, Table, entry_order
 from aot_tune.values.bucket import Axes
@@ -32,7 +32,7 @@ def dump(table: Table) -> bytes:
         (dataclasses.replace(entry, bucket=_in_order(entry.bucket, names)) for entry in table.entries),
         key=lambda entry: entry_order(table.axes, entry.bucket),
     )
-    built_with = {name: getattr(table.built_with, name) for name in BUILT_WITH_KEYS}
+    built_with = {name: getattr(table.built_with, name) for name in BUILT_WITH_FIELDS}
     values: dict[str, str] = {
         "schema": str(SCHEMA),
         "kernel": _line(table.kernel),

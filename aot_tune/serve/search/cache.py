@@ -16,14 +16,15 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from aot_tune import environment
 from aot_tune.errors import AotTuneError, CacheWarning, NewerSchemaError, TableError
 from aot_tune.serve.warn import warn
 from aot_tune.tables import strict_json
 from aot_tune.tables.files import read_bytes, write_atomic
-from aot_tune.tables.reader import Configs
+from aot_tune.tables.reader import CONFIG
+from aot_tune.tables.shape import ANY, Shape, number, record
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.text import error_in_words, shortened
@@ -321,14 +322,19 @@ def _acquired(path: Path, timeout_s: float) -> tuple[BaseFileLock | None, LockSt
     return lock, "held"
 
 
+_WINNER: Shape[dict[str, Any]] = record(
+    dict, {"schema": ANY, "key": ANY, "config": CONFIG, "mean_us": number(zero=False)}
+)
+
+
 def _parse(data: bytes, key: Key) -> Config:
     document = strict_json.loads(data)
     _check_schema(document)
-    strict_json.check_keys(document, "", ("schema", "key", "config", "mean_us"))
-    if document["key"] != json.loads(json.dumps(key.document)):
+    values = _WINNER.read(document)
+    if values["key"] != json.loads(json.dumps(key.document)):
         raise TableError("it was written for another problem or another build", "key")
-    strict_json.as_number(document["mean_us"], "mean_us", zero=False)
-    return Configs().read(document["config"], "config")
+    config: Config = values["config"]
+    return config
 
 
 def _check_schema(document: strict_json.Json) -> None:
