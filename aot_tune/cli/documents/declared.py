@@ -10,6 +10,7 @@ from pathlib import Path
 
 from aot_tune import environment
 from aot_tune.cli.documents.document import Document, Fault, FileState, Winner
+from aot_tune.cli.documents.former import compared, parse_former
 from aot_tune.declare import checks
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.discovery import FoundKernel
@@ -22,7 +23,6 @@ from aot_tune.tables import reader, store, writer
 from aot_tune.tables.cards import measured_on, other_card
 from aot_tune.tables.files import read_bytes
 from aot_tune.tables.fit import entry_complaints, mismatch, portfolio_complaints, undeclared
-from aot_tune.tables.former import compared, parse_former
 from aot_tune.tables.states import first_state
 from aot_tune.tables.table import BySize, Entry, Table, entry_order, geometric_mean
 from aot_tune.values.arch import Arch

@@ -1,4 +1,4 @@
-"""aot_tune.tables.former: tables of an earlier form, read by the keys that are compared."""
+"""aot_tune.cli.documents.former: tables of an earlier form, read by the keys that are compared."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from aot_tune.cli.documents.former import compared, parse_former
 from aot_tune.errors import NewerSchemaError, TableError
-from aot_tune.tables.former import compared, parse_former
 from aot_tune.tables.reader import TABLE
 from aot_tune.tables.writer import dump
 from tests.rewrite_tables import SHIPPED, rewritten
