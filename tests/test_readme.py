@@ -33,11 +33,13 @@ PLACES = {
     str(path.relative_to(ROOT)): path
     for path in (
         ROOT / "README.md",
+        ROOT / "CHANGELOG.md",
         ROOT / "tuned_configs" / "README.md",
-        *(ROOT / "aot_tune").rglob("README.md"),
+        *(ROOT / ".github").glob("*.md"),
+        *(ROOT / "aot_tune").rglob("*.md"),
     )
 }
-"""Every README of the project, by its place."""
+"""Every page of the project, by its place."""
 
 TEXTS = {place: path.read_text() for place, path in sorted(PLACES.items())}
 TOP, PACKAGE, DECLARE = TEXTS["README.md"], TEXTS["aot_tune/README.md"], TEXTS["aot_tune/declare/README.md"]
