@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from aot_tune.declare.declaration import Declaration
     from aot_tune.declare.discovery import Broken, FoundKernel
 
-ROOT_README = "README.md"
-"""The one file beside the archs' folders that is not a table: it explains the tables to a person."""
+ROOT_FILES = ("README.md", "schema.json")
+"""The files beside the archs' folders that are no tables: they explain the tables to people and programs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +183,7 @@ def _root(folder: Path, kernels: Mapping[str, FoundKernel], *, own: bool) -> Ite
         elif child.is_dir():
             step = "rename it to an arch's name, such as sm90, or remove it"
             yield _finding(child, "no GPU arch has this name", step)
-        elif child.name != ROOT_README or not child.is_file():
+        elif child.name not in ROOT_FILES or not child.is_file():
             yield _finding(child, "an unknown file", "a table's file is <arch>/<kernel>.json; remove it")
     if not archs:
         names = " ".join(kernels)

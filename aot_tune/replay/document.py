@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
 from aot_tune.errors import NotRecordableError, TableError
@@ -30,6 +29,7 @@ from aot_tune.tables.shape import (
 )
 from aot_tune.tables.strict_json import expected, loads
 from aot_tune.tables.table import SCHEMA
+from aot_tune.tables.writer import document, line, lines, microseconds, rounded
 from aot_tune.values.config import HINTS
 
 KIND = "recorded"
@@ -41,7 +41,6 @@ MOST_ENTRIES = 5_000
 MOST_LAUNCHED = 1_000
 """The most signatures of one kernel that are launched and not searched."""
 
-_US_DECIMALS = 3
 _LONGEST_SIGNATURE = 20_000
 _LARGEST = 2**62
 
@@ -57,26 +56,25 @@ def dump(table: RecordedTable) -> bytes:
     """
     values = {
         "schema": str(SCHEMA),
-        "kind": _line(KIND),
-        "module": _line(table.module),
-        "kernel": _line(table.kernel),
-        "arch": _line(str(table.arch)),
-        "source_hash": _line(table.source_hash),
-        "library": _line({"name": table.library.name, "version": table.library.version}),
-        "built_with": _line({key: getattr(table.built_with, key) for key in BUILT_WITH_FIELDS}),
-        "entries": _lines(_entry_json(entry) for entry in sorted(table.entries, key=_order)),
+        "kind": line(KIND),
+        "module": line(table.module),
+        "kernel": line(table.kernel),
+        "arch": line(str(table.arch)),
+        "source_hash": line(table.source_hash),
+        "library": line({"name": table.library.name, "version": table.library.version}),
+        "built_with": line({key: getattr(table.built_with, key) for key in BUILT_WITH_FIELDS}),
+        "entries": lines(_entry_json(entry) for entry in sorted(table.entries, key=_order)),
     }
     if table.launched:
-        values["launched"] = _lines(_launched_json(one) for one in sorted(table.launched))
-    body = ",\n".join(f'  "{key}": {value}' for key, value in values.items())
-    text = f"{{\n{body}\n}}\n".encode()
+        values["launched"] = lines(_launched_json(one) for one in sorted(table.launched))
+    text = document(values)
     parse(text)
-    return text
+    return text.encode()
 
 
 def _order(entry: RecordedEntry) -> tuple[Any, ...]:
     """Entries of one problem keep their order, since the first of them counts."""
-    return (entry.space, entry.problem.sm_count, _line(arguments_json(entry.problem)))
+    return (entry.space, entry.problem.sm_count, line(arguments_json(entry.problem)))
 
 
 def _entry_json(entry: RecordedEntry) -> Json:
@@ -87,10 +85,10 @@ def _entry_json(entry: RecordedEntry) -> Json:
         "config": entry.config,
         "hints": {name: entry.hints[name] for name in HINTS if name in entry.hints},
         "grid": list(entry.grid),
-        "mean_us": _us(entry.mean_us),
-        "error_margin_us": round(entry.error_margin_us, _US_DECIMALS),
+        "mean_us": microseconds(entry.mean_us),
+        "error_margin_us": rounded(entry.error_margin_us),
         "num_samples": entry.num_samples,
-        "first_us": None if entry.first_us is None else _us(entry.first_us),
+        "first_us": None if entry.first_us is None else microseconds(entry.first_us),
         "count": entry.count,
         "signature": entry.signature,
     }
@@ -98,11 +96,6 @@ def _entry_json(entry: RecordedEntry) -> Json:
 
 def _launched_json(launched: Launched) -> Json:
     return {"hints": dict(launched.hints), "signature": launched.signature}
-
-
-def _us(us: float) -> float:
-    """Round a time, but never to 0, which the reader refuses."""
-    return float(max(round(us, _US_DECIMALS), 10**-_US_DECIMALS))
 
 
 def arguments_json(problem: Problem) -> Json:
@@ -124,15 +117,6 @@ def _argument_json(argument: Argument) -> Json:
     if isinstance(argument, Items):
         return {"items": [_argument_json(one) for one in argument.items]}
     return "float" if isinstance(argument, Real) else "varies"
-
-
-def _line(value: Json) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-def _lines(values: Iterable[Json]) -> str:
-    lines = [f"    {_line(value)}" for value in values]
-    return "[\n" + ",\n".join(lines) + "\n  ]" if lines else "[]"
 
 
 # Reading ----------------------------------------------------------------------------------------------------

@@ -1,10 +1,15 @@
-"""How near two problems of one search are, where the one that is asked for was not recorded. Pure.
+"""Measure how near two problems of one search are. Pure.
 
-Two problems can stand for each other where everything but sizes is equal, each dimension of each tensor
-lies in the same bucket or in one at most one doubling away (a bucket ends at a power of two), and each whole
-number is equal or follows the sizes: it is a dimension, the product of neighbouring dimensions of one tensor,
-or the next power of two of one of these, in both problems the same. A number that is compiled in must be
-equal: where it follows a size, each size is a problem of its own, and each compiles.
+The rule is that of declared kernels (`aot_tune.values.bucket.nearest`): the smallest sum of doublings between
+buckets, each at most one doubling apart; of equally near problems the larger, then the first. Three things
+differ, because no axis is declared:
+
+1. Each dimension of each tensor is an axis by powers of two. An empty one is a bucket of its own. The larger
+   of two problems is that with more elements.
+2. A whole number is equal in both problems or follows the sizes: it is a dimension, the product of
+   neighbouring dimensions of one tensor, or the next power of two of one of these, in both the same.
+3. All else is equal, a number that is compiled in too: where it follows a size, each size is a problem of its
+   own, and each compiles.
 """
 
 from __future__ import annotations
@@ -13,9 +18,10 @@ from collections.abc import Iterator, Sequence
 from math import inf, prod
 
 from aot_tune.replay.problem import Argument, Array, Fixed, Items, Problem, Whole
+from aot_tune.values.bucket import NEAR_DOUBLINGS, edge
 
-NEAR = 1
-"""The most doublings between the buckets of one dimension, where a problem is said to be near another."""
+NEAR = int(NEAR_DOUBLINGS)
+"""The most doublings between the buckets of one dimension of problems that are near each other."""
 
 ANY = inf
 """At any distance: for processes that may not search."""
@@ -94,5 +100,5 @@ def sizes_of(arguments: Sequence[Argument]) -> Iterator[int]:
 
 
 def _bucket(size: int) -> int:
-    """The smallest power of two that is not below a size; 0 for 0."""
-    return 1 << (size - 1).bit_length() if size > 0 else 0
+    """The edge of a size's bucket; 0 for 0."""
+    return edge(size) if size > 0 else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Iterable, Mapping
 
 from aot_tune.tables.reader import BUILT_WITH_FIELDS, parse
 from aot_tune.tables.strict_json import Json
@@ -12,7 +13,7 @@ from aot_tune.tables.table import SCHEMA, BySize, Entry, StateTimes, Table, entr
 from aot_tune.values.bucket import Axes
 from aot_tune.values.problem import Problem
 
-_US_DECIMALS = 3
+US_DECIMALS = 3
 """The decimals to which microseconds are rounded."""
 
 _REGRET_DECIMALS = 4
@@ -35,18 +36,17 @@ def dump(table: Table) -> bytes:
     built_with = {name: getattr(table.built_with, name) for name in BUILT_WITH_FIELDS}
     values: dict[str, str] = {
         "schema": str(SCHEMA),
-        "kernel": _line(table.kernel),
-        "arch": _line(str(table.arch)),
-        "source_hash": _line(table.source_hash),
-        "built_with": _line(built_with),
-        "axes": _line({name: axis.kind for name, axis in table.axes.items()}),
-        "portfolio": _lines([config.document for config in table.portfolio]),
-        "portfolio_regret": _line(_rounded(table.portfolio_regret, _REGRET_DECIMALS)),
-        **({} if table.near_exponent is None else {"near_exponent": _line(_exponent(table.near_exponent))}),
-        "entries": _lines([_entry_json(entry, table.axes) for entry in entries]),
+        "kernel": line(table.kernel),
+        "arch": line(str(table.arch)),
+        "source_hash": line(table.source_hash),
+        "built_with": line(built_with),
+        "axes": line({name: axis.kind for name, axis in table.axes.items()}),
+        "portfolio": lines([config.document for config in table.portfolio]),
+        "portfolio_regret": line(rounded(table.portfolio_regret, _REGRET_DECIMALS)),
+        **({} if table.near_exponent is None else {"near_exponent": line(_exponent(table.near_exponent))}),
+        "entries": lines([_entry_json(entry, table.axes) for entry in entries]),
     }
-    body = ",\n".join(f'  "{key}": {value}' for key, value in values.items())
-    text = f"{{\n{body}\n}}\n"
+    text = document(values)
     parse(text)
     return text.encode()
 
@@ -67,10 +67,10 @@ def _entry_json(entry: Entry, axes: Axes) -> dict[str, Json]:
     values: dict[str, Json] = {
         "bucket": dict(entry.bucket),
         "config": entry.config.document,
-        "mean_us": _microseconds(entry.mean_us),
-        "error_margin_us": _rounded(entry.error_margin_us, _US_DECIMALS),
-        "default_us": _microseconds(entry.default_us),
-        "regret": _rounded(entry.regret, _REGRET_DECIMALS),
+        "mean_us": microseconds(entry.mean_us),
+        "error_margin_us": rounded(entry.error_margin_us),
+        "default_us": microseconds(entry.default_us),
+        "regret": rounded(entry.regret, _REGRET_DECIMALS),
         "evidence": entry.evidence,
     }
     if entry.disturbed is not None:
@@ -86,11 +86,11 @@ def _states(of: dict[str, Json]) -> dict[str, Json]:
 
 
 def _state(times: StateTimes) -> dict[str, Json]:
-    return {"mean_us": _microseconds(times.mean_us), "default_us": _microseconds(times.default_us)}
+    return {"mean_us": microseconds(times.mean_us), "default_us": microseconds(times.default_us)}
 
 
 def _times(us: tuple[float | None, ...]) -> list[Json]:
-    return [None if time is None else _microseconds(time) for time in us]
+    return [None if time is None else microseconds(time) for time in us]
 
 
 def _in_order(bucket: Problem, names: tuple[str, ...]) -> Problem:
@@ -98,21 +98,31 @@ def _in_order(bucket: Problem, names: tuple[str, ...]) -> Problem:
     return Problem({name: bucket[name] for name in dict.fromkeys((*names, *bucket)) if name in bucket})
 
 
-def _microseconds(us: float) -> Json:
+def microseconds(us: float) -> Json:
     """Round a time, but never to 0, which the reader refuses. Other values stay, and are refused there."""
-    rounded = _rounded(us, _US_DECIMALS)
-    return 10**-_US_DECIMALS if us > 0 and rounded == 0 else rounded
+    value = rounded(us)
+    return 10**-US_DECIMALS if us > 0 and value == 0 else value
 
 
-def _rounded(value: float, decimals: int) -> Json:
+def rounded(value: float, decimals: int = US_DECIMALS) -> Json:
+    """Round a value; by default a time in microseconds."""
     if not math.isfinite(value):
         return str(value)  # JSON has no such number; as a text it is refused with its path
     return round(float(value), decimals) + 0.0  # -0.0 + 0.0 == 0.0
 
 
-def _line(value: Json) -> str:
+def document(values: Mapping[str, str]) -> str:
+    """A table's text, from the text of each value."""
+    body = ",\n".join(f'  "{key}": {value}' for key, value in values.items())
+    return f"{{\n{body}\n}}\n"
+
+
+def line(value: Json) -> str:
+    """A value in one line."""
     return json.dumps(value, ensure_ascii=False)
 
 
-def _lines(values: list[Json]) -> str:
-    return "[\n" + ",\n".join(f"    {_line(value)}" for value in values) + "\n  ]" if values else "[]"
+def lines(values: Iterable[Json]) -> str:
+    """A list with one value a line."""
+    text = ",\n".join(f"    {line(value)}" for value in values)
+    return f"[\n{text}\n  ]" if text else "[]"

@@ -155,7 +155,8 @@ def test_unknown_files_archs_and_kernels_are_found(tmp_path: Path) -> None:
 
 def test_a_readme_may_be_in_the_root_of_the_tables(tmp_path: Path) -> None:
     path = write(tmp_path, scale_table())
-    (tmp_path / "README.md").write_text("What the tables are.")
+    for name in ("README.md", "schema.json"):
+        (tmp_path / name).write_text("What the tables are.")
     assert _told(tmp_path) == []
     assert _told(tmp_path, tmp_path) == []
     (path.parent / "README.md").write_text("No table.")
