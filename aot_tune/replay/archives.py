@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -20,14 +21,19 @@ class RecordedTables:
         """The kernels that have a recorded table in an arch's folder, as its file's name says."""
         return [path.stem for path in sorted(folder.glob("*.json")) if has_recorded_name(path)]
 
+    def may_have(self, name: str) -> bool:
+        """Whether a name has a dot, as those of recorded kernels alone."""
+        return "." in name
+
     def read(self, folder: Path, name: str) -> TabledKernel | str:
-        """A kernel whose table is in an arch's folder; or why its cubins cannot be shipped.
+        """A kernel whose table is in an arch's folder; or why its cubins are not served.
 
         Raises:
             TableError: As of `tabled_kernel`.
             StoreError: The file cannot be read.
         """
-        return tabled_kernel(folder / f"{name}.json")
+        path = folder / f"{name}.json"
+        return tabled_kernel(path) if os.path.lexists(path) else "no such kernel is recorded"
 
 
 def tabled_kernels(

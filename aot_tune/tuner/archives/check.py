@@ -79,10 +79,10 @@ def fit(
         for name in held:
             if name in kernels:
                 fault = _fault(archive, _declared(kernels[name], archive.arch, folder))
-            elif others is not None and name in undeclared:
+            elif others is not None and others.may_have(name):
                 fault = _fault(archive, others.read(folder / str(archive.arch), name))
             else:
-                fault = f"no such kernel is {'recorded' if '.' in name else 'declared'}"
+                fault = "no such kernel is declared"
             faults += [f"{name}: {fault}"] if fault else []
     except AotTuneError as error:
         faults.append(str(error))

@@ -35,8 +35,11 @@ class OtherTables(Protocol):
     def names(self, folder: Path) -> Sequence[str]:
         """The kernels that have such a table in an arch's folder."""
 
+    def may_have(self, name: str) -> bool:
+        """Whether a kernel of such a table could have this name, unlike a declared one."""
+
     def read(self, folder: Path, name: str) -> TabledKernel | str:
-        """A kernel whose table is in an arch's folder; or why its cubins cannot be shipped.
+        """A kernel whose table is in an arch's folder; or why its cubins are not served, in words.
 
         Raises:
             AotTuneError: The table cannot be read or used.
