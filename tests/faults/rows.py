@@ -7,7 +7,7 @@ import re
 from tests.faults import serving, sweeps
 from tests.faults.world import ROOT, Tally, World
 
-TABLES = {"A": ROOT / "aot_tune" / "tuner" / "README.md", "B": ROOT / "aot_tune" / "serve" / "README.md"}
+TABLES = {"A": ROOT / "aot_tune" / "tuner" / "README.md", "B": ROOT / "aot_tune" / "serve" / "INSIDE.md"}
 
 ROWS = (*sweeps.SCENARIOS, *serving.SCENARIOS)
 """All rows, in the order of the tables."""
