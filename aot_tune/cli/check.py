@@ -6,12 +6,11 @@ It needs the kernels' declarations and no GPU.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aot_tune.cli.documents.declared import declaration_remarks, tune_step
-from aot_tune.cli.documents.document import Fault
+from aot_tune.cli.documents.document import Finding
 from aot_tune.cli.documents.find import arch_called, kind_named, kind_of
 from aot_tune.cubins.archive import FILE_NAME
 from aot_tune.declare import checks
@@ -30,30 +29,6 @@ if TYPE_CHECKING:
 
 ROOT_FILES = ("README.md", "schema.json")
 """The files beside the archs' folders that are no tables: they explain the tables to people and programs."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One fault of a table, an archive or a folder of them, or something else to know of it."""
-
-    path: str
-    """The file or folder that is at fault."""
-
-    entry: str
-    """The bucket, ``M=64 N=4096``, or another place in the file; empty when the whole file is at fault."""
-
-    what: str
-    """What is wrong."""
-
-    fix: str
-    """What to do about it."""
-
-    remark: bool = False
-    """Whether it is no fault, so that it fails no check."""
-
-    def __str__(self) -> str:
-        parts = ("remark" if self.remark else "", self.path, self.entry, self.what, self.fix)
-        return ": ".join(part for part in parts if part)
 
 
 RECORDED = RecordedTables()
@@ -145,7 +120,7 @@ def _fit_lines(fit: check_archives.Fit) -> Iterator[str]:
 
 def broken_findings(broken: Iterable[Broken]) -> list[Finding]:
     """The entry points of installed packages whose kernels could not be imported, so not checked either."""
-    return [Finding(path=one.point, entry="", what=one.what, fix=one.fix) for one in broken]
+    return [Finding(path=one.point, what=one.what, fix=one.fix) for one in broken]
 
 
 def _existing(path: Path) -> Path:
@@ -198,7 +173,7 @@ def _root(folder: Path, kernels: Mapping[str, FoundKernel], *, own: bool) -> Ite
     elif own and kernels and not any(any(one.glob("*.json")) for one in archs):
         what = "no kernel has a table for any arch: the archives serve the defaults alone"
         step = f"aot-tune tune{_module_options(kernels)} on a GPU of an arch makes its tables"
-        yield Finding(path=str(folder), entry="", what=what, fix=step, remark=True)
+        yield Finding(path=str(folder), what=what, fix=step, remark=True)
     for arch_folder in archs:
         yield from _arch_folder(arch_folder, kernels, own=own)
 
@@ -228,7 +203,7 @@ def _arch_folder(folder: Path, kernels: Mapping[str, FoundKernel], *, own: bool)
 
 def _declaration_findings(path: Path, kernel: Declaration, arch: Arch) -> Iterator[Finding]:
     """What is wrong with the declaration of a kernel that has no table, and what may be."""
-    yield from (_found(path, fault) for fault in declaration_remarks(kernel, arch))
+    yield from declaration_remarks(path, kernel, arch)
     for problem in checks.declaration_problems(kernel, arch):
         yield _finding(path, problem, "correct the declaration")
 
@@ -255,7 +230,8 @@ def _table(
         table = kind.parse(data)
     except (TableError, StoreError) as error:
         where, what = (error.path, error.problem) if isinstance(error, TableError) else ("", str(error))
-        yield _found(path, Fault(where, what, f"restore it from version control, or {kind.again}"))
+        again = f"restore it from version control, or {kind.again}"
+        yield Finding(path=str(path), entry=where, what=what, fix=again)
         return
     document = kind(path, table)
     if (line := _differing_line(data, kind.dump(table))) is not None:
@@ -267,8 +243,7 @@ def _table(
     if kind.needs_declaration and document.name not in kernels:
         yield _undeclared(path, document.name, kernels)
     else:
-        faults = document.faults(kernels.get(document.name), own=own)
-        yield from (_found(path, fault) for fault in faults)
+        yield from document.faults(kernels.get(document.name), own=own)
 
 
 def _differing_line(data: bytes, canonical: bytes) -> str | None:
@@ -287,11 +262,7 @@ def _holds_any(folder: Path) -> bool:
 
 
 def _finding(path: Path, what: str, fix: str) -> Finding:
-    return _found(path, Fault("", what, fix))
-
-
-def _found(path: Path, fault: Fault) -> Finding:
-    return Finding(path=str(path), entry=fault.place, what=fault.what, fix=fault.fix, remark=fault.remark)
+    return Finding(path=str(path), what=what, fix=fix)
 
 
 def _undeclared(path: Path, name: str, kernels: Mapping[str, FoundKernel]) -> Finding:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aot_tune import environment
-from aot_tune.cli.documents.document import Document, Fault, FileState, Winner
+from aot_tune.cli.documents.document import Document, FileState, Finding, Winner
 from aot_tune.cli.documents.former import compared, parse_former
 from aot_tune.declare import checks
 from aot_tune.declare.declaration import Declaration
@@ -147,17 +147,19 @@ class DeclaredDocument(Document):
 
     # Checking -----------------------------------------------------------------------------------------------
 
-    def faults(self, found: FoundKernel | None, *, own: bool) -> Iterator[Fault]:
+    def faults(self, found: FoundKernel | None, *, own: bool) -> Iterator[Finding]:
         """See the base class."""
         assert found is not None
         again = tune_step(found, str(self.table.arch))
         for entry in self.table.entries:
             if entry.disturbed is not None:
                 what = f"its times were taken while the GPU was disturbed: {entry.disturbed}"
-                yield Fault(str(entry.bucket), what, f"if they matter, {again} on a quiet GPU", remark=True)
+                yield self.finding(
+                    str(entry.bucket), what, f"if they matter, {again} on a quiet GPU", remark=True
+                )
         if own:
-            yield from declaration_remarks(found.tunable, self.table.arch)
-        yield from itertools.starmap(Fault, self._complaints(found.tunable, again, own=own))
+            yield from declaration_remarks(self.path, found.tunable, self.table.arch)
+        yield from itertools.starmap(self.finding, self._complaints(found.tunable, again, own=own))
 
     def _complaints(self, tunable: Declaration, again: str, *, own: bool) -> Iterator[tuple[str, str, str]]:
         """Every fault: its place in the file, what is wrong, and what to do about it."""
@@ -195,10 +197,10 @@ def tune_step(found: FoundKernel, arch: str) -> str:
     return f"run aot-tune tune {found.tunable.name} --arch {arch}{found.module_option}"
 
 
-def declaration_remarks(kernel: Declaration, arch: Arch) -> Iterator[Fault]:
-    """What a declaration says and probably does not mean."""
+def declaration_remarks(path: Path, kernel: Declaration, arch: Arch) -> Iterator[Finding]:
+    """What a declaration says and probably does not mean, as remarks on its table's file."""
     for text in checks.declaration_remarks(kernel, arch):
-        yield Fault("", text, "", remark=True)
+        yield Finding(path=str(path), what=text, fix="", remark=True)
 
 
 def _entry_row(entry: Entry, names: dict[Config, str]) -> tuple[str, ...]:

@@ -14,11 +14,15 @@ from aot_tune.errors import TableError
 from aot_tune.tables.files import read_bytes
 
 
-class Fault(NamedTuple):
-    """Something that is wrong with a table, or something else to know of it."""
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One fault of a table, an archive or a folder of them, or something else to know of it."""
 
-    place: str
-    """The bucket, or another place in the file; empty for the whole file."""
+    path: str
+    """The file or folder that is at fault."""
+
+    entry: str = ""
+    """The bucket, ``M=64 N=4096``, or another place in the file; empty when the whole file is at fault."""
 
     what: str
     """What is wrong."""
@@ -28,6 +32,10 @@ class Fault(NamedTuple):
 
     remark: bool = False
     """Whether it is no fault, so that it fails no check."""
+
+    def __str__(self) -> str:
+        parts = ("remark" if self.remark else "", self.path, self.entry, self.what, self.fix)
+        return ": ".join(part for part in parts if part)
 
 
 class Winner(NamedTuple):
@@ -149,13 +157,17 @@ class Document(ABC):
         """What differs from an older table of the kernel beside the entries, a line each."""
 
     @abstractmethod
-    def faults(self, found: FoundKernel | None, *, own: bool) -> Iterator[Fault]:
+    def faults(self, found: FoundKernel | None, *, own: bool) -> Iterator[Finding]:
         """What is wrong with the table, compared with the kernel that is here.
 
         Args:
             found: The kernel's declaration, for a table that needs one.
             own: Whether the table lies in the folder of the kernel's own package.
         """
+
+    def finding(self, entry: str, what: str, fix: str, *, remark: bool = False) -> Finding:
+        """A finding in this file."""
+        return Finding(path=str(self.path), entry=entry, what=what, fix=fix, remark=remark)
 
     def data(self) -> dict[str, object]:
         """The table for a script: its document, and the path of its file."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aot_tune import environment
-from aot_tune.cli.documents.document import Document, Fault, FileState, Winner
+from aot_tune.cli.documents.document import Document, FileState, Finding, Winner
 from aot_tune.cubins.archive import FILE_NAME, Archive, Section
 from aot_tune.cubins.origin import difference
 from aot_tune.declare.discovery import FoundKernel
@@ -96,23 +96,23 @@ class RecordedDocument(Document):
 
     # Checking -----------------------------------------------------------------------------------------------
 
-    def faults(self, found: FoundKernel | None, *, own: bool) -> Iterator[Fault]:
+    def faults(self, found: FoundKernel | None, *, own: bool) -> Iterator[Finding]:
         """See the base class. Imports the kernel."""
         table, again = self.table, "record again (aot-tune record), or remove the table"
         if (reason := other_library(table.library)) is not None:
-            yield Fault("library", reason, f"install that version, {again}")
+            yield self.finding("library", reason, f"install that version, {again}")
             return
         if (reason := why_local(table)) is not None:
             what = f"{reason}, so its code cannot be compared here"
-            yield Fault("kernel", what, "replaying compares it", remark=True)
+            yield self.finding("kernel", what, "replaying compares it", remark=True)
             return
         try:
             kernel = kernel_of(table.module, table.kernel)
         except UsageError as error:
-            yield Fault("kernel", str(error), f"install the library as it was recorded, {again}")
+            yield self.finding("kernel", str(error), f"install the library as it was recorded, {again}")
             return
         if (reason := misfit(table, kernel, table.arch, hash_now(kernel))) is not None:
-            yield Fault("source_hash", reason, again)
+            yield self.finding("source_hash", reason, again)
 
     # What replaying would read ------------------------------------------------------------------------------
 
