@@ -118,7 +118,10 @@ class HashedSession:
                 for config in request.configs:
                     if len(request.taken.get(config, ())) <= number:
                         on_outcome(Reported(outcome=self._outcome(problem, config), number=number))
-            return [self._measured(problem, config) for config in request.configs]
+            outcomes = [self._measured(problem, config) for config in request.configs]
+            for outcome in outcomes:
+                on_outcome(Reported(outcome=outcome))
+            return outcomes
         if isinstance(request, Recheck):
             outcomes = [self._outcome(problem, config, "late") for config in request.configs]
             return [one for one in outcomes if isinstance(one, Failure)]

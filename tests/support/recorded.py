@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from aot_tune.tables.table import BuiltWith
-from aot_tune.tuner.choose.times import SweepTimes
+from aot_tune.tuner.choose.times import ProblemTimes, SweepTimes
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Axes, Exact, Pow2, edge
@@ -82,8 +84,25 @@ def edges() -> list[int]:
     return [size for size in sizes() if edge(size) == size]
 
 
+_PASSES = tuple(each.name for each in dataclasses.fields(ProblemTimes))
+
+
+def with_times(sweep: SweepTimes, **passes: Mapping[Problem, object]) -> SweepTimes:
+    """A sweep with more times: a field of `ProblemTimes` to its value by problem."""
+    problems = dict(sweep.problems)
+    for name, by_problem in passes.items():
+        for one, value in by_problem.items():
+            known = problems.get(one, ProblemTimes())
+            problems[one] = dataclasses.replace(known, **{name: value})  # type: ignore[arg-type]
+    return dataclasses.replace(sweep, problems=problems)
+
+
 def sweep(**values: object) -> SweepTimes:
-    """The first pass at the edges, as a sweep; `values` in place of its fields."""
+    """The first pass at the edges, as a sweep.
+
+    Args:
+        values: Fields of `SweepTimes` in place of its own, and times by problem as `with_times` takes them.
+    """
     fields: dict[str, object] = {
         "kernel": "matmul",
         "arch": Arch.parse("sm90"),
@@ -92,9 +111,11 @@ def sweep(**values: object) -> SweepTimes:
         "axes": AXES,
         "tiles": tiles,
         "defaults": {problem(size): DEFAULT for size in sizes()},
-        "candidates": times(edges()),
+        "problems": {},
     }
-    return SweepTimes(**{**fields, **values})  # type: ignore[arg-type]
+    passes: dict[str, Any] = {"candidates": times(edges())}
+    passes |= {name: values.pop(name) for name in _PASSES if name in values}
+    return with_times(SweepTimes(**{**fields, **values}), **passes)  # type: ignore[arg-type]
 
 
 def us(size: int, config: Config) -> float:

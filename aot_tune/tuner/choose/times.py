@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aot_tune.tables.rule import Tiles
@@ -16,8 +16,11 @@ from aot_tune.values.bucket import Axes, bucket_of
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
-Times = Mapping[Problem, Mapping[Config, Measurement]]
-"""Problem to config to its time. A config that failed or was not tried has none."""
+Run = Mapping[Config, Measurement]
+"""Each config's time at one problem. A config that failed or was not tried has none."""
+
+Times = Mapping[Problem, Run]
+"""Problem to config to its time."""
 
 TIE = 0.02
 """Times within this fraction of each other tie: repeated runs of one kernel differ by as much."""
@@ -96,6 +99,31 @@ def as_of_first_run(
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProblemTimes:
+    """All times of one problem: of an edge, or of a size inside a bucket."""
+
+    candidates: Run = field(default_factory=dict)
+    """The first pass, at an edge: every candidate; a finalist's time is that of the finals."""
+
+    candidate_states: StateTimes = field(default_factory=dict)
+    """The first pass in the GPU's other states: the candidates near the fastest."""
+
+    portfolio: Run = field(default_factory=dict)
+    """The second pass: the portfolio and the default. It supersedes the first pass."""
+
+    portfolio_states: StateTimes = field(default_factory=dict)
+    """The second pass in the GPU's other states. It supersedes the first pass."""
+
+    runoff: Run = field(default_factory=dict)
+    """At an edge, the default and the configs near the fastest of the second pass, timed again, interleaved.
+    The winner is one of them, and the entry's times are these."""
+
+    barred: frozenset[Config] = frozenset()
+    """Configs that failed in another way than by a wrong result when they were verified again as winners:
+    they do not win here."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SweepTimes:
     """All times and facts of one kernel on one arch from which its table is chosen."""
 
@@ -120,29 +148,11 @@ class SweepTimes:
     defaults: Mapping[Problem, Config]
     """The default at every edge, and at sizes inside a bucket where it differs from the edge's."""
 
-    candidates: Times
-    """The first pass: every candidate at the edges."""
-
-    finals: Times = field(default_factory=dict)
-    """The second pass: the portfolio and the default, at edges and inside buckets. It supersedes the first
-    pass."""
-
-    runoffs: Times = field(default_factory=dict)
-    """The default and the configs near the fastest of the second pass, timed again at the edges, interleaved.
-    The winner is one of them, and the entry's times are these."""
-
-    candidate_states: Mapping[Problem, StateTimes] = field(default_factory=dict)
-    """The first pass in the GPU's other states: at the edges, the candidates near the fastest."""
-
-    states: Mapping[Problem, StateTimes] = field(default_factory=dict)
-    """The second pass in the GPU's other states: at edges and inside buckets, the portfolio and the default.
-    It supersedes the first pass."""
+    problems: Mapping[Problem, ProblemTimes]
+    """The times at edges and at sizes inside their buckets."""
 
     wrong: frozenset[Config] = frozenset()
     """Configs that computed a wrong result anywhere: they win nowhere."""
-
-    barred: Mapping[Problem, Collection[Config]] = field(default_factory=dict)
-    """Configs that failed in another way when they were verified again as winners: they do not win there."""
 
     evidence: Evidence = "measured"
     """Whether the times are measured or predicted by the model."""
@@ -154,9 +164,9 @@ class SweepTimes:
     def edge_times(self) -> Times:
         """The first pass as `judged`, without wrong configs, at edges where the default has a time."""
         return {
-            problem: in_worst_state(right, self.candidate_states.get(problem, {}))
-            for problem, times in self.candidates.items()
-            if self.default(problem) in (right := self._right(problem, times))
+            problem: in_worst_state(right, known.candidate_states)
+            for problem, known in self.problems.items()
+            if self.default(problem) in (right := self._right(problem, known.candidates))
         }
 
     def times(self) -> Times:
@@ -165,18 +175,15 @@ class SweepTimes:
         Under its power cap a GPU's clocks change from minute to minute. Times of two runs can be compared
         only through a config that both have, the default.
         """
-        problems = dict.fromkeys((*self.candidates, *self.finals))
         return {
-            problem: self._right(
-                problem,
-                self._superseded(problem, self.candidates.get(problem, {}), self.finals.get(problem, {})),
-            )
-            for problem in problems
+            problem: self._right(problem, self._superseded(problem, known.candidates, known.portfolio))
+            for problem, known in self.problems.items()
         }
 
     def in_states(self, problem: Problem) -> StateTimes:
         """As `times` for one problem, in each of the GPU's other states."""
-        first, second = self.candidate_states.get(problem, {}), self.states.get(problem, {})
+        known = self.problems[problem]
+        first, second = known.candidate_states, known.portfolio_states
         return {
             name: self._right(problem, self._superseded(problem, first.get(name, {}), second.get(name, {})))
             for name in sorted({*first, *second})
@@ -186,12 +193,12 @@ class SweepTimes:
         """The times by which configs are compared: each as far behind the fastest as in its worst state."""
         return {problem: in_worst_state(known, self.in_states(problem)) for problem, known in times.items()}
 
-    def race(self, edge: Problem, times: Times) -> Mapping[Config, Measurement]:
+    def race(self, edge: Problem, times: Times) -> Run:
         """The times that an entry shows, all of one run: the run-off's, else those of the second pass."""
-        runoff = self._right(edge, self.runoffs.get(edge, {}))
+        runoff = self._right(edge, self.problems[edge].runoff)
         return runoff if self.default(edge) in runoff else times[edge]
 
-    def judged_race(self, edge: Problem, times: Times) -> Mapping[Config, Measurement]:
+    def judged_race(self, edge: Problem, times: Times) -> Run:
         """The times that decide at an edge: those of `race`, lengthened as in `judged`.
 
         The fastest config of a state need not be in the race.
@@ -202,9 +209,7 @@ class SweepTimes:
         judged = in_worst_state(self._superseded(edge, times[edge], race), states)
         return {config: judged[config] for config in race}
 
-    def _superseded(
-        self, problem: Problem, first: Mapping[Config, Measurement], second: Mapping[Config, Measurement]
-    ) -> Mapping[Config, Measurement]:
+    def _superseded(self, problem: Problem, first: Run, second: Run) -> Run:
         """The times of a later run, and below them those of an earlier one as they would be at its clocks."""
         default = self.default(problem)
         both = default in first and default in second
@@ -219,8 +224,8 @@ class SweepTimes:
         """The edges that can have an entry, because the default has a time there."""
         return [p for p in times if bucket_of(self.axes, p) == p and self.default(p) in times[p]]
 
-    def _right(self, problem: Problem, times: Mapping[Config, Measurement]) -> dict[Config, Measurement]:
-        out = {*self.wrong, *self.barred.get(problem, ())}
+    def _right(self, problem: Problem, times: Run) -> dict[Config, Measurement]:
+        out = self.wrong | self.problems[problem].barred
         return {config: time for config, time in times.items() if config not in out}
 
 

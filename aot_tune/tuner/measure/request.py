@@ -53,9 +53,9 @@ class Measure(Request):
 class Finals(Request):
     """Time verified configs again, interleaved in rounds, until their order is outside the noise or tied.
 
-    The answer has for each finalist its median over the rounds, or its failure in one of them. There are at
-    most `aot_tune.tuner.measure.rounds.MOST_ROUNDS` rounds; `aot_tune.tuner.measure.rounds.settled` decides
-    when fewer suffice.
+    The answer has for each finalist its median over the rounds, which is reported last, or its failure in one
+    of them. There are at most `aot_tune.tuner.measure.rounds.MOST_ROUNDS` rounds;
+    `aot_tune.tuner.measure.rounds.settled` decides when fewer suffice.
     """
 
     taken: Mapping[Config, Sequence[Measurement]] = field(default_factory=dict, kw_only=True)
@@ -98,7 +98,7 @@ class Reported:
     """The outcome."""
 
     number: int | None = None
-    """The round of finals, from 0; None elsewhere."""
+    """The round of finals, from 0; None for the median over all rounds, and elsewhere."""
 
 
 OnOutcome = Callable[[Reported], None]

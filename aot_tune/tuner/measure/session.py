@@ -37,7 +37,7 @@ from aot_tune.declare.discovery import FoundKernel
 from aot_tune.nvidia import cutile
 from aot_tune.tuner.measure.blame import Pace, Strikes
 from aot_tune.tuner.measure.gpu_lock import GpuLock
-from aot_tune.tuner.measure.request import Finals, OnOutcome, Recheck, Request, Spent, ignore
+from aot_tune.tuner.measure.request import Finals, OnOutcome, Recheck, Reported, Request, Spent, ignore
 from aot_tune.tuner.measure.rounds import MOST_ROUNDS, combined, in_turn, settled
 from aot_tune.tuner.measure.supervise import Limits, Supervisor
 from aot_tune.tuner.measure.trials import TrialRun
@@ -190,7 +190,11 @@ class MeasureSession:
             survivors = [rounds[config] for config in configs if config not in failures]
             if not survivors or settled(survivors):
                 break
-        return [failures.get(config) or combined(config, rounds[config]) for config in configs]
+        answer = [failures.get(config) or combined(config, rounds[config]) for config in configs]
+        for outcome in answer:
+            if isinstance(outcome, Measurement):  # a failure was reported in its round
+                on_outcome(Reported(outcome=outcome))
+        return answer
 
     def _run(
         self, request: Request, on_outcome: OnOutcome, number: int | None = None

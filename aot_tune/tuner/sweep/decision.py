@@ -10,11 +10,11 @@ from aot_tune.tables.left_out import near_exponent
 from aot_tune.tables.table import BuiltWith, Table
 from aot_tune.tuner.choose.entries import choose_entries, left_at_points, settle_portfolio
 from aot_tune.tuner.choose.incumbent import check_joinable, comparable, differences
-from aot_tune.tuner.choose.times import TIE, SweepTimes, Times
+from aot_tune.tuner.choose.times import TIE, ProblemTimes, SweepTimes
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.tuner.plan.candidates import SweepPlan
 from aot_tune.tuner.plan.sizes import LEFT_AT_MOST, next_size, sizes_inside
-from aot_tune.tuner.sweep.kernel import KernelTimes
+from aot_tune.tuner.sweep.state import KernelTimes
 from aot_tune.values.bucket import bucket_of
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
@@ -60,23 +60,18 @@ class Decision:
             axes=self.tunable.axes,
             tiles=self.tunable.tiles,
             defaults={each.problem: each.default for each in planned.problems},
-            candidates={},
+            problems={},
         )
         comparable(self._empty, old, self._keep)  # raises before anything is measured
 
     def sweep(self, swept: KernelTimes) -> SweepTimes:
         """The measured times in the form that the choice takes."""
-        inside = {problem: self._default_at(problem) for problem in swept.portfolio_times}
+        inside = {problem: self._default_at(problem) for problem in swept.problems}
         return replace(
             self._empty,
             defaults={**inside, **self._empty.defaults},
-            candidates=swept.candidates,
-            finals=swept.portfolio_times,
-            candidate_states=swept.candidate_states,
-            states=swept.portfolio_states,
-            runoffs=swept.runoffs,
+            problems=swept.problems,
             wrong=frozenset(swept.wrong),
-            barred=swept.barred,
         )
 
     def portfolio(self, swept: KernelTimes) -> tuple[Config, ...]:
@@ -97,17 +92,17 @@ class Decision:
         """
         sweep, axes = self.sweep(swept), self.tunable.axes
         times: dict[Problem, dict[Problem, Mapping[Config, Measurement]]] = {edge: {} for edge in edges}
-        for problem, measured in sweep.finals.items():
-            times.get(bucket_of(axes, problem), {})[problem] = measured
+        for problem, known in sweep.problems.items():
+            times.get(bucket_of(axes, problem), {})[problem] = known.portfolio
         portfolio = [config for config in swept.portfolio if config not in swept.wrong]
         may_stay = set()
         if self.old is not None and not differences(self._empty, self.old):
             may_stay = {entry.bucket for entry in self.old.entries}
         found = {}
-        for edge, known in times.items():
-            if sweep.default(edge) not in known.get(edge, {}):
+        for edge, inside in times.items():
+            if sweep.default(edge) not in inside.get(edge, {}):
                 continue  # it gets no entry
-            left = left_at_points(sweep, portfolio, edge, known)
+            left = left_at_points(sweep, portfolio, edge, inside)
             at_most = LEFT_AT_MOST + (TIE if edge in may_stay else 0.0)
             if (size := next_size(axes, edge, left, at_most=at_most)) is not None:
                 found[edge] = size
@@ -126,7 +121,7 @@ class Decision:
             # The configs of another tune were not timed everywhere here: they win none of this sweep's edges.
             portfolio = self._joined_portfolio(sweep, swept)
             theirs = set(portfolio) - self._timed(swept)
-            sweep = replace(sweep, candidates=_without(sweep.candidates, theirs))
+            sweep = _without(sweep, theirs)
         table = choose_entries(sweep, portfolio, incumbent=self.old, keep=self._keep)
         if table is self.old:
             return table
@@ -159,9 +154,8 @@ class Decision:
 
     def _joined_portfolio(self, sweep: SweepTimes, swept: KernelTimes) -> tuple[Config, ...]:
         timed = self._timed(swept)
-        others = {config for times in sweep.candidates.values() for config in times} - timed
-        of_these = replace(sweep, candidates=_without(sweep.candidates, others))
-        return settle_portfolio(of_these, self.old, keep=self._keep)
+        others = {config for known in sweep.problems.values() for config in known.candidates} - timed
+        return settle_portfolio(_without(sweep, others), self.old, keep=self._keep)
 
     @property
     def _keep(self) -> tuple[Problem, ...]:
@@ -179,17 +173,20 @@ def to_recheck(table: Table, swept: KernelTimes) -> list[tuple[Problem, Config]]
     Those are each winner, at its edge, and each member of the portfolio without an entry, at the edge where
     it loses least: the rule between measured sizes and live searches choose among all members.
     """
-    found = {entry.bucket: [entry.config] for entry in table.entries if entry.bucket in swept.portfolio_times}
+    found = {entry.bucket: [entry.config] for entry in table.entries if entry.bucket in swept.problems}
     winning = {entry.config for entry in table.entries}
     for member in table.portfolio:
-        edge = swept.least_lost(member, found)
+        edge = swept.best_edge(member, found)
         if edge is not None and member not in winning:
             found[edge].append(member)
     return [(edge, config) for edge, configs in found.items() for config in configs]
 
 
-def _without(times: Times, configs: set[Config]) -> Times:
-    return {
-        problem: {config: time for config, time in measured.items() if config not in configs}
-        for problem, measured in times.items()
-    }
+def _without(sweep: SweepTimes, configs: set[Config]) -> SweepTimes:
+    """A sweep in whose first pass some configs were not timed."""
+
+    def without(known: ProblemTimes) -> ProblemTimes:
+        left = {config: time for config, time in known.candidates.items() if config not in configs}
+        return replace(known, candidates=left)
+
+    return replace(sweep, problems={problem: without(known) for problem, known in sweep.problems.items()})

@@ -27,7 +27,7 @@ from aot_tune.tables.table import BuiltWith, Table, geometric_mean
 from aot_tune.tuner import publish
 from aot_tune.tuner.choose.entries import choose_entries, settle_portfolio
 from aot_tune.tuner.choose.incumbent import check_joinable, differences
-from aot_tune.tuner.choose.times import SweepTimes, unserved
+from aot_tune.tuner.choose.times import ProblemTimes, SweepTimes, unserved
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled, CompileResult, compiles_nowhere
 from aot_tune.tuner.outcome import Failure, Measurement
@@ -122,8 +122,6 @@ def predict_kernel(
         speedup=geometric_mean(entry.gain for entry in table.entries),
         failures=sum(map(len, predicted.failures.values())),
         compile_s=compile_s,
-        measure_s=0.0,
-        verify_s=0.0,
         path=None if published.refusals else path,
         changed=publish.changed_entries(published.old, table),
         device_name=device.name,
@@ -262,7 +260,7 @@ def _sweep(planned: SweepPlan, times: Mapping[Problem, Mapping[Config, Measureme
         axes=tunable.axes,
         tiles=tunable.tiles,
         defaults={each.problem: each.default for each in planned.problems},
-        candidates=times,
+        problems={problem: ProblemTimes(candidates=known) for problem, known in times.items()},
         evidence="predicted",
         least_gain=PREDICTED_GAIN,
     )
@@ -281,14 +279,15 @@ def predicted_table(
     """
     keep = tuple(entry.bucket for entry in kept.entries) if kept is not None else ()
     portfolio = settle_portfolio(sweep, kept, keep=keep)
-    finals = {}
+    inside: dict[Problem, ProblemTimes] = {}
     for each in planned.problems:
         configs = tuple(dict.fromkeys([*portfolio, each.default]))
-        timed = sweep.candidates[each.problem]
+        timed = sweep.problems[each.problem].candidates
         for problem in sizes_inside(planned.kernel.tunable.axes, each.problem):
-            finals[problem] = _times(planned, each, problem, [c for c in configs if c in timed], compiled)
-    defaults = {problem: planned.kernel.tunable.default_config(sweep.arch, problem) for problem in finals}
-    complete = replace(sweep, finals=finals, defaults={**defaults, **sweep.defaults})
+            known = _times(planned, each, problem, [c for c in configs if c in timed], compiled)
+            inside[problem] = ProblemTimes(portfolio=known)
+    defaults = {problem: planned.kernel.tunable.default_config(sweep.arch, problem) for problem in inside}
+    complete = replace(sweep, problems={**sweep.problems, **inside}, defaults={**defaults, **sweep.defaults})
     return choose_entries(complete, portfolio, incumbent=kept, keep=keep)
 
 
@@ -298,12 +297,8 @@ def _unpublished(planned: SweepPlan, failures: int, compile_s: float, refusal: s
         kernel=planned.kernel.tunable.name,
         evidence="predicted",
         problems=len(planned.problems),
-        speedup=1.0,
         failures=failures,
         compile_s=compile_s,
-        measure_s=0.0,
-        verify_s=0.0,
-        path=None,
         device_name=planned.kernel.device.name,
         refusals=(refusal,),
         ranked=False,
@@ -317,10 +312,6 @@ def _left_alone(planned: SweepPlan, path: Path, table: Table) -> SweptKernel:
         evidence="predicted",
         problems=len(table.entries),
         speedup=geometric_mean(entry.gain for entry in table.entries),
-        failures=0,
-        compile_s=0.0,
-        measure_s=0.0,
-        verify_s=0.0,
         path=path,
         device_name=planned.kernel.device.name,
     )

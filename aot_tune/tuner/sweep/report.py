@@ -155,22 +155,22 @@ class SweptKernel:
     problems: int
     """Number of buckets swept."""
 
-    speedup: float
+    speedup: float = 1.0
     """Geometric mean over the buckets of the default's time divided by the winner's."""
 
-    failures: int
+    failures: int = 0
     """Number of candidates that failed on a problem, at any stage but ``legal``."""
 
-    compile_s: float
+    compile_s: float = 0.0
     """Time until the last compilation ended, seconds; measuring overlaps it."""
 
-    measure_s: float
+    measure_s: float = 0.0
     """Time spent on timing on the GPU, seconds."""
 
-    verify_s: float
+    verify_s: float = 0.0
     """Time spent on comparing with the reference, seconds."""
 
-    path: Path | None
+    path: Path | None = None
     """The table's file; None when it was not published."""
 
     changed: int = 0

@@ -38,14 +38,16 @@ from aot_tune.tuner.plan.candidates import SweepPlan, plan
 from aot_tune.tuner.ray.cluster import Cluster
 from aot_tune.tuner.schedule.overlap import may_begin, run_overlapping
 from aot_tune.tuner.sweep import predict
+from aot_tune.tuner.sweep.budget import length_of_kernel
 from aot_tune.tuner.sweep.crew import Crew, Start
-from aot_tune.tuner.sweep.decision import Decision, to_recheck
+from aot_tune.tuner.sweep.decision import Decision
 from aot_tune.tuner.sweep.journal import Journal, JournalWriteError, check_resumable
-from aot_tune.tuner.sweep.kernel import KernelSweep, KernelTimes, length_of_kernel
+from aot_tune.tuner.sweep.kernel import KernelSweep
 from aot_tune.tuner.sweep.progress import Brief, Finished, InTurn, KernelEnded, Progress, Started
 from aot_tune.tuner.sweep.report import JOURNALS, SweepReport, SweepRequest, SweptKernel
 from aot_tune.tuner.sweep.results import SweepResults, accepts
 from aot_tune.tuner.sweep.stale import stale_buckets, whole_reason
+from aot_tune.tuner.sweep.state import KernelTimes
 from aot_tune.values.problem import Problem
 
 CUBINS = Path("build/cubins")
@@ -321,12 +323,6 @@ def _failed(
         kernel=found.tunable.name,
         evidence="predicted" if request.predicts else "measured",
         problems=len(request.buckets(found)),
-        speedup=1.0,
-        failures=0,
-        compile_s=0.0,
-        measure_s=0.0,
-        verify_s=0.0,
-        path=None,
         refusals=(str(error),),
         failed=True,
     )
@@ -482,9 +478,7 @@ def measure_kernel(
             crew,
             results,
             progress,
-            portfolio=decision.portfolio,
-            first_sizes=decision.first_sizes,
-            next_sizes=decision.next_sizes,
+            decision,
             exhaustive=request.exhaustive,
             budget_s=request.time_budget_s,
         )
@@ -493,7 +487,7 @@ def measure_kernel(
         def beside(there: Table | None) -> tuple[Table, list[str]]:
             if there != decision.old:
                 decision.join(there)
-            table = _rechecked_table(kernel_sweep, decision, swept)
+            table = kernel_sweep.table()
             if broken := kernel_sweep.broken():
                 return table, [broken]
             return table, publish.refusals(
@@ -591,15 +585,6 @@ def _opened(journal: Journal, results: SweepResults, path: Path) -> Iterator[str
         yield journal.damage
     if results.resumed:
         yield f"{results.resumed} measurements of an earlier run are taken over from {path}"
-
-
-def _rechecked_table(kernel_sweep: KernelSweep, decision: Decision, swept: KernelTimes) -> Table:
-    """Choose a table and verify its winners in a fresh process; where one falls, choose anew without it."""
-    while True:
-        table = decision.table(swept)
-        if kernel_sweep.recheck(to_recheck(table, swept)):
-            return table
-        kernel_sweep.choose_portfolio()
 
 
 def _is_whole(request: SweepRequest, found: FoundKernel) -> bool:

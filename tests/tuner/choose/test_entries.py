@@ -45,7 +45,7 @@ def sweep(rows: Mapping[int, Row], finals: Mapping[int, Row] | None = None, **va
     known = {problem(size): DEFAULT for size in (*rows, *(finals or {}))}
     fields: dict[str, object] = {
         "candidates": measured(rows),
-        "finals": measured(finals or {}),
+        "portfolio": measured(finals or {}),
         "defaults": known,
         "tiles": None,
     }
@@ -241,7 +241,7 @@ def tune(seed: int, incumbent: Table | None = None, **values: object) -> Table:
         one: {config: time for config, time in row.items() if config in (*portfolio, DEFAULT)}
         for one, row in noisy(seed + 1).items()
     }
-    return choose_entries(dataclasses.replace(first, finals=second), portfolio, incumbent=incumbent)
+    return choose_entries(recorded.with_times(first, portfolio=second), portfolio, incumbent=incumbent)
 
 
 @pytest.mark.long
@@ -514,8 +514,8 @@ def test_an_edge_is_decided_within_one_run_whatever_another_run_said() -> None:
     edge = problem(256)
     first = recorded.sweep(candidates={edge: _at(default=100.0, tall=108.0)})
     # The runoff ran under a power cap, at lower clocks: the default took 120 there, and `tall` was not in it.
-    sweep = dataclasses.replace(
-        first, finals={edge: _at(default=100.0, tall=108.0)}, runoffs={edge: _at(default=120.0)}
+    sweep = recorded.with_times(
+        first, portfolio={edge: _at(default=100.0, tall=108.0)}, runoff={edge: _at(default=120.0)}
     )
     [entry] = choose_entries(sweep, (_called("tall"),)).entries
     assert entry.config == DEFAULT
@@ -525,7 +525,7 @@ def test_an_edge_is_decided_within_one_run_whatever_another_run_said() -> None:
 def test_times_of_an_earlier_run_are_told_at_the_clocks_of_the_later_one() -> None:
     edge = problem(256)
     first = recorded.sweep(candidates={edge: _at(default=100.0, tall=90.0)})
-    sweep = dataclasses.replace(first, finals={edge: _at(default=120.0)})
+    sweep = recorded.with_times(first, portfolio={edge: _at(default=120.0)})
     assert sweep.times()[edge][_called("tall")].mean_us == pytest.approx(108.0)
 
 
@@ -570,7 +570,7 @@ def _disturbed_at(edge: Problem, by: str | None) -> SweepTimes:
         config: dataclasses.replace(time, disturbed=by if config == DEFAULT else None)
         for config, time in _at(default=100.0, tall=80.0).items()
     }
-    return recorded.sweep(candidates={edge: times}, finals={edge: times}, runoffs={edge: times})
+    return recorded.sweep(candidates={edge: times}, portfolio={edge: times}, runoff={edge: times})
 
 
 def test_what_disturbed_samples_is_in_the_entry_until_a_clean_run() -> None:
@@ -596,7 +596,7 @@ def test_of_many_disturbances_an_entry_holds_what_a_table_can() -> None:
 def test_a_config_that_is_barred_at_an_edge_wins_elsewhere() -> None:
     edges = problem(256), problem(512)
     times = {edge: _at(default=100.0, tall=80.0) for edge in edges}
-    sweep = recorded.sweep(candidates=times, finals=times, barred={edges[0]: {_called("tall")}})
+    sweep = recorded.sweep(candidates=times, portfolio=times, barred={edges[0]: frozenset({_called("tall")})})
     table = choose_entries(sweep, (_called("tall"),))
     assert [entry.config for entry in table.entries] == [DEFAULT, _called("tall")]
 
@@ -610,7 +610,7 @@ def in_states(**rows: Mapping[int, Row]) -> dict[str, object]:
     for name, sizes in rows.items():
         for size, times in measured(sizes).items():
             found.setdefault(size, {})[name] = times
-    return {"states": found}
+    return {"portfolio_states": found}
 
 
 FRAGILE: dict[int, Row] = {64: {DEFAULT: 432.0, A: 390.0, B: 428.0}}
@@ -729,6 +729,6 @@ def test_carried_entries_keep_their_states_under_a_wider_portfolio() -> None:
 
 
 def test_a_portfolio_holds_what_is_good_in_every_state() -> None:
-    chosen = settle_portfolio(sweep(FRAGILE, candidate_states=ELSEWHERE["states"]))
+    chosen = settle_portfolio(sweep(FRAGILE, candidate_states=ELSEWHERE["portfolio_states"]))
     assert chosen == (B,)
     assert settle_portfolio(sweep(FRAGILE)) == (A,)

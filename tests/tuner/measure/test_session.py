@@ -600,8 +600,11 @@ def test_so_is_a_round_of_what_takes_long(start: Start, folder: Path) -> None:
 
 def test_a_finalist_that_faults_every_other_round_is_forgiven_once_only(start: Start, folder: Path) -> None:
     session = start({"a": Does(), "bad": Does(us=[5.0], fault="poison", at_launch=9)})
-    outcomes = session.answer(Finals(ONE, of("a", "bad")))
+    told: list[Reported] = []
+    outcomes = session.answer(Finals(ONE, of("a", "bad")), told.append)
     assert by_name(outcomes) == {"a": "ok", "bad": "fault"}
+    assert [one.outcome for one in told if one.number is None] == outcomes[:1]
+    assert [one.outcome for one in told if isinstance(one.outcome, Failure)] == outcomes[1:]
     assert events(folder).count("time bad") == 4  # right, faulting, right again, faulting
     assert events(folder).count("start") <= 3
 
@@ -1085,7 +1088,9 @@ def test_finals_report_each_round_and_go_on_from_any_point(start: Start, folder:
     seen: list[Any] = []
     session = start(script)
     whole = session.answer(Finals(ONE, of("a", "b")), seen.append)
-    assert [one.number for one in seen] == [number for number in range(MOST_ROUNDS) for _ in range(2)]
+    rounds = [number for number in range(MOST_ROUNDS) for _ in range(2)]
+    assert [one.number for one in seen] == [*rounds, None, None]
+    assert [one.outcome for one in seen[-2:]] == whole, "the medians come last"
     assert not any(one.outcome.provisional for one in seen)
     session.close()
     taken: dict[Config, list[Measurement]] = {}

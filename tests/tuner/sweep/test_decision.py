@@ -15,7 +15,7 @@ from aot_tune.tuner.outcome import Measurement
 from aot_tune.tuner.plan.candidates import plan
 from aot_tune.tuner.sweep import decision
 from aot_tune.tuner.sweep.decision import Decision, to_recheck
-from aot_tune.tuner.sweep.kernel import KernelTimes
+from aot_tune.tuner.sweep.state import KernelTimes
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
@@ -35,13 +35,11 @@ def _timed(us: Mapping[Config, float]) -> dict[Config, Measurement]:
 
 def _swept() -> KernelTimes:
     """SECOND loses least at MIDDLE."""
-    return KernelTimes(
-        portfolio_times={
-            SMALL: _timed({DEFAULT: 2.0, FIRST: 3.0, SECOND: 4.0}),
-            MIDDLE: _timed({DEFAULT: 12.0, FIRST: 10.0, SECOND: 11.0}),
-            LARGE: _timed({DEFAULT: 60.0, FIRST: 40.0, SECOND: 50.0}),
-        }
-    )
+    swept = KernelTimes()
+    swept.add(SMALL, portfolio=_timed({DEFAULT: 2.0, FIRST: 3.0, SECOND: 4.0}))
+    swept.add(MIDDLE, portfolio=_timed({DEFAULT: 12.0, FIRST: 10.0, SECOND: 11.0}))
+    swept.add(LARGE, portfolio=_timed({DEFAULT: 60.0, FIRST: 40.0, SECOND: 50.0}))
+    return swept
 
 
 def test_each_winner_is_verified_again_at_its_edge() -> None:
@@ -53,16 +51,16 @@ def test_a_member_without_an_entry_is_verified_again_where_it_loses_least() -> N
     table = dataclasses.replace(TABLE, entries=(small, middle, dataclasses.replace(large, config=FIRST)))
     swept = _swept()
     assert to_recheck(table, swept) == [(SMALL, DEFAULT), (MIDDLE, FIRST), (MIDDLE, SECOND), (LARGE, FIRST)]
-    swept.barred[MIDDLE] = {SECOND}
+    swept.add(MIDDLE, barred=frozenset({SECOND}))
     assert (LARGE, SECOND) in to_recheck(table, swept), "where it is barred it need not pass"
     for edge in (SMALL, MIDDLE, LARGE):
-        swept.barred[edge] = {SECOND}
+        swept.add(edge, barred=frozenset({SECOND}))
     assert len(to_recheck(table, swept)) == 3, "and it is not verified for ever"
 
 
 def test_what_was_not_timed_here_is_not_verified_here() -> None:
     swept = _swept()
-    del swept.portfolio_times[LARGE]
+    swept.keep([SMALL, MIDDLE])
     assert to_recheck(TABLE, swept) == [(SMALL, DEFAULT), (MIDDLE, FIRST)]
 
 
@@ -82,8 +80,10 @@ def _decision(old: Table | None = None, **changes: Any) -> Decision:
 def _inside(us: Mapping[int, tuple[float, float, float]]) -> KernelTimes:
     """At sizes of EDGE's bucket, the times of FIRST, SECOND and the default."""
     configs = (FIRST, SECOND, DEFAULT)
-    times = {EDGE.replaced(M=m): _timed(dict(zip(configs, row, strict=True))) for m, row in us.items()}
-    return KernelTimes(portfolio=(FIRST, SECOND), portfolio_times=times)
+    swept = KernelTimes(portfolio=(FIRST, SECOND))
+    for m, row in us.items():
+        swept.add(EDGE.replaced(M=m), portfolio=_timed(dict(zip(configs, row, strict=True))))
+    return swept
 
 
 def _next(decision: Decision, us: Mapping[int, tuple[float, float, float]]) -> list[int]:
@@ -112,9 +112,9 @@ def test_beside_a_line_that_may_stay_noise_adds_no_size() -> None:
 
 def test_an_edge_whose_default_has_no_time_gets_no_sizes() -> None:
     swept = _inside({149: (10.0, 9.0, 20.0), 213: (10.0, 12.0, 20.0), 256: (10.0, 12.0, 20.0)})
-    times = dict(swept.portfolio_times[EDGE])
+    times = dict(swept.problems[EDGE].portfolio)
     del times[DEFAULT]
-    swept.portfolio_times[EDGE] = times
+    swept.add(EDGE, portfolio=times)
     assert _decision().next_sizes(swept, [EDGE]) == {}
 
 
@@ -146,8 +146,9 @@ def _two_widths() -> KernelTimes:
     row = dict(zip((FIRST, SECOND, DEFAULT), (10.0, 12.0, 60.0), strict=True))
     swept = KernelTimes(portfolio=(FIRST, SECOND))
     for edge in (EDGE.replaced(N=n) for n in (1024, 2048)):
-        swept.candidates[edge] = _timed(row)
-        swept.portfolio_times |= {edge.replaced(M=m): _timed(row) for m in (149, 213, 256)}
+        swept.add(edge, candidates=_timed(row))
+        for m in (149, 213, 256):
+            swept.add(edge.replaced(M=m), portfolio=_timed(row))
     return swept
 
 

@@ -14,13 +14,14 @@ from aot_tune.tables import store
 from aot_tune.tables.table import Entry
 from aot_tune.tuner.measure.supervise import GpuLostError
 from aot_tune.tuner.outcome import Measurement
+from aot_tune.tuner.plan.candidates import ProblemPlan
 from aot_tune.tuner.plan.sizes import MOST_ADDED
 from aot_tune.tuner.sweep import journal as journals
 from aot_tune.tuner.sweep import run as sweep
-from aot_tune.tuner.sweep.kernel import KernelSweep
+from aot_tune.tuner.sweep.budget import Budget, OutOfTimeError
 from aot_tune.tuner.sweep.progress import PlainProgress
 from aot_tune.tuner.sweep.report import SweepReport, SweepRequest
-from aot_tune.tuner.sweep.results import PASSES, accepts, outcome_of
+from aot_tune.tuner.sweep.results import PASSES, Step, accepts, outcome_of
 from aot_tune.values.device import Device
 from tests.support import hashed_sessions
 from tests.support.hashed_sessions import HashedSession
@@ -198,7 +199,8 @@ def test_two_cards_that_disagree_on_defaults_are_named(folder: Path) -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each outcome takes a second, and nothing else takes time."""
     monkeypatch.setattr(HashedSession, "seconds", 1.0)
-    monkeypatch.setattr("aot_tune.tuner.sweep.kernel.monotonic", lambda: HashedSession.now[0])
+    for module in ("budget", "problem"):
+        monkeypatch.setattr(f"aot_tune.tuner.sweep.{module}.monotonic", lambda: HashedSession.now[0])
 
 
 def _entries(folder: Path) -> dict[int, Entry]:
@@ -224,7 +226,11 @@ def test_a_limited_time_ends_with_the_buckets_that_were_reached(folder: Path, cl
 def test_where_no_time_is_left_a_bucket_stays_without_the_sizes_to_add(
     folder: Path, clock: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(KernelSweep, "_is_late", lambda sweep, step: bool(sweep._added))
+    def check(budget: Budget, step: Step, each: ProblemPlan, *, extra: bool) -> None:
+        if extra:
+            raise OutOfTimeError
+
+    monkeypatch.setattr(Budget, "check", check)
     report = _tune(folder, 0, time_budget_s=1e6)
     assert report.complete
     assert report.rows[0].unreached == ()

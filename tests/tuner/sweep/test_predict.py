@@ -146,8 +146,8 @@ def test_sizes_inside_a_bucket_keep_the_default_too_unless_a_tenth_is_promised()
 
 def test_what_does_not_compile_wins_nowhere_and_is_told_once() -> None:
     planned = plan(MATMUL, SM100, [bucket(2048), bucket(4096)])
-    best = predict(planned, made_up(planned), Silent()).sweep.candidates
-    assert any(config["tile_m"] == 256 for config in best[bucket(4096)])
+    best = predict(planned, made_up(planned), Silent()).sweep.problems
+    assert any(config["tile_m"] == 256 for config in best[bucket(4096)].candidates)
     results = made_up(planned, tile_m_256="the compiler was killed by SIGSEGV")
     progress = Silent()
     predicted = predict(planned, results, progress)
@@ -277,7 +277,7 @@ def test_without_work_what_moves_the_same_in_fewer_waves_is_ranked_first() -> No
     problem = samples.scale.buckets[-1].replaced(M=65536)
     planned = plan(FoundKernel(module=samples.MODULE, tunable=samples.scale), SM100, [problem])
     results = made_up(planned)
-    times = predict(planned, results, Silent()).sweep.candidates[problem]
+    times = predict(planned, results, Silent()).sweep.problems[problem].candidates
     assert set(times) == set(planned.problems[0].candidates)
     assert next(iter(times)).constants != samples.DEFAULT.constants
     assert times[samples.DEFAULT].mean_us > 1.1 * next(iter(times.values())).mean_us

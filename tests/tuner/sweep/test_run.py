@@ -155,7 +155,10 @@ class Session:
                 if len(request.taken.get(config, ())) <= number:
                     self._told("finals", problem, config, number)
                     on_outcome(Reported(outcome=self._outcome(problem, config), number=number))
-        return [self._outcome(problem, config) for config in request.configs]
+        outcomes = [self._outcome(problem, config) for config in request.configs]
+        for outcome in outcomes:
+            on_outcome(Reported(outcome=outcome))
+        return outcomes
 
     def _recheck(self, request: Recheck) -> list[Outcome]:
         self._begin()

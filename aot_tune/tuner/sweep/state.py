@@ -1,0 +1,202 @@
+"""What the tasks of one kernel's sweep share on all GPUs: times, results, compilations, failures."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from aot_tune.tuner.choose.times import ProblemTimes
+from aot_tune.tuner.compile.feed import CompileFeed
+from aot_tune.tuner.compile.job import CompileJob, CompileResult, compiles_nowhere
+from aot_tune.tuner.outcome import Failure
+from aot_tune.tuner.plan.candidates import ProblemPlan, SweepPlan
+from aot_tune.tuner.sweep.progress import CandidateFailed, CompileReporter, Measuring, Progress
+from aot_tune.tuner.sweep.results import Listed, Step, SweepResults
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+
+
+@dataclass(kw_only=True)
+class KernelTimes:
+    """All times that were measured of one kernel."""
+
+    problems: dict[Problem, ProblemTimes] = field(default_factory=dict)
+    """The times at edges and at sizes inside their buckets; the edges come first."""
+
+    portfolio: tuple[Config, ...] = ()
+    """The configs chosen to serve every problem."""
+
+    wrong: set[Config] = field(default_factory=set)
+    """Configs that computed a wrong result anywhere: they win nowhere."""
+
+    unreached: set[Problem] = field(default_factory=set)
+    """Edges that time did not suffice for; they have no times."""
+
+    unopened: dict[Problem, str] = field(default_factory=dict)
+    """Problems that could not be opened, each with the reason; they have no times."""
+
+    failures: int = 0
+    """Number of candidates that failed on a problem. Those that a rule refuses do not count."""
+
+    def add(self, problem: Problem, **times: Any) -> None:
+        """Set fields of a problem's `ProblemTimes`."""
+        self.problems[problem] = replace(self.problems.get(problem, ProblemTimes()), **times)
+
+    def keep(self, order: Iterable[Problem]) -> None:
+        """Drop all problems but these, and put them into this order, whichever GPU was the first."""
+        self.problems = {problem: self.problems[problem] for problem in order if problem in self.problems}
+
+    def best_edge(self, member: Config, edges: Iterable[Problem]) -> Problem | None:
+        """The edge where a config loses least to the fastest; None where it may win at none of them.
+
+        A member of the portfolio that wins no entry is verified again there.
+        """
+        lost = {}
+        for edge in edges:
+            known = self.problems.get(edge, ProblemTimes())
+            if member in known.portfolio and member not in known.barred:
+                fastest_us = min(time.mean_us for time in known.portfolio.values())
+                lost[edge] = known.portfolio[member].mean_us / fastest_us
+        return min(lost, key=lost.__getitem__) if lost else None
+
+
+class KernelState:
+    """The state of one kernel's sweep. Several threads may use it.
+
+    Args:
+        planned: The kernel's problems and their candidates.
+        feed: Compiles the plan's jobs.
+        results: Holds the results of an earlier run and takes the new ones.
+        progress: Receives each event of the sweep.
+        exhaustive: Whether every candidate is measured.
+
+    Attributes:
+        lock: Held where shared state changes, and where the declaration's functions run.
+        times: The times so far.
+    """
+
+    def __init__(
+        self,
+        planned: SweepPlan,
+        feed: CompileFeed,
+        results: SweepResults,
+        progress: Progress,
+        *,
+        exhaustive: bool,
+    ) -> None:
+        self.plan, self.results, self.exhaustive = planned, results, exhaustive
+        self.name = planned.kernel.tunable.name
+        self.lock = threading.RLock()
+        self.times = KernelTimes()
+        self._feed, self._progress = feed, progress
+        self._compiled: dict[str, CompileResult] = {}
+        self._counted: set[tuple[str, Problem, Config]] = set()
+        self._shown: set[tuple[Config, str]] = set()
+        self._compilations = CompileReporter(feed.counts, self.name, progress)
+
+    # Compilations -------------------------------------------------------------------------------------------
+
+    def jobs(self, step: Step, each: ProblemPlan) -> list[CompileJob]:
+        """The compilations that a step needs of a problem."""
+        known = self.known_list(each) if step == "candidates" else None
+        if known is None:
+            return list(each.jobs.values())
+        left = (c for c in known.configs if self.results.outcome(step, each.problem, c) is None)
+        return [each.jobs[config] for config in left]
+
+    def submit(self, jobs: Iterable[CompileJob]) -> None:
+        """Have jobs compiled, but for those that the journal knows to fail."""
+        wanted = []
+        for job in jobs:
+            failure = self.results.compile_failure(job.key)
+            if failure is None:
+                wanted.append(job)
+            else:
+                with self.lock:
+                    self._compiled[job.key] = failure
+        self._feed.submit(wanted)
+
+    def waits_for(self, jobs: Iterable[CompileJob]) -> set[str]:
+        """The keys of those jobs whose results are not here yet."""
+        return {job.key for job in jobs} - self._compiled.keys()
+
+    def is_ready(self, keys: Collection[str]) -> bool:
+        """Whether these compilations have ended."""
+        return self._feed.ready(keys)
+
+    def compiled(
+        self, step: Step, each: ProblemPlan, configs: Iterable[Config], gpu: str, check: Callable[[], None]
+    ) -> Mapping[str, CompileResult]:
+        """The compilations of some configs by their jobs' keys, once all have ended; the journal gets them.
+
+        Args:
+            step: The step that needs them.
+            each: The problem.
+            configs: The configs.
+            gpu: The uuid of the GPU that waits.
+            check: Called now and then while waiting; raises to end it.
+        """
+        asked = {each.jobs[config].key: config for config in configs}
+        missing = asked.keys() - self._compiled.keys()
+        if missing:
+            self.submit(each.jobs[asked[key]] for key in missing)
+            missing -= self._compiled.keys()
+            found = self._feed.wait(missing, check)
+            with self.lock:
+                self._compiled.update(found)
+                self._compilations.report()
+        # Where nothing compiles, the compiler or the kernel is to blame, and a repair must be seen.
+        if self.broken() is None:
+            for key, config in asked.items():
+                self.results.write_compiled(step, each.problem, config, self._compiled[key], gpu=gpu)
+        return {key: self._compiled[key] for key in asked}
+
+    def broken(self) -> str | None:
+        """The reason why no compilation of this kernel succeeded; None where one did."""
+        if self.results.anything_compiles():
+            return None
+        with self.lock:
+            return compiles_nowhere(self._compiled.values())
+
+    def known_list(self, each: ProblemPlan) -> Listed | None:
+        """The shortlist in the journal, unless a compilation is done again that may change it."""
+        if any(self.results.is_redone(job.key) for job in each.jobs.values()):
+            return None
+        return self.results.listed(each.problem, each.candidates, exhaustive=self.exhaustive)
+
+    # Progress and failures ----------------------------------------------------------------------------------
+
+    def report_compilations(self) -> None:
+        """Show how many compilations have ended."""
+        self._compilations.report()
+
+    def begins(self, problem: Problem, done: int, total: int) -> None:
+        """Show that a problem begins, after so many others."""
+        self._progress.show(Measuring(kernel=self.name, problem=problem, done=done, total=total))
+
+    def failed(self, step: str, problem: Problem, failure: Failure) -> None:
+        """Count a failure once; a wrong config wins nowhere.
+
+        Each config is shown once for each stage: else one config may fill the screen.
+        """
+        place = (step, problem, failure.config)
+        with self.lock:
+            if place not in self._counted:
+                self._counted.add(place)
+                self.times.failures += 1
+            if failure.stage == "verify":
+                self.times.wrong.add(failure.config)
+            if (failure.config, failure.stage) not in self._shown:
+                self._shown.add((failure.config, failure.stage))
+                self._progress.show(CandidateFailed(kernel=self.name, problem=problem, failure=failure))
+
+    def leave_out(self, step: Step, problem: Problem, reason: str, gpu: str) -> None:
+        """Leave a problem out that cannot be opened, with all its times."""
+        with self.lock:
+            self.times.unopened[problem] = reason
+            self.times.problems.pop(problem, None)
+        if self.results.unopened(problem) != reason:
+            self.results.write_unopened(step, problem, reason, gpu=gpu)
+        self._progress.note(f"{self.name} {problem}: left out: {reason}")
