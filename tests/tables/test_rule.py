@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import timeit
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ from aot_tune.tuner.choose.portfolio import choose_portfolio, estimates_inside
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import edge
 from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
 from tests.support import recorded
 
 NARROW, WIDE = recorded.config(64, 128, 64), recorded.config(128, 256, 64)
@@ -370,13 +370,21 @@ def test_a_prediction_leaves_the_default_only_for_the_full_gain(us: float, confi
     assert picked(table_of(points, evidence="measured"), 384) == WIDE
 
 
-def test_a_pick_of_a_kept_rule_is_fast() -> None:
+def test_a_pick_of_a_kept_rule_counts_the_tiles_of_few_configs() -> None:
+    counted: list[Config] = []
+
+    def tiles(config: Config, problem: Problem) -> int:
+        counted.append(config)
+        return recorded.tiles(config, problem)
+
     times = tuple(float(i) for i in range(1, 10))
     portfolio = [recorded.config(64, n, k, 1, o) for n in (64, 128) for k in (32, 64) for o in (1, 2)]
     points: dict[int, tuple[float | None, ...]] = dict.fromkeys((149, 192, 213, 256), times)
-    rule, size = bucket_rule(256, points, portfolio=portfolio), recorded.problem(233)
-    seconds = min(timeit.repeat(lambda: rule.ranking(size, DEFAULT), number=50, repeat=20)) / 50
-    assert seconds < 200e-6  # 50 us on an idle core: nine configs, one count of tiles each
+    rule, size = bucket_rule(256, points, portfolio=portfolio, tiles=tiles), recorded.problem(233)
+    next(rule.ranking(size, DEFAULT).fastest_first())
+    counted.clear()
+    next(rule.ranking(recorded.problem(234), DEFAULT).fastest_first())
+    assert len(counted) == len(set(counted)) < len(portfolio)
 
 
 # Leaving points out -----------------------------------------------------------------------------------------

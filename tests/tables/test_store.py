@@ -187,10 +187,10 @@ def test_b2_a_gigabyte_is_refused_before_it_is_read(tmp_path):
     path = tmp_path / "matmul.json"
     with path.open("wb") as file:
         file.truncate(1 << 30)
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(TableError, match=f"1073741824 bytes; a document has at most {MOST_BYTES}"):
         store.read_table(path)
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.2  # CPU time; to read a gigabyte takes more
 
 
 def test_the_error_keeps_its_kind_and_place_and_starts_with_the_path(tmp_path):

@@ -72,10 +72,10 @@ def test_b1_b2_a_faulty_table_is_a_miss_with_one_warning_and_the_rest_is_used(
     FAULTS[fault](bad / "sm90" / "scale.json")
     write(good, scale_table())
     monkeypatch.setenv(environment.TABLES, str(bad))
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.warns(TableWarning) as seen:
         index = load(dataclasses.replace(scale, tables=good), SM90)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5  # CPU time; an endless file takes for ever
     assert len(seen) == 1
     assert str(bad / "sm90" / "scale.json") in str(seen[0].message)
     assert [shipped.path.parent.parent for shipped in index.tables] == [good]

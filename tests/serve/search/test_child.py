@@ -46,16 +46,14 @@ def test_b11_a_child_that_fails_is_no_answer(code: str) -> None:
 
 @pytest.mark.process
 def test_b11_a_child_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> None:
-    """B11: times out."""
-    started = time.monotonic()
+    """B11: times out. One that is not killed answers in the end."""
     code = (
         "import subprocess, sys, time, pathlib\n"
         f"one = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
         f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(one.pid))\n"
-        "time.sleep(60)"
+        "time.sleep(60); print('late')"
     )
     assert child.run(script(code), b"", 2) is None
-    assert time.monotonic() - started < 10
     grandchild = int((tmp_path / "pid").read_text())
     for _ in range(50):
         if _gone(grandchild):

@@ -299,10 +299,8 @@ def test_a_hang_at_any_launch_is_killed_and_the_sweep_goes_on(
     start: Start, folder: Path, launch: int
 ) -> None:
     session = start({"a": Does(), "bad": Does(fault="hang", at_launch=launch), "b": Does()})
-    began = time.monotonic()
     outcomes = session.answer(Measure(ONE, of("a", "bad", "b")))
     assert by_name(outcomes) == {"a": "ok", "bad": "timeout", "b": "ok"}
-    assert time.monotonic() - began < 15
     assert events(folder).count("verify bad") == 2
 
 
@@ -523,13 +521,12 @@ def test_samples_taken_while_throttled_are_taken_again(start: Start, folder: Pat
     assert session.spent.conditions[0].disturbed == {}
 
 
-def test_a_lasting_disturbance_is_waited_for_once_and_then_recorded(start: Start) -> None:
+def test_a_lasting_disturbance_is_waited_for_once_and_then_recorded(start: Start, folder: Path) -> None:
     limits = Limits(start_s=5, canary_s=5, open_s=5, config_s=2, patience_s=1.0)
     other = "another process on the GPU: 4711"
     session = start({"a": Does(), "b": Does()}, limits, disturbances=[other] * 100)
-    began = time.monotonic()
     assert by_name(session.answer(Measure(ONE, of("a", "b")))) == {"a": "ok", "b": "ok"}
-    assert time.monotonic() - began < 4
+    assert [event for event in events(folder) if event.startswith("time ")] == ["time a"] * 3 + ["time b"]
     assert session.spent.conditions[0].disturbed == {config("a"): other, config("b"): other}
 
 
@@ -861,9 +858,7 @@ def test_an_interrupted_request_leaves_no_worker_to_the_next_request(
             session.answer(Measure(ONE, of("a")))
     finally:
         signal.signal(signal.SIGALRM, before)
-    began = time.monotonic()
     assert by_name(session.answer(Measure(ONE, of("c")))) == {"c": "ok"}
-    assert time.monotonic() - began < 20
     assert events(folder).count("start") == 2
     assert told == []  # no worker had to be replaced for its silence
 
@@ -991,10 +986,11 @@ def with_cubins(*names: str) -> dict[Config, Path | None]:
 def test_a_hang_costs_what_its_neighbours_take_and_has_no_second_try(start: Start, folder: Path) -> None:
     session = start({name: Does() for name in "abcd"} | {"bad": Does(fault="hang")}, FAST)
     names = with_cubins("a", "b", "c", "bad", "d")
-    began = time.monotonic()
     outcomes = session.answer(Measure(ONE, names))
     assert by_name(outcomes) == {"a": "ok", "b": "ok", "c": "ok", "bad": "timeout", "d": "ok"}
-    assert time.monotonic() - began < 12
+    (hung,) = (one for one in outcomes if isinstance(one, Failure))
+    allowed_s = float(hung.message.removesuffix(" s").rpartition(" within ")[2])
+    assert allowed_s < FAST.config_s
     assert events(folder).count("verify bad") == 1
     session.answer(Measure(TWO, names))
     assert events(folder).count("verify bad") == 2

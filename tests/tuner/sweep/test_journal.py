@@ -286,9 +286,9 @@ def test_a_right_checksum_with_bad_content_is_damage_and_no_traceback(path: Path
 def test_false_starts_cost_no_more_than_the_size_allows(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"00000000 99999 0123456789abcdef {" * 30_000)
-    started = time.perf_counter()
+    started = time.process_time()
     assert read(path)[0] == []
-    assert time.perf_counter() - started < 2.0
+    assert time.process_time() - started < 2.0  # CPU time; each start read to the end would take minutes
 
 
 def test_a_journal_that_is_a_link_is_written_through(path: Path) -> None:
