@@ -18,8 +18,10 @@ from aot_tune.tunable import Tunable
 from aot_tune.tuner.archives.build import table_of
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
+from tests.kernels.cases import CASES
 from tests.support import emulator
-from tests.support.batches import BATCHES, LARGE, batch_size, parts, problem
+from tests.support.batches import batch_size, parts
+from tests.support.kernel_case import problem
 from tests.support.samples import SM90
 from tests.support.shipped import FOUND, SHIPPED
 
@@ -55,8 +57,9 @@ def test_the_committed_tables_give_one_config_for_every_batch(tunable: Tunable) 
         }
 
 
-def test_every_shipped_kernel_has_parts_and_problems_for_the_gpu() -> None:
-    assert set(BATCHES) == set(LARGE) == {tunable.name for tunable in SHIPPED}
+def test_every_shipped_kernel_has_a_case_with_problems_for_the_gpu() -> None:
+    assert CASES.keys() == {tunable.name for tunable in SHIPPED}
+    assert [kernel for kernel, case in CASES.items() if not case.large] == []
 
 
 def run(kernel: str, args: tuple[object, ...], config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +81,7 @@ def run(kernel: str, args: tuple[object, ...], config: Config, monkeypatch: pyte
 def test_in_the_emulator_a_rows_bits_do_not_depend_on_the_batch(
     kernel: str, one: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tunable, batch = FOUND[kernel].tunable, BATCHES[kernel]
+    tunable, batch = FOUND[kernel].tunable, CASES[kernel].batch
     args = tunable.make_args(one, CPU, 0)
     size, config = batch_size(tunable, args), chosen(tunable, one)
     whole = batch.of(args, 0, size)
@@ -98,7 +101,7 @@ def test_in_the_emulator_the_defaults_of_two_batches_give_a_row_other_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """So the test above would see it where the batch chose the config."""
-    tunable, batch = FOUND["linear"].tunable, BATCHES["linear"]
+    tunable, batch = FOUND["linear"].tunable, CASES["linear"].batch
     args = tunable.make_args(problem(dtype="float32", activation="none", M=70, N=40, K=300), CPU, 0)
     bits = []
     for last in (70, 16):

@@ -8,7 +8,8 @@ import torch
 from aot_tune import environment
 from aot_tune.kernels import ops  # noqa: F401 - it defines the operators
 from aot_tune.values.problem import Problem
-from tests.support.batches import BATCHES, LARGE, batch_size, parts
+from tests.kernels.cases import CASES
+from tests.support.batches import batch_size, parts
 from tests.support.shipped import FOUND
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("memory_given_back")]
@@ -16,12 +17,12 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("memory_given_back")]
 
 @pytest.mark.parametrize(
     ("kernel", "one"),
-    [(kernel, one) for kernel, problems in LARGE.items() for one in problems],
+    [(kernel, one) for kernel, case in CASES.items() for one in case.large],
     ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else str(value).replace(" ", "_"),
 )
 @pytest.mark.filterwarnings("ignore::aot_tune.errors.MissWarning")
 def test_a_rows_bits_are_the_same_alone_and_in_any_batch(kernel: str, one: Problem) -> None:
-    tunable, batch = FOUND[kernel].tunable, BATCHES[kernel]
+    tunable, batch = FOUND[kernel].tunable, CASES[kernel].batch
     args = tunable.make_args(one, torch.device("cuda"), 0)
     size = batch_size(tunable, args)
     whole = batch.of(args, 0, size)

@@ -21,8 +21,10 @@ from aot_tune.kernels import ops, rms_norm_tunable
 from aot_tune.serve.choose.resolve import Choice
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.tunable import Tunable
+from tests.kernels.cases import CASES
 from tests.support.agree import expected
-from tests.support.operators import BF16, CALLS, HOSTS, Call, Layer, copied, fp8, normal, results, tokens
+from tests.support.kernel_case import BF16, Call, normal
+from tests.support.operators import CALLS, HOSTS, Layer, copied, results, tokens
 from tests.support.samples import SM90
 
 
@@ -172,41 +174,8 @@ def test_gradients_that_nothing_would_record_are_refused_while_tracing() -> None
         layer(*tokens(8))
 
 
-def refused_calls() -> list[tuple[str, Call]]:
-    """What no run takes, and what it says."""
-    x, q, logits, target = normal(4, 8), normal(1, 6, 4, 64), normal(5, 40), torch.zeros(5, dtype=torch.int64)
-    cache, pages = normal(5, 16, 2, 64), torch.zeros((2, 2), dtype=torch.int32)
-    starts = torch.zeros(3, dtype=torch.int32)
-    return [
-        ("x of 8 columns asks for", Call("rms_norm", "default", (x, normal(7)))),
-        ("out has shape", Call("rms_norm", "out", (x, normal(8)), {"out": normal(8, 4)})),
-        ("residual has shape", Call("fused_add_rms_norm", "default", (x, normal(4, 7), normal(8)))),
-        ("pass a last size of", Call("layer_norm", "default", (normal(2, 40000), normal(40000)))),
-        ("x is float64", Call("softmax", "default", (x.double(),))),
-        ("its last size must be even", Call("gated_activation", "default", (normal(4, 7),))),
-        ("activation is 'relu'", Call("gated_activation", "default", (x,), {"activation": "relu"})),
-        ("cos has 40 columns", Call("rope", "default", (q[0], q[0].clone(), logits[:, :40], logits[:, :40]))),
-        ("target is int32", Call("cross_entropy", "default", (logits, target.int()))),
-        ("ignore_index is 4294967296", Call(
-            "cross_entropy", "gradient", (logits, target), {"grad_scale": 1.0, "ignore_index": 2**32}
-        )),
-        ("a of 5 columns asks for", Call("matmul", "default", (normal(4, 5), normal(7, 8)))),
-        ("the product asks for", Call("matmul", "out", (x, normal(8, 5)), {"out": normal(3, 3)})),
-        ("weight is float32; pass bfloat16", Call("linear", "default", (x, normal(5, 8).float()))),
-        ("out has shape", Call("linear", "out", (x, normal(5, 8)), {"out": normal(3, 3)})),
-        ("scale_a has shape", Call(
-            "matmul_fp8", "default", (fp8(4, 32), fp8(24, 32).t(), torch.ones(4, 2), torch.ones(1))
-        )),
-        ("b of 3 experts", Call("grouped_matmul", "default", (normal(6, 16), normal(3, 16, 24), starts[1:]))),
-        ("weight has 5 rows", Call("gate_up_swiglu", "default", (x, normal(5, 8)))),
-        ("a head_dim of 96", Call("attention", "default", (normal(1, 6, 4, 96),) * 3)),
-        ("window is 0", Call("attention", "lse", (q, q, q), {"window": 0})),
-        ("scale is nan", Call("attention", "lse_out", (q, q, q), {"scale": float("nan"), "out": q.clone()})),
-        ("max_seqlen_k is -1", Call("attention_varlen", "default", (*[q[0]] * 3, starts, starts, 4, -1))),
-        ("seq_lens has shape", Call(
-            "attention_decode", "default", (normal(2, 8, 64), cache, cache, pages, pages[0, :1])
-        )),
-    ]  # fmt: skip
+REFUSED = [refused for case in CASES.values() for refused in case.refused()]
+"""What no run takes, and what it says."""
 
 
 def of(call: Call, fake: Callable[[torch.Tensor], torch.Tensor]) -> Call:
@@ -218,10 +187,10 @@ def of(call: Call, fake: Callable[[torch.Tensor], torch.Tensor]) -> Call:
 
 
 def test_every_operator_has_a_call_that_is_refused() -> None:
-    assert {call.name for _, call in refused_calls()} == set(HOSTS)
+    assert {call.name for _, call in REFUSED} == set(HOSTS)
 
 
-@pytest.mark.parametrize(("says", "call"), refused_calls(), ids=str)
+@pytest.mark.parametrize(("says", "call"), REFUSED, ids=str)
 def test_what_every_run_refuses_is_refused_on_meta(says: str, call: Call) -> None:
     for one in (call, of(call, lambda tensor: tensor.to("meta"))):
         with pytest.raises(LaunchError, match=f"^{call.name}: .*{says}"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.operators import CALLS, Call, Layer, copied, results, tokens
+from tests.support.kernel_case import Call
+from tests.support.operators import CALLS, Layer, copied, results, tokens
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("defaults_only")]
 

@@ -18,12 +18,10 @@ from aot_tune.tuner.plan.model import residency
 from aot_tune.values.arch import Arch
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
+from tests.kernels.cases import CASES
 from tests.support.weakest.cases import (
-    DTYPES,
     FOUND,
-    KEPT,
     LAYOUTS,
-    SIZES,
     Case,
     cases,
     compilation_of,
@@ -34,11 +32,12 @@ from tests.support.weakest.child import verdict
 from tests.support.weakest.large import LARGE, attention_decode_args, rms_norm_args
 
 SM90 = Arch.parse("sm90")
-CASES = [case for kernel in SIZES for case in cases(kernel)]
+LAUNCHES = [case for kernel in CASES for case in cases(kernel)]
 ONE_OF_EACH = [
-    case for case in CASES if case.layout == "strided" and case.problem["dtype"] == DTYPES[case.kernel][0]
+    case
+    for case in LAUNCHES
+    if case.layout == "strided" and case.problem["dtype"] == CASES[case.kernel].dtypes[0]
 ]
-HOSTS = {"matmul_fp8_block": "matmul_fp8"}
 
 
 def right(tunable: Tunable, problem: Problem, args: tuple[Any, ...]) -> None:
@@ -57,10 +56,10 @@ def nothing(tunable: Tunable, problem: Problem, args: tuple[Any, ...]) -> None:
 
 
 def test_every_shipped_kernel_is_there_in_every_dtype_that_is_declared_and_in_four_sizes() -> None:
-    assert SIZES.keys() == DTYPES.keys() == FOUND.keys()
+    assert CASES.keys() == FOUND.keys()
     for kernel, found in FOUND.items():
-        assert {problem["dtype"] for problem in found.tunable.typical_problems} <= set(DTYPES[kernel])
-        assert {"aligned", "ragged", "of odd sizes", "of size 1"} <= SIZES[kernel].keys()
+        assert {problem["dtype"] for problem in found.tunable.typical_problems} <= set(CASES[kernel].dtypes)
+        assert {"aligned", "ragged", "of odd sizes", "of size 1"} <= CASES[kernel].sizes.keys()
         first = found.tunable.typical_problems[0]
         assert all(case.problem.keys() == first.keys() for case in cases(kernel))
 
@@ -77,13 +76,13 @@ def test_the_layouts_are_what_they_are_called() -> None:
         assert laid["strided"].data_ptr() % 16 != 0
 
 
-@pytest.mark.parametrize("kernel", KEPT)
+@pytest.mark.parametrize("kernel", [kernel for kernel, case in CASES.items() if case.kept])
 def test_what_keeps_its_layout_is_not_the_callers_or_refused_in_any_other(kernel: str) -> None:
-    host = inspect.signature(getattr(kernels, HOSTS.get(kernel, kernel))).parameters
-    for name, reason in KEPT[kernel].items():
+    host = inspect.signature(getattr(kernels, CASES[kernel].host or kernel)).parameters
+    for name, reason in CASES[kernel].kept.items():
         assert name in FOUND[kernel].tunable.parameters
         assert (name in host) == ("laid_out" in reason)
-    for case in cases(kernel) if "a" in KEPT[kernel] and kernel.startswith("matmul_fp8") else ():
+    for case in cases(kernel) if "a" in CASES[kernel].kept and kernel.startswith("matmul_fp8") else ():
         a, b, *_ = FOUND[kernel].tunable.make_args(case.problem, torch.device("cpu"), 7)
         assert all(one is given for one, given in zip(fp8.laid_out(a, b), (a, b), strict=True))
         if case.layout == "contiguous" or case.problem["K"] == 1:
@@ -102,7 +101,7 @@ def test_what_keeps_its_layout_is_not_the_callers_or_refused_in_any_other(kernel
 
 def test_the_layouts_of_a_problem_share_one_cubin() -> None:
     shared: dict[tuple[str, Problem], set[object]] = {}
-    for case in CASES:
+    for case in LAUNCHES:
         one = compilation_of(case.tunable, case.problem, case.args("meta"), SM90)
         shared.setdefault((case.kernel, case.problem), set()).add(one)
     assert {len(each) for each in shared.values()} == {1}
@@ -156,13 +155,13 @@ WAITING = ("attention_decode", "cross_entropy", "softmax")
 @pytest.mark.process
 def test_a_weakest_cubin_of_every_kernel_compiles_and_as_many_run_at_once_as_wait() -> None:
     each = {}
-    for kernel in SIZES:
+    for kernel in CASES:
         some = sorted(
             one for one in weakest(kernel, SM90) if kernel not in WAITING or "bf16" in one.signature
         )
         each[kernel] = {some[0], some[-1]} if kernel in WAITING else {some[0]}
     cubins = compiled(each, SM90)
-    assert {kernel for kernel, _ in cubins} == SIZES.keys()
+    assert {kernel for kernel, _ in cubins} == CASES.keys()
     for (kernel, one), code in cubins.items():
         at_once = residency(Device.reference(SM90), resources(code))
         assert at_once >= dict(one.hints).get("occupancy", 1), (kernel, one)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.weakest.cases import SIZES, cases
+from tests.kernels.cases import CASES
+from tests.support.weakest.cases import cases
 from tests.support.weakest.child import BEYOND
 from tests.support.weakest.large import LARGE
 
@@ -23,21 +24,21 @@ Answers = Mapping[str, Mapping[str, str | int]]
 def answers() -> tuple[Answers, str]:
     """All kernels' verdicts, of one process: it compiles on all cores before its first launch."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.weakest.child", *SIZES],
+        [sys.executable, "-m", "tests.support.weakest.child", *CASES],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         timeout=1500,
         check=False,
     )
-    told: dict[str, dict[str, str | int]] = {name: {} for name in SIZES}
+    told: dict[str, dict[str, str | int]] = {name: {} for name in CASES}
     for line in done.stdout.splitlines():
         kernel, case, verdict = json.loads(line)
         told[kernel][case] = verdict
     return told, f"exit {done.returncode}: {done.stderr[-3000:]}"
 
 
-@pytest.mark.parametrize("kernel", SIZES)
+@pytest.mark.parametrize("kernel", CASES)
 def test_the_weakest_cubin_is_right_for_aligned_ragged_unaligned_transposed_and_size_1_inputs(
     kernel: str, answers: tuple[Answers, str]
 ) -> None:

@@ -2,84 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from aot_tune.kernels import ops
+from tests.kernels.cases import CASES
+from tests.support.kernel_case import Call, normal
 
-BF16 = torch.bfloat16
-
-
-def normal(*sizes: int, dtype: torch.dtype = BF16) -> torch.Tensor:
-    seed = sum(place * size for place, size in enumerate(sizes, 1))
-    return torch.randn(sizes, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-@dataclass(frozen=True)
-class Call:
-    """An operator's overload with arguments for it."""
-
-    name: str
-    overload: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def operator(self) -> Any:
-        return getattr(getattr(torch.ops.aot_tune, self.name), self.overload)
-
-    def __str__(self) -> str:
-        return f"{self.name}.{self.overload}"
-
-
-def fp8(*sizes: int) -> torch.Tensor:
-    return normal(*sizes, dtype=torch.float32).to(torch.float8_e4m3fn)
-
-
-def returning(name: str, *args: Any, out: torch.Tensor, **kwargs: Any) -> list[Call]:
-    return [Call(name, "default", args, kwargs), Call(name, "out", args, {**kwargs, "out": out})]
-
-
-def attending(name: str, *args: Any, **kwargs: Any) -> list[Call]:
-    calls = returning(name, *args, out=torch.empty_like(args[0]), **kwargs)
-    return [
-        *calls,
-        *(Call(name, {"default": "lse", "out": "lse_out"}[c.overload], c.args, c.kwargs) for c in calls),
-    ]
-
-
-def calls() -> list[Call]:
-    x, weight, bias = normal(2, 3, 64)[:, :, :48], normal(48), normal(48)
-    q, kv = normal(1, 6, 4, 64), normal(1, 6, 2, 64)
-    logits, target = normal(5, 40), torch.tensor([1, 39, -100, 0, 7])
-    cache, pages = normal(5, 16, 2, 64), torch.tensor([[0, 3], [4, 1]], dtype=torch.int32)
-    sequences = torch.tensor([0, 2, 2, 6], dtype=torch.int32)
-    return [
-        *returning("rms_norm", x, weight, 1e-5, out=normal(2, 3, 48)),
-        Call("fused_add_rms_norm", "default", (normal(4, 48), normal(4, 48).neg(), weight)),
-        *returning("layer_norm", x, weight, bias, out=normal(2, 3, 48)),
-        *returning("softmax", x, out=normal(2, 3, 48)),
-        *returning("gated_activation", x, activation="gelu", out=normal(2, 3, 24)),
-        Call("rope", "default", (normal(5, 4, 16), normal(5, 2, 16), *(normal(5, 8).float() for _ in "cs"))),
-        Call("cross_entropy", "default", (logits, target)),
-        Call("cross_entropy", "gradient", (logits, target), {"grad_scale": 0.5}),
-        *returning("matmul", normal(5, 32), normal(24, 32).t(), out=normal(5, 24)),
-        *returning("linear", x, normal(24, 48), normal(24), activation="silu", out=normal(2, 3, 24)),
-        *returning(
-            "matmul_fp8", fp8(16, 32), fp8(24, 32).t(), torch.ones(1), torch.ones(1),
-            out_dtype=torch.float16, out=normal(16, 24, dtype=torch.float16),
-        ),
-        *returning("grouped_matmul", normal(6, 16), normal(3, 16, 24), sequences[1:], out=normal(6, 24)),
-        *returning("gate_up_swiglu", normal(5, 32), normal(48, 32), out=normal(5, 24)),
-        *attending("attention", q, kv, kv.neg(), window=3),
-        *attending("attention_varlen", q[0], kv[0], kv[0].neg(), sequences, sequences, 4, 4, causal=False),
-        *attending("attention_decode", normal(2, 8, 64), cache, cache.neg(), pages, pages[0] + 17),
-    ]  # fmt: skip
-
-
-CALLS = calls()
+CALLS = [call for case in CASES.values() for call in case.calls()]
 HOSTS = sorted({call.name for call in CALLS})
 
 

@@ -16,33 +16,28 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from aot_tune import kernels
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import (
     attention,
     attention_decode,
     attention_tunable,
-    attention_varlen,
     cross_entropy,
     fused_add_rms_norm,
     gate_up_swiglu,
     gated_activation,
-    grouped_matmul,
     layer_norm,
     linear,
     matmul,
-    matmul_fp8,
     rms_norm,
     rope,
-    softmax,
 )
 from aot_tune.kernels.host.arguments import LARGEST_INDEX, indexable
 from aot_tune.nvidia import cutile
+from tests.kernels.cases import CASES
+from tests.support.kernel_case import half, ints
 
 TOO_LARGE = 2**31 + 64
-
-
-def half(*sizes: int) -> torch.Tensor:
-    return torch.zeros(sizes, dtype=torch.bfloat16)
 
 
 def far(tensor: torch.Tensor, axis: int = 0) -> torch.Tensor:
@@ -115,81 +110,23 @@ def refused(says: str, function: Any, *args: Any, **more: Any) -> None:
         function(*args, **more)
 
 
-def fp8(*sizes: int) -> torch.Tensor:
-    return torch.zeros(sizes, dtype=torch.float8_e4m3fn)
+HOSTS = {name: (getattr(kernels, name), case.small()) for name, case in CASES.items() if case.small}
+"""Host function and arguments of a first dimension of size 1, by its name."""
 
 
-def long(*values: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    return torch.tensor(values, dtype=dtype)
+def test_every_host_function_is_held_to_what_all_refuse() -> None:
+    assert HOSTS.keys() == {case.host or name for name, case in CASES.items()}
 
 
-CALLS: tuple[tuple[Any, dict[str, torch.Tensor], tuple[str, ...]], ...] = (
-    (
-        attention,
-        {"q": half(1, 3, 4, 64), "k": half(1, 5, 2, 64), "v": half(1, 5, 2, 64), "out": half(1, 3, 4, 64)},
-        ("q", "k", "v", "out"),
-    ),
-    (
-        attention_varlen,
-        {
-            "q": half(1, 4, 64), "k": half(1, 2, 64), "v": half(1, 2, 64), "out": half(1, 4, 64),
-            "cu_seqlens_q": long(0, 1, dtype=torch.int32), "cu_seqlens_k": long(0, 1, dtype=torch.int32),
-        },
-        ("q", "k", "v", "out"),
-    ),
-    (
-        attention_decode,
-        {
-            "q": half(1, 4, 64), "k_cache": half(1, 16, 1, 64), "v_cache": half(1, 16, 1, 64),
-            "block_table": long(0, dtype=torch.int32)[None], "seq_lens": long(7, dtype=torch.int32),
-            "out": half(1, 4, 64),
-        },
-        ("q", "k_cache", "v_cache", "block_table", "out"),
-    ),
-    (linear, {"x": half(1, 16), "weight": half(8, 16), "out": half(1, 8)}, ("x", "out")),
-    (matmul, {"a": half(1, 16), "b": half(16, 8), "out": half(1, 8)}, ("a", "out")),
-    (
-        matmul_fp8,
-        {
-            "a": fp8(1, 16), "b": fp8(16, 16).t(), "scale_a": torch.ones(()), "scale_b": torch.ones(()),
-            "out": half(1, 16),
-        },
-        ("a",),
-    ),
-    (
-        grouped_matmul,
-        {"a": half(1, 16), "b": half(1, 16, 8), "offsets": long(1, dtype=torch.int32), "out": half(1, 8)},
-        ("a", "b", "out"),
-    ),
-    (gate_up_swiglu, {"x": half(1, 16), "weight": half(16, 16), "out": half(1, 8)}, ("x", "out")),
-    (rope, {
-        "q": half(1, 4, 8), "k": half(1, 2, 8), "cos": torch.ones(1, 4), "sin": torch.ones(1, 4),
-    }, ("q", "k", "cos", "sin")),
-    (rms_norm, {"x": half(1, 16), "weight": half(16), "out": half(1, 16)}, ("x", "out")),
-    (
-        fused_add_rms_norm,
-        {"x": half(1, 16), "residual": half(1, 16), "weight": half(16)},
-        ("x", "residual"),
-    ),
-    (
-        layer_norm,
-        {"x": half(1, 16), "weight": half(16), "bias": half(16), "out": half(1, 16)},
-        ("x", "out"),
-    ),
-    (softmax, {"x": half(1, 16), "out": half(1, 16)}, ("x", "out")),
-    (gated_activation, {"x": half(1, 16), "out": half(1, 8)}, ("x", "out")),
-    (cross_entropy, {"logits": half(1, 16), "target": long(3)}, ("logits",)),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(("function", "args", "unused"), CALLS, ids=[call[0].__name__ for call in CALLS])
+@pytest.mark.parametrize("name", HOSTS)
 def test_host_functions_launch_with_strides_that_32_bits_hold(
-    function: Any, args: dict[str, torch.Tensor], unused: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    function, small = HOSTS[name]
     calls = launches(function, monkeypatch)
-    for changed in unused:
-        tensors_given = {**args, changed: far(args[changed])}
-        function(**given(function.__name__, tensors_given))
+    for changed in small.unused:
+        tensors_given = {**small.args, changed: far(small.args[changed])}
+        function(**tensors_given, **small.numbers)
         tensors = [one for one in calls.pop() if isinstance(one, torch.Tensor)]
         assert max(stride for one in tensors for stride in one.stride()) <= LARGEST_INDEX
         addresses = [one.data_ptr() for one in tensors]
@@ -211,14 +148,12 @@ def test_columns_that_begin_beyond_32_bits_are_refused() -> None:
         gated_activation(columns)
 
 
-@pytest.mark.parametrize(
-    ("function", "args"), [call[:2] for call in CALLS], ids=lambda one: getattr(one, "__name__", "")
-)
-def test_what_negates_its_memory_is_refused(function: Any, args: dict[str, torch.Tensor]) -> None:
-    name = function.__name__
-    for one, tensor in args.items():
+@pytest.mark.parametrize("name", HOSTS)
+def test_what_negates_its_memory_is_refused(name: str) -> None:
+    function, small = HOSTS[name]
+    for one, tensor in small.args.items():
         if tensor.dtype != torch.float8_e4m3fn:
-            wrong = given(name, {**args, one: torch._neg_view(tensor)})  # type: ignore[attr-defined]
+            wrong = {**small.args, **small.numbers, one: torch._neg_view(tensor)}  # type: ignore[attr-defined]
             refused(f"{name}: {one} .* pass {one}.resolve_neg", function, **wrong)
 
 
@@ -233,30 +168,22 @@ def test_targets_in_the_memory_of_logits_that_become_a_gradient_are_refused() ->
     refused("logits and target share memory", cross_entropy, logits, target[:1], grad_scale=1.0)
 
 
-def given(name: str, args: dict[str, Any]) -> dict[str, Any]:
-    return {**args, **({"max_seqlen_q": 1, "max_seqlen_k": 1} if name == "attention_varlen" else {})}
-
-
-@pytest.mark.parametrize(
-    ("function", "args"), [call[:2] for call in CALLS], ids=lambda one: getattr(one, "__name__", "")
-)
-def test_what_is_no_tensor_is_named(function: Any, args: dict[str, torch.Tensor]) -> None:
-    name = function.__name__
-    for one, wrong in itertools.product(args, (None, 1e-5, "a", [1.0])):
+@pytest.mark.parametrize("name", HOSTS)
+def test_what_is_no_tensor_is_named(name: str) -> None:
+    function, small = HOSTS[name]
+    for one, wrong in itertools.product(small.args, (None, 1e-5, "a", [1.0])):
         if wrong is not None or one not in ("out", "bias"):
-            refused(f"{name}: {one} is (a |'a'|1e-05)", function, **given(name, {**args, one: wrong}))
+            args = {**small.args, **small.numbers, one: wrong}
+            refused(f"{name}: {one} is (a |'a'|1e-05)", function, **args)
 
 
-@pytest.mark.parametrize(
-    ("function", "args"), [call[:2] for call in CALLS], ids=lambda one: getattr(one, "__name__", "")
-)
-def test_tensors_without_memory_are_left_to_the_launch_which_says_so(
-    function: Any, args: dict[str, torch.Tensor]
-) -> None:
+@pytest.mark.parametrize("name", HOSTS)
+def test_tensors_without_memory_are_left_to_the_launch_which_says_so(name: str) -> None:
+    function, small = HOSTS[name]
     for fake in (lambda one: one.to("meta"), FakeTensorMode().from_tensor):
-        tensors = given(function.__name__, {one: fake(tensor) for one, tensor in args.items()})
-        first = next(iter(args))
-        says = f"{function.__name__}.launch: argument {first} is (on device meta; pass a CUDA|a torch)"
+        tensors = {**{one: fake(tensor) for one, tensor in small.args.items()}, **small.numbers}
+        first = next(iter(small.args))
+        says = f"{name}.launch: argument {first} is (on device meta; pass a CUDA|a torch)"
         refused(says, function, **tensors)
         refused(says, function, **{one: other for one, other in tensors.items() if one != "out"})
 
@@ -269,7 +196,7 @@ def test_numbers_that_no_kernel_takes_are_named() -> None:
         refused(f"fused_add_rms_norm: eps is {named}", fused_add_rms_norm, x, x.clone(), weight, wrong)
     refused("layer_norm: bias is 1e-05; pass a tensor of shape", layer_norm, x, weight, 1e-5)
     q, cache = half(1, 4, 64), half(1, 16, 1, 64)
-    pages, lengths = long(0, dtype=torch.int32)[None], long(7, dtype=torch.int32)
+    pages, lengths = ints(0)[None], ints(7)
     for function, arrays in (
         (attention, (q[None], q[None], q[None])),
         (attention_decode, (q, cache, cache, pages, lengths)),
@@ -283,7 +210,7 @@ def test_numbers_that_no_kernel_takes_are_named() -> None:
             (math.inf, "inf"),
         ):
             refused(f"scale is {named}", function, *arrays, scale=scale)
-    logits, target = half(1, 8), long(3)
+    logits, target = half(1, 8), ints(3, dtype=torch.int64)
     for wrong, named in ((None, "a NoneType"), (1.5, "1.5"), ("a", "'a'")):
         refused(f"ignore_index is {named}; pass an int", cross_entropy, logits, target, ignore_index=wrong)
     refused("grad_scale is 'a'; pass a number", cross_entropy, logits, target, grad_scale="a")
@@ -311,8 +238,7 @@ def test_numpys_numbers_are_launched_as_pythons(eps: Any, monkeypatch: pytest.Mo
 
 def test_a_window_longer_than_any_context_means_all(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = launches(attention_decode, monkeypatch)
-    [args] = [call[1] for call in CALLS if call[0] is attention_decode]
-    attention_decode(**args, window=2**40)
+    attention_decode(**HOSTS["attention_decode"][1].args, window=2**40)
     assert calls[0][-1] == LARGEST_INDEX
 
 
