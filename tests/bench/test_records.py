@@ -12,6 +12,7 @@ import pytest
 from aot_tune.bench import records
 from aot_tune.bench.records import Record, Stamp
 from aot_tune.errors import AotTuneError, UsageError
+from aot_tune.kernels import TUNABLES
 from aot_tune.nvidia.nvml import Gpu
 from tests.support.bench_records import MADE
 from tests.support.samples import SM90
@@ -66,7 +67,7 @@ def test_a_record_of_a_kernel_that_is_gone_is_out_of_date() -> None:
 
 def test_every_kernel_has_a_hash_of_its_own_tables_portfolio() -> None:
     portfolios = [stamp.portfolio for stamp in records.present("sm90").values()]
-    assert len(set(portfolios)) == len(portfolios) == 16
+    assert len(set(portfolios)) == len(portfolios) == len(TUNABLES)
     assert "" not in portfolios
     assert records.present("sm80")["rope"].portfolio == ""
 

@@ -15,6 +15,7 @@ from aot_tune.bench.kernels.standing import Shape
 from aot_tune.bench.records import Record
 from aot_tune.bench.sections import replay
 from aot_tune.errors import UsageError
+from aot_tune.kernels import TUNABLES
 from tests.support.bench_records import MADE
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +73,7 @@ def test_the_summary_has_a_row_a_kernel_and_at_most_20_lines(tmp_path: Path) -> 
     for folder in (tmp_path, records.RESULTS):
         lines = report.block("summary", folder).splitlines()
         assert len(lines) <= 20
-        assert sum(line.startswith("| `") for line in lines) == 16
+        assert sum(line.startswith("| `") for line in lines) == len(TUNABLES)
 
 
 def test_each_rival_has_a_row_and_a_copy_counts_from_64_mib_on(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from aot_tune.values.problem import Problem
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, poison, problem
 from tests.support.compiling import ARCHS, SM90_AND_SLOW_ARCHS, compiled
+from tests.support.pairs import pairwise
 from tests.support.samples import SM90
 
 CPU = torch.device("cpu")
@@ -117,14 +118,44 @@ def test_what_is_compiled_for_a_bucket_serves_all_of_its_sizes(cols: int, tile: 
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize(
-    ("rows", "cols", "tile"),
-    [(1, 1, 512), (3, 5, 256), (17, 100, 512), (9, 128, 1024), (4, 1024, 1024), (2, 2624, 1024),
-     (16, 2624, 1024), (16, 2624, 2048), (6, 768, 1024), (8, 768, 1024), (1, 768, 256), (3, 1500, 4096),
-     (16, 64, 1024), (32, 32, 1024)],
-)  # fmt: skip
+@pairwise(
+    {
+        "rows cols tile": [
+            (1, 1, 512),
+            (3, 5, 256),
+            (17, 100, 512),
+            (9, 128, 1024),
+            (4, 1024, 1024),
+            (2, 2624, 1024),
+            (16, 2624, 1024),
+            (16, 2624, 2048),
+            (6, 768, 1024),
+            (8, 768, 1024),
+            (1, 768, 256),
+            (3, 1500, 4096),
+            (16, 64, 1024),
+            (32, 32, 1024),
+        ],
+        "dtype": ("bfloat16", "float16", "float32"),
+        "activation": ACTIVATIONS,
+    },
+    [
+        ((1, 1, 512), ("bfloat16", "gelu_tanh"), ("float16", "silu"), ("float32", "gelu")),
+        ((3, 5, 256), ("bfloat16", "silu"), ("float16", "gelu_tanh"), ("float32", "gelu")),
+        ((17, 100, 512), ("bfloat16", "silu"), ("float16", "gelu_tanh"), ("float32", "gelu")),
+        ((9, 128, 1024), ("bfloat16", "gelu_tanh"), ("float16", "silu"), ("float32", "gelu")),
+        ((4, 1024, 1024), ("bfloat16", "silu"), ("float16", "gelu_tanh"), ("float32", "gelu")),
+        ((2, 2624, 1024), ("bfloat16", "gelu"), ("float16", "gelu_tanh"), ("float32", "silu")),
+        ((16, 2624, 1024), ("bfloat16", "silu"), ("float16", "gelu_tanh"), ("float32", "gelu")),
+        ((16, 2624, 2048), ("bfloat16", "gelu_tanh"), ("float16", "gelu"), ("float32", "silu")),
+        ((6, 768, 1024), ("bfloat16", "gelu"), ("float16", "silu"), ("float32", "gelu_tanh")),
+        ((8, 768, 1024), ("bfloat16", "silu"), ("float16", "gelu"), ("float32", "gelu_tanh")),
+        ((1, 768, 256), ("bfloat16", "silu"), ("float16", "gelu"), ("float32", "gelu_tanh")),
+        ((3, 1500, 4096), ("bfloat16", "gelu"), ("float16", "gelu_tanh"), ("float32", "silu")),
+        ((16, 64, 1024), ("bfloat16", "gelu"), ("float16", "gelu_tanh"), ("float32", "silu")),
+        ((32, 32, 1024), ("bfloat16", "gelu_tanh"), ("float16", "gelu"), ("float32", "silu")),
+    ],
+)
 def test_the_kernel_agrees_with_the_reference(
     rows: int, cols: int, tile: int, dtype: str, activation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

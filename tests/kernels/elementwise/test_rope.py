@@ -18,6 +18,7 @@ from aot_tune.values.problem import Problem
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, problem
 from tests.support.compiling import SM90_AND_SLOW_ARCHS, compiled
+from tests.support.pairs import pairwise
 from tests.support.samples import SM90
 
 CPU = torch.device("cpu")
@@ -69,14 +70,37 @@ def test_tiles_are_refused_that_a_block_cannot_hold() -> None:
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("tile_heads", [1, 4, 64])
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize(
-    ("tokens", "heads", "kv_heads", "head_dim", "rotary_dim"),
-    [(1, 1, 1, 2, 2), (3, 4, 2, 8, 8), (5, 5, 3, 64, 64), (2, 40, 8, 128, 128), (4, 3, 1, 80, 32),
-     (2, 2, 1, 3, 2), (3, 5, 5, 96, 24), (2, 4, 4, 96, 96), (2, 3, 1, 80, 80), (2, 8, 2, 10, 6)],
-)  # fmt: skip
+@pairwise(
+    {
+        "tokens heads kv_heads head_dim rotary_dim": [
+            (1, 1, 1, 2, 2),
+            (3, 4, 2, 8, 8),
+            (5, 5, 3, 64, 64),
+            (2, 40, 8, 128, 128),
+            (4, 3, 1, 80, 32),
+            (2, 2, 1, 3, 2),
+            (3, 5, 5, 96, 24),
+            (2, 4, 4, 96, 96),
+            (2, 3, 1, 80, 80),
+            (2, 8, 2, 10, 6),
+        ],
+        "dtype": ("bfloat16", "float16", "float32"),
+        "interleaved": (False, True),
+        "tile_heads": (1, 4, 64),
+    },
+    [
+        ((1, 1, 1, 2, 2), ("bfloat16", False, 4), ("float16", False, 1), ("float32", True, 64)),
+        ((3, 4, 2, 8, 8), ("bfloat16", True, 1), ("float16", True, 64), ("float32", False, 4)),
+        ((5, 5, 3, 64, 64), ("bfloat16", True, 64), ("float16", False, 4), ("float32", True, 1)),
+        ((2, 40, 8, 128, 128), ("bfloat16", True, 4), ("float16", True, 1), ("float32", False, 64)),
+        ((4, 3, 1, 80, 32), ("bfloat16", False, 64), ("float16", True, 1), ("float32", True, 4)),
+        ((2, 2, 1, 3, 2), ("bfloat16", False, 64), ("float16", False, 1), ("float32", True, 4)),
+        ((3, 5, 5, 96, 24), ("bfloat16", False, 4), ("float16", False, 64), ("float32", True, 1)),
+        ((2, 4, 4, 96, 96), ("bfloat16", False, 64), ("float16", False, 1), ("float32", True, 4)),
+        ((2, 3, 1, 80, 80), ("bfloat16", True, 1), ("float16", False, 4), ("float32", True, 64)),
+        ((2, 8, 2, 10, 6), ("bfloat16", True, 1), ("float16", True, 64), ("float32", False, 4)),
+    ],
+)
 def test_the_kernel_agrees_with_the_reference(
     tokens: int, heads: int, kv_heads: int, head_dim: int, rotary_dim: int, dtype: str, interleaved: bool,
     tile_heads: int, monkeypatch: pytest.MonkeyPatch,

@@ -18,6 +18,7 @@ from aot_tune.values.problem import Problem
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, problem
 from tests.support.compiling import compiled
+from tests.support.pairs import pairwise
 from tests.support.samples import SM90
 
 CPU = torch.device("cpu")
@@ -82,11 +83,33 @@ def test_long_rows_have_a_block_each_and_short_ones_share() -> None:
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("warps", [4, 8])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize(
-    ("rows", "cols"),
-    [(1, 1), (3, 5), (17, 100), (9, 128), (32, 128), (4, 1024), (2, 2880), (3, 1500), (1, 5120)],
+@pairwise(
+    {
+        "rows cols": [
+            (1, 1),
+            (3, 5),
+            (17, 100),
+            (9, 128),
+            (32, 128),
+            (4, 1024),
+            (2, 2880),
+            (3, 1500),
+            (1, 5120),
+        ],
+        "dtype": ("bfloat16", "float16", "float32"),
+        "warps": (4, 8),
+    },
+    [
+        ((1, 1), ("bfloat16", 4), ("float16", 8), ("float32", 8)),
+        ((3, 5), ("bfloat16", 8), ("float16", 8), ("float32", 4)),
+        ((17, 100), ("bfloat16", 4), ("float16", 4), ("float32", 8)),
+        ((9, 128), ("bfloat16", 4), ("float16", 4), ("float32", 8)),
+        ((32, 128), ("bfloat16", 8), ("float16", 4), ("float32", 8)),
+        ((4, 1024), ("bfloat16", 4), ("float16", 8), ("float32", 4)),
+        ((2, 2880), ("bfloat16", 4), ("float16", 8), ("float32", 4)),
+        ((3, 1500), ("bfloat16", 8), ("float16", 4), ("float32", 8)),
+        ((1, 5120), ("bfloat16", 8), ("float16", 8), ("float32", 4)),
+    ],
 )
 def test_the_kernel_agrees_with_the_reference(
     rows: int, cols: int, dtype: str, warps: int, monkeypatch: pytest.MonkeyPatch

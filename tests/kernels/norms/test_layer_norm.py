@@ -18,6 +18,7 @@ from aot_tune.values.problem import Problem
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, poison, problem
 from tests.support.compiling import SM90_AND_SLOW_ARCHS, compiled
+from tests.support.pairs import pairwise
 from tests.support.samples import SM90
 
 CPU = torch.device("cpu")
@@ -82,11 +83,33 @@ def test_a_row_is_held_without_empty_lanes_where_parts_divide_it() -> None:
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(
-    ("rows", "cols"),
-    [(1, 1), (3, 5), (17, 100), (16, 128), (4, 1024), (3, 1500), (7, 768), (8, 768), (13, 768)],
+@pairwise(
+    {
+        "rows cols": [
+            (1, 1),
+            (3, 5),
+            (17, 100),
+            (16, 128),
+            (4, 1024),
+            (3, 1500),
+            (7, 768),
+            (8, 768),
+            (13, 768),
+        ],
+        "dtype": ("bfloat16", "float16", "float32"),
+        "bias": (True, False),
+    },
+    [
+        ((1, 1), ("bfloat16", True), ("float16", False), ("float32", False)),
+        ((3, 5), ("bfloat16", False), ("float16", False), ("float32", True)),
+        ((17, 100), ("bfloat16", True), ("float16", True), ("float32", False)),
+        ((16, 128), ("bfloat16", True), ("float16", True), ("float32", False)),
+        ((4, 1024), ("bfloat16", False), ("float16", True), ("float32", False)),
+        ((3, 1500), ("bfloat16", True), ("float16", False), ("float32", True)),
+        ((7, 768), ("bfloat16", True), ("float16", False), ("float32", True)),
+        ((8, 768), ("bfloat16", False), ("float16", True), ("float32", False)),
+        ((13, 768), ("bfloat16", False), ("float16", False), ("float32", True)),
+    ],
 )
 def test_the_kernel_agrees_with_the_reference(
     rows: int, cols: int, bias: bool, dtype: str, monkeypatch: pytest.MonkeyPatch

@@ -22,11 +22,13 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, poison, problem
+from tests.support.pairs import pairwise
 from tests.support.samples import SM90
 
 CPU = torch.device("cpu")
 SMALL = with_search(config_of(16, 32, 32, 1, 1), search=True)
 WALKED = with_search(config_of(16, 32, 32, 1, 1), search=False)
+WAYS = {"search": SMALL, "walk": WALKED}
 
 
 def tile(tile_m: int, tile_n: int, tile_k: int, num_ctas: int = 1, *, search: bool = True) -> Config:
@@ -122,34 +124,65 @@ def test_tiles_and_work_are_those_of_an_even_spread() -> None:
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("config", [SMALL, WALKED], ids=["search", "walk"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(
-    ("tokens", "experts", "n", "k"),
-    [(1, 1, 1, 1), (1, 4, 33, 65), (100, 3, 64, 64), (257, 8, 40, 100), (40, 64, 31, 33)],
+@pairwise(
+    {
+        "tokens experts n k": [
+            (1, 1, 1, 1),
+            (1, 4, 33, 65),
+            (100, 3, 64, 64),
+            (257, 8, 40, 100),
+            (40, 64, 31, 33),
+        ],
+        "dtype": ("bfloat16", "float16"),
+        "way": WAYS,
+    },
+    [
+        ((1, 1, 1, 1), ("bfloat16", "search"), ("float16", "walk")),
+        ((1, 4, 33, 65), ("bfloat16", "search"), ("float16", "walk")),
+        ((100, 3, 64, 64), ("bfloat16", "walk"), ("float16", "search")),
+        ((257, 8, 40, 100), ("bfloat16", "walk"), ("float16", "search")),
+        ((40, 64, 31, 33), ("bfloat16", "walk"), ("float16", "search")),
+    ],
 )
 def test_the_kernel_agrees_with_the_reference(
-    tokens: int, experts: int, n: int, k: int, dtype: str, config: Config, monkeypatch: pytest.MonkeyPatch
+    tokens: int, experts: int, n: int, k: int, dtype: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = grouped_matmul_tunable.make_args(shape(tokens, experts, n, k, dtype), CPU, 1)
     poison(grouped_matmul_tunable, args)
     wanted = expected(grouped_matmul_tunable, args)
-    emulator.run(grouped_matmul_tunable, args, config, monkeypatch)
+    emulator.run(grouped_matmul_tunable, args, WAYS[way], monkeypatch)
     assert_agrees(grouped_matmul_tunable, args, wanted)
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("config", [SMALL, WALKED], ids=["search", "walk"])
-@pytest.mark.parametrize("sms", [1, 5, 200])
-@pytest.mark.parametrize(
-    "ends", [(0, 0, 7), (7, 7, 7), (0, 16, 16, 33, 33), (15, 31, 47, 64), (150, 150, 301), (1, 2, 3, 4, 5)]
+@pairwise(
+    {
+        "ends": [
+            (0, 0, 7),
+            (7, 7, 7),
+            (0, 16, 16, 33, 33),
+            (15, 31, 47, 64),
+            (150, 150, 301),
+            (1, 2, 3, 4, 5),
+        ],
+        "sms": (1, 5, 200),
+        "way": WAYS,
+    },
+    [
+        ((0, 0, 7), (1, "search"), (5, "walk"), (200, "walk")),
+        ((7, 7, 7), (1, "walk"), (5, "search"), (200, "search")),
+        ((0, 16, 16, 33, 33), (1, "walk"), (5, "search"), (200, "walk")),
+        ((15, 31, 47, 64), (1, "walk"), (5, "walk"), (200, "search")),
+        ((150, 150, 301), (1, "walk"), (5, "walk"), (200, "search")),
+        ((1, 2, 3, 4, 5), (1, "search"), (5, "search"), (200, "walk")),
+    ],
 )
 def test_every_row_is_computed_once_however_uneven_the_experts(
-    ends: tuple[int, ...], sms: int, config: Config, monkeypatch: pytest.MonkeyPatch
+    ends: tuple[int, ...], sms: int, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = made(*ends)
     wanted = expected(grouped_matmul_tunable, args)
-    emulator.run(grouped_matmul_tunable, args, config, monkeypatch, sms=sms)
+    emulator.run(grouped_matmul_tunable, args, WAYS[way], monkeypatch, sms=sms)
     assert_agrees(grouped_matmul_tunable, args, wanted)
 
 

@@ -24,6 +24,7 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, poison, problem
+from tests.support.pairs import pairwise
 from tests.support.samples import SM90
 from tests.support.shared_sums import shares_left
 
@@ -126,10 +127,39 @@ FORMS = [
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize(
-    ("m", "n", "k"), [(1, 1, 1), (64, 96, 64), (65, 97, 65), (5, 200, 31), (257, 257, 33)]
+@pairwise(
+    {
+        "m n k": [(1, 1, 1), (64, 96, 64), (65, 97, 65), (5, 200, 31), (257, 257, 33)],
+        "dtype": ("bfloat16", "float16", "float32"),
+        "form": FORMS,
+    },
+    [
+        (
+            (1, 1, 1),
+            ("bfloat16", {"swapped": 1}),
+            ("float16", {"more": 8}),
+            ("float32", {"peeled": 0, "swapped": 1}),
+        ),
+        ((64, 96, 64), ("bfloat16", {"swapped": 1}), ("float16", {"more": 8}), ("float32", {"peeled": 0})),
+        (
+            (65, 97, 65),
+            ("bfloat16", {"more": 8, "swapped": 1}),
+            ("float16", {"peeled": 0, "swapped": 1}),
+            ("float32", {}),
+        ),
+        (
+            (5, 200, 31),
+            ("bfloat16", {"more": 8, "swapped": 1}),
+            ("float16", {"more": 8, "swapped": 1}),
+            ("float32", {"peeled": 0}),
+        ),
+        (
+            (257, 257, 33),
+            ("bfloat16", {"peeled": 0}),
+            ("float16", {"swapped": 1}),
+            ("float32", {"more": 8, "swapped": 1}),
+        ),
+    ],
 )
 def test_the_kernel_agrees_with_the_reference(
     m: int, n: int, k: int, form: dict[str, int], dtype: str, monkeypatch: pytest.MonkeyPatch
@@ -214,9 +244,20 @@ def test_parts_of_a_sum_are_added_up_by_whoever_comes_later(
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("activation", activations.NAMES)
-@pytest.mark.parametrize("seed", [0, 1])
+@pairwise(
+    {
+        "activation": activations.NAMES,
+        "seed": (0, 1),
+        "form": FORMS,
+    },
+    [
+        ("none", (0, {"more": 8, "swapped": 1}), (1, {"peeled": 0})),
+        ("relu", (0, {}), (0, {"more": 8}), (1, {"peeled": 0, "swapped": 1})),
+        ("silu", (0, {"peeled": 0}), (1, {"more": 8, "swapped": 1})),
+        ("gelu", (0, {"more": 8}), (1, {"peeled": 0, "swapped": 1})),
+        ("gelu_tanh", (0, {"more": 8}), (1, {"swapped": 1}), (1, {"peeled": 0})),
+    ],
+)
 def test_bias_and_activation_come_after_the_sum(
     activation: str, seed: int, form: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from aot_tune.values.problem import Problem
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, poison, problem
 from tests.support.compiling import SM90_AND_SLOW_ARCHS, compiled
+from tests.support.pairs import pairwise
 from tests.support.samples import SM90
 from tests.support.shared_sums import shares_left
 
@@ -298,10 +299,52 @@ FORMS = [
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(
-    ("m", "n", "k"), [(1, 1, 1), (64, 96, 64), (65, 97, 65), (5, 200, 31), (300, 40, 100), (257, 257, 33)]
+@pairwise(
+    {
+        "m n k": [(1, 1, 1), (64, 96, 64), (65, 97, 65), (5, 200, 31), (300, 40, 100), (257, 257, 33)],
+        "dtype": ("bfloat16", "float16"),
+        "form": FORMS,
+    },
+    [
+        (
+            (1, 1, 1),
+            ("bfloat16", {"swapped": 1}),
+            ("bfloat16", {"more": 32}),
+            ("float16", {"more": 8}),
+            ("float16", {"peeled": 0, "swapped": 1}),
+        ),
+        (
+            (64, 96, 64),
+            ("bfloat16", {"peeled": 0, "swapped": 1}),
+            ("float16", {"more": 32}),
+            ("float16", {"more": 8}),
+        ),
+        (
+            (65, 97, 65),
+            ("bfloat16", {"more": 8}),
+            ("float16", {"more": 32}),
+            ("float16", {"peeled": 0, "swapped": 1}),
+        ),
+        (
+            (5, 200, 31),
+            ("bfloat16", {"more": 32}),
+            ("bfloat16", {"more": 8, "swapped": 1}),
+            ("float16", {"peeled": 0, "swapped": 1}),
+        ),
+        (
+            (300, 40, 100),
+            ("bfloat16", {"more": 32}),
+            ("bfloat16", {"more": 8, "swapped": 1}),
+            ("float16", {}),
+            ("float16", {"peeled": 0, "swapped": 1}),
+        ),
+        (
+            (257, 257, 33),
+            ("bfloat16", {"more": 32}),
+            ("bfloat16", {"peeled": 0}),
+            ("float16", {"more": 8, "swapped": 1}),
+        ),
+    ],
 )
 def test_the_kernel_agrees_with_the_reference(
     m: int, n: int, k: int, dtype: str, form: dict[str, int], monkeypatch: pytest.MonkeyPatch
@@ -383,20 +426,35 @@ def test_parts_of_a_sum_are_added_up_by_whoever_comes_later(
         assert not bool(args[3].any()), "what parts left is not zero again"
 
 
+LAST_WAVES = [
+    (7, 320, 6, 3),  # 24 tiles: 3 are left, of which 2 blocks share each
+    (20, 320, 16, 3),  # 4 are left for 5 blocks each, 4 at most
+    (23, 325, 4, 3),  # 1 for 4
+    (24, 320, 0, 4),  # none
+    (100, 320, 96, 0),  # all tiles are the last wave, for 4 each
+    (16, 320, 16, 2),  # 8 are left, for 2 each
+    (13, 320, 0, 2),  # 11 are left for one each
+    (23, 112, 0, 3),  # too few steps to share
+]
+"""Multiprocessors, K of steps of 16, shares of tiles, whole tiles of the last row."""
+
+
 @pytest.mark.emulated
-@pytest.mark.parametrize("swapped", [0, 1])
-@pytest.mark.parametrize("slices", [1, 4])
-@pytest.mark.parametrize(
-    ("sms", "k", "parts", "whole"),
+@pairwise(
+    {
+        "sms k parts whole": LAST_WAVES,
+        "slices": (1, 4),
+        "swapped": (0, 1),
+    },
     [
-        (7, 16 * 20, 6, 3),  # 24 tiles: 3 are left, of which 2 blocks share each
-        (20, 16 * 20, 16, 3),  # 4 are left for 5 blocks each, 4 at most
-        (23, 16 * 20 + 5, 4, 3),  # 1 for 4
-        (24, 16 * 20, 0, 4),  # none
-        (100, 16 * 20, 96, 0),  # all tiles are the last wave, for 4 each
-        (16, 16 * 20, 16, 2),  # 8 are left, for 2 each
-        (13, 16 * 20, 0, 2),  # 11 are left for one each
-        (23, 16 * 7, 0, 3),  # too few steps to share
+        ((7, 320, 6, 3), (1, 0), (4, 1)),
+        ((20, 320, 16, 3), (1, 0), (4, 1)),
+        ((23, 325, 4, 3), (1, 1), (4, 0)),
+        ((24, 320, 0, 4), (1, 1), (4, 0)),
+        ((100, 320, 96, 0), (1, 0), (4, 1)),
+        ((16, 320, 16, 2), (1, 0), (4, 1)),
+        ((13, 320, 0, 2), (1, 1), (4, 0)),
+        ((23, 112, 0, 3), (1, 1), (4, 0)),
     ],
 )
 def test_what_the_last_wave_leaves_is_shared(

@@ -27,6 +27,7 @@ from aot_tune.values.problem import Problem
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, poison, problem
 from tests.support.compiling import SM90_AND_SLOW_ARCHS, compiled
+from tests.support.pairs import pairwise
 from tests.support.samples import SM90
 
 CPU = torch.device("cpu")
@@ -236,9 +237,21 @@ def test_a_gpu_that_may_not_hold_a_rows_blocks_is_refused() -> None:
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("gradient", [True, False])
-@pytest.mark.parametrize(("rows", "cols"), [(1, 1), (3, 5), (17, 100), (5, 2048), (3, 5000), (2, 9001)])
+@pairwise(
+    {
+        "rows cols": [(1, 1), (3, 5), (17, 100), (5, 2048), (3, 5000), (2, 9001)],
+        "dtype": ("bfloat16", "float16", "float32"),
+        "gradient": (True, False),
+    },
+    [
+        ((1, 1), ("bfloat16", True), ("float16", False), ("float32", False)),
+        ((3, 5), ("bfloat16", False), ("float16", True), ("float32", True)),
+        ((17, 100), ("bfloat16", False), ("float16", True), ("float32", False)),
+        ((5, 2048), ("bfloat16", False), ("float16", False), ("float32", True)),
+        ((3, 5000), ("bfloat16", False), ("float16", False), ("float32", True)),
+        ((2, 9001), ("bfloat16", True), ("float16", True), ("float32", False)),
+    ],
+)
 def test_the_kernel_agrees_with_the_reference(
     rows: int, cols: int, gradient: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,12 +22,12 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, poison, problem
+from tests.support.pairs import pairwise
 from tests.support.samples import SM90
 
 CPU = torch.device("cpu")
-BOTH = pytest.mark.parametrize(
-    "tunable", [matmul_fp8_tunable, matmul_fp8_block_tunable], ids=lambda t: t.name
-)
+TUNABLES = {one.name: one for one in (matmul_fp8_tunable, matmul_fp8_block_tunable)}
+BOTH = pytest.mark.parametrize("tunable", TUNABLES.values(), ids=TUNABLES)
 WITH_FP8 = [arch for arch in KNOWN_ARCHS if arch >= Arch(9, 0)]
 
 
@@ -163,16 +163,30 @@ def of_two_tiles(tunable: Tunable, m: int, tile_m: int, n: int) -> int:
 
 
 @pytest.mark.emulated
-@BOTH
-@pytest.mark.parametrize("tile_m", [16, 64], ids=["transposed", "upright"])
-@pytest.mark.parametrize(
-    ("m", "n", "k", "dtype"),
-    [(1, 1, 1, "bfloat16"), (64, 96, 128, "float16"), (65, 97, 129, "bfloat16"), (5, 300, 31, "float16"),
-     (130, 257, 400, "bfloat16")],
-)  # fmt: skip
+@pairwise(
+    {
+        "m n k dtype": [
+            (1, 1, 1, "bfloat16"),
+            (64, 96, 128, "float16"),
+            (65, 97, 129, "bfloat16"),
+            (5, 300, 31, "float16"),
+            (130, 257, 400, "bfloat16"),
+        ],
+        "tile_m": (16, 64),
+        "kernel": tuple(TUNABLES),
+    },
+    [
+        ((1, 1, 1, "bfloat16"), (16, "matmul_fp8"), (64, "matmul_fp8_block")),
+        ((64, 96, 128, "float16"), (16, "matmul_fp8"), (64, "matmul_fp8_block")),
+        ((65, 97, 129, "bfloat16"), (16, "matmul_fp8_block"), (64, "matmul_fp8")),
+        ((5, 300, 31, "float16"), (16, "matmul_fp8_block"), (64, "matmul_fp8")),
+        ((130, 257, 400, "bfloat16"), (16, "matmul_fp8_block"), (64, "matmul_fp8")),
+    ],
+)
 def test_the_kernel_agrees_with_the_reference(
-    tunable: Tunable, tile_m: int, m: int, n: int, k: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+    m: int, n: int, k: int, dtype: str, tile_m: int, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tunable = TUNABLES[kernel]
     args = tunable.make_args(shape(m, n, k, dtype), CPU, 1)
     wanted = expected(tunable, args)
     for peeled in (0, 1) if "peeled" in tunable.constant_names else (0,):
