@@ -19,6 +19,7 @@ from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import TuneError, UsageError
 from aot_tune.tables import store
 from aot_tune.tuner.measure.blame import Strikes
+from aot_tune.tuner.measure.request import Measure
 from aot_tune.tuner.outcome import Failure
 from aot_tune.tuner.process.codec import encode
 from aot_tune.tuner.ray import cluster
@@ -266,7 +267,7 @@ def test_a_config_that_hangs_is_killed_by_the_limits_of_its_session(
     with Cluster(nodes.address, SM90, (found,), said.append) as there:
         session = there.session(found, 0, said.append, Strikes(said.append))
         configs = dict.fromkeys(map(config, ("first", "hangs", "last")))
-        outcomes = session.measure(Problem({"M": 16}), configs)
+        outcomes = session.answer(Measure(Problem({"M": 16}), configs))
         session.close()
     stages = [one.stage if isinstance(one, Failure) else "ok" for one in outcomes]
     assert stages == ["ok", "timeout", "ok"]
