@@ -2,11 +2,11 @@
 
 `aot_tune/README.md` draws the rooms. Each may import those to its right:
 
-    bench -> cli -> kernels -> replay -> tunable -> {serve | tuner} -> cubins -> tables -> declare -> nvidia
-        -> values
+    bench -> cli -> kernels -> replay -> tunable -> {serve | tuner} -> choose -> cubins -> tables -> declare
+        -> nvidia -> values
 
 The bench stands apart: no wheel holds it, and its verb imports it when it is called.
-Below all of them are `environment` and `inputs`, and below these `errors`.
+Below all of them are `environment`, `inputs` and `warn`, and below these `errors`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ TESTS = Path(__file__).parent
 
 ROOMS = (
     ("errors",),
-    ("environment", "inputs"),
+    ("environment", "inputs", "warn"),
     ("values",),
     ("nvidia",),
     ("declare",),
     ("tables",),
     ("cubins",),
+    ("choose",),
     ("serve", "tuner"),
     ("tunable",),
     ("replay",),
@@ -45,7 +46,7 @@ VERB = ("aot_tune.cli.app", "aot_tune.bench.__main__")
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 
 WITHIN = {
-    "serve": ("rank", "runtime", "missed", "choose", "kernels", "search", "launch", "prime"),
+    "serve": ("rank", "runtime", "missed", "loader", "kernels", "search", "launch", "prime"),
     "tuner": ("outcome", "process", "compile", "plan", "choose", "measure", "archives", "ray", "sweep"),
     "replay": (
         *("spelling", "problem", "table", "document", "files", "nearest", "fit", "words"),

@@ -65,7 +65,7 @@ LAUNCH = """
 import sys
 from tests.support import driver as fake_driver
 fake_driver.install()
-from aot_tune.serve.choose import loader
+from aot_tune.serve import loader
 from aot_tune.serve import runtime
 runtime.use(fake_driver.FakeRuntime(grad=True))
 loader.gpus = lambda: ()

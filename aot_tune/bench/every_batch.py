@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from aot_tune.choose.batch import without_batch
 from aot_tune.declare.declaration import Declaration
 from aot_tune.serve.launch.dispatch import dispatcher_of
-from aot_tune.tables.invariant import without_batch
 from aot_tune.tables.table import geometric_mean
 from aot_tune.values.arch import Arch
 

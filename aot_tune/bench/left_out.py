@@ -15,9 +15,9 @@ import typer
 
 from aot_tune.bench import words
 from aot_tune.bench.gpu import shipped
+from aot_tune.choose.left_out import Left, across, inside
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.selection import chosen_arch
-from aot_tune.tables.left_out import Left, across, inside
 from aot_tune.tables.store import package_folder, read_table, table_path
 from aot_tune.tables.table import Table
 from aot_tune.values.arch import Arch

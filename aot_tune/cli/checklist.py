@@ -17,7 +17,7 @@ from aot_tune.declare.blanks import blank_mistakes
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import ArchiveError
-from aot_tune.serve.choose import loader
+from aot_tune.serve import loader
 from aot_tune.tables import store
 from aot_tune.values.arch import Arch
 from aot_tune.values.text import counted

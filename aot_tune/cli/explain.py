@@ -1,6 +1,6 @@
 """`aot-tune doctor KERNEL`: why a problem gets its config, and the times that were compared.
 
-It climbs the ladder of `serve.choose.resolve` as a launch would, and launches nothing.
+It climbs the ladder of `choose.resolve` as a launch would, and launches nothing.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from aot_tune import environment
+from aot_tune.choose.index import Index
+from aot_tune.choose.legality import Legality
+from aot_tune.choose.points import waves
+from aot_tune.choose.resolve import Choice, Source, tune_command, where_of
 from aot_tune.declare.checks import mistakes_on
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.fingerprint.hashing import source_hash
-from aot_tune.serve.choose import loader
-from aot_tune.serve.choose.resolve import Choice, Legality, Source, tune_command, where_of
+from aot_tune.serve import loader
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.serve.launch.messages import (
     card_messages,
@@ -25,8 +28,6 @@ from aot_tune.serve.launch.messages import (
     stale_messages,
 )
 from aot_tune.serve.rank import is_rank
-from aot_tune.tables.index import Index
-from aot_tune.tables.rule import waves
 from aot_tune.tables.states import first_state
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config

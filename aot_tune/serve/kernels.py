@@ -23,13 +23,13 @@ from aot_tune.cubins.origin import KernelCode, declared_code, difference
 from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import ArchiveError, CubinWarning, LaunchError, MissError
 from aot_tune.nvidia import cutile
-from aot_tune.serve.choose import loader
+from aot_tune.serve import loader
 from aot_tune.serve.rank import may_compile
 from aot_tune.serve.runtime import runtime
-from aot_tune.serve.warn import warn
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.text import error_in_words
+from aot_tune.warn import warn
 
 _KEPT: list[dict[tuple[str | None, Hints], Any]] = []
 """Every kernel with hints of this process, kept even when its declaration is dropped."""

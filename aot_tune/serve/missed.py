@@ -17,7 +17,7 @@ from pathlib import Path
 from aot_tune import environment
 from aot_tune.errors import MissWarning
 from aot_tune.serve.runtime import runtime
-from aot_tune.serve.warn import warn
+from aot_tune.warn import warn
 
 MOST_LINES = 4096
 """The most problems that one process appends."""

@@ -1,1 +1,1 @@
-"""Tables of tuned configs: finding, reading and writing them, their nearest entry, the rule between sizes."""
+"""Tables of tuned configs: finding, reading, writing and checking them; the states of their times."""

@@ -169,7 +169,7 @@ class Table:
 
     near_exponent: float | BySize | None = None
     """The power of waves by which times are carried from the nearest buckets to a size that has none of its
-    own and is at most a doubling away (`aot_tune.tables.rule`), one of `NEAR_EXPONENTS`, or two by the size
+    own and is at most a doubling away (`aot_tune.choose.points`), one of `NEAR_EXPONENTS`, or two by the size
     of the nearest bucket; None where each bucket tells its own from its points."""
 
     def entry(self, bucket: Problem) -> Entry | None:

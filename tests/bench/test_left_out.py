@@ -6,7 +6,7 @@ import pytest
 
 from aot_tune.bench import __main__ as bench
 from aot_tune.bench import left_out
-from aot_tune.tables.left_out import Left
+from aot_tune.choose.left_out import Left
 
 
 def test_a_summary_counts_where_the_choice_loses_to_the_default() -> None:

@@ -18,7 +18,7 @@ from aot_tune.cubins.pack import pack
 from aot_tune.declare import discovery
 from aot_tune.declare.fingerprint import hashing
 from aot_tune.errors import UsageError
-from aot_tune.serve.choose import loader
+from aot_tune.serve import loader
 from aot_tune.tables import reader, writer
 from aot_tune.tables.table import Table
 from aot_tune.values.arch import Arch

@@ -191,7 +191,7 @@ def test_a_declaration_without_a_batch_is_remarked_where_one_config_is_asked_for
 
 def test_tables_of_another_card_are_remarked(scale: Tunable, monkeypatch: pytest.MonkeyPatch) -> None:
     here = [Gpu(index=0, name="NVIDIA H100 PCIe", arch=SM90, uuid="a")]
-    monkeypatch.setattr("aot_tune.serve.choose.loader.gpus", lambda: here)
+    monkeypatch.setattr("aot_tune.serve.loader.gpus", lambda: here)
     (remark,) = explain(scale, SM90, _problem(64)).remarks
     assert "another card of the arch: NVIDIA H200, and this is NVIDIA H100 PCIe." in remark
 
@@ -201,7 +201,7 @@ def test_the_choice_of_this_machines_card_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: str, place: int
 ) -> None:
     here = [Gpu(index=0, name=card, arch=SM90, uuid="a")]
-    monkeypatch.setattr("aot_tune.serve.choose.loader.gpus", lambda: here)
+    monkeypatch.setattr("aot_tune.serve.loader.gpus", lambda: here)
     configs = scale_table().portfolio
     write(tmp_path, equally_fast(_problem(64), configs[0]))
     told = explain(dataclasses.replace(loading_more(configs[0]), tables=tmp_path), SM90, _problem(64))

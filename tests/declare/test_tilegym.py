@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from aot_tune import environment
 from aot_tune.cli.app import app
 from aot_tune.nvidia.nvml import Gpu
-from aot_tune.serve.choose import loader
+from aot_tune.serve import loader
 from aot_tune.tables import store
 from aot_tune.tunable import Tunable
 from tests.support.driver import stand_in

@@ -31,8 +31,7 @@ import torch
 from aot_tune import environment
 from aot_tune.errors import AotTuneError, CacheWarning, LaunchError, UsageError
 from aot_tune.nvidia.nvml import Gpu
-from aot_tune.serve import runtime
-from aot_tune.serve.choose import loader
+from aot_tune.serve import loader, runtime
 from aot_tune.serve.kernels import HintedKernels
 from aot_tune.serve.launch.dispatch import Dispatcher, dispatcher_of
 from aot_tune.serve.search import cache, trial

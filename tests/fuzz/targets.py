@@ -18,18 +18,19 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from aot_tune.choose.index import Index, Shipped
+from aot_tune.choose.legality import Legality
+from aot_tune.choose.resolve import resolve
 from aot_tune.cubins.archive import HEADER, MAGIC, SCHEMA, Archive
 from aot_tune.cubins.origin import Origin
 from aot_tune.cubins.pack import KernelCubins, pack
 from aot_tune.errors import ArchiveError, TableError, TuneError
 from aot_tune.replay import document
 from aot_tune.replay.nearest import ANY, distance, larger
-from aot_tune.serve.choose.resolve import Legality, resolve
 from aot_tune.serve.launch.messages import passed_over_message
 from aot_tune.serve.search.cache import UserCache
 from aot_tune.tables import reader, writer
 from aot_tune.tables.fit import entry_complaints, mismatch, portfolio_complaints, undeclared, without
-from aot_tune.tables.index import Index, Shipped
 from aot_tune.tables.table import Table
 from aot_tune.tunable import Tunable
 from aot_tune.tuner.compile.job import CompileFailure

@@ -9,11 +9,11 @@ from collections import Counter
 import pytest
 import torch
 
+from aot_tune.choose.batch import every_batch, without_batch
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.cubin import machine_code
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.tables import store
-from aot_tune.tables.invariant import every_batch, without_batch
 from aot_tune.tunable import Tunable
 from aot_tune.tuner.archives.build import table_of
 from aot_tune.values.config import Config

@@ -16,9 +16,9 @@ from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aot_tune import environment
+from aot_tune.choose.resolve import Choice
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import ops, rms_norm_tunable
-from aot_tune.serve.choose.resolve import Choice
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.tunable import Tunable
 from tests.kernels.cases import CASES

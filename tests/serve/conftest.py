@@ -9,7 +9,7 @@ import pytest
 
 from aot_tune import environment
 from aot_tune.nvidia.nvml import Gpu
-from aot_tune.serve.choose import loader
+from aot_tune.serve import loader
 from tests.support import driver as fake_driver
 from tests.support.samples import SM90
 

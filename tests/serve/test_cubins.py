@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from aot_tune import environment
+from aot_tune.choose.resolve import Choice
 from aot_tune.cubins import archive
 from aot_tune.cubins.archive import FILE_NAME, CubinKey, Hints
 from aot_tune.cubins.origin import declared_code
@@ -25,7 +26,6 @@ from aot_tune.cubins.pack import KernelCubins, pack
 from aot_tune.errors import CompilerMissingError, CubinWarning
 from aot_tune.nvidia import cutile
 from aot_tune.serve import kernels as serving
-from aot_tune.serve.choose.resolve import Choice
 from aot_tune.serve.kernels import declared_cubins
 from aot_tune.serve.launch.dispatch import Dispatcher, dispatcher_of
 from aot_tune.tunable import Tunable

@@ -17,7 +17,7 @@ import torch
 
 from aot_tune import environment
 from aot_tune.nvidia.nvml import Gpu
-from aot_tune.serve.choose import loader
+from aot_tune.serve import loader
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.tunable import Tunable
 from aot_tune.values.arch import Arch

@@ -22,7 +22,7 @@ from aot_tune.cubins.archive import FILE_NAME, Archive
 from aot_tune.declare.discovery import OWN_KERNELS, find_tunables
 from aot_tune.kernels import matmul_tunable, rms_norm_tunable, rope_tunable
 from aot_tune.nvidia import cutile
-from aot_tune.serve.choose import loader
+from aot_tune.serve import loader
 from aot_tune.serve.launch.dispatch import Dispatcher, dispatcher_of
 from aot_tune.tunable import Tunable
 from aot_tune.values.arch import Arch

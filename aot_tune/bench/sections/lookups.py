@@ -20,15 +20,16 @@ from typing import Any
 from aot_tune import environment
 from aot_tune.bench.host import resident_mb
 from aot_tune.bench.sections.part import Part, Request
+from aot_tune.choose.index import Index
+from aot_tune.choose.legality import Legality
+from aot_tune.choose.resolve import resolve
 from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import UsageError
 from aot_tune.kernels import matmul_tunable, rms_norm_tunable
 from aot_tune.nvidia.nvml import visible_gpus
-from aot_tune.serve.choose.resolve import Legality, resolve
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.serve.search.cache import UserCache
 from aot_tune.serve.search.live import LiveSearch
-from aot_tune.tables.index import Index
 from aot_tune.values.arch import KNOWN_ARCHS, Arch
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem

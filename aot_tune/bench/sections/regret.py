@@ -21,11 +21,11 @@ from aot_tune.bench.states.timing import COOL, LOADED, StateClock, renewing
 from aot_tune.bench.undeclared.figures import RIVAL, RUNS, TOGETHER, Seen, figures
 from aot_tune.bench.undeclared.journal import Journal, Key, Samples, Taken
 from aot_tune.bench.undeclared.problems import BATCH, FACTOR, KERNELS, Drawn, drawn
+from aot_tune.choose.legality import Legality
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.nvidia import cutile
-from aot_tune.serve.choose import loader
-from aot_tune.serve.choose.resolve import Legality
+from aot_tune.serve import loader
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan
 from aot_tune.values.config import Config

@@ -26,7 +26,7 @@ from aot_tune.bench.states.timing import COOL, LOADED, Launch, StateClock, renew
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.selection import chosen_problems, parse_problem
 from aot_tune.errors import UsageError
-from aot_tune.serve.choose import loader
+from aot_tune.serve import loader
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.tuner.plan.candidates import DeviceKernel
 from aot_tune.values.config import Config

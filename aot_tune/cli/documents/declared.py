@@ -18,7 +18,7 @@ from aot_tune.declare.fingerprint import hashing
 from aot_tune.errors import NewerSchemaError, StoreError, TableError
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.nvml import Gpu
-from aot_tune.serve.choose import loader
+from aot_tune.serve import loader
 from aot_tune.tables import reader, store, writer
 from aot_tune.tables.cards import measured_on, other_card
 from aot_tune.tables.files import read_bytes

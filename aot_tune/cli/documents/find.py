@@ -22,7 +22,7 @@ from aot_tune.declare.discovery import (
 )
 from aot_tune.errors import AotTuneError, ArchError, StoreError, TableError, UsageError
 from aot_tune.replay.files import has_recorded_name, is_recorded_file, listed_recorded
-from aot_tune.serve.choose import loader
+from aot_tune.serve import loader
 from aot_tune.tables import store
 from aot_tune.values.arch import Arch
 

@@ -23,10 +23,10 @@ from aot_tune.replay.fit import hash_now, misfit
 from aot_tune.replay.nearest import distance, larger
 from aot_tune.replay.problem import Problem, read_problem
 from aot_tune.replay.table import RecordedEntry, RecordedTable, file_name
-from aot_tune.serve.warn import warn
 from aot_tune.tables.store import folder_of_package
 from aot_tune.values.arch import Arch
 from aot_tune.values.text import error_in_words
+from aot_tune.warn import warn
 
 
 @dataclass(frozen=True, kw_only=True)

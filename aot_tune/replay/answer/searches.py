@@ -43,8 +43,8 @@ from aot_tune.replay.table import RecordedEntry
 from aot_tune.serve.missed import note
 from aot_tune.serve.rank import is_primed, is_rank
 from aot_tune.serve.runtime import runtime
-from aot_tune.serve.warn import warn
 from aot_tune.values.arch import Arch
+from aot_tune.warn import warn
 
 
 @dataclass(frozen=True, kw_only=True)

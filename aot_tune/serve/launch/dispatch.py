@@ -1,6 +1,6 @@
 """Turn a call into a launch: look its plan up, or make one.
 
-Tables are read by `aot_tune.serve.choose`; a miss is searched by `aot_tune.serve.search`.
+`aot_tune.serve.loader` reads the tables, `aot_tune.choose` chooses, `aot_tune.serve.search` answers a miss.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from aot_tune import environment
+from aot_tune.choose.batch import BatchInvariant
+from aot_tune.choose.index import Index, Match
+from aot_tune.choose.legality import Legality
+from aot_tune.choose.resolve import Choice, Invariant, Source, resolve
 from aot_tune.declare.declaration import Declaration, config_on
 from aot_tune.errors import CompilerMissingError, LaunchError, MissError
 from aot_tune.nvidia import cutile
-from aot_tune.serve.choose import loader
-from aot_tune.serve.choose.invariant import BatchInvariant
-from aot_tune.serve.choose.resolve import Choice, Invariant, Legality, Source, resolve
+from aot_tune.serve import loader
 from aot_tune.serve.fork import ForkSafe
 from aot_tune.serve.kernels import HintedKernels
 from aot_tune.serve.launch.checks import check_arguments, check_problem, checked_grid, explain, refused, unfit
@@ -33,7 +35,6 @@ from aot_tune.serve.launch.reads import (
 )
 from aot_tune.serve.rank import evidence, is_primed, is_rank
 from aot_tune.serve.runtime import Runtime, runtime
-from aot_tune.tables.index import Index, Match
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device

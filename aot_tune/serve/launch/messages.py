@@ -6,18 +6,18 @@ import sys
 from contextlib import suppress
 
 from aot_tune import environment
+from aot_tune.choose.index import Index
+from aot_tune.choose.resolve import Choice, miss_message
 from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import CubinWarning, MissWarning, TableWarning
 from aot_tune.nvidia import cutile
-from aot_tune.serve.choose.resolve import Choice, miss_message
 from aot_tune.serve.kernels import Cubins
 from aot_tune.serve.missed import note
-from aot_tune.serve.warn import warn
 from aot_tune.tables.cards import measured_on, other_card
-from aot_tune.tables.index import Index
 from aot_tune.values.arch import Arch
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
+from aot_tune.warn import warn
 
 _MOST_WARNINGS = 32
 """The most misses of a declaration that are named in warnings; the rest share one more warning."""

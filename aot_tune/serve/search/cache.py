@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from aot_tune import environment
 from aot_tune.errors import AotTuneError, CacheWarning, NewerSchemaError, TableError
-from aot_tune.serve.warn import warn
 from aot_tune.tables import strict_json
 from aot_tune.tables.files import read_bytes, write_atomic
 from aot_tune.tables.reader import CONFIG
@@ -28,6 +27,7 @@ from aot_tune.tables.shape import ANY, Shape, number, record
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.text import error_in_words, shortened
+from aot_tune.warn import warn
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock

@@ -17,15 +17,15 @@ from math import prod
 from typing import Any
 
 from aot_tune import environment
+from aot_tune.choose.index import Index, Match
+from aot_tune.choose.legality import Legality
 from aot_tune.declare.declaration import Declaration
 from aot_tune.nvidia import cutile
-from aot_tune.serve.choose.resolve import Legality
 from aot_tune.serve.fork import ForkSafe
 from aot_tune.serve.kernels import HintedKernels
 from aot_tune.serve.runtime import Runtime
 from aot_tune.serve.search import child, trial
 from aot_tune.serve.search.cache import Key, Places, UserCache, folder_here
-from aot_tune.tables.index import Index, Match
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device

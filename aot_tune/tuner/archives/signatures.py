@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
+from aot_tune.choose.batch import default_for_every_batch, refused_somewhere
 from aot_tune.cubins.size_classes import posed, representatives
 from aot_tune.declare.declaration import Declaration
 from aot_tune.nvidia import cutile
 from aot_tune.tables.fit import undeclared
-from aot_tune.tables.invariant import default_for_every_batch, refused_somewhere
 from aot_tune.tables.table import Table
 from aot_tune.tuner.plan.candidates import DeviceKernel
 from aot_tune.values.bucket import Pow2

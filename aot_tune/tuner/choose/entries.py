@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
+from aot_tune.choose.points import BucketRule
 from aot_tune.errors import TuneError
-from aot_tune.tables.rule import BucketRule
 from aot_tune.tables.strict_json import LONGEST_TEXT
 from aot_tune.tables.table import Entry, Point, StateTimes, Table, entry_order
 from aot_tune.tuner.choose import states

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from aot_tune.tables.rule import Tiles, waves
+from aot_tune.choose.points import Tiles, waves
 from aot_tune.tuner.choose.times import SweepTimes, Times, is_tie
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.tuner.plan.sizes import sizes_inside

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aot_tune.tables.rule import Tiles
+from aot_tune.choose.points import Tiles
 from aot_tune.tables.table import BuiltWith, Evidence
 from aot_tune.tuner.choose.states import StateTimes, in_worst_state
 from aot_tune.tuner.outcome import Measurement

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from aot_tune.tables.left_out import near_exponent
+from aot_tune.choose.left_out import near_exponent
 from aot_tune.tables.table import BuiltWith, Table
 from aot_tune.tuner.choose.entries import choose_entries, left_at_points, settle_portfolio
 from aot_tune.tuner.choose.incumbent import check_joinable, comparable, differences

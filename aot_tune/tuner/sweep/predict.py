@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 
+from aot_tune.choose.points import PREDICTED_GAIN
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.declare.kernel_source.block_counts import NotCountedError
 from aot_tune.errors import AotTuneError, NewerSchemaError, TuneError
 from aot_tune.nvidia import cutile
 from aot_tune.tables import reader, store, writer
-from aot_tune.tables.rule import PREDICTED_GAIN
 from aot_tune.tables.table import BuiltWith, Table, geometric_mean
 from aot_tune.tuner import publish
 from aot_tune.tuner.choose.entries import choose_entries, settle_portfolio

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from aot_tune.choose.legality import Legality
+from aot_tune.choose.resolve import resolve
 from aot_tune.declare.argument_mistakes import argument_mistakes
 from aot_tune.declare.mistakes import space_mistakes
 from aot_tune.errors import LaunchError
@@ -18,7 +20,6 @@ from aot_tune.kernels.decode import attention_decode_space, decode_workspace, fl
 from aot_tune.kernels.decode.attention_decode import attention_decode, attention_decode_tunable
 from aot_tune.kernels.softmax_and_loss.cross_entropy import cross_entropy_tunable
 from aot_tune.kernels.softmax_and_loss.softmax import softmax_tunable
-from aot_tune.serve.choose.resolve import Legality, resolve
 from aot_tune.serve.launch.checks import unfit
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.tunable import Tunable

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+from aot_tune.choose.legality import Legality
 from aot_tune.errors import LaunchError
 from aot_tune.kernels.rows import row_groups
 from aot_tune.kernels.rows.rows import threads
 from aot_tune.kernels.softmax_and_loss import cross_entropy_space, cross_entropy_tiles
 from aot_tune.kernels.softmax_and_loss.cross_entropy import cross_entropy, cross_entropy_tunable
-from aot_tune.serve.choose.resolve import Legality
 from aot_tune.tables import store
 from aot_tune.values.arch import KNOWN_ARCHS, Arch
 from aot_tune.values.config import Config

@@ -29,7 +29,7 @@ from aot_tune.errors import (
     UsageError,
 )
 from aot_tune.nvidia import cutile
-from aot_tune.serve.choose import loader
+from aot_tune.serve import loader
 from aot_tune.serve.launch import dispatch, messages
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.serve.runtime import TorchRuntime

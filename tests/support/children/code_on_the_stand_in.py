@@ -14,8 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from aot_tune.nvidia.nvml import Gpu
-from aot_tune.serve import runtime
-from aot_tune.serve.choose import loader
+from aot_tune.serve import loader, runtime
 from aot_tune.values.arch import Arch
 from aot_tune.values.device import Device
 from tests.support import driver

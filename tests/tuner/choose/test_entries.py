@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
+from aot_tune.choose.points import PREDICTED_GAIN
 from aot_tune.errors import TuneError
 from aot_tune.tables import reader, writer
-from aot_tune.tables.rule import PREDICTED_GAIN
 from aot_tune.tables.strict_json import check_text
 from aot_tune.tables.table import Entry, Point, StateTimes, Table
 from aot_tune.tuner.choose.entries import choose_entries, settle_portfolio

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from aot_tune.choose.points import pick, rule_of
 from aot_tune.declare.declaration import Work
 from aot_tune.declare.discovery import FoundKernel, find_tunables
 from aot_tune.declare.fingerprint.hashing import source_hash
@@ -22,7 +23,6 @@ from aot_tune.nvidia.cubin import Resources
 from aot_tune.nvidia.sass import Loop
 from aot_tune.tables import reader, store, writer
 from aot_tune.tables.fit import entry_complaints
-from aot_tune.tables.rule import pick, rule_of
 from aot_tune.tables.table import Table
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, CompileResult

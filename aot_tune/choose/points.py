@@ -17,7 +17,7 @@ The *exponent* is 1, 1/2 or 0. Some kernels take whole waves, because their bloc
 others are bound by memory, or keep more blocks on a multiprocessor than the config says, and a further wave
 costs them little. Inside a bucket it is that with which the rule leaves least at the bucket's points, each
 left out in turn. At most a doubling away it is the table's `near_exponent`, with which the rule leaves least
-at the table's points, each told from the other buckets (`aot_tune.tables.left_out`); there may be one for
+at the table's points, each told from the other buckets (`aot_tune.choose.left_out`); there may be one for
 small buckets and one for large ones. Where the table has none, it is that of the nearest bucket's points.
 Farther away it is 1/2. Waves at the size count the multiprocessors of the GPU that launches, waves at the
 point those of the GPU that was measured. A partly filled last tile is a tile, so waves tell of it too. The

@@ -13,7 +13,7 @@ from operator import itemgetter, sub
 from pathlib import Path
 from typing import NamedTuple
 
-from aot_tune.tables.rule import MOST_BESIDE, BucketRule, DefaultAt, Tiles, rule_of
+from aot_tune.choose.points import MOST_BESIDE, BucketRule, DefaultAt, Tiles, rule_of
 from aot_tune.tables.table import Entry, Table
 from aot_tune.values.bucket import Axes, Pow2, edge
 from aot_tune.values.problem import Problem, Value

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from aot_tune.choose.index import Index, Match, Shipped
+from aot_tune.choose.legality import Legality
+from aot_tune.choose.resolve import Choice, miss_message, resolve, tune_command
 from aot_tune.declare.declaration import Work
 from aot_tune.environment import OnMiss
 from aot_tune.errors import LaunchError, MissError, TableWarning, UsageError
-from aot_tune.serve.choose.resolve import Choice, Legality, miss_message, resolve, tune_command
 from aot_tune.serve.launch.messages import passed_over_message
-from aot_tune.tables.index import Index, Match, Shipped
 from aot_tune.tables.table import Table
 from aot_tune.tunable import Tunable
 from aot_tune.values.config import Config

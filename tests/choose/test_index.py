@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aot_tune.tables.index import Index, Shipped
+from aot_tune.choose.index import Index, Shipped
 from aot_tune.tables.reader import MOST_ENTRIES
 from aot_tune.tables.table import Table
 from aot_tune.values.bucket import Exact, Pow2, bucket_of, nearest

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import aot_tune.serve
+import aot_tune
 from aot_tune.errors import MissWarning
-from aot_tune.serve.choose import loader
+from aot_tune.serve import loader
 from aot_tune.serve.kernels import declared_cubins
 from aot_tune.serve.search.cache import UserCache
-from aot_tune.serve.warn import warn
+from aot_tune.warn import warn
 from tests.support.samples import SM90, scale
 from tests.support.user_cache import KEY
 
@@ -62,8 +62,8 @@ def test_a_warning_that_a_filter_makes_an_error_is_raised() -> None:
             warn("a miss", MissWarning)
 
 
-def test_no_module_of_serving_warns_in_another_way() -> None:
-    folder = Path(aot_tune.serve.__path__[0])
-    modules = [path for path in folder.rglob("*.py") if path.parent.name != "replay"]  # it warns on its own
+def test_no_module_of_choosing_or_serving_warns_in_another_way() -> None:
+    package = Path(aot_tune.__path__[0])
+    modules = [*package.glob("*.py"), *package.glob("choose/*.py"), *package.glob("serve/**/*.py")]
     using = [path.name for path in modules if "warnings.warn" in path.read_text()]
     assert using == ["warn.py"]

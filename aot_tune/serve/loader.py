@@ -13,16 +13,16 @@ from functools import lru_cache
 from pathlib import Path
 
 from aot_tune import environment
+from aot_tune.choose.index import Index, Shipped
 from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import AotTuneError, TableWarning
 from aot_tune.nvidia.nvml import Gpu, known_gpus
-from aot_tune.serve.warn import warn
 from aot_tune.tables.fit import mismatch, undeclared, without
-from aot_tune.tables.index import Index, Shipped
 from aot_tune.tables.store import package_folder, read_table, right_place, table_path
 from aot_tune.tables.table import Table
 from aot_tune.values.arch import KNOWN_ARCHS, Arch
 from aot_tune.values.text import counted, error_in_words, shortened
+from aot_tune.warn import warn
 
 
 def gpus() -> tuple[Gpu, ...] | None:

@@ -13,10 +13,11 @@ import pytest
 
 import aot_tune.kernels
 from aot_tune import environment
+from aot_tune.choose.legality import Legality
+from aot_tune.choose.resolve import resolve
 from aot_tune.errors import DeclarationError, TableWarning
-from aot_tune.serve.choose import loader
-from aot_tune.serve.choose.loader import load
-from aot_tune.serve.choose.resolve import Legality, resolve
+from aot_tune.serve import loader
+from aot_tune.serve.loader import load
 from aot_tune.tables import writer
 from aot_tune.tables.store import read_table
 from aot_tune.tables.table import StateTimes, Table

@@ -10,8 +10,8 @@ import pytest
 
 from aot_tune.bench.gpu import shipped
 from aot_tune.bench.left_out import summary
-from aot_tune.tables import left_out
-from aot_tune.tables.left_out import Left, across, inside, near_exponent
+from aot_tune.choose import left_out
+from aot_tune.choose.left_out import Left, across, inside, near_exponent
 from aot_tune.tables.store import package_folder, read_table
 from aot_tune.tables.table import BySize, Entry, Point, Table, size_of
 from aot_tune.values.bucket import Exact, Pow2

@@ -9,9 +9,9 @@ import pytest
 
 from aot_tune.bench.gpu import shipped
 from aot_tune.bench.left_out import summary
-from aot_tune.tables.left_out import across
-from aot_tune.tables.left_out import inside as inside_left
-from aot_tune.tables.rule import (
+from aot_tune.choose.left_out import across
+from aot_tune.choose.left_out import inside as inside_left
+from aot_tune.choose.points import (
     PREDICTED_GAIN,
     BucketRule,
     Loads,

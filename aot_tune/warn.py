@@ -1,4 +1,4 @@
-"""Give a warning at the caller's line, in the one way of this room. A warning never ends a launch."""
+"""Give a warning at the caller's line, in one way everywhere. A warning never ends a launch."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Choose the config of a problem: the nearest bucket, the estimate between sizes, the ladder, a batch."""

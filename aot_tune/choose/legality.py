@@ -1,0 +1,100 @@
+"""Decide whether a config may run for a problem, and warn once where the declaration raises for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from aot_tune.choose.index import Classes, classes_of
+from aot_tune.declare.declaration import Declaration
+from aot_tune.errors import TableWarning
+from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem
+from aot_tune.values.text import described, shortened
+from aot_tune.warn import warn
+
+
+class Legality:
+    """Whether a config may run: it is legal and in the search space. There is one per declaration and arch.
+
+    A config counts as in the search space where it is in that of the problem itself or of any declared
+    problem with the same classes (dtypes), because sizes without an entry run configs tuned for others.
+    Problems met before do not matter, so that ranks agree.
+    """
+
+    def __init__(self, tunable: Declaration, arch: Arch) -> None:
+        self._tunable = tunable
+        self._arch = arch
+        self._declared: dict[Classes, _Space] = {}
+        self._last: tuple[Problem | None, frozenset[Config]] = (None, frozenset())
+        self._last_classes: tuple[Problem | None, Classes] = (None, frozenset())
+        self._failures: set[str] = set()
+
+    def refusal(self, config: Config, problem: Problem) -> str | None:
+        """Why a config may not run for a problem; None when it may."""
+        # First, because `legal` may only be asked about configs of a search space.
+        if not self._in_space(config, problem):
+            return "it is not in the search space"
+        return self._tunable.refusal(config, self._arch, problem)
+
+    def failed(self, error: Exception, problem: Problem, what: str) -> None:
+        """Warn once of a function of the declaration that raised for a config from a file."""
+        reason = described(error)
+        if reason not in self._failures and len(self._failures) < _MOST_FAILURES:
+            self._failures.add(reason)
+            warn(
+                f"{self._tunable.name}: {shortened(what)} is passed over for {shortened(str(problem))} on "
+                f"{self._arch}, because the declaration raises {shortened(reason, 400)}; correct it, or tune "
+                "again",
+                TableWarning,
+            )
+
+    def _in_space(self, config: Config, problem: Problem) -> bool:
+        asked, classes = self._last_classes
+        if asked is not problem:
+            classes = classes_of(self._tunable.axes, problem)
+            self._last_classes = (problem, classes)
+        space = self._declared.get(classes)
+        if space is None:
+            space = _Space()
+            if len(self._declared) < _MOST_SPACES:
+                self._declared[classes] = space
+        return self._is_declared(config, classes, space) or config in self._here(problem)
+
+    def _is_declared(self, config: Config, classes: Classes, space: _Space) -> bool:
+        """Read the declared problems' spaces up to the first that holds the config, and keep them.
+
+        Two threads may read a space twice; none is left out.
+        """
+        declared = self._tunable.typical_problems
+        while config not in space.configs:
+            if (place := space.read) >= len(declared):
+                return False
+            if classes_of(self._tunable.axes, declared[place]) == classes:
+                space.configs.update(self._tunable.declared_space(self._arch, declared[place]))
+            space.read = place + 1
+        return True
+
+    def _here(self, problem: Problem) -> frozenset[Config]:
+        """The problem's own space. The last answer is kept, since one choice asks several times."""
+        asked, configs = self._last
+        if asked is not problem:
+            configs = frozenset(self._tunable.declared_space(self._arch, problem))
+            self._last = (problem, configs)
+        return configs
+
+
+_MOST_FAILURES = 8
+"""The most warnings of functions that raise."""
+
+_MOST_SPACES = 64
+"""The most sets of classes whose search space is kept: more than any kernel has dtypes."""
+
+
+@dataclass(kw_only=True)
+class _Space:
+    """The configs of those declared problems of some classes that were read so far."""
+
+    configs: set[Config] = field(default_factory=set)
+    read: int = 0
+    """The number of declared problems that were looked at."""

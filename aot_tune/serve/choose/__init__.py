@@ -1,1 +1,0 @@
-"""Choose the config of a problem: load the tables, try the steps in order."""
