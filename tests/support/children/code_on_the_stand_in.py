@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from aot_tune import inputs
 from aot_tune.nvidia.nvml import Gpu
 from aot_tune.serve import loader, runtime
 from aot_tune.values.arch import Arch
@@ -25,7 +26,7 @@ class CudaIsPlayed(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if kwargs.get("device") == "cuda":
+        if torch.device(kwargs.get("device") or "cpu").type == "cuda":
             kwargs["device"] = "meta"
         return function(*args, **kwargs)
 
@@ -36,6 +37,7 @@ def main(arch: Arch, code: str) -> None:
     here = driver.FakeRuntime(arch=str(arch), name=name)
     here.grad_enabled = torch.is_grad_enabled  # type: ignore[method-assign]
     runtime.use(here)
+    inputs._generator = lambda device, seed: None  # nothing is drawn on the meta device
     loader.gpus = lambda: (Gpu(index=0, name=name, arch=arch, uuid="GPU-0"),)
     space: dict[str, Any] = {}
     with CudaIsPlayed(), warnings.catch_warnings(record=True) as caught:
