@@ -15,7 +15,6 @@ from aot_tune.bench.kernels.standing import Shape
 from aot_tune.bench.records import Record
 from aot_tune.bench.sections import replay
 from aot_tune.errors import UsageError
-from aot_tune.kernels import TUNABLES
 from tests.support.bench_records import MADE
 
 ROOT = Path(__file__).parents[2]
