@@ -10,18 +10,17 @@ from pathlib import Path
 
 from aot_tune import environment
 from aot_tune.cli.documents.document import Document, FileState, Finding, Winner
-from aot_tune.cli.documents.former import compared, parse_former
+from aot_tune.cli.documents.former import Form
 from aot_tune.declare import checks
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.fingerprint import hashing
-from aot_tune.errors import NewerSchemaError, StoreError, TableError
+from aot_tune.errors import StoreError, TableError
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.nvml import Gpu
 from aot_tune.serve import loader
 from aot_tune.tables import reader, store, writer
 from aot_tune.tables.cards import measured_on, other_card
-from aot_tune.tables.files import read_bytes
 from aot_tune.tables.fit import entry_complaints, mismatch, portfolio_complaints, undeclared
 from aot_tune.tables.states import first_state
 from aot_tune.tables.table import BySize, Entry, Table, entry_order, geometric_mean
@@ -46,26 +45,13 @@ class DeclaredDocument(Document):
     right_place = staticmethod(store.right_place)
     table: Table
 
-    form: str | None = None
-    """How the form of the file differs from the present one, in words; None where it does not."""
-
-    @classmethod
-    def read_old(cls, path: Path) -> DeclaredDocument:
-        """See the base class."""
-        try:
-            return cls.read(path)
-        except NewerSchemaError:
-            raise
-        except TableError as error:
-            try:
-                former = parse_former(read_bytes(path))
-            except TableError:
-                former = None
-            if former is None:
-                raise error from None
-        one = cls(path, former[0])
-        one.form = former[1]
-        return one
+    form = Form(
+        shape=reader.TABLE,
+        compared="config, mean_us, default_us, evidence",
+        none={"error_margin_us": 0.0, "regret": 0.0, "points": []},
+        values={"error_margin_us": 0.0, "regret": 0.0, "points": (), "disturbed": None, "states": {}},
+        optional=frozenset(reader.OPTIONAL_ENTRY_FIELDS),
+    )
 
     @property
     def name(self) -> str:
@@ -123,13 +109,13 @@ class DeclaredDocument(Document):
 
     def winners(self, beside: DeclaredDocument | None = None) -> Mapping[Hashable, Winner]:
         """See the base class. Two tables' buckets may have other names: each sorts by its own axes."""
-        table = self.table if beside is None or beside.form is None else compared(self.table)
-        ordered = sorted(table.entries, key=lambda entry: entry_order(table.axes, entry.bucket))
+        axes = self.table.axes
+        ordered = sorted(self.entries(beside), key=lambda entry: entry_order(axes, entry.bucket))
         return {entry.bucket: _winner(entry) for entry in ordered}
 
     def remarks(self, old: DeclaredDocument) -> Iterator[str]:
         """See the base class."""
-        yield from [old.form] if old.form is not None else []
+        yield from self.form_remarks(old)
         yield from self.source_remarks(old)
         yield from self.built_with_remarks(old)
         before, after = old.table, self.table

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from aot_tune.cli.documents.former import Form
 from aot_tune.declare.discovery import FoundKernel
-from aot_tune.errors import TableError
+from aot_tune.errors import NewerSchemaError, TableError
 from aot_tune.tables.files import read_bytes
 
 
@@ -93,6 +94,7 @@ class Document(ABC):
         heads: The heads of the columns of `overview`.
         parse: Reads a file's bytes; raises a `TableError`.
         dump: Table -> the bytes that aot-tune writes.
+        form: The form of such tables, by which earlier ones are read.
         right_place: File and table -> the path where it belongs in a folder of tables; None when it is there.
     """
 
@@ -105,11 +107,14 @@ class Document(ABC):
     heads: ClassVar[tuple[str, ...]]
     parse: ClassVar[staticmethod[..., Any]]
     dump: ClassVar[staticmethod[..., bytes]]
+    form: ClassVar[Form]
     right_place: ClassVar[staticmethod[..., str | None]]
 
     def __init__(self, path: Path, table: Any) -> None:
         self.path = path
         self.table = table
+        self.difference: str | None = None
+        """How the form of the file differs from the present one, in words; None where it does not."""
 
     @classmethod
     def read(cls: type[Own], path: Path) -> Own:
@@ -133,7 +138,30 @@ class Document(ABC):
             TableError: As of `read`.
             StoreError: As of `read`.
         """
-        return cls.read(path)
+        try:
+            return cls.read(path)
+        except NewerSchemaError:
+            raise
+        except TableError as error:
+            try:
+                former = cls.form.parse_former(read_bytes(path))
+            except TableError:
+                former = None
+            if former is None:
+                raise error from None
+        one = cls(path, former[0])
+        one.difference = former[1]
+        return one
+
+    def entries(self, beside: Document | None) -> Iterator[Any]:
+        """The table's entries, with what an older table `beside` has of them too."""
+        earlier = beside is not None and beside.difference is not None
+        return map(self.form.only_compared, self.table.entries) if earlier else iter(self.table.entries)
+
+    def form_remarks(self, old: Document) -> Iterator[str]:
+        """A line where the form of the older file differs."""
+        if old.difference is not None:
+            yield old.difference
 
     @property
     @abstractmethod

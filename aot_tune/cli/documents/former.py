@@ -5,56 +5,69 @@ Such a table was written before a key of the present form was added, removed or 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from aot_tune.errors import TableError
-from aot_tune.tables.reader import OPTIONAL_ENTRY_FIELDS, TABLE, check_schema
+from aot_tune.tables.reader import check_schema
+from aot_tune.tables.shape import Shape
 from aot_tune.tables.strict_json import Json, loads
-from aot_tune.tables.table import SCHEMA, Entry, Table
-
-_NOT_COMPARED: dict[str, Json] = {"error_margin_us": 0.0, "regret": 0.0, "points": []}
-"""The keys of an entry that are not compared, each with the value that means none."""
+from aot_tune.tables.table import SCHEMA
 
 
-def parse_former(data: bytes | str) -> tuple[Table, str] | None:
-    """Parse the table of a declared kernel in an earlier form; None where it has the present form.
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """The present form of a kind of tables, and what of it is compared with an earlier form."""
 
-    Returns:
-        The table with what `compared` keeps, and a line that says how its form differs.
+    shape: Shape[Any]
+    """The shape of a table."""
 
-    Raises:
-        NewerSchemaError: A later release wrote it.
-        TableError: It cannot be compared: a compared key is missing or has another form.
-    """
-    document = loads(data)
-    schema = document.get("schema") if type(document) is dict else None
-    if type(schema) is not int or schema >= SCHEMA:
-        check_schema(schema)
-    unknown: set[str] = set()
-    try:
-        table = TABLE.known(document, unknown) | {"schema": SCHEMA}
-        lacking = {key for entry in table["entries"] for key in _NOT_COMPARED.keys() - entry.keys()}
-        table["entries"] = [_only_compared(entry) for entry in table["entries"]]
-    except (AttributeError, KeyError, TypeError) as error:
-        raise TableError(f"not a table of an earlier form: {error!r:.200}") from None
-    if schema == SCHEMA and not unknown and not lacking:
-        return None
-    parts = [] if schema == SCHEMA else [f"schema {schema}, read {SCHEMA}"]
-    parts += [f"with {', '.join(sorted(unknown))}"] if unknown else []
-    parts += [f"without {', '.join(sorted(lacking))}"] if lacking else []
-    line = f"another form ({'; '.join(parts)}): entries are compared by config, mean_us, default_us, evidence"
-    return TABLE.read(table), line
+    compared: str
+    """The keys of an entry that are compared, in words."""
 
+    none: Mapping[str, Json]
+    """The keys of an entry that are not compared, each with the value in JSON that means none."""
 
-def _only_compared(entry: Json) -> Json:
-    kept = {key: item for key, item in entry.items() if key not in OPTIONAL_ENTRY_FIELDS}
-    return kept | _NOT_COMPARED
+    values: Mapping[str, object]
+    """The fields of an entry that are not compared, each with the value that means none."""
 
+    optional: frozenset[str] = frozenset()
+    """The keys that an entry may lack; none of them is compared."""
 
-def compared(table: Table) -> Table:
-    """The table with the values that are compared with a table of an earlier form, and no others."""
+    def parse_former(self, data: bytes | str) -> tuple[Any, str] | None:
+        """Parse a table of an earlier form; None where it has the present form.
 
-    def only(entry: Entry) -> Entry:
-        return replace(entry, error_margin_us=0.0, regret=0.0, points=(), disturbed=None, states={})
+        Returns:
+            The table, whose entries have what is compared, and a line that says how its form differs.
 
-    return replace(table, entries=tuple(map(only, table.entries)))
+        Raises:
+            NewerSchemaError: A later release wrote it.
+            TableError: It cannot be compared: a compared key is missing or has another form.
+        """
+        document = loads(data)
+        schema = document.get("schema") if type(document) is dict else None
+        if type(schema) is not int or schema >= SCHEMA:
+            check_schema(schema)
+        unknown: set[str] = set()
+        try:
+            table = self.shape.known(document, unknown) | {"schema": SCHEMA}
+            lacking = {key for entry in table["entries"] for key in self.none.keys() - entry.keys()}
+            table["entries"] = [self._only_compared(entry) for entry in table["entries"]]
+        except (AttributeError, KeyError, TypeError) as error:
+            raise TableError(f"not a table of an earlier form: {error!r:.200}") from None
+        if schema == SCHEMA and not unknown and not lacking:
+            return None
+        parts = [] if schema == SCHEMA else [f"schema {schema}, read {SCHEMA}"]
+        parts += [f"with {', '.join(sorted(unknown))}"] if unknown else []
+        parts += [f"without {', '.join(sorted(lacking))}"] if lacking else []
+        line = f"another form ({'; '.join(parts)}): entries are compared by {self.compared}"
+        return self.shape.read(table), line
+
+    def _only_compared(self, entry: Json) -> Json:
+        kept = {key: item for key, item in entry.items() if key not in self.optional}
+        return kept | dict(self.none)
+
+    def only_compared(self, entry: Any) -> Any:
+        """An entry of the present form with what is compared with an earlier form, and no more."""
+        return replace(entry, **self.values)

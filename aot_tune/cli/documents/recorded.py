@@ -8,11 +8,12 @@ from pathlib import Path
 
 from aot_tune import environment
 from aot_tune.cli.documents.document import Document, FileState, Finding, Winner
+from aot_tune.cli.documents.former import Form
 from aot_tune.cubins.archive import FILE_NAME, Archive, Section
 from aot_tune.cubins.origin import difference
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import AotTuneError, StoreError, UsageError
-from aot_tune.replay.document import dump, parse
+from aot_tune.replay.document import TABLE, dump, parse
 from aot_tune.replay.files import listed_recorded, right_place_of
 from aot_tune.replay.fit import hash_now, is_local, kernel_of, misfit, other_library, recorded_code, why_local
 from aot_tune.replay.nearest import NEAR
@@ -32,6 +33,13 @@ class RecordedDocument(Document):
     parse, dump = staticmethod(parse), staticmethod(dump)
     right_place = staticmethod(right_place_of)
     table: RecordedTable
+
+    form = Form(
+        shape=TABLE,
+        compared="config, hints, mean_us, first_us",
+        none={"grid": [1], "error_margin_us": 0.0, "num_samples": 1, "count": 1, "signature": "none"},
+        values={"grid": (1,), "error_margin_us": 0.0, "num_samples": 1, "count": 1, "signature": "none"},
+    )
 
     @property
     def name(self) -> str:
@@ -83,12 +91,13 @@ class RecordedDocument(Document):
     def winners(self, beside: RecordedDocument | None = None) -> Mapping[Hashable, Winner]:
         """The entries that are replayed: of several winners of one problem the first."""
         winners: dict[Hashable, Winner] = {}
-        for entry in self.table.entries:
+        for entry in self.entries(beside):
             winners.setdefault((entry.space, entry.problem), _winner(entry))
         return winners
 
     def remarks(self, old: RecordedDocument) -> Iterator[str]:
         """See the base class."""
+        yield from self.form_remarks(old)
         yield from self.source_remarks(old)
         if old.table.library != self.table.library:
             yield f"library {_library(old.table.library)} -> {_library(self.table.library)}"

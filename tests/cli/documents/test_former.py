@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from aot_tune.cli.documents.former import compared, parse_former
+from aot_tune.cli.documents.declared import DeclaredDocument
+from aot_tune.cli.documents.recorded import RecordedDocument
 from aot_tune.errors import NewerSchemaError, TableError
+from aot_tune.replay import document
 from aot_tune.tables.reader import TABLE
 from aot_tune.tables.writer import dump
 from tests.rewrite_tables import SHIPPED, rewritten
+from tests.support.recorded_tables import TABLE as TABLE_OF_SEARCHES
 from tests.support.tables import WITH_STATES
+
+DECLARED, RECORDED = DeclaredDocument.form, RecordedDocument.form
 
 
 def changed(change: Callable[[Any], object]) -> str:
-    document = json.loads(dump(WITH_STATES))
-    change(document)
-    return json.dumps(document)
+    values = json.loads(dump(WITH_STATES))
+    change(values)
+    return json.dumps(values)
 
 
 def test_a_table_of_the_present_form_has_no_unknown_key_and_no_difference() -> None:
-    document, unknown = json.loads(dump(WITH_STATES)), set[str]()
-    assert TABLE.known(document, unknown) == document
+    values, unknown = json.loads(dump(WITH_STATES)), set[str]()
+    assert TABLE.known(values, unknown) == values
     assert not unknown
-    assert parse_former(dump(WITH_STATES)) is None
+    assert DECLARED.parse_former(dump(WITH_STATES)) is None
+    assert RECORDED.parse_former(document.dump(TABLE_OF_SEARCHES)) is None
 
 
 @pytest.mark.parametrize(
@@ -48,10 +55,11 @@ def test_a_table_of_the_present_form_has_no_unknown_key_and_no_difference() -> N
 def test_an_earlier_form_is_read_with_what_is_compared(
     change: Callable[[Any], object], difference: str
 ) -> None:
-    former = parse_former(changed(change))
+    former = DECLARED.parse_former(changed(change))
     assert former is not None
     table, form = former
-    assert table == compared(WITH_STATES)
+    assert table.entries == tuple(map(DECLARED.only_compared, WITH_STATES.entries))
+    assert dataclasses.replace(table, entries=WITH_STATES.entries) == WITH_STATES
     assert form == (
         f"another form {difference}: entries are compared by config, mean_us, default_us, evidence"
     )
@@ -70,14 +78,29 @@ def test_an_earlier_form_is_read_with_what_is_compared(
 )
 def test_a_compared_key_that_is_missing_or_wrong_is_refused(change: Callable[[Any], object]) -> None:
     with pytest.raises(TableError):
-        parse_former(changed(change))
+        DECLARED.parse_former(changed(change))
+
+
+def test_a_recorded_table_of_an_earlier_form_is_read_too() -> None:
+    earlier = json.loads(document.dump(TABLE_OF_SEARCHES))
+    earlier |= {"schema": 1, "host": "x"}
+    for entry in earlier["entries"]:
+        del entry["signature"]
+    former = RECORDED.parse_former(json.dumps(earlier))
+    assert former is not None
+    table, form = former
+    assert table.entries == tuple(map(RECORDED.only_compared, TABLE_OF_SEARCHES.entries))
+    assert form == (
+        "another form (schema 1, read 2; with host; without signature): entries are compared by config, "
+        "hints, mean_us, first_us"
+    )
 
 
 def test_a_later_form_is_refused() -> None:
     with pytest.raises(NewerSchemaError):
-        parse_former(changed(lambda d: d.update(schema=3)))
+        DECLARED.parse_former(changed(lambda d: d.update(schema=3)))
     with pytest.raises(TableError):
-        parse_former("[]")
+        DECLARED.parse_former("[]")
 
 
 def test_rewriting_a_shipped_table_changes_no_byte() -> None:
