@@ -22,7 +22,7 @@ State = Literal["read", "written", "tight"]
 - ``tight``: launches of one config follow each other in a tight row, on two sets of arguments in turn. Each
   finds in the L2 cache what the ones before have left there.
 
-The times without a state (`us`, `mean_us`, `default_us`) are those of schema 1: as ``read``, and for long
+The times without a state (`us`, `mean_us`, `default_us`) are taken as ``read``, and for long
 kernels under load, at the power cap."""
 
 LOADED = "loaded"
