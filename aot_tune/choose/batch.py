@@ -15,6 +15,7 @@ from functools import partial
 from aot_tune import environment
 from aot_tune.choose.index import Index, Match
 from aot_tune.choose.legality import Legality
+from aot_tune.choose.nearest import NEAR_DOUBLINGS, Places, nearest
 from aot_tune.choose.resolve import Choice, Source, Unfit, miss_error
 from aot_tune.declare.declaration import Declaration
 from aot_tune.environment import OnMiss
@@ -22,7 +23,7 @@ from aot_tune.errors import LaunchError
 from aot_tune.tables.states import in_worst_state
 from aot_tune.tables.table import Entry, Table
 from aot_tune.values.arch import Arch
-from aot_tune.values.bucket import NEAR_DOUBLINGS, Axes, bucket_of, edge, nearest
+from aot_tune.values.bucket import Axes, bucket_of, classes_of, edge
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem, problem_option
 
@@ -280,7 +281,14 @@ class BatchInvariant:
         groups = self._by_group()
         if wanted in groups:
             return wanted
-        return nearest(other_axes(self._tunable), wanted, groups, within=within)
+        axes = other_axes(self._tunable)
+        classes = classes_of(axes, wanted)
+        places = Places(
+            (tuple(group.size(name) for name in axes), group)
+            for group in groups
+            if classes_of(axes, group) == classes
+        )
+        return nearest([wanted.size(name) for name in axes], places, within)
 
     def _by_group(self) -> dict[Problem, tuple[Match, ...]]:
         """The entries of all tables by their buckets without the batch."""

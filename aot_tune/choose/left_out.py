@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aot_tune.choose.index import Index, Shipped
+from aot_tune.choose.nearest import NEAR_DOUBLINGS
 from aot_tune.choose.points import BucketRule, pick, rule_of
 from aot_tune.declare.declaration import Declaration
 from aot_tune.tables.states import in_worst_state
 from aot_tune.tables.table import NEAR_EXPONENTS, BySize, Entry, Point, Table, size_of
-from aot_tune.values.bucket import NEAR_DOUBLINGS, Pow2
+from aot_tune.values.bucket import Pow2
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 

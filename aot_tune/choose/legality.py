@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from aot_tune.choose.index import Classes, classes_of
 from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import TableWarning
 from aot_tune.values.arch import Arch
+from aot_tune.values.bucket import Classes, classes_of
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 from aot_tune.values.text import described, shortened

@@ -11,13 +11,13 @@ from typing import Literal
 from aot_tune import environment
 from aot_tune.choose.index import Index, Match
 from aot_tune.choose.legality import Legality
+from aot_tune.choose.nearest import NEAR_DOUBLINGS
 from aot_tune.choose.points import Loads, Pick, Where, pick
 from aot_tune.declare.declaration import Declaration
 from aot_tune.environment import OnMiss
 from aot_tune.errors import LaunchError, MissError, UsageError
 from aot_tune.tables.table import Entry
 from aot_tune.values.arch import Arch
-from aot_tune.values.bucket import NEAR_DOUBLINGS
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem, problem_option
 

@@ -22,7 +22,7 @@ from aot_tune.declare.kernel_source.accesses import accesses
 from aot_tune.declare.kernel_source.block_counts import MOST_CALLS, BlockCounts, NotCountedError, count_blocks
 from aot_tune.nvidia import cutile
 from aot_tune.values.arch import KNOWN_ARCHS, Arch
-from aot_tune.values.bucket import Pow2, classes, edge
+from aot_tune.values.bucket import Pow2, classes_of, edge
 from aot_tune.values.device import Device
 from aot_tune.values.parts import flat
 from aot_tune.values.problem import Problem
@@ -469,9 +469,7 @@ def _blocks(tunable: Declaration, arch: Arch, config: Config, problem: Problem) 
 
 def _one_of_each_class(tunable: Declaration) -> Iterable[Problem]:
     """The last typical problem of each class of dtypes, strings and bools: the largest, as authors list."""
-    return {
-        tuple(classes(tunable.axes, problem).items()): problem for problem in tunable.typical_problems
-    }.values()
+    return {classes_of(tunable.axes, problem): problem for problem in tunable.typical_problems}.values()
 
 
 def _made(tunable: Declaration, problem: Problem, device: str = "meta") -> tuple[Any, ...] | None:

@@ -1,17 +1,13 @@
-"""Map a size to its bucket, and measure how far apart two buckets are. Pure: uses no kernel, file or GPU."""
+"""Map a size to its bucket. Pure: uses no kernel, file or GPU."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from aot_tune.errors import DeclarationError
 from aot_tune.values.problem import Problem, Value
-
-NEAR_DOUBLINGS = 1.0
-"""On each axis the nearest bucket may be at most this many doublings away."""
 
 
 @dataclass(frozen=True)
@@ -52,46 +48,10 @@ def bucket_of(axes: Axes, problem: Problem) -> Problem:
     )
 
 
-def doublings(axes: Axes, one: Problem, other: Problem) -> dict[str, float]:
-    """The absolute log2 of the ratio of the two sizes, by axis."""
-    return {name: abs(math.log2(max(one.size(name), 1) / max(other.size(name), 1))) for name in axes}
+Classes = frozenset[tuple[str, Value]]
+"""A problem's values other than sizes, such as its dtype, as a key."""
 
 
-def same_classes(axes: Axes, one: Problem, other: Problem) -> bool:
-    """Whether two problems agree in everything that is not an axis: dtypes, layouts, flags."""
-    return classes(axes, one) == classes(axes, other)
-
-
-def classes(axes: Axes, problem: Problem) -> dict[str, Value]:
+def classes_of(axes: Axes, problem: Problem) -> Classes:
     """The values of a problem that are not axes: dtypes, layouts, flags."""
-    return {name: value for name, value in problem.items() if name not in axes}
-
-
-def nearest(
-    axes: Axes, problem: Problem, buckets: Iterable[Problem], *, within: float = NEAR_DOUBLINGS
-) -> Problem | None:
-    """Find the closest bucket of the same classes: the smallest sum of `doublings` over the axes.
-
-    Args:
-        axes: The kernel's axes.
-        problem: A problem; its bucket's edge is what distances are measured from.
-        buckets: Candidates in the file's order.
-        within: Most doublings on any one axis; ``math.inf`` for any distance.
-
-    Returns:
-        The nearest bucket; among equally near ones the larger, then the earlier. None when none is in reach.
-    """
-    wanted = bucket_of(axes, problem)
-    best: tuple[float, tuple[int, ...]] | None = None
-    chosen: Problem | None = None
-    for bucket in buckets:
-        if not same_classes(axes, wanted, bucket):
-            continue
-        distances = doublings(axes, wanted, bucket)
-        if any(distance > within for distance in distances.values()):
-            continue
-        # Rounded so that equal distances summed in another order still tie.
-        rank = (round(sum(distances.values()), 9), tuple(-bucket.size(name) for name in axes))
-        if best is None or rank < best:
-            best, chosen = rank, bucket
-    return chosen
+    return frozenset(item for item in problem.items() if item[0] not in axes)

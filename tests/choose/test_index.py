@@ -1,4 +1,4 @@
-"""The index answers as the rule in `aot_tune.values.bucket` does, and finds what the tables hold."""
+"""The index answers as the rule in `aot_tune.choose.nearest` does, and finds what the tables hold."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aot_tune.choose.index import Index, Shipped
+from aot_tune.choose.nearest import Places, nearest
 from aot_tune.tables.reader import MOST_ENTRIES
 from aot_tune.tables.table import Table
-from aot_tune.values.bucket import Exact, Pow2, bucket_of, nearest
+from aot_tune.values.bucket import Exact, Pow2, bucket_of
 from aot_tune.values.problem import Problem
 from tests.support.samples import DEFAULT, entry, scale, scale_table
 
@@ -43,7 +44,9 @@ def test_the_nearest_entry_is_the_one_the_rule_names(
 ) -> None:
     buckets = list(dict.fromkeys(bucket_of(AXES, problem) for problem in swept))
     found = index_of(table_of(buckets)).nearest(wanted, within)
-    expected = nearest(AXES, wanted, buckets, within=within)
+    of_dtype = [bucket for bucket in buckets if bucket["dtype"] == wanted["dtype"]]
+    places = Places((tuple(bucket.size(name) for name in AXES), bucket) for bucket in of_dtype)
+    expected = nearest([bucket_of(AXES, wanted).size(name) for name in AXES], places, within)
     assert (found.entry.bucket if found else None) == expected
 
 

@@ -1,0 +1,78 @@
+"""Find the nearest bucket: THE rule, which tables, batches and replays all follow. Pure: takes sizes alone.
+
+Two sizes are |log2(size / other)| doublings apart. Of the places at most `within` doublings away on each
+axis, the nearest is the one with the least sum of doublings over all axes; of equally near ones the larger,
+by the sizes in the order of the axes, then the earlier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import log2 as _log2
+from typing import Generic, TypeVar
+
+NEAR_DOUBLINGS = 1.0
+"""The most doublings on each axis within which a bucket is near; a farther one serves a miss alone."""
+
+Sizes = tuple[int, ...]
+"""A bucket's size on each axis, in the declaration's order. A size of 0 counts as 1."""
+
+Item = TypeVar("Item")
+
+
+class Places(Generic[Item]):
+    """Things by their sizes, prepared for `nearest`: the logarithms are computed once.
+
+    Args:
+        places: The sizes of each thing, on the same axes for all, and the thing, in the file's order.
+    """
+
+    def __init__(self, places: Iterable[tuple[Sizes, Item]]) -> None:
+        pairs = tuple(places)
+        self.sizes = [sizes for sizes, _ in pairs]
+        self.items = [item for _, item in pairs]
+        self.columns = [[_log2(size or 1) for size in column] for column in zip(*self.sizes, strict=True)]
+        """For each axis, the base-2 logarithms of the sizes."""
+
+    def reach(self, place: int, logs: Sequence[float], within: float) -> bool:
+        """Whether a place is at most `within` doublings away on each axis."""
+        for log, column in zip(logs, self.columns):  # noqa: B905, SIM110 - for speed
+            if not -within <= log - column[place] <= within:
+                return False
+        return True
+
+
+def nearest(sizes: Sequence[int], places: Places[Item], within: float = NEAR_DOUBLINGS) -> Item | None:
+    """Find the nearest of some places; None where none is in reach.
+
+    Args:
+        sizes: The size on each axis, those of a bucket's edge.
+        places: Where to look.
+        within: The most doublings on any one axis; ``math.inf`` for any distance.
+    """
+    # Written for speed, since an unseen shape waits for it: most places are told by their sums alone.
+    logs = [_log2(size or 1) for size in sizes]
+    sums = [0.0] * len(places.items)
+    for log, column in zip(logs, places.columns):  # noqa: B905 - without a place there is no column
+        sums = [total + abs(log - other) for total, other in zip(sums, column)]  # noqa: B905 - for speed
+    within += _ROUNDED
+    limit, chosen = within * len(logs), None
+    for place in sorted(range(len(sums)), key=sums.__getitem__):
+        if sums[place] > limit:
+            break
+        if sums[place] > within and not places.reach(place, logs, within):
+            continue
+        if chosen is None:
+            chosen, limit = place, sums[place] + _ROUNDED
+        elif places.sizes[place] > places.sizes[chosen]:
+            chosen = place
+    return None if chosen is None else places.items[chosen]
+
+
+def distance(one: Sequence[int], other: Sequence[int]) -> float:
+    """The sum of the doublings between some sizes and others."""
+    return sum(abs(_log2((size or 1) / (another or 1))) for size, another in zip(one, other, strict=True))
+
+
+_ROUNDED = 1e-9
+"""Doublings that count as none: logarithms are rounded, and so are sums of them in another order."""
