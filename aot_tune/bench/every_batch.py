@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aot_tune.choose.batch import without_batch
+from aot_tune.choose.choice import Options
 from aot_tune.declare.declaration import Declaration
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.tables.table import geometric_mean
@@ -38,7 +39,7 @@ def cost(tunable: Declaration, arch: Arch) -> Cost:
     firsts = {without_batch(tunable, bucket): bucket for bucket in tunable.buckets}
     regrets, partly = [], 0
     for bucket in firsts.values():
-        config = every.choice(bucket, False, "nearest", None).config
+        config = every.choice(bucket, Options(on_miss="nearest")).config
         one = next((one for one in every.ranking(bucket) if one.config == config), None)
         partly += one is None or one.untimed > 0
         if one is not None and one.sizes > one.untimed:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from aot_tune import environment
+from aot_tune.choose.choice import Choice, Options, Source, miss_error, named
 from aot_tune.choose.index import Index, Match
-from aot_tune.choose.legality import Legality
+from aot_tune.choose.legality import Legality, Unfit
 from aot_tune.choose.nearest import NEAR_DOUBLINGS, Places, nearest
-from aot_tune.choose.resolve import Choice, Source, Unfit, miss_error
 from aot_tune.declare.declaration import Declaration
 from aot_tune.environment import OnMiss
 from aot_tune.errors import LaunchError
@@ -25,7 +25,7 @@ from aot_tune.tables.table import Entry, Table
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Axes, bucket_of, classes_of, edge
 from aot_tune.values.config import Config
-from aot_tune.values.problem import Problem, problem_option
+from aot_tune.values.problem import Problem
 
 Refusal = Callable[[Config, Problem], "str | None"]
 """A function that says why a config may not run for a problem, or that a row's bits depend on the batch with
@@ -148,16 +148,16 @@ _MOST_KEPT = 4096
 class BatchInvariant:
     """The choices of one declaration on one arch that hold for every size of a batch."""
 
-    def __init__(self, tunable: Declaration, arch: Arch, index: Index, legality: Legality) -> None:
-        self._tunable = tunable
-        self._arch = arch
+    def __init__(self, index: Index, legality: Legality) -> None:
+        self._tunable = tunable = legality.tunable
+        self._arch = legality.arch
         self._index = index
         self._legality = legality
         self._groups: dict[Problem, tuple[Match, ...]] | None = None
         self._kept: dict[tuple[Problem, bool, OnMiss], Choice] = {}
         self._axes = " and ".join(tunable.batch_axes)
 
-    def choice(self, problem: Problem, asked_default: bool, on_miss: OnMiss, unfit: Unfit | None) -> Choice:
+    def choice(self, problem: Problem, options: Options, unfit: Unfit | None = None) -> Choice:
         """Choose the config that serves a problem and all that differ from it in the batch alone.
 
         1. the tables' buckets of the same other sizes, whatever their batch: the config whose worst regret
@@ -165,24 +165,23 @@ class BatchInvariant:
            does not refuse
         2. the same of the buckets whose other sizes are nearest, at most one doubling away on each axis
         3. a miss, where there are no such buckets: the same of the nearest ones at any distance, unless
-           `on_miss` is ``default``
+           `options.on_miss` is ``default``
         4. the default of the largest batch whose default may run at every size
 
         Args:
             problem: What is launched.
-            asked_default: Whether AOT_TUNE_CONFIG asks for the default.
-            on_miss: What AOT_TUNE_ON_MISS says; nothing is searched.
+            options: What is asked; nothing is searched.
             unfit: Why a legal config cannot run on this very GPU; None where that is not asked yet.
 
         Raises:
             LaunchError: No config may run at every size.
-            MissError: Nothing was tuned for the problem or near it, and `on_miss` is ``error``.
+            MissError: Nothing was tuned for the problem or near it, and `options.on_miss` is ``error``.
         """
         bucket = bucket_of(self._tunable.axes, problem)
-        key = (without_batch(self._tunable, bucket), asked_default, on_miss)
+        key = (without_batch(self._tunable, bucket), options.asked_default, options.on_miss)
         choice = self._kept.get(key) if unfit is None else None
         if choice is None:
-            choice = self._new_choice(problem, bucket, asked_default, on_miss, unfit)
+            choice = self._new_choice(problem, bucket, options, unfit)
             if unfit is None and len(self._kept) < _MOST_KEPT:
                 self._kept[key] = choice
         if reason := self._may_not_run(choice.config, problem):
@@ -202,10 +201,9 @@ class BatchInvariant:
         bucket = bucket_of(self._tunable.axes, problem)
         return refused_somewhere(self._tunable, bucket, config, self._refused)
 
-    def _new_choice(
-        self, problem: Problem, bucket: Problem, asked_default: bool, on_miss: OnMiss, unfit: Unfit | None
-    ) -> Choice:
+    def _new_choice(self, problem: Problem, bucket: Problem, options: Options, unfit: Unfit | None) -> Choice:
         """Choose for all problems of these other sizes: nothing here depends on the batch of `problem`."""
+        asked_default, on_miss = options.asked_default, options.on_miss
 
         def refusal(config: Config, at: Problem) -> str | None:
             return self._refused(config, at) or (unfit(config) if unfit is not None else None)
@@ -304,12 +302,8 @@ class BatchInvariant:
         worst = ",".join(f"{name}={size}" for name, size in one.worst_at.items())
         untimed = f", {one.untimed} of them without a time of it" if one.untimed else ""
         assert group is not None
-        where = "" if group == wanted else f" of the nearest buckets, {_named(group)},"
+        where = "" if group == wanted else f" of the nearest buckets, {named(group)},"
         return (
             f"one config for every {self._axes}: its worst regret over {one.sizes} sizes{untimed}{where} is "
             f"{one.regret:.1%}, at {worst or 'none'}, in {match.shipped.path}"
         )
-
-
-def _named(problem: Problem) -> str:
-    return problem_option(problem).replace(",", " ")

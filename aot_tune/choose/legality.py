@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 
 from aot_tune.declare.declaration import Declaration
@@ -13,6 +15,9 @@ from aot_tune.values.problem import Problem
 from aot_tune.values.text import described, shortened
 from aot_tune.warn import warn
 
+Unfit = Callable[[Config], "str | None"]
+"""Why a config cannot run on this very GPU; None where it can."""
+
 
 class Legality:
     """Whether a config may run: it is legal and in the search space. There is one per declaration and arch.
@@ -20,22 +25,44 @@ class Legality:
     A config counts as in the search space where it is in that of the problem itself or of any declared
     problem with the same classes (dtypes), because sizes without an entry run configs tuned for others.
     Problems met before do not matter, so that ranks agree.
+
+    Attributes:
+        tunable: The declaration.
+        arch: The arch.
+        unfit: Why a legal config cannot run on this very GPU; None where that is not asked.
     """
 
     def __init__(self, tunable: Declaration, arch: Arch) -> None:
-        self._tunable = tunable
-        self._arch = arch
+        self.tunable = tunable
+        self.arch = arch
+        self.unfit: Unfit | None = None
         self._declared: dict[Classes, _Space] = {}
         self._last: tuple[Problem | None, frozenset[Config]] = (None, frozenset())
         self._last_classes: tuple[Problem | None, Classes] = (None, frozenset())
         self._failures: set[str] = set()
+
+    def fitting(self, unfit: Unfit) -> Legality:
+        """The same for a GPU that may be smaller than others of its arch, as the slice of another is."""
+        smaller = copy(self)
+        smaller.unfit = unfit
+        return smaller
+
+    def allows(self, config: Config, problem: Problem) -> bool:
+        """Whether a config may run for a problem, and fits this GPU; not where the declaration raises."""
+        try:
+            if self.refusal(config, problem) is not None:
+                return False
+            return self.unfit is None or self.unfit(config) is None
+        except Exception as error:
+            self.failed(error, problem, str(config))
+            return False
 
     def refusal(self, config: Config, problem: Problem) -> str | None:
         """Why a config may not run for a problem; None when it may."""
         # First, because `legal` may only be asked about configs of a search space.
         if not self._in_space(config, problem):
             return "it is not in the search space"
-        return self._tunable.refusal(config, self._arch, problem)
+        return self.tunable.refusal(config, self.arch, problem)
 
     def failed(self, error: Exception, problem: Problem, what: str) -> None:
         """Warn once of a function of the declaration that raised for a config from a file."""
@@ -43,8 +70,8 @@ class Legality:
         if reason not in self._failures and len(self._failures) < _MOST_FAILURES:
             self._failures.add(reason)
             warn(
-                f"{self._tunable.name}: {shortened(what)} is passed over for {shortened(str(problem))} on "
-                f"{self._arch}, because the declaration raises {shortened(reason, 400)}; correct it, or tune "
+                f"{self.tunable.name}: {shortened(what)} is passed over for {shortened(str(problem))} on "
+                f"{self.arch}, because the declaration raises {shortened(reason, 400)}; correct it, or tune "
                 "again",
                 TableWarning,
             )
@@ -52,7 +79,7 @@ class Legality:
     def _in_space(self, config: Config, problem: Problem) -> bool:
         asked, classes = self._last_classes
         if asked is not problem:
-            classes = classes_of(self._tunable.axes, problem)
+            classes = classes_of(self.tunable.axes, problem)
             self._last_classes = (problem, classes)
         space = self._declared.get(classes)
         if space is None:
@@ -66,12 +93,12 @@ class Legality:
 
         Two threads may read a space twice; none is left out.
         """
-        declared = self._tunable.typical_problems
+        declared = self.tunable.typical_problems
         while config not in space.configs:
             if (place := space.read) >= len(declared):
                 return False
-            if classes_of(self._tunable.axes, declared[place]) == classes:
-                space.configs.update(self._tunable.declared_space(self._arch, declared[place]))
+            if classes_of(self.tunable.axes, declared[place]) == classes:
+                space.configs.update(self.tunable.declared_space(self.arch, declared[place]))
             space.read = place + 1
         return True
 
@@ -79,7 +106,7 @@ class Legality:
         """The problem's own space. The last answer is kept, since one choice asks several times."""
         asked, configs = self._last
         if asked is not problem:
-            configs = frozenset(self._tunable.declared_space(self._arch, problem))
+            configs = frozenset(self.tunable.declared_space(self.arch, problem))
             self._last = (problem, configs)
         return configs
 

@@ -4,86 +4,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 from aot_tune import environment
+from aot_tune.choose.batch import BatchInvariant
+from aot_tune.choose.choice import Choice, Options, Source, miss_error, named
 from aot_tune.choose.index import Index, Match
 from aot_tune.choose.legality import Legality
 from aot_tune.choose.nearest import NEAR_DOUBLINGS
 from aot_tune.choose.points import Loads, Pick, Where, pick
-from aot_tune.declare.declaration import Declaration
-from aot_tune.environment import OnMiss
-from aot_tune.errors import LaunchError, MissError, UsageError
-from aot_tune.tables.table import Entry
-from aot_tune.values.arch import Arch
+from aot_tune.errors import LaunchError, UsageError
 from aot_tune.values.config import Config
-from aot_tune.values.problem import Problem, problem_option
-
-Source = Literal[
-    "given", "asked default", "invariant", "own", "cached", "nearest", "searched", "far", "default"
-]
-"""Where a config came from: steps 1, 1, 1, 2, 2, 3, 4, 4 and 5 of `resolve`."""
-
-MISSES: frozenset[Source] = frozenset({"searched", "far", "default"})
-"""The sources that mean that nothing was tuned for the problem or near it."""
+from aot_tune.values.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """The config that a problem gets, and why."""
+class Live:
+    """Live searches, as far as the process may make or know them; a rank may not."""
 
-    config: Config
-    """The config to run."""
+    remembered: Callable[[Problem], Config | None] | None = None
+    """A function from a bucket to the winner that the user's cache holds."""
 
-    source: Source
-    """The step of `resolve` that gave it."""
-
-    why: Callable[[], str] = field(compare=False, repr=False)
-    """Makes the text of `reason`; it is a function because few choices are asked for it."""
-
-    entry: Entry | None = None
-    """The table's entry that gave it; None where no table did."""
-
-    @property
-    def reason(self) -> str:
-        """For people: the entry and point that gave the config, or what was missing."""
-        return self.why()
-
-    @property
-    def missed(self) -> bool:
-        """Whether nothing was tuned for the problem or near it."""
-        return self.source in MISSES
+    search: Callable[[Problem, Match | None], Config | None] | None = None
+    """A function from a problem and its nearest entry to the winner of a search; None where none is made."""
 
 
-Unfit = Callable[[Config], "str | None"]
-"""Why a config cannot run on this very GPU; None where it can."""
+PLAIN = Options()
+"""Nothing is asked."""
 
-Invariant = Callable[[Problem, bool, OnMiss, "Unfit | None"], Choice]
-"""From a problem, and `asked_default`, `on_miss` and `unfit` of `resolve`, to one choice for every batch."""
+NOT_LIVE = Live()
+"""No search, and none remembered."""
 
 
 def resolve(
-    tunable: Declaration,
-    arch: Arch,
     problem: Problem,
     index: Index,
     legality: Legality,
+    options: Options = PLAIN,
     *,
-    given: Config | None = None,
-    asked_default: bool = False,
-    remembered: Callable[[Problem], Config | None] | None = None,
-    search: Callable[[Problem, Match | None], Config | None] | None = None,
-    on_miss: OnMiss = "search",
-    unfit: Callable[[Config], str | None] | None = None,
-    sm_count: int | None = None,
-    card: str | None = None,
-    invariant: Invariant | None = None,
+    live: Live = NOT_LIVE,
+    every_batch: BatchInvariant | None = None,
 ) -> Choice:
     """Choose the config of a problem.
 
-    1. what the caller asks for: the config that it gives; or one config for every batch, of which `invariant`
+    1. what the caller asks for: the config that it gives; or one config for every batch, where `every_batch`
        decides all that follows; or the default when AOT_TUNE_CONFIG=default
     2. the problem's own bucket: the shipped tables, by the rule between measured sizes
        (`aot_tune.choose.points`), then `remembered`
@@ -96,38 +61,23 @@ def resolve(
     function of the declaration raise, with a warning: no file and no search decides whether a launch is made.
 
     Args:
-        tunable: The declaration.
-        arch: The arch of the GPU.
         problem: What is launched.
         index: The tables of this arch.
-        legality: What may run.
-        given: The config that the caller gives.
-        asked_default: Whether AOT_TUNE_CONFIG asks for the default.
-        remembered: Bucket -> the winner that the user's cache holds. None for a rank.
-        search: (problem, nearest entry) -> the winner of a live search, None where none is made. None for
-            a rank.
-        on_miss: What AOT_TUNE_ON_MISS says.
-        unfit: Why a legal config cannot run on this particular GPU, which may be smaller than others of its
-            arch; None where it can. Such configs are passed over too; where the default is one of them, the
-            fitting candidate most like it takes its place.
-        sm_count: Multiprocessors of the GPU that launches, by which waves are counted; None for those of the
-            GPU that a table was measured on.
-        card: Name of the GPU that launches; None for the one that a table was measured on. On any other,
-            the bytes that a config loads decide between those that overlap.
-        invariant: Chooses one config for every batch (`aot_tune.choose.batch`), also in place of
-            AOT_TUNE_CONFIG's default, which differs between batches. None where that is not asked for.
+        legality: What may run. What is legal and unfit for this very GPU is passed over too; where the
+            default is, the fitting candidate most like it takes its place.
+        options: What is asked.
+        live: The live searches of this process.
+        every_batch: Chooses one config for every batch, also in place of AOT_TUNE_CONFIG's default, which
+            differs between batches. None where that is not asked for.
 
     Raises:
         LaunchError: The caller's config, or the default as the last resort, is not legal.
         MissError: Nothing was tuned for the problem or near it, and `on_miss` is ``error``.
     """
+    tunable, arch = legality.tunable, legality.arch
 
     def allowed(config: Config) -> bool:
-        try:
-            return legality.refusal(config, problem) is None and (unfit is None or unfit(config) is None)
-        except Exception as error:
-            legality.failed(error, problem, str(config))
-            return False
+        return legality.allows(config, problem)
 
     def from_table(found: Match | None, source: Source, where: str) -> Choice | None:
         if found is None:
@@ -141,8 +91,8 @@ def resolve(
                 allowed,
                 where=where_of(source),
                 beside=() if source == "own" else index.beside(found, default_at),
-                sm_count=sm_count,
-                loads=_loads(tunable, problem, legality) if _is_of_another_card(found, card) else None,
+                sm_count=options.sm_count,
+                loads=_loads(legality, problem) if _is_of_another_card(found, options.card) else None,
             )
         except Exception as error:
             legality.failed(error, problem, f"{where} {found.entry.bucket} of {found.shipped.path}")
@@ -158,36 +108,36 @@ def resolve(
 
     def searched(far: Match | None) -> Config | None:
         try:
-            return search(problem, far) if search is not None else None
+            return live.search(problem, far) if live.search is not None else None
         except UsageError:
             raise  # an environment variable has a wrong value
         except Exception as error:
             legality.failed(error, problem, "a live search")
             return None
 
-    if given is not None:
-        return _given(tunable, arch, problem, given)
-    if invariant is not None:
-        return invariant(problem, asked_default, on_miss, unfit)
+    if options.given is not None:
+        return _given(legality, problem, options.given)
+    if every_batch is not None:
+        return every_batch.choice(problem, options, legality.unfit)
     default, default_at = tunable.default_config(arch, problem), partial(tunable.default_config, arch)
-    if asked_default:
-        return _default(tunable, arch, problem, default, "asked default", "AOT_TUNE_CONFIG=default", unfit)
+    if options.asked_default:
+        return _default(legality, problem, default, "asked default", "AOT_TUNE_CONFIG=default")
     if choice := from_table(index.own(problem), "own", "bucket"):
         return choice
     bucket = index.bucket_of(problem)
-    cached = remembered(bucket) if remembered is not None else None
+    cached = live.remembered(bucket) if live.remembered is not None else None
     if cached is not None and allowed(cached):
         return Choice(
-            config=cached, source="cached", why=lambda: f"an earlier live search, bucket {_named(bucket)}"
+            config=cached, source="cached", why=lambda: f"an earlier live search, bucket {named(bucket)}"
         )
     if choice := from_table(index.nearest(problem, NEAR_DOUBLINGS), "nearest", "nearest bucket"):
         return choice
-    if on_miss == "error":
+    if options.on_miss == "error":
         raise miss_error(tunable, arch, problem)
-    if on_miss == "default":
-        return _default(tunable, arch, problem, default, "default", f"{environment.ON_MISS}=default", unfit)
+    if options.on_miss == "default":
+        return _default(legality, problem, default, "default", f"{environment.ON_MISS}=default")
     far = index.nearest(problem, math.inf)
-    winner = searched(far) if on_miss == "search" else None
+    winner = searched(far) if options.on_miss == "search" else None
     if winner is not None and allowed(winner):
         return Choice(config=winner, source="searched", why=lambda: "the winner of a live search")
     if choice := from_table(far, "far", "no bucket within one doubling; the nearest is"):
@@ -198,7 +148,7 @@ def resolve(
         missing = "no table has an entry of these dtypes"
     else:
         missing = f"no table that can be used for {arch}"
-    return _default(tunable, arch, problem, default, "default", missing, unfit)
+    return _default(legality, problem, default, "default", missing)
 
 
 def _is_of_another_card(found: Match, card: str | None) -> bool:
@@ -207,12 +157,12 @@ def _is_of_another_card(found: Match, card: str | None) -> bool:
     return card is not None and card != made and found.entry.evidence == "measured"
 
 
-def _loads(tunable: Declaration, problem: Problem, legality: Legality) -> Loads | None:
+def _loads(legality: Legality, problem: Problem) -> Loads | None:
     """The bytes that all blocks of a config load, infinitely many where a function of the declaration raises.
 
     None where the declaration does not say.
     """
-    tiles, work = tunable.tiles, tunable.work
+    tiles, work = legality.tunable.tiles, legality.tunable.work
     if tiles is None or work is None:
         return None
 
@@ -232,15 +182,8 @@ def where_of(source: Source) -> Where:
     return "inside" if source == "own" else "near" if source == "nearest" else "far"
 
 
-def miss_error(tunable: Declaration, arch: Arch, problem: Problem) -> MissError:
-    """The error of a miss where AOT_TUNE_ON_MISS is ``error``."""
-    return MissError(
-        f"no tuned config for {tunable.name} {_named(problem)} on {arch}, and "
-        f"{environment.ON_MISS}=error; tune it: {tune_command(tunable, arch, problem)}"
-    )
-
-
-def _given(tunable: Declaration, arch: Arch, problem: Problem, config: Config) -> Choice:
+def _given(legality: Legality, problem: Problem, config: Config) -> Choice:
+    tunable, arch = legality.tunable, legality.arch
     if missing := tunable.kernel_missing(config):
         raise LaunchError(f"{tunable.name}: config={config}: {missing}")
     wanted = tunable.config_constants(arch, config.kernel)
@@ -255,10 +198,8 @@ def _given(tunable: Declaration, arch: Arch, problem: Problem, config: Config) -
     return Choice(config=config, source="given", why=lambda: "given by the caller")
 
 
-def _default(
-    tunable: Declaration, arch: Arch, problem: Problem, config: Config, source: Source, why: str,
-    unfit: Callable[[Config], str | None] | None,
-) -> Choice:  # fmt: skip
+def _default(legality: Legality, problem: Problem, config: Config, source: Source, why: str) -> Choice:
+    tunable, arch, unfit = legality.tunable, legality.arch, legality.unfit
     reason = tunable.refusal(config, arch, problem)
     if reason is not None:
         others = tunable.candidates(arch, problem)
@@ -296,23 +237,5 @@ def _unlike(one: Config, other: Config) -> tuple[bool, int, float]:
     )
 
 
-def tune_command(tunable: Declaration, arch: Arch, problem: Problem) -> str:
-    """The command that tunes one problem."""
-    values = problem_option(problem)
-    return f"aot-tune tune {tunable.name} --arch {arch}{tunable.module_option} --problem {values}"
-
-
-def miss_message(tunable: Declaration, arch: Arch, problem: Problem, choice: Choice) -> str:
-    """The one-line warning for a problem that nothing was tuned for."""
-    return (
-        f"no tuned config for {tunable.name} {_named(problem)} on {arch}; took {choice.config} "
-        f"({choice.reason}); tune it: {tune_command(tunable, arch, problem)}"
-    )
-
-
 def _table_reason(found: Match, where: str, chosen: Pick) -> str:
-    return f"{where} {_named(found.entry.bucket)} of {found.shipped.path}: {chosen.reason}"
-
-
-def _named(problem: Problem) -> str:
-    return problem_option(problem).replace(",", " ")
+    return f"{where} {named(found.entry.bucket)} of {found.shipped.path}: {chosen.reason}"

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from aot_tune import environment
+from aot_tune.choose.choice import Choice, Source, tune_command
 from aot_tune.choose.index import Index
 from aot_tune.choose.legality import Legality
 from aot_tune.choose.points import waves
-from aot_tune.choose.resolve import Choice, Source, tune_command, where_of
+from aot_tune.choose.resolve import where_of
 from aot_tune.declare.checks import mistakes_on
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.fingerprint.hashing import source_hash

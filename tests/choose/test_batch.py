@@ -16,9 +16,10 @@ from aot_tune.choose.batch import (
     refused_somewhere,
     without_batch,
 )
+from aot_tune.choose.choice import Choice, Options
 from aot_tune.choose.index import Index, Shipped
 from aot_tune.choose.legality import Legality
-from aot_tune.choose.resolve import Choice, resolve
+from aot_tune.choose.resolve import Live, resolve
 from aot_tune.environment import OnMiss
 from aot_tune.errors import LaunchError, MissError, TableWarning
 from aot_tune.tables.table import Entry, Point, Table
@@ -49,10 +50,12 @@ def at(rows: int, cols: int = 1024, dtype: str = "bfloat16") -> Problem:
 def chooser(*tables: Table, tunable: Tunable = batched) -> Any:
     index = Index(tunable.axes, tunable.tiles, [Shipped(table=t, path=Path("t.json")) for t in tables])
     legality = Legality(tunable, SM90)
-    every = BatchInvariant(tunable, SM90, index, legality)
+    every = BatchInvariant(index, legality)
 
     def choose(problem: Problem, **options: Any) -> Choice:
-        return resolve(tunable, SM90, problem, index, legality, invariant=every.choice, **options)
+        live = Live(**{name: options.pop(name) for name in ("remembered", "search") if name in options})
+        fitting = legality.fitting(options.pop("unfit")) if "unfit" in options else legality
+        return resolve(problem, index, fitting, Options(**options), live=live, every_batch=every)
 
     return choose
 

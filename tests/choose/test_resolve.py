@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from aot_tune.choose.choice import Choice, Options, miss_message, tune_command
 from aot_tune.choose.index import Index, Match, Shipped
 from aot_tune.choose.legality import Legality
-from aot_tune.choose.resolve import Choice, miss_message, resolve, tune_command
+from aot_tune.choose.resolve import Live, resolve
 from aot_tune.declare.declaration import Work
 from aot_tune.environment import OnMiss
 from aot_tune.errors import LaunchError, MissError, TableWarning, UsageError
@@ -40,7 +41,8 @@ def at(rows: int, cols: int = 1024, dtype: str = "bfloat16") -> Problem:
 
 def choose(problem: Problem, *tables: Table, tunable: Tunable = scale, **options: Any) -> Choice:
     index = Index(tunable.axes, tunable.tiles, [Shipped(table=t, path=Path("t.json")) for t in tables])
-    return resolve(tunable, SM90, problem, index, Legality(tunable, SM90), **options)
+    live = Live(**{name: options.pop(name) for name in ("remembered", "search") if name in options})
+    return resolve(problem, index, Legality(tunable, SM90), Options(**options), live=live)
 
 
 TABLE = scale_table()
@@ -298,7 +300,7 @@ def test_b3_a_function_that_raises_for_a_tables_config_is_a_fallback(function: s
     index = Index(broken.axes, broken.tiles, [Shipped(table=TABLE, path=Path("t.json"))])
     legality = Legality(broken, SM90)
     with pytest.warns(TableWarning, match=r"declaration raises ZeroDivisionError: by the author") as seen:
-        chosen = {rows: resolve(broken, SM90, at(rows), index, legality) for rows in (41, 64, 100, 4096)}
+        chosen = {rows: resolve(at(rows), index, legality) for rows in (41, 64, 100, 4096)}
     assert len(seen) == 1
     edge = AT_64 if function == "tiles" else DEFAULT  # at an edge and at a point no tiles are counted
     assert {rows: choice.config for rows, choice in chosen.items()} == {

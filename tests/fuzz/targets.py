@@ -180,7 +180,7 @@ def _chosen(kernel: _Kernel, table: Table) -> Iterator[str]:
     table = without(table, set(table.portfolio) - kernel.declared)
     index = Index(tunable.axes, tunable.tiles, [Shipped(table=table, path=Path("table.json"))])
     for problem in kernel.problems:
-        choice = resolve(tunable, table.arch, problem, index, kernel.legality)
+        choice = resolve(problem, index, kernel.legality)
         assert kernel.legality.refusal(choice.config, problem) is None, f"{choice.config} may not run"
         assert choice.reason
         passed_over_message(tunable, table.arch, problem, choice)

@@ -16,7 +16,7 @@ from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aot_tune import environment
-from aot_tune.choose.resolve import Choice
+from aot_tune.choose.choice import Choice
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import ops, rms_norm_tunable
 from aot_tune.serve.launch.dispatch import dispatcher_of

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from aot_tune import environment
-from aot_tune.choose.resolve import Choice
+from aot_tune.choose.choice import Choice
 from aot_tune.cubins import archive
 from aot_tune.cubins.archive import FILE_NAME, CubinKey, Hints
 from aot_tune.cubins.origin import declared_code

@@ -217,7 +217,7 @@ def test_b3_constants_of_no_search_space_reach_no_function_of_a_declaration(
     legality = Legality(tunable, SM90)
     for entry in table.entries[:: max(len(table.entries) // 8, 1)]:
         for problem in (entry.bucket, *sizes_inside(tunable.axes, entry.bucket)):
-            choice = resolve(tunable, SM90, problem, index, legality)
+            choice = resolve(problem, index, legality)
             assert choice.config in tunable.space(SM90, problem)
 
 
@@ -247,7 +247,7 @@ def test_b3_the_other_configs_of_a_table_keep_their_times(tmp_path: Path) -> Non
         point.us[1:] for point in table.entries[1].points
     ]
     assert {point.states["cool"] for point in read.entries[1].points} == {(2.0, 3.0)}
-    choice = resolve(tunable, SM90, table.entries[1].bucket.replaced(M=40), index, Legality(tunable, SM90))
+    choice = resolve(table.entries[1].bucket.replaced(M=40), index, Legality(tunable, SM90))
     assert choice.config in (good, DEFAULT)
     assert choice.source == "own"
 
@@ -265,7 +265,7 @@ def test_a_table_of_shapes_that_are_not_declared_keeps_their_configs(tmp_path: P
     with pytest.warns(TableWarning, match=r"1 config in no search space"):
         index = load(tunable, SM90)
     assert index.tables[0].table.portfolio == (wide,)
-    assert resolve(tunable, SM90, bucket, index, Legality(tunable, SM90)).config == wide
+    assert resolve(bucket, index, Legality(tunable, SM90)).config == wide
 
 
 # Warnings ---------------------------------------------------------------------------------------------------

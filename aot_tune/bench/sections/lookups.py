@@ -22,7 +22,7 @@ from aot_tune.bench.host import resident_mb
 from aot_tune.bench.sections.part import Part, Request
 from aot_tune.choose.index import Index
 from aot_tune.choose.legality import Legality
-from aot_tune.choose.resolve import resolve
+from aot_tune.choose.resolve import Live, resolve
 from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import UsageError
 from aot_tune.kernels import matmul_tunable, rms_norm_tunable
@@ -81,11 +81,9 @@ def _timed(
     found = _remembered(tunable, arch, search, name, index, draw)
     chosen = partial(
         resolve,
-        tunable,
-        arch,
         index=index,
         legality=legality,
-        remembered=partial(search.remembered, arch, name),
+        live=Live(remembered=partial(search.remembered, arch, name)),
     )
     for _ in range(5000):
         chosen(problem=Problem(draw()))

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from aot_tune import environment
 from aot_tune.choose.batch import BatchInvariant
+from aot_tune.choose.choice import Choice, Options, Source
 from aot_tune.choose.index import Index, Match
 from aot_tune.choose.legality import Legality
-from aot_tune.choose.resolve import Choice, Invariant, Source, resolve
+from aot_tune.choose.resolve import Live, resolve
 from aot_tune.declare.declaration import Declaration, config_on
 from aot_tune.errors import CompilerMissingError, LaunchError, MissError
 from aot_tune.nvidia import cutile
@@ -171,7 +172,7 @@ class Dispatcher:
             environment.check()  # a wrong value is reported by the first launch, not by the first miss
             device = here.device(device_index)
             index, legality = self.load(device.arch), Legality(self._tunable, device.arch)
-            invariant = BatchInvariant(self._tunable, device.arch, index, legality)
+            invariant = BatchInvariant(index, legality)
             machine = self._machines[device_index] = Machine(
                 device=device, index=index, legality=legality, invariant=invariant
             )
@@ -245,36 +246,33 @@ class Dispatcher:
         Without `on_miss` it is that of AOT_TUNE_ON_MISS; where ``error`` would make the launch raise, it is
         the choice without that.
         """
-        said = environment.on_miss()
+        usual = environment.on_miss()
         config = config_on(config, arch) if config is not None else None
         if device is not None:
             name = device.name
         else:
             name = next((gpu.name for gpu in loader.gpus() or () if gpu.arch == arch), "")
         remembered = None if is_rank() else lambda bucket: self._search.remembered(arch, name, bucket)
-        return resolve(
-            self._tunable,
-            arch,
-            problem,
-            self.load(arch),
-            Legality(self._tunable, arch),
+        options = Options(
             given=config,
             asked_default=environment.forces_default(),
-            unfit=unfit,
+            on_miss=on_miss or ("nearest" if usual == "error" else usual),
             sm_count=device.sm_count if device is not None else None,
             card=name or None,
-            remembered=remembered,
-            on_miss=on_miss or ("nearest" if said == "error" else said),
-            invariant=self._invariant(lambda: self.every_batch(arch)),
+        )
+        legality = Legality(self._tunable, arch)
+        return resolve(
+            problem,
+            self.load(arch),
+            legality if unfit is None else legality.fitting(unfit),
+            options,
+            live=Live(remembered=remembered),
+            every_batch=self.every_batch(arch) if self._keeps_one() else None,
         )
 
     def every_batch(self, arch: Arch) -> BatchInvariant:
         """The choices that hold for every batch, on an arch of which no GPU need be there."""
-        return BatchInvariant(self._tunable, arch, self.load(arch), Legality(self._tunable, arch))
-
-    def _invariant(self, made: Callable[[], BatchInvariant]) -> Invariant | None:
-        """What chooses one config for every batch, where that is asked for and a batch is declared."""
-        return made().choice if self._keeps_one() else None
+        return BatchInvariant(self.load(arch), Legality(self._tunable, arch))
 
     def _keeps_one(self) -> bool:
         """Whether one config must serve every batch."""
@@ -339,23 +337,21 @@ class Dispatcher:
             )
             return self._search.winner(occasion)
 
-        resolved = partial(
-            resolve,
-            self._tunable,
-            arch,
-            problem,
-            machine.index,
-            machine.legality,
+        options = Options(
             given=given,
             asked_default=environment.forces_default(),
-            remembered=None if self._ranked else remembered,
             on_miss=environment.on_miss(),
             sm_count=machine.device.sm_count,
             card=machine.device.name,
-            invariant=self._invariant(lambda: machine.invariant),
         )
+        live = Live(
+            remembered=None if self._ranked else remembered,
+            search=None if self._ranked or is_primed() else search,
+        )
+        every_batch = machine.invariant if self._keeps_one() else None
+        choosing = partial(resolve, problem, machine.index, options=options, every_batch=every_batch)
         try:
-            choice = resolved(search=None if self._ranked or is_primed() else search)
+            choice = choosing(machine.legality, live=live)
         except MissError:
             self._messages.missed(arch, problem)
             raise
@@ -364,7 +360,10 @@ class Dispatcher:
         except LaunchError:  # this GPU is smaller than others of its arch
             if given is not None:
                 raise
-            choice = resolved(unfit=lambda config: unfit(self._tunable, config, machine.device, problem))
+            smaller = machine.legality.fitting(
+                lambda config: unfit(self._tunable, config, machine.device, problem)
+            )
+            choice = choosing(smaller, live=replace(live, search=None))
             grid = self.grid(machine.device, choice.config, problem)
         self._messages.choice(arch, problem, choice)
         return LaunchPlan(choice=choice, grid=grid, kernel=self.kernels.of(choice.config))

@@ -6,8 +6,8 @@ import sys
 from contextlib import suppress
 
 from aot_tune import environment
+from aot_tune.choose.choice import Choice, miss_message
 from aot_tune.choose.index import Index
-from aot_tune.choose.resolve import Choice, miss_message
 from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import CubinWarning, MissWarning, TableWarning
 from aot_tune.nvidia import cutile

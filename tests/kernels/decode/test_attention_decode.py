@@ -221,7 +221,7 @@ def test_equal_parts_run_only_where_each_sequence_and_head_may_have_two_blocks()
         gpu = device.with_sm_count(name, sms)
         for one in (shape(b, 8192, h, kv, head_dim=d) for b in range(2, 40) for h, kv, d in HEADS):
             fits_there = partial(unfit, attention_decode_tunable, device=gpu, problem=one)
-            chosen = resolve(attention_decode_tunable, SM90, one, index, legality, unfit=fits_there).config
+            chosen = resolve(one, index, legality.fitting(fits_there)).config
             blocks = attention_decode_tunable.grid(chosen, gpu, one)[0]
             assert not chosen["balanced"] or blocks >= 2 * one.size("batch") * one.size("kv_heads")
 
@@ -733,7 +733,7 @@ def test_a_gpu_smaller_than_its_archs_reference_runs_every_declared_problem(
     index, legality = dispatcher_of(tunable).load(here), Legality(tunable, here)
     for one in tunable.typical_problems[:: 1 if tunable is attention_decode_tunable else 5]:
         fits = partial(unfit, tunable, device=device, problem=one)
-        chosen = resolve(tunable, here, one, index, legality, unfit=fits).config
+        chosen = resolve(one, index, legality.fitting(fits)).config
         assert fits(chosen) is None, one
         assert tunable.refusal(chosen, here, one) is None, one
 
@@ -748,7 +748,7 @@ def test_in_place_of_a_default_that_does_not_fit_runs_what_is_most_like_it() -> 
         Legality(attention_decode_tunable, here),
     )
     fits = partial(unfit, attention_decode_tunable, device=l4, problem=one)
-    choice = resolve(attention_decode_tunable, here, one, index, legality, unfit=fits)
+    choice = resolve(one, index, legality.fitting(fits))
     # A third block a multiprocessor is nearer than half the splits.
     assert choice.config == Config(constants=default.constants, hints={**default.hints, "occupancy": 3})
     assert choice.source == "default"

@@ -1,0 +1,100 @@
+"""A choice: what is asked, the answer and its reason, and the messages of a miss. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from aot_tune import environment
+from aot_tune.declare.declaration import Declaration
+from aot_tune.environment import OnMiss
+from aot_tune.errors import MissError
+from aot_tune.tables.table import Entry
+from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
+from aot_tune.values.problem import Problem, problem_option
+
+Source = Literal[
+    "given", "asked default", "invariant", "own", "cached", "nearest", "searched", "far", "default"
+]
+"""Where a config came from: steps 1, 1, 1, 2, 2, 3, 4, 4 and 5 of `resolve`."""
+
+MISSES: frozenset[Source] = frozenset({"searched", "far", "default"})
+"""The sources that mean that nothing was tuned for the problem or near it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The config that a problem gets, and why."""
+
+    config: Config
+    """The config to run."""
+
+    source: Source
+    """The step of `resolve` that gave it."""
+
+    why: Callable[[], str] = field(compare=False, repr=False)
+    """Makes the text of `reason`; it is a function because few choices are asked for it."""
+
+    entry: Entry | None = None
+    """The table's entry that gave it; None where no table did."""
+
+    @property
+    def reason(self) -> str:
+        """For people: the entry and point that gave the config, or what was missing."""
+        return self.why()
+
+    @property
+    def missed(self) -> bool:
+        """Whether nothing was tuned for the problem or near it."""
+        return self.source in MISSES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a process asks of a choice beside its problem."""
+
+    given: Config | None = None
+    """The config that the caller gives."""
+
+    asked_default: bool = False
+    """Whether AOT_TUNE_CONFIG asks for the default."""
+
+    on_miss: OnMiss = "search"
+    """What AOT_TUNE_ON_MISS says."""
+
+    sm_count: int | None = None
+    """Multiprocessors of the GPU that launches, by which waves are counted; None for those of the GPU that a
+    table was measured on."""
+
+    card: str | None = None
+    """Name of the GPU that launches; None for the one that a table was measured on. On any other, the bytes
+    that a config loads decide between those that overlap."""
+
+
+def miss_error(tunable: Declaration, arch: Arch, problem: Problem) -> MissError:
+    """The error of a miss where AOT_TUNE_ON_MISS is ``error``."""
+    return MissError(
+        f"no tuned config for {tunable.name} {named(problem)} on {arch}, and "
+        f"{environment.ON_MISS}=error; tune it: {tune_command(tunable, arch, problem)}"
+    )
+
+
+def miss_message(tunable: Declaration, arch: Arch, problem: Problem, choice: Choice) -> str:
+    """The one-line warning for a problem that nothing was tuned for."""
+    return (
+        f"no tuned config for {tunable.name} {named(problem)} on {arch}; took {choice.config} "
+        f"({choice.reason}); tune it: {tune_command(tunable, arch, problem)}"
+    )
+
+
+def tune_command(tunable: Declaration, arch: Arch, problem: Problem) -> str:
+    """The command that tunes one problem."""
+    values = problem_option(problem)
+    return f"aot-tune tune {tunable.name} --arch {arch}{tunable.module_option} --problem {values}"
+
+
+def named(problem: Problem) -> str:
+    """A problem in messages: ``M=300 N=4096 dtype=bfloat16``."""
+    return problem_option(problem).replace(",", " ")
