@@ -1,6 +1,6 @@
 """Measure how near two problems of one search are. Pure.
 
-The rule is that of declared kernels (`aot_tune.values.bucket.nearest`): the smallest sum of doublings between
+The rule is that of declared kernels (`aot_tune.choose.nearest`): the smallest sum of doublings between
 buckets, each at most one doubling apart; of equally near problems the larger, then the first. Three things
 differ, because no axis is declared:
 
@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import inf, prod
 
+from aot_tune.choose.nearest import NEAR_DOUBLINGS
 from aot_tune.replay.problem import Argument, Array, Fixed, Items, Problem, Whole
-from aot_tune.values.bucket import NEAR_DOUBLINGS, edge
+from aot_tune.values.bucket import edge
 
 NEAR = int(NEAR_DOUBLINGS)
 """The most doublings between the buckets of one dimension of problems that are near each other."""

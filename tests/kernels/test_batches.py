@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from aot_tune.choose.batch import every_batch, without_batch
+from aot_tune.choose.choice import Options
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.cubin import machine_code
 from aot_tune.serve.launch.dispatch import dispatcher_of
@@ -29,7 +30,7 @@ CPU = torch.device("cpu")
 
 
 def chosen(tunable: Tunable, one: Problem) -> Config:
-    return dispatcher_of(tunable).every_batch(SM90).choice(one, False, "nearest", None).config
+    return dispatcher_of(tunable).every_batch(SM90).choice(one, Options(on_miss="nearest")).config
 
 
 @pytest.mark.parametrize("tunable", SHIPPED, ids=lambda tunable: tunable.name)
@@ -40,12 +41,12 @@ def test_the_committed_tables_give_one_config_for_every_batch(tunable: Tunable) 
     configs: dict[Problem, Config] = {}
     every = dispatcher_of(tunable).every_batch(SM90)
     for bucket in tunable.buckets:
-        choice = every.choice(bucket, False, "error", None)
+        choice = every.choice(bucket, Options(on_miss="error"))
         assert choice.source == "invariant"
         other = without_batch(tunable, bucket)
         assert configs.setdefault(other, choice.config) == choice.config
         inside = bucket.replaced(**{name: max(bucket.size(name) - 3, 1) for name in tunable.batch_axes})
-        assert every.choice(inside, False, "error", None).config == choice.config
+        assert every.choice(inside, Options(on_miss="error")).config == choice.config
     for bucket in tunable.buckets:
         config = configs[without_batch(tunable, bucket)]
         for one in every_batch(tunable, bucket):
