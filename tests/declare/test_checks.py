@@ -341,12 +341,8 @@ def test_a_mistake_is_refused_at_construction_and_told_what_to_write(name):
     with pytest.raises(DeclarationError, match=told) as caught:
         declared(**changes)
     assert len(str(caught.value)) < 600
-
-
-@pytest.mark.parametrize("name", sorted(MISTAKES.keys() - {"a path as a name", "a hint cuTile lacks"}))
-def test_the_error_starts_with_the_kernels_name(name):
-    with pytest.raises(DeclarationError, match=r"^scale: "):
-        declared(**MISTAKES[name][0])
+    nameless = name in ("a path as a name", "a hint cuTile lacks")
+    assert str(caught.value).startswith("scale: ") or nameless
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from aot_tune.declare.mistakes import space_mistakes
 from aot_tune.errors import LaunchError
 from aot_tune.tunable import Tunable
 from aot_tune.values.arch import KNOWN_ARCHS, Arch
+from aot_tune.values.bucket import Pow2
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 from tests.check_archs import ARCHS, check
@@ -52,6 +53,34 @@ def test_no_archs_space_is_one_that_a_sweep_would_refuse(name: str) -> None:
     tunable = FOUND[name].tunable
     for arch in KNOWN_ARCHS:
         assert list(space_mistakes(tunable, arch, tunable.typical_problems)) == [], arch
+
+
+WITHOUT_FP8 = [arch for arch in KNOWN_ARCHS if arch < SM90]
+
+
+def runs(name: str) -> list[Arch]:
+    """The archs that a kernel runs on."""
+    return [arch for arch in KNOWN_ARCHS if not name.startswith("matmul_fp8") or arch not in WITHOUT_FP8]
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_the_default_is_a_candidate_of_every_declared_problem(name: str) -> None:
+    tunable = FOUND[name].tunable
+    for arch in runs(name):
+        for one in tunable.typical_problems:
+            assert tunable.default_config(arch, one) in tunable.candidates(arch, one), (arch, one)
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_all_sizes_of_a_bucket_have_its_default_and_its_candidates(name: str) -> None:
+    tunable, chance = FOUND[name].tunable, random.Random(name)
+    pow2 = [axis for axis, kind in tunable.axes.items() if isinstance(kind, Pow2)]
+    for arch in runs(name):
+        for bucket in chance.sample(tunable.buckets, 10):
+            sizes = {axis: chance.randint(bucket.size(axis) // 2 + 1, bucket.size(axis)) for axis in pow2}
+            one = bucket.replaced(**sizes)
+            for ask in (tunable.default_config, tunable.candidates):
+                assert ask(arch, one) == ask(arch, bucket), (arch, one)
 
 
 @pytest.mark.parametrize("name", FOUND)

@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from aot_tune import kernels
+from tests.support.violations import assert_none
 
 KERNELS = Path(str(kernels.__file__)).parent
 TESTS = Path(__file__).parent
@@ -57,21 +56,27 @@ def test_every_reference_of_a_kernel_file_has_a_row() -> None:
     assert {path: found - known for path, found in REFERENCES.items() if found - known} == {}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id.strip("`"))
-def test_a_row_names_the_files_that_refer_to_it(row: Row) -> None:
+def wrong_files(row: Row) -> list[str]:
+    """The files that refer to a row and that it does not name, and those that it names in vain."""
     referring = {path for path, found in REFERENCES.items() if row.id.strip("`") in found}
     named = {one for one in quoted(row.remedy) if one.endswith(".py")}
-    assert row.remedy == "none" or referring
-    assert {path for path in referring if not any(path.endswith(one) for one in named)} == set()
-    assert {one for one in named if not any(path.endswith(one) for path in referring)} == set()
+    wrong = [path for path in referring if not any(path.endswith(one) for one in named)]
+    wrong += [one for one in named if not any(path.endswith(one) for path in referring)]
+    return wrong if referring or row.remedy == "none" else ["no file", *wrong]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id.strip("`"))
-def test_a_row_names_a_test_that_exists_or_says_none(row: Row) -> None:
-    if row.test != "none":
-        [named] = quoted(row.test)
-        path, _, name = named.partition("::")
-        assert f"def {name}(" in (TESTS / path).read_text()
+def test_a_row_names_the_files_that_refer_to_it() -> None:
+    assert_none(f"{row.id}: {path}" for row in ROWS for path in wrong_files(row))
+
+
+def is_there(test: str) -> bool:
+    [named] = quoted(test)
+    path, _, name = named.partition("::")
+    return (TESTS / path).exists() and f"def {name}(" in (TESTS / path).read_text()
+
+
+def test_a_row_names_a_test_that_exists_or_says_none() -> None:
+    assert_none(f"{row.id}: {row.test}" for row in ROWS if row.test != "none" and not is_there(row.test))
 
 
 def test_no_kernel_file_names_a_version_of_the_compiler_beside_the_register() -> None:

@@ -13,7 +13,7 @@ import torch
 from aot_tune.errors import LaunchError
 from aot_tune.kernels.prefill import flash_space
 from aot_tune.kernels.prefill.attention import attention, attention_tunable
-from aot_tune.values.arch import KNOWN_ARCHS, Arch
+from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from tests.support import emulator
@@ -34,25 +34,6 @@ SMALL = config(16, 32)
 
 
 # The space --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("arch", KNOWN_ARCHS, ids=str)
-def test_the_default_is_a_candidate_of_every_declared_problem(arch: Arch) -> None:
-    for one in attention_tunable.typical_problems:
-        assert attention_tunable.default_config(arch, one) in attention_tunable.candidates(arch, one), one
-
-
-@pytest.mark.parametrize("arch", KNOWN_ARCHS, ids=str)
-def test_a_config_is_legal_for_a_size_exactly_when_it_is_for_its_bucket(arch: Arch) -> None:
-    for tokens in (1, 33, 65, 100, 129, 200, 3000):
-        for mask in ("full", "causal", "causal_127", "causal_4095"):
-            one = shape(tokens, mask=mask)
-            bucket = attention_tunable.bucket_of(one)
-            assert attention_tunable.candidates(arch, one) == attention_tunable.candidates(arch, bucket)
-            assert attention_tunable.default_config(arch, one) in attention_tunable.candidates(arch, one)
-            assert attention_tunable.default_config(arch, one) == attention_tunable.default_config(
-                arch, bucket
-            )
 
 
 def test_the_declared_problems_are_a_sweep_of_minutes() -> None:

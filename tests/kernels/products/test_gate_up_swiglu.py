@@ -14,7 +14,7 @@ from aot_tune.kernels.products.gate_up_swiglu import gate_up_swiglu, gate_up_swi
 from aot_tune.kernels.products.product_space import config_of
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.cubin import resources
-from aot_tune.values.arch import KNOWN_ARCHS, Arch
+from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
@@ -32,23 +32,6 @@ def shape(tokens: int, n: int = 14336, k: int = 4096, dtype: str = "bfloat16") -
 
 
 # The space --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("arch", KNOWN_ARCHS, ids=str)
-def test_the_default_is_a_candidate_of_every_declared_problem(arch: Arch) -> None:
-    for one in gate_up_swiglu_tunable.typical_problems:
-        assert gate_up_swiglu_tunable.default_config(arch, one) in gate_up_swiglu_tunable.candidates(
-            arch, one
-        )
-
-
-@pytest.mark.parametrize("arch", KNOWN_ARCHS, ids=str)
-def test_all_sizes_of_a_bucket_have_its_default_and_its_candidates(arch: Arch) -> None:
-    tunable = gate_up_swiglu_tunable
-    for tokens in (1, 3, 33, 65, 129, 700, 5000):
-        one = shape(tokens)
-        assert tunable.default_config(arch, one) == tunable.default_config(arch, tunable.bucket_of(one))
-        assert tunable.candidates(arch, one) == tunable.candidates(arch, tunable.bucket_of(one))
 
 
 def test_the_sweep_is_one_of_minutes() -> None:

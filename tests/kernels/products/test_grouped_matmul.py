@@ -16,7 +16,7 @@ from aot_tune.kernels.products.grouped_matmul_space import with_search
 from aot_tune.kernels.products.product_space import config_of
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.cubin import resources
-from aot_tune.values.arch import KNOWN_ARCHS, Arch
+from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
@@ -48,25 +48,6 @@ def made(*ends: int, tokens: int | None = None, n: int = 40, k: int = 48, seed: 
 
 
 # The space --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("arch", KNOWN_ARCHS, ids=str)
-def test_the_default_is_a_candidate_of_every_declared_problem(arch: Arch) -> None:
-    for one in grouped_matmul_tunable.typical_problems:
-        assert grouped_matmul_tunable.default_config(arch, one) in grouped_matmul_tunable.candidates(
-            arch, one
-        )
-
-
-@pytest.mark.parametrize("arch", KNOWN_ARCHS, ids=str)
-def test_all_sizes_of_a_bucket_have_its_default_and_its_candidates(arch: Arch) -> None:
-    for tokens in (1, 3, 33, 129, 700, 5000):
-        one = shape(tokens, 8, 4096, 4096)
-        bucket = grouped_matmul_tunable.bucket_of(one)
-        assert grouped_matmul_tunable.default_config(arch, one) == grouped_matmul_tunable.default_config(
-            arch, bucket
-        )
-        assert grouped_matmul_tunable.candidates(arch, one) == grouped_matmul_tunable.candidates(arch, bucket)
 
 
 def test_the_sweep_is_one_of_minutes() -> None:

@@ -18,7 +18,7 @@ from aot_tune.kernels.products.linear import _no_bias, linear, linear_tunable
 from aot_tune.kernels.products.product_space import extent
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.cubin import resources
-from aot_tune.values.arch import KNOWN_ARCHS, Arch
+from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
@@ -56,21 +56,6 @@ def config(
 
 
 # The space --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("arch", KNOWN_ARCHS, ids=str)
-def test_the_default_is_a_candidate_of_every_declared_problem(arch: Arch) -> None:
-    for one in linear_tunable.typical_problems:
-        assert linear_tunable.default_config(arch, one) in linear_tunable.candidates(arch, one), one
-
-
-@pytest.mark.parametrize("arch", KNOWN_ARCHS, ids=str)
-def test_all_sizes_of_a_bucket_have_its_default_and_its_candidates(arch: Arch) -> None:
-    for m in (1, 3, 16, 17, 33, 64, 65, 129, 700, 5000):
-        one = shape(m)
-        bucket = linear_tunable.bucket_of(one)
-        assert linear_tunable.default_config(arch, one) == linear_tunable.default_config(arch, bucket)
-        assert linear_tunable.candidates(arch, one) == linear_tunable.candidates(arch, bucket)
 
 
 def test_the_sweep_is_one_of_minutes() -> None:

@@ -53,13 +53,6 @@ def config(
 
 
 @BOTH
-@pytest.mark.parametrize("arch", WITH_FP8, ids=str)
-def test_the_default_is_a_candidate_of_every_declared_problem(tunable: Tunable, arch: Arch) -> None:
-    for one in tunable.typical_problems:
-        assert tunable.default_config(arch, one) in tunable.candidates(arch, one), one
-
-
-@BOTH
 @pytest.mark.parametrize("arch", ["sm90", "sm100", "sm120"])
 def test_the_declaration_has_no_mistake(tunable: Tunable, arch: str) -> None:
     assert declaration_problems(tunable, Arch.parse(arch)) == []
@@ -73,17 +66,6 @@ def test_before_sm90_every_config_is_refused_with_what_to_do(tunable: Tunable, a
         assert refusal is not None
         assert "fp8 from sm90 on" in refusal
         assert "call matmul" in refusal
-
-
-@BOTH
-@pytest.mark.parametrize("arch", WITH_FP8, ids=str)
-def test_a_config_is_legal_and_a_default_the_same_for_all_sizes_of_a_bucket(
-    tunable: Tunable, arch: Arch
-) -> None:
-    for size in (1, 3, 17, 33, 65, 129, 700, 1025):
-        one, edge = shape(size), tunable.bucket_of(shape(size))
-        assert tunable.candidates(arch, one) == tunable.candidates(arch, edge)
-        assert tunable.default_config(arch, one) == tunable.default_config(arch, edge)
 
 
 @BOTH
