@@ -1,15 +1,15 @@
-"""`python -m aot_tune` and the script `aot-tune`. Knows only whether what it needs is installed."""
+"""`python -m aot_tune` and the script `aot-tune`: run the command line, or name the missing package."""
 
 from __future__ import annotations
 
 import sys
 
 _EXTRA = ("typer", "rich")
-"""What the command line imports beyond what serving needs: the extra `tune` brings them."""
+"""Packages that the command line imports beyond those of serving. The extra `tune` installs them."""
 
 
 def main() -> None:
-    """Run the command line; without its needs, say what to install."""
+    """Run the command line; where a package is missing, print what to install."""
     try:
         from aot_tune.cli.app import app
     except ModuleNotFoundError as error:

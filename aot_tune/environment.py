@@ -1,4 +1,4 @@
-"""Every environment variable that aot_tune reads. Each is read anew, so that a test or a fork may set it."""
+"""Read the environment variables of aot_tune. Each is read anew, so that a test or a fork may set it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ DISABLE_OURS = "AOT_TUNE_DISABLE_AUTOTUNE"
 
 AT_START = "AOT_TUNE_AT_START"
 START_OPTIONS = "AOT_TUNE_START_OPTIONS"
-"""What `aot-tune run` and `aot-tune record` tell the program that they start. Not for people."""
+"""Variable by which `aot-tune run` and `aot-tune record` configure the program that they start. Internal."""
 
 OnMiss = Literal["search", "nearest", "default", "error"]
-"""What a miss does: search live, take the nearest recorded or tuned config at any distance, take the default
-(of a recorded search: the first config), or raise."""
+"""Answers to a miss: search live, take the nearest tuned or recorded config at any distance, take the default
+(for a recorded search the first config), or raise."""
 
 DESCRIPTIONS = {
     TABLES: "folders of tables, as in PATH, read before a package's own; predictions are read only there",
@@ -41,23 +41,23 @@ DESCRIPTIONS = {
     DISABLE: "'1' forbids live searches, as it does for Triton and others",
     DISABLE_OURS: "the same for aot_tune alone; where it is set, DISABLE_AUTOTUNE does not count",
 }
-"""What each variable does, in one line: the README's table and `aot-tune doctor` show this."""
+"""Effect of each variable in one line, for the README's table and `aot-tune doctor`."""
 
 DEFAULT_SEARCH_SECONDS = 1.0
-"""The default limit, seconds. A search over prebuilt cubins takes 44 ms and fits; eight compilations take 5 s
-and do not (measured on an H200)."""
+"""Default limit of a live search, seconds. A search over prebuilt cubins takes 44 ms and fits; eight
+compilations take 5 s and do not (measured on an H200)."""
 
 MOST_SEARCH_SECONDS = 1e6
-"""The longest limit, seconds: 12 days. A wait for a lock takes at most 9.2e9 seconds."""
+"""Longest limit of a live search, seconds: 12 days. A wait for a lock takes at most 9.2e9 seconds."""
 
 
 def table_folders() -> tuple[Path, ...]:
-    """The folders named by AOT_TUNE_TABLES, in order."""
+    """Return the folders named by AOT_TUNE_TABLES, in order."""
     return tuple(Path(part) for part in os.environ.get(TABLES, "").split(os.pathsep) if part)
 
 
 def cache_folder() -> Path | None:
-    """The folder named by AOT_TUNE_CACHE_DIR; None where it names none."""
+    """Return the folder named by AOT_TUNE_CACHE_DIR; None where it is unset."""
     named = os.environ.get(CACHE_DIR)
     return Path(named) if named else None
 
@@ -75,7 +75,7 @@ def forces_default() -> bool:
 
 
 def search_seconds() -> float:
-    """The longest live search, in seconds; 0 forbids live searches.
+    """Return the limit of a live search, seconds; 0 forbids live searches.
 
     Raises:
         UsageError: AOT_TUNE_SEARCH_SECONDS is not a number of seconds.
@@ -96,12 +96,12 @@ def search_seconds() -> float:
 
 
 def search_disabled() -> bool:
-    """Whether live searches are forbidden: by AOT_TUNE_DISABLE_AUTOTUNE, or where unset, DISABLE_AUTOTUNE."""
+    """Whether AOT_TUNE_DISABLE_AUTOTUNE, or where unset DISABLE_AUTOTUNE, forbids live searches."""
     return _on(DISABLE_OURS) if os.environ.get(DISABLE_OURS, "").strip() else _on(DISABLE)
 
 
 def on_miss() -> OnMiss:
-    """What is done for a problem that no table answers.
+    """Return the answer to a miss, a problem that no table answers.
 
     Raises:
         UsageError: AOT_TUNE_ON_MISS is none of the modes.
@@ -114,7 +114,7 @@ def on_miss() -> OnMiss:
 
 
 def missed_file() -> Path | None:
-    """The file that AOT_TUNE_RECORD names for problems that missed; None where it names none."""
+    """Return the file that AOT_TUNE_RECORD names for problems that missed; None where it is unset."""
     named = os.environ.get(RECORD, "").strip()
     return Path(named) if named else None
 
@@ -125,15 +125,16 @@ def logs_choices() -> bool:
 
 
 def batch_invariant() -> bool:
-    """Whether AOT_TUNE_BATCH_INVARIANT asks for one config whatever the batch."""
+    """Whether AOT_TUNE_BATCH_INVARIANT asks for one config for every batch."""
     return _on(BATCH_INVARIANT)
 
 
 def world_size() -> int:
-    """The larger world size of AOT_TUNE_RANKED and WORLD_SIZE; 1 where neither is set.
+    """Return the larger world size of AOT_TUNE_RANKED and WORLD_SIZE; 1 where neither is set.
 
     Raises:
-        UsageError: AOT_TUNE_RANKED is not a number. WORLD_SIZE belongs to others: any other text is ignored.
+        UsageError: AOT_TUNE_RANKED is not a number. WORLD_SIZE belongs to other programs: where it is not a
+            number it is ignored.
     """
     sizes = [os.environ.get(name, "").strip() for name in (RANKED, "WORLD_SIZE")]
     if sizes[0] and not _is_number(sizes[0]):
@@ -142,7 +143,7 @@ def world_size() -> int:
 
 
 def check() -> None:
-    """Refuse variables with a wrong value, so that the first launch reports them and not a much later one.
+    """Refuse variables with a wrong value, so that the first launch reports them.
 
     Raises:
         UsageError: As `forces_default`, `search_seconds` and `world_size` do.
@@ -152,11 +153,11 @@ def check() -> None:
 
 
 CHECKED = (forces_default, search_seconds, world_size, on_miss)
-"""The functions that raise where their variable has a wrong value."""
+"""Functions that raise where their variable has a wrong value."""
 
 
 _MOST_DIGITS = 18
-"""The most digits of a world size; Python refuses to read a number of more than 4300."""
+"""Most digits of a world size. Python refuses to read a number of more than 4300."""
 
 
 def _is_number(value: str) -> bool:

@@ -18,8 +18,8 @@
         CutileError               a request that cuTile cannot meet in this installation
           CompilerMissingError    a compilation where no compiler is installed
         ArchiveError              a file that is not a whole archive of cubins
-        NotRecordableError        a library's search that has no identity: cuTile's own search is made
-          UnspelledError          a config whose content cannot be told
+        NotRecordableError        a library's search that cannot be identified: cuTile's own search is made
+          UnspelledError          a config whose content cannot be identified
     UserWarning
       AotTuneWarning              a base for the warnings; serving goes on after each
         TableWarning              a table left out, or used with a reservation
@@ -33,7 +33,7 @@ from __future__ import annotations
 
 
 class AotTuneError(Exception):
-    """The root of the errors: catching it catches every error that aot_tune raises on purpose."""
+    """Base of every error that aot_tune raises on purpose."""
 
 
 class UsageError(AotTuneError):
@@ -49,7 +49,7 @@ class DeclarationError(AotTuneError):
 
 
 class ArgumentsError(DeclarationError):
-    """`make_args` or `reference` raises for one problem; for the others it need not."""
+    """`make_args` or `reference` raises for one problem; other problems may work."""
 
 
 class TableError(AotTuneError):
@@ -79,7 +79,7 @@ class TuneError(AotTuneError):
 
 
 class JournalMismatchError(TuneError):
-    """A sweep's journal was made under other conditions: driver, compiler, source or GPU changed."""
+    """A sweep's journal was made under other conditions: the driver, compiler, source or GPU changed."""
 
 
 class LaunchError(AotTuneError):
@@ -87,11 +87,11 @@ class LaunchError(AotTuneError):
 
 
 class MissError(LaunchError):
-    """No table answers a problem, or code would be compiled after `prime`, and AOT_TUNE_ON_MISS=error."""
+    """A miss where AOT_TUNE_ON_MISS=error: no table answers, or code would be compiled after `prime`."""
 
 
 class CutileError(AotTuneError):
-    """cuTile cannot meet a request in this installation, because of a version, the compiler or a symbol."""
+    """cuTile cannot meet a request in this installation: a version, the compiler or a symbol prevents it."""
 
 
 class CompilerMissingError(CutileError):
@@ -103,15 +103,15 @@ class ArchiveError(AotTuneError):
 
 
 class NotRecordableError(AotTuneError):
-    """A library's search cannot be told from others; the message says what of it."""
+    """A library's search cannot be identified; the message names the part that prevents it."""
 
 
 class UnspelledError(NotRecordableError):
-    """A config, a hint or a constant is of a type whose content cannot be told."""
+    """A config, hint or constant is of a type whose content cannot be identified."""
 
 
 class AotTuneWarning(UserWarning):
-    """The root of the warnings. Serving goes on after each of them."""
+    """Base of the warnings. Serving goes on after each of them."""
 
 
 class TableWarning(AotTuneWarning):

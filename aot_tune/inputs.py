@@ -19,14 +19,14 @@ _SHORT = {
     "e4m3": "float8_e4m3fn",
     "e5m2": "float8_e5m2",
 }
-"""Names that other libraries have for a dtype, with torch's."""
+"""torch's dtype names by the short names that other libraries use."""
 
 
 def has_odd_sizes(seed: int) -> bool:
     """Whether ``make_args`` should put sizes that no axis names into their other class modulo 16.
 
-    The pages of a cache are such a size. It is true of seeds from 4 on; a sweep uses smaller seeds, so that a
-    cubin compiled for one of them fits all.
+    The pages of a cache are such a size. It is true for seeds from 4 on. A sweep uses smaller seeds, so that
+    a cubin compiled for one seed fits all.
     """
     return seed >= 4
 
@@ -43,13 +43,13 @@ def randn(
     *,
     scale: float = 1.0,
 ) -> torch.Tensor:
-    """Normally distributed values, drawn in float32 where torch cannot draw in `dtype`.
+    """Return normally distributed values, drawn in float32 where torch cannot draw in `dtype`.
 
     Args:
         shape: The tensor's sizes.
         dtype: A torch dtype or its name, ``bfloat16``.
         device: A torch device; ``meta`` gives a tensor without storage.
-        seed: Equal seeds give equal values on one device; give each argument a seed of its own.
+        seed: Seed of the generator: equal seeds give equal values on one device. Give each argument its own.
         scale: Standard deviation.
     """
     device, dtype = torch.device(device), named_dtype(dtype)
@@ -70,7 +70,7 @@ def randn(
 def randint(
     shape: Sequence[int], low: int, high: int, dtype: str | torch.dtype, device: str | torch.device, seed: int
 ) -> torch.Tensor:
-    """Evenly distributed integers from `low` up to but not `high`; the other arguments as in `randn`."""
+    """Return evenly distributed integers from `low` up to but not `high`; other arguments as in `randn`."""
     device = torch.device(device)
     return torch.randint(
         low, high, tuple(shape), dtype=named_dtype(dtype), device=device, generator=_generator(device, seed)
@@ -85,42 +85,42 @@ def uniform(
     device: str | torch.device,
     seed: int,
 ) -> torch.Tensor:
-    """Values evenly distributed between `low` and `high`; the other arguments as in `randn`."""
+    """Return values evenly distributed between `low` and `high`; other arguments as in `randn`."""
     device, dtype = torch.device(device), named_dtype(dtype)
     values = torch.empty(tuple(shape), dtype=dtype, device=device)
     return values if device.type == "meta" else values.uniform_(low, high, generator=_generator(device, seed))
 
 
 def empty(shape: Sequence[int], dtype: str | torch.dtype, device: str | torch.device) -> torch.Tensor:
-    """A tensor for an output; its content is arbitrary."""
+    """Return a tensor of arbitrary content, for an output."""
     return torch.empty(tuple(shape), dtype=named_dtype(dtype), device=device)
 
 
 def zeros(shape: Sequence[int], dtype: str | torch.dtype, device: str | torch.device) -> torch.Tensor:
-    """A tensor of zeros: locks, counters, sums to add to."""
+    """Return a tensor of zeros, for locks, counters and sums."""
     return full(shape, 0, dtype, device)
 
 
 def full(
     shape: Sequence[int], value: float, dtype: str | torch.dtype, device: str | torch.device
 ) -> torch.Tensor:
-    """A tensor that holds `value` everywhere, in any dtype that torch can convert to."""
+    """Return a tensor that holds `value` everywhere, in any dtype that torch can convert to."""
     device, dtype = torch.device(device), named_dtype(dtype)
     filled = torch.empty(tuple(shape), dtype=dtype, device=device)
     return filled if device.type == "meta" else filled.fill_(value)
 
 
 def named_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """The torch dtype called `dtype`, such as ``bfloat16``."""
+    """Return the torch dtype called `dtype`, such as ``bfloat16``."""
     if isinstance(dtype, torch.dtype):
         return dtype
-    found = getattr(torch, dtype, None)
-    if not isinstance(found, torch.dtype):
+    resolved = getattr(torch, dtype, None)
+    if not isinstance(resolved, torch.dtype):
         near = _SHORT.get(dtype) or next(iter(difflib.get_close_matches(dtype, _names(), n=1)), "bfloat16")
         raise ValueError(f"torch has no dtype called {dtype!r}; write {near!r}")
-    return found
+    return resolved
 
 
 def _names() -> list[str]:
-    """The names of all of torch's dtypes."""
+    """Return the names of all of torch's dtypes."""
     return [name for name, value in vars(torch).items() if isinstance(value, torch.dtype)]

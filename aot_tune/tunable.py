@@ -1,4 +1,4 @@
-"""The declaration that authors construct: it checks itself and can be launched."""
+"""Tunable: the declaration that authors construct. It checks itself and can be launched."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aot_tune.values.config import Config
 class Tunable(Declaration):
     """A cuTile kernel's declaration with its tables: `launch` runs the kernel with its tuned config.
 
-    Constructing one checks it and reads its tables for the GPUs of this machine, without a CUDA context.
+    The constructor checks it and reads its tables for the GPUs of this machine, without a CUDA context.
 
     Raises:
         DeclarationError: The declaration contradicts itself; the message says what to write instead.
@@ -31,7 +31,7 @@ class Tunable(Declaration):
         attach(self)
 
     def launch(self, *args: Any, config: Config | None = None, batch_invariant: bool | None = None) -> None:
-        """Launch the kernel with the config that fits these arguments, on the current stream of their device.
+        """Launch the kernel with its tuned config, on the current stream of the arguments' device.
 
         `aot_tune.serve.launch.dispatch.attach` replaces this with a function made for the declaration.
 
@@ -47,11 +47,11 @@ class Tunable(Declaration):
         raise NotImplementedError  # pragma: no cover - attach() replaces it
 
     def config_for(self, *args: Any, batch_invariant: bool | None = None) -> Config:
-        """The config that a launch of these arguments would get, found without a launch or a search.
+        """Return the config that a launch of these arguments would use, without a launch or a search.
 
-        A host function prepares by it what depends on the config, such as padding to a tile, and hands it to
-        `launch` as ``config``: the launch of a problem that was not tuned might search and find another. A
-        miss is one here as it is there: AOT_TUNE_ON_MISS=error and AOT_TUNE_RECORD hold.
+        A host function uses it to prepare what depends on the config, such as padding to a tile. Hand it to
+        `launch` as ``config``, because the launch of an untuned problem might search and choose another
+        config. A miss here counts as in `launch`: AOT_TUNE_ON_MISS=error and AOT_TUNE_RECORD hold.
 
         Args:
             *args: The launch arguments, as for `launch`.

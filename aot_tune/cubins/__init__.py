@@ -1,1 +1,1 @@
-"""Prebuilt cubins, one file for each arch: the format, what they were compiled from, which sizes share it."""
+"""Prebuilt cubins, one file for each arch: the format, their origin, the sizes that share a cubin."""

@@ -1,4 +1,4 @@
-"""The archive of one arch's cubins: its format, and reading single cubins. Knows no kernel and no GPU.
+"""Read single cubins from an arch's archive, and define its format. Imports no kernel and no GPU code.
 
 An archive is ``<folder of tables>/<arch>/cubins.aot``, a build product:
 
@@ -9,7 +9,7 @@ An archive is ``<folder of tables>/<arch>/cubins.aot``, a build product:
 
 A place is an offset, a length and a SHA-256, so that a launch reads only the index, a section and a block.
 Cubins of one kernel resemble each other: fifteen of a matmul take 80 KB with the dictionary, 130 KB without.
-LZMA over all of them takes 28 KB, but has to be unpacked whole in 1.4 ms, where a block takes 0.06 ms. Equal
+LZMA over all fifteen takes 28 KB, but has to be unpacked whole in 1.4 ms, where a block takes 0.06 ms. Equal
 cubins are stored once, and equal input gives equal bytes. Nothing in a file is imported, evaluated or
 unpickled.
 """
@@ -31,35 +31,35 @@ from aot_tune.values.arch import Arch
 from aot_tune.values.lazy import lazy
 
 FILE_NAME = "cubins.aot"
-"""The name of an archive's file."""
+"""File name of an archive."""
 
 SCHEMA = 1
-"""The version of the format that this release writes, and the only one that it reads: an archive is built
-together with its package."""
+"""Version of the format, the only one that this release writes and reads: an archive is built together with
+its package."""
 
 HEADER = struct.Struct("<16sII32s")
-"""The header: `MAGIC`, `SCHEMA`, the length of the index in bytes and its SHA-256."""
+"""Header: `MAGIC`, `SCHEMA`, the length of the index in bytes and its SHA-256."""
 MAGIC = b"aot_tune cubins\n"
-"""The first bytes of every archive."""
+"""First bytes of every archive."""
 _MOST_INDEX = 1 << 20
-"""The most bytes of an index, 1 MiB."""
+"""Most bytes of an index, 1 MiB."""
 _MOST_SECTION = strict_json.MOST_BYTES
-"""The most bytes of a section."""
+"""Most bytes of a section."""
 _MOST_CUBIN = 1 << 26
-"""The most bytes of a cubin, 64 MiB. The largest seen, a matmul that assumes nothing, has 0.7 MiB."""
+"""Most bytes of a cubin, 64 MiB. The largest seen, a matmul that assumes nothing, has 0.7 MiB."""
 _MOST_FILE = 1 << 31
-"""The most bytes of an archive, 2 GiB."""
+"""Most bytes of an archive, 2 GiB."""
 WINDOW = 32768
-"""The bytes of a dictionary that deflate can refer to (RFC 1951)."""
+"""Bytes of a dictionary that deflate can refer to (RFC 1951)."""
 
 Hints = tuple[tuple[str, int], ...]
 """Names and values of hints, in canonical order."""
 CubinKey = tuple[Hints, str]
-"""The key of a cubin in its section: (hints, signature)."""
+"""Key of a cubin in its section: (hints, signature)."""
 
 
 class Place(NamedTuple):
-    """The place of a part of the file, as the index or a section states it."""
+    """Place of a part of the file, as the index or a section states it."""
 
     offset: int
     """Bytes from the end of the index to the part."""
@@ -68,7 +68,7 @@ class Place(NamedTuple):
     size: int
     """Bytes of the part when unpacked."""
     sha256: str
-    """The SHA-256 of the unpacked bytes, in hexadecimal digits."""
+    """SHA-256 of the unpacked bytes, in hexadecimal digits."""
 
 
 # Reading ----------------------------------------------------------------------------------------------------
@@ -112,14 +112,14 @@ class Archive:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """The names of the kernels whose cubins it has."""
+        """Names of the kernels with cubins in the archive."""
         return tuple(self._places)
 
     def section(self, kernel: str) -> Section | None:
-        """A kernel's section, read once; None where there is none.
+        """Return a kernel's section, read once; None where the archive has none.
 
         Raises:
-            ArchiveError: Its section is damaged.
+            ArchiveError: The section is damaged.
         """
         if kernel not in self._sections and kernel in self._places:
             data = self.unpacked(self._places[kernel], f"the section of {kernel}", most=_MOST_SECTION)
@@ -136,7 +136,7 @@ class Archive:
     def start(
         self, place: Place, what: str, *, most: int, length: int = WINDOW, dictionary: bytes = b""
     ) -> bytes:
-        """Unpack the first `length` bytes of a part, unchecked; what a dictionary unpacks is checked."""
+        """Unpack the first `length` bytes of a part without a check of its hash."""
         if place.size > most or place.stored > most:
             raise ArchiveError(f"{self.path}: {what} has {place.size} bytes; at most {most} are read")
         stored = _read(self.path, self._body + place.offset, place.stored)
@@ -148,7 +148,7 @@ class Archive:
 
 
 class Section:
-    """One kernel's section of an archive."""
+    """A kernel's section of an archive."""
 
     def __init__(self, archive: Archive, kernel: str, data: bytes) -> None:
         self._archive, self._kernel = archive, kernel
@@ -166,34 +166,34 @@ class Section:
                 tileiras=_text(stated["tileiras"]),
             )
             hints = [
-                tuple((_text(name), _count(value)) for name, value in each.items())
-                for each in stated["hints"]
+                tuple((_text(name), _count(value)) for name, value in config.items())
+                for config in stated["hints"]
             ]
             self._blocks = [_place(block, archive.path, f"a block of {kernel}") for block in stated["blocks"]]
             self._at = {
                 (hints[_count(which)], _text(name)): _count(block) for which, name, block in stated["cubins"]
             }
             if any(block >= len(self._blocks) for block in self._at.values()):
-                raise ValueError("a cubin in a block that is not there")
+                raise ValueError("a cubin names a block that does not exist")
         except (AttributeError, IndexError, TypeError, ValueError) as error:
             raise ArchiveError(f"{archive.path}: {what} is not as this release writes it: {error}") from None
 
     @property
     def archive(self) -> Archive:
-        """The archive that it is of."""
+        """Archive of the section."""
         return self._archive
 
     @property
     def keys(self) -> tuple[CubinKey, ...]:
-        """The keys of its cubins."""
+        """Keys of the section's cubins."""
         return tuple(self._at)
 
     def has(self, hints: Hints, signature: str) -> bool:
-        """Whether there is a cubin of these hints and this signature; reads nothing."""
+        """Whether the section has a cubin of these hints and this signature; reads nothing."""
         return (hints, signature) in self._at
 
     def cubin(self, hints: Hints, signature: str) -> bytes | None:
-        """Read the cubin of exactly these hints and this signature and check its SHA-256; None without one.
+        """Read the cubin of exactly these hints and this signature, and check its SHA-256; None if absent.
 
         Raises:
             ArchiveError: The cubin is damaged.
@@ -210,7 +210,7 @@ class Section:
         return self._archive.start(self._blocks[0], f"cubin 0 of {self._kernel}", most=_MOST_CUBIN)
 
     def sizes(self) -> tuple[int, int, int]:
-        """The number of different cubins, their bytes in the file, and their bytes when unpacked."""
+        """Return the number of different cubins, their bytes in the file, and their bytes when unpacked."""
         stored = sum(block.stored for block in self._blocks)
         return len(self._blocks), stored, sum(block.size for block in self._blocks)
 

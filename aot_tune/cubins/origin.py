@@ -1,4 +1,4 @@
-"""Compare what cubins were compiled from with the code that is here. Runs nothing that a file names."""
+"""Compare the origin of cubins with the installed code. Runs nothing that a file names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 
 
 FIND_DECLARED = "aot_tune.declare.discovery:declared_kernel"
-"""What a compiling process calls to find a declaration's kernel."""
+"""Function that a compiling process calls to find a declaration's kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,32 +28,32 @@ class KernelCode:
     """A kernel's code: its name in archives, its hash, and how a compiling process finds it."""
 
     name: str
-    """The name of its section in an archive."""
+    """Name of the kernel's section in an archive."""
 
     module: str = ""
-    """The module that a compiling process imports; empty where the kernel is only launched."""
+    """Module that a compiling process imports; empty where the kernel is only launched."""
 
     finder: str = FIND_DECLARED
-    """What a compiling process calls to find the kernel, in the form ``module:function``."""
+    """Function that a compiling process calls to find the kernel, in the form ``module:function``."""
 
     kernel: Any
-    """The ``@ct.kernel``; the first of several, whose name is that of each in its cubin."""
+    """The ``@ct.kernel``; the first of several, whose name all of them have in their cubins."""
 
     others: tuple[Any, ...] = ()
-    """The other kernels of a declaration that has several."""
+    """Other kernels of a declaration that has several."""
 
     source_hash: Callable[[], str]
-    """Hashes all that its cubins depend on but hints and signature; takes 8 to 16 ms."""
+    """Hashes all that the cubins depend on except hints and signature; takes 8 to 16 ms."""
 
     def of_signature(self, signature: str) -> Any:
-        """The kernel that a signature is of: it begins with the name of the kernel's function."""
+        """Return the kernel of a signature, which begins with the name of the kernel's function."""
         kernels = (self.kernel, *self.others)
-        named = [one for one in kernels if signature.startswith(f"{cutile.symbol_of(one)}_K")]
-        return max(named or kernels[:1], key=lambda one: len(cutile.symbol_of(one)))
+        named = [kernel for kernel in kernels if signature.startswith(f"{cutile.symbol_of(kernel)}_K")]
+        return max(named or kernels[:1], key=lambda kernel: len(cutile.symbol_of(kernel)))
 
 
 def declared_code(tunable: Declaration, module: str = "") -> KernelCode:
-    """The code of a declaration's kernels.
+    """Return the code of a declaration's kernels.
 
     Args:
         tunable: The declaration.
@@ -73,16 +73,16 @@ def declared_code(tunable: Declaration, module: str = "") -> KernelCode:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What a kernel's cubins were compiled from and with. They serve only where that is the same."""
+    """Sources and compiler of a kernel's cubins. The cubins serve only where both are unchanged."""
 
     source_hash: str
-    """The hash of the code: `KernelCode.source_hash`."""
+    """Hash of the code: `KernelCode.source_hash`."""
 
     files: Mapping[str, str]
-    """The SHA-256 of the file of every module that contains code of the kernel, by module."""
+    """SHA-256 of the file of every module that contains code of the kernel, by module."""
 
     values: Mapping[str, str]
-    """The printed form of every global value that this code reads, by ``module:name``."""
+    """Printed form of every global value that this code reads, by ``module:name``."""
 
     complete: bool
     """Whether the code depends on these files and values alone, so that equal ones prove an equal hash."""
@@ -95,10 +95,10 @@ class Origin:
 
 
 def difference(code: KernelCode, origin: Origin) -> str | None:
-    """Say what differs between the sources here and those of an archive; None where the code is the same.
+    """Describe the first difference of the installed code from an archive's; None where it is the same.
 
     Files and values are compared first, in less than a millisecond. Where one differs, or where they are not
-    complete, the source hash decides, which ignores comments and positions and takes 8 to 16 ms.
+    complete, the source hash decides. It ignores comments and positions, and takes 8 to 16 ms.
     """
     changed = _changed(origin)
     if changed is None and origin.complete:
@@ -121,7 +121,7 @@ def _changed(origin: Origin) -> str | None:
 
 
 def file_digest(module: str) -> str | None:
-    """SHA-256 of an imported module's source file; None where it is not imported or has no file."""
+    """Return the SHA-256 of an imported module's source file; None where not imported or without a file."""
     path = getattr(sys.modules.get(module), "__file__", None)
     try:
         return hashlib.sha256(Path(path or "").read_bytes()).hexdigest()
@@ -130,7 +130,7 @@ def file_digest(module: str) -> str | None:
 
 
 def printed(value: object) -> str | None:
-    """The text of a plain value, or of a framework's such as a dtype; None where no text identifies it."""
+    """Return the text of a plain value or a framework's, such as a dtype; None where none identifies it."""
     if type(value) in _PLAIN:
         return repr(value)
     if type(value) is tuple:

@@ -1,6 +1,6 @@
-"""Find what a kernel's cubins depend on, in a form that a serving process compares quickly. Compiles nothing.
+"""Derive the origin of a kernel's cubins, for a quick comparison in serving processes. Compiles nothing.
 
-The source hash covers everything, but it parses the sources, which takes 8 to 16 ms: more than a whole first
+The source hash covers everything, but parses the sources, which takes 8 to 16 ms: more than a whole first
 launch. So an archive names the files that contain the kernel's code, and the global values that it reads.
 """
 
@@ -17,7 +17,7 @@ from aot_tune.nvidia import cutile
 
 
 def origin_of(code: KernelCode, tileiras: str) -> Origin:
-    """The origin of cubins that this process would compile of a kernel."""
+    """Return the origin of cubins that this process would compile for a kernel."""
     walk = _Walk()
     for kernel in (code.kernel, *code.others):
         walk.function(cutile.python_function(kernel))
@@ -33,7 +33,7 @@ def origin_of(code: KernelCode, tileiras: str) -> Origin:
 
 
 class _Walk:
-    """Follows the outer names of functions to other functions and to values, and collects what it meets."""
+    """Follows the outer names of functions, and collects the modules and values that they lead to."""
 
     def __init__(self) -> None:
         self.modules: set[str] = set()
@@ -42,7 +42,7 @@ class _Walk:
         self._seen: set[int] = set()
 
     def function(self, function: Any) -> None:
-        """Add a function's module and everything that its text names."""
+        """Add a function's module and everything that its code names."""
         function = inspect.unwrap(function)
         if id(function) in self._seen:
             return

@@ -17,23 +17,23 @@ from aot_tune.values.arch import Arch
 
 @dataclass(frozen=True, kw_only=True)
 class KernelCubins:
-    """One kernel's cubins in memory, to be packed."""
+    """A kernel's cubins in memory, to be packed."""
 
     kernel: str
-    """The kernel's declared name, or module and qualified name where none declares it."""
+    """Declared name of the kernel, or its module and qualified name where no declaration has it."""
 
     symbol: str
-    """The kernel's name in every cubin."""
+    """Name of the kernel in every cubin."""
 
     origin: Origin
-    """What the cubins were compiled from."""
+    """Sources and compiler of the cubins."""
 
     cubins: Mapping[CubinKey, bytes]
-    """The cubins by hints and signature."""
+    """Cubins by hints and signature."""
 
     @classmethod
     def unpacked(cls, kernel: str, section: Section) -> KernelCubins:
-        """Unpack all that an archive has of a kernel, to pack it again.
+        """Unpack all cubins of a kernel from an archive, to pack them again.
 
         Raises:
             ArchiveError: A cubin is damaged.
@@ -46,8 +46,8 @@ def pack(arch: Arch, kernels: Sequence[KernelCubins]) -> bytes:
     """Make an archive's bytes, which are equal for equal input in any order."""
     body = _Body()
     sections = {}
-    for one in sorted(kernels, key=lambda kernel: kernel.kernel):
-        sections[one.kernel] = body.put(orjson.dumps(_section(one, body)))
+    for packed in sorted(kernels, key=lambda packed: packed.kernel):
+        sections[packed.kernel] = body.put(orjson.dumps(_section(packed, body)))
     index = orjson.dumps({"arch": str(arch), "kernels": sections})
     return b"".join(
         [HEADER.pack(MAGIC, SCHEMA, len(index), hashlib.sha256(index).digest()), index, *body.parts]
@@ -55,7 +55,7 @@ def pack(arch: Arch, kernels: Sequence[KernelCubins]) -> bytes:
 
 
 class _Body:
-    """The parts after the index. Their offsets count from its end, because its length depends on them."""
+    """Parts after the index. Offsets count from the index's end, because its length depends on them."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
@@ -72,27 +72,27 @@ class _Body:
         return place
 
 
-def _section(one: KernelCubins, body: _Body) -> dict[str, Any]:
+def _section(packed: KernelCubins, body: _Body) -> dict[str, Any]:
     """Add a kernel's cubins and return its section."""
     # The cubin of middle size resembles most others. The order and this choice depend on the bytes alone.
-    distinct = sorted(set(one.cubins.values()), key=lambda cubin: (len(cubin), cubin))
+    distinct = sorted(set(packed.cubins.values()), key=lambda cubin: (len(cubin), cubin))
     distinct[:0] = [distinct.pop(len(distinct) // 2)] if distinct else []
     number = {cubin: place for place, cubin in enumerate(distinct)}
-    keys = sorted(one.cubins)
+    keys = sorted(packed.cubins)
     hints = sorted({hints for hints, _ in keys})
     return {
-        "symbol": one.symbol,
-        "source_hash": one.origin.source_hash,
-        "files": dict(sorted(one.origin.files.items())),
-        "values": dict(sorted(one.origin.values.items())),
-        "complete": one.origin.complete,
-        "cuda_tile": one.origin.cuda_tile,
-        "tileiras": one.origin.tileiras,
-        "hints": [dict(each) for each in hints],
+        "symbol": packed.symbol,
+        "source_hash": packed.origin.source_hash,
+        "files": dict(sorted(packed.origin.files.items())),
+        "values": dict(sorted(packed.origin.values.items())),
+        "complete": packed.origin.complete,
+        "cuda_tile": packed.origin.cuda_tile,
+        "tileiras": packed.origin.tileiras,
+        "hints": [dict(pairs) for pairs in hints],
         "blocks": [
-            # The first block is read for every other one, and a first launch waits for that: not compressed.
+            # Reading any other block reads the first too, and a first launch waits for it: not compressed.
             body.put(cubin, distinct[0][:WINDOW]) if place else body.put(cubin, level=0)
             for place, cubin in enumerate(distinct)
         ],
-        "cubins": [[hints.index(key[0]), key[1], number[one.cubins[key]]] for key in keys],
+        "cubins": [[hints.index(key[0]), key[1], number[packed.cubins[key]]] for key in keys],
     }

@@ -1,6 +1,6 @@
-"""Choose the sizes of a bucket that have all the JIT signatures of its sizes. Pure.
+"""Choose a bucket's representative sizes, which have all JIT signatures of its sizes. Pure.
 
-What is compiled ahead and what is primed both use these sizes, so that they are the same.
+Compiling ahead and priming both use these sizes, so that they cover the same signatures.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from aot_tune.values.parts import flat
 from aot_tune.values.problem import Problem
 
 MODULUS = 16
-"""Signatures distinguish sizes by whether 16 divides them; strides by 16 bytes: 16, 8, 4 or 2 elements."""
+"""Divisor by which signatures distinguish sizes; strides by 16 bytes: 16, 8, 4 or 2 elements."""
 
 ODD_SEED = 5
-"""A seed for which `aot_tune.inputs.has_odd_sizes` is true."""
+"""Seed for which `aot_tune.inputs.has_odd_sizes` is true."""
 
 _BELOW_EDGE = (0, 8, 4, 2, 1)
-"""Distances from an edge to sizes of every class. The size 1 is an edge itself."""
+"""Distances from an edge to sizes of every class. Size 1 is an edge itself."""
 
 
 def representatives(
     tunable: Declaration, bucket: Problem, args_of: Callable[[Problem], Sequence[Any]] | None = None
 ) -> tuple[Problem, ...]:
-    """Problems of one bucket, one for every class of sizes on its Pow2 axes; the edge is first.
+    """Return problems of a bucket, one for every class of sizes on its Pow2 axes; the edge is first.
 
     An argument's size may be an axis divided by a number, like the pages of a sequence. Near the edge such a
-    size does not change its class. So the sizes 16, 32, 64 and so on below the edge are tried too, and those
-    are kept whose arguments have a layout that is new.
+    size does not change its class. So the sizes 16, 32, 64 and so on below the edge are tried too, and kept
+    where their arguments have a new layout.
 
     Args:
         tunable: The declaration.
         bucket: The bucket.
-        args_of: A function from a problem to its arguments, of which only shapes and strides are read; by
-            default `make_args` on device "meta".
+        args_of: A function from a problem to its arguments; only shapes and strides are read. By default
+            `make_args` on device "meta".
     """
     args_of = args_of or (lambda problem: tunable.make_args(problem, "meta", 0))
     pow2 = [name for name, axis in tunable.axes.items() if isinstance(axis, Pow2)]
@@ -49,7 +49,7 @@ def representatives(
 
 
 def smaller_of_class(size: int) -> Iterator[int]:
-    """Smaller sizes of a size's class, ascending from the smallest, each step twice as long as the last."""
+    """Yield smaller sizes of a size's class, ascending from the smallest in steps that double."""
     value = size % MODULUS or MODULUS
     if value == 1:  # the size 1 is a class of its own
         value += MODULUS
@@ -61,7 +61,7 @@ def smaller_of_class(size: int) -> Iterator[int]:
 
 
 def _sizes(at_edge: Problem, name: str, args_of: Callable[[Problem], Sequence[Any]]) -> tuple[int, ...]:
-    """The sizes of one axis, with the other axes at their edges."""
+    """Return the representative sizes of one axis, with the other axes at their edges."""
     top = at_edge.size(name)
     near = [top - below for below in _BELOW_EDGE if edge(top - below) == top and top > below]
     far = [top - (1 << power) for power in range(_FARTHER, top.bit_length() - 2)]
@@ -77,11 +77,11 @@ def _sizes(at_edge: Problem, name: str, args_of: Callable[[Problem], Sequence[An
 
 
 _FARTHER = max(_BELOW_EDGE).bit_length()
-"""The exponent of the next distance from an edge, which is a power of two."""
+"""Exponent of the next distance from an edge, which is a power of two."""
 
 
 def _layout(args: Sequence[Any]) -> Hashable:
-    """The properties of each dimension that a signature contains."""
+    """Return the properties of each dimension that a signature contains."""
     return tuple(
         (
             tuple((size == 1, size % MODULUS == 0) for size in arg.shape),
@@ -93,12 +93,12 @@ def _layout(args: Sequence[Any]) -> Hashable:
 
 
 def posed(args_of: Callable[[int], tuple[Any, ...]]) -> dict[int, tuple[Any, ...]]:
-    """The arguments of one problem by seed: of seed 0, and of `ODD_SEED` where its shapes differ.
+    """Return a problem's arguments by seed: for seed 0, and for `ODD_SEED` where its shapes differ.
 
     Shapes differ where they have sizes that no axis names.
 
     Args:
-        args_of: A function from a seed to the arguments that `make_args` makes of the problem.
+        args_of: A function from a seed to the problem's arguments, by `make_args`.
     """
     given = {seed: args_of(seed) for seed in (0, ODD_SEED)}
     shapes = [[tuple(arg.shape) for arg in flat(args) if hasattr(arg, "shape")] for args in given.values()]

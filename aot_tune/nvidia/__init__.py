@@ -1,1 +1,1 @@
-"""What depends on NVIDIA's software: cuTile, signatures, cubins, machine code, NVML. Knows no kernel."""
+"""All that depends on NVIDIA software: cuTile, signatures, cubins, machine code, NVML. Imports no kernel."""

@@ -18,7 +18,7 @@ from aot_tune.errors import StoreError, TuneError
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """The resources that a kernel occupies while it runs."""
+    """Resources that a kernel occupies while it runs."""
 
     registers: int
     """32-bit registers of each thread."""
@@ -42,7 +42,7 @@ class _Section:
 
 
 def resources(cubin: bytes) -> Resources:
-    """Read a cubin's resources with ``cuobjdump -res-usage``, and the threads of a block from the ELF.
+    """Read a cubin's resources: with ``cuobjdump -res-usage``, the threads of a block from the ELF.
 
     Raises:
         TuneError: cuobjdump cannot read the file, or it does not contain exactly one kernel.
@@ -56,10 +56,8 @@ def resources(cubin: bytes) -> Resources:
         )
     usages = _USAGE.findall(answer.stdout)
     if answer.returncode or len(usages) != 1:
-        said = (answer.stderr or answer.stdout).strip()[-300:]
-        raise TuneError(
-            f"cuobjdump found {len(usages)} kernels in a cubin, expected one: {said or 'it printed nothing'}"
-        )
+        output = (answer.stderr or answer.stdout).strip()[-300:] or "it printed nothing"
+        raise TuneError(f"cuobjdump found {len(usages)} kernels in a cubin, expected one: {output}")
     registers, stack, shared = map(int, usages[0])
     return Resources(registers=registers, stack_bytes=stack, shared_bytes=shared, threads=_threads(cubin))
 
@@ -69,10 +67,10 @@ _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)")
 
 @cache
 def find_tool() -> str:
-    """The path of cuobjdump: in the pip package's folder, which is not on PATH, or else on PATH.
+    """Return the path of cuobjdump: in the pip package's folder, which is not on PATH, or else on PATH.
 
     Raises:
-        StoreError: It is in neither place.
+        StoreError: cuobjdump is in neither place.
     """
     try:
         import nvidia
@@ -81,19 +79,19 @@ def find_tool() -> str:
     except ImportError:
         folders = []
     for folder in (*folders, None):
-        found = shutil.which("cuobjdump", path=folder)
-        if found:
-            return found
+        path = shutil.which("cuobjdump", path=folder)
+        if path:
+            return path
     raise StoreError(
         "cuobjdump, which reads a cubin's registers, is not installed; pip install nvidia-cuda-cuobjdump"
     )
 
 
 def code_digest(cubin: bytes) -> str:
-    """A digest of 16 hex digits that is equal for two cubins with the same code.
+    """Return a digest of 16 hex digits that is equal for cubins with equal code.
 
     It covers the instructions, constants, shared memory, and the shapes of block and cluster. Symbol names
-    and the compiler's notes are left out, because they differ between hints that give the same code.
+    and the compiler's notes are left out, because they differ between hints that give equal code.
     """
     digest = hashlib.sha256()
     for section in sorted(_sections(cubin), key=lambda section: (_kind(section.name), section.size)):
@@ -108,7 +106,7 @@ def code_digest(cubin: bytes) -> str:
 
 
 def machine_code(cubin: bytes) -> bytes:
-    """The bytes of the instructions of the cubin's one kernel."""
+    """Return the instructions of the cubin's kernel, in bytes."""
     return b"".join(
         cubin[section.offset : section.offset + section.size]
         for section in _sections(cubin)
@@ -137,7 +135,7 @@ _NO_BYTES = 8
 
 
 def _kind(name: str) -> str:
-    """A section's name without the kernel's name: ``.text`` for ``.text.matmul``."""
+    """Return a section's name without the kernel's name: ``.text`` for ``.text.matmul``."""
     for kind in (".nv.shared.reserved", ".nv.info", ".nv.shared", ".text"):
         if name.startswith(kind):
             return kind
@@ -165,7 +163,7 @@ def _sections(cubin: bytes) -> tuple[_Section, ...]:
 
 
 def _attributes(cubin: bytes) -> Iterator[tuple[int, bytes]]:
-    """The (attribute, value) pairs of the kernel's ``.nv.info`` whose values have bytes of their own."""
+    """Yield the (attribute, value) pairs of the kernel's ``.nv.info`` with values of their own bytes."""
     for section in _sections(cubin):
         if not section.name.startswith(".nv.info."):
             continue

@@ -1,9 +1,9 @@
-"""The one module that uses cuTile's private names: only on tested releases, each with a public way as well.
+"""Call cuTile. The only module that uses its private names: on tested releases, each with a public fallback.
 
-Importing it imports neither cuda.tile nor torch; each function does, when it is called.
+The module imports neither cuda.tile nor torch; each function does, when it is called.
 
-A *signature* is cuTile's own mangled symbol, such as ``matmul_kernel_Kt1_A2bf16_...``: a text that says all
-the compiler assumes of the arguments, so that a cubin can be compiled in one process and launched in another.
+A *signature* is cuTile's own mangled symbol, such as ``matmul_kernel_Kt1_A2bf16_...``: a text of all that the
+compiler assumes of the arguments, so that a cubin can be compiled in one process and launched in another.
 `aot_tune.nvidia.signature` derives it from the arguments.
 """
 
@@ -32,35 +32,35 @@ from aot_tune.values.arch import Arch
 from aot_tune.values.config import HINTS
 
 TESTED_VERSIONS = ((1, 6), (1, 7))
-"""The releases of cuda-tile whose private names were checked; on others the public way is taken."""
+"""Releases of cuda-tile whose private names were checked. On other releases public names are used."""
 
 TUNE_SINCE = (1, 7)
-"""The first release whose ``exhaustive_search`` takes ``flush_l2=False``, which leaves the L2 cache alone."""
+"""First release whose ``exhaustive_search`` takes ``flush_l2=False``, which leaves the L2 cache alone."""
 
 DEPENDENT_SINCE = (1, 6)
-"""The first release whose ``launch`` is known to take ``programmatic_dependent_launch``."""
+"""First release whose ``launch`` is known to take ``programmatic_dependent_launch``."""
 
 _DEPENDENT_ARCH = Arch(9, 0)
-"""The first arch with programmatic dependent launches."""
+"""First arch with programmatic dependent launches."""
 
 _OWN = "_own_of_cutile"
-"""The attribute of a function in the place of one of cuTile's that holds cuTile's own."""
+"""Attribute of a function that replaces one of cuTile's; it holds cuTile's function."""
 
 TEMP_DIR = "CUDA_TILE_TEMP_DIR"
-"""The environment variable that names the folder for the compiler's files. Without it, importing cuda.tile
-makes one among the temporary files, which is removed at exit."""
+"""Environment variable that names the folder for the compiler's files. Without it, importing cuda.tile makes
+a temporary folder, which is removed at exit."""
 
 _NOT_FOR_FILES = str(Path(__file__).parent)
-"""The folder that `TEMP_DIR` names where none can be written to. Nothing is written there."""
+"""Value of `TEMP_DIR` where no folder can be written to. Nothing is written there."""
 
 _COMPILER_PACKAGE = "nvidia-cuda-tileiras"
-"""The pip package of cuTile's compiler."""
+"""pip package of cuTile's compiler."""
 
 PASSED_ON = "launch_passed_on"
-"""A global variable of modules whose functions stand in the place of cuTile's launch and call it."""
+"""Global variable of modules whose functions replace cuTile's launch and call it."""
 
 UNCHECKED = "arguments_unchecked"
-"""A global variable of functions that launch without looking at the arguments again: see `with_hints`."""
+"""Global variable of functions that launch without checking the arguments again: see `with_hints`."""
 
 T = TypeVar("T")
 
@@ -69,26 +69,27 @@ class Cubin(NamedTuple):
     """Compiled code that can be loaded."""
 
     code: bytes
-    """The content of the ELF file."""
+    """Content of the ELF file."""
 
     symbol: str
-    """The kernel's name in that file."""
+    """Kernel's name in that file."""
 
 
 CubinSource = Callable[[str, Arch], "Cubin | None"]
-"""A function from (signature, arch of the GPU) to the cubin made for them, or None to let cuTile compile."""
+"""Function from (signature, arch of the GPU) to their cubin, or None to let cuTile compile."""
 
 
 def allow_no_temporary_folder() -> None:
-    """Let cuda.tile be imported where no folder can be written to; to be called before it is.
+    """Let cuda.tile be imported where no folder can be written to. Call it before that import.
 
-    Its import would fail for want of a temporary folder, which only compiling needs. Elsewhere nothing is
-    changed: in a folder that cuTile did not make, it would leave the compiler's files behind.
+    The import would fail without a temporary folder, which only compiling needs. Where a folder can be
+    written to nothing is changed: in a folder that cuTile did not make, it would leave the compiler's files
+    behind.
     """
     if "cuda.tile" in sys.modules or os.environ.get(TEMP_DIR):
         return
     try:
-        tempfile.gettempdir()  # cuTile's import asks the same, and this answer is kept
+        tempfile.gettempdir()  # cuTile's import calls it too; Python keeps the answer
     except FileNotFoundError:
         os.environ[TEMP_DIR] = _NOT_FOR_FILES
 
@@ -98,7 +99,7 @@ def allow_no_temporary_folder() -> None:
 
 @cache
 def version() -> str:
-    """The installed cuda-tile's version; empty when it is not installed."""
+    """Return the installed cuda-tile's version; empty when it is not installed."""
     try:
         return metadata.version("cuda-tile")
     except metadata.PackageNotFoundError:
@@ -106,7 +107,7 @@ def version() -> str:
 
 
 def release() -> tuple[int, int]:
-    """The installed cuda-tile's version as (major, minor); (0, 0) when it is not installed."""
+    """Return the installed cuda-tile's version as (major, minor); (0, 0) when it is not installed."""
     numbers = version().split(".")[:2]
     known = len(numbers) == 2 and all(map(str.isdigit, numbers))
     return (int(numbers[0]), int(numbers[1])) if known else (0, 0)
@@ -119,23 +120,23 @@ def private_names_known() -> bool:
 
 @cache
 def compiler_version() -> str | None:
-    """The version of cuTile's compiler, ``13.4.92``; None when no compiler is installed."""
+    """Return the version of cuTile's compiler, ``13.4.92``; None when no compiler is installed."""
     try:
         from cuda.tile._compile import _find_compiler_bin
 
         path = _find_compiler_bin().path
         asked = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=True)
         answer = asked.stdout
-    except Exception:  # not installed, not executable, another layout: each means that none can be used
+    except Exception:  # not installed, not executable, another layout: no compiler can be used
         return None
     numbers = re.findall(r"\bV?(\d+(?:\.\d+)+)", answer)
     return numbers[-1] if numbers else answer.strip() or None
 
 
 def packaged_compiler() -> str | None:
-    """The version of the compiler's pip package, which is the compiler's; None where it is not installed.
+    """Return the version of the compiler's pip package, which is the compiler's; None where not installed.
 
-    It takes 1 ms. Asking the compiler itself, which may be a toolkit's, takes 190 ms (`compiler_version`).
+    It takes 1 ms. Running the compiler, which may be a toolkit's, takes 190 ms (`compiler_version`).
     """
     try:
         return metadata.version(_COMPILER_PACKAGE)
@@ -144,10 +145,10 @@ def packaged_compiler() -> str | None:
 
 
 def may_have_compiler() -> bool:
-    """Whether there seems to be a compiler. Spares importing cuTile's compiling half, which takes 143 ms.
+    """Whether a compiler seems to be installed. Spares the import of cuTile's compiling half, 143 ms.
 
-    It looks where cuTile looks: its pip package, PATH, CUDA_HOME and the toolkit's usual folder. One that has
-    no folder for its files does not count.
+    The places are cuTile's: the pip package, PATH, CUDA_HOME and the toolkit's usual folder. A compiler
+    without a folder for its files does not count.
     """
     if os.environ.get(TEMP_DIR) == _NOT_FOR_FILES:
         return False
@@ -155,8 +156,7 @@ def may_have_compiler() -> bool:
         return True
     home = os.environ.get("CUDA_HOME")
     folders = [*([Path(home, "bin")] if home else ()), *Path("/usr/local").glob("cuda*/bin")]
-    found = shutil.which("tileiras") or any(shutil.which("tileiras", path=str(f)) for f in folders)
-    return bool(found)
+    return bool(shutil.which("tileiras")) or any(shutil.which("tileiras", path=str(f)) for f in folders)
 
 
 # Kernels ----------------------------------------------------------------------------------------------------
@@ -170,21 +170,21 @@ def is_kernel(kernel: object) -> bool:
 
 
 def public_names() -> dict[int, str]:
-    """The public names of cuda.tile by the identity of what they name."""
+    """Return the public names of cuda.tile by the identity of their objects."""
     import cuda.tile as ct
 
     return {id(getattr(ct, name)): name for name in ct.__all__ if hasattr(ct, name)}
 
 
 def public_object(name: str) -> Any:
-    """What a public name of cuda.tile names: a function, a dtype or a class."""
+    """Return the object of a public name of cuda.tile: a function, a dtype or a class."""
     import cuda.tile as ct
 
     return getattr(ct, name)
 
 
 def python_function(kernel: Any) -> Any:
-    """The Python function a kernel was made of."""
+    """Return the Python function of a kernel."""
     return kernel._annotated_function.pyfunc
 
 
@@ -194,28 +194,28 @@ def is_kernel_like(value: object) -> bool:
 
 
 def default_hints(kernel: Any) -> dict[str, object]:
-    """The hints written in a kernel's decorator."""
+    """Return the hints of a kernel's decorator."""
     options = getattr(kernel, "_compiler_options", None)
     return {name: value for name in HINTS if (value := getattr(options, name, None)) is not None}
 
 
 def constant_parameters(kernel: Any) -> tuple[str, ...]:
-    """The names of a kernel's ``ct.Constant`` parameters, in order."""
+    """Return the names of a kernel's ``ct.Constant`` parameters, in order."""
     return tuple(name for name, node in parameters(kernel) if getattr(node, "constant", False))
 
 
 def with_hints(kernel: Any, hints: Mapping[str, int | None], cubins: CubinSource | None = None) -> Any:
     """Make a kernel with these hints and an empty JIT cache of its own. Takes 52 to 65 us.
 
-    Where `cubins` is given and heeded, a function with a true global `UNCHECKED` cannot make the kernel load
-    code for an array whose own elements may share memory, as those of an expanded view do: its launch raises
-    a TypeError. This costs other launches nothing, because cuTile's JIT key says of each array whether its
-    elements may share memory. So a caller that checked the arguments of one launch need not look at those of
-    the next: code for such arrays is there only if it was loaded for checked ones.
+    Where `cubins` is given and used, a function with a true global `UNCHECKED` cannot make the kernel load
+    code for an array whose elements may share memory, such as an expanded view: its launch raises a
+    TypeError. Other launches cost nothing more, because cuTile's JIT key contains for each array whether its
+    elements may share memory. So a caller that checked the arguments of one launch need not check those of
+    the next: code for arrays that overlap is loaded only for checked arguments.
 
     Args:
         kernel: A ``@ct.kernel``.
-        hints: The hints that ``replace_hints`` takes; None takes one of the decorator's away.
+        hints: The hints for ``replace_hints``; None removes a hint of the decorator.
         cubins: Called before each compilation; ignored on a cuda-tile release that was not tested.
     """
     hinted = kernel.replace_hints(**hints)
@@ -238,7 +238,7 @@ def _prebuilt_class() -> Any:
         import_module("ml_dtypes")
 
     class PrebuiltKernel(ct.kernel):
-        """A kernel whose cubins were compiled elsewhere; cuTile calls `_compile` for code not yet loaded."""
+        """A kernel with cubins compiled elsewhere; cuTile calls `_compile` for code not yet loaded."""
 
         def __new__(cls, hinted: Any, cubins: CubinSource) -> Any:
             return super().__new__(cls, hinted._pyfunc)
@@ -259,30 +259,28 @@ def _prebuilt_class() -> Any:
             return _code(_own_compile(), self, self._cubins, signature, context, arch)
 
         def replace_hints(self, **hints: Any) -> Any:
-            # exhaustive_search calls this even without hints, and would get a plain kernel, which compiles
-            # again.
+            # exhaustive_search calls this without hints too; a plain kernel would compile again.
             return super().replace_hints(**hints) if hints else self
 
     return PrebuiltKernel
 
 
 def _may_overlap(parameter: Any) -> bool:
-    """Whether the elements of an array, or of one in a list, may share memory."""
+    """Whether the elements of an array, or of an array in a list, may share memory."""
     return bool(getattr(getattr(parameter, "element", parameter), "may_alias_internally", False))
 
 
 CubinsOf = Callable[[Any, Arch], "CubinSource | None"]
-"""A function from (kernel, arch of the GPU) to the source of its cubins; None to leave the kernel alone."""
+"""Function from (kernel, arch of the GPU) to the source of its cubins; None to leave the kernel alone."""
 
 _cubins_of: list[CubinsOf] = []
-"""What `let_kernels_ask` was given last."""
+"""Last argument of `let_kernels_ask`; empty for None."""
 
 
 def let_kernels_ask(cubins_of: CubinsOf | None) -> None:
-    """Let every kernel of this process ask for a cubin before code of it is compiled; None ends that.
+    """Let every kernel of this process ask for a cubin before it is compiled; None ends that.
 
-    A launch of code that is loaded costs what it always did. On a cuda-tile release that was not tested
-    nothing is changed.
+    Launches of loaded code cost nothing more. On a cuda-tile release that was not tested nothing is changed.
     """
     if not private_names_known():
         return
@@ -297,10 +295,10 @@ def let_kernels_ask(cubins_of: CubinsOf | None) -> None:
 
 
 def _asking(own: Callable[..., Any]) -> Callable[..., Any]:
-    """The method in the place of cuTile's own."""
+    """Make the method that replaces cuTile's own."""
 
     def _compile(self: Any, signature: Any, context: Any, compute_capability: Any = None) -> Any:
-        for cubins_of in _cubins_of:  # none, where another's method stands before this one for good
+        for cubins_of in _cubins_of:  # empty where a library replaced this method for good
             arch = _arch_of(compute_capability)
             cubins = cubins_of(self, arch)
             if cubins is not None:
@@ -312,7 +310,7 @@ def _asking(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _own_compile() -> Callable[..., Any]:
-    """CuTile's method that compiles, also where another stands in its place."""
+    """Return cuTile's own method that compiles, also where it was replaced."""
     from cuda.tile._execution import kernel
 
     own: Callable[..., Any] = getattr(kernel._compile, _OWN, kernel._compile)
@@ -320,7 +318,7 @@ def _own_compile() -> Callable[..., Any]:
 
 
 def _arch_of(compute_capability: tuple[int, int] | None) -> Arch:
-    """The arch that cuTile asks for code for."""
+    """Return the arch that cuTile requests code for."""
     from cuda.tile._cext import get_compute_capability
 
     return Arch(*(compute_capability or get_compute_capability()))
@@ -329,7 +327,7 @@ def _arch_of(compute_capability: tuple[int, int] | None) -> Arch:
 def _code(
     own: Callable[..., Any], kernel: Any, cubins: CubinSource, signature: Any, context: Any, arch: Arch
 ) -> Any:
-    """What cuTile loads for a signature: the cubin that was made for it, else what `own` compiles.
+    """Return the code that cuTile loads for a signature: its cubin, or else the result of `own`.
 
     Raises:
         CompilerMissingError: There is neither a cubin nor a compiler.
@@ -338,7 +336,7 @@ def _code(
     cubin = cubins(symbol, arch)
     if cubin is not None:
         return cubin.code, cubin.symbol, None, () if release() >= (1, 7) else []
-    # Asked this way because the compiling half of cuTile is missing from a serving image.
+    # Not compiler_version(): the compiling half of cuTile is missing from a serving image.
     if not may_have_compiler():
         raise CompilerMissingError(
             f"no cubin was shipped for {symbol}, and no compiler (tileiras) is here to make one; "
@@ -359,12 +357,12 @@ def _code(
 
 
 def _mangled(signature: Any, name: str) -> str:
-    """The text that ``with_mangled_symbol`` makes, which parses it as a check: 0.7 ms of a launch's 2 ms."""
+    """Return the text of ``with_mangled_symbol`` without its check by parsing: 0.7 ms of a launch's 2 ms."""
     from cuda.tile.compilation import _name_mangling as names
 
     groups, _ = names._map_alias_groups(signature.parameters)
     collected = names._CollectedGlobals(dataclasses=set(), enums=set())
-    parts = (names._mangle_constraint(one, groups, collected) for one in signature.parameters)
+    parts = (names._mangle_constraint(parameter, groups, collected) for parameter in signature.parameters)
     return "_".join([f"{name}_K{signature.calling_convention.code}", *parts])
 
 
@@ -372,9 +370,9 @@ def _mangled(signature: Any, name: str) -> str:
 
 
 def signature_of(kernel: Any, kernel_args: Sequence[Any]) -> str:
-    """The signature that cuTile would compile for these kernel arguments, derived without a GPU or a driver.
+    """Derive the signature that cuTile would compile for these arguments, without a GPU or a driver.
 
-    Tensors may be on device "meta"; they are then taken to start at an address that an allocator would give.
+    Tensors may be on device "meta"; their addresses are then assumed to be aligned, as an allocator's are.
 
     Raises:
         CutileError: An argument is of a kind that has no signature.
@@ -383,17 +381,17 @@ def signature_of(kernel: Any, kernel_args: Sequence[Any]) -> str:
 
 
 def weakest_signature(kernel: Any, strong: str) -> str:
-    """The signature that assumes nothing of the arrays; a kernel compiled for it serves `strong` as well."""
+    """Return the signature that assumes nothing of the arrays. Its code serves `strong` as well."""
     return signature.weakest(strong, parameters(kernel))
 
 
 def symbol_of(kernel: Any) -> str:
-    """The name of the function a kernel was made of: also the kernel's name in the cubins of an archive."""
+    """Return the name of a kernel's function, which is also its name in the cubins of an archive."""
     return str(python_function(kernel).__name__)
 
 
 def parameters(kernel: Any) -> list[tuple[str, Any]]:
-    """Name and annotation of each parameter."""
+    """Return the name and annotation of each parameter."""
     annotated = kernel._annotated_function
     return list(zip(annotated.pysig.parameters, annotated.parameter_annotations, strict=True))
 
@@ -416,10 +414,10 @@ def search(
     Args:
         configs: The configs to time, one or more.
         stream: The handle of the CUDA stream to launch on.
-        kernel: A ``@ct.kernel``, or a function from a config to one.
+        kernel: A ``@ct.kernel``, or a function from a config to a kernel.
         grid_of: A function from a config to its grid.
         args_of: A function from a config to the kernel's arguments; called before every launch.
-        hints_of: A function from a config to compiler hints, where `kernel` does not have them already.
+        hints_of: A function from a config to compiler hints, where `kernel` does not have them.
         flush_l2: Whether cuTile writes to all of the L2 cache before each sample, as release 1.6 always does.
 
     Returns:
@@ -443,7 +441,7 @@ def search(
 
 
 def own_search() -> Callable[..., Any]:
-    """The ``exhaustive_search`` of cuTile, also where another function stands in its place."""
+    """Return cuTile's own ``exhaustive_search``, also where it was replaced."""
     from cuda.tile.tune import exhaustive_search
 
     original: Callable[..., Any] = getattr(exhaustive_search, _OWN, exhaustive_search)
@@ -456,13 +454,13 @@ def stands_in(function: object) -> bool:
 
 
 def standing_in(function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a function that stands in the place of cuTile's ``exhaustive_search``, and return it."""
+    """Mark a function that replaces cuTile's ``exhaustive_search``, and return it."""
     setattr(function, _OWN, original)
     return function
 
 
 def measurement(config: Any, *, mean_us: float, error_margin_us: float, num_samples: int) -> Any:
-    """A ``Measurement`` of cuTile: a config of a library with its time in microseconds."""
+    """Make cuTile's ``Measurement`` of a library's config, with its time in microseconds."""
     from cuda.tile.tune import Measurement
 
     return Measurement(
@@ -471,19 +469,19 @@ def measurement(config: Any, *, mean_us: float, error_margin_us: float, num_samp
 
 
 def result_of(best: Any, successes: tuple[Any, ...], failures: tuple[Any, ...] = ()) -> Any:
-    """A ``TuningResult`` of cuTile, made of measurements and of (config, type of exception, message)."""
+    """Make cuTile's ``TuningResult`` of measurements and of (config, type of exception, message)."""
     from cuda.tile.tune import TuningResult
 
     return TuningResult(best=best, successes=successes, failures=failures)
 
 
 def launch(stream: Any, grid: tuple[int, ...], kernel: Any, args: tuple[Any, ...]) -> None:
-    """Launch a kernel of somebody else's."""
+    """Launch a kernel that no declaration has."""
     launching()(stream, grid, kernel, args)
 
 
 def launching() -> Callable[..., Any]:
-    """The function that launches a kernel: ``cuda.tile.launch``, or what a library put in its place."""
+    """Return the function that launches a kernel: ``cuda.tile.launch``, or a library's replacement."""
     import cuda.tile as ct
 
     function: Callable[..., Any] = ct.launch
@@ -491,12 +489,12 @@ def launching() -> Callable[..., Any]:
 
 
 def launcher(*, programmatic_dependent_launch: bool, arch: Arch) -> Callable[..., Any]:
-    """The function that launches a kernel of a declaration on an arch: ``cuda.tile.launch``.
+    """Return the function that launches a declaration's kernel on an arch: ``cuda.tile.launch``.
 
     Args:
-        programmatic_dependent_launch: Whether the kernel may begin before the one before it in its stream has
-            ended. Where the arch, the installed release, or what a library put in the place of
-            ``cuda.tile.launch`` has no such launches it begins after it, which is right too.
+        programmatic_dependent_launch: Whether the kernel may begin before the previous kernel in its stream
+            has ended. It begins afterwards, which is right too, where the arch, the installed release, or a
+            library's replacement of ``cuda.tile.launch`` has no such launches.
         arch: The arch of the GPU.
     """
     function = launching()
@@ -507,26 +505,28 @@ def launcher(*, programmatic_dependent_launch: bool, arch: Arch) -> Callable[...
 
 
 def _takes(function: Callable[..., Any], keyword: str) -> bool:
-    """Whether a function takes a keyword, as far as its signature tells."""
+    """Whether a function takes a keyword, by its Python signature."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # a function in C without one
+    except ValueError:  # a function in C without a signature
         return True
-    return any(one.name == keyword or one.kind is one.VAR_KEYWORD for one in parameters)
+    return any(
+        parameter.name == keyword or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters
+    )
 
 
 def hints_of(kernel: Any, arch: Arch) -> dict[str, int]:
-    """The hints with which a kernel is compiled for an arch, those of its decorator among them."""
-    found: dict[str, int] = {}
+    """Return the hints for compiling a kernel for an arch, with the decorator's."""
+    hints: dict[str, int] = {}
     for name, value in default_hints(kernel).items():
         number: Any = _for_target(value, arch)
         if number is not None:
-            found[name] = int(number)
-    return found
+            hints[name] = int(number)
+    return hints
 
 
 def _for_target(value: object, arch: Arch) -> object:
-    """The number that a hint has on an arch: a ``ByTarget`` lists archs and may have a default."""
+    """Return a hint's number on an arch: a ``ByTarget`` lists archs and may have a default."""
     if isinstance(value, int):
         return value
     by_target: Mapping[str, object] = getattr(value, "_by_target", {})
@@ -537,7 +537,7 @@ def _for_target(value: object, arch: Arch) -> object:
 
 
 def hint_on(value: object, arch: Arch) -> object:
-    """The value that a hint has on an arch: a ``ByTarget`` gives the arch's, or its default, or None."""
+    """Return a hint's value on an arch: of a ``ByTarget`` the arch's, or the default, or None."""
     by_target: Mapping[str, object] | None = getattr(value, "_by_target", None)
     if by_target is None:
         return value
@@ -547,7 +547,7 @@ def hint_on(value: object, arch: Arch) -> object:
 
 
 def compiler_limit() -> float | None:
-    """The compiler's limit here, seconds, as ``ct.compiler_timeout`` sets it; None where there is none.
+    """Return the compiler's time limit, seconds, as ``ct.compiler_timeout`` sets it; None without a limit.
 
     On a release that was not tested it is None.
     """
@@ -585,18 +585,18 @@ def compile_cubin(
     """Compile one kernel for one signature, without a GPU.
 
     On a tested release, source paths and line numbers are left out, so that equal code gives equal bytes in
-    any directory. It holds a lock of cuTile that is process-wide: run it in several processes, not threads.
+    any directory. It holds a process-wide lock of cuTile: run it in several processes, not threads.
 
     Args:
         kernel: A ``@ct.kernel``.
-        hints: The compiler hints, beside those of the decorator.
+        hints: The compiler hints, in addition to the decorator's.
         signature: A signature that `signature_of` returned.
         arch: The arch to compile for.
         timeout_s: The longest time that the compiler may run, seconds.
-        symbol: The kernel's name in the cubin; without one the signature is its name.
+        symbol: The kernel's name in the cubin; by default the signature.
 
     Raises:
-        CutileError: The compiler refused it, crashed or ran too long; the message starts with cuTile's own.
+        CutileError: The compiler refused the kernel, crashed or ran too long; cuTile's message comes first.
     """
     from cuda.tile import TileError
     from cuda.tile.compilation import demangle_kernel_name, export_kernel

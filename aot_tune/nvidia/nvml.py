@@ -1,7 +1,7 @@
 """Ask NVML about this machine's GPUs and driver, without creating a CUDA context.
 
-This is the only module that imports NVML's binding. Where NVML cannot answer, for want of a driver or of its
-library, the functions return None.
+The only module that imports NVML's binding. The functions return None where NVML cannot answer, because its
+library or the driver is missing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aot_tune.values.arch import KNOWN_ARCHS, Arch
 
 
 def started() -> Any:
-    """Import and initialise NVML's binding, which the caller shuts down; None where that fails."""
+    """Import and initialise NVML's binding; None where that fails. The caller shuts it down."""
     try:
         import pynvml
 
@@ -30,23 +30,23 @@ def started() -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU of this machine, as NVML describes it."""
+    """A GPU of this machine, as NVML describes it."""
 
     index: int
-    """Its place among the devices this process may use, as torch counts them (``cuda:<index>``)."""
+    """Place among the devices this process may use, as torch counts them (``cuda:<index>``)."""
 
     name: str
-    """The product's name, ``NVIDIA H200``."""
+    """Product name, ``NVIDIA H200``."""
 
     arch: Arch | None
-    """Its architecture; None where cuTile does not compile for it."""
+    """Architecture; None where cuTile does not compile for it."""
 
     uuid: str
     """NVML's identifier of the GPU, ``GPU-…``."""
 
 
 def visible_gpus() -> tuple[Gpu, ...] | None:
-    """List the GPUs that this process may use, without a CUDA context. It takes 58 ms on an H200 host.
+    """List the GPUs that this process may use, without a CUDA context. Takes 58 ms on an H200 host.
 
     CUDA_VISIBLE_DEVICES is honoured, by index and by UUID. NVML counts GPUs by PCI bus, but CUDA counts them
     by speed unless CUDA_DEVICE_ORDER=PCI_BUS_ID: on a host with several kinds of GPU an index may differ.
@@ -79,7 +79,7 @@ def visible_gpus() -> tuple[Gpu, ...] | None:
 
 
 def driver_version() -> str | None:
-    """The GPU driver's version, without a CUDA context; None where NVML cannot answer."""
+    """Return the GPU driver's version, without a CUDA context; None where NVML cannot answer."""
     nvml = started()
     if nvml is None:
         return None
@@ -92,17 +92,17 @@ def driver_version() -> str | None:
 
 
 def _shut_down(nvml: Any) -> None:
-    with suppress(Exception):  # whatever it answers, what was asked is known
+    with suppress(Exception):  # the answers are known already
         nvml.nvmlShutdown()
 
 
 _PATIENCE_S = 5.0
-"""Seconds that imports and forks wait for NVML, all of them together. It answers in 58 ms on an H200 host,
-and in a few seconds where the driver must first wake the GPUs up."""
+"""Seconds that all imports and forks together wait for NVML. It answers in 58 ms on an H200 host, and in a
+few seconds where the driver must first wake the GPUs up."""
 
 
 class _Question:
-    """The one query of `visible_gpus` that runs in the background, and its answer."""
+    """The process's query of `visible_gpus` in the background, and its answer."""
 
     thread: threading.Thread | None = None
     asked_at_s: float = 0.0
@@ -120,7 +120,7 @@ class _Question:
 
 
 def ask_for_gpus() -> None:
-    """Start `visible_gpus` in the background, because it takes 58 ms on an H200 host, while imports go on."""
+    """Start `visible_gpus` in the background while imports go on: it takes 58 ms on an H200 host."""
     if _Question.thread is None:
         _Question.asked_at_s = time.monotonic()
         _Question.thread = threading.Thread(target=_Question.ask, name="aot_tune asks NVML", daemon=True)
@@ -128,7 +128,7 @@ def ask_for_gpus() -> None:
 
 
 def known_gpus() -> tuple[Gpu, ...] | None:
-    """The answer of `visible_gpus`, which runs once in a process; None where NVML does not answer in time."""
+    """Return the answer of `visible_gpus`, which runs once in a process; None where NVML is not in time."""
     ask_for_gpus()
     _Question.wait()
     return _Question.gpus
@@ -141,7 +141,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _visible_places(variable: str | None, uuids: Sequence[str]) -> list[int]:
-    """The places in NVML's order of the devices that CUDA_VISIBLE_DEVICES admits, in the variable's order.
+    """Return the places in NVML's order of the devices that CUDA_VISIBLE_DEVICES admits, in its order.
 
     As in CUDA, the list ends at the first token that names no device, and naming a device twice hides all.
     """

@@ -1,9 +1,9 @@
 """Find the inner loop of a kernel's machine code and count its instructions and waits. Pure.
 
 Instructions are counted in the machine code itself, because the vendor's disassembler refuses some sm_90
-cubins. Since Volta an instruction has 16 bytes, and its lowest nine bits are the operation; the codes of the
-operations and of a branch's offset were read off the disassembly of the cubins that it accepts. Where code
-does not have that form there is no `Loop`, and the model does without it.
+cubins. Since Volta an instruction has 16 bytes, and its lowest nine bits are the operation. The codes of the
+operations and of a branch's offset were read off the disassembly of accepted cubins. Code of another form
+gives no `Loop`, and the model works without it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _Word = tuple[int, int]
 _BYTES = 16
 """Bytes of an instruction."""
 _OPERATION = 0x1FF
-"""The bits of an instruction that are its operation."""
+"""Bits of an instruction that are its operation."""
 _BRANCH = 0x147  # BRA
 _SELECT = frozenset({0x007, 0x008})  # SEL, FSEL
 _LOCAL = frozenset({0x183, 0x187})  # LDL, STL
 _WARPGROUP = 0x1C5  # WARPGROUP.ARRIVE, WARPGROUP.DEPBAR
 _TENSOR = frozenset({0x1F0, 0x1F3, 0x1EA, 0x03C, 0x07A})
-"""The matrix operations seen so far: HGMMA and, for 8-bit floats, QGMMA of sm_90; UTCHMMA and UTCQMMA of
+"""Matrix operations seen so far: HGMMA and, for 8-bit floats, QGMMA of sm_90; UTCHMMA and UTCQMMA of
 sm_100 to sm_110; HMMA and QMMA of all other archs."""
 
 
@@ -33,19 +33,19 @@ class Loop:
     """One iteration of the smallest loop that contains matrix operations, as one warp executes it."""
 
     instructions: int
-    """The number of all instructions."""
+    """Number of all instructions."""
 
     tensor_ops: int
-    """The number of matrix operations."""
+    """Number of matrix operations."""
 
     selects: int
-    """The number of selects; where it is large, the loop selects every accumulator again at each step."""
+    """Number of selects; where it is large, the loop selects every accumulator again at each step."""
 
     local_accesses: int
-    """The number of loads and stores of spilled registers."""
+    """Number of loads and stores of spilled registers."""
 
     waits: int
-    """How often the warp waits until every matrix operation that it started has ended."""
+    """Number of times that the warp waits for all its matrix operations to end."""
 
     pipelined: bool
     """Whether matrix operations of one iteration may still run in the next."""
@@ -84,7 +84,7 @@ def inner_loop(code: bytes) -> Loop | None:
 
 
 def _backward_branches(words: Sequence[_Word], operations: Sequence[int]) -> list[tuple[int, int]]:
-    """The (first, last) instruction of each loop, by the encoding in which all branch targets are valid."""
+    """Return the (first, last) instruction of each loop, by the encoding with valid branch targets only."""
     places = [place for place, operation in enumerate(operations) if operation == _BRANCH]
     for offset_of in (_offset_since_hopper, _offset_before_hopper):
         targets = {place: (place + 1) * _BYTES + offset_of(words[place]) for place in places}
@@ -112,6 +112,6 @@ def _signed(value: int, bits: int) -> int:
 
 
 def _allowed_to_run(word: _Word) -> int | None:
-    """How many groups of matrix operations may still run after a WARPGROUP.DEPBAR; None for an ARRIVE."""
+    """Return how many groups of matrix operations may run on after a WARPGROUP.DEPBAR; None for an ARRIVE."""
     low, high = word
     return high >> 8 & 0x7 if low >> 47 & 1 else None

@@ -1,8 +1,8 @@
 """Derive the JIT signature of kernel arguments, and its weakest form. Uses public names of cuTile only.
 
-A *signature* is cuTile's own mangled symbol, such as ``matmul_kernel_Kt1_A2bf16_...``: a text that says all
-the compiler assumes of the arguments. The rule is that of cuda-tile 1.6 and 1.7; a test compares it with
-cuTile's own on random arrays.
+A *signature* is cuTile's own mangled symbol, such as ``matmul_kernel_Kt1_A2bf16_...``: a text of all that the
+compiler assumes of the arguments. The rule is cuda-tile's of releases 1.6 and 1.7; a test compares the
+signatures with cuTile's own on random arrays.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 from aot_tune.errors import CutileError
 
 _ALIGNMENT = 16
-"""cuTile specialises on divisibility by 16: of addresses and strides in bytes, of shapes in elements."""
+"""Divisor that cuTile specialises on: of addresses and strides in bytes, of shapes in elements."""
 
 _MOST_SPECIALISED_DIMENSIONS = 5
-"""cuTile does not specialise arrays of more dimensions than this."""
+"""Most dimensions of an array that cuTile specialises."""
 
 _MOST_SIGNATURES = 4096
-"""Mangled symbols that are kept, because making one takes 0.7 ms: cuTile checks it by parsing it."""
+"""Most mangled symbols kept in memory. Making a symbol takes 0.7 ms, because cuTile parses it as a check."""
 
 
 class _Array(NamedTuple):
-    """The properties of an array that its signature contains; arrays with equal ones share a compilation."""
+    """Properties of an array in a signature; arrays with equal properties share a compilation."""
 
     dtype: str
     index_dtype: str
@@ -41,17 +41,17 @@ class _List(NamedTuple):
     """A list of arrays of one dtype and rank."""
 
     element: _Array
-    """What all of them have in common."""
+    """Properties that all arrays of the list have."""
 
 
 class _Scalar(NamedTuple):
-    """A number that is passed at launch."""
+    """A number passed at launch."""
 
     dtype: str
 
 
 class _Constant(NamedTuple):
-    """A number that is compiled in; `kind` and `text` distinguish 1, 1.0 and True, and 0.0 from -0.0."""
+    """A number compiled in; `kind` and `text` distinguish 1, 1.0 and True, and 0.0 from -0.0."""
 
     kind: str
     text: str
@@ -62,9 +62,9 @@ _Parameter = _Array | _List | _Scalar | _Constant
 
 
 def signature_of(name: str, parameters: Sequence[tuple[str, Any]], kernel_args: Sequence[Any]) -> str:
-    """The signature that cuTile would compile for these kernel arguments.
+    """Derive the signature that cuTile would compile for these kernel arguments.
 
-    Tensors may be on device "meta"; they are then taken to start at an address that an allocator would give.
+    Tensors may be on device "meta"; their addresses are then assumed to be aligned, as an allocator's are.
 
     Args:
         name: The name of the kernel's function.
@@ -79,35 +79,33 @@ def signature_of(name: str, parameters: Sequence[tuple[str, Any]], kernel_args: 
         raise CutileError(
             f"{name} takes {len(parameters)} arguments ({names}), args_fn returned {len(kernel_args)}"
         )
-    # cuTile takes the first convention that suffices: the second only for static shapes or sizes of 1.
+    # cuTile uses the second calling convention only for static shapes and sizes of 1.
     static = any(_static_shape(node) for _, node in parameters)
     unit = any(map(_has_unit_size, kernel_args))
     return _mangled(name, unit or static, _specialised(parameters, kernel_args, unit))
 
 
 def check_arguments(parameters: Sequence[tuple[str, Any]], kernel_args: Sequence[Any]) -> None:
-    """Refuse a declared kernel's arguments, one for each parameter, that have no signature.
-
-    It is far quicker than making a signature.
+    """Refuse kernel arguments that have no signature; far quicker than making a signature.
 
     Raises:
-        CutileError: An argument is of another kind; the message names the parameter and what to pass.
+        CutileError: An argument has no signature; the message names the parameter and what to pass.
     """
     _specialised(parameters, kernel_args, unit=False)
 
 
 def weakest(signature: str, parameters: Sequence[tuple[str, Any]]) -> str:
-    """The signature of the same kernel and constants that assumes nothing of its arrays.
+    """Return the weakest signature of the kernel and constants: it assumes nothing of the arrays.
 
     It assumes no alignment, no divisibility, no stride or size of 1, and not that elements never overlap.
-    A kernel compiled for it may be launched in place of one compiled for `signature`. What is passed at a
-    launch follows from the arguments and the kernel's annotations alone: for each array its address, then
-    every size and every stride that no annotation makes static, stride 1 and size 1 among them, in either
-    calling convention. cuTile's compiler declares the same parameters whatever a signature assumes of their
-    values (`_compile._get_array_ty` drops assumed constants of dimensions that are not annotated), and the
-    launcher knows only a cubin's symbol. Sizes and strides that an annotation makes static are kept, because
-    those are not passed. Index widths are kept too: they come from annotations, and 64-bit ones would be
-    passed in 64 bits.
+    Code compiled for it may be launched in place of code compiled for `signature`, because the values passed
+    at a launch depend on the arguments and the kernel's annotations alone. For each array they are its
+    address, then every size and every stride that no annotation makes static, stride 1 and size 1 included,
+    in either calling convention. cuTile's compiler declares the same parameters whatever a signature assumes
+    of their values (`_compile._get_array_ty` drops assumed constants of dimensions that are not annotated),
+    and the launcher reads only a cubin's symbol. Sizes and strides that an annotation makes static are kept,
+    because they are not passed. Index widths are kept too: they come from annotations, and 64-bit indices
+    are passed in 64 bits.
 
     Args:
         signature: A signature that `signature_of` returned.
@@ -127,10 +125,10 @@ def weakest(signature: str, parameters: Sequence[tuple[str, Any]]) -> str:
 
 
 def constants_of(signature: str) -> tuple[object, ...]:
-    """The value that a signature has compiled in for each parameter; None for one that is passed at launch.
+    """Return the value compiled in for each parameter of a signature; None where it is passed at launch.
 
     Raises:
-        CutileError: The text is no signature.
+        CutileError: The text is not a signature.
     """
     from cuda.tile.compilation import ConstantConstraint, demangle_kernel_name
 
@@ -138,11 +136,14 @@ def constants_of(signature: str) -> tuple[object, ...]:
         _, parsed = demangle_kernel_name(signature)
     except ValueError as error:
         raise CutileError(str(error)) from error
-    return tuple(one.value if isinstance(one, ConstantConstraint) else None for one in parsed.parameters)
+    return tuple(
+        constraint.value if isinstance(constraint, ConstantConstraint) else None
+        for constraint in parsed.parameters
+    )
 
 
 def _weak(constraint: Any, array: Any, of_list: Any = None) -> Any:
-    """The weakest constraint of an array or list, by the annotation of the one or the other."""
+    """Return the weakest constraint of an array or list, by its annotation."""
     from cuda.tile.compilation import ArrayConstraint, ListConstraint
 
     if isinstance(constraint, ListConstraint):
@@ -185,7 +186,7 @@ def _is_array(arg: object) -> bool:
 def _has_unit_size(arg: Any) -> bool:
     """Whether a size of an array, or of all arrays of a list, is 1."""
     if isinstance(arg, list):
-        shapes = [one.shape for one in arg if _is_array(one)]
+        shapes = [array.shape for array in arg if _is_array(array)]
         return any(set(sizes) == {1} for sizes in zip(*shapes, strict=False))
     return _is_array(arg) and 1 in arg.shape
 
@@ -232,25 +233,25 @@ def _list(arg: list[Any], node: Any, name: str, unit: bool) -> _List:
     annotation = getattr(getattr(node, "list", None), "element", None)
     if not arg or not all(map(_is_array, arg)):
         raise CutileError(f"kernel argument {name} is a list; pass one or more tensors in it")
-    arrays = [_array(one, annotation, unit) for one in arg]
+    arrays = [_array(tensor, annotation, unit) for tensor in arg]
     first = arrays[0]
-    if len({(one.dtype, len(one.stride_constant)) for one in arrays}) > 1:
+    if len({(array.dtype, len(array.stride_constant)) for array in arrays}) > 1:
         raise CutileError(f"kernel argument {name} is a list; pass tensors of one dtype and rank in it")
     return _List(
         first._replace(
-            stride_constant=_shared([one.stride_constant for one in arrays]),
-            shape_constant=_shared([one.shape_constant for one in arrays]),
-            stride_divisible=tuple(map(min, zip(*(one.stride_divisible for one in arrays), strict=True))),
-            shape_divisible=tuple(map(min, zip(*(one.shape_divisible for one in arrays), strict=True))),
-            overlaps=any(one.overlaps for one in arrays),
-            alignment=min(one.alignment for one in arrays),
+            stride_constant=_shared([array.stride_constant for array in arrays]),
+            shape_constant=_shared([array.shape_constant for array in arrays]),
+            stride_divisible=tuple(map(min, zip(*(array.stride_divisible for array in arrays), strict=True))),
+            shape_divisible=tuple(map(min, zip(*(array.shape_divisible for array in arrays), strict=True))),
+            overlaps=any(array.overlaps for array in arrays),
+            alignment=min(array.alignment for array in arrays),
         )
     )
 
 
 def _shared(constants: Sequence[tuple[int | None, ...]]) -> tuple[int | None, ...]:
-    """The constants that all arrays have."""
-    return tuple(one[0] if len(set(one)) == 1 else None for one in zip(*constants, strict=True))
+    """Keep the constants that all arrays have."""
+    return tuple(axis[0] if len(set(axis)) == 1 else None for axis in zip(*constants, strict=True))
 
 
 def _array(arg: Any, annotation: Any, unit: bool) -> _Array:

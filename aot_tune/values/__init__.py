@@ -1,1 +1,1 @@
-"""The words of the domain as frozen values: archs, configs, problems, buckets, devices. Pure."""
+"""Frozen values of the domain: archs, configs, problems, buckets, devices. Pure."""

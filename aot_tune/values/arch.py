@@ -35,8 +35,8 @@ class Arch:
         if isinstance(name, str):
             if dotted := _DOTTED.fullmatch(name.strip()):
                 arch = cls(int(dotted[1]), int(dotted[2]))
-            elif found := _NAME.fullmatch(name.strip()):
-                arch = cls(int(found[1][:-1]), int(found[1][-1]))
+            elif plain := _NAME.fullmatch(name.strip()):
+                arch = cls(int(plain[1][:-1]), int(plain[1][-1]))
         elif (
             isinstance(name, tuple | list) and len(name) == 2 and all(type(number) is int for number in name)
         ):
@@ -52,7 +52,7 @@ class Arch:
 
     @property
     def cutile_name(self) -> str:
-        """The name that cuTile and its compiler use, such as ``sm_90``."""
+        """Name in cuTile and its compiler, such as ``sm_90``."""
         return f"sm_{self.major}{self.minor}"
 
 
@@ -62,7 +62,7 @@ KNOWN_ARCHS: tuple[Arch, ...] = tuple(
         (8, 0), (8, 6), (8, 7), (8, 8), (8, 9), (9, 0), (10, 0), (10, 3), (10, 7), (11, 0), (12, 0), (12, 1),
     )
 )  # fmt: skip
-"""The architectures that tileiras 13.4 compiles for, oldest first."""
+"""Architectures that tileiras 13.4 compiles for, oldest first."""
 
 
 def _known_names() -> str:

@@ -12,13 +12,13 @@ from aot_tune.values.problem import Problem, Value
 
 @dataclass(frozen=True)
 class Pow2:
-    """An axis bucketed by power of two: a size belongs to the smallest power not below it, its edge."""
+    """An axis bucketed by power of two: a bucket's edge is the smallest power not below its sizes."""
 
     kind: ClassVar[str] = "pow2"
 
     @staticmethod
     def edges(low: int, high: int) -> tuple[int, ...]:
-        """The edges from `low` to `high`, both powers of two: ``Pow2.edges(1, 8) == (1, 2, 4, 8)``."""
+        """Return the edges from `low` to `high`, both powers of two: ``Pow2.edges(1, 8) == (1, 2, 4, 8)``."""
         if low < 1 or high < low or edge(low) != low or edge(high) != high:
             raise DeclarationError(f"Pow2.edges({low}, {high}): both must be powers of two, the lower first")
         return tuple(1 << exponent for exponent in range(low.bit_length() - 1, high.bit_length()))
@@ -37,21 +37,21 @@ AXIS_KINDS: Mapping[str, type[Pow2] | type[Exact]] = {"pow2": Pow2, "exact": Exa
 
 
 def edge(size: int) -> int:
-    """The smallest power of two that is not below `size` (1 for a size of 0 or 1)."""
+    """Return the smallest power of two not below `size` (1 for a size of 0 or 1)."""
     return 1 << max(size - 1, 0).bit_length()
 
 
 def bucket_of(axes: Axes, problem: Problem) -> Problem:
-    """The bucket that a problem belongs to: each Pow2 axis at its edge, every other value unchanged."""
+    """Return a problem's bucket: each Pow2 axis at its edge, every other value unchanged."""
     return problem.replaced(
         **{name: edge(problem.size(name)) for name, axis in axes.items() if isinstance(axis, Pow2)}
     )
 
 
 Classes = frozenset[tuple[str, Value]]
-"""A problem's values other than sizes, such as its dtype, as a key."""
+"""Classes of a problem as a key: its values other than sizes, such as its dtype."""
 
 
 def classes_of(axes: Axes, problem: Problem) -> Classes:
-    """The values of a problem that are not axes: dtypes, layouts, flags."""
+    """Return a problem's classes, its values that are not axes: dtypes, layouts, flags."""
     return frozenset(item for item in problem.items() if item[0] not in axes)

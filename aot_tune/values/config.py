@@ -10,7 +10,7 @@ from typing import Any
 from aot_tune.errors import DeclarationError
 
 Constant = bool | int | float | str
-"""The type of a ``ct.Constant`` argument that a table can hold."""
+"""Type of the ``ct.Constant`` arguments that a table can hold."""
 
 HINTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {
@@ -20,13 +20,13 @@ HINTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
         "opt_level": (0, 1, 2, 3),
     }
 )
-"""The hints that ``replace_hints`` takes, in canonical order, each with the values that cuTile accepts."""
+"""Hints of ``replace_hints`` in canonical order, each with the values that cuTile accepts."""
 
 
 _PLAIN = frozenset({bool, int, float, str})
 
 _BY_TARGET = "ByTarget"
-"""The name of cuTile's class of values by arch. It is told by that, since nothing here imports cuTile."""
+"""Name of cuTile's class of values by arch. Identifies the class, because nothing here imports cuTile."""
 
 
 class Config:
@@ -38,8 +38,9 @@ class Config:
 
     Args:
         constants: Each constant's value, by name: a bool, int, float or str.
-        hints: Each hint's value, by a name of `HINTS`; in a search space also a ``ct.ByTarget`` of these.
-        kernel: The name of the kernel that it is for, where a declaration has several.
+        hints: Each hint's value, by a name of `HINTS`; in a search space also a ``ct.ByTarget`` of such
+            values.
+        kernel: The name of the config's kernel, where a declaration has several.
 
     Raises:
         DeclarationError: A value is of another type, a hint is unknown, or cuTile would refuse its value.
@@ -51,17 +52,17 @@ class Config:
     _key: tuple[object, ...]
 
     constants: Mapping[str, Constant]
-    """The kernel's constants."""
+    """Values of the kernel's constants, by name."""
 
     hints: Mapping[str, int]
-    """The compiler hints. Only a config that an author wrote may hold a ``ct.ByTarget``; a declaration takes
-    the arch's own value before anything else sees it."""
+    """Compiler hints. Only a config that an author wrote may hold a ``ct.ByTarget``: a declaration puts the
+    arch's value in its place before anything else reads the config."""
 
     by_target: bool
     """Whether a hint is a ``ct.ByTarget``."""
 
     kernel: str | None
-    """The name of the kernel that it is for; None where the declaration has one kernel."""
+    """Name of the config's kernel; None where the declaration has one kernel."""
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class Config:
         raise AttributeError(f"a Config is frozen; make a new one to change {name}")
 
     def __getitem__(self, constant: str) -> Constant:
-        """The constant's value."""
+        """Return the constant's value."""
         return self.constants[constant]
 
     def __eq__(self, other: object) -> bool:
@@ -128,7 +129,7 @@ class Config:
         return " ".join(parts) or "no constants, no hints"
 
     def with_constant_order(self, names: tuple[str, ...]) -> Config:
-        """The same config with its constants in the order of `names`."""
+        """Return an equal config with its constants in the order of `names`."""
         ordered = {name: self.constants[name] for name in names if name in self.constants}
         if list(self.constants) == list(ordered):
             return self
@@ -136,13 +137,13 @@ class Config:
 
     @property
     def document(self) -> dict[str, object]:
-        """The config as JSON files hold it; a kernel is written only where one is named."""
+        """Form of the config in JSON files; a kernel is written only where it is named."""
         named = {} if self.kernel is None else {"kernel": self.kernel}
         return {**named, "constants": dict(self.constants), "hints": dict(self.hints)}
 
 
 def _plain(name: object, value: object) -> Constant:
-    """The value of an enum member, or of a subclass of int, float or str, as the plain type a table holds."""
+    """Convert an enum member, or a value of a subclass of int, float or str, to the plain type."""
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""The limits and rates of a GPU, which grids, rules and the performance model read. Pure values.
+"""Limits and rates of a GPU, for grids, rules and the performance model. Pure values.
 
 The limits of an architecture are from the CUDA C++ Programming Guide, "Technical Specifications per Compute
 Capability"; the other figures of each reference device are from its product datasheet.
@@ -14,10 +14,10 @@ from aot_tune.values.arch import Arch
 
 
 class DeviceProperties(Protocol):
-    """The fields that are read of ``torch.cuda.get_device_properties(index)``."""
+    """Fields of ``torch.cuda.get_device_properties(index)`` that `Device.of` reads."""
 
     name: str
-    """The product's name."""
+    """Product name."""
 
     major: int
     """Compute capability, major."""
@@ -34,10 +34,10 @@ class Device:
     """A GPU model: ``grid_fn`` reads ``sm_count``, ``legal`` and ``fits`` the limits, the tuner the rates."""
 
     arch: Arch
-    """Its architecture."""
+    """Architecture."""
 
     name: str
-    """The product's name."""
+    """Product name."""
 
     sm_count: int
     """Streaming multiprocessors."""
@@ -71,12 +71,15 @@ class Device:
 
     @classmethod
     def reference(cls, arch: Arch) -> Device:
-        """The arch's data-center product, else its best known one: without a GPU `tune` predicts for it."""
+        """Return the arch's reference device, for which `tune` predicts where no GPU is used.
+
+        It is the arch's data-center product, or its best known product where there is none.
+        """
         return _REFERENCE[arch]
 
     @classmethod
     def of(cls, properties: DeviceProperties) -> Device:
-        """The GPU that torch describes: its arch's reference device with its own name and multiprocessors.
+        """Return the GPU that torch describes: the arch's reference device with its name and multiprocessors.
 
         Args:
             properties: The result of ``torch.cuda.get_device_properties``.
@@ -85,14 +88,14 @@ class Device:
         return cls.reference(arch).with_sm_count(properties.name, properties.multi_processor_count)
 
     def refusal(self, occupancy: int) -> str | None:
-        """Why a multiprocessor cannot hold `occupancy` blocks at a time; None when it can."""
+        """Return why a multiprocessor cannot hold `occupancy` blocks at a time; None where it can."""
         most = self.blocks_per_sm
         if occupancy <= most:
             return None
         return f"occupancy {occupancy}: a multiprocessor of {self.name} holds at most {most} blocks"
 
     def with_sm_count(self, name: str, sm_count: int) -> Device:
-        """The same limits and rates for another product of the arch, of the size that the driver reports."""
+        """Return equal limits and rates for another product of the arch, with the size the driver reports."""
         return dataclasses.replace(self, name=name, sm_count=sm_count)
 
 

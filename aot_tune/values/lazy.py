@@ -1,4 +1,4 @@
-"""An attribute that is computed when it is first read. Unlike functools.cached_property, it takes no lock."""
+"""Compute an attribute when it is first read. Unlike functools.cached_property, takes no lock."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class lazy(Generic[T]):
     """Compute an attribute when it is first read, and keep it in the instance's ``__dict__``.
 
     On Python 3.10 and 3.11 `functools.cached_property` holds one lock for all instances of a class. A child
-    that is forked while another thread computes would inherit that lock locked and wait for ever; and threads
-    would wait for each other. Here two threads may both compute the attribute, so the computation must give
+    that is forked while another thread computes would inherit the lock locked and wait for ever, and threads
+    would wait for each other. Here two threads may both compute the attribute. So the computation must give
     equal values and have no effects.
     """
 
@@ -33,7 +33,7 @@ class lazy(Generic[T]):
     def __get__(self, instance: object | None, owner: type) -> lazy[T] | T:
         if instance is None:
             return self
-        # Found there from now on: a class's attribute without __set__ comes after the instance's own. Of two
+        # Later reads find the value in the instance: a class's attribute without __set__ comes after it. Two
         # threads both take the first value.
         kept: T = instance.__dict__.setdefault(self._name, self._compute(instance))
         return kept

@@ -1,4 +1,4 @@
-"""The tensors among launch arguments: an argument may be a tensor, a list of tensors, or absent. Pure."""
+"""Tensors among launch arguments: an argument may be a tensor, a list of tensors, or absent. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def parts_of(name: str, arg: Any) -> Iterator[tuple[str, Any]]:
-    """An argument by its name; each member of a list by its place, ``xs[0]``; nothing of None."""
+    """Yield an argument with its name, each member of a list with its place, ``xs[0]``; nothing for None."""
     if isinstance(arg, list | tuple):
         for place, member in enumerate(arg):
             yield f"{name}[{place}]", member
@@ -16,12 +16,12 @@ def parts_of(name: str, arg: Any) -> Iterator[tuple[str, Any]]:
 
 
 def named_parts(names: Iterable[str], args: Iterable[Any]) -> dict[str, Any]:
-    """All arguments by their names, the members of lists each by its own."""
+    """Return the parts of all arguments by their names."""
     return {part: value for name, arg in zip(names, args, strict=True) for part, value in parts_of(name, arg)}
 
 
 def part_names(names: Iterable[str], named: Mapping[str, Any]) -> list[str]:
-    """The names of the parts of some arguments.
+    """Return the names of the parts of some arguments.
 
     Args:
         names: The names of arguments.
@@ -31,5 +31,5 @@ def part_names(names: Iterable[str], named: Mapping[str, Any]) -> list[str]:
 
 
 def flat(args: Sequence[Any]) -> list[Any]:
-    """The arguments, with the members of a list in its place."""
+    """Return the arguments, with each list replaced by its members."""
     return [value for arg in args for value in (arg if isinstance(arg, list | tuple) else (arg,))]

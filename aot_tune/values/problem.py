@@ -1,4 +1,4 @@
-"""A problem: the sizes and dtypes of one call, all that the choice of its config depends on. Pure."""
+"""A problem: the sizes and dtypes of one call, which the choice of a config depends on. Pure."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Problem(Mapping[str, Value]):
         return len(self._values)
 
     def items(self) -> ItemsView[str, Value]:
-        """The dict's own view, which is faster than the one that Mapping would make."""
+        """Return the dict's own view, which is faster than Mapping's."""
         return self._values.items()
 
     def __hash__(self) -> int:
@@ -73,17 +73,17 @@ class Problem(Mapping[str, Value]):
         return " ".join(f"{name}={value}" for name, value in self._values.items())
 
     def size(self, name: str) -> int:
-        """The size called `name`; the caller knows that it is a size."""
+        """Return the size called `name`; the caller knows that it is a size."""
         # Not asserted, for speed: one choice of a config reads a hundred sizes.
         return self._values[name]  # type: ignore[return-value]
 
     def replaced(self, **values: Value) -> Problem:
-        """A copy of this problem with other values for the named keys."""
+        """Return a copy of this problem with other values for the named keys."""
         return Problem({**self._values, **values})
 
 
 def _plain(name: str, value: object) -> Value:
-    """A dtype's name, or the plain value of a subclass of int or str."""
+    """Convert a dtype to its name, and a value of a subclass of int or str to the plain type."""
     kind = type(value)
     if kind.__module__ == "torch" and kind.__name__ == "dtype":
         return str(value).removeprefix("torch.")
@@ -98,7 +98,7 @@ def _plain(name: str, value: object) -> Value:
 
 
 def problem_option(problem: Problem) -> str:
-    """A problem as text for the option --problem: ``M=300,N=4096,K=4096,dtype=bfloat16``."""
+    """Format a problem for the option --problem: ``M=300,N=4096,K=4096,dtype=bfloat16``."""
     return ",".join(
         f"{name}={str(value).lower() if isinstance(value, bool) else value}"
         for name, value in problem.items()

@@ -19,17 +19,17 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def shortened(text: str, most: int = 200) -> str:
-    """A text of at most `most` characters: of a longer one the beginning, for messages that quote a file."""
+    """Cut a text to at most `most` characters, for messages that quote a file."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """A number with its noun: ``1 problem``, ``2 problems``; `plural` where adding an s is wrong."""
+    """Format a number with its noun: ``1 problem``, ``2 problems``; `plural` where adding an s is wrong."""
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that a person would use: ``40 s``, ``3 min``, ``1 h 5 min``."""
+    """Format seconds in a readable unit: ``40 s``, ``3 min``, ``1 h 5 min``."""
     whole = max(round(seconds), 1)
     if whole < 90:
         return f"{whole} s"
@@ -38,17 +38,17 @@ def duration(seconds: float) -> str:
 
 
 def value_in_words(value: object) -> str:
-    """A number or str itself; of any other value only its type, as printing a tensor waits for the GPU."""
+    """Format a number or str. Other values give their type alone: printing a tensor waits for the GPU."""
     return repr(value)[:80] if isinstance(value, str | int | float) else f"a {type(value).__name__}"
 
 
 def error_in_words(error: Exception) -> str:
-    """An error's message; its type comes first where aot_tune did not raise it."""
+    """Return an error's message, preceded by its type where aot_tune did not raise it."""
     return str(error) if isinstance(error, AotTuneError) else f"{type(error).__name__}: {error}"
 
 
 def described(error: Exception, function: object = None) -> str:
-    """An error of the author's code in one line, with the file and line where `function` raised it."""
+    """Format an error of the author's code in one line, with the file and line where `function` raised it."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}{_place(error, function)}"
 
