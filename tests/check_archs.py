@@ -30,7 +30,7 @@ from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, plan
 from aot_tune.tuner.plan.model import residency, spills
 from aot_tune.tuner.plan.shortlist import predictions
 from aot_tune.tuner.plan.sizes import spread
-from aot_tune.tuner.sweep.run import CUBINS
+from aot_tune.tuner.sweep.resources import CUBINS
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.text import aligned, duration

@@ -420,6 +420,20 @@ def test_every_test_that_they_name_exists() -> None:
     assert_none(f"{file}::{name}" for file, name in named if not _is_test(file, name))
 
 
+def test_a_sweep_is_read_in_few_files_and_lines() -> None:
+    section = TEXTS["aot_tune/tuner/README.md"].partition("## Reading a sweep")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([\w/]+\.py)` \| .* \| (.*) ?\|$", section, re.M)
+    lines = 0
+    for path, later in rows:
+        text = (ROOT / "aot_tune" / "tuner" / path).read_text()
+        for heading in re.findall(r"from \*(.*)\* on", later):
+            text, bar, _ = text.partition(f"\n# {heading} ---")
+            assert bar, (path, heading)
+        lines += len(text.splitlines())
+    assert 10 < len(rows) <= 25
+    assert lines <= 6500
+
+
 def test_the_faults_are_listed_one_a_row() -> None:
     """The tests use the codes of these two lists; the last column holds what `tests/faults` injects."""
     for place, letter, last in (("aot_tune/tuner/README.md", "A", 16), ("aot_tune/serve/INSIDE.md", "B", 17)):

@@ -23,7 +23,7 @@ from aot_tune.tuner.measure.worker.clock import EventRound
 from aot_tune.tuner.measure.worker.gpu import MOST_SAMPLES
 from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, plan, plan_only
 from aot_tune.tuner.plan.shortlist import Shortlist, shortlist
-from aot_tune.tuner.sweep import run as sweep
+from aot_tune.tuner.sweep.resources import CUBINS
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
@@ -36,7 +36,7 @@ _SAMPLES = 21
 @contextmanager
 def this_gpu() -> Iterator[BenchGpu]:
     """The GPU, with a compile feed over the folder of cubins that sweeps use too."""
-    with CompileFeed(partial(CompilePool, usable_cores(), folder=sweep.CUBINS, yielding=True)) as feed:
+    with CompileFeed(partial(CompilePool, usable_cores(), folder=CUBINS, yielding=True)) as feed:
         yield BenchGpu(feed)
 
 

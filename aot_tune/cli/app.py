@@ -267,12 +267,13 @@ def _sweep(request: SweepRequest, *, only_stale: bool) -> SweepReport:
     """Sweep with progress on stderr; stopped by a signal, say how to go on."""
     from aot_tune.nvidia.cutile import compiler_version
     from aot_tune.tuner.sweep import run as sweep
+    from aot_tune.tuner.sweep import stale
     from aot_tune.tuner.sweep.progress import prediction_notice, progress_on
     from aot_tune.tuner.sweep.report import SweepReport
 
     with closing(progress_on(sys.stderr)) as progress, command.signals_stop():
         if only_stale:
-            request = sweep.only_stale(request, progress)
+            request = stale.only_stale(request, progress)
             if not request.kernels:
                 progress.note("nothing is stale" + (" and not predicted yet" if request.predicts else ""))
                 return SweepReport(arch=request.arch, device_name="", rows=(), seconds=0.0)

@@ -128,6 +128,22 @@ def check_place(path: Path, table: Table) -> None:
         )
 
 
+def present_table(path: Path) -> Table | None:
+    """The table to be replaced; None where there is none.
+
+    Raises:
+        TuneError: The table that is there cannot be read, or is the table of another kernel or arch.
+    """
+    if not path.exists():
+        return None
+    try:
+        table = store.read_table(path)
+    except Exception as error:
+        raise TuneError(f"{error}; restore it, or remove it to start over: {path}") from error
+    check_place(path, table)
+    return table
+
+
 def publish(path: Path, table: Table) -> bool:
     """Replace a table's file by a complete new one; a crash leaves the old bytes or the new ones.
 

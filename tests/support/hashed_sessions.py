@@ -27,7 +27,7 @@ from aot_tune.tuner.measure.request import (
 )
 from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
-from aot_tune.tuner.sweep import run as sweep
+from aot_tune.tuner.sweep import resources
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
@@ -156,8 +156,8 @@ class HashedSession:
 @contextmanager
 def measuring(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let sweeps measure with these sessions, and keep what they compile for the next run of the tests."""
-    monkeypatch.setattr(sweep, "MeasureSession", HashedSession)
-    monkeypatch.setattr(sweep, "CUBINS", CUBINS)
+    monkeypatch.setattr(resources, "MeasureSession", HashedSession)
+    monkeypatch.setattr(resources, "CUBINS", CUBINS)
     HashedSession.reset()
     yield
     HashedSession.reset()

@@ -30,7 +30,7 @@ from aot_tune.tuner.measure.request import Recheck
 from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.outcome import Failure
 from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, plan_only
-from aot_tune.tuner.sweep import run as sweep
+from aot_tune.tuner.sweep.resources import CUBINS
 from aot_tune.values.config import Config
 from aot_tune.values.text import counted
 
@@ -78,7 +78,7 @@ def run(kernels: Sequence[FoundKernel], *, limit_s: float, checked: Path = CHECK
     """Check the kernels one after another and print each result; return 0 where all of them hold."""
     gpu = next(gpu for gpu in visible_gpus() or () if gpu.arch is not None)
     ends, proofs = time.monotonic() + limit_s, []
-    with CompileFeed(partial(CompilePool, usable_cores(), folder=sweep.CUBINS)) as feed:
+    with CompileFeed(partial(CompilePool, usable_cores(), folder=CUBINS)) as feed:
         for found in kernels:
             proofs.append(_verified(found, gpu, feed, ends, checked))
             print(proofs[-1], flush=True)

@@ -114,7 +114,7 @@ def first_times(found: FoundKernel, request: SweepRequest) -> dict[Problem, dict
         found: A kernel that was just swept.
         request: What it was swept by; its journal is read.
     """
-    done = sweep.journal_path(request, found).with_suffix(".done")
+    done = request.journal_path(found).with_suffix(".done")
     results = SweepResults(None, journal.read(done, accepts).records)
     times: dict[Problem, dict[Config, float]] = {}
     for bucket in request.buckets(found):

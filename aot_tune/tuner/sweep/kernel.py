@@ -28,12 +28,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from aot_tune.tables.table import Table
+from aot_tune.tuner.choose.cards import DefaultTwice, disagreements
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.measure.supervise import ProblemFailedError
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.tuner.plan.candidates import ProblemPlan, SweepPlan, plan_only
 from aot_tune.tuner.sweep.budget import Budget, OutOfTimeError
-from aot_tune.tuner.sweep.cards import DefaultTwice, disagreements
 from aot_tune.tuner.sweep.crew import Crew, Seat, Task
 from aot_tune.tuner.sweep.decision import Decision, to_recheck
 from aot_tune.tuner.sweep.problem import ProblemPass

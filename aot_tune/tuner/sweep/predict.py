@@ -41,9 +41,6 @@ from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 
-TABLES = PREDICTED_FOLDER
-"""The folder of predicted tables, unless a request names another."""
-
 
 @dataclass(kw_only=True)
 class Predicted:
@@ -72,7 +69,8 @@ def predict_kernel(
         DeclarationError: A function of the declaration raises.
     """
     started = monotonic()
-    path = store.table_path(_folder(request, found), request.arch, found.tunable.name)
+    path = request.table_path(found)
+    _check_folder(request, found)
     old = earlier(path)
     device = Device.reference(request.arch)
     planned = plan(found, request.arch, request.buckets(found), device=device)
@@ -371,16 +369,16 @@ def _as_time(config: Config, us: float) -> Measurement:
     return Measurement(config=config, mean_us=us, error_margin_us=0.0, num_samples=0)
 
 
-def _folder(request: SweepRequest, found: FoundKernel) -> Path:
-    """The folder to write to, which is never a package's own folder of tables."""
-    folder = request.out or TABLES
+def _check_folder(request: SweepRequest, found: FoundKernel) -> None:
+    """Refuse to write into a package's own folder of tables."""
+    folder = request.out or PREDICTED_FOLDER
     own = store.package_folder(found.tunable)
     if folder.resolve() == own.resolve():
         raise TuneError(
             f"{folder} holds the measured tables of {found.tunable.package}, and without a GPU of "
-            f"{request.arch} this predicts; name another folder with --out, or leave --out away for {TABLES}"
+            f"{request.arch} this predicts; name another folder with --out, or leave --out away for "
+            f"{PREDICTED_FOLDER}"
         )
-    return folder
 
 
 def earlier(path: Path) -> Table | None:
@@ -397,7 +395,7 @@ def earlier(path: Path) -> Table | None:
     try:
         table = store.read_table(path)
     except AotTuneError as error:
-        if path.is_relative_to(TABLES) and not isinstance(error, NewerSchemaError):
+        if path.is_relative_to(PREDICTED_FOLDER) and not isinstance(error, NewerSchemaError):
             return None
         raise TuneError(f"{error}; restore it, remove it, or name another folder with --out") from error
     publish.check_place(path, table)

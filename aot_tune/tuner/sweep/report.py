@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aot_tune.tables import store
 from aot_tune.tables.table import Evidence
 from aot_tune.tuner.plan.sizes import spread
 from aot_tune.values.arch import Arch
@@ -80,7 +82,7 @@ class SweepRequest:
     """Folder of journals; None for `JOURNALS`."""
 
     cubins: Path | None = None
-    """Folder of cubins to reuse and add to; None for `aot_tune.tuner.sweep.run.CUBINS`."""
+    """Folder of cubins to reuse and add to; None for `aot_tune.tuner.sweep.resources.CUBINS`."""
 
     fresh: bool = False
     """Whether to set an existing journal aside and start over."""
@@ -109,6 +111,27 @@ class SweepRequest:
         if chosen is None:
             return spread(tunable.buckets, self.limit)
         return spread(tuple(dict.fromkeys(map(tunable.bucket_of, chosen))), self.limit)
+
+    def is_whole(self, found: FoundKernel) -> bool:
+        """Whether all declared buckets of a kernel are swept."""
+        return self.limit is None and found.tunable.name not in self.problems
+
+    def table_path(self, found: FoundKernel) -> Path:
+        """The file of a kernel's table."""
+        folder = PREDICTED_FOLDER if self.predicts else store.package_folder(found.tunable)
+        return store.table_path(self.out or folder, self.arch, found.tunable.name)
+
+    def journal_path(self, found: FoundKernel) -> Path:
+        """The file of a kernel's journal.
+
+        A partial selection has a journal of its own, so that publishing it leaves that of an unfinished whole
+        sweep.
+        """
+        name = found.tunable.name
+        if not self.is_whole(found):
+            chosen = "\n".join(str(bucket) for bucket in self.buckets(found))
+            name += f".{hashlib.sha256(chosen.encode()).hexdigest()[:8]}"
+        return (self.journal or JOURNALS) / str(self.arch) / f"{name}.jsonl"
 
     def command(self) -> str:
         """The shell command for the same sweep, without --fresh, so that it resumes."""

@@ -9,11 +9,9 @@ another.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 
@@ -28,32 +26,20 @@ from aot_tune.tuner import publish
 from aot_tune.tuner.choose.portfolio import crowded_out
 from aot_tune.tuner.choose.times import unserved
 from aot_tune.tuner.compile.feed import CompileFeed
-from aot_tune.tuner.compile.job_queue import JobQueue
-from aot_tune.tuner.compile.pool import CompilePool, usable_cores
-from aot_tune.tuner.measure.blame import Strikes
-from aot_tune.tuner.measure.request import Session
-from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped
 from aot_tune.tuner.plan.candidates import SweepPlan, plan
-from aot_tune.tuner.ray.cluster import Cluster
 from aot_tune.tuner.schedule.overlap import may_begin, run_overlapping
 from aot_tune.tuner.sweep import predict
 from aot_tune.tuner.sweep.budget import length_of_kernel
-from aot_tune.tuner.sweep.crew import Crew, Start
+from aot_tune.tuner.sweep.crew import Crew
 from aot_tune.tuner.sweep.decision import Decision
 from aot_tune.tuner.sweep.journal import Journal, JournalWriteError, check_resumable
 from aot_tune.tuner.sweep.kernel import KernelSweep
 from aot_tune.tuner.sweep.progress import Brief, Finished, InTurn, KernelEnded, Progress, Started
-from aot_tune.tuner.sweep.report import JOURNALS, SweepReport, SweepRequest, SweptKernel
+from aot_tune.tuner.sweep.report import SweepReport, SweepRequest, SweptKernel
+from aot_tune.tuner.sweep.resources import Resources, opened
 from aot_tune.tuner.sweep.results import SweepResults, accepts
-from aot_tune.tuner.sweep.stale import stale_buckets, whole_reason
 from aot_tune.tuner.sweep.state import KernelTimes
-from aot_tune.values.problem import Problem
-
-CUBINS = Path("build/cubins")
-"""The folder where cubins are kept between runs, for all archs: each name is a digest that contains the
-arch."""
-
 
 _STOPS_ALL = (GpuLostError, JournalWriteError, StoreError)
 """Errors after which no other kernel could be swept either: the GPU is lost, or nothing can be written."""
@@ -87,76 +73,21 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
             f"{since} or later is needed to tune: pip install 'aot-tune[tune]'"
         )
     progress = InTurn(progress) if request.verbose else Brief(progress)
-    with ExitStack() as stack:
-        cluster = None
-        if request.ray is not None:
-            cluster = stack.enter_context(_cluster(request, progress))
-            request = dataclasses.replace(request, gpus=tuple(range(len(cluster.gpus))))
-        order: list[str] = []
-        feeds = stack.enter_context(_Feeds(partial(CompileFeed, _pool(request, cluster), order)))
-        here = cluster is None and not request.predicts
-        sessions = stack.enter_context(
-            _Sessions(
-                _start(request, progress, cluster),
-                request.kernels[0],
-                request.gpus if here else (),
-                progress,
-            )
-        )
-        if here:
-            feeds.living()  # its children start meanwhile too
-        rows = _refused(request, progress, sessions)
+    with opened(request, progress) as resources:
+        request = resources.request
+        rows = _refused(request, progress, resources)
         kernels = [found for found in request.kernels if found.tunable.name not in rows]
-        alone = request.predicts or request.time_budget_s is not None or len(kernels) < 2
-        if not alone:
+        at_once = not request.predicts and request.time_budget_s is None and len(kernels) > 1
+        if at_once:
             lengths = {
                 found.tunable.name: length_of_kernel(found, request.arch, request.buckets(found))
                 for found in kernels
             }
             kernels.sort(key=lambda found: -lengths[found.tunable.name])
-        order += [found.tunable.name for found in kernels]
-        choice = "--gpus {}" if cluster is None else cluster.choice()
-        crew = stack.enter_context(Crew(request.gpus, sessions, progress.note, order, choice))
-        begun: list[str] = []
-
-        def sweep(found: FoundKernel) -> SweptKernel:
-            name, feed = found.tunable.name, feeds.living()
-            begun.append(name)
-            left_s = _left_s(request, monotonic() - started, kernels.index(found), kernels)
-            within = dataclasses.replace(request, time_budget_s=left_s)
-            try:
-                if request.predicts:
-                    row = predict.predict_kernel(request, found, feed, progress)
-                else:
-                    row = measure_kernel(within, found, feed, crew, progress)
-            except AotTuneError as error:
-                row = _failed(request, found, error, progress)
-            finally:
-                progress.show(KernelEnded(kernel=name))
-            feed.drop(name)  # what is queued still is of buckets that are not swept
-            rows[name] = row
-            if request.verbose:
-                _note_choices(row, progress)
-            return row
-
-        if alone:
-            for found in kernels:
-                sweep(found)
-        else:
-            run_overlapping(
-                sweep,
-                kernels,
-                begins=lambda in_flight: may_begin(
-                    in_flight=in_flight,
-                    planned=all(crew.has_begun(name) or name in rows for name in begun),
-                    gpus=crew.size,
-                    waiting=crew.waiting,
-                    compilers_rest=feeds.living().rests,
-                ),
-                stop=crew.close,
-                stopped=MeasuringStopped,
-            )
-        gpus = crew.usage()
+        resources.order.extend(found.tunable.name for found in kernels)
+        with Crew(request.gpus, resources.session, progress.note, resources.order, resources.choice) as crew:
+            _Kernels(request, progress, resources, crew, kernels, rows, started).sweep(at_once=at_once)
+            gpus = crew.usage()
     in_order = tuple(rows[found.tunable.name] for found in request.kernels)
     report = SweepReport(
         arch=request.arch,
@@ -170,72 +101,60 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
     return report
 
 
-class _Sessions:
-    """Opens sessions on GPUs, on this machine's before they are asked for.
+@dataclass(frozen=True)
+class _Kernels:
+    """Sweeps kernels one after another, or several at once."""
 
-    A process that measures needs some seconds for its imports, and so do the checks of declarations, which
-    pass meanwhile. A GPU on which no session can be opened says so when one is asked for.
+    request: SweepRequest
+    progress: Progress
+    resources: Resources
+    crew: Crew
+    kernels: Sequence[FoundKernel]
+    """The kernels in the order in which they begin."""
+    rows: dict[str, SweptKernel]
+    """Gets the row of each by name."""
+    started: float
+    """When the sweep began, monotonic seconds."""
+    begun: list[str] = field(default_factory=list)
+    """The names of those that have begun."""
 
-    Args:
-        start: Opens a session.
-        found: Any kernel of the sweep.
-        early: The GPUs on which to open one now.
-        progress: Receives what these sessions tell.
-    """
+    def sweep(self, *, at_once: bool) -> None:
+        """Sweep all of them."""
+        if not at_once:
+            for found in self.kernels:
+                self._one(found)
+            return
+        run_overlapping(
+            self._one, self.kernels, begins=self._may_begin, stop=self.crew.close, stopped=MeasuringStopped
+        )
 
-    def __init__(self, start: Start, found: FoundKernel, early: Sequence[int], progress: Progress) -> None:
-        self._start, self._progress = start, progress
-        self._opened: dict[int, Session] = {}
-        for index in early:
-            with suppress(AotTuneError):
-                self._opened[index] = start(found, index, Strikes(progress.note))
+    def _may_begin(self, in_flight: int) -> bool:
+        return may_begin(
+            in_flight=in_flight,
+            planned=all(self.crew.has_begun(name) or name in self.rows for name in self.begun),
+            gpus=self.crew.size,
+            waiting=self.crew.waiting,
+            compilers_rest=self.resources.feed().rests,
+        )
 
-    def __enter__(self) -> _Sessions:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        while self._opened:
-            self._opened.popitem()[1].close()
-
-    def __call__(self, found: FoundKernel, index: int, strikes: Strikes) -> Session:
-        """A session that its caller closes: the one that is open, or a new one."""
-        session = self._opened.pop(index, None)
-        if session is None:
-            return self._start(found, index, strikes)
-        session.turn_to(found, strikes)
-        return session
-
-    def identity(self, found: FoundKernel, index: int) -> Mapping[str, str]:
-        """The conditions of a GPU's times."""
-        if index in self._opened:
-            return self._opened[index].identity()
-        with closing(self._start(found, index, Strikes(self._progress.note))) as session:
-            return session.identity()
-
-
-class _Feeds:
-    """The compile feed of a sweep; a new one where an error has ended the last.
-
-    Args:
-        make: Makes one.
-    """
-
-    def __init__(self, make: Callable[[], CompileFeed]) -> None:
-        self._make, self._lock, self._stack = make, threading.Lock(), ExitStack()
-        self._feed: CompileFeed | None = None
-
-    def __enter__(self) -> _Feeds:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def living(self) -> CompileFeed:
-        """The feed that goes on."""
-        with self._lock:
-            if self._feed is None or self._feed.ended:
-                self._feed = self._stack.enter_context(self._make())
-            return self._feed
+    def _one(self, found: FoundKernel) -> None:
+        name, feed, request = found.tunable.name, self.resources.feed(), self.request
+        self.begun.append(name)
+        left_s = _left_s(request, monotonic() - self.started, self.kernels.index(found), self.kernels)
+        within = dataclasses.replace(request, time_budget_s=left_s)
+        try:
+            if request.predicts:
+                row = predict.predict_kernel(request, found, feed, self.progress)
+            else:
+                row = measure_kernel(within, found, feed, self.crew, self.progress)
+        except AotTuneError as error:
+            row = _failed(request, found, error, self.progress)
+        finally:
+            self.progress.show(KernelEnded(kernel=name))
+        feed.drop(name)  # what is queued still is of buckets that are not swept
+        self.rows[name] = row
+        if request.verbose:
+            _note_choices(row, self.progress)
 
 
 def _left_s(
@@ -248,44 +167,7 @@ def _left_s(
     return max(_SHORTEST_S, (request.time_budget_s - spent_s) * counts[0] / sum(counts))
 
 
-def _cluster(request: SweepRequest, progress: Progress) -> Cluster:
-    """The Ray cluster that a request names."""
-    return Cluster(request.ray or "", request.arch, request.kernels, progress.note)
-
-
-def _start(request: SweepRequest, progress: Progress, cluster: Cluster | None) -> Start:
-    """Opens sessions on the GPUs of a cluster, or of this machine."""
-
-    def start(found: FoundKernel, index: int, strikes: Strikes) -> Session:
-        where = f"GPU {index}: " if len(request.gpus) > 1 else ""
-
-        def tell(line: str) -> None:
-            progress.note(where + line)
-
-        if cluster is not None:
-            return cluster.session(found, index, tell, strikes)
-        session = MeasureSession(found, index, on_event=tell, strikes=strikes)
-        session.prepare()
-        return session
-
-    return start
-
-
-def _pool(request: SweepRequest, cluster: Cluster | None) -> Callable[[], JobQueue]:
-    """Makes the pool of compilers, on the nodes of a cluster or on this machine."""
-    cubins = request.cubins or CUBINS
-    if cluster is not None:
-        return partial(cluster.pool, request.jobs, cubins)
-    return partial(
-        CompilePool,
-        request.jobs or usable_cores(),
-        folder=cubins,
-        # Where nothing is compiled yet, children start while the GPUs' processes do.
-        at_once=not request.predicts and not any(cubins.glob("*.cubin")),
-    )
-
-
-def _refused(request: SweepRequest, progress: Progress, sessions: _Sessions) -> dict[str, SweptKernel]:
+def _refused(request: SweepRequest, progress: Progress, resources: Resources) -> dict[str, SweptKernel]:
     """Find the kernels that cannot be swept before anything is compiled; return their rows by name."""
     rows: dict[str, SweptKernel] = {}
     for found in request.kernels:
@@ -299,10 +181,10 @@ def _refused(request: SweepRequest, progress: Progress, sessions: _Sessions) -> 
     left = [found for found in request.kernels if found.tunable.name not in rows]
     if request.predicts or request.fresh or not left:
         return rows
-    conditions = sessions.identity(left[0], request.gpus[0])
+    conditions = resources.identity(left[0], request.gpus[0])
     for found in left:
         try:
-            check_resumable(journal_path(request, found), _identity_of(conditions, request, found))
+            check_resumable(request.journal_path(found), _identity_of(conditions, request, found))
         except AotTuneError as error:
             rows[found.tunable.name] = _failed(request, found, error, progress)
     return rows
@@ -328,69 +210,6 @@ def _failed(
     )
 
 
-def only_stale(request: SweepRequest, progress: Progress) -> SweepRequest:
-    """The part of a request that source, compiler or declaration made stale; each reason is told.
-
-    The kernels of which nothing is stale are left out, maybe all of them. A request that predicts is compared
-    with the measured tables, which it never replaces; what was predicted already of what is stale there is
-    not predicted again.
-
-    Raises:
-        TuneError: A table that is there cannot be read.
-    """
-    kernels, problems = [], dict(request.problems)
-    for found in request.kernels:
-        tunable, name = found.tunable, found.tunable.name
-        folder = store.package_folder(tunable) if request.predicts else table_folder(request, found)
-        table = present_table(store.table_path(folder, request.arch, name))
-        reason, stale = _stale(request, found, table)
-        if request.predicts and (reason is not None or stale):
-            reason, stale = _unpredicted(request, found, reason, stale, progress)
-        if reason is not None:
-            progress.note(f"{name}: all of it is stale: {reason}")
-            kernels.append(found)
-            continue
-        for bucket, why in stale.items():
-            progress.note(f"{name} {bucket} is stale: {why}")
-        if stale:
-            kernels.append(found)
-            if len(stale) < len(tunable.buckets):
-                problems[name] = tuple(stale)
-    return dataclasses.replace(request, kernels=tuple(kernels), problems=problems)
-
-
-def _stale(
-    request: SweepRequest, found: FoundKernel, table: Table | None, *, may_be_predicted: bool = False
-) -> tuple[str | None, Mapping[Problem, str]]:
-    """Why all of a kernel is stale, and where not all is, why each stale bucket that is asked for is."""
-    reason = whole_reason(found.tunable, request.arch, table, may_be_predicted=may_be_predicted)
-    if reason is not None or table is None:
-        return reason, {}
-    asked = set(request.buckets(found))
-    return None, {
-        bucket: why for bucket, why in stale_buckets(found.tunable, table).items() if bucket in asked
-    }
-
-
-def _unpredicted(
-    request: SweepRequest,
-    found: FoundKernel,
-    reason: str | None,
-    stale: Mapping[Problem, str],
-    progress: Progress,
-) -> tuple[str | None, Mapping[Problem, str]]:
-    """What is left of a kernel's stale part, in the same form, without that which is predicted already."""
-    path = store.table_path(table_folder(request, found), request.arch, found.tunable.name)
-    all_of_it, missing = _stale(request, found, predict.earlier(path), may_be_predicted=True)
-    if all_of_it is not None:
-        return reason, stale
-    left = missing if reason is not None else {one: why for one, why in stale.items() if one in missing}
-    if not left:
-        reasons = reason or "; ".join(dict.fromkeys(stale.values()))
-        progress.note(f"{found.tunable.name}: {reasons}; what is stale is predicted already in {path}")
-    return None, left
-
-
 def _note_choices(row: SweptKernel, progress: Progress) -> None:
     """Show each entry of a table just written, and its gain over the default."""
     if row.path is None:
@@ -412,34 +231,11 @@ def _check(found: FoundKernel, request: SweepRequest) -> None:
     problems = declaration_problems(found.tunable, request.arch)
     if problems:
         raise DeclarationError("\n".join(problems))
-    path = store.table_path(table_folder(request, found), request.arch, found.tunable.name)
+    path = request.table_path(found)
     files.check_writable(path.parent)
     files.check_replaceable(path)
     if not request.predicts:
-        present_table(path)
-
-
-def table_folder(request: SweepRequest, found: FoundKernel) -> Path:
-    """The folder of tables to which a request writes a kernel's table."""
-    if request.out is not None:
-        return request.out
-    return predict.TABLES if request.predicts else store.package_folder(found.tunable)
-
-
-def present_table(path: Path) -> Table | None:
-    """The table to be replaced; None where there is none.
-
-    Raises:
-        TuneError: The table that is there cannot be read, or is the table of another kernel or arch.
-    """
-    if not path.exists():
-        return None
-    try:
-        table = store.read_table(path)
-    except Exception as error:
-        raise TuneError(f"{error}; restore it, or remove it to start over: {path}") from error
-    publish.check_place(path, table)
-    return table
+        publish.present_table(path)
 
 
 def measure_kernel(
@@ -451,8 +247,8 @@ def measure_kernel(
 ) -> SweptKernel:
     """Sweep one kernel on the GPUs and publish its table."""
     started, name = monotonic(), found.tunable.name
-    path = store.table_path(table_folder(request, found), request.arch, found.tunable.name)
-    old = present_table(path)
+    path = request.table_path(found)
+    old = publish.present_table(path)
     device, conditions = crew.open(found)
     planned = plan(found, request.arch, request.buckets(found), incumbent=old, device=device)
     progress.show(
@@ -465,9 +261,9 @@ def measure_kernel(
         )
     )
     identity = _identity_of(conditions, request, found)
-    whole = _is_whole(request, found)
+    whole = request.is_whole(found)
     decision = _decision(planned, identity, old, request, whole=whole)
-    path_of_journal = journal_path(request, found)
+    path_of_journal = request.journal_path(found)
     with Journal.open(path_of_journal, identity, accepts=accepts, fresh=request.fresh) as journal:
         results = SweepResults(journal)
         for line in _opened(journal, results, path_of_journal):
@@ -495,7 +291,7 @@ def measure_kernel(
                 allow_worse=request.allow_worse,
             )  # fmt: skip
 
-        published = publish.publish_beside(path, old, read=present_table, decide=beside)
+        published = publish.publish_beside(path, old, read=publish.present_table, decide=beside)
         table = published.table
         for line in (*kernel_sweep.disagreements(), *_remarks(decision, published, swept, whole=whole)):
             progress.note(f"{name}: {line}")
@@ -566,27 +362,9 @@ def _identity_of(conditions: Mapping[str, str], request: SweepRequest, found: Fo
     }
 
 
-def journal_path(request: SweepRequest, found: FoundKernel) -> Path:
-    """The path of a kernel's journal.
-
-    A partial selection has a journal of its own, so that publishing it leaves that of an unfinished whole
-    sweep.
-    """
-    name = found.tunable.name
-    if not _is_whole(request, found):
-        chosen = "\n".join(str(bucket) for bucket in request.buckets(found))
-        name += f".{hashlib.sha256(chosen.encode()).hexdigest()[:8]}"
-    return (request.journal or JOURNALS) / str(request.arch) / f"{name}.jsonl"
-
-
 def _opened(journal: Journal, results: SweepResults, path: Path) -> Iterator[str]:
     """Lines that a person should see about a journal that was just opened."""
     if journal.damage:
         yield journal.damage
     if results.resumed:
         yield f"{results.resumed} measurements of an earlier run are taken over from {path}"
-
-
-def _is_whole(request: SweepRequest, found: FoundKernel) -> bool:
-    """Whether all declared buckets of a kernel are swept."""
-    return request.limit is None and found.tunable.name not in request.problems

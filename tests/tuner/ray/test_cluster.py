@@ -24,6 +24,7 @@ from aot_tune.tuner.outcome import Failure
 from aot_tune.tuner.process.codec import encode
 from aot_tune.tuner.ray import cluster
 from aot_tune.tuner.ray.cluster import Cluster
+from aot_tune.tuner.sweep import resources
 from aot_tune.tuner.sweep import run as sweep
 from aot_tune.tuner.sweep.progress import PlainProgress
 from aot_tune.tuner.sweep.report import SweepReport, SweepRequest
@@ -84,7 +85,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(cluster, "ACTOR", HashedHost)
-    monkeypatch.setattr(sweep, "MeasureSession", HashedSession)
+    monkeypatch.setattr(resources, "MeasureSession", HashedSession)
     HashedSession.reset()
     yield
     HashedSession.reset()
@@ -126,7 +127,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     """The tables of one machine."""
     folder = tmp_path_factory.mktemp("one")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep, "MeasureSession", HashedSession)
+        patch.setattr(resources, "MeasureSession", HashedSession)
         assert _tune(folder, gpus=(0,)).complete
     HashedSession.reset()
     return _tables(folder)

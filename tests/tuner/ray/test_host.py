@@ -12,6 +12,7 @@ from aot_tune.tables import store
 from aot_tune.tuner.measure.supervise import GpuLostError
 from aot_tune.tuner.ray import compiler
 from aot_tune.tuner.ray import host as hosts
+from aot_tune.tuner.sweep import resources
 from aot_tune.tuner.sweep import run as sweep
 from aot_tune.tuner.sweep.progress import PlainProgress
 from aot_tune.tuner.sweep.report import SweepReport, SweepRequest
@@ -54,7 +55,7 @@ def _on(monkeypatch: pytest.MonkeyPatch, *lost_after: int | None) -> tuple[NearH
     there = tuple(
         NearHost(HashedHost(f"GPU-{place}"), lost_after=after) for place, after in enumerate(lost_after)
     )
-    monkeypatch.setattr(sweep, "_cluster", lambda request, progress: NearCluster(*there))
+    monkeypatch.setattr(resources, "_cluster", lambda request, progress: NearCluster(*there))
     return there
 
 

@@ -382,7 +382,7 @@ def test_a_packages_own_folder_is_refused(tmp_path: Path, feed: CompileFeed) -> 
 def test_a_damaged_predicted_table_below_build_is_written_anew(
     tmp_path: Path, feed: CompileFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aot_tune.tuner.sweep.predict.TABLES", tmp_path)
+    monkeypatch.setattr("aot_tune.tuner.sweep.predict.PREDICTED_FOLDER", tmp_path)
     path = tmp_path / "sm100" / "scale.json"
     path.parent.mkdir()
     path.write_bytes(b"{")

@@ -31,11 +31,12 @@ from aot_tune.tuner.measure.request import (
 )
 from aot_tune.tuner.measure.supervise import GpuLostError, ProblemFailedError
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
-from aot_tune.tuner.sweep import decision
+from aot_tune.tuner.sweep import decision, resources
 from aot_tune.tuner.sweep import run as sweep
 from aot_tune.tuner.sweep.journal import Journal, JournalWriteError
 from aot_tune.tuner.sweep.progress import CandidateFailed, Event, Progress, closing_table
 from aot_tune.tuner.sweep.report import SweepReport, SweepRequest
+from aot_tune.tuner.sweep.stale import only_stale
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
@@ -233,9 +234,9 @@ class Quiet(Progress):
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder whose sweeps use `Session`; cubins are shared by all tests of this file."""
-    monkeypatch.setattr(sweep, "MeasureSession", Session)
-    monkeypatch.setattr(sweep, "CUBINS", Path("build/test-cubins").absolute())
-    monkeypatch.setattr(sweep, "JOURNALS", tmp_path / "journal")
+    monkeypatch.setattr(resources, "MeasureSession", Session)
+    monkeypatch.setattr(resources, "CUBINS", Path("build/test-cubins").absolute())
+    monkeypatch.setattr("aot_tune.tuner.sweep.report.JOURNALS", tmp_path / "journal")
     monkeypatch.setattr(Session, "meanwhile", [])
     monkeypatch.setattr(Session, "raises", {})
     sessions.clear()
@@ -466,7 +467,7 @@ def _bytes_without_tall_tiles(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """The table of a sweep in which 64 rows are wrong from the start."""
     with monkeypatch.context() as patch:
         patch.setattr(Session, "wrong", frozenset({64}))
-        patch.setattr(sweep, "JOURNALS", folder / "other journal")
+        patch.setattr("aot_tune.tuner.sweep.report.JOURNALS", folder / "other journal")
         _tune(folder)
     whole = _path(folder).read_bytes()
     _path(folder).unlink()
@@ -733,17 +734,17 @@ def test_only_what_is_stale_is_swept_and_nothing_where_nothing_is(
     _installs_what_the_tables_are_of(monkeypatch)
     found = scale_in(folder / "tables")["scale"]
     request = SweepRequest(kernels=(found,), arch=SM90, gpus=(0,), jobs=2)
-    assert sweep.only_stale(request, Quiet()) == request, "there is no table"
+    assert only_stale(request, Quiet()) == request, "there is no table"
     _tune(folder)
-    assert sweep.only_stale(request, Quiet()).kernels == ()
+    assert only_stale(request, Quiet()).kernels == ()
     whole = store.read_table(_path(folder))
     _path(folder).write_bytes(writer.dump(dataclasses.replace(whole, entries=whole.entries[:2])))
     progress = Quiet()
-    left = sweep.only_stale(request, progress)
+    left = only_stale(request, progress)
     assert left.problems == {"scale": (_bucket(256),)}
     assert any("M=256 N=1024 is stale: it has no entry" in line for line in progress.said)
     assert sweep.run(left, progress).complete
-    assert sweep.only_stale(request, Quiet()).kernels == ()
+    assert only_stale(request, Quiet()).kernels == ()
 
 
 def test_a_prediction_of_what_is_stale_is_of_what_no_fresh_table_measures(
@@ -752,12 +753,12 @@ def test_a_prediction_of_what_is_stale_is_of_what_no_fresh_table_measures(
     _installs_what_the_tables_are_of(monkeypatch)
     found = scale_in(folder / "tables")["scale"]
     request = SweepRequest(kernels=(found,), arch=SM90, out=folder / "predicted")
-    assert sweep.only_stale(request, Quiet()) == request, "there is no table"
+    assert only_stale(request, Quiet()) == request, "there is no table"
     _tune(folder)
-    assert sweep.only_stale(request, Quiet()).kernels == ()
+    assert only_stale(request, Quiet()).kernels == ()
     whole = store.read_table(_path(folder))
     _path(folder).write_bytes(writer.dump(dataclasses.replace(whole, entries=whole.entries[:2])))
-    assert sweep.only_stale(request, Quiet()).problems == {"scale": (_bucket(256),)}
+    assert only_stale(request, Quiet()).problems == {"scale": (_bucket(256),)}
 
     def predicted(*entries: Entry) -> Table:
         made = tuple(dataclasses.replace(entry, evidence="predicted") for entry in entries)
@@ -765,16 +766,16 @@ def test_a_prediction_of_what_is_stale_is_of_what_no_fresh_table_measures(
 
     path = write(folder / "predicted", predicted(*whole.entries))
     progress = Quiet()
-    assert sweep.only_stale(request, progress).kernels == ()
+    assert only_stale(request, progress).kernels == ()
     (said,) = progress.said
     assert f"scale: it has no entry; what is stale is predicted already in {path}" in said
     _path(folder).unlink()
-    assert sweep.only_stale(request, Quiet()).kernels == ()
+    assert only_stale(request, Quiet()).kernels == ()
     write(folder / "predicted", predicted(*whole.entries[:2]))
-    assert sweep.only_stale(request, Quiet()).problems == {"scale": (_bucket(256),)}
+    assert only_stale(request, Quiet()).problems == {"scale": (_bucket(256),)}
     write(folder / "predicted", dataclasses.replace(predicted(*whole.entries), source_hash="0" * 16))
     progress = Quiet()
-    assert sweep.only_stale(request, progress) == request
+    assert only_stale(request, progress) == request
     (said,) = progress.said
     assert "scale: all of it is stale: it has no table" in said
 
@@ -976,7 +977,7 @@ def test_the_measuring_process_starts_while_declarations_are_checked_and_ends_wi
         happened.append("checked")
         return ["scale: its space is empty"] if wrong else []
 
-    monkeypatch.setattr(sweep, "MeasureSession", Told)
+    monkeypatch.setattr(resources, "MeasureSession", Told)
     monkeypatch.setattr(sweep, "declaration_problems", problems)
     with pytest.raises(DeclarationError) if wrong else contextlib.nullcontext():
         _tune(folder)
